@@ -1,3 +1,3 @@
-"""Batches of blocks, and what runs them: torch, Triton-language kernels, CUDA graphs, exported
-graphs.
+"""Execution of networks on batches of blocks: on torch, on Triton-language kernels, as CUDA graphs,
+and as exported graphs.
 """

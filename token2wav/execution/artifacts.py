@@ -1,9 +1,9 @@
-"""Artifacts of a model: their folder holds exported graphs and engines, and tells whether they may
+"""Artifacts of a model: exported graphs and engines. Their folder checks whether an artifact may
 still be used.
 
-Every artefact lies in a folder of its own, together with `artifact.json`, which describes it. The
-folder is made beside its place and renamed into it when all is there, so an export that dies
-changes nothing, and no lock is needed.
+Every artifact is a folder with its files and `artifact.json`, which describes it. The folder is
+written under a temporary name and renamed when it is complete. So an export that dies changes
+nothing, and no lock is needed.
 """
 
 from __future__ import annotations
@@ -33,59 +33,74 @@ Graph = Literal["step", "estimator-streaming", "estimator-full", "vocoder", "voc
 Precision = Literal["float32", "float16"]
 Backend = Literal["onnx", "tensorrt", "tensorrt_rtx"]
 
-GRAPH_VERSION = 3  # to be raised when inputs or outputs of a graph change
-ENGINES = "engines"  # the folder below a model folder, unless another is named
+GRAPH_VERSION = 3  # raise it when inputs or outputs of a graph change
+ENGINES = "engines"  # name of the default engine folder, below the model folder
 DESCRIPTION = "artifact.json"
 _STAGING = ".partial-"
-_ABANDONED_NS = 24 * 3600 * 10**9  # a day: no export takes that long
+_ABANDONED_NS = 24 * 3600 * 10**9  # age of an abandoned export: one day, longer than any export
 _READ_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """Artifact: one graph in one form, with all that decides whether it may be used."""
+    """Artifact: one graph in one form, with everything that decides whether it may be used.
 
-    # path below the engine folder, in its description the name alone; weights may lie beside it
+    Attributes:
+        file: path below the engine folder; in the description only the name. Files of weights may
+            lie beside it.
+        graph: graph of the model.
+        precision: precision of the graph.
+        backend: backend that runs it.
+        fingerprint: `fingerprint` of the checkpoint that it was made from.
+        opset: version of the ONNX operators in it, or in the graph that it was built from.
+        schedule: `steps` and `guidance` of the ODE that the checkpoint is meant for.
+        versions: versions of the packages that made it, by name.
+        target: properties of the machines it runs on, such as {"compute_capability": ["8.9"]}.
+        flags: options of the builder.
+        profiles: smallest, best and largest shape for each profile and input; empty if every shape
+            runs.
+        created: creation time, UTC, ISO 8601.
+        seconds: duration of the export.
+        command: command line that made it.
+        graph_version: value of `GRAPH_VERSION` when it was made.
+        sizes: bytes of every file, by path as in `file`; `add` fills it in.
+    """
+
     file: str
     graph: Graph
     precision: Precision
     backend: Backend
-    fingerprint: str  # `fingerprint` of the checkpoint that it was made from
-    opset: int  # version of the ONNX operators in it, or in the graph that it was built from
-    schedule: dict[str, float]  # `steps` and `guidance` of the ODE that the checkpoint is meant for
-    versions: dict[str, str]  # of the packages that made it, by name
-    # properties of the machines it runs on, such as {"compute_capability": ["8.9"]}
+    fingerprint: str
+    opset: int
+    schedule: dict[str, float]
+    versions: dict[str, str]
     target: dict[str, tuple[str, ...]]
-    flags: tuple[str, ...]  # options of the builder
-    # Smallest, best and largest shape per profile and input; none where every shape will do.
+    flags: tuple[str, ...]
     profiles: tuple[dict[str, tuple[tuple[int, ...], ...]], ...]
-    created: str  # time of its making, UTC, ISO 8601
-    seconds: float  # that making it took
-    command: str  # line that made it
-    graph_version: int = GRAPH_VERSION  # when it was made
-    # bytes of every file, by path as `file`; `add` fills it in
+    created: str
+    seconds: float
+    command: str
+    graph_version: int = GRAPH_VERSION
     sizes: dict[str, int] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """Bytes of all files of the artifact."""
         return sum(self.sizes.values())
 
     @property
     def slot(self) -> tuple[Any, ...]:
-        """Key of which a folder has one: a later artefact with the same slot replaces an earlier
-        one.
-        """
+        """Key that is unique in a folder: a new artifact replaces an old one with the same slot."""
         return self.graph, self.precision, self.backend, sorted(self.target.items())
 
 
 def fingerprint(model_folder: Path, stage: StageName) -> str:
-    """Returns hexadecimal digits that change with the weights of a stage or its part of the
+    """Returns hexadecimal digits that change with the weights of a stage, or with its part of the
     configuration.
 
     Raises:
-        ConfigError: the folder's YAML cannot be used.
-        CheckpointError: there are no weights, or they cannot be read.
+        ConfigError: the YAML of the folder cannot be used.
+        CheckpointError: the weights are missing or cannot be read.
     """
     config = read_config(model_folder)
     path = config.weights_file(model_folder, stage)
@@ -98,13 +113,15 @@ def fingerprint(model_folder: Path, stage: StageName) -> str:
 
 
 def stage_of(graph: Graph) -> StageName:
-    """Returns the stage whose weights a graph holds."""
+    """Returns the stage of the model that a graph belongs to."""
     return "vocoder" if graph.startswith("vocoder") else "flow"
 
 
 @lru_cache
 def _digest(path: Path, size: int, changed_ns: int) -> str:
-    """Computes SHA-256 of a file, once for each of its states: a full-size one has over a gigabyte."""
+    """Computes the SHA-256 of a file. The result is cached by size and time, because a full-size
+    file has over a gigabyte.
+    """
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while part := file.read(_READ_BYTES):
@@ -113,9 +130,9 @@ def _digest(path: Path, size: int, changed_ns: int) -> str:
 
 
 class EngineFolder:
-    """Folder of all artefacts of a model, made when one is added.
+    """Folder of all artifacts of a model. It is created with the first artifact.
 
-    Several processes may do so at the same time.
+    Several processes may add artifacts at the same time.
     """
 
     def __init__(self, path: Path) -> None:
@@ -127,7 +144,7 @@ class EngineFolder:
         return cls(model_folder / ENGINES)
 
     def artifacts(self) -> list[Artifact]:
-        """Reads all current artefacts, usable or not; none if there is no folder.
+        """Reads all current artifacts, usable or not; none if there is no folder.
 
         Raises:
             ArtifactError: a description cannot be read or is damaged.
@@ -135,7 +152,7 @@ class EngineFolder:
         return list({repr(artifact.slot): artifact for artifact in self._all()}.values())
 
     def _all(self) -> list[Artifact]:
-        """Reads all artefacts, oldest first, with those that were replaced a moment ago."""
+        """Reads all artifacts, oldest first, including artifacts that were just replaced."""
         paths = sorted(
             self.path.glob(f"[!.]*/{DESCRIPTION}"), key=lambda path: (_written(path), path)
         )
@@ -151,17 +168,20 @@ class EngineFolder:
         versions: Mapping[str, str] | None = None,
         target: Mapping[str, str] | None = None,
     ) -> Path:
-        """Finds the file of a usable artefact.
+        """Finds the file of a usable artifact.
 
         Args:
-            graph, precision, backend: graph and form that are wanted.
-            model_folder: folder of the checkpoint that it must have been made from.
-            versions: installed versions of packages, which must be those that made it.
+            graph: graph of the model.
+            precision: precision of the graph.
+            backend: backend that runs it.
+            model_folder: folder of the checkpoint; the artifact must have been made from it.
+            versions: installed versions of packages; the artifact must have been made by them.
             target: properties of the machine that is to run it, such as `{"compute_capability":
                 "8.9"}`.
 
         Raises:
-            ArtifactError: there is none; says why, and which command makes one.
+            ArtifactError: no artifact is usable. The message gives the reason, and the command that
+                makes one.
             ConfigError, CheckpointError: the model folder cannot be used.
         """
         what = (graph, precision, backend)
@@ -186,7 +206,7 @@ class EngineFolder:
         versions: Mapping[str, str] | None = None,
         target: Mapping[str, str] | None = None,
     ) -> str | None:
-        """Returns why an artefact cannot be used, or None if it can. Arguments are those of `find`.
+        """Returns the reason why an artifact cannot be used, or None. For arguments see `find`.
 
         Raises:
             ConfigError, CheckpointError: the model folder cannot be used.
@@ -198,7 +218,10 @@ class EngineFolder:
             if (found := path.stat().st_size) != size:
                 return f"{name} has {found} bytes instead of {size}"
         if artifact.graph_version != GRAPH_VERSION:
-            return f"its inputs and outputs are of version {artifact.graph_version}, not {GRAPH_VERSION}"
+            return (
+                f"its inputs and outputs are of version {artifact.graph_version}, "
+                f"not {GRAPH_VERSION}"
+            )
         if artifact.fingerprint != fingerprint(model_folder, stage_of(artifact.graph)):
             return f"it was made from another checkpoint than the one in {model_folder}"
         for package, version in (versions or {}).items():
@@ -206,7 +229,10 @@ class EngineFolder:
                 return f"it was made by {package} {made_by}, but {version} is installed"
         for key, value in (target or {}).items():
             if value not in (accepted := artifact.target.get(key, (value,))):
-                return f"it is for {key.replace('_', ' ')} {', '.join(accepted)}, but this machine has {value}"
+                return (
+                    f"it is for {key.replace('_', ' ')} {', '.join(accepted)}, "
+                    f"but this machine has {value}"
+                )
         return None
 
     def command(
@@ -218,7 +244,7 @@ class EngineFolder:
         model_folder: Path,
         target: Mapping[str, str] | None = None,
     ) -> str:
-        """Returns the command line that makes an artefact. Arguments are those of `find`."""
+        """Returns the command line that makes an artifact. For arguments see `find`."""
         words = [
             "token2wav-export",
             "onnx" if backend == "onnx" else "tensorrt",
@@ -236,7 +262,7 @@ class EngineFolder:
 
     @contextmanager
     def staging(self) -> Iterator[Path]:
-        """Makes an empty folder for an artefact; it vanishes afterwards unless it was added.
+        """Makes an empty folder for an artifact, and removes it afterwards unless it was added.
 
         Raises:
             ArtifactError: the engine folder cannot be written.
@@ -253,8 +279,8 @@ class EngineFolder:
             shutil.rmtree(folder, ignore_errors=True)
 
     def add(self, staged: Path, artifact: Artifact) -> Path:
-        """Puts a finished artefact from its `staging` folder in place of the one before it; returns
-        its file there.
+        """Moves a finished artifact from its `staging` folder to its place, and removes the one
+        that it replaces. Returns the file at the new place.
 
         Raises:
             ArtifactError: the engine folder cannot be written.
@@ -291,7 +317,7 @@ class EngineFolder:
 
 
 def _written(path: Path) -> int:
-    """Returns when a file was written, in nanoseconds; 0 if it is gone."""
+    """Returns the time when a file was written, in nanoseconds; 0 if the file is gone."""
     try:
         return path.stat().st_mtime_ns
     except FileNotFoundError:
@@ -299,8 +325,8 @@ def _written(path: Path) -> int:
 
 
 def _described(path: Path) -> Artifact | None:
-    """Reads a description into an artefact with paths below the engine folder; None if it was
-    replaced just now.
+    """Reads a description into an artifact with paths below the engine folder. Returns None if the
+    artifact was just replaced.
     """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))

@@ -123,7 +123,7 @@ def check_runtime(
     settings name.
 
     Raises:
-        ConfigError: one of them is not there, or does not run this model.
+        ConfigError: the device, memory or backend is missing or does not run this model.
     """
     context = LoadContext(folder, runtime, device_named(runtime.device))
     with entered(context.device):

@@ -1,5 +1,5 @@
-"""Selection of the backend that runs a model: the one that is configured, or the fastest for which
-all is there.
+"""Selection of the backend of a model: the configured backend, or the fastest one that has
+everything it needs.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from token2wav.networks.ode import OdeTables
 
 log = logging.getLogger(__name__)
 
-# Fastest first; on a GPU that is an assumption until `make gpu-check` has run. On a CPU torch was
-# measured to be faster than ONNX Runtime but for first chunks of very small models
+# Fastest first. On a GPU this order is an assumption until `make gpu-check` has run. On a CPU torch
+# was measured to be faster than ONNX Runtime, except for first chunks of very small models
 # (benchmarks/results/engines.json).
 _ORDER: dict[str, tuple[BackendName, ...]] = {
     "cpu": ("torch", "onnx"),
@@ -44,24 +44,22 @@ _ORDER: dict[str, tuple[BackendName, ...]] = {
 }
 
 
-# Captured on kernels: a batch runs in the next larger number of blocks, and larger batches in
-# parts. A table's room for 8.5 minutes with all history costs nothing, since kernels read what is
-# there.
+# CUDA graphs on kernels. A batch runs in the next larger number of blocks; larger batches are
+# split. Block tables have room for 8.5 minutes with all history. Unused room costs nothing, because
+# kernels read only the pages of a block.
 _BLOCKS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
-_PAST = 511
-# Captured on an exported step, which pads: blocks of the past, a minute with the prompt; longer
-# ones run eagerly.
+_PAST = 511  # past pages of a block
+# CUDA graphs on an exported step, which pads its inputs: numbers of past blocks, up to one minute
+# with the prompt. Batches with a longer past run eagerly.
 _CAPTURED_PAST = (4, 8, 16, 32, 64)
 _CAPTURED_STREAMS = (1, 2, 4)
-_LEAST_CAPABILITY = (8, 0)  # from which on there are matrix units for TF32
-_HEAD_SIZES = (16, 32, 64, 128)  # powers of two, as tiles have to be
+_LEAST_CAPABILITY = (8, 0)  # first compute capability with matrix units for TF32
+_HEAD_SIZES = (16, 32, 64, 128)  # powers of two, because tiles need them
 
 
 @dataclass(frozen=True)
 class LoadContext:
-    """Context in which a model is loaded: its folder, the settings of the runtime, and the device
-    that they name.
-    """
+    """Folder, runtime settings and device with which a model is loaded."""
 
     folder: Path
     runtime: RuntimeConfig
@@ -84,8 +82,12 @@ class LoadContext:
 
 @dataclass(frozen=True)
 class Backend:
-    """Backend of a model, with the exported modules that it runs; torch runs every network that has
-    none.
+    """Backend of a model.
+
+    Attributes:
+        name: name of the backend.
+        step: exported step of the estimator; None to run the estimator on torch.
+        vocoder: exported vocoder; None to run it on torch.
     """
 
     name: BackendName
@@ -94,15 +96,14 @@ class Backend:
 
 
 def choose(context: LoadContext, *, torch_only: str = "") -> Backend:
-    """Chooses the backend: the one that the settings name, or the fastest for which everything is
-    there.
+    """Chooses the configured backend, or the fastest one that has everything it needs.
 
     Args:
         context: folder, settings and device.
         torch_only: name of a feature that runs on torch alone; empty for none.
 
     Raises:
-        ConfigError: the backend that the settings name cannot run here, or not with that feature.
+        ConfigError: the configured backend cannot run here, or cannot run the feature.
     """
     if torch_only:
         if context.runtime.engine not in ("auto", "torch"):
@@ -132,14 +133,14 @@ def runner(
     kernel_step: StepMaker | None = None,
     pool: GraphPool | None = None,
 ) -> Runner:
-    """Makes the runner of a flow's chunks on a backend, in CUDA graphs if there is a pool for them.
+    """Makes the runner of the chunks of a flow on a backend, in CUDA graphs if there is a pool.
 
     Args:
         backend: backend that was chosen.
         parts: estimator, tables of its schedule, and the cache.
-        longest_blocks: blocks of the longest chunk.
-        kernel_step: makes the family's own step function on kernels; None for the network on the
-            attention kernel.
+        longest_blocks: number of blocks of the longest chunk.
+        kernel_step: makes the step function on kernels of the family; None to run the estimator
+            on torch with the attention kernel.
         pool: memory pool of the CUDA graphs; None to run eagerly.
     """
     if backend.step is None:
@@ -156,16 +157,19 @@ def runner(
 
 
 def exported_buckets(longest: int, past: Sequence[int] = _CAPTURED_PAST) -> list[BatchSize]:
-    """Sizes that take every batch up to some size, not too loosely; `longest` are the blocks of the
-    longest chunk.
+    """Lists batch sizes that together cover every batch up to the largest, with moderate padding.
+
+    Args:
+        longest: number of blocks of the longest chunk.
+        past: numbers of past blocks to prepare.
     """
     lengths = sorted({1, 2, *range(4, longest + 1, 4), longest})
     return [BatchSize(*each) for each in product(_CAPTURED_STREAMS, lengths, past)]
 
 
 def kernels_run(cache: PagedKVCache) -> bool:
-    """Whether the Triton language is there and can compile, and GPU and model have what its kernels
-    ask for.
+    """Returns whether the kernels can run: the Triton language is installed and can compile, and
+    the GPU and the model meet the needs of the kernels.
     """
     return (
         importlib.util.find_spec("triton") is not None
@@ -179,7 +183,7 @@ def _triton_compiles() -> bool:
     from triton.runtime import driver
 
     try:
-        # compiles a library first: a container may lack what that takes
+        # This call compiles a small library. A container may lack the compiler or headers for it.
         driver.active.get_current_device()
     except Exception as error:
         log.warning(

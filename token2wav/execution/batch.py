@@ -1,5 +1,5 @@
-"""Batch of blocks: what is computed together is a flat list of blocks, whatever chunks and streams
-they belong to.
+"""Batch of attention blocks. Blocks of any chunks and streams are computed together, as a flat list
+of rows.
 """
 
 from __future__ import annotations
@@ -12,37 +12,49 @@ import torch.nn.functional as F
 
 from token2wav.cache.paged_kv_cache import CacheLayout
 
-# Columns of the header of a block table: a row of integers on the device for each block, all that
-# kernels and graphs know of it. Behind the header stand the pages that its frames see in order, its
-# own last but in joined chunks; what follows is not read. A row of zeros stands for no block.
-START = 0  # position of the block's first frame
-VALID = 1  # frames of the block; what follows them is padding
-NUM_CAUSAL_PAGES = 2  # pages that it sees up to its own
-BEFORE = 3  # frames of the same chunk that come before the block; they are in the rows above it
-CHUNK = 4  # number of its chunk in the batch
+# A block table holds one row of integers on the device for each block. Kernels and graphs know a
+# block by this row alone. The row starts with a header, whose columns are named here. The pages
+# that the block attends to follow in order. The last one is the page of the block itself, except
+# under full prompt attention. The rest of the row is not read. A row of zeros holds no block.
+START = 0  # position of the first frame of the block
+VALID = 1  # number of frames of the block; the rest of its page is padding
+NUM_CAUSAL_PAGES = 2  # number of pages that the block attends to, up to its own page
+BEFORE = 3  # number of frames of the same chunk before the block; they are in the rows above
+CHUNK = 4  # index of the chunk in the batch
 LAST = 5  # 1 for the last block of a chunk
-PROMPT_PADDING = 6  # frames at the stream's start that there are not; they are in the first page
-NUM_PAGES = 7  # pages that it sees, with those after its own in a joined chunk
-HEADER = 8
+PROMPT_PADDING = 6  # number of padding frames at the start of the stream, in its first page
+NUM_PAGES = 7  # number of all pages that the block attends to, later pages of its chunk included
+HEADER = 8  # number of columns of the header
 
 
 @dataclass(frozen=True, eq=False)
 class ChunkInput:
-    """One chunk of one stream."""
+    """Input of the estimator for one chunk of one stream.
 
-    noise: torch.Tensor  # (bands, frames) start of the ODE, and so its conditions
+    Attributes:
+        noise: (bands, frames) start of the ODE.
+        mu: (bands, frames) condition from the tokens.
+        cond: (bands, frames) condition from the prompt mel.
+        speaker: (bands,) speaker vector.
+        start: position of the first frame, counted from the start of the prompt. It is a multiple
+            of the block.
+        tables: for each block the pages that it attends to, in order; its own page comes last.
+        conv_state: (steps, *layout.conv_state) state of the convolutions of the estimator. The
+            batch overwrites it with the state after the chunk.
+        prompt_padding: number of padding frames at the start of the stream. They are in the first
+            page of every table.
+        full_prompt_attention: whether every block attends to the later blocks of the chunk too, as
+            if the chunk were one block.
+    """
+
+    noise: torch.Tensor
     mu: torch.Tensor
     cond: torch.Tensor
-    speaker: torch.Tensor  # (bands,)
-    # position of the first frame, counted from the start of the prompt, a multiple of the block
+    speaker: torch.Tensor
     start: int
-    tables: list[list[int]]  # pages that each block sees in order, its own last
-    # (steps, *layout.conv_state) what the estimator keeps beside keys and values; replaced in place
-    # by that at the end.
+    tables: list[list[int]]
     conv_state: torch.Tensor
-    # frames at the stream's start that there are not; they are in the first page of every table
     prompt_padding: int = 0
-    # its blocks see those that follow them too, as if the chunk were one block
     full_prompt_attention: bool = False
 
     @property
@@ -52,21 +64,26 @@ class ChunkInput:
 
 @dataclass(frozen=True)
 class Block:
-    """One row of a batch. The columns of a block table say what its numbers mean."""
+    """One block of a batch. Its fields are the columns of a block table, which are described there.
+
+    Attributes:
+        pages: pages that the block attends to, in order; its own page comes last.
+        chunk_pages: pages of the last block of the chunk, which every block of the chunk attends to
+            under full prompt attention; None without it.
+    """
 
     start: int
     valid: int
     before: int
     chunk: int
     last: bool
-    pages: list[int]  # that it sees, its own last
+    pages: list[int]
     prompt_padding: int = 0
-    # pages that every block of a chunk sees under full prompt attention: the pages of its last block
     chunk_pages: list[int] | None = None
 
     @property
     def row(self) -> list[int]:
-        """Of the table."""
+        """Row of the block table."""
         seen, visible = len(self.pages), self.chunk_pages or self.pages
         header = [
             self.start,
@@ -83,19 +100,25 @@ class Block:
 
 @dataclass(frozen=True, order=True)
 class BatchSize:
-    """Room in a batch."""
+    """Capacity of a batch.
 
-    # chunks, if all have room for as many blocks; else blocks, of which chunks have as many as they
-    # need
+    A batch is either aligned or flat. In an aligned batch every chunk has room for the same number
+    of blocks. In a flat batch each chunk takes as many rows as it has blocks.
+
+    Attributes:
+        rows: number of chunks of an aligned batch, or number of blocks of a flat batch.
+        blocks_per_chunk: number of blocks for each chunk of an aligned batch; 1 for a flat batch.
+        past_pages: number of pages that a block attends to before the blocks of its chunk, or
+            before its own page in a flat batch.
+    """
+
     rows: int
-    blocks_per_chunk: (
-        int  # blocks that a chunk has room for; 1 if it takes as many rows as it needs
-    )
-    past_pages: int  # pages that a block sees before the blocks of its chunk, or before itself
+    blocks_per_chunk: int
+    past_pages: int
 
     @classmethod
     def of(cls, chunks: Sequence[ChunkInput], *, aligned: bool) -> BatchSize:
-        """The smallest that takes chunks; if `aligned` all of them have room for as many blocks."""
+        """Returns the smallest size that holds the chunks; `aligned` selects an aligned batch."""
         if aligned:
             each, past = len(chunks[0].tables), max(len(chunk.tables[0]) for chunk in chunks) - 1
             return cls(len(chunks), each, past)
@@ -103,7 +126,7 @@ class BatchSize:
         return cls(len(tables), 1, max(len(table) for table in tables) - 1)
 
     def fits(self, other: BatchSize) -> bool:
-        """Whether a batch of this size can run in another."""
+        """Returns whether a batch of this size can run in the tensors of another size."""
         return (
             self.rows <= other.rows
             and self.blocks_per_chunk <= other.blocks_per_chunk
@@ -116,33 +139,37 @@ class BatchSize:
 
     @property
     def cost(self) -> int:
-        """Cost of attention in it, in arbitrary units."""
+        """Cost of attention in a batch of this size, in arbitrary units."""
         return self.blocks * self.pages
 
     @property
     def pages(self) -> int:
-        """That a block's table has room for."""
+        """Number of pages that the table of a block has room for."""
         return self.past_pages + self.blocks_per_chunk
 
 
 def frame_positions(table: torch.Tensor, frames: int) -> torch.Tensor:
-    """(blocks, frames) positions of the frames of every block in a table, padding included."""
+    """Returns positions (blocks, frames) of the frames of every block in a table, with padding."""
     return table[:, START, None] + torch.arange(frames, device=table.device)
 
 
 class Batch:
-    """Tensors of one size that stay where they are, filled anew for every batch.
+    """Tensors of one size, which stay at their addresses and are filled anew for every batch.
 
     Args:
-        size, layout: room, and sizes of the cache.
-        conv_state: tensor to use for it, which batches that never run at once may share, (chunks,
-            steps, *layout.conv_state); its device is that of the batch.
+        size: capacity of the batch.
+        layout: sizes of the cache.
+        conv_state: (chunks, steps, *layout.conv_state) tensor for the state of the convolutions.
+            Batches that never run at the same time may share it. Its device is the device of the
+            batch.
 
     Attributes:
-        blocks: of the batch, in rows of its tensors; there may be fewer than rows.
+        blocks: blocks of the batch. There may be fewer blocks than rows.
         x: (rows, bands, block_frames) state of the ODE.
-        mu, cond: (rows, bands, block_frames); speakers: (rows, bands).
-        conv_state: see `ChunkInput`, a row for each chunk.
+        mu: (rows, bands, block_frames) condition from the tokens.
+        cond: (rows, bands, block_frames) condition from the prompt mel.
+        speakers: (rows, bands) speaker vectors.
+        conv_state: (chunks, steps, *layout.conv_state), see `ChunkInput`.
         table: (rows, columns) int32 block tables.
     """
 
@@ -155,16 +182,16 @@ class Batch:
         self.speakers = torch.zeros(size.blocks, layout.bands, device=device)
         self.conv_state = conv_state[: size.rows]
         self.table = torch.zeros(size.blocks, HEADER + size.pages, dtype=torch.int32, device=device)
-        # Copied from memory that the device reads by itself, so that the host need not wait for
-        # what runs there.
+        # The device copies by itself from pinned memory. So the host need not wait for the work
+        # that still runs on the device.
         self._staged = torch.zeros_like(self.table, device="cpu", pin_memory=device.type == "cuda")
         self._copied = torch.cuda.Event() if device.type == "cuda" else None
 
     def fill(self, chunks: Sequence[ChunkInput]) -> None:
-        """Puts chunks in; what is in rows that are left over is not read by others."""
+        """Copies chunks into the rows. Unused rows keep old data, which no block reads."""
         self.blocks = []
         if self._copied:
-            self._copied.synchronize()  # the copy for the batch before, which is long done
+            self._copied.synchronize()  # the copy for the previous batch has long finished
         rows, row = self._staged.numpy(), 0
         rows[:, :HEADER] = 0
         for number, chunk in enumerate(chunks):
@@ -185,8 +212,9 @@ class Batch:
         torch.stack([chunk.conv_state for chunk in chunks], out=self.conv_state[: len(chunks)])
 
     def take(self, chunks: Sequence[ChunkInput]) -> list[torch.Tensor]:
-        """Mels (bands, frames) of chunks once `x` is their state at the end; streams get their
-        `conv_state` back.
+        """Returns the mel (bands, frames) of every chunk once `x` is the end of the ODE.
+
+        The `conv_state` of every chunk is replaced by the state after the chunk.
         """
         for chunk, after in zip(chunks, self.conv_state.unbind(), strict=False):
             chunk.conv_state.copy_(after)
@@ -202,7 +230,7 @@ class Batch:
         return max(self.size.blocks_per_chunk, len(chunk.tables))
 
     def _spread(self, rows: torch.Tensor, parts: list[torch.Tensor]) -> None:
-        """Writes (bands, frames) of every chunk into its rows, and zeros behind it."""
+        """Writes the frames (bands, frames) of every chunk into its rows, and zeros after them."""
         size, least = self.block_frames, self.size.blocks_per_chunk * self.block_frames
         padded = [
             F.pad(part, (0, max(least - part.shape[1], -part.shape[1] % size))) for part in parts
@@ -212,7 +240,7 @@ class Batch:
 
 
 def blocks_of(chunk: ChunkInput, number: int, block_frames: int) -> list[Block]:
-    """Blocks of one chunk, which is the `number`th of its batch."""
+    """Returns the blocks of one chunk; `number` is its index in the batch."""
     return [
         Block(
             start=chunk.start + before,
@@ -231,5 +259,5 @@ def blocks_of(chunk: ChunkInput, number: int, block_frames: int) -> list[Block]:
 
 
 def conv_states(chunks: int, layout: CacheLayout, device: torch.device) -> torch.Tensor:
-    """Tensor that `Batch` takes as `conv_state`."""
+    """Allocates the tensor that `Batch` takes as `conv_state`."""
     return torch.zeros(chunks, layout.steps, *layout.conv_state, device=device)

@@ -1,9 +1,9 @@
-"""Incremental flow stage: every chunk costs only itself.
+"""Incremental flow stage, which computes only the new frames of every chunk.
 
-Keys, values and convolution inputs of finished blocks are kept in pages of one pool; the blocks
-that lie wholly in a prompt are computed once per voice and shared. The result is that of
-`RecomputeFlow` up to float rounding. This module decides what is kept and for whom; the arithmetic
-is that of a `Runner` and of the family's `Encoder`.
+The keys, values and convolution inputs of finished blocks stay in pages of one pool. The blocks
+that lie wholly in a prompt are computed once for each voice, and streams share them. The result
+equals that of `RecomputeFlow` up to float rounding. This module decides which pages are kept and
+for which stream. A `Runner` and the `Encoder` of the family do the arithmetic.
 """
 
 from __future__ import annotations
@@ -36,36 +36,36 @@ from token2wav.networks.grouping import map_grouped
 from token2wav.networks.masks import BlockMask
 from token2wav.voice import Voice
 
-_PREFILL_BLOCKS = 4  # of a prompt computed at once: bounds memory, costs nothing
+_PREFILL_BLOCKS = 4  # blocks of a prompt computed at once; bounds memory and costs no time
 
 
 @dataclass(eq=False)
 class _Prompt:
-    """Prefix that all streams of a voice and a number of ODE steps share."""
+    """Prefix that streams with the same voice and number of ODE steps share."""
 
     conv_state: torch.Tensor  # (steps, *layout.conv_state)
     encoder_state: Any
     prompt_mel: torch.Tensor  # (bands, 2 P)
     speaker: torch.Tensor  # (bands,)
-    prompt_padding: int = 0  # frames that are missing before the prompt, see `ChunkInput`
+    prompt_padding: int = 0  # number of padding frames before the prompt, see `ChunkInput`
     pages: list[int] = field(default_factory=list)
 
 
 @dataclass(eq=False)
 class _Stream:
-    """One utterance."""
+    """State of one stream."""
 
     voice: Voice
     steps: int
-    prefix: Prefix[_Prompt] | None  # None once the stream is done with its pages
+    prefix: Prefix[_Prompt] | None  # None once the stream has released its pages
     prompt: _Prompt
     blocks: StreamBlocks
     conv_state: torch.Tensor
     encoder_state: Any
     next_frame: int
-    # of finished chunks, to start over without the cache
+    # tokens of finished chunks, which are needed to start over without the cache
     tokens: list[NDArray[np.int32]] = field(default_factory=list)
-    recomputing: int | None = None  # handle in the recompute stage, once it had to
+    recomputing: int | None = None  # handle in the recompute stage; None while the cache is used
     busy: bool = False
     closed: bool = False
 
@@ -73,17 +73,18 @@ class _Stream:
 class CachedFlow(StatefulStage[_Stream], FlowStage):
     """Incremental flow on a CPU or a CUDA device.
 
-    A stream takes the pages of its first chunks when it opens, or is refused. When the pool is full
-    later on, it gives its own pages and its reference to the prompt's back, and goes on by
-    recomputing: slower, with the same result. With `left_blocks` >= 0 it needs a fixed number of
-    pages, all taken when it opens.
+    A stream takes the pages of its first chunks when it opens. If the pool is full then, the stream
+    is rejected. If the pool is full later, the stream releases its own pages and its reference to
+    the pages of the prompt, and recomputes its history from then on: slower, with the same result.
+    With `left_blocks` >= 0 a stream needs a fixed number of pages, and takes all of them when it
+    opens.
 
     Args:
-        recompute: the same flow, for streams that the pool has no room for, and for whole
-            utterances.
-        runners: compute chunks, by number of ODE steps; the usual number comes first.
-        cache: of keys and values, the same that all of them use.
-        longest_hop: tokens of the longest hop that streams will take.
+        recompute: the same flow without cache. It serves streams that the pool has no room for, and
+            whole utterances.
+        runners: runners by number of ODE steps; the usual number comes first.
+        cache: cache of keys and values that all runners use.
+        longest_hop: tokens of the longest hop of a stream.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
         self._layout = cache.layout
         self.pool = BlockPool(cache.pages)
         self.prefixes: PrefixCache[_Prompt] = PrefixCache(self.pool)
-        self._lock = threading.Lock()  # who is busy, and who is closed meanwhile
+        self._lock = threading.Lock()  # guards `busy` and `closed` of the streams
 
     def usage(self) -> CacheUsage:
         prefixes = self.prefixes
@@ -130,7 +131,7 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
         )
         prompt = prefix.content
         assert prompt is not None
-        with ExitStack() as taken:  # is given back if a later step fails
+        with ExitStack() as taken:  # releases everything again if a later step fails
             taken.callback(self.prefixes.release, prefix)
             mask = stream_mask(self._config, voice, self._left_blocks)
             blocks = StreamBlocks(self.prefixes, prompt.pages, mask, self._reserved_blocks())
@@ -160,7 +161,7 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
         with self._lock:
             stream.closed = True
             busy = stream.busy
-        # else another thread still writes to its pages, and releases them when it is done
+        # A busy stream is released by `_leave`, because another thread still writes to its pages.
         if not busy:
             self._release(stream)
 
@@ -170,17 +171,17 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
         return self._recompute.whole(tokens, voice, streaming=streaming, steps=steps)
 
     def _reserved_blocks(self) -> int:
-        """Pages to take for a stream before it starts: for its first chunk, or all it will ever
-        need.
+        """Returns the number of pages that a stream takes when it opens: for its first chunk, or
+        for its whole life if the number of visible blocks is limited.
         """
         if self._left_blocks < 0:
             return 3
-        # Beside its hop, a first chunk has up to two blocks of the prompt, and a last one the
-        # look-ahead tokens.
+        # Besides its hop, a first chunk contains up to two blocks of the prompt, and a last chunk
+        # contains the look-ahead tokens.
         return max(1, self._left_blocks) + self._longest_hop // self._config.block_tokens + 2
 
     def _enter(self, handles: list[int]) -> list[_Stream]:
-        """The streams of a batch; until `_leave`, who closes one leaves its pages to this thread."""
+        """Marks the streams of a batch as busy, so that `close` does not release their pages."""
         streams = [self.state(handle) for handle in handles]
         with self._lock:
             if any(stream.closed for stream in streams):
@@ -221,7 +222,7 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
                 stream.blocks.retract(len(given.tables))
                 continue
             stream.blocks.forget_unseen()
-            if self._left_blocks < 0:  # else the stream never needs to start over
+            if self._left_blocks < 0:  # with a limit the stream never needs to start over
                 stream.tokens.append(
                     chunk.tokens[chunk.left : chunk.left + chunk.stop - chunk.start]
                 )
@@ -235,13 +236,13 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
         )
 
     def _run(self, alike: Sequence[tuple[int, ChunkInput]]) -> list[torch.Tensor]:
-        """Mels of chunks with as many steps."""
+        """Returns the mels of chunks that have the same number of ODE steps."""
         return self._runners[alike[0][0]].run([given for _, given in alike])
 
     def _next_input(
         self, stream: _Stream, chunk: TokenChunk, mu: torch.Tensor
     ) -> ChunkInput | None:
-        """Input of a chunk's computation, or None if the stream must go on without the cache."""
+        """Prepares the input of a chunk; None if the stream must continue without the cache."""
         first_frame = self._config.token_mel_ratio * chunk.start
         if stream.next_frame != first_frame:
             raise EngineError(
@@ -263,16 +264,15 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
         blocks: StreamBlocks,
         conv_state: torch.Tensor,
     ) -> ChunkInput:
-        """A chunk, ready for the ODE, given its conditions (bands, frames).
-
-        Takes the pages of its blocks.
+        """Prepares a chunk for the ODE from its conditions mu (bands, frames), and takes the pages
+        of its blocks.
         """
         start, frames = self._config.token_mel_ratio * chunk.start, mu.shape[1]
         cond = torch.zeros_like(mu)
         given = prompt.prompt_mel[:, start : start + frames]
         cond[:, : given.shape[1]] = given
         noise = self._noise.window(start, start + frames)
-        # so that its blocks are complete, whose last one ends with the prompt
+        # Padding at the start makes the blocks of the prompt complete: the last one ends with it.
         if prompt.prompt_padding and not start:
             noise, mu, cond = (
                 F.pad(value, (prompt.prompt_padding, 0)) for value in (noise, mu, cond)
@@ -332,7 +332,9 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
         return prompt
 
     def _recomputed(self, stream: _Stream, chunk: TokenChunk) -> torch.Tensor:
-        """Mel of a chunk without the cache; a stream's first one gives up all of its pages."""
+        """Computes the mel of a chunk without the cache. The first such chunk of a stream releases
+        all pages of the stream.
+        """
         if stream.recomputing is None:
             self._release_pages(stream)
             prefix = self._config.prefix_tokens(len(stream.voice.prompt_tokens))
@@ -343,13 +345,13 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
         return mel
 
     def _release(self, stream: _Stream) -> None:
-        """Gives back all that a stream holds: its one end."""
+        """Releases all memory of a stream. Every stream ends in this method."""
         self._release_pages(stream)
         if stream.recomputing is not None:
             self._recompute.close(stream.recomputing)
 
     def _release_pages(self, stream: _Stream) -> None:
-        """Gives back a stream's own pages, and its reference to those of its prompt."""
+        """Releases the pages of a stream, and its reference to the pages of its prompt."""
         stream.blocks.release()
         if stream.prefix is not None:
             self.prefixes.release(stream.prefix)

@@ -1,4 +1,4 @@
-"""Stage from tokens to audio: a codec decoder, whose codes are the frames of a streaming network."""
+"""Stage from tokens to audio: a codec decoder, whose input frames are codes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class TokenDecoder(Stage):
     network embeds it.
 
     Args:
-        frames: stage of the network, whose bands are codebooks.
+        frames: vocoder stage of the network. The bands of its input are codebooks.
     """
 
     def __init__(self, frames: StreamingVocoder | RecomputeVocoder) -> None:

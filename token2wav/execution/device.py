@@ -1,5 +1,5 @@
-"""Device that a model runs on: chosen by its name, entered by every thread that launches work, and
-kept exact.
+"""Device of a model: selection by name, the current device of a thread, exact arithmetic, and free
+memory.
 """
 
 from __future__ import annotations
@@ -13,24 +13,25 @@ import torch
 
 from token2wav.errors import ConfigError, DeviceLostError
 
-_CPU_SHARE = 0.25
-# Of the container, versions 2 and 1: folder, and files of the limit and of what is taken.
+_CPU_SHARE = 0.25  # share of the free memory for the cache
+# Memory limits of the container, cgroup versions 2 and 1: folder, file of the limit, file of the
+# use.
 _CGROUPS = (
     ("sys/fs/cgroup", "memory.max", "memory.current"),
     ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
 )
-_CUDA_SHARE = 0.8
-# Room for activations, convolution contexts and nodes of CUDA graphs, which are taken after the
-# cache. By count, not measured: 3 GB for public CosyVoice3 with some 100,000 nodes; CosyVoice2's
-# U-Net has 155,000.
+_CUDA_SHARE = 0.8  # largest share of the free memory for the cache
+# Room for activations, convolution contexts and nodes of CUDA graphs, which are allocated after the
+# cache. The number is calculated, not measured: 3 GB for public CosyVoice3 with some 100,000 nodes;
+# CosyVoice2's U-Net has 155,000 nodes.
 _CUDA_REST = 4 << 30
 
 
 def device_named(name: str) -> torch.device:
-    """Device of the setting `runtime.device`; `auto` takes a GPU where torch sees one.
+    """Returns the device of the setting `runtime.device`; `auto` is a GPU if torch sees one.
 
     Raises:
-        ConfigError: torch sees no such device.
+        ConfigError: torch does not see the device.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -49,10 +50,10 @@ def device_named(name: str) -> torch.device:
 
 @contextmanager
 def entered(device: torch.device) -> Iterator[None]:
-    """Makes a GPU the current one of this thread: kernels, streams and events go to the current
-    GPU, not to tensors'.
+    """Makes a GPU the current one of this thread. Kernels, streams and events go to the current
+    GPU, even if their tensors are on another one.
 
-    Every thread starts on GPU 0, so a model on `cuda:1` needs this around all that it launches.
+    Every thread starts on GPU 0. So a model on `cuda:1` needs this context around all its work.
     """
     if device.type != "cuda":
         yield
@@ -62,11 +63,11 @@ def entered(device: torch.device) -> Iterator[None]:
 
 
 def keep_arithmetic_exact(device: torch.device) -> None:
-    """Turns roundings off that torch makes on a GPU to be faster, for the whole process.
+    """Turns off the roundings that torch uses on a GPU for speed, for the whole process.
 
-    Float32 convolutions and matrix products use no TF32, which keeps 10 bits of mantissa, and
-    products of float16 matrices are summed in float32, also between the parts that a library splits
-    them into. docs/parity.md says what each is worth.
+    Float32 convolutions and matrix products then use no TF32, which keeps 10 bits of mantissa.
+    Products of float16 matrices are summed in float32, also between the parts into which a library
+    splits them. docs/parity.md gives the error of each rounding.
     """
     if device.type == "cuda":
         torch.backends.cudnn.allow_tf32 = False
@@ -75,13 +76,14 @@ def keep_arithmetic_exact(device: torch.device) -> None:
 
 
 def cache_bytes(mib: int, device: torch.device) -> int:
-    """Bytes for the cache of keys and values: `mib`, or if that is 0 a share of what is free now.
+    """Returns the bytes for the cache of keys and values: `mib`, or a share of the free memory if
+    `mib` is 0.
 
-    A CPU's memory is shared with everything else and taken only as it is used; a GPU's is ours, and
-    taken at once.
+    The share is small on a CPU, because other programs use its memory too; the system allocates it
+    only when it is written. On a GPU the share is large and is allocated at once.
 
     Raises:
-        ConfigError: `mib` is more than is free.
+        ConfigError: `mib` is more than the free memory.
     """
     on_gpu = device.type == "cuda"
     free = torch.cuda.mem_get_info(device)[0] if on_gpu else available_bytes()
@@ -96,10 +98,10 @@ def cache_bytes(mib: int, device: torch.device) -> int:
 
 
 def available_bytes(root: Path = Path("/")) -> int:
-    """Bytes of memory that this process may still take: of the host, or of its container (cgroup)
-    where that is less.
+    """Returns the bytes of memory that this process may still allocate: free memory of the host, or
+    of its container (cgroup) if that is less.
 
-    Pages of files count as free in both: the kernel gives them up when memory is needed.
+    Pages of the file cache count as free in both. The kernel drops them when memory is needed.
     """
     free = 1024 * _number("MemAvailable:", root / "proc/meminfo")
     for folder, limit, used in _CGROUPS:
@@ -116,23 +118,25 @@ def available_bytes(root: Path = Path("/")) -> int:
 
 
 def _number(name: str, file: Path) -> int:
-    """Number behind a name at the start of a line."""
+    """Reads the number after a name at the start of a line of a file."""
     return int(re.findall(rf"^{name} +(\d+)", file.read_text(), re.MULTILINE)[0])
 
 
 def cuda_cache_bytes(free: int) -> int:
-    """Share of a GPU's free bytes that the cache takes; what is left is for graphs and activations."""
+    """Returns the share of the free bytes of a GPU for the cache. Graphs and activations use the
+    rest.
+    """
     return int(max(min(_CUDA_SHARE * free, free - _CUDA_REST), free / 2))
 
 
 def check_device(device: torch.device, cause: BaseException) -> None:
-    """Asks a GPU whether it still works after an error.
+    """Checks after an error whether a GPU still works.
 
-    An illegal access or a failed assertion in a kernel makes every later call of the process fail,
-    until its end.
+    After an illegal access or a failed assertion in a kernel, every later CUDA call of the process
+    fails, until the process ends.
 
     Raises:
-        DeviceLostError: it does not, because of `cause`.
+        DeviceLostError: the GPU no longer works; `cause` is the error that is its cause.
     """
     if device.type != "cuda":
         return

@@ -1,7 +1,8 @@
-"""Exported graphs on ONNX Runtime and TensorRT, on torch's memory, and vocoders that run on them.
+"""Exported graphs on ONNX Runtime and TensorRT, which run on torch tensors, and vocoders that use
+them.
 
-No TensorRT engine has been executed where this was written: building needs no GPU, running does.
-`make gpu-check` runs it.
+No TensorRT engine was executed while this code was written: building one needs no GPU, running one
+does. `make gpu-check` runs one.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from token2wav.networks.streaming import (
     state_specs,
 )
 
-SIGNALS, AUDIO = ("mel", "source"), "audio"  # names in a graph
-# before the name of a layer: its state as it comes in, and as it goes out
+SIGNALS, AUDIO = ("mel", "source"), "audio"  # names of inputs and of the output of a graph
+# prefixes of the name of a layer: its state as input, and as output
 PAST, NEW = "past_", "new_"
-# Not exported: double precision, a phase, and a layer after the graph.
+# Layers that are not exported: F0 in double precision, the phase, and a layer after the graph.
 _OUTSIDE = ("f0_predictor.", "m_source", "fade_in")
 
 
@@ -43,8 +44,9 @@ def exported_states(vocoder: VocoderNetwork) -> dict[Streaming, StateSpec]:
 
 
 class ExportedVocoder:
-    """`HiFT.decode` or `BigVGAN.forward` on an exported graph; the vocoder's layers have the
-    states.
+    """Replacement of `HiFT.decode` or `BigVGAN.forward` by an exported graph.
+
+    The states belong to the layers of the torch vocoder.
     """
 
     def __init__(self, graph: ExportedModule, vocoder: VocoderNetwork) -> None:
@@ -55,8 +57,8 @@ class ExportedVocoder:
         self._specs = exported_states(vocoder)
 
     def __call__(self, *arguments: Any) -> torch.Tensor:
-        """Audio of signals and a piece, as the methods have them; the states of the piece are
-        replaced.
+        """Computes audio from the arguments of the replaced method, and replaces the states of the
+        step.
         """
         *signals, step = arguments
         assert isinstance(step, StreamStep)
@@ -82,10 +84,10 @@ _TYPES = {torch.float32: np.float32, torch.float16: np.float16, torch.int64: np.
 
 
 def check_provider(device: torch.device) -> None:
-    """Refuses a device that this build of ONNX Runtime cannot use.
+    """Checks that this build of ONNX Runtime can use a device.
 
     Raises:
-        EngineUnavailableError: it has no CUDA provider, but the device is a GPU.
+        EngineUnavailableError: the device is a GPU, but this build has no CUDA provider.
     """
     import onnxruntime  # an optional dependency
 
@@ -100,14 +102,14 @@ def check_provider(device: torch.device) -> None:
 
 
 class OnnxModule:
-    """Graph that runs on torch's tensors; its weights lie beside it."""
+    """ONNX graph that runs on torch tensors. Its weights lie beside its file."""
 
     def __init__(self, path: Path, device: torch.device) -> None:
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
-        # Idle threads would spin, and take the cores from torch, which runs between two calls.
+        # Idle threads would spin and take cores from torch, which runs between two calls.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         providers: list[Any] = ["CPUExecutionProvider"]
         if device.type == "cuda":
@@ -128,9 +130,9 @@ class OnnxModule:
         return True
 
     def run(self, inputs: Mapping[str, torch.Tensor], outputs: Mapping[str, torch.Tensor]) -> None:
-        """Runs the graph and waits for it; tensors by name, contiguous, on the graph's device."""
+        """Runs the graph and waits; tensors by name, contiguous, on the device of the graph."""
         if self._device.type == "cuda":
-            # ONNX Runtime has a stream of its own
+            # ONNX Runtime uses a CUDA stream of its own.
             torch.cuda.current_stream(self._device).synchronize()
         binding = self._session.io_binding()
         for bind, tensors in ((binding.bind_input, inputs), (binding.bind_output, outputs)):
@@ -152,10 +154,10 @@ PACKAGES: tuple[Package, ...] = ("tensorrt", "tensorrt_rtx")
 
 @lru_cache
 def package(name: Package) -> Any:
-    """One of the two packages.
+    """Imports one of the two packages.
 
     Raises:
-        EngineUnavailableError: it is not installed, or a library that it needs is missing.
+        EngineUnavailableError: the package, or a library that it needs, is not installed.
     """
     try:
         return importlib.import_module(name)
@@ -167,27 +169,27 @@ def package(name: Package) -> Any:
 
 @lru_cache
 def logger(name: Package) -> Any:
-    """Of a package; there may be only one in a process."""
+    """Returns the logger of a package; a process may have only one."""
     trt = package(name)
     return trt.Logger(trt.Logger.WARNING)
 
 
 def target_of(device: torch.device) -> dict[str, str]:
-    """Target that an engine must have been built for to run on a device, as an engine folder notes
-    it.
+    """Returns the target of a device, in the form of an engine folder. An engine runs on the device
+    if it was built for this target.
     """
     major, minor = torch.cuda.get_device_capability(device)
     return {"compute_capability": f"{major}.{minor}", "gpu": torch.cuda.get_device_name(device)}
 
 
 class TensorRTModule:
-    """An engine that runs on torch's tensors, launched on torch's current stream.
+    """TensorRT engine that runs on torch tensors, on the current CUDA stream of torch.
 
-    Every combination of shapes has an execution context of its own, because a captured CUDA graph
-    keeps using the context that it was captured with.
+    Every combination of shapes has its own execution context, because a captured CUDA graph keeps
+    using the context of its capture.
 
     Raises:
-        EngineUnavailableError: the package cannot be imported, or refuses the engine on this
+        EngineUnavailableError: the package cannot be imported, or rejects the engine on this
             machine.
     """
 
@@ -207,14 +209,14 @@ class TensorRTModule:
         return torch.float16 if half else torch.float32
 
     def takes(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-        """Whether there is a profile for inputs of these shapes."""
+        """Returns whether the engine has a profile for inputs of these shapes."""
         return self._profile(shapes) is not None
 
     def run(self, inputs: Mapping[str, torch.Tensor], outputs: Mapping[str, torch.Tensor]) -> None:
         """Launches the engine and returns without waiting; tensors by name, contiguous.
 
         Raises:
-            EngineError: no profile takes the shapes, or TensorRT refuses to run.
+            EngineError: no profile fits the shapes, or TensorRT cannot run.
         """
         context = self._context({name: tuple(tensor.shape) for name, tensor in inputs.items()})
         for name, tensor in {**inputs, **outputs}.items():
@@ -249,7 +251,7 @@ class TensorRTModule:
         return context
 
     def _profile(self, shapes: Mapping[str, tuple[int, ...]]) -> int | None:
-        """The first profile whose bounds hold the shapes."""
+        """Returns the index of the first profile that fits the shapes; None without one."""
         for profile in range(self._engine.num_optimization_profiles):
             if all(self._fits(name, shape, profile) for name, shape in shapes.items()):
                 return profile

@@ -1,10 +1,10 @@
-"""Estimator as the step that is exported (`networks/estimator.py`), which some runtime executes on
-dense tensors.
+"""Step function on an exported estimator (`networks/estimator.py`), which a backend runs on dense
+tensors.
 
-Rows of the graph are chunks, for a block's keys and values are not known to other blocks of its
-chunk before the call. Keys and values are copied from their pages before every step, and the new
-ones back into pages after it. That costs one more reading of the past, and lets streams of any
-history share a batch.
+Rows of the exported graph are chunks, because the keys and values of a block are not known to the
+other blocks of its chunk before the call. Before every step keys and values are copied from their
+pages into dense tensors. After it the new keys and values are copied back into pages. This costs
+one more read of the past, and lets streams of any length share a batch.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from token2wav.networks.ode import OdeTables
 
 
 class TorchGraph:
-    """`CachedStep` on torch, where there is no graph, or none for the shapes of a batch."""
+    """`CachedStep` on torch, for a missing graph or one that lacks the shapes of a batch."""
 
     def __init__(self, estimator: Estimator) -> None:
         self._step = CachedStep(estimator)
@@ -55,8 +55,8 @@ class TorchGraph:
 
 
 class ExportedStep(StepFunction):
-    """Step function that runs an exported graph; torch runs what that does not take, or all without
-    one.
+    """Step function that runs an exported graph. Batches of shapes that the graph was not exported
+    for run on torch, and so do all batches without a graph.
     """
 
     aligned = True
@@ -124,10 +124,13 @@ class ExportedStep(StepFunction):
         return velocity
 
     def _inputs(self, batch: Batch) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
-        """Inputs that are the same in all steps, pages of the past and pages of the chunks, worked
-        out on the device.
+        """Computes the inputs that are the same in all ODE steps, on the device.
 
-        A frame sees a key if the key's page is in the table of its block and the key is no padding.
+        A frame attends to a key if the page of the key is in the table of the block of the frame,
+        and the key is not padding.
+
+        Returns:
+            Inputs by name, pages of the past, and pages of the chunks.
         """
         size, table, frames = batch.size, batch.table.long(), batch.block_frames
         count = torch.arange(max(size.pages, size.blocks_per_chunk * frames), device=table.device)
@@ -141,17 +144,18 @@ class ExportedStep(StepFunction):
             table[:: size.blocks_per_chunk, column, None] for column in (START, PROMPT_PADDING)
         )
         own = pages.gather(2, (seen - 1).clamp(min=0)[..., None]).squeeze(2)
-        own = torch.where(valid > 0, own, self.cache.scratch)  # (chunks, each)
-        # All that the first block of a chunk sees but itself is of the past.
+        own = torch.where(valid > 0, own, self.cache.scratch)  # (chunks, blocks)
+        # All pages of the first block of a chunk, except its own, belong to the past.
         past = torch.where(
             count[: size.past_pages] < seen[:, :1] - 1,
             pages[:, 0, : size.past_pages],
             self.cache.null,
         )
-        keys = torch.cat((past, own), dim=1)  # (chunks, past + each)
+        keys = torch.cat((past, own), dim=1)  # (chunks, past + blocks)
         listed = torch.where(count[: size.pages] < visible[..., None], pages, -1)
-        sees = (listed[:, :, None] == keys[:, None, :, None]).any(3)  # (chunks, each, past + each)
-        # Frames of each page that there are: from the first that is not absent to the padding.
+        # (chunks, blocks, past + blocks)
+        sees = (listed[:, :, None] == keys[:, None, :, None]).any(3)
+        # Valid frames of each page: without the prompt padding before them and the padding after.
         first = torch.where(keys == pages[:, 0, :1], prompt_padding, 0)
         filled = torch.cat((torch.full_like(past, frames), valid), dim=1)
         there = (count[:frames] >= first[..., None]) & (count[:frames] < filled[..., None])
@@ -176,12 +180,14 @@ class ExportedStep(StepFunction):
 
     @staticmethod
     def _dense(rows: torch.Tensor, blocks_per_chunk: int) -> torch.Tensor:
-        """(chunks * blocks, bands, block_frames) to (chunks, bands, blocks * block_frames), contiguous."""
+        """Reshapes (chunks * blocks, bands, block_frames) to (chunks, bands, blocks *
+        block_frames), contiguous.
+        """
         return rows.unflatten(0, (-1, blocks_per_chunk)).transpose(1, 2).flatten(2).contiguous()
 
     def _by_layer(self, prefix: str, values: torch.Tensor, rows: int) -> dict[str, torch.Tensor]:
-        """Views (rows, frames, inner) of (layers, 2, branches, pages, block_frames, heads,
-        dim_head).
+        """Returns views (rows, frames, inner), by name, of a tensor (layers, 2, branches, pages,
+        block_frames, heads, dim_head).
         """
         inner = self.cache.layout.heads * self.cache.layout.dim_head
         views = (

@@ -24,14 +24,14 @@ from token2wav.networks.ode import EulerSolver
 
 @dataclass(frozen=True)
 class ReferenceLoop:
-    """Public loop of a family, which `stream.reference` repeats: every chunk is computed anew from
-    the start.
+    """Public loop of a family, which `stream.reference` repeats. It recomputes every chunk from the
+    start.
 
     Attributes:
         full_tail: whether the last chunk is computed under full attention.
-        windows: whether every chunk is computed under full attention, in a window of all tokens
-            that are there.
-        recomputes_audio: whether the vocoder starts anew for every chunk too, with the public
+        windows: whether every chunk is computed under full attention, in a window of all available
+            tokens.
+        recomputes_audio: whether the vocoder also starts anew for every chunk, with the public
             rounding of its phase.
     """
 
@@ -41,17 +41,16 @@ class ReferenceLoop:
 
 
 class Family(ABC):
-    """Family of models, whose folders are read alike.
+    """Family of models with one format of model folders.
 
-    The networks of a flow decoder are a `Flow` with an `Estimator` for the stage `flow`, and a
-    `VocoderNetwork` for the
-    stage `vocoder`. A codec decoder has one stage, `decoder`: a `VocoderNetwork` whose bands are
-    codes.
+    A flow decoder has two stages. The network of the stage `flow` is a `Flow` with an `Estimator`.
+    The network of the stage `vocoder` is a `VocoderNetwork`. A codec decoder has one stage,
+    `decoder`. Its network is a `VocoderNetwork` whose input bands are codes.
 
     Attributes:
-        torch_only: name of the feature for which the networks run on torch alone; empty if they can
-            be exported.
-        reference: the public loop; None if it is not repeated.
+        torch_only: name of the feature that restricts the networks to torch; empty if they can be
+            exported.
+        reference: public loop; None if the family does not repeat one.
     """
 
     torch_only: str = ""
@@ -63,15 +62,15 @@ class Family(ABC):
 
     @abstractmethod
     def weights(self, network: Any, path: Path, stage: StageName) -> dict[str, torch.Tensor]:
-        """Reads the weights of a stage's network from their file, which `ModelConfig.weights_file`
-        names, in float32.
+        """Reads the weights of the network of a stage, in float32, from the file that
+        `ModelConfig.weights_file` names.
 
         Raises:
-            CheckpointError: unreadable, or their names and shapes are not those of the network.
+            CheckpointError: the file is unreadable, or names and shapes differ from the network.
         """
 
     def noise(self, config: Any, folder: Path, stage: StageName) -> FlowNoise | SourceNoise | None:
-        """Makes the noise of a stage's network; None if it has none.
+        """Makes the noise of the network of a stage; None for a network without noise.
 
         Raises:
             CheckpointError: the folder has noise of its own that cannot be used.
@@ -79,8 +78,8 @@ class Family(ABC):
         return None
 
     def kernel_step(self) -> StepMaker | None:
-        """Returns the maker of the family's own step function on kernels; None to run its network
-        on the shared one.
+        """Returns the maker of a step function on kernels of this family; None to run the network
+        on the shared step function.
         """
         return None
 
@@ -92,15 +91,14 @@ class Family(ABC):
         noise: Any,
         solvers: Mapping[int, EulerSolver],
     ) -> Stage | None:
-        """Makes a stage that only this family has, of a network on its device; None for the shared
-        stage.
+        """Makes a stage that only this family has; None for the shared stage.
 
         Args:
             config: configuration of the model.
             stage: name of the stage.
-            network: its network, on the device, with weights.
-            noise: its noise.
-            solvers: solvers of a flow's estimator, by number of ODE steps, the usual number first;
-                else empty.
+            network: network of the stage, on the device, with weights.
+            noise: noise of the network.
+            solvers: solvers of the estimator of a flow, by number of ODE steps, the usual number
+                first; empty for other stages.
         """
         return None

@@ -1,5 +1,5 @@
-"""Stages that recompute the whole history for every chunk: simple, and the oracle of any other
-stage.
+"""Stages that recompute the whole history of a stream for every chunk. They are simple, and tests
+compare all other stages with them.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from token2wav.voice import Voice
 
 @dataclass(eq=False)
 class _History:
-    """One utterance so far."""
+    """State of one stream: its tokens so far."""
 
-    steps: int  # of the ODE
+    steps: int  # number of ODE steps
     voice: Voice
-    tokens: NDArray[np.int32]  # the prompt's first
+    tokens: NDArray[np.int32]  # begins with the tokens of the prompt
 
 
 def stream_mask(config: ModelConfig, voice: Voice, left_blocks: int = -1) -> BlockMask:
-    """Mask of the frames of a stream, whose positions count from the start of the prompt's first
-    block.
+    """Returns the attention mask of a stream; positions count from the start of the first block of
+    the prompt.
     """
     prefix = -(-config.prefix_tokens(len(voice.prompt_tokens)) // config.block_tokens)
     joined = prefix if config.full_prompt_attention else 0
@@ -51,15 +51,16 @@ class RecomputeFlow(StatefulStage[_History], FlowStage):
     """Runs every chunk as one call of the estimator on the utterance so far.
 
     Args:
-        config: of the model.
-        encoder, noise: of its flow, the first on the device that is to be used.
-        solvers: of its estimator, by number of ODE steps; the usual number comes first.
-        full_tail: whether the last chunk is computed under the full attention mask, as the public
-            loop does.
-        windows: whether every chunk is, in a window of all that is there: the tokens before it and
-            its look-ahead.
-        left_blocks: blocks of the past that stay visible beside the prompt's; negative for all,
-            which is exact.
+        config: configuration of the model.
+        encoder: encoder of the flow; its device is the device of the stage.
+        noise: noise of the flow.
+        solvers: solvers of the estimator by number of ODE steps; the usual number comes first.
+        full_tail: whether the last chunk is computed under the full attention mask, as in the
+            public loop.
+        windows: whether every chunk is computed under the full attention mask, in a window of all
+            available tokens: the tokens before the chunk and its look-ahead.
+        left_blocks: number of past blocks that stay visible in addition to the blocks of the
+            prompt; negative for all blocks, which is exact.
     """
 
     def __init__(
@@ -92,8 +93,8 @@ class RecomputeFlow(StatefulStage[_History], FlowStage):
         )
 
     def resume(self, voice: Voice, tokens: NDArray[np.int32], steps: int = 0) -> int:
-        """Starts in the middle of an utterance: `tokens` are all before the next chunk, the
-        prompt's first.
+        """Opens a stream in the middle of an utterance. `tokens` are all tokens before the next
+        chunk, and begin with the tokens of the prompt.
         """
         return self.register(_History(steps or self._usual, voice, tokens))
 
@@ -130,7 +131,7 @@ class RecomputeFlow(StatefulStage[_History], FlowStage):
         return mel[:, ratio * chunk.start : ratio * chunk.stop]
 
     def _solve(self, voice: Voice, steps: int, chunk: TokenChunk, *, full: bool) -> torch.Tensor:
-        """(bands, frames) of an utterance's tokens from its start."""
+        """Computes the mel (bands, frames) of the tokens of an utterance, from its start."""
         mask = None if full else stream_mask(self.config, voice, self.left_blocks)
         [mu] = self.encoder.encode([(self.encoder.start(voice, mask), chunk)])
         frames = mu.shape[1]
@@ -158,11 +159,12 @@ class _Mel:
 
 
 class RecomputeVocoder(StatefulStage[_Mel], VocoderStage):
-    """Vocodes the whole mel so far for every chunk and cuts off what was sent before.
+    """Vocodes the whole mel so far for every chunk, and returns only the samples not yet sent.
 
     Args:
-        network: on the device that is to be used.
-        noise, phase: of its source; None if it has none, and rounding of its phase.
+        network: vocoder, on its device.
+        noise: noise of the source; None for a vocoder without one.
+        phase: rounding of the phase of the source.
     """
 
     def __init__(

@@ -1,5 +1,5 @@
-"""Runners of batches through the ODE: eagerly, or as CUDA graphs that were captured before the
-first batch came.
+"""Runners, which integrate batches over the ODE: eagerly, or as CUDA graphs that are captured
+before the first batch.
 """
 
 from __future__ import annotations
@@ -16,24 +16,25 @@ from token2wav.execution.batch import Batch, BatchSize, ChunkInput, conv_states
 from token2wav.execution.step import StepFunction
 from token2wav.networks.grouping import map_grouped
 
-SWITCH = "TOKEN2WAV_CUDA_GRAPHS"  # 0 runs everything step by step, to debug
-# libraries choose kernels and take workspaces in the first calls, which must not be recorded
+SWITCH = "TOKEN2WAV_CUDA_GRAPHS"  # set it to 0 to run without CUDA graphs, for debugging
+# In their first calls libraries choose kernels and allocate workspaces. A capture must not record
+# this work.
 _WARM_UPS = 2
 
 
 def graphs_enabled(device: torch.device) -> bool:
-    """Whether a device can replay graphs and nobody has turned them off."""
+    """Returns whether a device can replay CUDA graphs and the environment has not disabled them."""
     return device.type == "cuda" and os.environ.get(SWITCH, "1") != "0"
 
 
 class GraphPool:
     """Memory pool and capture stream that all CUDA graphs of one model share.
 
-    Sharing memory is sound as long as graphs run one after another; the engines see to that. The
-    pool belongs to its
-    model: one that outlived its graphs would be refused at the next capture. There is one stream,
-    because a library's workspace (32 MiB of cuBLAS on a data-centre GPU) is kept for every stream
-    that it was ever called on.
+    Graphs can share memory only if they run one after another. This holds because all threads
+    replay them on the default stream of the device, and because a lock guards each set of buckets.
+    The pool belongs to its model: torch refuses the next capture into a pool that outlived its
+    graphs. There is one stream, because a library keeps a workspace (32 MiB of cuBLAS on a
+    data-centre GPU) for every stream that it was ever called on.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -41,7 +42,7 @@ class GraphPool:
         self._stream = torch.cuda.Stream(device)
 
     def capture(self, function: Callable[[], None]) -> CudaGraph:
-        """Records a function that launches work on the current stream, and waits for nothing."""
+        """Captures a function, which launches work on the current stream and never waits for it."""
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             for _ in range(_WARM_UPS):
@@ -56,26 +57,29 @@ class GraphPool:
 
 @dataclass(frozen=True, eq=False)
 class CudaGraph:
-    """Recorded function, which reads and writes the same memory at every call and does nothing on
-    the host.
+    """Captured function. Every call reads and writes the same memory and does no work on the host.
+
+    Attributes:
+        graph: the CUDA graph.
+        function: the function that was captured; this reference keeps its tensors alive.
     """
 
     graph: torch.cuda.CUDAGraph
-    function: Callable[[], None]  # that was recorded: it keeps the memory alive
+    function: Callable[[], None]
 
     def __call__(self) -> None:
         self.graph.replay()
 
 
 class Runner:
-    """Runs batches eagerly, each in tensors of its own, so that threads may share it."""
+    """Runs batches eagerly. Every batch has tensors of its own, so threads may share a runner."""
 
     def __init__(self, step: StepFunction) -> None:
         self.step = step
 
     @torch.inference_mode()
     def run(self, chunks: Sequence[ChunkInput]) -> list[torch.Tensor]:
-        """Mel of every chunk, (bands, frames) float32, whatever else is in the batch."""
+        """Returns the mel (bands, frames) float32 of every chunk; other chunks do not affect it."""
         if self.step.aligned:
             return map_grouped(chunks, lambda chunk: len(chunk.tables), self._run)
         return self._run(chunks) if chunks else []
@@ -97,14 +101,16 @@ class Runner:
 
 
 class GraphRunner(Runner):
-    """Runs batches in sizes that were prepared; larger ones in parts, and what no size takes as
-    `Runner` does.
+    """Runs batches in tensors of prepared sizes, called buckets.
+
+    A batch that is too large for the buckets is split. A batch that fits no bucket for another
+    reason runs as in `Runner`.
 
     Args:
-        step: evaluates the estimator; nothing in it may wait for the device or depend on what is in
-            tensors.
+        step: step function. It must not wait for the device, and its host code must not depend on
+            the values in tensors.
         buckets: sizes to prepare.
-        graphs: where they are captured; None to run them eagerly, which is for tests.
+        graphs: pool in which the buckets are captured; None to run them eagerly, for tests.
     """
 
     def __init__(
@@ -113,10 +119,11 @@ class GraphRunner(Runner):
         super().__init__(step)
         self._lock = threading.Lock()  # a bucket's tensors hold one batch at a time
         self._most_rows = max(bucket.rows for bucket in buckets)
-        # Batches run one at a time, so all share what is large: 5 MB a chunk of the public model.
+        # Batches run one at a time, so all buckets share this large tensor: 5 MB for each chunk of
+        # the public model.
         conv_state = self._conv_states(self._most_rows)
         self._buckets: dict[BatchSize, tuple[Batch, Callable[[], None]]] = {}
-        # so that all graphs find room in what the first one took
+        # Largest first, so that all graphs reuse the memory of the first one.
         for bucket in sorted(buckets, reverse=True):
             batch = self._batch(bucket, conv_state)
             work = partial(step.integrate, batch)
@@ -137,7 +144,7 @@ class GraphRunner(Runner):
         return batch.take(chunks)
 
     def _parts(self, chunks: Sequence[ChunkInput]) -> list[list[ChunkInput]]:
-        """A batch in parts that buckets have room for, as far as that is a matter of rows."""
+        """Splits a batch into parts that have no more rows than the largest bucket."""
         parts: list[list[ChunkInput]] = []
         free = 0
         for chunk in chunks:

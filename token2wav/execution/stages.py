@@ -1,8 +1,9 @@
-"""Stages between tokens and audio: what the pipeline hands to them, and what a family gives them.
+"""Stages between tokens and audio: their interface to the pipeline, and the parts that a family
+implements.
 
-A stage works on chunks, not on layers, so that it may run all ODE steps as one captured graph. It
-owns tensors (weights, states of streams); the handle that `open` returns is the only claim on what
-it keeps for one stream, and `close` the only release.
+A stage works on chunks, not on layers, so that it can run all ODE steps as one CUDA graph. It owns
+tensors (weights, states of streams). The handle that `open` returns is the only reference to the
+state of a stream, and `close` alone releases that state.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ class TokenChunk:
         stop: position after its last token; a multiple of the attention block unless `last` or
             `provisional`.
         last: whether the utterance ends here.
-        skip: tokens at its start that belong to the prompt, or were spoken already.
-        provisional: whether its last block is incomplete. Nothing of such a chunk is stored: the
+        skip: tokens at its start that belong to the prompt, or whose audio was sent already.
+        provisional: whether its last block is incomplete. No state of such a chunk is stored: the
             next chunk starts at the same position.
     """
 
@@ -56,7 +57,7 @@ class TokenChunk:
 
 @dataclass(frozen=True, eq=False)
 class FrameChunk:
-    """Next frames of an utterance, for a stage behind the first one.
+    """Next frames of an utterance, for any stage after the first.
 
     Attributes:
         frames: (bands, frames) float32, without frames of the prompt.
@@ -72,8 +73,8 @@ class CacheUsage:
     """Use of a stage's cache, in pages.
 
     Attributes:
-        capacity: pages in all.
-        used: pages that hold something.
+        capacity: number of all pages.
+        used: pages that are in use.
         shared: pages that hold prompts.
         idle: prompt pages that no stream references, and that can be evicted.
         page_bytes: bytes of a page.
@@ -93,7 +94,7 @@ class CacheUsage:
 class Stage(Protocol):
     """Stage of a model.
 
-    The first stage takes `TokenChunk`s, every later one `FrameChunk`s of the stage before it.
+    The first stage takes `TokenChunk`s. Every later stage takes `FrameChunk`s of the stage before.
     """
 
     def open(self, voice: Voice, steps: int = 0) -> int:
@@ -101,20 +102,23 @@ class Stage(Protocol):
 
         Args:
             voice: prompt and speaker; only flows use them.
-            steps: number of ODE steps, one of those that the stage was made for; 0 for the usual
-                number.
+            steps: number of ODE steps, one of the numbers that the stage was made for; 0 for the
+                usual number.
 
         Returns:
             Handle of the utterance.
         """
 
     def advance(self, batch: Sequence[tuple[int, Any]]) -> list[torch.Tensor]:
-        """Computes the next chunk of each utterance, given as handle and chunk, whatever else is in
-        the batch.
+        """Computes the next chunk of each utterance. The result does not depend on the rest of the
+        batch.
+
+        Args:
+            batch: handle and chunk of each utterance.
 
         Returns:
             (bands, frames) float32 of each chunk, or (samples,) from the last stage. A stage with
-            look-ahead holds some of it back until the last chunk.
+            look-ahead holds part of the result back until the last chunk.
         """
 
     def close(self, handle: int) -> None:
@@ -150,32 +154,34 @@ class VocoderStage(Stage, Protocol):
 class Encoder(Protocol):
     """Part of a flow that turns tokens into conditions.
 
-    What it keeps of a stream is its own: the stage hands it on.
+    A stage stores the states of an encoder for its streams, but does not look into them.
     """
 
     @property
     def device(self) -> torch.device: ...
 
     def start(self, voice: Voice, mask: BlockMask | None) -> Any:
-        """State of a stream that begins with the tokens of its voice's prompt; None if nothing is
-        kept.
+        """Returns the state of a stream before the first token of its prompt; None for an encoder
+        without state.
 
-        The mask says who sees whom, in frames; None stands for full attention, under which an
-        utterance is one chunk.
+        Args:
+            voice: prompt and speaker of the stream.
+            mask: attention mask in frames; None for full attention, under which an utterance is one
+                chunk.
         """
 
     def fork(self, state: Any, mask: BlockMask) -> Any:
-        """Copy of a state, for a stream that goes on from a prefix which others share, under a mask
-        of its own.
+        """Copies the state after a shared prefix, for a stream that continues from there under its
+        own mask.
         """
 
     def encode(self, batch: Sequence[tuple[Any, TokenChunk]]) -> list[torch.Tensor]:
-        """Conditions (bands, frames) of chunks behind the states of their streams, which are taken
-        on to their ends.
+        """Computes the conditions (bands, frames) of chunks, each after the state of its stream.
+        Every state is advanced to the end of its chunk.
         """
 
     def speaker(self, embedding: torch.Tensor) -> torch.Tensor:
-        """Vector (bands,) of a speaker embedding."""
+        """Projects a speaker embedding to a vector (bands,)."""
 
 
 @dataclass(frozen=True)
@@ -201,9 +207,9 @@ class Stages:
 
 
 class StatefulStage(Generic[State]):
-    """Base of stages.
+    """Base of stages. It stores the state of each stream under its handle.
 
-    It stores a state of each stream under its handle; several threads may use it.
+    Several threads may use a stage.
     """
 
     def __init__(self) -> None:

@@ -1,5 +1,5 @@
-"""Step functions, which evaluate the estimator on a batch at every ODE step, and the memory of
-those on torch.
+"""Step functions, which evaluate the estimator on a batch at every ODE step, and the attention
+contexts of the step function on torch.
 """
 
 from __future__ import annotations
@@ -28,12 +28,15 @@ Velocity = Callable[[int], torch.Tensor]
 
 
 class StepFunction(ABC):
-    """Evaluates the estimator on batches; threads may share it.
+    """Evaluates the estimator on batches. Several threads may share one step function.
 
     The estimator is on the device of the cache.
+
+    Attributes:
+        aligned: whether every chunk of a batch must have room for the same number of blocks.
     """
 
-    aligned = False  # whether all chunks of a batch must have room for as many blocks
+    aligned = False
 
     def __init__(self, estimator: Estimator, tables: OdeTables, cache: PagedKVCache) -> None:
         self.estimator = estimator
@@ -42,16 +45,18 @@ class StepFunction(ABC):
 
     @abstractmethod
     def __call__(self, batch: Batch) -> Velocity:
-        """Prepares what all steps of a batch share. What is returned is called for every ODE step
-        in order.
+        """Computes everything that all ODE steps of a batch share.
 
-        It gives the velocity, (branches * rows, bands, block_frames) with the conditional rows
-        first, and stores the blocks' keys and values, and in the batch the chunks' `conv_state`.
+        Returns:
+            A function from the index of an ODE step to the velocity, (branches * rows, bands,
+            block_frames) with the conditional rows first. Call it for every step in order. It
+            writes the keys and values of the blocks to the cache, and the state of the convolutions
+            to `conv_state` of the batch.
         """
 
     @torch.inference_mode()
     def integrate(self, batch: Batch) -> None:
-        """Takes a batch's state from noise to mel."""
+        """Integrates the state of a batch, in place, from noise to mel."""
         velocity = self(batch)
         for step in range(len(self.tables.widths)):
             batch.x.copy_(self.tables.advance(step, batch.x, velocity(step)))
@@ -63,25 +68,29 @@ StepMaker = Callable[[Estimator, OdeTables, PagedKVCache], StepFunction]
 class ExportedModule(Protocol):
     """Exported network on another backend.
 
-    It runs on tensors of torch, which stay where they are.
+    It runs on torch tensors, which stay at their addresses.
     """
 
     @property
     def cache_type(self) -> torch.dtype:
-        """Of keys and values that go in and come out."""
+        """dtype of the keys and values among its inputs and outputs."""
 
     def takes(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-        """Whether the graph was built for inputs of these shapes."""
+        """Returns whether the network was exported for inputs of these shapes."""
 
     def run(self, inputs: Mapping[str, torch.Tensor], outputs: Mapping[str, torch.Tensor]) -> None:
-        """One evaluation; tensors by their names in the graph, contiguous, on the device of the
-        engine.
+        """Evaluates the network once.
+
+        Args:
+            inputs: tensors by their names in the exported graph, contiguous, on the device of the
+                backend.
+            outputs: tensors of the same kind, which are overwritten.
         """
 
 
 class TorchStep(StepFunction):
-    """Step function on torch, whose memory is eager (`BlockMemory`) or can be captured in a graph
-    (`KernelMemory`).
+    """Step function on torch. It runs eagerly (`EagerContext`), or on kernels that a CUDA graph can
+    capture (`KernelContext`).
     """
 
     def __init__(
@@ -110,15 +119,15 @@ class TorchStep(StepFunction):
 
 
 class EagerContext:
-    """The estimator's `Memory` on torch, where attention goes block by block over keys and values
-    where they lie.
+    """`AttentionContext` on torch. Attention runs block by block and reads keys and values from the
+    cache in place.
 
-    What treats frames one by one, nearly all arithmetic, sees all blocks at once. Attention of
-    several blocks in one
-    call was tried: copying what each sees into one tensor costs more than the calls.
+    Layers that treat each frame alone, which do nearly all of the arithmetic, run on all blocks at
+    once. Attention of several blocks in one call was tried. It needs a copy of the keys and values
+    of all blocks in one tensor, which costs more than the separate calls.
 
     Attributes:
-        step: of the ODE, now.
+        step: index of the current ODE step.
     """
 
     def __init__(self, batch: Batch, cache: PagedKVCache, estimator: Estimator) -> None:
@@ -131,8 +140,8 @@ class EagerContext:
             for pages, spans in _read_together(batch.blocks, self._frames)
         ]
         ends = [(row, block) for row, block in enumerate(batch.blocks) if block.last]
-        # Of every chunk: what its stream keeps, rows of its blocks, how many frames they have, and
-        # how many of these there are not.
+        # For every chunk: the state of the convolutions, the rows of its blocks, the number of its
+        # frames, and the number of padding frames among them.
         self._chunks = [
             (
                 estimator.tails(state),  # each (steps, branches, channels, positions)
@@ -165,10 +174,10 @@ class EagerContext:
         v: torch.Tensor,
         bias: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Lets every block attend to the pages of its table.
+        """Computes attention of every block over the pages of its table.
 
-        The blocks' own keys and values are read back from the cache, so that what a frame sees does
-        not depend on how blocks were grouped into chunks, whatever the storage type.
+        The keys and values of the blocks themselves are read back from the cache. So a frame
+        attends to the same numbers for any division into chunks and any storage type.
         """
         # (branches, blocks, frames, inner)
         q, k, v = (value.unflatten(0, (self._branches, -1)) for value in (q, k, v))
@@ -182,14 +191,14 @@ class EagerContext:
 
 
 class KernelContext:
-    """The estimator's `Memory` on the device alone, to be captured: a Triton-language kernel
-    attends through the pages.
+    """`AttentionContext` on the device alone, which a CUDA graph can capture. A Triton-language
+    kernel computes attention over the pages.
 
-    Which inputs come before a block, and which of its frames there are, is read from the block
-    tables on the device.
+    The context reads from the block tables on the device which inputs precede a block, and which of
+    its frames are valid.
 
     Attributes:
-        step: of the ODE, now.
+        step: index of the current ODE step.
     """
 
     def __init__(self, batch: Batch, cache: PagedKVCache, estimator: Estimator) -> None:
@@ -203,20 +212,21 @@ class KernelContext:
         table = batch.table.long()
         self._valid, self._chunk = table[:, VALID, None, None], table[:, CHUNK]
         self._follows = table[:, BEFORE, None, None] > 0
-        # (rows, 1, block_frames), where frames can be missing
+        # (rows, 1, block_frames) 0 for prompt padding; None where the family has no such padding
         self._present: torch.Tensor | None = None
         if estimator.full_prompt_attention:
             self._present = (
                 frame_positions(table, batch.block_frames) >= table[:, PROMPT_PADDING, None]
             )[:, None]
-        # Of every chunk the row of its last block. Other rows write theirs to one place more, which
-        # is cut off.
+        # Row of the last block of every chunk. All other rows write to one extra place, which is
+        # cut off.
         rows = len(table)
         behind = torch.where(table[:, LAST] > 0, self._chunk, rows)
         self._last = behind.new_zeros(rows + 1).scatter_(
             0, behind, torch.arange(rows, device=table.device)
         )[:rows]
-        # The kernels rotate; estimators that come here have rotated what they rotate.
+        # The kernels apply rotary angles. Estimators that use this context have applied their own
+        # already, so the kernels get angles of zero.
         self._cos = torch.ones(rows, batch.block_frames, cache.layout.dim_head, device=table.device)
         self._sin = torch.zeros_like(self._cos)
 
@@ -254,15 +264,19 @@ class KernelContext:
 def _read_together(
     blocks: Sequence[Block], block_frames: int
 ) -> list[tuple[list[int], list[slice]]]:
-    """Pages to read at once, and which of their frames each of some blocks sees, without the
-    padding of its own.
+    """Groups blocks that can share one read of the cache.
 
-    Blocks of a chunk see one another, each a page more than the one before it, unless a window
-    moves on with them; or they are joined, and see the same.
+    A block of a chunk usually attends to the pages of the block before it and one page more, so one
+    read serves both. This fails where a window of past blocks moves on between them. Under full
+    prompt attention all blocks of a chunk attend to the same pages.
+
+    Returns:
+        For each group the pages to read, and for each of its blocks the span of frames that it
+        attends to. The span leaves out padding.
     """
     reads: list[tuple[list[int], list[slice]]] = []
     for block in blocks:
-        pages = block.chunk_pages or block.pages  # joined ones are complete
+        pages = block.chunk_pages or block.pages  # with chunk pages all blocks are full
         span = slice(block.prompt_padding, (len(pages) - 1) * block_frames + block.valid)
         if block.before and reads[-1][0] in (pages, pages[:-1]):
             reads[-1] = pages, [*reads[-1][1], span]

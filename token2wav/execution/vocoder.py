@@ -1,10 +1,10 @@
-"""Vocoder stage in pieces: every chunk costs only itself, as the network's layers keep what they
-need of all before.
+"""Vocoder stage that computes only the new audio of every chunk. The layers of the network keep the
+state that they need from earlier chunks.
 
-Chunks of one length at one place in their streams, at the start, inside or at the end, go through
-the network together. Where lengths were prepared, as on a GPU, where each is a CUDA graph, a chunk
-is cut into pieces of these: nothing is padded, all streams of a batch go through the lengths
-together, the longest first, and each has its own last piece.
+Chunks that have the same length and the same place in their streams (start, inside or end) run
+through the network together. On a GPU each prepared length is a CUDA graph. A chunk is then cut
+into pieces of the prepared lengths, without padding. All streams of a batch go through these
+lengths together, the longest first. The rest of each stream is its own last piece.
 """
 
 from __future__ import annotations
@@ -27,47 +27,58 @@ from token2wav.networks.noise import NoiseTable, SourceNoise
 from token2wav.networks.streaming import StreamStep, VocoderNetwork, state_specs
 from token2wav.voice import Voice
 
-_PREPARED_BLOCKS = 60  # of noise, a minute; later ones are drawn when a stream gets there
+_PREPARED_BLOCKS = 60  # blocks of noise at load, one minute; later blocks are drawn on demand
 
 
 @dataclass(frozen=True, order=True)
 class PieceShape:
-    """Room in a batch of pieces that are at the same place in their streams."""
+    """Shape of a batch of pieces that have the same place in their streams.
 
-    first: bool  # the streams start with them
-    # they go on after them; else the last frames lie behind the end, as many as are held back
+    Attributes:
+        first: whether the streams start with these pieces.
+        inside: whether the streams continue after them. If not, the last frames lie after the end
+            of the mel and flush the frames that the network holds back.
+        frames: number of mel frames in each piece.
+        streams: number of streams.
+    """
+
+    first: bool
     inside: bool
-    frames: int  # of mel in each
+    frames: int
     streams: int = 1
 
     def fits(self, other: PieceShape) -> bool:
-        """Whether a batch of this shape can run in another."""
+        """Returns whether a batch of this shape can run in the tensors of another shape."""
         same = (self.first, self.inside, self.frames) == (other.first, other.inside, other.frames)
         return same and self.streams <= other.streams
 
     def cost(self) -> int:
-        """Cost of a batch of it, in arbitrary units."""
+        """Cost of a batch of this shape, in arbitrary units."""
         return self.streams * self.frames
 
 
 def likely_pieces(
     lookahead_frames: int, config: ModelConfig, hops: tuple[int, int], most_streams: int
 ) -> list[PieceShape]:
-    """Shapes that make up every chunk, for powers of two of streams.
+    """Lists shapes from which every chunk can be assembled, for powers of two of streams.
 
-    Hops grow by doubling, and each is one piece. First chunks, which are longer by what fills the
-    prompt's last block, and last ones, which have any length, are made up of these and of powers of
-    two.
+    Hops grow by doubling, and each hop is one piece. A first chunk is longer, because it also fills
+    the last block of the prompt, and a last chunk has any length. Both are assembled from hops and
+    powers of two.
 
-    `lookahead_frames` are what the vocoder holds back, `hops` tokens of the first and of the
-    longest one, and batches have at most `most_streams`, a power of two.
+    Args:
+        lookahead_frames: frames that the vocoder holds back.
+        config: configuration of the model.
+        hops: tokens of the first hop and of the longest hop.
+        most_streams: largest number of streams in a batch, a power of two.
     """
     first, longest = (config.token_mel_ratio * hop for hop in hops)
     doubled = {first << doublings for doublings in range((longest // first).bit_length())} | {
         longest
     }
     powers = {1 << doublings for doublings in range(first.bit_length())}
-    shortest = 1 << lookahead_frames.bit_length()  # a start must be longer than what is held back
+    # the first piece of a stream must be longer than the frames that are held back
+    shortest = 1 << lookahead_frames.bit_length()
     places = [(True, True, frames) for frames in {shortest, max(first, shortest)}]
     places += [(False, True, frames) for frames in doubled | powers]
     places.append((False, False, lookahead_frames))
@@ -80,18 +91,30 @@ def likely_pieces(
 
 @dataclass(eq=False)
 class _Stream:
-    """One utterance."""
+    """State of one stream.
 
-    slot: int  # of its state
-    pending_mel: torch.Tensor  # (bands, n) mel of its start, until there is more than is held back
-    frames: int = 0  # that were computed
-    early_samples: int = 0  # samples that were given before they were exact
+    Attributes:
+        slot: slot in the state store.
+        pending_mel: (bands, n) first frames, until there are more than the vocoder holds back.
+        frames: number of frames computed so far.
+        early_samples: number of samples that were sent before they were exact.
+    """
+
+    slot: int
+    pending_mel: torch.Tensor
+    frames: int = 0
+    early_samples: int = 0
 
 
 @dataclass(frozen=True, eq=False)
 class PieceInput:
-    """New mel (bands, n) of a stream as a piece of some shape, `start` frames after the stream's
-    start.
+    """Piece of a stream.
+
+    Attributes:
+        stream: state of the stream.
+        start: position of the first frame in the stream.
+        mel: (bands, n) new frames.
+        shape: shape that the piece has alone.
     """
 
     stream: _Stream
@@ -100,17 +123,19 @@ class PieceInput:
     shape: PieceShape
 
 
-# audio (B, samples) of mel and noise of a piece
+# Computes the audio (B, samples) of the mel and noise of a batch of pieces.
 Compute = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class _Batch:
-    """Tensors of one shape: S streams, T frames.
+    """Tensors for pieces of one shape: S streams, T frames.
 
     Attributes:
-        mel, noise: (S, bands, T), and (S * T, frame_samples) of the source.
-        rows, slots: states of the streams, and (S,) where these are kept.
-        audio: (S, samples) what comes out.
+        mel: (S, bands, T) input.
+        noise: (S * T, frame_samples) noise of the source.
+        rows: states of the streams, which the network reads and writes.
+        slots: (S,) slots of the streams in the state store.
+        audio: (S, samples) output.
     """
 
     def __init__(
@@ -120,18 +145,18 @@ class _Batch:
         self.mel = torch.zeros(streams, network.bands, frames, device=device)
         self.noise = torch.empty(streams * frames, network.frame_samples, device=device)
         self.rows = rows
-        self.audio = self.noise  # until something came out
-        # one copy brings them
+        self.audio = self.noise  # a placeholder until the first output
+        # one tensor for both, so that one copy brings both to the device
         self._numbers = torch.zeros(streams * (1 + frames), dtype=torch.int64, device=device)
         self.slots, self.noise_rows = self._numbers[:streams], self._numbers[streams:]
         self._frames, self._compute = frames, compute
 
     def fill(self, parts: Sequence[PieceInput], noise: NoiseTable | None) -> None:
-        """Puts mel, slots and noise of at most as many parts in as there is room for."""
+        """Copies mel, slots and noise of pieces into the tensors; there must be room for them."""
         streams, count = len(self.slots), parts[0].mel.shape[1]
         if count:
             self.mel[: len(parts), :, :count].copy_(torch.stack([part.mel for part in parts]))
-        # Always another tensor: the last one's copy may still be on its way.
+        # A new tensor every time: the copy from the previous one may still be running.
         numbers = torch.zeros(
             len(self._numbers), dtype=torch.int64, pin_memory=self._numbers.is_cuda
         )
@@ -148,27 +173,29 @@ class _Batch:
 
     @torch.inference_mode()
     def compute(self) -> None:
-        """Fills `audio` and replaces `rows`.
+        """Computes `audio`, and replaces `rows` by the new states.
 
-        Nothing here waits for the device or depends on what is in the tensors.
+        No operation here waits for the device, and the host code does not depend on the values in
+        the tensors. So a CUDA graph can capture it.
         """
         self.audio = self._compute(self.mel, self.noise.view(len(self.mel), -1))
 
 
 class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
-    """Vocoder stage on a network that runs in pieces. The result is that of the whole mel up to
-    float rounding.
+    """Vocoder stage on a network that runs step by step. The result equals that of the whole mel up
+    to float rounding.
 
     Args:
-        network: on the device that is to be used.
-        noise: of its source; None if it has none.
-        decode: runs the network, or `HiFT.decode`, inside of streams on another backend than torch.
-        shapes: to prepare, and to cut chunks into; none to run every chunk in its own, on any
-            number of threads.
-        graphs: where these are captured as CUDA graphs; None for none.
-        hold_frames: that are held back instead of all that the network looks ahead; 0 for all. With
-            fewer, the last samples of a chunk are those of a mel whose last frame goes on; what
-            follows them is exact again.
+        network: vocoder, on its device.
+        noise: noise of the source; None for a vocoder without one.
+        decode: runs the network, or `HiFT.decode`, on another backend than torch. It is used only
+            between the first and the last piece of a stream.
+        shapes: shapes to prepare and to cut chunks into; empty to run every chunk in one piece, on
+            any number of threads.
+        graphs: pool in which the shapes are captured; None to run eagerly.
+        hold_frames: number of frames that are held back, instead of the whole look-ahead of the
+            network; 0 for the whole. With fewer frames, the last samples of a chunk are computed as
+            if the last mel frame were repeated. The samples after them are exact again.
     """
 
     def __init__(
@@ -193,7 +220,7 @@ class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
         self._early = (
             network.output_delay - hold_frames * network.frame_samples if hold_frames else 0
         )
-        if self._early:  # what is guessed has the length of an end
+        if self._early:  # an extrapolated piece has the length of an end
             shapes = [
                 *shapes,
                 *(dataclasses.replace(shape, inside=True) for shape in shapes if not shape.inside),
@@ -208,7 +235,7 @@ class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
         self._most_streams = max((shape.streams for shape in shapes), default=None)
         self._rows = self.store.rows(self._most_streams or 0)
         self._prepared: dict[PieceShape, tuple[_Batch, Callable[[], None]]] = {}
-        # so that all graphs find room in what the first one took
+        # Largest first, so that all graphs reuse the memory of the first one.
         for shape in sorted(shapes, reverse=True):
             batch = self._batch(shape)
             self._prepared[shape] = (
@@ -221,14 +248,15 @@ class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
         return self._net.vocode(mel.to(self._device)[None], self._source_noise)[0]
 
     def open(self, voice: Voice | None = None, steps: int = 0) -> int:
-        # first, as nothing gives a slot back if it fails
+        # Before the slot is taken, because no code releases the slot if this fails.
         nothing = torch.empty(self._net.bands, 0, device=self._device)
         return self.register(_Stream(self.store.take(), nothing))
 
     def close(self, handle: int) -> None:
         if (stream := self._streams.pop(handle, None)) is not None:
             self.store.release(stream.slot)
-            stream.slot = SCRATCH_SLOT  # should it still be about to run, it harms nobody
+            # A piece of the stream that is still about to run then writes to the scratch slot.
+            stream.slot = SCRATCH_SLOT
 
     @torch.inference_mode()
     def advance(self, batch: Sequence[tuple[int, FrameChunk]]) -> list[torch.Tensor]:
@@ -239,8 +267,8 @@ class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
         audio: list[list[torch.Tensor]] = [[] for _ in batch]
         with self._lock if self._lengths else nullcontext():
             while waiting := {index: parts for index, parts in waiting.items() if parts}:
-                # Starts, then what is inside, the longest first, then ends: the order in which each
-                # stream has them.
+                # The largest shape first: starts, then inner pieces from long to short, then ends.
+                # Every stream has its pieces in this order.
                 shape = max(parts[0].shape for parts in waiting.values())
                 indices = [index for index, parts in waiting.items() if parts[0].shape == shape]
                 samples = self._together([waiting[index].pop(0) for index in indices])
@@ -262,8 +290,10 @@ class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
     def _extrapolate(
         self, streams: Sequence[_Stream], chunks: Sequence[FrameChunk]
     ) -> dict[int, torch.Tensor]:
-        """Samples after the exact ones, by their place in a batch, if the last frame of each stream
-        went on.
+        """Computes samples after the exact ones, as if the last frame of each stream were repeated.
+
+        Returns:
+            (samples,) by the index of the stream in the batch.
         """
         holdback = self._net.lookahead_frames
         parts = {
@@ -280,8 +310,8 @@ class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
         return {index: new[: self._early] for index, new in zip(parts, samples, strict=True)}
 
     def _parts(self, stream: _Stream, chunk: FrameChunk) -> list[PieceInput]:
-        """A chunk as pieces of shapes that are prepared, or as one; none as long as a start is too
-        short.
+        """Cuts a chunk into pieces of prepared shapes and a rest. Returns an empty list while the
+        start of a stream is too short.
         """
         mel = chunk.frames.to(self._device)
         if not stream.frames:
@@ -340,7 +370,7 @@ class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
         return list(audio.clone() if self._lengths else audio)
 
     def _joined(self, audio: list[list[torch.Tensor]]) -> list[torch.Tensor]:
-        """Joins the audio of every stream, in one operation for all."""
+        """Joins the pieces of every stream, in one operation for all streams."""
         if all(len(parts) == 1 for parts in audio):
             return [samples for [samples] in audio]
         parts = [samples for stream in audio for samples in stream] or [
@@ -351,7 +381,7 @@ class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
 
     @torch.inference_mode()
     def _batch(self, shape: PieceShape) -> _Batch:
-        # Prepared ones run one at a time, so they share their rows.
+        # Prepared shapes run one at a time, so they share their rows.
         rows = self._rows if self._lengths else self.store.rows(shape.streams)
         rows = {dtype: table[: shape.streams] for dtype, table in rows.items()}
         frames_past_end = 0 if shape.inside else self._net.lookahead_frames

@@ -1,15 +1,15 @@
-"""Families of models: each is a package that reads a published folder.
+"""Families of models. Each family is a package that reads the folders of one published format.
 
-A family's package has, beside its name:
+The package of a family has, besides its name:
 
-- `FILES`: names of files. A folder with any of them holds one of its models; empty for a part of
-other families.
-- `read(folder)`: returns its kind of `ModelConfig`, without importing torch.
+- `FILES`: file names. A folder with any of these files holds a model of the family. Empty for a
+part of other families.
+- `read(folder)`: returns its subclass of `ModelConfig`, without importing torch.
 - a module `networks` with `FAMILY`, a `token2wav.execution.family.Family`: networks, weights and
 noise.
 
-Packages in this folder are families, and so are packages that an installed distribution names in
-its entry points of the group `token2wav.families`.
+Packages in this folder are families. So are packages that an installed distribution names in its
+entry points of the group `token2wav.families`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def family_of(folder: Path) -> Any:
     """Finds the package of the family that a model folder belongs to.
 
     Raises:
-        ConfigError: no such folder, or no family knows a file in it.
+        ConfigError: the folder does not exist, or has no file of any family.
     """
     if not folder.is_dir():
         raise ConfigError(f"{folder}: no such model folder")
@@ -47,15 +47,15 @@ def read_config(folder: Path) -> ModelConfig:
     """Reads the configuration of a model folder.
 
     Raises:
-        ConfigError: no family knows the folder, or a value in its files is missing, of another type
-            or out of range.
+        ConfigError: the folder belongs to no family, or a value in its files is missing, of another
+            type or out of range.
     """
     config: ModelConfig = family_of(folder).read(folder)
     return config
 
 
 def networks_module(config: ModelConfig) -> Any:
-    """Imports the module `networks` of the family that a configuration is of, and torch with it."""
+    """Imports the module `networks` of the family of a configuration, and torch with it."""
     return import_module(f"{import_module(type(config).__module__).__package__}.networks")
 
 

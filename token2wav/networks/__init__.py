@@ -1,1 +1,1 @@
-"""Networks as plain modules, and the layers they are made of."""
+"""Networks as plain modules, and their layers."""

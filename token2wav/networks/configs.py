@@ -1,6 +1,6 @@
 """Configurations of networks, typed and frozen, which check their sizes. They import no torch.
 
-Field names are those of published files, where these have them.
+Fields have the names of published files, if these have them.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from token2wav.config.values import Bounds, Length, check_bounds
 from token2wav.errors import ConfigError
 
 Mask = Literal["block", "backward", "forward"]
-Spacing = Literal["cosine", "linear"]  # of steps of the ODE: small ones at first, or equal ones
+Spacing = Literal["cosine", "linear"]  # spacing of ODE steps: short at first, or equal
 
-# Numbers of model files. Their bounds are far above any published model, and low enough to be
-# computed with.
+# Types of numbers in model files. Their bounds are far above any published model, and low enough
+# that arithmetic with them is safe.
 Width = Annotated[int, Bounds(1, 1 << 16)]  # channels, features, mel bands
 Layers = Annotated[int, Bounds(1, 256)]
 Heads = Annotated[int, Bounds(1, 256)]
 Vocabulary = Annotated[int, Bounds(1, 1 << 20)]
-Tokens = Annotated[int, Bounds(1, 1000)]  # of a block or a look-ahead
-Frames = Annotated[int, Bounds(1, 4000)]  # of a block
-Ratio = Annotated[int, Bounds(1, 64)]  # mel frames of a token
-TokenRate = Annotated[float, Bounds(0.01, 1000)]  # per second
+Tokens = Annotated[int, Bounds(1, 1000)]  # tokens of a block or of a look-ahead
+Frames = Annotated[int, Bounds(1, 4000)]  # frames of a block
+Ratio = Annotated[int, Bounds(1, 64)]  # mel frames per token
+TokenRate = Annotated[float, Bounds(0.01, 1000)]  # tokens per second
 SampleRate = Annotated[int, Bounds(1, 768_000)]
-Rate = Annotated[int, Bounds(1, 4096)]  # of upsampling
+Rate = Annotated[int, Bounds(1, 4096)]  # factor of upsampling
 Kernel = Annotated[int, Bounds(1, 4096)]
 Dilation = Annotated[int, Bounds(1, 4096)]
-Stages = Length(16)  # of a vocoder, and parts of a stage
+Stages = Length(16)  # number of stages of a vocoder, or of parts of a stage
 Rates = Annotated[tuple[Rate, ...], Stages]
 Kernels = Annotated[tuple[Kernel, ...], Stages]
 Dilations = Annotated[tuple[Annotated[tuple[Dilation, ...], Stages], ...], Stages]
 Guidance = Annotated[float, Bounds(0, 100)]
-Level = Annotated[float, Bounds(1e-9, 1e6)]  # of a signal
+Level = Annotated[float, Bounds(1e-9, 1e6)]  # level of a signal
 Times = Annotated[tuple[Annotated[float, Bounds(0, 1)], ...], Length(MOST_STEPS + 1)]
 
 SEES: dict[Mask, tuple[int, int]] = {"block": (0, 0), "backward": (1, 0), "forward": (0, 1)}
@@ -45,7 +45,7 @@ SEES: dict[Mask, tuple[int, int]] = {"block": (0, 0), "backward": (1, 0), "forwa
 
 @dataclass(frozen=True)
 class GuidedAttention:
-    """Masks of an estimator's layers, first to last."""
+    """Masks of the layers of an estimator, first to last."""
 
     layers: tuple[Mask, ...]
 
@@ -53,10 +53,10 @@ class GuidedAttention:
     def assigned(
         cls, depth: int, backward: tuple[int, ...], forward: tuple[int, ...]
     ) -> GuidedAttention:
-        """Gives all layers the block mask but for some, counted from 1.
+        """Gives every layer the block mask, except the layers listed, which count from 1.
 
         Raises:
-            ConfigError: a layer that is not there, or is named twice.
+            ConfigError: a layer does not exist or is listed twice.
         """
         masks: list[Mask] = ["block"] * depth
         for name, numbers in (("backward", backward), ("forward", forward)):
@@ -74,20 +74,23 @@ class GuidedAttention:
 
     @property
     def past_blocks(self) -> int:
-        """Number of blocks before its own that the estimator's output in a block depends on."""
+        """Number of blocks before its own on which the output in a block depends."""
         return sum(SEES[mask][0] for mask in self.layers)
 
     @property
     def future_blocks(self) -> int:
-        """Number of blocks after its own that the estimator's output in a block depends on: the
-        look-ahead.
-        """
+        """Number of blocks after its own on which the output in a block depends: the look-ahead."""
         return sum(SEES[mask][1] for mask in self.layers)
 
 
 @dataclass(frozen=True)
 class EstimatorConfig:
-    """Configuration of the estimator, a DiT. Field names are those of `cosyvoice3.yaml`."""
+    """Configuration of the DiT estimator. Fields have the names of `cosyvoice3.yaml`.
+
+    Attributes:
+        guided: masks of the layers. None: every layer attends to its own block and all earlier
+            ones.
+    """
 
     dim: Width
     depth: Layers
@@ -99,7 +102,6 @@ class EstimatorConfig:
     spk_dim: Width
     out_channels: Width
     static_chunk_size: Frames
-    # masks of the layers; None: all see their own block and all before it
     guided: GuidedAttention | None = None
 
     def __post_init__(self) -> None:
@@ -124,10 +126,14 @@ class EstimatorConfig:
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """Schedule of the ODE: it gives the times of its steps."""
+    """Schedule of the ODE: the times of its steps.
+
+    Attributes:
+        kind: spacing of the steps, if `times` is empty.
+        times: times of a distilled model: the start of every step, from 0 on, and the end, 1.
+    """
 
     kind: Spacing = "cosine"
-    # of a distilled model instead: the start of every step from 0 on, and the end, 1
     times: Times = ()
 
     def __post_init__(self) -> None:
@@ -142,10 +148,12 @@ class ScheduleConfig:
 
 @dataclass(frozen=True)
 class CodebookConfig:
-    """Codebooks of tokens that have `count` codes each, from a vocabulary of its own.
+    """Codebooks of tokens that consist of several codes. Every codebook has its own vocabulary.
 
-    Their embeddings are added (`sum`), or stand one behind the other, each as wide as its share
-    (`concat`).
+    Attributes:
+        count: number of codes of a token.
+        merge: `sum` adds the embeddings of the codes. `concat` concatenates them, each with an
+            equal share of the width.
     """
 
     count: Annotated[int, Bounds(1, 256)]
@@ -159,21 +167,22 @@ class CodebookConfig:
 
 
 class MelSettings(NamedTuple):
-    """Settings of mel that a flow and a vocoder must agree on."""
+    """Settings of mel on which a flow and a vocoder must agree."""
 
     sample_rate_hz: int
-    hop_samples: int  # of a frame
+    hop_samples: int  # samples per frame
     bands: int
 
 
 @dataclass(frozen=True)
 class HiFTConfig:
-    """Configuration of HiFT, which turns mel into audio: CosyVoice3's causal one, or that of
-    generations before it.
+    """Configuration of the HiFT vocoder: the causal one of CosyVoice3, or the one of earlier
+    generations.
 
-    The defaults are the latter's published sizes, some of which are in code alone. In the former
-    only `conv_pre` and F0 look ahead; else all convolutions see as much on both sides, upsampling
-    is by transposed convolutions, and the source's phase goes smoothly from frame to frame.
+    The defaults are the published sizes of earlier generations, some of which are only in code. In
+    the causal vocoder only `conv_pre` and F0 look ahead. In the other one all convolutions are
+    centred, upsampling uses transposed convolutions, and the phase of the source is continuous
+    between frames.
     """
 
     in_channels: Width = 80

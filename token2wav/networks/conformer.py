@@ -1,9 +1,9 @@
-"""CosyVoice2's conformer encoder: embedded tokens in, hidden vectors of twice as many mel frames
-out.
+"""CosyVoice2's conformer encoder, which turns embedded tokens into hidden vectors of mel frames,
+two for each token.
 
-Attention sees its own block of tokens and all before it, so keys and values of finished blocks
-never change. With a state the encoder goes on where the last chunk ended; without one it takes
-whole sequences. Parameter names are those of public `flow.pt` files below `encoder.`.
+Attention covers the block of a token and all earlier blocks, so keys and values of finished blocks
+never change. With a state the encoder continues after the last chunk. Without one it computes whole
+sequences. Parameters have the names of public `flow.pt` files below `encoder.`.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from token2wav.networks.lookahead import PreLookahead
 from token2wav.networks.masks import BlockMask, attention_bias
 from token2wav.networks.streaming import OFFLINE, Streaming, StreamStep, causal_conv
 
-RATIO = 2  # frames of a token
-LOOKBEHIND = 2  # tokens that the look-ahead layer's second convolution reaches back
-_LAYER_EPS = 1e-12  # of the norms within layers; the others have torch's own
+RATIO = 2  # mel frames per token
+LOOKBEHIND = 2  # tokens that the second convolution of the look-ahead layer reaches back
+_LAYER_EPS = 1e-12  # epsilon of the norms within layers; the other norms have torch's default
 _POSITION_BASE = 10000.0
-_TABLE_POSITIONS = 8192  # distances to either side for which a layer keeps its projected positions
+_TABLE_POSITIONS = 8192  # largest distance for which a layer stores its projected positions
 
 
 @dataclass(frozen=True, eq=False)
 class _Run:
-    """Keys and values of positions that follow one another.
+    """Keys and values of consecutive positions.
 
     Attributes:
         start: first position.
-        k, v: (B, T, size).
+        k, v: (B, T, size) keys and values.
     """
 
     start: int
@@ -45,23 +45,24 @@ class _Run:
         return self.start + self.k.shape[1]
 
     def part(self, start: int, stop: int) -> _Run:
-        """Positions from `start` to `stop`, as far as they are in this run."""
+        """Returns the part of the run from position `start` to `stop`."""
         first, last = (min(max(at, self.start), self.stop) - self.start for at in (start, stop))
         return _Run(self.start + first, self.k[:, first:last], self.v[:, first:last])
 
 
 class ConformerState:
-    """State of a stream in the encoder: keys and values of every layer, and the tail of the
+    """State of streams in the encoder: keys and values of every layer, and the state of the
     upsampling convolution.
 
     Args:
-        encoder: whose it is.
-        batch: streams that are at one place.
+        encoder: encoder that the state belongs to.
+        batch: number of streams, all at the same position.
         start: position of the first token, for streams whose blocks do not begin with it.
 
     Attributes:
-        tokens: position of the next one.
-        runs: of every layer, those of the tokens' rate first.
+        tokens: position of the next token.
+        runs: keys and values of every layer: first layers at the token rate, then layers at the
+            frame rate.
         tail: state of the upsampling convolution, see `StreamStep.state`.
     """
 
@@ -77,7 +78,7 @@ class ConformerState:
         self._rates = [1] * len(encoder.encoders) + [RATIO] * len(encoder.up_encoders)
 
     def fork(self) -> ConformerState:
-        """A state that goes on from here by itself; keys and values so far are shared."""
+        """Copies the state for a stream that continues alone; keys and values are shared."""
         other = object.__new__(ConformerState)
         other.tokens, other._rates = self.tokens, self._rates
         other.runs = [list(runs) for runs in self.runs]
@@ -85,7 +86,7 @@ class ConformerState:
         return other
 
     def forget_unseen(self, mask: BlockMask) -> None:
-        """Drops keys and values that no later token can see. A window's memory is bounded by it."""
+        """Drops keys and values that no later token can attend to. This bounds the memory."""
         if mask.left_blocks < 0:
             return
         size = mask.block_frames
@@ -100,15 +101,16 @@ class ConformerState:
 
 
 class Conformer(nn.Module):
-    """Look-ahead, conformer layers at the tokens' rate, upsampling by two, conformer layers at the
-    frames' rate.
+    """Encoder: look-ahead layer, conformer layers at the token rate, upsampling by two, conformer
+    layers at the frame rate.
 
     Args:
-        size: channels throughout.
-        heads: of attention.
+        size: channels of all layers.
+        heads: heads of attention.
         hidden: channels within feed-forward layers.
-        layers, up_layers: before and after upsampling.
-        lookahead: tokens to the right that the look-ahead layer sees.
+        layers: number of layers before upsampling.
+        up_layers: number of layers after upsampling.
+        lookahead: tokens to the right that the look-ahead layer depends on.
     """
 
     def __init__(
@@ -127,7 +129,7 @@ class Conformer(nn.Module):
 
     @property
     def token_bytes(self) -> int:
-        """Size of the keys and values of a token."""
+        """Bytes of the keys and values of one token."""
         layers = len(self.encoders) + RATIO * len(self.up_encoders)
         return 2 * layers * self.after_norm.normalized_shape[0] * self.after_norm.weight.itemsize
 
@@ -140,20 +142,20 @@ class Conformer(nn.Module):
         left: int = 0,
         last: bool = True,
     ) -> torch.Tensor:
-        """Encodes whole sequences, or the next chunk of streams; the result is that of the whole.
+        """Encodes whole sequences, or the next chunk of streams with the same result.
 
         Args:
             x: (B, left + n + right, size) embedded tokens. `right` is the look-ahead, or 0 if
                 `last`.
-            mask: who sees whom, in tokens; None for full attention, which has no chunks.
-            state: of the streams, moved on by n tokens; None for whole sequences. Chunks end with a
-                block unless they are the last.
-            left: leading tokens that are context only: `LOOKBEHIND`, or fewer where fewer tokens
-                come before.
-            last: whether the streams end here; zeros then stand for what follows.
+            mask: attention mask, in tokens; None for full attention, which has no chunks.
+            state: state of the streams, which is advanced by n tokens; None for whole sequences. A
+                chunk ends with a block unless it is the last.
+            left: number of leading tokens that are context only: `LOOKBEHIND`, or fewer if fewer
+                tokens come before.
+            last: whether the streams end here; zeros then replace the look-ahead.
 
         Returns:
-            (B, RATIO * n, size).
+            (B, RATIO * n, size) hidden vectors.
         """
         return self.encode(
             self.pre_lookahead_layer(self.embed(x), left=left, last=last), mask, state
@@ -162,15 +164,13 @@ class Conformer(nn.Module):
     def encode(
         self, x: torch.Tensor, mask: BlockMask | None, state: ConformerState | None
     ) -> torch.Tensor:
-        """Encodes as `forward` does, from embeddings (B, n, size) that have seen what is ahead of
-        them.
-        """
+        """Encodes as `forward` does, from outputs (B, n, size) of the look-ahead layer."""
         start = state.tokens if state else 0
         runs = (
             state.runs if state else [[] for _ in range(len(self.encoders) + len(self.up_encoders))]
         )
         tokens, up_runs = x.shape[1], runs[len(self.encoders) :]
-        bias = _bias(mask, runs[0], start, x)  # layers of a rate have keys of the same positions
+        bias = _bias(mask, runs[0], start, x)  # same for all layers of a rate
         for layer, past in zip(self.encoders, runs, strict=False):
             x = layer(x, start, bias, past)
         step = OFFLINE if state is None else StreamStep(state.tail, first=not start, frames=tokens)
@@ -187,7 +187,9 @@ class Conformer(nn.Module):
 
 
 class ConformerLayer(nn.Module):
-    """Attention with relative positions and a feed-forward layer, each behind a norm."""
+    """Conformer layer: attention with relative positions and a feed-forward layer, each after a
+    norm.
+    """
 
     def __init__(self, size: int, heads: int, hidden: int) -> None:
         super().__init__()
@@ -199,16 +201,19 @@ class ConformerLayer(nn.Module):
     def forward(
         self, x: torch.Tensor, start: int, bias: torch.Tensor | None, past: list[_Run]
     ) -> torch.Tensor:
-        """x (B, T, size) from position `start` on; its keys and values are appended to `past`."""
+        """Computes x (B, T, size), which starts at position `start`, and appends its keys and
+        values to `past`.
+        """
         x = x + self.self_attn(self.norm_mha(x), start, bias, past)
         return x + self.feed_forward(self.norm_ff(x))
 
 
 class RelativeAttention(nn.Module):
-    """Multi-head self-attention with relative positions (Transformer-XL's, as ESPnet has them).
+    """Multi-head self-attention with relative positions, in the form of Transformer-XL and ESPnet.
 
-    A key's score is its product with the query, and the query's product with the projected
-    sinusoids of their distance. What is projected depends on distances alone, so it is a table.
+    The score of a key is its product with the query, plus the product of the query and the
+    projected sinusoids of their distance. The projection depends on the distance alone, so it is a
+    table.
     """
 
     def __init__(self, size: int, heads: int) -> None:
@@ -221,15 +226,15 @@ class RelativeAttention(nn.Module):
         self.linear_pos = nn.Linear(size, size, bias=False)
         self.pos_bias_u = nn.Parameter(torch.zeros(heads, size // heads))
         self.pos_bias_v = nn.Parameter(torch.zeros(heads, size // heads))
-        self._table: tuple[range, torch.Tensor] | None = None  # its distances, in falling order
+        self._table: tuple[range, torch.Tensor] | None = None  # distances, falling; projections
 
     def forward(
         self, x: torch.Tensor, start: int, bias: torch.Tensor | None, past: list[_Run]
     ) -> torch.Tensor:
-        """x (B, T, size) from position `start` on; its keys and values are appended to `past`, and
-        seen.
+        """Computes attention of x (B, T, size), which starts at position `start`. Its keys and
+        values are first appended to `past`.
 
-        `bias` (T, keys) is added to scores; None where all see all.
+        `bias` (T, keys) is added to scores; None for full attention.
         """
         past.append(_Run(start, self.linear_k(x), self.linear_v(x)))
         q = self._split(self.linear_q(x))
@@ -248,33 +253,33 @@ class RelativeAttention(nn.Module):
         return self.linear_out(h.transpose(1, 2).flatten(2))
 
     def _split(self, x: torch.Tensor) -> torch.Tensor:
-        """(B, T, size) to (B, heads, T, size / heads)."""
+        """Reshapes (B, T, size) to (B, heads, T, size / heads)."""
         return x.unflatten(2, (self.heads, -1)).transpose(1, 2)
 
     def _by_distance(self, q: torch.Tensor, start: int, first: int, stop: int) -> torch.Tensor:
-        """Scores (B, heads, T, keys) of q (B, heads, T, d) from position `start` on by the distance
-        of keys.
+        """Computes the scores (B, heads, T, keys) of queries q (B, heads, T, d) by the distance of
+        keys. Queries start at position `start`; keys are the positions from `first` to `stop`.
         """
         queries, keys = q.shape[2], stop - first
         nearest, farthest = start - stop + 1, start + queries - 1 - first
         # (B, heads, T, distances), farthest first
         scores = q @ self._projected(nearest, farthest).transpose(1, 2)
-        # Of query i and key j that is column queries - 1 - i + j: every row begins one to the left
-        # of the one before.
+        # The score of query i and key j is in column queries - 1 - i + j. So a view selects it, in
+        # which every row begins one column to the left of the row before.
         rows, columns = scores.shape[:2], scores.shape[3]
         strides = (rows[1] * queries * columns, queries * columns, columns - 1, 1)
         return scores.contiguous().as_strided((*rows, queries, keys), strides, queries - 1)
 
     def _projected(self, nearest: int, farthest: int) -> torch.Tensor:
-        """Projected sinusoids of distances, (heads, farthest - nearest + 1, size / heads), the
-        farthest first.
+        """Returns the projected sinusoids of distances, (heads, farthest - nearest + 1, size /
+        heads), the farthest first.
         """
         if max(-nearest, farthest) >= _TABLE_POSITIONS:
             return self._project(farthest, nearest)
         table = self._table
         if table is None or table[0].start < farthest or table[0][-1] > nearest:
             most, least = (farthest, nearest) if table is None else (table[0].start, table[0][-1])
-            # Twice what is needed, as streams go on.
+            # Twice the distance that is needed, because streams continue.
             most = most if most >= farthest else min(2 * farthest, _TABLE_POSITIONS)
             least = least if least <= nearest else max(2 * nearest, -_TABLE_POSITIONS)
             table = self._table = range(most, least - 1, -1), self._project(most, least)
@@ -292,7 +297,7 @@ class RelativeAttention(nn.Module):
 
 
 class _Embedding(nn.Module):
-    """Linear layer, norm, and a scale that other encoders add positions to."""
+    """Linear layer, norm and scale. Other encoders add positions after the scale."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -304,14 +309,14 @@ class _Embedding(nn.Module):
 
 
 class _Upsampling(nn.Module):
-    """Every position repeated, then a causal convolution."""
+    """Upsampling: every position is repeated, then a causal convolution."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
         self.conv = causal_conv(size, size, 2 * RATIO + 1)
 
     def forward(self, x: torch.Tensor, step: StreamStep) -> torch.Tensor:
-        """(B, T, size) to (B, RATIO * T, size)."""
+        """Upsamples (B, T, size) to (B, RATIO * T, size)."""
         return self.conv(x.repeat_interleave(RATIO, dim=1).transpose(1, 2), step).transpose(1, 2)
 
 
@@ -328,8 +333,8 @@ class _FeedForward(nn.Module):
 def _bias(
     mask: BlockMask | None, past: Sequence[_Run], start: int, x: torch.Tensor
 ) -> torch.Tensor | None:
-    """Bias (T, keys) of x (B, T, size) from position `start` on against what is kept and itself,
-    where it is needed.
+    """Computes the bias (T, keys) of attention scores of x (B, T, size), which starts at position
+    `start`, over past keys and its own; None if all keys are visible.
     """
     if mask is None:
         return None
@@ -340,7 +345,7 @@ def _bias(
 
 
 def _spans(runs: Sequence[_Run]) -> list[tuple[int, int]]:
-    """First and last position but one of runs, where those that follow one another are one."""
+    """Returns start and stop of the runs; consecutive runs are joined."""
     spans: list[tuple[int, int]] = []
     for run in runs:
         if spans and spans[-1][1] == run.start:
@@ -351,7 +356,7 @@ def _spans(runs: Sequence[_Run]) -> list[tuple[int, int]]:
 
 
 def _sinusoids(positions: torch.Tensor, size: int) -> torch.Tensor:
-    """Sines and cosines in turn, (T,) to (T, size)."""
+    """Computes alternating sines and cosines (T, size) of positions (T,)."""
     exponents = torch.arange(0, size, 2, device=positions.device).float()
     angles = positions.float()[:, None] * torch.exp(exponents * -(math.log(_POSITION_BASE) / size))
     return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)

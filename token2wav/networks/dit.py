@@ -1,9 +1,9 @@
-"""The DiT flow-matching estimator of CosyVoice3: frames in, their velocity out.
+"""The DiT estimator of CosyVoice3: velocity of the flow from frames.
 
-With a memory it continues an utterance whose past is cached; without one it takes whole sequences.
-
-Everything that depends on the ODE time alone is computed apart (`DiT.modulation`), so that it can
-be a table. Remarks with a number (Q6 ...) are quirks of the public code that checkpoints rely on.
+With an `AttentionContext` it continues streams whose past is cached. Without one it computes whole
+sequences. Everything that depends on the ODE time alone is computed apart (`DiT.modulation`), so
+that it can be a table. Some details only follow the public code, because checkpoints depend on
+them. Comments mark these details.
 """
 
 from __future__ import annotations
@@ -20,44 +20,43 @@ from token2wav.networks.estimator import AttentionContext, Estimator, Modulation
 from token2wav.networks.masks import BlockMask, attention_bias
 
 _CONV_KERNEL = 31
-CONTEXT_FRAMES = _CONV_KERNEL - 1  # inputs that each position convolution reaches back
+CONTEXT_FRAMES = _CONV_KERNEL - 1  # number of inputs that each position convolution reaches back
 _CONV_GROUPS = 16
 _TIME_DIM = 256
 _TIME_SCALE = 1000.0
 _ROPE_BASE = 10000.0
 
 
-# What is added to attention scores, broadcastable to (B, heads, T, keys): of all layers, or of
-# each; None for nothing.
+# Bias of attention scores, broadcastable to (B, heads, T, keys): one for all layers, or one for
+# each layer; None for full attention.
 Bias = torch.Tensor | None
 LayerBiases = tuple[torch.Tensor, ...]
 
 
 class TimeEmbedding(nn.Module):
-    """ODE time to a vector: 256 sinusoids, then a two-layer perceptron."""
+    """Embedding of the ODE time: 256 sinusoids, then a two-layer perceptron."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
         self.time_mlp = nn.Sequential(nn.Linear(_TIME_DIM, dim), nn.SiLU(), nn.Linear(dim, dim))
 
     def forward(self, t: torch.Tensor) -> torch.Tensor:
-        """(B,) times in [0, 1] to (B, dim)."""
+        """Embeds times (B,) in [0, 1] to (B, dim)."""
         angle = _TIME_SCALE * t[:, None] * self.frequencies(t.device)[None]
         return self.time_mlp(torch.cat((angle.sin(), angle.cos()), dim=-1))
 
     @staticmethod
     def frequencies(device: torch.device) -> torch.Tensor:
-        """Of the sinusoids, (128,)."""
+        """Returns the frequencies (128,) of the sinusoids."""
         half = _TIME_DIM // 2
         exponent = torch.arange(half, device=device).float() * -(math.log(10000.0) / (half - 1))
         return exponent.exp()
 
 
 class ConvPositionEmbedding(nn.Module):
-    """Two causal grouped convolutions that tell a frame where it is.
+    """Two causal grouped convolutions that add the relative position of frames.
 
-    With `block_frames` every block is convolved on its own, so that nothing but attention crosses
-    its edges.
+    With `block_frames` every block is convolved alone, so that only attention connects blocks.
     """
 
     def __init__(self, dim: int, block_frames: int | None = None) -> None:
@@ -71,9 +70,9 @@ class ConvPositionEmbedding(nn.Module):
         )
 
     def forward(self, x: torch.Tensor, context: AttentionContext | None = None) -> torch.Tensor:
-        """(B, T, dim) to (B, T, dim).
+        """Convolves x (B, T, dim) to (B, T, dim).
 
-        Without a memory, zeros come before x, or before each of its blocks.
+        Without a context, zeros come before x, or before each of its blocks.
         """
         if self._block_frames is not None:
             blocks = F.pad(x, (0, 0, 0, -x.shape[1] % self._block_frames)).unflatten(
@@ -95,7 +94,7 @@ class ConvPositionEmbedding(nn.Module):
 
 
 class InputEmbedding(nn.Module):
-    """State, conditions and speaker of a frame to one vector.
+    """Projection of the state, the conditions and the speaker of a frame to one vector.
 
     With guided attention there is no prompt mel.
     """
@@ -111,33 +110,38 @@ class InputEmbedding(nn.Module):
     def forward(
         self, x: torch.Tensor, conditions: torch.Tensor, context: AttentionContext | None = None
     ) -> torch.Tensor:
-        """State x (B, T, bands) and projected conditions (B, T, dim) to (B, T, dim)."""
+        """Embeds the state x (B, T, bands) and projected conditions (B, T, dim) to (B, T, dim)."""
         h = self.project_state(x) + conditions
         return self.conv_pos_embed(h, context) + h
 
     def project_state(self, x: torch.Tensor) -> torch.Tensor:
         """Projects the state, (B, T, bands) to (B, T, dim).
 
-        It is the one part that differs between ODE steps.
+        Only this part of the embedding differs between ODE steps.
         """
         return F.linear(x, self.proj.weight[:, : self._bands])
 
     def project_conditions(
         self, cond: torch.Tensor | None, mu: torch.Tensor, spks: torch.Tensor
     ) -> torch.Tensor:
-        """Projects the conditions: cond, mu (B, T, bands), spks (B, bands) or (B, T, bands) to (B,
-        T, dim).
+        """Projects the conditions to (B, T, dim).
+
+        Args:
+            cond: (B, T, bands) prompt mel; None with guided attention.
+            mu: (B, T, bands) encoded tokens.
+            spks: (B, bands) or (B, T, bands) speaker vectors.
         """
         if spks.dim() == 2:
             spks = spks[:, None].expand(-1, mu.shape[1], -1)
-        parts = (mu, spks) if cond is None else (cond, mu, spks)  # Q7: this order, behind the state
+        # The public order of columns: state, cond, mu, speaker.
+        parts = (mu, spks) if cond is None else (cond, mu, spks)
         return F.linear(
             torch.cat(parts, dim=-1), self.proj.weight[:, self._bands :], self.proj.bias
         )
 
 
 class RotaryEmbedding(nn.Module):
-    """Rotary positions on interleaved pairs (2i, 2i + 1)."""
+    """Rotary position embedding on interleaved pairs (2i, 2i + 1)."""
 
     inv_freq: torch.Tensor
 
@@ -147,8 +151,8 @@ class RotaryEmbedding(nn.Module):
         self.register_buffer("inv_freq", 1.0 / _ROPE_BASE**exponent)
 
     def forward(self, positions: torch.Tensor) -> Rope:
-        """Absolute frame indices, (T,) or (B, T), to cos and sin, each with an axis of dim_head
-        more.
+        """Computes cos and sin, (T, dim_head) or (B, T, dim_head), of absolute frame positions (T,)
+        or (B, T).
         """
         angle = positions.float()[..., None] * self.inv_freq  # (..., dim_head / 2)
         angle = angle.repeat_interleave(2, dim=-1)
@@ -156,8 +160,9 @@ class RotaryEmbedding(nn.Module):
 
 
 def rotate_first_head(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotates head 0 of x (B, T, heads * dim_head), in float32; the other heads have no position
-    (Q9).
+    """Rotates head 0 of x (B, T, heads * dim_head), in float32.
+
+    The public code rotates before it splits heads, so only head 0 has positions.
     """
     head, rest = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]
     pairs = head.unflatten(-1, (-1, 2))
@@ -186,8 +191,9 @@ class Attention(nn.Module):
         bias: torch.Tensor | None,
         context: AttentionContext | None = None,
     ) -> torch.Tensor:
-        """x (B, T, dim), bias broadcastable to (B, heads, T, keys) or None for full attention; to
-        (B, T, dim).
+        """Computes attention of x (B, T, dim) to (B, T, dim).
+
+        `bias` is broadcastable to (B, heads, T, keys); None for full attention.
         """
         x = x.to(self.to_q.weight.dtype)
         q = rotate_first_head(self.to_q(x), *rope)
@@ -203,14 +209,14 @@ class Attention(nn.Module):
     def _attend(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
-        """q (B, T, inner), k and v (B, keys, inner) to (B, T, inner)."""
+        """Computes attention of q (B, T, inner) over k and v (B, keys, inner) to (B, T, inner)."""
         q, k, v = (y.unflatten(-1, (self.heads, -1)).transpose(1, 2) for y in (q, k, v))
         h = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)  # (B, heads, T, dim_head)
         return h.transpose(1, 2).flatten(-2)
 
     def projections(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Weight (3 * inner, dim) and bias (3 * inner,) of queries, keys and values; their own
-        become views of it.
+        """Returns weight (3 * inner, dim) and bias (3 * inner,) of queries, keys and values. The
+        parameters of the three layers become views of them.
         """
         parts = (self.to_q, self.to_k, self.to_v)
         if self._joined is not None and self._joined[0].data_ptr() == self.to_q.weight.data_ptr():
@@ -243,9 +249,7 @@ class FeedForward(nn.Module):
 
 
 class AdaNorm(nn.Module):
-    """Holds the projection from the time embedding to modulation vectors; the norm itself has no
-    parameters.
-    """
+    """Projection of the time embedding to modulation vectors. The norm itself has no parameters."""
 
     def __init__(self, dim: int, vectors: int) -> None:
         super().__init__()
@@ -253,12 +257,12 @@ class AdaNorm(nn.Module):
         self.vectors = vectors
 
     def modulation(self, time: torch.Tensor) -> torch.Tensor:
-        """(B, dim) time embedding to (B, vectors, dim)."""
+        """Computes modulation vectors (B, vectors, dim) of a time embedding (B, dim)."""
         return self.linear(F.silu(time)).unflatten(-1, (self.vectors, -1))
 
 
 def modulated_norm(x: torch.Tensor, shift: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """LayerNorm of x (B, T, dim) without weights, then scaled and shifted by (B, dim) vectors."""
+    """Normalises x (B, T, dim) without weights, then scales and shifts it by vectors (B, dim)."""
     return torch.addcmul(
         shift[:, None], F.layer_norm(x, x.shape[-1:], eps=1e-6), 1 + scale[:, None]
     )
@@ -279,7 +283,7 @@ class DiTBlock(nn.Module):
         bias: torch.Tensor | None,
         context: AttentionContext | None = None,
     ) -> torch.Tensor:
-        """x (B, T, dim), modulation (B, 6, dim); to (B, T, dim)."""
+        """Computes the block: x (B, T, dim) and modulation (B, 6, dim) to (B, T, dim)."""
         shift_att, scale_att, gate_att, shift_ff, scale_ff, gate_ff = modulation.unbind(1)
         h = self.attn(modulated_norm(x, shift_att, scale_att), rope, bias, context)
         x = torch.addcmul(x, gate_att[:, None], h.to(x.dtype))
@@ -288,12 +292,12 @@ class DiTBlock(nn.Module):
 
 
 class DiT(Estimator):
-    """The estimator: velocity of the flow at one ODE time."""
+    """DiT estimator: velocity of the flow at one ODE time."""
 
     def __init__(self, config: EstimatorConfig) -> None:
         super().__init__()
         self.attention = config.depth, config.heads, config.dim_head
-        # inputs of the two position convolutions
+        # state of the two position convolutions
         self.conv_state_shapes = [(config.dim, CONTEXT_FRAMES)] * 2
         self.block_frames = config.static_chunk_size
         self.guided = config.guided
@@ -307,11 +311,11 @@ class DiT(Estimator):
         self.proj_out = nn.Linear(config.dim, config.out_channels)
 
     def modulation(self, t: torch.Tensor, end: torch.Tensor | None = None) -> Modulation:
-        """Modulation vectors of times t (B,).
+        """Computes the modulation vectors of times t (B,), in the order of the public code.
 
         Returns:
-            (depth, B, 6, dim) shift, scale, gate of attention, then of the feed-forward (Q10), and
-            (B, 2, dim) scale, then shift of the final norm (Q10: the other order).
+            (depth, B, 6, dim) shift, scale and gate of attention, then of the feed-forward layer;
+            and (B, 2, dim) scale, then shift of the final norm. Here scale comes first.
         """
         time = self.time_embed(t)
         blocks = [block.attn_norm.modulation(time) for block in self._blocks()]
@@ -323,7 +327,7 @@ class DiT(Estimator):
     def prepare_conditions(
         self, mu: torch.Tensor, spks: torch.Tensor, cond: torch.Tensor | None
     ) -> torch.Tensor:
-        """Projects the conditions, see `Estimator`; (B, T, dim).
+        """Projects the conditions to (B, T, dim), see `Estimator`.
 
         With guided attention there is no cond, and spks may be (B, T, bands), a speaker vector for
         every frame.
@@ -343,7 +347,7 @@ class DiT(Estimator):
     ) -> torch.Tensor:
         """Evaluates the estimator, see `Estimator`.
 
-        With guided attention bias is a tuple of one for each layer.
+        With guided attention `bias` is a tuple with one bias for each layer.
         """
         h = self.input_embed(x.transpose(1, 2), conditions, context)
         blocks, out = modulation
@@ -363,8 +367,8 @@ class DiT(Estimator):
         cond: torch.Tensor,
         streaming: bool = False,
     ) -> torch.Tensor:
-        """The call of the public implementation: as `velocity`, with t (B,) and a padding mask (B,
-        1, T) of 0 and 1.
+        """Evaluates the estimator with the arguments of the public code: t (B,), and a padding mask
+        (B, 1, T) of 0 and 1.
         """
         attend = mask.bool()[:, :, None, :]  # (B, 1, 1, T): no key in the padding
         if streaming:
@@ -374,20 +378,20 @@ class DiT(Estimator):
         return self.velocity(x, conditions, self.modulation(t), bias, rope=rope) * mask
 
     def halve(self) -> None:
-        """Puts attention, feed-forward and output projection into float16."""
+        """Converts attention, feed-forward and output projection to float16."""
         for block in self._blocks():
             block.attn.half()
             block.ff.half()
         self.proj_out.half()
 
     def drop_time_weights(self) -> None:
-        """Frees 43 % of the public model's weights."""
+        """Frees 43 % of the weights of the public model."""
         del self.time_embed, self.norm_out
         for block in self._blocks():
             del block.attn_norm
 
     def _layer_biases(self, bias: Bias | LayerBiases) -> Sequence[Bias]:
-        """One for each layer, in the type of their scores: converted once, not in every layer."""
+        """Returns one bias for each layer, in the dtype of scores. It converts each bias once."""
         dtype = self.proj_out.weight.dtype
         if isinstance(bias, tuple):
             return [own.to(dtype) for own in bias]

@@ -1,9 +1,9 @@
-"""Estimators of the flow's velocity, in what all of them have in common, and one ODE step of them
-as a pure function.
+"""Estimator of the velocity of the flow: the interface of all families, and one ODE step as a pure
+function for export.
 
-A graph can neither read pages nor change its inputs, so in the step that is exported the past comes
-in as dense tensors and what is new goes out. All that is the same in every step (rotary angles,
-attention bias) or depends on time alone (modulation) is an input.
+An exported graph can neither read pages nor change its inputs. So the exported step takes the past
+as dense tensors, and returns the new keys, values and states. Values that are the same in every
+step (rotary angles, attention bias) or that depend on the ODE time alone (modulation) are inputs.
 """
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ from torch import nn
 
 Convolution = Callable[[torch.Tensor], torch.Tensor]
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
-# all that depends on the ODE time alone, each (layers, B, ...) or (B, ...)
+# Everything that depends on the ODE time alone, each (layers, B, ...) or (B, ...).
 Modulation = tuple[torch.Tensor, ...]
-# cos and sin of rotary angles, (T, dim_head) or (B, T, dim_head), if there are any
+# cos and sin of rotary angles, (T, dim_head) or (B, T, dim_head); empty without rotary positions.
 Rope = tuple[torch.Tensor, ...]
 
-# Names in a graph of what only some estimators have.
+# Names of inputs of a graph that only some estimators have.
 MODULATION, ROPE, PRESENT = ("modulation", "modulation_out"), ("cos", "sin"), "present"
 
 
 class AttentionContext(Protocol):
-    """State of the frames before those that the estimator is given (`execution/step.py`)."""
+    """Keys, values and convolution inputs of the frames that precede the input of the estimator.
+
+    `DenseContext` holds them in tensors; the contexts of `execution/step.py` read the cache.
+    """
 
     def convolve(self, index: int, conv: Convolution, x: torch.Tensor) -> torch.Tensor:
-        """Runs a convolution over x (B, channels, T) with its state in front, and saves its new
-        state.
-        """
+        """Runs a convolution over x (B, channels, T) after its state, and stores the new state."""
 
     def attend(
         self,
@@ -45,33 +46,41 @@ class AttentionContext(Protocol):
         v: torch.Tensor,
         bias: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Lets q (B, T, inner) attend to all that it can see; notes the chunk's keys and values (B,
-        T, inner).
+        """Computes attention of q (B, T, inner) over all visible keys, and stores the keys and
+        values (B, T, inner) of the chunk.
         """
 
 
 class Estimator(nn.Module, ABC):
-    """Estimator of the flow's velocity, of any family.
+    """Estimator of the velocity of the flow, of any family.
 
-    With a memory it continues an utterance whose past is cached; without one it takes whole
-    sequences.
+    With an `AttentionContext` it continues streams whose past is cached. Without one it computes
+    whole sequences.
+
+    Attributes:
+        attention: number of layers with keys and values, of heads, and of channels of a head.
+        conv_state_shapes: channels and positions of the state of each convolution.
+        full_prompt_attention: whether the blocks of a prompt attend to one another as if they were
+            one block. Such prompts may begin with padding
+            (`ModelConfig.prompt_padding_tokens`).
     """
 
-    attention: tuple[int, int, int]  # layers with keys and values, heads, and channels of a head
-    # channels and positions of the state of each convolution
+    attention: tuple[int, int, int]
     conv_state_shapes: list[tuple[int, int]]
-    # prompts may begin with frames that there are not (`ModelConfig.absent_tokens`)
     full_prompt_attention = False
 
     @abstractmethod
     def modulation(self, t: torch.Tensor, end: torch.Tensor | None = None) -> Modulation:
-        """Computes all that depends on ODE times (B,) alone and on where their steps end, so that
-        it can be a table.
+        """Computes everything that depends on the ODE time alone, so that it can be a table.
+
+        Args:
+            t: (B,) ODE times.
+            end: (B,) times at which the steps end; only some estimators use them.
         """
 
     def rope(self, positions: torch.Tensor) -> Rope:
-        """Encodes positions (T,) or (B, T) of frames, counted from the start of the prompt, as
-        layers need them.
+        """Encodes positions (T,) or (B, T) of frames, counted from the start of the prompt, for the
+        layers.
         """
         return ()
 
@@ -85,7 +94,7 @@ class Estimator(nn.Module, ABC):
         Args:
             mu: (B, bands, T) encoded tokens.
             spks: (B, bands) speaker vectors.
-            cond: (B, bands, T) mel of the prompt; zeros behind it.
+            cond: (B, bands, T) mel of the prompt; zeros after the prompt.
 
         Returns:
             (B, T, width) conditions, as `velocity` takes them. The width depends on the estimator.
@@ -106,13 +115,13 @@ class Estimator(nn.Module, ABC):
 
         Args:
             x: (B, bands, T) state.
-            conditions: (B, T, width) of `prepare_conditions`.
-            modulation: of the time of each row (or of one row for all).
-            bias: to add to attention scores, broadcastable to (B, heads, T, keys); None for full
+            conditions: (B, T, width) result of `prepare_conditions`.
+            modulation: modulation of the time of each row, or of one row for all.
+            bias: bias of attention scores, broadcastable to (B, heads, T, keys); None for full
                 attention.
-            memory: of the frames before x; None if x is a whole sequence that starts with the
-                prompt.
-            rope: of the positions of x.
+            context: context of the frames before x; None if x is a whole sequence that starts with
+                the prompt.
+            rope: result of `rope` for the positions of x.
 
         Returns:
             (B, bands, T) velocity, float32.
@@ -120,20 +129,20 @@ class Estimator(nn.Module, ABC):
 
     @abstractmethod
     def halve(self) -> None:
-        """Puts into float16 what may be (docs/parity.md)."""
+        """Converts to float16 all weights that may be (docs/parity.md)."""
 
     @abstractmethod
     def drop_time_weights(self) -> None:
-        """Frees what `modulation` needs, once its results are in tables."""
+        """Frees the weights of `modulation`, once its results are in tables."""
 
     @property
     def state_width(self) -> int:
-        """Numbers that all convolutions keep of a stream at one ODE step and guidance branch."""
+        """Numbers in the state of all convolutions, for one ODE step and guidance branch."""
         return sum(map(math.prod, self.conv_state_shapes))
 
     def tails(self, state: torch.Tensor) -> list[torch.Tensor]:
-        """Views (..., channels, positions) of what each convolution keeps, in a state (...,
-        state_width).
+        """Returns the state of each convolution as a view (..., channels, positions) of a state
+        (..., state_width).
         """
         starts = pairwise(accumulate(map(math.prod, self.conv_state_shapes), initial=0))
         return [
@@ -143,23 +152,24 @@ class Estimator(nn.Module, ABC):
 
     @property
     def cache_type(self) -> torch.dtype:
-        """Type of keys and values."""
+        """dtype of keys and values."""
         return next(
             weight.dtype for name, weight in self.named_parameters() if name.endswith("to_k.weight")
         )
 
 
 class DenseContext:
-    """The estimator's `Memory` for rows whose pasts have different lengths, padded.
+    """`AttentionContext` for rows with pasts of different lengths, padded to one length.
 
     Args:
-        tails: last inputs of every convolution, (R, channels, positions); `after` is the same after
-            the chunk.
-        frames: (R,) valid frames of each row; what follows them is padding.
-        past: keys and values of every layer, k0, v0, k1, v1 ..., each (R, S, inner); `new` are
-            those of the chunk.
-        present: (R, 1, N) 1 for frames that there are, 0 for others before them; None if there are
-            all.
+        tails: (R, channels, positions) state of every convolution before the chunk.
+        frames: (R,) number of valid frames of each row; the rest is padding.
+        past: (R, S, inner) keys and values of every layer: k0, v0, k1, v1 ...
+        present: (R, 1, N) 1 for frames, 0 for prompt padding; None without prompt padding.
+
+    Attributes:
+        after: state of every convolution after the chunk.
+        new: keys and values of the chunk, in the order of `past`.
     """
 
     def __init__(
@@ -178,8 +188,8 @@ class DenseContext:
         if self._present is not None:
             x = x * self._present
         x = torch.cat((tail, x), dim=2)
-        # There are as many inputs in front as are kept, so the last ones of n valid frames start at
-        # n. (R, 1, positions)
+        # The state holds as many inputs as the convolution reaches back. So the new state of a row
+        # with n valid frames starts at position n. (R, 1, positions)
         last = self._frames[:, None, None] + torch.arange(tail.shape[2], device=x.device)
         self.after[index] = x.gather(2, last.expand(-1, x.shape[1], -1))
         return conv(x)
@@ -199,26 +209,26 @@ class DenseContext:
 
 
 class CachedStep(nn.Module):
-    """One ODE step with its past as inputs and outputs. Rows are streams and guidance branches; all
-    are at one time.
+    """One ODE step with its past as inputs and outputs. A row is one guidance branch of a stream.
+    All rows are at the same ODE time.
 
-    R rows of N frames each, with S frames of past. Inputs, float32 but for `frames` and `past_*`:
+    There are R rows of N frames each, with S frames of past. All inputs are float32 except `frames`
+    and `past_*`:
 
     - `x`, `mu`, `cond` (R, bands, N), and `spks` (R, bands)
-    - `modulation`, and `modulation_out` if there is one: of the step's time, for one row
-    - `cos`, `sin` (R, N, dim_head) of the frames' positions, if the estimator has positions
-    - `bias` (R, 1, N, S + N) to add to attention scores: 0, or -30000 where a frame must not look
-    - `frames` (R,) int64, how many of the N frames are valid
-    - `present` (R, 1, N) 0 for frames before the start of their prompt, else 1; only with
-    `joined_prompts`
-    - `conv_state` (R, width) inputs of all convolutions before the first frame, see
-    `Estimator.tails`
-    - `past_key_0`, `past_value_0`, `past_key_1` ... (R, S, inner), in the type of the attention's
-    weights
+    - `modulation`, and `modulation_out` if the estimator has it: modulation of the ODE time, for
+      one row
+    - `cos`, `sin` (R, N, dim_head) for the positions of the frames, if the estimator has positions
+    - `bias` (R, 1, N, S + N) bias of attention scores: 0, or -30000 where attention is not allowed
+    - `frames` (R,) int64, number of valid frames
+    - `present` (R, 1, N) 0 for prompt padding, else 1; only with `full_prompt_attention`
+    - `conv_state` (R, width) state of all convolutions before the chunk, see `Estimator.tails`
+    - `past_key_0`, `past_value_0`, `past_key_1` ... (R, S, inner), in the dtype of the weights of
+      attention
 
-    Outputs: `velocity` (R, bands, N), `new_conv_state` after the valid frames, and the chunk's
-    `new_key_0` ... (R, N, inner). The estimator's weights are used but for those behind
-    `modulation`.
+    Outputs are `velocity` (R, bands, N), `new_conv_state` after the valid frames, and the keys and
+    values of the chunk, `new_key_0` ... (R, N, inner). The step uses all weights of the estimator
+    except the weights of `modulation`.
     """
 
     def __init__(self, estimator: Estimator) -> None:
@@ -244,5 +254,5 @@ class CachedStep(nn.Module):
 
 
 def cache_names(layers: int) -> list[str]:
-    """Names in a graph of the keys and values of all layers, behind `past_` or `new_`."""
+    """Names of the keys and values of all layers in a graph, without `past_` or `new_`."""
     return [f"{which}_{layer}" for layer in range(layers) for which in ("key", "value")]

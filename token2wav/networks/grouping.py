@@ -10,7 +10,7 @@ Result = TypeVar("Result")
 
 
 def groups_of(items: Sequence[Item], key: Callable[[Item], Hashable]) -> list[list[int]]:
-    """Indices of items with equal keys, in the order in which they appear."""
+    """Groups the indices of items with equal keys, in the order of their first items."""
     groups: dict[Hashable, list[int]] = {}
     for index, item in enumerate(items):
         groups.setdefault(key(item), []).append(index)
@@ -22,8 +22,12 @@ def map_grouped(
     key: Callable[[Item], Hashable],
     run: Callable[[list[Item]], Sequence[Result]],
 ) -> list[Result]:
-    """Results of all items, in order, where `run` takes those with equal keys together and returns
-    one for each.
+    """Computes the results of all items, in their order.
+
+    Args:
+        items: items to compute.
+        key: key of an item. Items with equal keys are computed together.
+        run: computes items with equal keys, and returns one result for each.
     """
     results: dict[int, Result] = {}
     for members in groups_of(items, key):

@@ -1,8 +1,8 @@
 """CosyVoice's HiFT vocoder: F0 prediction, harmonic source, upsampling network, inverse STFT.
 
-CosyVoice3's is causal; that of the generations before it sees as much ahead as back. Parameter
-names are those of public `hift.pt` files. Remarks with a number (Q17 ...) are quirks of the public
-code that checkpoints rely on.
+The HiFT of CosyVoice3 is causal. The HiFT of earlier generations has convolutions that are centred.
+Parameters have the names of public `hift.pt` files. Some details only follow the public code,
+because checkpoints depend on them. Comments mark these details.
 """
 
 from __future__ import annotations
@@ -36,8 +36,13 @@ Decode = Callable[[torch.Tensor, torch.Tensor, StreamStep], torch.Tensor]  # as 
 
 
 class HiFT(VocoderNetwork):
-    """Vocoder as one module, for whole utterances and for their pieces; `source` may be one of a
-    family's own.
+    """HiFT vocoder, for whole utterances and for streams.
+
+    Args:
+        config: sizes of the network.
+        source: class of the harmonic source, if the family has one of its own.
+
+    For attributes see `VocoderNetwork`.
     """
 
     def __init__(self, config: HiFTConfig, source: type[HarmonicSource] | None = None) -> None:
@@ -52,8 +57,8 @@ class HiFT(VocoderNetwork):
         self.f0_predictor = F0Predictor(config)
         source = source or (HarmonicSource if config.causal else SmoothSource)
         self.m_source = source(config, self.f0_predictor.output_delay)
-        # Mel and source meet at every stage. What comes earlier waits: by whole frames of mel, or
-        # by samples.
+        # Mel and source meet at every stage, in step. The earlier signal is delayed: mel by whole
+        # frames, the source by samples.
         in_time = self._source_delay(self._spectrum_delay(0, self._up_delay(0, look)))
         self.mel_delay = Delay(
             config.in_channels,
@@ -86,7 +91,7 @@ class HiFT(VocoderNetwork):
             nn.ModuleList(),
         )
         self.resblocks = nn.ModuleList()
-        # without parameters
+        # delays, without parameters
         self.spectrum_waits, self.branch_waits = nn.ModuleList(), nn.ModuleList()
         delay = pre.output_delay
         for stage, rate in enumerate(config.upsample_rates):
@@ -139,21 +144,21 @@ class HiFT(VocoderNetwork):
         self.output_delay = self.istft.output_delay
 
     def _up_delay(self, stage: int, delay: int) -> int:
-        """Positions that a stage's input is late after upsampling, given those before it."""
+        """Returns the delay in positions after a stage upsamples, from the delay before it."""
         config = self.config
         rate, kernel = config.upsample_rates[stage], config.upsample_kernel_sizes[stage]
-        # one position more at the start: one less of delay
+        # the last stage has one extra position at the start, which takes one position off the delay
         mirrored = stage == len(config.upsample_rates) - 1
         return rate * delay + (0 if config.causal else (kernel - rate) // 2) - mirrored
 
     def _down(self, stage: int) -> tuple[int, int, int]:
-        """Stride, kernel and padding of the convolution that brings the spectrum to a stage's rate."""
+        """Returns stride, kernel and padding of the convolution from the spectrum to a stage."""
         config = self.config
         stride = math.prod(config.upsample_rates[stage + 1 :])
         return stride, 2 * stride if stride > 1 else 1, stride - 1 if config.causal else stride // 2
 
     def _spectrum_delay(self, stage: int, delay: int) -> int:
-        """Windows that the spectrum is late where it is in time for a stage whose input is so late."""
+        """Returns the delay of the spectrum, in windows, that matches a delay in a stage."""
         config, (stride, kernel, left) = self.config, self._down(stage)
         size, dilations = (
             config.source_resblock_kernel_sizes[stage],
@@ -163,14 +168,15 @@ class HiFT(VocoderNetwork):
         return stride * (delay - reach + 1) + left - kernel
 
     def _source_delay(self, delay: int) -> int:
-        """Samples that the source is late where its spectrum is so many windows."""
+        """Returns the delay of the source, in samples, that matches a delay of its spectrum."""
         return self.config.hop_len * (delay + 1) - self.config.n_fft // 2
 
     def freeze(self) -> None:
-        """Ends loading: the F0 predictor goes to double precision, weight norms become plain
-        weights.
+        """Ends loading: converts the F0 predictor to double precision, and replaces weight norms by
+        plain weights.
         """
-        self.f0_predictor.double()  # before its weights are normalised, as published
+        # Converted before its weights are normalised, as in the public code.
+        self.f0_predictor.double()
         for module in self.modules():
             if parametrize.is_parametrized(module, "weight"):
                 parametrize.remove_parametrizations(module, "weight")
@@ -183,16 +189,17 @@ class HiFT(VocoderNetwork):
     def vocode(
         self, mel: torch.Tensor, noise: SourceNoise, *, final: bool = True, phase: Phase = "exact"
     ) -> torch.Tensor:
-        """Audio of a mel that starts with the utterance.
+        """Computes the audio of a mel that starts with the utterance.
 
         Args:
             mel: (B, bands, T), T > `lookahead_frames` unless `final`.
-            noise, phase: of the source, see `frame_sines` for the latter.
-            final: whether the utterance ends here; else the last `output_delay` samples are
-                missing.
+            noise: noise of the source.
+            final: whether the utterance ends here. If not, the last `output_delay` samples are left
+                out.
+            phase: rounding of the phase of the source, see `frame_sines`.
 
         Returns:
-            (B, samples): samples_per_frame for every frame, less the delay.
+            (B, samples), samples_per_frame for every frame, without the samples left out.
         """
         samples = mel.shape[2] * self.config.samples_per_frame
         drawn = noise.window(0, samples).to(mel.device)
@@ -208,14 +215,15 @@ class HiFT(VocoderNetwork):
         phase: Phase = "exact",
         decode: Decode | None = None,
     ) -> torch.Tensor:
-        """Audio (B, samples), late by `output_delay`, of the next mel (B, bands, T) of streams.
+        """Computes the audio (B, samples), late by `output_delay`, of the next mel of streams.
 
         Args:
-            mel, piece: the next frames, and their place in the utterances.
-            noise: (N,) or (B, N) of the source, as `HarmonicSource.merged` gives it; in pieces as
-                late as F0.
-            phase: rounding of the source's phase, see `frame_sines`.
-            decode: in place of the method.
+            mel: (B, bands, T) next frames.
+            noise: (N,) or (B, N) noise of the source from `HarmonicSource.merged`. In a stream it
+                has the same delay as F0.
+            step: position in the streams, and the state of every layer.
+            phase: rounding of the phase of the source, see `frame_sines`.
+            decode: replacement of `decode` on another backend; None for torch.
         """
         source = self.m_source(self.f0_predictor(mel, step), noise, phase, step)
         return (decode or self.decode)(mel, source, step)
@@ -228,10 +236,11 @@ class HiFT(VocoderNetwork):
     def decode(
         self, mel: torch.Tensor, source: torch.Tensor, step: StreamStep = OFFLINE
     ) -> torch.Tensor:
-        """Audio (B, samples) of mel (B, bands, T) and its excitation (B, 1, T * samples_per_frame).
+        """Computes the audio (B, samples) of mel (B, bands, T) and excitation (B, 1, T *
+        samples_per_frame).
 
-        In a stream the excitation is as late as `m_source` gives it, and the audio `output_delay`
-        samples.
+        In a stream the excitation has the delay of `m_source`, and the audio is late by
+        `output_delay`.
         """
         config = self.config
         spectrum = self.stft(self.source_delay(source, step), step)
@@ -251,12 +260,13 @@ class HiFT(VocoderNetwork):
             for other in others:
                 total += other
             x = total / blocks
-        x = self.conv_post(F.leaky_relu(x), step)  # slope 0.01 here (Q24)
+        # The slope is 0.01 here, torch's default, not `lrelu_slope`, as in the public code.
+        x = self.conv_post(F.leaky_relu(x), step)
         return self.istft(x, step).clamp(-config.audio_limit, config.audio_limit)
 
     def _mirrored(self, x: torch.Tensor, step: StreamStep) -> torch.Tensor:
-        """One position more at the start, as the STFT has one window more than hops: in pieces, one
-        less of delay.
+        """Adds one position at the start, because the STFT has one window more than hops. In a
+        stream the position reduces the delay by one instead.
         """
         if step.state is None:
             return F.pad(x, (1, 0), mode="reflect")

@@ -24,14 +24,14 @@ from token2wav.networks.streaming import (
 )
 
 _SNAKE_EPS = 1e-9
-_LEAST_FOLDED = 1e-2  # slope below which the epsilon of `Snake` is not lost in rounding
+_LEAST_FOLDED = 1e-2  # smallest α for which the epsilon of `Snake` is lost in rounding
 
 
 class Snake(nn.Module):
-    """x + sin²(αx) / α with one α per channel, on a linear scale.
+    """Snake activation x + sin²(αx) / α with one α per channel, on a linear scale.
 
-    Between convolutions α can be theirs: `fold` makes the one before give αx, and the one after
-    take α times this.
+    Between convolutions `fold` moves α into their weights: the convolution before returns αx, and
+    the convolution after takes α times the activation.
     """
 
     inverse: torch.Tensor
@@ -46,11 +46,11 @@ class Snake(nn.Module):
         self.inverse = self._inverse().detach()
 
     def fold(self, before: nn.Conv1d | None, after: nn.Conv1d) -> None:
-        """Scales the weights of the convolutions around it, in place; not where an α is so small
-        that it would show.
+        """Scales the weights of the neighbouring convolutions in place. It does nothing if an α is
+        so small that the result would differ.
         """
         alpha = self.alpha.detach()
-        # on `meta`, where sizes are counted, none is known
+        # on `meta`, which is used to count sizes, α has no value
         if not alpha.is_meta and alpha.abs().min() < _LEAST_FOLDED:
             return
         after.weight /= alpha[:, None]
@@ -75,12 +75,12 @@ class Snake(nn.Module):
 
 
 class ResBlock(nn.Module):
-    """For each dilation: Snake, dilated convolution, Snake, convolution, added to the input, which
-    waits for them.
+    """Residual block. For each dilation it adds to its input: Snake, dilated convolution, Snake,
+    convolution. The input is delayed to match.
 
     Args:
-        channels, kernel, dilations: of the convolutions.
-        causal: whether these see only the past; else as much on both sides.
+        channels, kernel, dilations: sizes of the convolutions.
+        causal: whether the convolutions are causal; else they are centred.
         input_delay, extra_inputs, output_delay: see `Streaming`.
     """
 
@@ -149,7 +149,7 @@ def hift_conv(
     input_delay: int = 0,
     extra_inputs: int = 0,
 ) -> StreamConv:
-    """Convolution that sees only the past, or as much on both sides."""
+    """Makes a causal convolution, or a centred one."""
     if causal:
         return causal_conv(inputs, outputs, kernel, dilation=dilation, input_delay=input_delay)
     return centred_conv(
@@ -163,11 +163,12 @@ def hift_conv(
 
 
 class UpConv(nn.Conv1d, Streaming):
-    """Nearest-neighbour repeat, then a causal convolution (Q23: not a transposed one).
+    """Nearest-neighbour upsampling and a causal convolution. As in the public code, this is not a
+    transposed convolution.
 
-    The kernel lies over few different inputs, each repeated. So there is one short kernel for each
-    of the `rate` places of an output in its repeat, which `freeze` adds up from the published one,
-    and nothing is repeated.
+    The kernel covers only a few different inputs, because each is repeated. So there is one short
+    kernel for each of the `rate` positions of an output within its repeat. `freeze` adds up these
+    kernels from the published kernel, and then no input has to be repeated.
     """
 
     phases: torch.Tensor
@@ -178,7 +179,7 @@ class UpConv(nn.Conv1d, Streaming):
     ) -> None:
         super().__init__(inputs, outputs, kernel)
         self.rate, self.input_delay = rate, input_delay
-        self.reach = -(-(kernel - 1) // rate)  # inputs to the left that an output depends on
+        self.reach = -(-(kernel - 1) // rate)  # inputs before its own that an output depends on
         if self.reach:
             self.state_shape = (inputs, self.reach)
         # Filled by `freeze`: (outputs * rate, inputs, reach + 1) and (outputs * rate,).
@@ -202,7 +203,7 @@ class UpConv(nn.Conv1d, Streaming):
             self.phase_bias = self.bias.repeat_interleave(self.rate)
 
     def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
-        if self.training:  # on whole sequences; the weights are not to be frozen yet
+        if self.training:  # before `freeze`, and on whole sequences only
             return super().forward(
                 F.pad(x.repeat_interleave(self.rate, dim=2), (self.kernel_size[0] - 1, 0))
             )
@@ -215,19 +216,24 @@ _MAX_MAGNITUDE = 100.0
 
 
 def fourier_kernels(window: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Short-time Fourier transform as convolution kernels: 16 samples need no FFT, and every engine
-    has convolutions.
+    """Returns convolution kernels of the short-time Fourier transform and of its inverse.
 
-    Of a window (n,), kernels of analysis and synthesis are (n + 2, 1, n): real parts of all bins,
-    then imaginary ones.
+    16 samples need no FFT, and every backend has convolutions.
+
+    Args:
+        window: (n,) window.
+
+    Returns:
+        Kernels of analysis and of synthesis, each (n + 2, 1, n): real parts of all bins, then
+        imaginary parts.
     """
     size = len(window)
     angle = (
         2 * math.pi / size * torch.outer(torch.arange(size // 2 + 1), torch.arange(size)).double()
     )
     waves = torch.cat((angle.cos(), -angle.sin()))  # (n + 2, n)
-    # All bins but the first and the last stand for two of the inverse transform, their mirror image
-    # included.
+    # Every bin except the first and the last counts twice in the inverse transform, because it also
+    # stands for its mirror image.
     twice = torch.full((size // 2 + 1,), 2.0, dtype=torch.float64)
     twice[0] = twice[-1] = 1.0
     inverse = waves * twice.repeat(2)[:, None] / size
@@ -235,8 +241,9 @@ def fourier_kernels(window: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class Analysis(Streaming):
-    """STFT of a signal with half a window mirrored at both ends; a window has n_fft samples, `hop`
-    apart.
+    """STFT of a signal with half a window mirrored at both ends.
+
+    Windows have n_fft samples and are `hop` samples apart.
     """
 
     kernels: torch.Tensor
@@ -254,7 +261,7 @@ class Analysis(Streaming):
         return strided_delay(self.edge - self.input_delay, 2 * self.edge, self.hop)
 
     def forward(self, signal: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
-        """(B, 1, N) to (B, n_fft + 2, N / hop + 1): real parts, then imaginary parts."""
+        """Transforms (B, 1, N) to (B, n_fft + 2, N / hop + 1): real, then imaginary parts."""
         return F.conv1d(
             step.with_context(self, signal, self.edge, self.edge, "reflect"),
             self.kernels,
@@ -263,7 +270,7 @@ class Analysis(Streaming):
 
 
 class Synthesis(nn.Module):
-    """Inverse STFT of log-magnitudes and phases, which are `input_delay` windows late."""
+    """Inverse STFT of log-magnitudes and phases, whose input is `input_delay` windows late."""
 
     kernels: torch.Tensor
     weights: torch.Tensor
@@ -280,16 +287,17 @@ class Synthesis(nn.Module):
 
     @property
     def output_delay(self) -> int:
-        """Samples that the signal is late."""
+        """Delay of the signal in samples."""
         return self.overlap.output_delay
 
     def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
-        """(B, n_fft + 2, frames), as HiFT's last convolution gives them, to (B, (frames - 1) *
-        hop).
+        """Transforms the output (B, n_fft + 2, frames) of the last convolution of HiFT to audio (B,
+        (frames - 1) * hop).
         """
         magnitude = x[:, : self.bins].exp().clamp(max=_MAX_MAGNITUDE)
-        angle = x[:, self.bins :].sin()  # the sine of the output is the phase, in radians (Q24)
-        # where there is a window, and not before the first or after the last
+        # As in the public code, the phase in radians is the sine of the network's output.
+        angle = x[:, self.bins :].sin()
+        # a channel of ones, from which the sum of overlapping windows is computed
         there = torch.ones_like(magnitude[:, :1])
         stft = torch.cat((magnitude * angle.cos(), magnitude * angle.sin(), there), dim=1)
         stft, hop = self.overlap.with_context(stft, step), self.overlap.stride

@@ -1,4 +1,4 @@
-"""Noise of the flow and of the harmonic source: each number is a function of its place in the
+"""Noise of the flow and of the harmonic source. Each number is a function of its position in the
 utterance alone.
 """
 
@@ -21,15 +21,17 @@ PAGE_FRAMES = 15000  # the public buffer: 300 s at 50 frames per second
 
 @lru_cache(maxsize=4)
 def _page(index: int, bands: int, device: torch.device) -> torch.Tensor:
-    """(bands, PAGE_FRAMES). Page 0 is the public buffer; later pages have seeds of their own."""
-    # of the CPU: others draw other numbers
+    """Draws page `index`, (bands, PAGE_FRAMES). Page 0 is the public buffer; every later page has a
+    seed of its own.
+    """
+    # the generator of the CPU, because other devices draw other numbers
     generator = torch.Generator().manual_seed(PUBLIC_SEED + index)
     return torch.randn(1, bands, PAGE_FRAMES, generator=generator)[0].to(device)
 
 
 def _stretches(start: int, stop: int, size: int) -> Iterator[tuple[int, slice]]:
-    """Blocks of so many numbers each that those from `start` to `stop` lie in, and which of theirs
-    these are.
+    """Lists the blocks of `size` numbers that contain the positions from `start` to `stop`, each
+    with the slice of the block.
     """
     while start < stop:
         block, offset = divmod(start, size)
@@ -40,10 +42,14 @@ def _stretches(start: int, stop: int, size: int) -> Iterator[tuple[int, slice]]:
 class FlowNoise:
     """Gaussian noise of every frame, counted from the start of the prompt.
 
-    A stock CosyVoice3 seeds all generators with 0 and draws 300 s; the same numbers are drawn here
-    when first needed. Past their end the noise goes on with other seeds instead of failing.
+    A stock CosyVoice3 seeds all generators with 0 and draws 300 s. The same numbers are drawn here
+    on first use. After 300 s the noise continues with other seeds; the public code fails.
 
-    A table (bands, T) replaces the first T frames, for models that were built with other noise.
+    Args:
+        bands: mel bands.
+        table: (bands, T) numbers that replace the first T frames, for models that were built with
+            other noise.
+        device: device of the noise.
     """
 
     def __init__(
@@ -54,43 +60,43 @@ class FlowNoise:
         self._table = torch.empty(bands, 0, device=device) if table is None else table.to(device)
 
     def to(self, device: torch.device) -> FlowNoise:
-        """The same noise, kept where it is needed."""
+        """Returns the same noise on another device."""
         return FlowNoise(self._bands, self._table, device)
 
     def window(self, start: int, stop: int) -> torch.Tensor:
-        """(bands, stop - start) float32."""
+        """Returns the noise (bands, stop - start) float32 of frames."""
         drawn = _stretches(max(start, self._table.shape[1]), stop, PAGE_FRAMES)
         pages = [_page(page, self._bands, self._device)[:, frames] for page, frames in drawn]
         return torch.cat((self._table[:, start:stop], *pages), dim=1)
 
 
-_BLOCK_SAMPLES = 24000  # drawn at once: 0.9 MB with 9 harmonics
+_BLOCK_SAMPLES = 24000  # samples of a block: 0.9 MB with 9 harmonics
 _PUBLIC_BLOCKS = 300
 _BLOCKS_KEPT = 8
 
 
 class SourceNoise:
-    """Uniform [0, 1) numbers for every sample and harmonic, counted from the first sample of the
+    """Uniform [0, 1) noise for every sample and harmonic, counted from the first sample of the
     utterance.
 
-    The public buffer holds 300 s, 260 MB. Its generator is sequential, so a block of it can be
-    drawn alone once the generator's state at its start is known: 5 kB a second are kept instead,
-    and the last few blocks. Past 300 s every block has a seed of its own.
+    The public buffer holds 300 s, which is 260 MB. Its generator is sequential. So a block can be
+    drawn alone once the state of the generator at its start is known. These states are stored
+    instead, 5 kB for each second, together with the last few blocks. After 300 s every block has a
+    seed of its own.
 
     Args:
-        harmonics: sines per sample, the fundamental included.
-        skip: numbers to draw before the first sample (`draws_before_source` of CosyVoice3).
-        table: (N, harmonics) that replaces the first N samples, for models that were built with
-            other noise; float, or (N, harmonics, 3) uint8 for 24-bit integers, low byte first, in
-            units of 2**-24.
+        harmonics: number of sines per sample, with the fundamental.
+        skip: number of draws before the first sample (`draws_before_source` of CosyVoice3).
+        table: (N, harmonics) numbers that replace the first N samples, for models that were built
+            with other noise. They are float, or (N, harmonics, 3) uint8 for 24-bit integers, low
+            byte first, in units of 2**-24.
     """
 
     def __init__(self, harmonics: int, skip: int, table: torch.Tensor | None = None) -> None:
         self._harmonics = harmonics
         self._skip = skip
         self._table = table if table is not None else torch.empty(0, harmonics)
-        # One piece of memory: 300 small ones, made as a stream goes on, leave a heap that is all
-        # holes (110 MiB).
+        # One allocation. 300 small ones, made while streams run, would fragment the heap (110 MiB).
         state = torch.Generator().get_state()
         self._states = state.new_empty(_PUBLIC_BLOCKS + 1, len(state))
         self._known = 0
@@ -98,7 +104,7 @@ class SourceNoise:
         self._lock = threading.Lock()
 
     def window(self, start: int, stop: int) -> torch.Tensor:
-        """(stop - start, harmonics) float32 on the CPU."""
+        """Returns the noise (stop - start, harmonics) float32 on the CPU."""
         drawn = _stretches(max(start, len(self._table)), stop, _BLOCK_SAMPLES)
         return torch.cat(
             (
@@ -126,7 +132,7 @@ class SourceNoise:
             torch.rand(self._skip, generator=generator)
             self._keep(0, generator)
         nearest = min(index, self._known - 1)
-        # torch 2.13 reads a view from its storage's start
+        # a copy, because torch 2.13 reads a view from the start of its storage
         generator.set_state(self._states[nearest].clone())
         for at in range(nearest, index + 1):
             block = torch.rand(_BLOCK_SAMPLES, self._harmonics, generator=generator)
@@ -134,7 +140,7 @@ class SourceNoise:
         return block
 
     def _keep(self, index: int, generator: torch.Generator) -> None:
-        """Notes the generator's state at the start of a block."""
+        """Stores the state of the generator at the start of a block."""
         if index == self._known:
             self._states[index] = generator.get_state()
             self._known += 1
@@ -145,8 +151,8 @@ class SourceNoise:
 
 
 class NormalNoise(SourceNoise):
-    """Gaussian numbers, for sources whose published noise is other for every utterance, so that any
-    will do.
+    """Gaussian noise, for sources whose public code draws new noise for every utterance, so that
+    any noise is as good.
     """
 
     def __init__(self, harmonics: int, table: torch.Tensor | None = None) -> None:
@@ -169,21 +175,21 @@ def _unpacked(table: torch.Tensor) -> torch.Tensor:
 
 _BLOCK_FRAMES = 50
 _FIRST_BLOCKS = 64
-_MOST_BLOCKS = 300  # five minutes, 29 MB; more only if one batch needs more
+_MOST_BLOCKS = 300  # size of the table: five minutes, 29 MB; a batch that needs more gets more
 
 
 class NoiseTable:
-    """Merged noise by mel frames. Blocks are drawn when a stream first gets that far, and serve all
-    that follow.
+    """Table of merged noise by mel frame. A block is drawn when the first stream reaches it, and
+    serves all later streams.
 
-    The numbers come from torch's generator on the CPU, which no device can repeat; so they are
-    drawn there, in order, and copied once. Which rows a chunk needs is told in numbers of rows: the
-    device looks them up by itself.
+    The numbers come from torch's generator on the CPU, which no other device reproduces. So they
+    are drawn there, in order, and copied to the device once. A chunk names its rows of the table by
+    their indices, and the device looks them up.
 
     Attributes:
-        late: frames by which the source's F0 is late in pieces, and its noise with it.
-        rows: (blocks * 50, samples_per_frame) float32. It may be another tensor after `find`.
-        lock: to be held from `find` until its rows have been read, where there are several threads.
+        late: delay of F0 of the source in a stream, in frames. The noise has the same delay.
+        rows: (blocks * 50, samples_per_frame) float32. `find` may replace the tensor.
+        lock: lock for several threads: hold it from `find` until the rows have been read.
     """
 
     def __init__(self, noise: SourceNoise, source: HarmonicSource) -> None:
@@ -192,25 +198,27 @@ class NoiseTable:
         self.late = source.input_delay
         self._samples = source.config.samples_per_frame
         self.rows = source.l_linear.weight.new_zeros(_FIRST_BLOCKS * _BLOCK_FRAMES, self._samples)
-        # of every block of an utterance: in the table, or nowhere
+        # for every block of an utterance: its place in the table, or -1
         self._place = np.full(_FIRST_BLOCKS, -1)
-        self._holds = np.full(_FIRST_BLOCKS, -1)  # of every place: the block that is there
-        # of every place: the call that last asked for it
+        self._holds = np.full(_FIRST_BLOCKS, -1)  # for every place: its block, or -1
+        # for every place: the last call of `find` that asked for its block
         self._used = np.zeros(_FIRST_BLOCKS, np.int64)
         self._calls = 0
         self.lock = threading.Lock()
 
     def prepare(self, blocks: int) -> None:
-        """Draws the first blocks, so that nobody waits for them."""
+        """Draws the first blocks at load, so that no stream waits for them."""
         self.find(np.zeros(1, np.int64), blocks * _BLOCK_FRAMES)
 
     @torch.inference_mode()
     def find(self, starts: NDArray[np.int64], width: int) -> NDArray[np.int64]:
-        """Finds the rows (B, width) where the noise of some stretches stands; until the next call
-        it stays there.
+        """Returns the rows (B, width) of the table that hold the noise of frames. They stay valid
+        until the next call.
 
-        `starts` (B,) are their first frames from the start of the utterance on; any row stands for
-        one before it.
+        Args:
+            starts: (B,) first frames, counted from the start of the utterance. Any row serves for
+                frames before the start.
+            width: number of frames.
         """
         self._calls += 1
         frames = np.maximum(starts[:, None] + np.arange(width), 0)
@@ -236,7 +244,9 @@ class NoiseTable:
         self._place[block], self._holds[place], self._used[place] = place, block, self._calls
 
     def _free_place(self) -> int:
-        """A place that holds nothing, or else nothing of this call."""
+        """Returns an empty place, or the least recently used one; it never evicts a block of this
+        call.
+        """
         if len(empty := np.flatnonzero(self._holds < 0)):
             return int(empty[0])
         oldest = int(self._used.argmin())

@@ -15,7 +15,7 @@ _COSINE = ScheduleConfig()
 
 
 def time_grid(steps: int, schedule: ScheduleConfig = _COSINE) -> torch.Tensor:
-    """Starts of all steps and the end of the last, (steps + 1,) float32 from 0 to 1."""
+    """Returns the start of every step and the end of the last, (steps + 1,) float32 from 0 to 1."""
     if schedule.times:
         return torch.tensor(schedule.times)
     grid = torch.linspace(0, 1, steps + 1)
@@ -25,10 +25,10 @@ def time_grid(steps: int, schedule: ScheduleConfig = _COSINE) -> torch.Tensor:
 def solver_times(
     steps: int, schedule: ScheduleConfig = _COSINE
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Times at which the estimator is evaluated, and step widths, each (steps,).
+    """Returns the times at which the estimator is evaluated, and the step widths, each (steps,).
 
-    The public solver adds widths up instead of reading the grid. The times differ from the grid by
-    rounding only, but they are multiplied by 1000 before a sine, where that shows (1e-5).
+    The public solver adds up widths instead of reading the grid. Its times differ from the grid by
+    rounding only. But they are multiplied by 1000 before a sine, where the rounding shows (1e-5).
     """
     grid = time_grid(steps, schedule)
     t, width = grid[0], grid[1] - grid[0]
@@ -44,11 +44,17 @@ def solver_times(
 
 @dataclass(frozen=True)
 class OdeTables:
-    """Tables of all that depends on the schedule alone."""
+    """Tables of everything that depends on the schedule alone.
 
-    widths: list[float]  # of every step
-    modulation: list[Modulation]  # of the estimator at every step, for one row
-    guidance: float  # classifier-free guidance rate; with 0 there are no unconditional rows
+    Attributes:
+        widths: width of every step.
+        modulation: modulation of the estimator at every step, for one row.
+        guidance: classifier-free guidance rate; with 0 there are no unconditional rows.
+    """
+
+    widths: list[float]
+    modulation: list[Modulation]
+    guidance: float
 
     @classmethod
     @torch.inference_mode()
@@ -61,7 +67,7 @@ class OdeTables:
         return cls(widths.tolist(), [estimator.modulation(t, end) for t, end in each], guidance)
 
     def advance(self, step: int, x: torch.Tensor, velocity: torch.Tensor) -> torch.Tensor:
-        """The state (B, ...) after a step, given the velocity of the rows that `rows` makes of it."""
+        """Advances the state x (B, ...) by a step; `velocity` has the rows that `rows` returns."""
         if not self.guidance:
             return x + self.widths[step] * velocity
         conditional, unconditional = velocity.chunk(2)
@@ -69,14 +75,14 @@ class OdeTables:
         return x + self.widths[step] * guided
 
     def rows(self, x: torch.Tensor) -> torch.Tensor:
-        """The state (B, ...) for conditional and, with guidance, unconditional rows: (B or 2B,
-        ...).
-        """
+        """Repeats the state (B, ...) for unconditional rows, with guidance: (B or 2B, ...)."""
         return torch.cat((x, x)) if self.guidance else x
 
     def guided(self, *conditions: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Conditions (B, ...) of conditional rows, then zeros for unconditional ones, the speaker
-        included (Q6).
+        """Adds unconditional rows to conditions (B, ...) if there is guidance.
+
+        All conditions of an unconditional row are zero. As in the public code, zero replaces the
+        projected speaker vector too, so the bias of its projection is gone.
         """
         if not self.guidance:
             return conditions
@@ -84,9 +90,13 @@ class OdeTables:
 
 
 class EulerSolver:
-    """Integrates one estimator over a fixed schedule.
+    """Solver that integrates one estimator over a fixed schedule.
 
-    `guidance` is the classifier-free guidance rate; the schedule says where steps begin.
+    Args:
+        estimator: estimator of the velocity.
+        steps: number of ODE steps.
+        guidance: classifier-free guidance rate.
+        schedule: start times of the steps.
     """
 
     def __init__(
@@ -104,10 +114,13 @@ class EulerSolver:
         cond: torch.Tensor,
         mask: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Noise to mel (B, bands, T), for whole sequences that start with their prompt.
+        """Integrates noise to mel (B, bands, T), for whole sequences that start with their prompt.
 
         Args:
-            noise, mu, cond: (B, bands, T); spk: (B, bands).
+            noise: (B, bands, T) start of the ODE.
+            mu: (B, bands, T) condition from the tokens.
+            spk: (B, bands) speaker vectors.
+            cond: (B, bands, T) condition from the prompt mel.
             mask: (T, T) attention mask, True where allowed; None for full attention.
         """
         conditions = self._estimator.prepare_conditions(*self.tables.guided(mu, spk, cond))

@@ -1,4 +1,4 @@
-"""Harmonic source of HiFT: F0 is predicted from mel, and an excitation signal made from it."""
+"""Harmonic source of HiFT: predicts F0 from mel, and makes an excitation signal from F0."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from token2wav.networks.streaming import (
     lookahead_conv,
 )
 
-F0_LOOKAHEAD = 3  # mel frames to the right that an F0 value of a causal vocoder needs
+F0_LOOKAHEAD = 3  # mel frames to the right that an F0 value of a causal vocoder depends on
 _CONVS, _KERNEL = 5, 3
 
 
 class F0Predictor(nn.Module):
-    """Predictor of F0 from mel, in double precision (Q17): F0 integrates into phase, so errors
-    grow.
+    """Predictor of F0 from mel. It runs in double precision, as in the public code, because F0
+    integrates into phase and errors grow.
 
     In a stream its output is `output_delay` frames late.
     """
@@ -55,7 +55,7 @@ class F0Predictor(nn.Module):
         self.classifier = nn.Linear(channels, 1)
 
     def forward(self, mel: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
-        """mel (B, bands, T) to F0 in Hz, (B, T); as float32 where published code rounds it."""
+        """Predicts F0 in Hz (B, T) of mel (B, bands, T); float32 if the public code rounds it."""
         x = mel.to(self.classifier.weight.dtype)
         for layer in self.condnet:
             x = layer(x, step) if isinstance(layer, StreamConv) else layer(x)
@@ -67,9 +67,9 @@ Phase = Literal["exact", "reference"]
 
 
 class HarmonicSource(Streaming):
-    """Sines of F0 and its harmonics with noise, merged into one channel. It keeps their phases.
+    """Harmonic source: sines of F0 and of its harmonics, and noise, merged into one channel.
 
-    In a stream F0 is `input_delay` frames late.
+    Its state is the phase of every harmonic. In a stream F0 is `input_delay` frames late.
     """
 
     def __init__(self, config: HiFTConfig, input_delay: int) -> None:
@@ -93,53 +93,53 @@ class HarmonicSource(Streaming):
         phase: Phase = "exact",
         step: StreamStep = OFFLINE,
     ) -> torch.Tensor:
-        """Excitation (B, 1, T * samples_per_frame) of the next frames.
+        """Computes the excitation (B, 1, T * samples_per_frame) of the next frames.
 
         Args:
             f0: (B, T) in Hz, one value per mel frame.
-            noise: (T * samples_per_frame,) as `merged` gives it; or (B, T * samples_per_frame), one
-                for each row.
+            noise: (T * samples_per_frame,) from `merged`; or (B, T * samples_per_frame), one for
+                each row.
             phase: rounding of the phase, see `frame_sines`.
-            piece: their place in the utterances.
+            step: position in the streams, and the state of every layer.
         """
         repeat = self.config.samples_per_frame
         if step.first:
-            # nothing turns before the start
+            # The delay comes before the start of the stream, where no phase advances.
             f0 = F.pad(f0[:, self.input_delay :], (self.input_delay, 0))
         kept = None if step.first or step.state is None else step.state[self]
         sine, amplitude, carry = self.frames(f0, phase, kept)
         step.save_state(self, carry)
-        # Sines and amplitudes are constant within a frame (the published sine is a staircase, not a
-        # smooth wave), so harmonics are merged before they are repeated, and noise before it is
-        # known how loud it is.
+        # Sines and amplitudes are constant within a frame: as in the public code, the sine is a
+        # staircase, not a smooth wave. So harmonics are merged once per frame and then repeated.
+        # Noise is merged even before its amplitude is known.
         merged = self.l_linear(sine)[..., 0].repeat_interleave(repeat, dim=1)
         return torch.tanh(torch.addcmul(merged, amplitude.repeat_interleave(repeat, dim=1), noise))[
             :, None
         ]
 
     def merged(self, noise: torch.Tensor) -> torch.Tensor:
-        """Uniform numbers (N, harmonics) as they enter the excitation, (N,)."""
+        """Merges uniform numbers (N, harmonics) into the noise of the excitation, (N,)."""
         return noise @ self.l_linear.weight[0]
 
     def frames(
         self, f0: torch.Tensor, phase: Phase, carry: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Parts of the excitation: sines (B, T, harmonics), amplitude of the noise (B, T), and the
-        carry.
+        """Computes the sines (B, T, harmonics), the amplitude of the noise (B, T), and the phases
+        after the last frame.
         """
         sine, carry = frame_sines(self._increments(f0), self.config.samples_per_frame, phase, carry)
         gain, amplitude = self._levels(f0)
         return sine * gain[..., None], amplitude, carry
 
     def _increments(self, f0: torch.Tensor) -> torch.Tensor:
-        """Cycles per sample of every harmonic, (B, T, harmonics)."""
+        """Computes the cycles per sample of every harmonic, (B, T, harmonics)."""
         multiples = torch.arange(1, self.config.nb_harmonics + 2, device=f0.device, dtype=f0.dtype)
         return (f0[..., None] * multiples / self.config.sampling_rate) % 1
 
     def _levels(self, f0: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Amplitudes of sines and of noise, (B, T) each.
+        """Computes the amplitudes of sines and of noise, (B, T) each.
 
-        CosyVoice3's noise is uniform: its mean is half of that.
+        The noise of CosyVoice3 is uniform in [0, 1), so its mean is half of its amplitude.
         """
         config = self.config
         voiced = (f0 > config.nsf_voiced_threshold).float()
@@ -149,11 +149,11 @@ class HarmonicSource(Streaming):
 
 
 class SmoothSource(HarmonicSource):
-    """Harmonic source of earlier generations: the phase goes in a straight line from the middle of
-    a frame to the next.
+    """Harmonic source of earlier generations, whose phase runs linearly from the middle of a frame
+    to the middle of the next.
 
-    So a piece ends in the middle of its last frame. Before the first middle and after the last one
-    phases rest.
+    So a step of a stream ends in the middle of its last frame. Phases do not advance before the
+    first middle and after the last one.
     """
 
     def __init__(self, config: HiFTConfig, input_delay: int) -> None:
@@ -173,9 +173,9 @@ class SmoothSource(HarmonicSource):
         phase: Phase = "exact",
         step: StreamStep = OFFLINE,
     ) -> torch.Tensor:
-        """As that of `HarmonicSource`, `output_delay` late.
+        """Computes the excitation as `HarmonicSource` does, `output_delay` late.
 
-        `phase` changes nothing: its rounding is CosyVoice3's.
+        `phase` has no effect, because the rounding that it selects is a detail of CosyVoice3.
         """
         repeat = self.config.samples_per_frame
         gain, amplitude = (level.repeat_interleave(repeat, dim=1) for level in self._levels(f0))
@@ -199,7 +199,7 @@ class SmoothSource(HarmonicSource):
         # (B, T, harmonics, samples)
         angles = torch.addcmul(ends[..., None] % 1, slopes[..., None], back) % 1
         sines = torch.sin(angles.float() * (2 * math.pi))
-        # (B, T * samples), half a frame early on whole sequences
+        # (B, T * samples), half a frame early for whole sequences
         merged = (self.l_linear.weight @ sines).flatten(1)
         if step.state is None:
             merged = merged[:, repeat // 2 : repeat // 2 + gain.shape[1]]
@@ -209,20 +209,21 @@ class SmoothSource(HarmonicSource):
 def frame_sines(
     increments: torch.Tensor, samples_per_frame: int, phase: Phase, carry: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sine of every harmonic at the end of every frame.
+    """Computes the sine of every harmonic at the end of every frame.
 
-    The increments are the published ones; only how they are summed differs. `reference`, for whole
-    utterances, rounds every partial sum to float32 before it is scaled to radians, as torch's
-    cumsum does on a CPU; the rounding grows with the sum. `exact` sums in double precision and
-    keeps the phase modulo one cycle, so that it never drifts.
+    The increments are the published ones; only the summation differs. `reference` is for whole
+    utterances. It rounds every partial sum to float32 before the sum is scaled to radians, as
+    torch's cumsum does on a CPU, and the rounding grows with the sum. `exact` sums in double
+    precision and keeps the phase modulo one cycle, so that it never drifts.
 
     Args:
-        increments: (B, T, harmonics) cycles per sample, float32, each for `samples_per_frame`.
-        samples_per_frame, phase: see above.
-        carry: (B, harmonics) double: the phase in cycles before the first frame.
+        increments: (B, T, harmonics) cycles per sample, float32, constant within a frame.
+        samples_per_frame: samples of a frame.
+        phase: rounding of the phase.
+        carry: (B, harmonics) double: phase in cycles before the first frame; None for zero.
 
     Returns:
-        (B, T, harmonics) float32, and the carry after the last frame.
+        (B, T, harmonics) float32 sines, and the phase after the last frame.
     """
     if carry is None:
         carry = increments.new_zeros(increments.shape[0], increments.shape[2], dtype=torch.float64)

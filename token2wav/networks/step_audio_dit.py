@@ -1,10 +1,10 @@
-"""Step-Audio2's flow-matching estimator, a DiT with convolutions in every layer: frames in, their
-velocity out.
+"""Step-Audio2's flow-matching estimator, a DiT with convolutions in every layer: velocity of the
+flow from frames.
 
-Attention has no positions, its queries and keys are normalised, and convolutions see the past only.
-So with a memory it continues an utterance whose past is cached; without one it takes whole
+Attention has no positions, its queries and keys are normalised, and convolutions are causal. So
+with an `AttentionContext` it continues streams whose past is cached. Without one it computes whole
 sequences. Everything that depends on the ODE time alone is computed apart
-(`StepAudioDiT.modulation`), so that it can be a table. Parameter names are those of public
+(`StepAudioDiT.modulation`), so that it can be a table. Parameters have the names of public
 `flow.pt` files below `decoder.estimator.`.
 """
 
@@ -28,16 +28,16 @@ _FF_MULT = 4
 
 
 class StepAudioDiT(Estimator):
-    """The estimator: velocity of the flow at one ODE time.
+    """DiT estimator with convolutions: velocity of the flow at one ODE time.
 
     Args:
-        bands: of the mel; state, conditions, speaker vector and prompt have as many.
+        bands: mel bands; state, conditions, speaker vector and prompt have the same width.
         channels: width of every layer.
-        heads, dim_head: of attention.
-        layers: how many.
+        heads, dim_head: sizes of attention.
+        layers: number of layers.
 
     Attributes:
-        convolutions: two of each layer, in the order of their `index`.
+        convolutions: convolutions in the order of their `index`, two for each layer.
     """
 
     full_prompt_attention = True
@@ -58,7 +58,9 @@ class StepAudioDiT(Estimator):
             conv.index = index
 
     def modulation(self, t: torch.Tensor, end: torch.Tensor | None = None) -> Modulation:
-        """Modulation vectors of times t (B,): nine of each layer, then two of the final norm."""
+        """Computes the modulation vectors of times t (B,): nine of each layer, then two of the
+        final norm.
+        """
         half = _TIME_DIM // 2
         exponents = torch.arange(half, device=t.device).float() * -(math.log(_TIME_BASE) / half)
         angle = _TIME_SCALE * t[:, None] * exponents.exp()
@@ -73,7 +75,7 @@ class StepAudioDiT(Estimator):
     def prepare_conditions(
         self, mu: torch.Tensor, spks: torch.Tensor, cond: torch.Tensor
     ) -> torch.Tensor:
-        """Projects the conditions, see `Estimator`; (B, T, channels)."""
+        """Projects the conditions to (B, T, channels), see `Estimator`."""
         parts = torch.cat((mu, spks[:, :, None].expand(-1, -1, mu.shape[2]), cond), dim=1)
         return F.linear(
             parts.transpose(1, 2), self.in_proj.weight[:, len(mu[0]) :], self.in_proj.bias
@@ -98,20 +100,22 @@ class StepAudioDiT(Estimator):
         return self.final_layer["linear"](modulated_norm(h, shift, scale)).transpose(1, 2)
 
     def halve(self) -> None:
-        """Puts attention and feed-forward into float16."""
+        """Converts attention and feed-forward to float16."""
         for block in self.blocks:
             block.get_submodule("attn").half()
             block.get_submodule("mlp").half()
 
     def drop_time_weights(self) -> None:
-        """Frees 34 % of the public model's weights."""
+        """Frees 34 % of the weights of the public model."""
         del self.t_embedder, self.final_layer["adaLN_modulation"]
         for block in self.blocks:
             del block.adaLN_modulation
 
 
 class _Layer(nn.Module):
-    """Attention, two convolutions, feed-forward, each on a modulated norm and through a gate."""
+    """Layer: attention, two convolutions and feed-forward, each after a modulated norm and through
+    a gate.
+    """
 
     def __init__(self, channels: int, heads: int, dim_head: int, index: int) -> None:
         super().__init__()
@@ -127,8 +131,14 @@ class _Layer(nn.Module):
         bias: torch.Tensor | None,
         context: AttentionContext | None,
     ) -> torch.Tensor:
-        """x (B, T, channels), vectors (B or 1, 9, channels): shift, scale, gate of attention,
-        feed-forward, conv.
+        """Computes the layer.
+
+        Args:
+            x: (B, T, channels) input.
+            vectors: (B or 1, 9, channels) shift, scale and gate of attention, then of feed-forward,
+                then of the convolutions.
+            bias: bias of attention scores.
+            context: context of the frames before x; None for a whole sequence.
         """
         attend, feed, convolve = vectors.unflatten(1, (3, 3)).unbind(1)
         x = x + attend[:, 2:] * self.attn(
@@ -141,10 +151,10 @@ class _Layer(nn.Module):
 
 
 class _Attention(nn.Module):
-    """Multi-head self-attention, queries and keys normalised head by head.
+    """Multi-head self-attention. Queries and keys are normalised head by head.
 
     Attributes:
-        index: of its layer.
+        index: index of its layer.
     """
 
     def __init__(self, channels: int, heads: int, dim_head: int, index: int) -> None:
@@ -158,7 +168,7 @@ class _Attention(nn.Module):
     def forward(
         self, x: torch.Tensor, bias: torch.Tensor | None, context: AttentionContext | None
     ) -> torch.Tensor:
-        """x (B, T, channels) to the same, float32."""
+        """Computes attention of x (B, T, channels) to the same shape, float32."""
         half = x.to(self.to_q.weight.dtype)
         q, k = (
             self._normal(self.q_norm, self.to_q(half)),
@@ -182,7 +192,7 @@ class _Convolutions(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        # The numbers are the names in checkpoints; what is missing has no weights.
+        # The numbers are names in checkpoints. Missing numbers are layers without weights.
         first, second = CausalConv(channels, channels), CausalConv(channels, channels)
         self.block = nn.ModuleDict({"1": first, "3": nn.LayerNorm(channels), "6": second})
 
@@ -207,7 +217,7 @@ def _mlp(inputs: int, channels: int) -> nn.Sequential:
 
 
 def _modulation(channels: int, vectors: int) -> nn.Sequential:
-    """Projection to modulation vectors, of what SiLU makes of the embedded time: it is the same for
-    all layers.
+    """Makes the projection from the embedded time to modulation vectors. SiLU runs before it, once
+    for all layers, so its place in the checkpoint is empty.
     """
     return nn.Sequential(nn.Identity(), nn.Linear(channels, vectors * channels))

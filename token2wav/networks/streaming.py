@@ -45,7 +45,7 @@ class Streaming(nn.Module):
     Attributes:
         state_shape: shape of the state of one stream; empty for a layer without state.
         input_delay: positions by which the input of a step is late.
-        extra_inputs: positions that the input of a whole sequence has beside those of its frames.
+        extra_inputs: positions of the input of a whole sequence in addition to its frames.
     """
 
     state_shape: tuple[int, ...] = ()
@@ -274,7 +274,7 @@ def strided_delay(ahead: int, kernel: int, stride: int) -> int:
 def causal_conv(
     inputs: int, outputs: int, kernel: int, *, dilation: int = 1, input_delay: int = 0
 ) -> StreamConv:
-    """Convolution that sees only the past."""
+    """Convolution that depends only on the present input and earlier ones."""
     return StreamConv(
         inputs,
         outputs,
@@ -286,7 +286,7 @@ def causal_conv(
 
 
 def lookahead_conv(inputs: int, outputs: int, kernel: int, *, input_delay: int = 0) -> StreamConv:
-    """Convolution that sees only what follows."""
+    """Convolution that depends only on the present input and later ones."""
     return StreamConv(inputs, outputs, kernel, right=kernel - 1, input_delay=input_delay)
 
 

@@ -1,10 +1,10 @@
-"""CosyVoice2's flow-matching estimator, a causal U-Net of one resolution: frames in, their velocity
-out.
+"""CosyVoice2's flow-matching estimator, a causal U-Net of one resolution: velocity of the flow from
+frames.
 
-Its convolutions see the past only and its attention whole blocks, so with a memory it continues an
-utterance whose past is cached; without one it takes whole sequences. Everything that depends on the
-ODE time alone is computed apart (`UNet.modulation`), so that it can be a table. Parameter names are
-those of public `flow.pt` files below `decoder.estimator.`.
+Its convolutions are causal and its attention covers whole blocks. So with an `AttentionContext` it
+continues streams whose past is cached. Without one it computes whole sequences. Everything that
+depends on the ODE time alone is computed apart (`UNet.modulation`), so that it can be a table.
+Parameters have the names of public `flow.pt` files below `decoder.estimator.`.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ _FF_MULT = 4
 
 
 class UNet(Estimator):
-    """One block on the way down, some in the middle, one on the way up that sees the first one's
-    output as well.
+    """U-Net estimator: one block down, several blocks in the middle, and one block up, which also
+    takes the output of the first block.
 
     Args:
-        bands: of the mel; state, conditions, speaker vector and prompt have as many.
-        channels: of every block.
-        heads, dim_head: of attention.
-        mid_blocks: in the middle.
-        layers: transformer layers of a block.
+        bands: mel bands; state, conditions, speaker vector and prompt have the same width.
+        channels: channels of every block.
+        heads, dim_head: sizes of attention.
+        mid_blocks: number of blocks in the middle.
+        layers: number of transformer layers of a block.
         block_frames: frames of an attention block.
-        mean_flow: whether it was distilled to the mean velocity of a step, so that the step's end
-            counts as well.
+        mean_flow: whether the network was distilled to the mean velocity of a step, which also
+            depends on the end of the step.
     """
 
     def __init__(
@@ -79,12 +79,11 @@ class UNet(Estimator):
             layer.attn1.index = index
 
     def modulation(self, t: torch.Tensor, end: torch.Tensor | None = None) -> Modulation:
-        """Computes the shifts that residual blocks add at ODE times (B,), of one step each:
-        (blocks, B, channels).
+        """Computes the shifts (blocks, B, channels) that residual blocks add at ODE times.
 
         Args:
-            t: of the evaluations.
-            end: of the steps that begin there, which count with mean flow only.
+            t: (B,) times of the evaluations.
+            end: (B,) times at which the steps end. Only a mean flow uses them.
         """
         time = self._embedded(t)
         if self.time_embed_mixer is not None and end is not None:
@@ -100,7 +99,7 @@ class UNet(Estimator):
     def prepare_conditions(
         self, mu: torch.Tensor, spks: torch.Tensor, cond: torch.Tensor
     ) -> torch.Tensor:
-        """Joins the conditions, see `Estimator`; (B, T, 3 * bands)."""
+        """Concatenates the conditions to (B, T, 3 * bands), see `Estimator`."""
         return torch.cat((mu, spks[:, :, None].expand(-1, -1, mu.shape[2]), cond), dim=1).transpose(
             1, 2
         )
@@ -136,8 +135,8 @@ class UNet(Estimator):
         cond: torch.Tensor,
         streaming: bool = False,
     ) -> torch.Tensor:
-        """The call of the public implementation, with t (B,) and a mask (B, 1, T) of ones: rows are
-        not padded.
+        """Evaluates the estimator with the arguments of the public code: t (B,), and a mask (B, 1,
+        T) of ones, because rows are not padded.
         """
         allowed = BlockMask(self.block_frames).whole(x.shape[2], x.device)
         bias = attention_bias(allowed) if streaming else None
@@ -147,7 +146,7 @@ class UNet(Estimator):
         )
 
     def halve(self) -> None:
-        """Puts attention and feed-forward into float16."""
+        """Converts attention and feed-forward to float16."""
         for layer in self._layers():
             layer.attn1.half()
             layer.ff.half()
@@ -165,12 +164,12 @@ class UNet(Estimator):
 
 
 class UNetBlock(nn.ModuleList):
-    """Residual block and transformer layers; third, outside of the middle, the convolution that
-    follows them.
+    """Block: residual block and transformer layers. Outside of the middle it has a third part, the
+    convolution after them.
     """
 
     def of_time(self, time: torch.Tensor) -> torch.Tensor:
-        """Shift that it adds at an embedded time (B, time_channels): (B, channels)."""
+        """Computes the shift (B, channels) for an embedded time (B, time_channels)."""
         return self.get_submodule("0.mlp.1")(F.mish(time))
 
     def forward(
@@ -180,7 +179,17 @@ class UNetBlock(nn.ModuleList):
         bias: torch.Tensor | None,
         context: AttentionContext | None,
     ) -> torch.Tensor:
-        """x (B, T, inputs), time (B or 1, channels) to (B, T, channels), before the convolution."""
+        """Computes the block without its convolution.
+
+        Args:
+            x: (B, T, inputs) input.
+            time: (B, channels) or (1, channels) shift.
+            bias: bias of attention scores.
+            context: context of the frames before x; None for a whole sequence.
+
+        Returns:
+            (B, T, channels).
+        """
         h = self[0](x, time, context)
         for layer in self.get_submodule("1").children():
             h = layer(h, bias, context)
@@ -191,8 +200,8 @@ class CausalConv(nn.Conv1d):
     """Causal convolution of frames.
 
     Attributes:
-        index: number of this convolution in the estimator.
-        state_shape: channels and positions of the end of its input, which is its state.
+        index: index of this convolution in the estimator.
+        state_shape: channels and positions of its state, the end of its input.
     """
 
     def __init__(self, inputs: int, outputs: int) -> None:
@@ -201,7 +210,7 @@ class CausalConv(nn.Conv1d):
         self.state_shape = inputs, _KERNEL - 1
 
     def forward(self, x: torch.Tensor, context: AttentionContext | None = None) -> torch.Tensor:
-        """(B, T, inputs) to (B, T, outputs)."""
+        """Convolves x (B, T, inputs) to (B, T, outputs)."""
         x, conv = x.transpose(1, 2), super().forward
         y = (
             conv(F.pad(x, (_KERNEL - 1, 0)))
@@ -212,11 +221,11 @@ class CausalConv(nn.Conv1d):
 
 
 class ConvolutionBlock(nn.Module):
-    """Causal convolution, norm over channels, Mish."""
+    """Block of a causal convolution, a norm over channels, and Mish."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
-        # The numbers are the names in checkpoints; what is missing has no weights.
+        # The numbers are names in checkpoints. Missing numbers are layers without weights.
         self.block = nn.ModuleDict({"0": CausalConv(inputs, outputs), "2": nn.LayerNorm(outputs)})
 
     def forward(self, x: torch.Tensor, context: AttentionContext | None = None) -> torch.Tensor:
@@ -224,7 +233,9 @@ class ConvolutionBlock(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """Two convolution blocks, the ODE time between them, and a way around."""
+    """Residual block: two convolution blocks, between which the ODE time is added, and a linear
+    skip connection.
+    """
 
     def __init__(self, inputs: int, outputs: int, time_channels: int) -> None:
         super().__init__()
@@ -236,13 +247,13 @@ class ResidualBlock(nn.Module):
     def forward(
         self, x: torch.Tensor, time: torch.Tensor, context: AttentionContext | None = None
     ) -> torch.Tensor:
-        """x (B, T, inputs), time (B or 1, outputs) to (B, T, outputs)."""
+        """Computes x (B, T, inputs) and time (B or 1, outputs) to (B, T, outputs)."""
         h = self.block2(self.block1(x, context) + time[:, None], context)
         return h + F.linear(x, self.res_conv.weight[:, :, 0], self.res_conv.bias)
 
 
 class TransformerLayer(nn.Module):
-    """Attention without positions and a feed-forward layer, each behind a norm."""
+    """Attention without positions and a feed-forward layer, each after a norm."""
 
     def __init__(self, channels: int, heads: int, dim_head: int) -> None:
         super().__init__()
@@ -262,7 +273,7 @@ class Attention(nn.Module):
     """Multi-head self-attention.
 
     Attributes:
-        index: among those of the estimator.
+        index: index of this layer in the estimator.
     """
 
     def __init__(self, channels: int, heads: int, dim_head: int) -> None:
@@ -278,7 +289,7 @@ class Attention(nn.Module):
     def forward(
         self, x: torch.Tensor, bias: torch.Tensor | None, context: AttentionContext | None = None
     ) -> torch.Tensor:
-        """x (B, T, channels) to the same, float32."""
+        """Computes attention of x (B, T, channels) to the same shape, float32."""
         half = x.to(self.to_q.weight.dtype)
         q, k, v = self.to_q(half), self.to_k(half), self.to_v(half)
         if bias is not None:
@@ -294,7 +305,7 @@ class Attention(nn.Module):
 def attended(
     heads: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    """Lets heads attend: q (B, T, inner), k and v (B, keys, inner) to (B, T, inner)."""
+    """Computes attention of q (B, T, inner) over k and v (B, keys, inner) to (B, T, inner)."""
     q, k, v = (y.unflatten(-1, (heads, -1)).transpose(1, 2) for y in (q, k, v))
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias).transpose(1, 2).flatten(-2)
 

@@ -1,8 +1,8 @@
-"""Weights of any module: they are read from files without executing anything, and compared before
-use.
+"""Reading of weights for any module. Files are read without executing any of their content, and
+weights are compared with the module before use.
 
-Pickles are read with `weights_only=True`. All names and shapes are looked at before a tensor is
-used, and everything that does not fit is listed in one error.
+Pickles are read with `weights_only=True`. All names and shapes are checked before a tensor is used,
+and one error lists every mismatch.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from torch.overrides import TorchFunctionMode
 
 from token2wav.errors import CheckpointError
 
-_FACTORIES = (torch.empty, torch.zeros, torch.ones)  # that modules make their weights with
-_BUFFERS = 1 << 24  # numbers that a network may have beside its weights
-_LISTED = 8  # names per kind in an error
+_FACTORIES = (torch.empty, torch.zeros, torch.ones)  # functions that allocate weights of modules
+_BUFFERS = 1 << 24  # largest number of values that a network has besides its weights
+_LISTED = 8  # number of names per kind in an error
 
 
 def read_state(path: Path) -> dict[str, Any]:
@@ -34,20 +34,21 @@ def read_state(path: Path) -> dict[str, Any]:
     file.
 
     Raises:
-        CheckpointError: unreadable, no dict, or a pickle that asks for more than tensors.
+        CheckpointError: the file is unreadable, is no dict, or is a pickle of more than tensors.
     """
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
         # Files older than torch 1.6 are no zip archives and cannot be mapped.
         with warnings.catch_warnings():
-            # on odd pickle protocols; what cannot be read is an error anyway
+            # Warnings about odd pickle protocols. A file that cannot be read raises an error
+            # anyway.
             warnings.simplefilter("ignore")
             state = torch.load(
                 path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
             )
     except pickle.UnpicklingError as error:
-        # the rest of torch's text says how to execute it
+        # The rest of torch's message explains how to execute the pickle.
         asked_for = re.search(r"GLOBAL (\S+)", str(error))
         reason = (
             f"it asks for '{asked_for.group(1)}'" if asked_for else "it is no pickle of tensors"
@@ -63,9 +64,7 @@ def read_state(path: Path) -> dict[str, Any]:
 
 
 def read_tensor(path: Path, name: str) -> torch.Tensor | None:
-    """Reads one tensor of a `.safetensors` file, on the CPU, without the others; None if the file
-    has none so named.
-    """
+    """Reads one tensor of a `.safetensors` file, on the CPU; None if the file has no such name."""
     try:
         with safe_open(path, framework="pt") as tensors:
             return tensors.get_tensor(name) if name in tensors.keys() else None  # noqa: SIM118 - it is no mapping
@@ -78,10 +77,10 @@ def read_tensor(path: Path, name: str) -> torch.Tensor | None:
 def floating_tensors(
     state: Mapping[str, Any], path: Path, current_name: Callable[[str], str]
 ) -> dict[str, torch.Tensor]:
-    """Renames the tensors of a state dict to the names that the modules of this project have.
+    """Renames the tensors of a state dict to the parameter names of this project.
 
     Raises:
-        CheckpointError: a value is no tensor of floating point, or two have the same name.
+        CheckpointError: a value is no floating-point tensor, or two have the same name.
     """
     weights: dict[str, torch.Tensor] = {}
     for name, value in state.items():
@@ -103,11 +102,10 @@ def floating_tensors(
 def fitting_weights(
     module: nn.Module, weights: Mapping[str, torch.Tensor], path: Path
 ) -> dict[str, torch.Tensor]:
-    """Returns the weights of a module in float32, after everything that can be wrong with them was
-    looked for.
+    """Returns the weights of a module in float32, after all checks.
 
     Raises:
-        CheckpointError: other names or shapes than the module's, or values that are not finite.
+        CheckpointError: names or shapes differ from the module, or values are not finite.
     """
     _compare(module, weights, path)
     widened = {name: value.float() for name, value in weights.items()}
@@ -117,20 +115,21 @@ def fitting_weights(
 
 
 class SkipInit(TorchFunctionMode):
-    """Mode in which new modules get weights that nobody has written, for `fill` to replace.
+    """Mode in which new modules get uninitialised weights, which `fill` replaces.
 
-    They would have none on torch's `meta` device, whose arithmetic imports torch's compiler: two
-    seconds of a start.
+    Modules on torch's `meta` device would need no memory at all. But arithmetic there imports
+    torch's compiler, which adds two seconds to a start.
 
     Args:
-        path: file of the weights. A network that this file is too small for is refused before it
-            takes memory.
+        path: file of the weights. A network is rejected before it takes memory if this file is too
+            small for it.
     """
 
     def __init__(self, path: Path) -> None:
         super().__init__()
         self._path = path
-        self._most = path.stat().st_size + _BUFFERS  # a weight has a byte or more
+        # a weight takes at least one byte of the file
+        self._most = path.stat().st_size + _BUFFERS
         self._made = 0
 
     def __torch_function__(
@@ -154,9 +153,9 @@ class SkipInit(TorchFunctionMode):
 
 
 def fill(module: nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
-    """Gives a module its weights; what it had is not looked at."""
-    # Copied, because what was read is a view of the file, and models are replaced under running
-    # servers.
+    """Replaces the weights of a module; the old ones are ignored."""
+    # Copies, because the tensors may be views of the file, and model files are replaced while
+    # servers run.
     module.load_state_dict({name: value.clone() for name, value in weights.items()}, assign=True)
 
 

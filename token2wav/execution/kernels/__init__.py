@@ -1,4 +1,4 @@
 """Triton-language kernels for the flow on NVIDIA GPUs.
 
-Without a GPU they run in Triton's interpreter, to be tested.
+Tests without a GPU run them in Triton's interpreter.
 """

@@ -1,9 +1,10 @@
-"""Attention of blocks over keys and values that lie in pages, each block with a table of those that
-it sees.
+"""Attention of blocks over keys and values in pages. Each block has a table of the pages that it
+attends to.
 
-A block's own go straight from the projection into their pages: rotated, rounded to the storage
-type. Tables are read on the device, so one captured launch serves every history. A program takes
-some frames of one head and walks over the pages of their block with a running softmax.
+The keys and values of a block itself go straight from the projection into their page: rotated, and
+rounded to the storage type. Tables are read on the device, so one captured launch serves every
+history. One program computes some frames of one head. It walks over the pages of their block with a
+running softmax.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import triton.language as tl
 from token2wav.cache.paged_kv_cache import LayerView
 from token2wav.execution import batch
 
-# Columns of block tables as kernels know them.
+# Columns of block tables, as constants for kernels.
 VALID = tl.constexpr(batch.VALID)
 NUM_CAUSAL_PAGES = tl.constexpr(batch.NUM_CAUSAL_PAGES)
 BEFORE = tl.constexpr(batch.BEFORE)
@@ -27,27 +28,27 @@ PROMPT_PADDING = tl.constexpr(batch.PROMPT_PADDING)
 NUM_PAGES = tl.constexpr(batch.NUM_PAGES)
 HEADER = tl.constexpr(batch.HEADER)
 
-# Arguments that differ from batch to batch. Other arguments have a binary of their own for 1 and
-# for multiples of 16; these have not, because no wide load depends on them, and because compiling
-# takes seconds.
+# Arguments that differ from batch to batch. For other arguments Triton compiles separate binaries
+# for the value 1 and for multiples of 16. It must not do so for these, because no wide load depends
+# on them, and because compiling takes seconds.
 OF_A_BATCH = ("blocks", "width", "pages")
 
-_INT8_MAX = tl.constexpr(127.0)  # as cache/paged_kv_cache.py
+_INT8_MAX = tl.constexpr(127.0)  # the same as in cache/paged_kv_cache.py
 
 
 def rows_of(table: torch.Tensor) -> tuple[torch.Tensor, int, int]:
-    """A block table as kernels take it: with its rows and their width."""
+    """Returns the arguments of a kernel for a block table: the table, its rows and its columns."""
     return table, *table.shape
 
 
 def sizes_of(view: LayerView) -> dict[str, int]:
-    """Sizes of a page of the cache as kernels take them."""
+    """Returns the arguments of a kernel for the sizes of a page of the cache."""
     return dict(zip(("BLOCK_FRAMES", "HEADS", "DIM"), view.data.shape[3:], strict=True))
 
 
 @triton.jit
 def _stored(values, data, scales, at, head, column, inside, HEADS: tl.constexpr, DIM: tl.constexpr):
-    """Writes the vectors (heads, dim) of a frame to `at`, counted in frames."""
+    """Writes the vectors (heads, dim) of a frame to position `at`, counted in frames."""
     if scales is not None:
         widths = tl.maximum(tl.max(tl.abs(values), axis=1), 1e-12) / _INT8_MAX
         tl.store(scales + at * HEADS + head, widths, mask=head < HEADS)
@@ -68,7 +69,7 @@ def _store_keys_values(
     table,
     blocks,
     width,
-    pages,  # in the cache
+    pages,  # number of pages in the cache
     BLOCK_FRAMES: tl.constexpr,
     HEADS: tl.constexpr,
     HEADS_UP: tl.constexpr,
@@ -87,7 +88,7 @@ def _store_keys_values(
         first = qkv + (row * BLOCK_FRAMES + frame).to(tl.int64) * 3 * inner
         offsets = head[:, None] * DIM + column[None, :]
         key = tl.load(first + inner + offsets, mask=inside, other=0.0).to(tl.float32)
-        # Interleaved pairs: the other one of a pair has the same number but for the last bit.
+        # Interleaved pairs: the index of the other one of a pair differs in the last bit.
         other = tl.load(first + inner + (offsets ^ 1), mask=inside, other=0.0).to(tl.float32)
         turned = tl.where(column[None, :] % 2 == 0, -other, other)
         angle = (block * BLOCK_FRAMES + frame) * DIM + column
@@ -101,15 +102,15 @@ def _store_keys_values(
 def store_keys_values(
     qkv: torch.Tensor, view: LayerView, cos: torch.Tensor, sin: torch.Tensor, table: torch.Tensor
 ) -> None:
-    """Stores the keys, of which head 0 is rotated, and the values of every block's valid frames in
-    its own page.
+    """Stores the keys and values of the valid frames of every block in its own page. Head 0 of the
+    keys is rotated.
 
     Args:
         qkv: (branches * blocks, block_frames, 3 * heads * dim_head) projections, contiguous; rows
             are branch by branch.
-        view: of the cache.
+        view: view of a layer of the cache.
         cos, sin: (blocks, block_frames, dim_head) float32 rotary angles of head 0.
-        table: of the batch, see `execution/batch.py`.
+        table: block table of the batch, see `execution/batch.py`.
     """
     assert qkv.is_contiguous()
     pages, block_frames, heads = view.data.shape[2:5]
@@ -119,20 +120,20 @@ def store_keys_values(
     )
 
 
-# Compiled for compute capability 9.0, the widest tiles of those tried with 4 warps that keep
-# everything in registers.
+# Of the tiles tried with 4 warps, these are the widest that keep everything in registers. They were
+# compiled for compute capability 9.0.
 _KEYS, _WARPS, _STAGES = 32, 4, 2
 _QUERIES, _FEW_QUERIES = 64, 16
-# about as many as a large GPU has multiprocessors; below that the tiles are the narrow ones
+# about the number of multiprocessors of a large GPU; with fewer programs the tiles are narrow
 _ENOUGH_PROGRAMS = 128
-_LEAST = tl.constexpr(-1.0e30)  # finite, so that a row that has seen nothing yet gives no NaN
+_LEAST = tl.constexpr(-1.0e30)  # finite, so that a row without keys so far gives no NaN
 _LOG2_E = 1 / math.log(2)
 
 
 @triton.jit
 def _loaded(data, scales, frame, row, column, visible, HEADS: tl.constexpr, DIM: tl.constexpr):
-    """(keys, dim) of one head at frames of the store; zeros where nothing is visible, whatever a
-    page holds there.
+    """Loads keys or values (keys, dim) of one head at frames of the store; zeros where they are not
+    visible, because a page may hold any value there.
     """
     offsets = (frame * HEADS + row)[:, None] * DIM + column[None, :]
     values = tl.load(data + offsets, mask=visible[:, None], other=0.0)
@@ -155,7 +156,7 @@ def _paged_attention(
     table,
     blocks,
     width,
-    pages,  # in the cache
+    pages,  # number of pages in the cache
     scale,
     BLOCK_FRAMES: tl.constexpr,
     HEADS: tl.constexpr,
@@ -190,8 +191,8 @@ def _paged_attention(
     most = tl.full((QUERIES,), _LEAST, tl.float32)
     total = tl.zeros((QUERIES,), tl.float32)
     result = tl.zeros((QUERIES, DIM), tl.float32)
-    # All frames see the same, from the first that there is to the valid ones of the last page;
-    # joined pages are full.
+    # All frames of a block attend to the same keys: from the first frame after the prompt padding
+    # to the valid frames of the last page. Under full prompt attention all pages are full.
     stop = tl.where(first < valid, (visible_pages - 1) * BLOCK_FRAMES + valid, 0)
     for begin in range(start, stop, KEYS):
         key = begin + tl.arange(0, KEYS)
@@ -203,7 +204,7 @@ def _paged_attention(
         scores = tl.dot(query, tl.trans(k), input_precision="tf32x3") * scale
         scores = tl.where(visible[None, :], scores, _LEAST)
         higher = tl.maximum(most, tl.max(scores, axis=1))
-        # 0 where nothing is visible: the first keys always are
+        # 0 where a key is not visible, because the first keys are always visible
         weight = tl.exp2(scores - higher[:, None])
         shrink = tl.exp2(most - higher)
         total = total * shrink + tl.sum(weight, axis=1)
@@ -225,11 +226,10 @@ def _paged_attention(
 def paged_attention(
     qkv: torch.Tensor, view: LayerView, cos: torch.Tensor, sin: torch.Tensor, table: torch.Tensor
 ) -> torch.Tensor:
-    """Lets every block attend to all that it sees; its own keys and values are in their page
-    already.
+    """Computes attention of every block over its pages. The keys and values of the block itself
+    must be in their page already.
 
-    Arguments are those of `store_keys_values`; the first third of the projections are the queries.
-
+    For arguments see `store_keys_values`. The first third of the projections are the queries.
     Returns:
         (branches * blocks, block_frames, heads * dim_head), zeros in padding.
     """

@@ -1,7 +1,6 @@
-"""LayerNorm with the modulation of an ODE time, alone or behind the gate and the sum that come
-before it in a block.
+"""LayerNorm with the modulation of an ODE time, alone or fused with the gate and the sum before it.
 
-A row stays in registers between the sum and the norm, so the residual stream is read and written
+A row stays in registers between the sum and the norm. So the residual stream is read and written
 once for both.
 """
 
@@ -11,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-_EPSILON = tl.constexpr(1e-6)  # as `modulated_norm` of networks/dit.py
+_EPSILON = tl.constexpr(1e-6)  # the epsilon of `modulated_norm` in networks/dit.py
 
 
 @triton.jit
@@ -50,12 +49,12 @@ def _gated_norm(x, h, gate, shift, scale, out, dim, WIDTH: tl.constexpr):
 def modulated_norm(
     x: torch.Tensor, shift: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype
 ) -> torch.Tensor:
-    """norm(x) * (1 + scale) + shift.
+    """Computes norm(x) * (1 + scale) + shift.
 
     Args:
         x: (..., dim) float32, contiguous.
         shift, scale: (dim,) float32, contiguous.
-        dtype: of the result.
+        dtype: dtype of the result.
     """
     assert x.is_contiguous()
     out = torch.empty_like(x, dtype=dtype)
@@ -69,11 +68,11 @@ def modulated_norm(
 def gated_norm(
     x: torch.Tensor, h: torch.Tensor, gate: torch.Tensor, shift: torch.Tensor, scale: torch.Tensor
 ) -> torch.Tensor:
-    """Adds gate * h to x in place, and returns norm(x) * (1 + scale) + shift in the type of h.
+    """Adds gate * h to x in place, and returns norm(x) * (1 + scale) + shift in the dtype of h.
 
     Args:
         x: (..., dim) float32, contiguous: the residual stream.
-        h: (..., dim) contiguous: what a part of a block gave.
+        h: (..., dim) contiguous: output of attention or of the feed-forward layer.
         gate, shift, scale: (dim,) float32, contiguous.
     """
     assert x.is_contiguous()

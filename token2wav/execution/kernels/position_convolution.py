@@ -1,10 +1,10 @@
-"""A causal grouped convolution over blocks that continue what came before them, with its Mish, and
-what to keep of it.
+"""Causal grouped convolution over blocks that continue from a state, with its Mish, and the update
+of the state.
 
-Without TF32, libraries run grouped convolutions in float32 past the tensor cores; with large
-batches, by count of operations and published rates, that is half as long as all matrix products
-take. Here a tap is a matrix product of its own, of three TF32 parts, which together keep float32's
-precision.
+Without TF32, libraries run grouped convolutions in float32 on the ordinary cores, not the tensor
+cores. With large batches this takes half as long as all matrix products together, by count of
+operations and published rates. Here every tap is a matrix product. It is made of three TF32
+products, which together keep the precision of float32.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import triton.language as tl
 
 from token2wav.execution.kernels.attention import BEFORE, CHUNK, LAST, OF_A_BATCH, VALID, rows_of
 
-# The widest of the tiles tried that keeps everything in registers for compute capability 8.0 and
-# for 9.0.
+# Of the tiles tried, this is the widest that keeps everything in registers, for compute
+# capabilities 8.0 and 9.0.
 _TILE, _WARPS, _STAGES = 32, 4, 2
-_NARROWEST = 16  # matrix that the units take; narrower groups are padded
+_NARROWEST = 16  # smallest matrix of the tensor cores; narrower groups are padded
 
 
 @triton.jit(do_not_specialize=OF_A_BATCH)
@@ -58,7 +58,7 @@ def _convolve(
     if first < valid:
         result += tl.load(bias + mine, mask=real, other=0.0)[None, :]
         for tap in range(TAPS):
-            # negative in the blocks before, which lie in the rows before
+            # negative for frames of the blocks before, which are in the rows before
             at = frame - (TAPS - 1) + tap
             inside = ((at >= -before) & (at < valid))[:, None] & real[None, :]
             given = tl.load(
@@ -69,7 +69,7 @@ def _convolve(
             place = ((tap * GROUPS + group) * WIDTH + channel)[:, None] * WIDTH + channel[None, :]
             weight = tl.load(weights + place, mask=real[:, None] & real[None, :], other=0.0)
             result += tl.dot(given + older, weight, input_precision="tf32x3")
-    # Mish, x * tanh(softplus(x)), with one exponential; beyond 20 it is x to the last bit.
+    # Mish, x * tanh(softplus(x)), with one exponential. Above 20 it equals x to the last bit.
     grown = tl.exp(tl.minimum(result, 20.0))
     grown = grown * (grown + 2.0)
     result = tl.where(result > 20.0, result, result * (grown / (grown + 2.0)))
@@ -101,22 +101,22 @@ def _keep(
         kept = (channel < channels)[:, None] & (slot < TAPS - 1)[None, :]
         place = tl.load(own + CHUNK).to(tl.int64) * chunk_stride + branch * branch_stride
         place += channel[:, None] * (TAPS - 1)
-        # Counted from the first that was kept before, the last ones of n new inputs start at n.
+        # The old state and n new inputs form one sequence. The new state starts at its position n.
         source = (slot + before + tl.load(own + VALID))[None, :]
         old = tl.load(state + place + source, mask=kept & (source < TAPS - 1), other=0.0)
         at = row.to(tl.int64) * BLOCK_FRAMES - before + source - (TAPS - 1)
         new = tl.load(
             x + at * channels + channel[:, None], mask=kept & (source >= TAPS - 1), other=0.0
         )
-        tl.debug_barrier()  # all is read before anything is written in its place
+        tl.debug_barrier()  # every read must finish before the state is overwritten
         tl.store(state + place + slot[None, :], old + new, mask=kept)
 
 
 class PositionConvolution:
-    """One of the two convolutions of `ConvPositionEmbedding`.
+    """One of the two convolutions of `ConvPositionEmbedding`, on a kernel.
 
     Args:
-        conv: whose weights are copied, in the order in which the kernel reads them.
+        conv: convolution. Its weights are copied, in the order in which the kernel reads them.
     """
 
     def __init__(self, conv: torch.nn.Conv1d) -> None:
@@ -134,17 +134,18 @@ class PositionConvolution:
         }
 
     def __call__(self, x: torch.Tensor, state: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-        """Mish of the convolution of every block behind what came before it.
+        """Computes the convolution of every block after its past inputs, and Mish.
 
         Args:
             x: (branches * blocks, block_frames, channels) float32, contiguous; rows are branch by
                 branch.
-            state: (chunks, branches, channels, taps - 1) last inputs before the chunks, replaced by
-                the last ones of them; the last two axes are contiguous.
-            table: of the batch, see `execution/batch.py`.
+            state: (chunks, branches, channels, taps - 1) last inputs before the chunks. They are
+                replaced by the last inputs of the chunks. The last two axes are contiguous.
+            table: block table of the batch, see `execution/batch.py`.
 
         Returns:
-            As x; behind the valid frames of a block it means nothing.
+            (branches * blocks, block_frames, channels). Values after the valid frames of a block
+            have no meaning.
         """
         assert x.is_contiguous()
         rows, frames, channels = x.shape

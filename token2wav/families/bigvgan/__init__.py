@@ -1,3 +1,3 @@
-"""BigVGAN, the vocoder of other families: its folder and weights."""
+"""BigVGAN, a vocoder that other families use: its folder and weights."""
 
-FILES: tuple[str, ...] = ()  # model files of other families name its folder
+FILES: tuple[str, ...] = ()  # its folder is named by the model files of other families

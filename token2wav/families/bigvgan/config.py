@@ -1,7 +1,7 @@
-"""Configuration of a BigVGAN vocoder, typed and frozen, which is read from its public `config.json`
-as data.
+"""Configuration of a BigVGAN vocoder, typed and frozen. It is read from the public `config.json` as
+data.
 
-It is validated here, once, before any weight is read; the rest of the code trusts it.
+It is validated here, once, before any weight is read. All other code relies on this.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from token2wav.errors import CheckpointError, ConfigError
 from token2wav.networks.configs import Dilations, Kernels, MelSettings, Rates, SampleRate, Width
 
 CONFIG_FILE = "config.json"
-# in order of preference
+# file names of the weights, in order of preference
 GENERATOR_FILES = ("generator.safetensors", "bigvgan_generator.pt", "generator.pt")
 
 
@@ -28,7 +28,7 @@ GENERATOR_FILES = ("generator.safetensors", "bigvgan_generator.pt", "generator.p
 class BigVGANConfig:
     """Configuration of BigVGAN v1 or v2.
 
-    Field names, and the defaults where a file may omit them, are public.
+    Fields have the public names. Fields that a file may omit have the public defaults.
     """
 
     resblock: Literal["1", "2"]
@@ -91,11 +91,11 @@ class BigVGANConfig:
 
 
 def read_bigvgan(folder: Path) -> BigVGANConfig:
-    """Reads `config.json` of a BigVGAN folder; what it says of training is skipped.
+    """Reads `config.json` of a BigVGAN folder; its settings of training are skipped.
 
     Raises:
-        ConfigError: no such file, no JSON, or a key that is missing, of another type or out of
-            range.
+        ConfigError: the file does not exist or is no JSON, or a key is missing, of another type or
+            out of range.
     """
     path = folder / CONFIG_FILE
     if not path.is_file():
@@ -110,10 +110,10 @@ def read_bigvgan(folder: Path) -> BigVGANConfig:
 
 
 def generator_file(folder: Path) -> Path:
-    """Finds the weights in a BigVGAN folder.
+    """Finds the file of the weights in a BigVGAN folder.
 
     Raises:
-        CheckpointError: there are none.
+        CheckpointError: the folder has no such file.
     """
     for name in GENERATOR_FILES:
         if (path := folder / name).is_file():
@@ -124,20 +124,20 @@ def generator_file(folder: Path) -> Path:
 def vocoder_from(
     document: HyperYaml, folder: Path, token_frame_rate: float, token_mel_ratio: int, bands: int
 ) -> tuple[BigVGANConfig, str]:
-    """Reads the section `vocoder` of a model file, and the `config.json` of the BigVGAN that it
-    names.
+    """Reads the section `vocoder` of a model file, and `config.json` of the BigVGAN that it names.
 
     Args:
-        document: of the model file.
-        folder: of the model.
-        token_frame_rate, token_mel_ratio, bands: tokens per second, frames of a token, and bands of
-            the flow's mel.
+        document: the model file.
+        folder: model folder.
+        token_frame_rate: tokens per second.
+        token_mel_ratio: mel frames per token.
+        bands: mel bands of the flow.
 
     Returns:
-        The configuration, and the folder below the model folder.
+        The configuration, and the folder of BigVGAN below the model folder.
 
     Raises:
-        ConfigError: the section cannot be used, or the vocoder takes another mel than the flow
+        ConfigError: the section cannot be used, or the vocoder needs another mel than the flow
             makes.
     """
     section = ModelNode.of(document.resolve("vocoder"), "vocoder")
@@ -164,10 +164,10 @@ def vocoder_from(
 
 
 def check_mel(config: BigVGANConfig, flow: MelSettings) -> None:
-    """Compares what a vocoder takes with what a flow makes.
+    """Compares the mel settings of a vocoder with the mel settings of a flow.
 
     Raises:
-        ConfigError: they differ; everything that does is named.
+        ConfigError: they differ. The message names every difference.
     """
     names = ("sampling_rate", "hop_size", "num_mels")
     if differing := [
@@ -182,7 +182,7 @@ def check_mel(config: BigVGANConfig, flow: MelSettings) -> None:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Makes an object of its pairs; JSON readers take the last of equal keys in silence."""
+    """Makes an object of key-value pairs. It rejects equal keys, of which JSON readers take one."""
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:

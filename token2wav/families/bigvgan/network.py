@@ -1,10 +1,10 @@
 """BigVGAN v1 and v2: mel to audio by transposed convolutions and blocks of periodic activations.
 
-Modules and parameters have the names of public `generator` checkpoints; weight norm is folded into
+Modules and parameters have the names of public `generator` checkpoints. Weight norm is folded into
 plain weights when they are read (`families/bigvgan/weights.py`). Paper: "BigVGAN: A Universal
-Neural Vocoder with Large-Scale Training". The periodic term makes harmonics above half the sample
-rate, which would fold back into what is heard; so activations are computed at twice the rate,
-between two low-pass filters.
+Neural Vocoder with Large-Scale Training". The periodic activation makes harmonics above half the
+sample rate, which would fold back into the audible range. So activations are computed at twice the
+rate, between two low-pass filters.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from token2wav.networks.streaming import (
 
 FILTER_TAPS = 12
 RATIO = 2
-_HALF_WIDTH = 0.3  # of the transition, in cycles per sample
+_HALF_WIDTH = 0.3  # half width of the transition band, in cycles per sample
 _EPS = 1e-9
-_EDGE_KERNEL = 7  # of the first and the last convolution; no file says it
+_EDGE_KERNEL = 7  # kernel of the first and the last convolution; no file has it
 
 
 def kaiser_sinc() -> list[float]:
-    """Low-pass at half the band, `FILTER_TAPS` taps that add up to one: a sinc under a Kaiser
-    window.
+    """Computes a low-pass filter at half the band: a sinc under a Kaiser window, with `FILTER_TAPS`
+    taps that add up to one.
     """
     attenuation_db = 2.285 * (FILTER_TAPS // 2 - 1) * math.pi * 4 * _HALF_WIDTH + 7.95
-    # Kaiser's rule above 50 dB; here 51
+    # Kaiser's rule for an attenuation above 50 dB; here it is 51 dB.
     window = np.kaiser(FILTER_TAPS, 0.1102 * (attenuation_db - 8.7))
     time = np.arange(FILTER_TAPS) - (FILTER_TAPS - 1) / 2
     taps = window * np.sinc(time / RATIO)
@@ -49,7 +49,7 @@ def kaiser_sinc() -> list[float]:
 
 
 class LowPass(nn.Module):
-    """Holds a filter. Checkpoints have one for each place where it is used."""
+    """Low-pass filter. Checkpoints have one for each place where it is used."""
 
     filter: torch.Tensor
 
@@ -58,14 +58,14 @@ class LowPass(nn.Module):
         self.register_buffer("filter", torch.tensor(kaiser_sinc())[None, None])  # (1, 1, taps)
 
     def of(self, x: torch.Tensor) -> torch.Tensor:
-        """As weights of a convolution that filters every channel of x (B, C, T) alike, (C, 1,
-        taps).
+        """Returns the filter as weights (C, 1, taps) of a convolution that filters every channel of
+        x (B, C, T).
         """
         return self.filter.expand(x.shape[1], -1, -1)
 
 
 class Upsample(LowPass):
-    """Doubles the rate, (B, C, T) to (B, C, 2 T); the edges go on with their last value."""
+    """Upsampling by two, (B, C, T) to (B, C, 2 T). Edges are padded with their last value."""
 
     def __init__(self, channels: int, input_delay: int) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class Upsample(LowPass):
 
 
 class Downsample(Streaming):
-    """Halves the rate, (B, C, 2 T) to (B, C, T)."""
+    """Downsampling by two, (B, C, 2 T) to (B, C, T)."""
 
     def __init__(self, channels: int, input_delay: int) -> None:
         super().__init__()
@@ -104,11 +104,11 @@ class Downsample(Streaming):
 
 
 class Snake(nn.Module):
-    """x + sin²(αx) / β with one α and β per channel.
+    """Snake activation x + sin²(αx) / β with one α and β per channel.
 
     Args:
-        channels: of the input.
-        beta: whether β is a parameter ("snakebeta"); else it is α ("snake").
+        channels: channels of the input.
+        beta: whether β is a parameter ("snakebeta"); else β equals α ("snake").
         log_scale: whether parameters are logarithms.
     """
 
@@ -125,7 +125,7 @@ class Snake(nn.Module):
             self.register_buffer(name, None, persistent=False)
 
     def freeze(self) -> None:
-        """Ends loading: what is computed from the parameters alone is computed once."""
+        """Ends loading: computes once all values that depend on the parameters alone."""
         alpha, beta = (
             parameter.detach().exp() if self.log_scale else parameter.detach()
             for parameter in (self.alpha, self.alpha if self.beta is None else self.beta)
@@ -139,7 +139,7 @@ class Snake(nn.Module):
 
 
 class AntiAliased(nn.Module):
-    """Snake at twice the rate, (B, C, T) to (B, C, T)."""
+    """Snake activation at twice the rate, (B, C, T) to (B, C, T)."""
 
     def __init__(self, activation: Snake, *, input_delay: int = 0) -> None:
         super().__init__()
@@ -150,7 +150,7 @@ class AntiAliased(nn.Module):
 
     @property
     def output_delay(self) -> int:
-        """Positions that the output is late."""
+        """Delay of the output in positions."""
         return self.downsample.output_delay
 
     def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
@@ -158,18 +158,18 @@ class AntiAliased(nn.Module):
 
 
 class ResBlock(nn.Module):
-    """For each dilation: activation, dilated convolution, with `resblock: "1"` both again
-    undilated; then a sum.
+    """Residual block. For each dilation it adds to its input: activation and dilated convolution,
+    and with `resblock: "1"` a second pair without dilation.
 
     Args:
-        channels: of input and output.
-        kernel: of all convolutions.
-        dilations: of the first one of each pair.
-        config: says which activation, and whether there are pairs.
-        delay: of the input.
+        channels: channels of input and output.
+        kernel: kernel of all convolutions.
+        dilations: dilations of the first convolution of each pair.
+        config: configuration, which selects the activation and whether there are pairs.
+        input_delay: delay of the input in positions.
 
     Attributes:
-        delayed: positions that the output is late.
+        output_delay: delay of the output in positions.
     """
 
     def __init__(
@@ -196,7 +196,7 @@ class ResBlock(nn.Module):
                 input_delay = conv.output_delay
             self.waits.append(Delay(channels, input_delay - start, input_delay=start))
         self.output_delay = input_delay
-        # as checkpoints have them
+        # names in checkpoints
         names = ("convs1", "convs2") if config.resblock == "1" else ("convs",)
         self._convs = names
         for name, column in zip(names, zip(*convs, strict=True), strict=True):
@@ -220,7 +220,7 @@ def _activation(channels: int, config: BigVGANConfig, input_delay: int) -> AntiA
 
 
 class BigVGAN(VocoderNetwork):
-    """Vocoder as one module, for whole utterances and for their pieces."""
+    """BigVGAN vocoder, for whole utterances and for streams."""
 
     def __init__(self, config: BigVGANConfig) -> None:
         super().__init__()
@@ -230,7 +230,8 @@ class BigVGAN(VocoderNetwork):
         self.conv_pre = centred_conv(config.num_mels, channels, _EDGE_KERNEL)
         self.ups = nn.ModuleList()
         self.resblocks = nn.ModuleList()
-        self.waits = nn.ModuleList()  # of every block for the slowest one beside it
+        # delays that bring the blocks of a stage in step with the slowest of them
+        self.waits = nn.ModuleList()
         delay = self.conv_pre.output_delay
         for kernel, rate in zip(config.upsample_kernel_sizes, config.upsample_rates, strict=True):
             up = StreamConvTranspose(channels, channels // 2, kernel, rate, input_delay=delay)
@@ -260,9 +261,9 @@ class BigVGAN(VocoderNetwork):
                 module.freeze()
 
     def forward(self, mel: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
-        """mel (B, bands, frames) to audio (B, 1, frames * hop_size) within -1 and 1.
+        """Computes audio (B, 1, frames * hop_size), between -1 and 1, from mel (B, bands, frames).
 
-        In a stream it is late.
+        In a stream the audio is late by `output_delay`.
         """
         x = self.conv_pre(mel, step)
         width = len(self.config.resblock_kernel_sizes)

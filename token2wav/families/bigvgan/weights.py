@@ -1,4 +1,4 @@
-"""Public BigVGAN checkpoints: which files there are, and weight norm under any of its names."""
+"""Public BigVGAN checkpoints: their files, and weight norm under any of its names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from token2wav.errors import CheckpointError
 from token2wav.families.bigvgan.network import BigVGAN
 from token2wav.networks.weights import fitting_weights, floating_tensors, read_state
 
-_KEY = "generator"  # of the state dict in a public pickle
+_KEY = "generator"  # key of the state dict in a public pickle
 _LENGTH, _DIRECTION = ".weight_g", ".weight_v"
 _NEWER = {
     ".parametrizations.weight.original0": _LENGTH,
@@ -19,10 +19,10 @@ _NEWER = {
 
 
 def read_weights(module: BigVGAN, path: Path) -> dict[str, torch.Tensor]:
-    """Reads the weights of a vocoder in float32, with weight norm, if there is any, folded in.
+    """Reads the weights of a vocoder in float32, with any weight norm folded in.
 
     Raises:
-        CheckpointError: unreadable, or their names and shapes are not those of the vocoder.
+        CheckpointError: the file is unreadable, or names and shapes differ from the vocoder.
     """
     state = read_state(path)
     if isinstance(nested := state.get(_KEY), dict):
@@ -40,9 +40,9 @@ def _current_name(name: str) -> str:
 
 
 def _folded(weights: dict[str, torch.Tensor], path: Path) -> dict[str, torch.Tensor]:
-    """weight = g * v / ||v||, the norm over all axes but the first.
+    """Folds weight norm: weight = g * v / ||v||, with the norm over all axes except the first.
 
-    What has no partner stays, and will not fit.
+    A tensor without its partner keeps its name, and the later check of names rejects it.
     """
     folded = dict(weights)
     for name in weights:

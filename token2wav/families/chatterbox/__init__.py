@@ -1,5 +1,5 @@
-"""Chatterbox: its folder with S3Gen, the flow of a conformer and a U-Net, or of its MeanFlow, and
-symmetric HiFT.
+"""Chatterbox: its folder with S3Gen. The flow is a conformer and a U-Net, in Chatterbox Turbo with
+a MeanFlow; the vocoder is the HiFT of earlier generations.
 """
 
 from token2wav.families.chatterbox.config import FILES, read

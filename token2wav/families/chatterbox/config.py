@@ -1,5 +1,5 @@
-"""Configuration of Chatterbox's decoder, S3Gen, whose sizes are in code alone: they are counted in
-its weights.
+"""Configuration of Chatterbox's decoder, S3Gen. Its sizes are published in code alone, so they are
+read from the shapes of its weights.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from token2wav.families.cosyvoice2.config import (
 from token2wav.model_config import StageName
 from token2wav.networks.configs import HiFTConfig, ScheduleConfig
 
-# The distilled one first, which a folder of Chatterbox Turbo has beside the other's voices and
-# tokenizers.
+# The distilled model comes first. A folder of Chatterbox Turbo has its file beside the voices and
+# tokenizers of the other model.
 MEAN_FLOW_FILES = ("s3gen_meanflow.safetensors",)
 FILES = (*MEAN_FLOW_FILES, "s3gen.safetensors", "s3gen.pt")
 
 _TOKEN_RATE, _LOOKAHEAD = 25, 3
 _STEPS, _MEAN_FLOW_STEPS = 10, 2
 _GUIDANCE = 0.7
-_WHOLE_TOKENS = 1_000_000  # a hop that nobody completes
+_WHOLE_TOKENS = 1_000_000  # a hop that no utterance completes
 _WINDOW_LOOKAHEAD = 25
-_HEADS = 8  # in all of its attention
+_HEADS = 8  # heads of every attention layer
 _PUBLISHED = (
     EncoderConfig(512, _HEADS, 2048, 6, 4),
     UNetConfig(256, _HEADS, 64, 12, 4),
@@ -45,8 +45,8 @@ class ChatterboxConfig(CosyVoice2Config):
     """Configuration of a Chatterbox model.
 
     Attributes:
-        mean_flow: whether it is the Turbo's: few steps of equal length, without guidance.
-        file: name of the weights.
+        mean_flow: whether it is a Turbo model: few ODE steps of equal length, without guidance.
+        file: name of the file of the weights.
     """
 
     flow: FlowConfig[UNetConfig]
@@ -54,17 +54,17 @@ class ChatterboxConfig(CosyVoice2Config):
     file: str
 
     def hops(self, stream: StreamConfig) -> tuple[int, int]:
-        """As that of any model; the public code, which `stream.reference` repeats, computes whole
-        utterances only.
+        """Returns the first and the longest hop, in tokens.
 
-        With a bound of its hops that becomes streaming in windows.
+        `stream.reference` repeats the public code, which computes whole utterances only. With
+        `stream.max_hop_tokens` it becomes streaming in windows of this hop.
         """
         hop = stream.max_hop_tokens or _WHOLE_TOKENS
         return (hop, hop) if stream.reference else super().hops(stream)
 
     def with_stream_settings(self, stream: StreamConfig) -> ChatterboxConfig:
-        """Gives windows their look-ahead: far more than the encoder needs, so that frames see what
-        comes after them.
+        """Sets the look-ahead of the windows of `stream.reference`. It is far more than the encoder
+        needs, so that frames depend on later tokens.
         """
         return replace(self, lookahead_tokens=_WINDOW_LOOKAHEAD) if stream.reference else self
 
@@ -77,12 +77,12 @@ def read(folder: Path) -> ChatterboxConfig:
     `s3gen.pt`.
 
     Raises:
-        ConfigError: the sizes are of no such decoder.
+        ConfigError: the shapes are not the shapes of this decoder.
         CheckpointError: the file cannot be read.
     """
     file = next(name for name in FILES if (folder / name).is_file())
     path = folder / file
-    # Shapes in a pickle cannot be told without torch.
+    # Shapes in a pickle cannot be read without torch.
     encoder, estimator, hift = _PUBLISHED if path.suffix == ".pt" else _counted(_shapes(path), path)
     mean_flow = file in MEAN_FLOW_FILES
     flow = FlowConfig(
@@ -102,7 +102,7 @@ def read(folder: Path) -> ChatterboxConfig:
 
 
 def _shapes(path: Path) -> Shapes:
-    """Reads shapes alone: the weights stay where they are, and torch is not needed."""
+    """Reads the shapes alone: no weight is loaded, and torch is not needed."""
     try:
         with safe_open(path, framework="np") as tensors:
             return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
@@ -124,7 +124,7 @@ def _counted(shapes: Shapes, path: Path) -> tuple[EncoderConfig, UNetConfig, HiF
         return shapes[name][axis]
 
     def layers(start: str) -> int:
-        """Counts modules that are numbered after the start of their names."""
+        """Counts modules by the numbers that follow the start of their names."""
         return len(
             {name[len(start) :].partition(".")[0] for name in shapes if name.startswith(start)}
         )

@@ -12,11 +12,11 @@ from token2wav.networks.streaming import OFFLINE, Streaming, StreamStep
 
 
 class FadeIn(Streaming):
-    """Fade-in of a stream, against what is left of the prompt: 20 ms of silence, then 20 ms of
+    """Fade-in of a stream, which hides the rest of the prompt: 20 ms of silence, then 20 ms of
     rising volume.
 
-    It stores how many samples of a stream it has faded, because the first piece may be shorter than
-    the fade-in.
+    Its state is the number of samples faded so far, because the first step of a stream may be
+    shorter than the fade-in.
 
     Args:
         sample_rate: samples per second.
@@ -30,15 +30,15 @@ class FadeIn(Streaming):
         super().__init__()
         self.input_delay, quiet = input_delay, sample_rate // 50
         rising = (1 - torch.linspace(0, torch.pi, quiet).cos()) / 2
-        # the last one is that of all later samples
+        # the last gain serves all later samples
         gains = torch.cat((torch.zeros(quiet), rising, torch.ones(1)))
         self.register_buffer("gains", gains, persistent=False)
 
     def forward(self, audio: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
-        """Fades the audio (B, samples) of a piece in place."""
+        """Fades the audio (B, samples) of a step in place."""
         most, start = len(self.gains) - 1, self.input_delay if step.first else 0
         begin = audio[:, start : start + most]
-        # (B, 1) samples before this piece.
+        # (B, 1) number of samples before this step
         faded = audio.new_zeros(1, 1) if step.state is None or step.first else step.state[self]
         place = faded.long() + torch.arange(begin.shape[1], device=audio.device)
         begin *= self.gains[place.clamp(max=most)]
@@ -47,7 +47,7 @@ class FadeIn(Streaming):
 
 
 class FadedHiFT(HiFT):
-    """HiFT whose utterances are faded in."""
+    """HiFT vocoder that fades utterances in."""
 
     def __init__(self, config: HiFTConfig) -> None:
         super().__init__(config, SampleSource)

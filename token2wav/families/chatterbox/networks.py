@@ -1,4 +1,4 @@
-"""Networks of Chatterbox: the flow of S3Gen or of its MeanFlow, and symmetric HiFT with a fade-in."""
+"""Networks of Chatterbox: the flow of S3Gen, plain or MeanFlow, and HiFT with a fade-in."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from token2wav.model_config import StageName
 class Chatterbox(CosyVoice2):
     """Family of Chatterbox and Chatterbox Turbo.
 
-    Two parts of S3Gen's weights are read; the rest makes voices.
+    Of the weights of S3Gen only the flow and the vocoder are read. The rest makes voices.
     """
 
     reference = ReferenceLoop(windows=True)

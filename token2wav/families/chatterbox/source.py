@@ -1,4 +1,4 @@
-"""Harmonic source of Chatterbox, whose phase turns sample by sample."""
+"""Harmonic source of Chatterbox, whose phase advances sample by sample."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from token2wav.networks.streaming import OFFLINE, StreamStep
 
 
 class SampleSource(HarmonicSource):
-    """Harmonic source whose phase turns sample by sample, as Chatterbox has it. Harmonics begin
-    anywhere in a cycle.
+    """Harmonic source of Chatterbox. Its phase advances sample by sample, and every harmonic starts
+    at a random phase.
 
-    The published code draws where they begin anew for every utterance; here that is drawn once.
+    The public code draws the start phases anew for every utterance. Here they are drawn once.
     """
 
     begins: torch.Tensor
@@ -36,11 +36,14 @@ class SampleSource(HarmonicSource):
         phase: Phase = "exact",
         step: StreamStep = OFFLINE,
     ) -> torch.Tensor:
-        """As that of `HarmonicSource`. `phase` changes nothing: its rounding is CosyVoice3's."""
+        """Computes the excitation as `HarmonicSource` does.
+
+        `phase` has no effect, because the rounding that it selects is a detail of CosyVoice3.
+        """
         repeat = self.config.samples_per_frame
         if step.first:
             f0 = F.pad(f0[:, self.input_delay :], (self.input_delay, 0))
-        cycles = self._increments(f0).double() * repeat  # (B, T, harmonics) in a frame
+        cycles = self._increments(f0).double() * repeat  # (B, T, harmonics) cycles per frame
         before = self.begins if step.first or step.state is None else step.state[self][:, None]
         ends = before + cycles.cumsum(dim=1)
         step.save_state(self, ends[:, -1] % 1)

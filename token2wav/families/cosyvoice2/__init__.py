@@ -1,4 +1,6 @@
-"""CosyVoice2: its folder, the flow of a conformer and a U-Net, and symmetric HiFT."""
+"""CosyVoice2: its folder. The flow is a conformer and a U-Net; the vocoder is HiFT with centred
+convolutions.
+"""
 
 from token2wav.families.cosyvoice2.config import FILES, read
 

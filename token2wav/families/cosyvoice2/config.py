@@ -1,5 +1,5 @@
-"""Configuration of CosyVoice2 models, which is read from `cosyvoice2.yaml`, or the older
-`cosyvoice.yaml`, as data.
+"""Configuration of CosyVoice2 models, which is read as data from `cosyvoice2.yaml`, or from the
+older `cosyvoice.yaml`.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from token2wav.networks.configs import (
 )
 
 FILES = ("cosyvoice2.yaml", "cosyvoice.yaml")
-# frames of a token, and tokens that the look-ahead layer reaches back: fixed in public code
+# Mel frames per token, and tokens that the look-ahead layer reaches back: fixed in the public code.
 RATIO, LOOKBEHIND = 2, 2
 
-_BLOCK_TOKENS = 25  # where a file does not say it
-_UP_LAYERS = 4  # fixed in public code as well
+_BLOCK_TOKENS = 25  # attention block of a file that does not set one
+_UP_LAYERS = 4  # fixed in the public code too
 ENCODER_ALWAYS = {
     "input_layer": "linear",
     "pos_enc_layer_type": "rel_pos_espnet",
@@ -48,12 +48,12 @@ ConfigT = TypeVar("ConfigT", bound="CosyVoiceConfig")
 
 @dataclass(frozen=True, kw_only=True)
 class CosyVoiceConfig(ModelConfig):
-    """Configuration of a model of CosyVoice's kind; it checks that flow and vocoder fit each other.
+    """Configuration of a model of CosyVoice's kind. It checks that flow and vocoder fit each other.
 
     Attributes:
         flow: sizes of the network from tokens to mel.
-        vocoder: sizes of the network from mel to audio; the class says which one it is.
-        schedule: times at which the flow's ODE is evaluated.
+        vocoder: sizes of the network from mel to audio; its class selects the vocoder.
+        schedule: times at which the ODE of the flow is evaluated.
     """
 
     speaks_early: bool = True
@@ -68,19 +68,20 @@ class CosyVoiceConfig(ModelConfig):
         """Makes the configuration of a flow and a vocoder.
 
         Args:
-            flow, vocoder: of the model.
+            flow: configuration of the flow.
+            vocoder: configuration of the vocoder.
             token_frame_rate: tokens per second.
-            own: what a family has beside, or instead of what follows from these.
+            own: fields of the family. They are added to the common fields, or replace them.
 
         Raises:
-            ConfigError: they do not fit each other.
+            ConfigError: flow and vocoder do not fit each other.
         """
         (lookbehind, lookahead), rate = flow.context_tokens, token_frame_rate
         common = {
             "vocab_size": flow.vocab_size,
             "token_shape": flow.token_shape,
-            # An integer if it is one, so that hashes of configurations do not depend on its
-            # spelling.
+            # An integer if possible, so that the hash of the configuration does not depend on how
+            # the number is written.
             "token_frame_rate": int(rate) if rate == int(rate) else rate,
             "block_tokens": flow.block_tokens,
             "lookahead_tokens": lookahead,
@@ -101,7 +102,7 @@ class CosyVoiceConfig(ModelConfig):
                 f"hift.in_channels: {self.vocoder.mel.bands} mel bands, but the flow makes "
                 f"{self.mel_bands}"
             )
-        # Rates such as 22050 / 512 have no end as decimals.
+        # Rates such as 22050 / 512 have infinitely many decimals.
         if not math.isclose(
             self.token_frame_rate * self.samples_per_token, self.sample_rate, rel_tol=1e-6
         ):
@@ -117,8 +118,14 @@ class CosyVoiceConfig(ModelConfig):
 
 @dataclass(frozen=True)
 class EncoderConfig:
-    """Configuration of the conformer encoder: channels, heads, channels of feed-forward, layers
-    before and after x2.
+    """Configuration of the conformer encoder.
+
+    Attributes:
+        size: channels.
+        heads: heads of attention.
+        units: channels within feed-forward layers.
+        layers: number of layers before upsampling by two.
+        up_layers: number of layers after it.
     """
 
     size: Width
@@ -138,8 +145,13 @@ class EncoderConfig:
 
 @dataclass(frozen=True)
 class UNetConfig:
-    """Configuration of the estimator: channels, attention, blocks in the middle, transformer layers
-    of each block.
+    """Configuration of the U-Net estimator.
+
+    Attributes:
+        channels: channels of every block.
+        heads, dim_head: sizes of attention.
+        mid_blocks: number of blocks in the middle.
+        layers: number of transformer layers of a block.
     """
 
     channels: Width
@@ -154,8 +166,8 @@ class UNetConfig:
 
 @dataclass(frozen=True)
 class FlowConfig(Generic[EstimatorT]):
-    """Configuration of the flow, which turns tokens into mel; relatives of CosyVoice2 have another
-    estimator.
+    """Configuration of the flow, which turns tokens into mel. Relatives of CosyVoice2 have other
+    estimators.
     """
 
     vocab_size: Vocabulary
@@ -177,15 +189,15 @@ class FlowConfig(Generic[EstimatorT]):
 
     @property
     def context_tokens(self) -> tuple[int, int]:
-        """Tokens before a chunk that it is given along, and those after it that must be there
-        before it can run.
+        """Numbers of context tokens of a chunk: before it, and of look-ahead after it. A chunk runs
+        once its look-ahead is available.
         """
         return LOOKBEHIND, self.pre_lookahead_len
 
 
 @dataclass(frozen=True, kw_only=True)
 class CosyVoice2Config(CosyVoiceConfig):
-    """Configuration of a CosyVoice2 model, or of a relative."""
+    """Configuration of a CosyVoice2 model, or of a relative of CosyVoice2."""
 
     flow: FlowConfig[Any]
     vocoder: HiFTConfig
@@ -195,7 +207,7 @@ def read(folder: Path) -> CosyVoice2Config:
     """Reads the model file of a folder.
 
     Raises:
-        ConfigError: a key that is missing, of another class or out of range.
+        ConfigError: a key is missing, of another class or out of range.
     """
     path = next(folder / name for name in FILES if (folder / name).is_file())
     document = HyperYaml.read(path)
@@ -205,9 +217,9 @@ def read(folder: Path) -> CosyVoice2Config:
 
 
 def _flow_from(document: HyperYaml) -> tuple[FlowConfig[UNetConfig], float]:
-    """Reads the flow, and the tokens per second that it takes."""
+    """Reads the flow, and its tokens per second."""
     flow = ModelNode.of(document.resolve("flow"), "flow", "CausalMaskedDiffWithXvec")
-    flow.only({"token_mel_ratio": RATIO})  # which the encoder makes of a token
+    flow.only({"token_mel_ratio": RATIO})  # the encoder makes this number of frames per token
     encoder, block = _encoder_from(flow)
     decoder = flow.child("decoder", "CausalConditionalCFM")
     solver = decoder.child("cfm_params", "DictConfig").child("content")
@@ -226,7 +238,7 @@ def _flow_from(document: HyperYaml) -> tuple[FlowConfig[UNetConfig], float]:
 
 
 def _encoder_from(flow: ModelNode) -> tuple[EncoderConfig, int]:
-    """Reads the encoder, and the tokens of its attention block."""
+    """Reads the encoder, and the number of tokens of its attention block."""
     encoder = flow.child("encoder", "UpsampleConformerEncoder")
     size = encoder.get("output_size", Width)
     flow.only({"input_size": size}, omitted=False)
@@ -271,7 +283,7 @@ def _estimator_from(decoder: ModelNode, bands: int, block_frames: int) -> UNetCo
 
 
 def hift_from(document: HyperYaml, *, causal: bool) -> HiFTConfig:
-    """Reads the vocoder: CosyVoice3's causal one, or the symmetric one of generations before it."""
+    """Reads the vocoder: CosyVoice3's causal HiFT, or the centred HiFT of earlier generations."""
     kind = "Causal" if causal else ""
     hift = ModelNode.of(document.resolve("hift"), "hift", f"{kind}HiFTGenerator")
     f0 = hift.child("f0_predictor", f"{kind}ConvRNNF0Predictor")

@@ -1,5 +1,5 @@
-"""The flow of CosyVoice2 and its relatives as one module, with the parameter names of public
-`flow.pt` files.
+"""Flow of CosyVoice2 and its relatives as one module, with the parameter names of public `flow.pt`
+files.
 """
 
 from __future__ import annotations
@@ -24,13 +24,16 @@ EstimatorT = TypeVar("EstimatorT", bound=Estimator)
 
 
 class FlowNetwork(nn.Module, Generic[EstimatorT]):
-    """Base of the flows of CosyVoice's kind, which project speakers alike and keep their estimator
-    below `decoder.`.
+    """Base of the flows of CosyVoice's kind. All project speakers in the same way, and have their
+    estimator below `decoder.`.
+
+    Attributes:
+        token_bytes: bytes of state per token of a stream.
     """
 
     spk_embed_affine_layer: nn.Linear
     decoder: nn.ModuleDict
-    token_bytes = 0  # that are kept of a token
+    token_bytes = 0
 
     @property
     def estimator(self) -> EstimatorT:
@@ -41,7 +44,7 @@ class FlowNetwork(nn.Module, Generic[EstimatorT]):
         return self.spk_embed_affine_layer.weight.device
 
     def speaker(self, embedding: torch.Tensor) -> torch.Tensor:
-        """Speaker embedding (..., spk_embed_dim) to the estimator's speaker vector (..., bands)."""
+        """Projects a speaker embedding (..., spk_embed_dim) to a speaker vector (..., bands)."""
         return self.spk_embed_affine_layer(F.normalize(embedding, dim=-1))
 
 
@@ -50,8 +53,8 @@ class EncoderState:
     """State of a stream in the encoder.
 
     Attributes:
-        state: of the conformer's layers.
-        mask: who sees whom, in tokens; None for full attention.
+        state: state of the layers of the conformer.
+        mask: attention mask, in tokens; None for full attention.
     """
 
     state: ConformerState
@@ -59,12 +62,12 @@ class EncoderState:
 
 
 class Flow(FlowNetwork[EstimatorT]):
-    """Token embedding, conformer encoder, speaker projection and an estimator
+    """Flow: token embedding, conformer encoder, speaker projection and an estimator
     (CausalMaskedDiffWithXvec).
 
     Args:
-        config: sizes of all but the estimator.
-        estimator: of the velocity.
+        config: sizes of all parts except the estimator.
+        estimator: estimator of the velocity.
     """
 
     def __init__(self, config: FlowConfig[Any], estimator: EstimatorT) -> None:
@@ -85,27 +88,27 @@ class Flow(FlowNetwork[EstimatorT]):
         self.token_bytes = self.encoder.token_bytes
 
     def start(self, voice: Voice, mask: BlockMask | None) -> EncoderState:
-        """State of a stream that begins.
+        """Returns the state of a stream before its first token.
 
         Args:
-            voice: that it speaks with.
-            mask: who sees whom, in frames; None for full attention, under which there is one chunk
-                only.
+            voice: voice of the stream.
+            mask: attention mask, in frames; None for full attention, under which a stream is one
+                chunk.
         """
         return EncoderState(ConformerState(self.encoder), in_tokens(mask))
 
     def fork(self, state: EncoderState, mask: BlockMask | None) -> EncoderState:
-        """Copy of a state, for a stream that goes on from a prefix which others share, under a mask
-        of its own.
+        """Copies the state after a shared prefix, for a stream that continues from there under its
+        own mask.
         """
         return EncoderState(state.state.fork(), in_tokens(mask))
 
     def encode(self, batch: Sequence[tuple[EncoderState, TokenChunk]]) -> list[torch.Tensor]:
-        """Conditions (bands, frames) of chunks behind the states of their streams, which are taken
-        on to their ends.
+        """Computes the conditions (bands, frames) of chunks, each after the state of its stream.
+        Every state is advanced to the end of its chunk.
 
-        Chunks go one by one: their pasts have different lengths, and the ten steps of the estimator
-        cost much more.
+        Chunks are computed one by one. Their pasts have different lengths, and the ten ODE steps of
+        the estimator cost much more.
         """
         return [self._encoded(state, chunk) for state, chunk in batch]
 
@@ -116,12 +119,12 @@ class Flow(FlowNetwork[EstimatorT]):
 
 
 def in_tokens(mask: BlockMask | None) -> BlockMask | None:
-    """Mask of tokens, of one of frames."""
+    """Converts a mask in frames to a mask in tokens."""
     return mask and replace(mask, block_frames=mask.block_frames // RATIO)
 
 
 def cosyvoice2_flow(config: FlowConfig[UNetConfig], *, mean_flow: bool = False) -> Flow[UNet]:
-    """Flow of CosyVoice2, or of Chatterbox, whose Turbo has a mean flow; without weights."""
+    """Makes the flow of CosyVoice2 or Chatterbox, without weights; Turbo has a mean flow."""
     sizes, block_frames = config.estimator, RATIO * config.block_tokens
     estimator = UNet(
         config.mel_bands,

@@ -1,4 +1,4 @@
-"""Networks of CosyVoice2: a flow of a conformer and a U-Net, and symmetric HiFT."""
+"""Networks of CosyVoice2: a flow with a conformer and a U-Net, and HiFT."""
 
 from __future__ import annotations
 

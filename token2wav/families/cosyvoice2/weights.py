@@ -1,4 +1,4 @@
-"""Weights of CosyVoice models and their relatives: names that checkpoints have, and those of the
+"""Weights of CosyVoice models and their relatives: maps the names in checkpoints to the names of
 parameters here.
 """
 
@@ -11,15 +11,14 @@ from torch import nn
 
 from token2wav.networks.weights import fitting_weights, floating_tensors, read_state
 
-_BOOKKEEPING = {"epoch", "step"}  # what CosyVoice's trainer stores beside the weights
+_BOOKKEEPING = {"epoch", "step"}  # values that CosyVoice's trainer stores beside the weights
 
 
 def read_weights(module: nn.Module, path: Path, prefix: str = "") -> dict[str, torch.Tensor]:
-    """Reads the weights of a module from a file in float32; those whose names have another prefix
-    are left out.
+    """Reads the weights of a module from a file in float32. Names with another prefix are skipped.
 
     Raises:
-        CheckpointError: unreadable, or their names and shapes are not those of the module.
+        CheckpointError: the file is unreadable, or names and shapes differ from the module.
     """
     state = {
         name: value for name, value in read_state(path).items() if str(name).startswith(prefix)
@@ -30,7 +29,7 @@ def read_weights(module: nn.Module, path: Path, prefix: str = "") -> dict[str, t
 
 
 def _current_name(name: str) -> str:
-    name = name.removeprefix("generator.")  # hift.pt files that come straight from GAN training
+    name = name.removeprefix("generator.")  # in hift.pt files straight from GAN training
     for old, new in (("weight_g", "original0"), ("weight_v", "original1")):
         if name.endswith(f".{old}"):
             return f"{name.removesuffix(old)}parametrizations.weight.{new}"

@@ -1,6 +1,6 @@
 """Configuration of CosyVoice3 models, which is read from `cosyvoice3.yaml` as data.
 
-It is validated here, once, before any weight is read; the rest of the code trusts it.
+It is validated here, once, before any weight is read. All other code relies on this.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ MODEL_FILE = "cosyvoice3.yaml"
 
 @dataclass(frozen=True)
 class FlowConfig:
-    """Configuration of the flow, which turns tokens into mel."""
+    """Configuration of the flow, which turns tokens into mel.
+
+    `n_timesteps` and `lookbehind_len` are fixed in the public code and not in its YAML.
+    """
 
     vocab_size: Vocabulary
     input_size: Width
@@ -45,7 +48,7 @@ class FlowConfig:
     pre_lookahead_channels: Width
     inference_cfg_rate: Guidance
     estimator: EstimatorConfig
-    n_timesteps: Steps = 10  # this and the next are fixed in the public code, not in its YAML
+    n_timesteps: Steps = 10
     lookbehind_len: Tokens = 2
     codebooks: CodebookConfig | None = None
 
@@ -75,14 +78,14 @@ class FlowConfig:
 
     @property
     def context_tokens(self) -> tuple[int, int]:
-        """Tokens before a chunk that it is given along, and those after it that must be there
-        before it can run.
+        """Numbers of context tokens of a chunk: before it, and of look-ahead after it. A chunk runs
+        once its look-ahead is available.
         """
         return self.lookbehind_len, self.pre_lookahead_len
 
     @property
     def hop_blocks(self) -> tuple[int, int]:
-        """Blocks of the first and of the longest hop; 4 of 25 tokens are 4 s."""
+        """Blocks of the first hop and of the longest hop; 4 blocks of 25 tokens are 4 s."""
         return 1, 4
 
     @property
@@ -91,21 +94,21 @@ class FlowConfig:
 
     @property
     def token_shape(self) -> tuple[int, ...]:
-        """Shape of one token: () for a number, (codebooks,) for several codes."""
+        """Shape of one token: () for a single code, (codebooks,) for several."""
         return (self.codebooks.count,) if self.codebooks else ()
 
     @property
     def block_tokens(self) -> int:
-        """Tokens in one attention block: every chunk must end on a multiple of it."""
+        """Tokens in one attention block. Every chunk must end on a multiple of it."""
         return self.estimator.static_chunk_size // self.token_mel_ratio
 
 
 @dataclass(frozen=True, kw_only=True)
 class CosyVoice3Config(CosyVoiceConfig):
-    """Configuration of a model in CosyVoice3's format.
+    """Configuration of a model in the format of CosyVoice3.
 
     Attributes:
-        vocoder_folder: folder below the model folder in which a BigVGAN lies.
+        vocoder_folder: folder of a BigVGAN below the model folder; empty for HiFT.
     """
 
     FILE: ClassVar[str] = MODEL_FILE
@@ -118,7 +121,7 @@ class CosyVoice3Config(CosyVoiceConfig):
         """Reads the model file of a folder, and `config.json` of its BigVGAN if it has one.
 
         Raises:
-            ConfigError: a key that is missing, of another class or out of range.
+            ConfigError: a key is missing, of another class or out of range.
         """
         path = folder / cls.FILE
         document = HyperYaml.read(path)
@@ -134,7 +137,7 @@ class CosyVoice3Config(CosyVoiceConfig):
 
     @classmethod
     def _flow_from(cls, document: HyperYaml) -> tuple[FlowConfig, float, ScheduleConfig]:
-        """Reads the flow, the tokens per second that it takes, and the times of its ODE."""
+        """Reads the flow, its tokens per second, and the schedule of its ODE."""
         flow = ModelNode.of(document.resolve("flow"), "flow", "CausalMaskedDiffWithDiT")
         lookahead = flow.child("pre_lookahead_layer", "PreLookaheadLayer")
         if (length := lookahead.get("pre_lookahead_len", Tokens)) != (
@@ -152,7 +155,7 @@ class CosyVoice3Config(CosyVoiceConfig):
             schedule = ScheduleConfig(kind, times)
         codebooks = flow.child("codebooks") if "codebooks" in flow.data else None
         if codebooks:
-            codebooks.get("count", int)  # it has no default
+            codebooks.get("count", int)  # required: it has no default
         config = FlowConfig(
             **flow.fields(
                 FlowConfig,

@@ -1,4 +1,4 @@
-"""The flow model as one module, with the parameter names of public `flow.pt` files."""
+"""Flow of CosyVoice3 as one module, with the parameter names of public `flow.pt` files."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from token2wav.voice import Voice
 
 
 class Flow(FlowNetwork[DiT]):
-    """Token embedding, look-ahead, speaker projection and estimator (CosyVoice3's
+    """Flow: token embedding, look-ahead layer, speaker projection and estimator (CosyVoice3's
     CausalMaskedDiffWithDiT).
 
-    It is the `Encoder` of its stage. Where attention looks ahead (StreamFlow), tokens are embedded
-    and repeated only.
+    It is the `Encoder` of its stage. In StreamFlow attention itself looks ahead, so there is no
+    look-ahead layer.
     """
 
     def __init__(self, config: FlowConfig) -> None:
@@ -44,17 +44,17 @@ class Flow(FlowNetwork[DiT]):
         self.decoder = nn.ModuleDict({"estimator": DiT(config.estimator)})
 
     def start(self, voice: Voice, mask: BlockMask | None) -> None:
-        """State of a stream: there is none, as chunks come with the tokens before them."""
+        """Returns no state, because a chunk includes the tokens before it that it depends on."""
 
     def fork(self, state: None, mask: BlockMask) -> None:
-        """Copy of no state."""
+        """Copies a state; there is none."""
 
     def encode(self, batch: Sequence[tuple[None, TokenChunk]]) -> list[torch.Tensor]:
-        """Conditions (bands, frames) that the tokens of every chunk make."""
+        """Computes the conditions (bands, frames) of the tokens of every chunk."""
         chunks = [chunk for _, chunk in batch]
         if self.device.type == "cpu":
-            # One by one, which costs no more here: so the rounding does not depend on who else is
-            # in the batch.
+            # One by one, which is no slower on a CPU. So the rounding does not depend on other
+            # chunks of the batch.
             return [self._encode_alike([chunk])[0] for chunk in chunks]
         return map_grouped(
             chunks, lambda chunk: (len(chunk.tokens), chunk.left, chunk.last), self._encode_alike
@@ -65,12 +65,13 @@ class Flow(FlowNetwork[DiT]):
         return list(self.conditions(tokens, left=alike[0].left, last=alike[0].last))
 
     def conditions(self, tokens: torch.Tensor, *, left: int = 0, last: bool = True) -> torch.Tensor:
-        """Conditioning of windows of tokens, equal to those parts of the whole utterances'.
+        """Computes the conditions of windows of tokens, equal to the same part of the conditions of
+        whole utterances.
 
         Args:
             tokens: (B, left + n + right) integers, or (B, left + n + right, codebooks); `right` is
                 the look-ahead, or 0 if `last`.
-            left: leading tokens that are context only (see `PreLookahead`).
+            left: number of leading tokens that are context only (see `PreLookahead`).
             last: whether the utterances end with these windows.
 
         Returns:
@@ -85,7 +86,7 @@ class Flow(FlowNetwork[DiT]):
 
 
 def token_embedding(config: FlowConfig) -> nn.Embedding:
-    """Embedding of a flow's tokens; its one parameter is called `weight`."""
+    """Makes the embedding of the tokens of a flow; its one parameter is called `weight`."""
     books = config.codebooks
     if books is None:
         return nn.Embedding(config.vocab_size, config.input_size)
@@ -95,14 +96,14 @@ def token_embedding(config: FlowConfig) -> nn.Embedding:
 
 
 class CodebookEmbedding(nn.Embedding):
-    """Tokens of several codes: one table, in which the vocabularies stand one below the other,
-    codebook by codebook.
+    """Embedding of tokens that consist of several codes. One table holds the vocabularies of all
+    codebooks, one after the other.
 
     Args:
-        codebooks: codes of a token.
-        vocab_size: of each codebook.
-        size: of a token's embedding.
-        concat: whether those of its codes stand one behind the other; else they are added.
+        codebooks: number of codes of a token.
+        vocab_size: vocabulary of each codebook.
+        size: size of the embedding of a token.
+        concat: whether the embeddings of the codes are concatenated; else they are added.
     """
 
     def __init__(self, codebooks: int, vocab_size: int, size: int, *, concat: bool) -> None:
@@ -111,7 +112,7 @@ class CodebookEmbedding(nn.Embedding):
         self._concat = concat
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """(..., codebooks) integers to (..., size)."""
+        """Embeds tokens (..., codebooks) to (..., size)."""
         each = super().forward(
             tokens + torch.tensor(self._first, dtype=tokens.dtype, device=tokens.device)
         )

@@ -1,10 +1,10 @@
-"""Estimator on Triton-language kernels, for CUDA graphs: five launches a layer beside its four
-matrix products.
+"""Step function of a DiT on Triton-language kernels, for CUDA graphs. Each layer has five launches
+in addition to its four matrix products.
 
-The arithmetic is that of `DiT.velocity`. What is fused is what torch would write out and read
-again: gate, sum, norm and modulation; rotation, rounding and storing of keys and values; all that
-attention would copy to find its past. What conditions add to the first layer's input is computed
-once for all ODE steps.
+The arithmetic equals `DiT.velocity`. Operations are fused where torch would write a result and read
+it again: gate, sum, norm and modulation; rotation, rounding and storing of keys and values; and the
+copies of the past for attention. The part of the first layer's input that depends on conditions is
+computed once for all ODE steps.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from token2wav.networks.ode import OdeTables
 class KernelStep(StepFunction):
     """Step function of a DiT on Triton-language kernels.
 
-    The weights of the position convolutions are copied.
+    It copies the weights of the position convolutions.
     """
 
     estimator: DiT
@@ -45,15 +45,16 @@ class KernelStep(StepFunction):
         conditional = self.estimator.prepare_conditions(batch.mu, batch.speakers, batch.cond)
         given = conditional.new_empty(self.cache.layout.branches, *conditional.shape)
         given[0] = conditional
-        given[1:] = self.estimator.input_embed.proj.bias  # without conditions only the bias is left
+        # an unconditional row has zero conditions, so only the bias is left
+        given[1:] = self.estimator.input_embed.proj.bias
         rope = self.estimator.rope(frame_positions(batch.table, batch.block_frames))
         return lambda step: self._velocity(batch, step, given, rope)
 
     def _velocity(self, batch: Batch, step: int, given: torch.Tensor, rope: Rope) -> torch.Tensor:
         blocks, out = self.tables.modulation[step]
         x = self._embedded(batch, step, given)
-        # Shift, scale and gate of attention, then of the feed-forward, of every layer; scale and
-        # shift of the output.
+        # Of every layer: shift, scale and gate of attention, then of the feed-forward layer. Of the
+        # final norm: scale and shift.
         vectors = [row[0].unbind() for row in blocks]
         out_scale, out_shift = out[0].unbind()
         following = [(shift, scale) for shift, scale, *_ in vectors[1:]] + [(out_shift, out_scale)]
@@ -68,8 +69,8 @@ class KernelStep(StepFunction):
         return self.estimator.proj_out(h).float().transpose(1, 2)
 
     def _embedded(self, batch: Batch, step: int, given: torch.Tensor) -> torch.Tensor:
-        """(branches * blocks, block_frames, dim) what goes into the first layer."""
-        # Guided and unguided rows have one state.
+        """Computes the input (branches * blocks, block_frames, dim) of the first layer."""
+        # The state is the same in conditional and unconditional rows.
         h = (given + self.estimator.input_embed.project_state(batch.x.transpose(1, 2))).flatten(
             0, 1
         )
@@ -82,7 +83,7 @@ class KernelStep(StepFunction):
     def _attended(
         self, batch: Batch, step: int, layer: int, h: torch.Tensor, rope: Rope
     ) -> torch.Tensor:
-        """(branches * blocks, block_frames, dim) what attention adds to the residual stream."""
+        """Computes the output (branches * blocks, block_frames, dim) of attention."""
         view, (cos, sin) = self.cache.layer(step, layer), rope
         qkv = F.linear(h, *self._projections[layer])
         store_keys_values(qkv, view, cos, sin, batch.table)

@@ -1,4 +1,4 @@
-"""Networks of CosyVoice3: a flow on a DiT, and HiFT or BigVGAN."""
+"""Networks of CosyVoice3: a flow with a DiT, and HiFT or BigVGAN."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from token2wav.networks.ode import OdeTables
 
 
 class CosyVoice3(Family):
-    """Family of CosyVoice3, and of models in its format."""
+    """Family of CosyVoice3, and of other models in its format."""
 
     reference = ReferenceLoop(full_tail=True, recomputes_audio=True)
 

@@ -1,5 +1,5 @@
-"""Noise of a model: what a stock deployment draws, or what `noise.safetensors` in its folder has
-instead.
+"""Noise of a CosyVoice3 model: the noise of a stock deployment, or `noise.safetensors` in the model
+folder.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ NOISE_FILE = "noise.safetensors"
 
 
 def load_flow_noise(folder: Path, config: CosyVoice3Config) -> FlowNoise:
-    """Loads the flow's noise: `noise.safetensors` where the folder has it, then what a stock model
-    draws.
+    """Loads the noise of the flow. It is the noise of a stock deployment, except where
+    `noise.safetensors` replaces its start.
 
     Raises:
-        CheckpointError: the file is unreadable or its tensors have other shapes than the model's.
+        CheckpointError: the file is unreadable, or its tensors do not fit the model.
     """
     bands = config.flow.mel_bands
     buffer = _noise(folder, "cfm.rand_noise", (1, bands, -1))
@@ -30,7 +30,7 @@ def load_flow_noise(folder: Path, config: CosyVoice3Config) -> FlowNoise:
 
 
 def load_source_noise(folder: Path, config: CosyVoice3Config) -> SourceNoise:
-    """Loads the noise of HiFT's source, as `load_flow_noise` does."""
+    """Loads the noise of the source of HiFT in the same way as `load_flow_noise`."""
     harmonics = config.vocoder.nb_harmonics + 1
     buffer = _noise(folder, "sinegen.sine_waves", (1, -1, harmonics))
     packed = (
@@ -48,9 +48,7 @@ def load_source_noise(folder: Path, config: CosyVoice3Config) -> SourceNoise:
 def _noise(
     folder: Path, name: str, shape: tuple[int, ...], dtype: torch.dtype = torch.float32
 ) -> torch.Tensor | None:
-    """Reads a tensor of a folder's noise, None where there is none; -1 in its shape stands for any
-    size.
-    """
+    """Reads a noise tensor of a folder; None if there is none. -1 in `shape` allows any size."""
     path = folder / NOISE_FILE
     tensor = read_tensor(path, name) if path.is_file() else None
     if tensor is None:
@@ -67,10 +65,10 @@ def _noise(
 
 
 def draws_before_source(flow: FlowConfig, hift: HiFTConfig) -> int:
-    """Random numbers that a stock deployment has drawn when it comes to the source's noise.
+    """Returns how many random numbers a stock deployment draws before the noise of the source.
 
-    The public code seeds all generators with 0 while it builds the flow and draws the flow's noise;
-    every layer that is built after it then consumes as many numbers as it has parameters, in the
+    The public code seeds all generators with 0 while it builds the flow, and draws the noise of the
+    flow. Every layer that is built later consumes as many numbers as it has parameters, in the
     order of `cosyvoice3.yaml`.
     """
     channels = hift.f0_channels
@@ -87,7 +85,7 @@ def draws_before_source(flow: FlowConfig, hift: HiFTConfig) -> int:
 
 
 def _normal_draws(count: int) -> int:
-    """torch fills a normal tensor 16 values at a time and draws the last 16 again if they don't
-    come out even.
+    """Returns how many numbers torch draws for `count` normal values. It fills 16 values at a time.
+    If `count` is no multiple of 16, it draws the last 16 again.
     """
     return count + (16 if count % 16 else 0)

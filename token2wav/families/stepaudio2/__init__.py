@@ -1,5 +1,5 @@
-"""Step-Audio2 mini and MiniCPM-o 4.5: their folder, the flow of a conformer and a DiT, and
-symmetric HiFT.
+"""Step-Audio2 mini and MiniCPM-o 4.5: their folder. The flow is a conformer and a DiT; the vocoder
+is HiFT with centred convolutions.
 """
 
 from token2wav.families.stepaudio2.config import FILES, read

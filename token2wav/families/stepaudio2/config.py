@@ -18,16 +18,17 @@ from token2wav.families.cosyvoice2.config import (
 from token2wav.networks.configs import Guidance, Heads, HiFTConfig, Layers, Tokens, Width
 
 FILES = ("flow.yaml",)
-SILENCE = 4218  # the token that stands for what follows a prompt
+SILENCE = 4218  # token of silence, which serves as look-ahead at the end of a prompt
 
-_TOKEN_RATE = 25  # this and the next two are fixed in public code
+# Fixed in the public code:
+_TOKEN_RATE = 25
 _WINDOW_BLOCKS = 2
 _FF_MULT = 4.0
 
 
 @dataclass(frozen=True)
 class DiTConfig:
-    """Configuration of the estimator. Field names are those of `flow.yaml`."""
+    """Configuration of the DiT estimator. Fields have the names of `flow.yaml`."""
 
     hidden_size: Width
     num_heads: Heads
@@ -40,7 +41,7 @@ class DiTConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class StepAudio2Config(CosyVoice2Config):
-    """Configuration of a model in Step-Audio2's format."""
+    """Configuration of a model in the format of Step-Audio2."""
 
     full_prompt_attention: bool = True
     left_blocks: int = _WINDOW_BLOCKS
@@ -48,11 +49,11 @@ class StepAudio2Config(CosyVoice2Config):
 
 
 def read(folder: Path) -> StepAudio2Config:
-    """Reads `flow.yaml` of a folder. HiFT's published sizes are in code; other ones stand there as
-    CosyVoice2 has them.
+    """Reads `flow.yaml` of a folder. The file may have sizes of HiFT in the format of CosyVoice2;
+    without them HiFT has its published sizes, which are in code.
 
     Raises:
-        ConfigError: a key that is missing, of another class or out of range.
+        ConfigError: a key is missing, of another class or out of range.
     """
     path = folder / FILES[0]
     document = HyperYaml.read(path)

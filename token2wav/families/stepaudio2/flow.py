@@ -1,4 +1,4 @@
-"""The flow of Step-Audio2, with the parameter names of public `flow.pt` files."""
+"""Flow of Step-Audio2, with the parameter names of public `flow.pt` files."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from token2wav.voice import Voice
 
 @dataclass(eq=False)
 class StepAudioState(EncoderState):
-    """State of a stream whose prompt is encoded as if silence followed.
+    """State of a stream whose prompt is encoded as if silence followed it.
 
     Attributes:
-        prompt: tokens of it.
-        tail: (1, hidden, lookbehind) what the second convolution of the look-ahead layer saw last.
+        prompt: number of prompt tokens.
+        tail: (1, hidden, lookbehind) last inputs of the second convolution of the look-ahead layer.
     """
 
     prompt: int
@@ -34,10 +34,11 @@ class StepAudioState(EncoderState):
 
 
 class StepAudioFlow(Flow[StepAudioDiT]):
-    """Token embedding, conformer encoder, speaker projection and a DiT.
+    """Flow: token embedding, conformer encoder, speaker projection and a DiT.
 
-    In streams, silence is what follows a prompt, so that its encoding depends on the voice alone;
-    the whole under full attention is encoded in one piece, as published.
+    In streams the prompt is encoded with silence as its look-ahead, so that its encoding depends on
+    the voice alone. A whole utterance under full attention is encoded in one piece, as in the
+    public code.
     """
 
     def start(self, voice: Voice, mask: BlockMask | None) -> EncoderState:
@@ -74,8 +75,8 @@ class StepAudioFlow(Flow[StepAudioDiT]):
     def _seen_ahead(
         self, state: StepAudioState, tokens: NDArray[np.int32], *, last: bool
     ) -> torch.Tensor:
-        """(1, n, C) what the look-ahead layer makes of the next tokens; it goes on from what its
-        second part saw.
+        """Computes the look-ahead layer (1, n, C) of the next tokens, and updates the last inputs
+        of its second convolution.
         """
         layer = self.encoder.pre_lookahead_layer
         x = self.encoder.embed(self.input_embedding(torch.tensor(tokens, device=self.device))[None])
@@ -87,7 +88,7 @@ class StepAudioFlow(Flow[StepAudioDiT]):
 
 
 def stepaudio2_flow(config: FlowConfig[DiTConfig]) -> StepAudioFlow:
-    """Flow of Step-Audio2, without weights."""
+    """Makes the flow of Step-Audio2, without weights."""
     dit = config.estimator
     return StepAudioFlow(
         config,

@@ -1,4 +1,4 @@
-"""Networks of Step-Audio2: a flow of a conformer and a DiT, and symmetric HiFT."""
+"""Networks of Step-Audio2: a flow with a conformer and a DiT, and HiFT."""
 
 from __future__ import annotations
 

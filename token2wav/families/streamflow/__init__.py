@@ -1,4 +1,4 @@
-"""StreamFlow: its folder, and the flow under block-wise guided attention."""
+"""StreamFlow: its folder, and a flow under block-wise guided attention."""
 
 from token2wav.families.streamflow.config import StreamFlowConfig
 

@@ -1,5 +1,5 @@
-"""Configuration of StreamFlow models, which is read from `streamflow.yaml`: the published sizes are
-its defaults.
+"""Configuration of StreamFlow models, which is read from `streamflow.yaml`. Its defaults are the
+published sizes.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from token2wav.networks.configs import (
 
 MODEL_FILE = "streamflow.yaml"
 
-Absent = Annotated[int, Bounds(0, 0)]
+Absent = Annotated[int, Bounds(0, 0)]  # size of a layer that this flow does not have
 
 
 @dataclass(frozen=True)
 class StreamFlowSection:
-    """Section that describes a DiT under block-wise guided attention. The defaults are those of
-    StreamFlow-SR.
+    """Section `flow` of the file: a DiT under block-wise guided attention. The defaults are the
+    sizes of StreamFlow-SR.
 
     Attributes:
         type: name of the kind of flow.
@@ -47,14 +47,15 @@ class StreamFlowSection:
         mel_bands: width of mel, token embedding and projected speaker.
         n_timesteps: number of ODE steps.
         inference_cfg_rate: strength of classifier-free guidance.
-        t_scheduler, times: kind and times of `ScheduleConfig`; a list of times sets the number of
-            steps too.
-        dim, depth, heads, dim_head, ff_mult: sizes of the DiT; `depth` layers.
+        t_scheduler, times: kind and times of `ScheduleConfig`. A list of times also sets the number
+            of steps.
+        dim, depth, heads, dim_head, ff_mult: sizes of the DiT; it has `depth` layers.
         block_frames: mel frames of an attention block.
-        chunk_blocks: blocks of a chunk, where the service doesn't set another hop.
-        backward_layers: layers, counted from 1, in which a block sees the one before it too.
-        forward_layers: layers in which it sees the one after it too. In all others it sees itself
-            only.
+        chunk_blocks: blocks of a chunk, unless the service sets another hop.
+        backward_layers: layers, counted from 1, in which a block also attends to the block before
+            it.
+        forward_layers: layers in which a block also attends to the block after it. In all other
+            layers a block attends to itself only.
     """
 
     type: Literal["streamflow"] = "streamflow"
@@ -91,7 +92,7 @@ class StreamFlowSection:
         """Reads the section.
 
         Raises:
-            ConfigError: an unknown key, or a value of the wrong type or out of range.
+            ConfigError: a key is unknown, or a value has the wrong type or is out of range.
         """
         return from_mapping(cls, data, "flow")
 
@@ -99,7 +100,7 @@ class StreamFlowSection:
         """Returns the masks of the layers.
 
         Raises:
-            ConfigError: a layer that is not there, or is named twice.
+            ConfigError: a layer does not exist or is listed twice.
         """
         with prefixed("flow."):
             return GuidedAttention.assigned(self.depth, self.backward_layers, self.forward_layers)
@@ -107,7 +108,7 @@ class StreamFlowSection:
 
 @dataclass(frozen=True)
 class GuidedFlowConfig(FlowConfig):
-    """Configuration of a flow whose look-ahead is that of attention.
+    """Configuration of a flow whose attention looks ahead, instead of a look-ahead layer.
 
     Attributes:
         chunk_blocks: blocks of a chunk.
@@ -137,7 +138,7 @@ class GuidedFlowConfig(FlowConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class StreamFlowConfig(CosyVoice3Config):
-    """Configuration of a model whose layers say who sees whom."""
+    """Configuration of a StreamFlow model, whose layers have masks of their own."""
 
     FILE: ClassVar[str] = MODEL_FILE
 

@@ -1,11 +1,11 @@
-"""Flow stage of models whose attention is bounded on both sides: every chunk in a window of its
-own, and nothing kept.
+"""Flow stage of models whose attention is bounded on both sides. It computes every chunk in its own
+window, and stores nothing of the past.
 
-One evaluation of the estimator at a block depends on as many blocks before it as there are backward
-layers, and on as many after it as there are forward layers. The ODE evaluates it again and again,
-each time on what the time before gave: its solution depends on that many blocks times the number of
-steps. A chunk's window, cut by the chunker, holds one evaluation's reach. Cost and memory of a
-chunk are the same wherever it is.
+In one evaluation of the estimator, a block depends on one earlier block for each backward layer,
+and on one later block for each forward layer. The ODE evaluates the estimator once for every step,
+each time on the result of the step before. So its solution depends on that number of blocks times
+the number of steps. The chunker cuts a window that holds the reach of one evaluation. Cost and
+memory of a chunk do not depend on its position.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from token2wav.voice import Voice
 
 
 class GuidedSolver:
-    """Integrates windows of utterances under the masks of their estimator. It has no state: threads
-    may share it.
+    """Solver that integrates windows of utterances under the masks of their estimator. It has no
+    state, so threads may share it.
 
     Args:
         estimator: a DiT with guided attention.
-        tables: of the schedule.
+        tables: tables of the schedule.
     """
 
     def __init__(self, estimator: DiT, tables: OdeTables) -> None:
@@ -53,18 +53,19 @@ class GuidedSolver:
         first: int,
         last: int,
     ) -> torch.Tensor:
-        """Noise to the mel of some frames of a window.
+        """Integrates noise to the mel of some frames of a window.
 
-        What no later step can make a difference with is left out of every step. In a window that
-        holds the reach of all steps the result is that of the whole utterance. In a narrower one
-        the frames at its edges go through all steps as if nothing were beyond them.
+        Every step leaves out the frames that no later step depends on. If the window holds the
+        reach of all steps, the result equals that of the whole utterance. In a narrower window the
+        frames at its edges go through all steps as if the utterance ended there.
 
         Args:
-            noise, mu: (B, bands, T) of windows that start with a block and end with one, or with
-                their utterance.
-            speaker: (B, bands).
-            start: (B,) position of each window's first frame in its utterance.
-            first, last: frames of the windows that are asked for, `last` exclusive.
+            noise: (B, bands, T) start of the ODE for windows. A window starts with a block, and
+                ends with a block or with its utterance.
+            mu: (B, bands, T) condition from the tokens.
+            speaker: (B, bands) speaker vectors.
+            start: (B,) position of the first frame of each window in its utterance.
+            first, last: range of the frames to return, `last` exclusive.
 
         Returns:
             (B, bands, last - first) mel.
@@ -82,7 +83,7 @@ class GuidedSolver:
                 self._tables.rows(x), conditions, modulation, biases, rope=rope
             )
             x = self._tables.advance(step, x, velocity)
-            rest = steps - 1 - step  # evaluations that are still to come
+            rest = steps - 1 - step  # number of evaluations still to come
             begin = max(0, first - rest * self._past - left)
             end = min(x.shape[2], last + rest * self._future - left)
             x, conditions, positions = (
@@ -95,13 +96,13 @@ class GuidedSolver:
 
 
 class WindowFlow(StatefulStage[tuple[int, torch.Tensor]], FlowStage):
-    """Sliding windows on torch.
+    """Flow stage with sliding windows, on torch.
 
     Args:
-        config: of the model.
-        encoder: of the flow, on the device that is to be used; it keeps nothing of streams.
-        noise: of the flow.
-        solvers: of the flow's estimator, by number of ODE steps; the usual number comes first.
+        config: configuration of the model.
+        encoder: encoder of the flow, without state; its device is the device of the stage.
+        noise: noise of the flow.
+        solvers: solvers of the estimator, by number of ODE steps; the usual number comes first.
     """
 
     def __init__(
@@ -111,7 +112,7 @@ class WindowFlow(StatefulStage[tuple[int, torch.Tensor]], FlowStage):
         noise: FlowNoise,
         solvers: Mapping[int, GuidedSolver],
     ) -> None:
-        super().__init__()  # of each stream steps and speaker are kept
+        super().__init__()  # the state of a stream is its number of steps and its speaker vector
         self._encoder = encoder
         self._device = encoder.device
         self._noise = noise.to(self._device)
@@ -125,7 +126,7 @@ class WindowFlow(StatefulStage[tuple[int, torch.Tensor]], FlowStage):
 
     @torch.inference_mode()
     def advance(self, batch: Sequence[tuple[int, TokenChunk]]) -> list[torch.Tensor]:
-        """Computes chunks; windows of one shape with as many steps run together."""
+        """Computes chunks. Windows of the same shape and number of steps run together."""
         return map_grouped(
             batch, lambda each: (self.state(each[0])[0], *_shape(each[1])), self._solve
         )
@@ -134,8 +135,8 @@ class WindowFlow(StatefulStage[tuple[int, torch.Tensor]], FlowStage):
     def whole(
         self, tokens: NDArray[np.int32], voice: Voice, *, streaming: bool, steps: int = 0
     ) -> torch.Tensor:
-        """Mel of a whole utterance in one call, (bands, ratio * tokens); under the layers' masks in
-        either case.
+        """Computes the mel (bands, ratio * tokens) of a whole utterance in one call, under the
+        masks of the layers for either value of `streaming`.
         """
         handle = self.open(voice, steps)
         try:
@@ -148,11 +149,11 @@ class WindowFlow(StatefulStage[tuple[int, torch.Tensor]], FlowStage):
         return self._encoder.speaker(torch.tensor(voice.speaker_embedding, device=self._device))
 
     def _solve(self, batch: Sequence[tuple[int, TokenChunk]]) -> list[torch.Tensor]:
-        """Mels (bands, frames) of chunks with as many steps, whose windows have one shape."""
+        """Computes mels (bands, frames) of chunks with the same shape and number of steps."""
         _, left, tokens = _shape(batch[0][1])
         first, last = self._ratio * left, self._ratio * (left + tokens)
         starts = [self._ratio * (chunk.start - chunk.left) for _, chunk in batch]
-        # What stands around a chunk in its window has conditions too.
+        # The context of a chunk in its window needs conditions too.
         windows = [
             (None, TokenChunk(chunk.tokens, 0, 0, len(chunk.tokens), last=True))
             for _, chunk in batch
@@ -167,5 +168,5 @@ class WindowFlow(StatefulStage[tuple[int, torch.Tensor]], FlowStage):
 
 
 def _shape(chunk: TokenChunk) -> tuple[int, int, int]:
-    """Tokens of a chunk's window, those before the chunk, and its own."""
+    """Returns the numbers of tokens of a chunk's window, before the chunk, and in the chunk."""
     return len(chunk.tokens), chunk.left, chunk.stop - chunk.start

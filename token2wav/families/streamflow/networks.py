@@ -1,4 +1,4 @@
-"""Networks of StreamFlow: the DiT of CosyVoice3 under guided attention, with CosyVoice3's vocoders."""
+"""Networks of StreamFlow: CosyVoice3's DiT under guided attention, and CosyVoice3's vocoders."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from token2wav.networks.ode import EulerSolver
 
 
 class StreamFlow(CosyVoice3):
-    """Family of StreamFlow. Its flow stage computes windows, and stores nothing of their past."""
+    """Family of StreamFlow. Its flow stage computes windows and stores nothing of their past."""
 
     torch_only = "guided attention"
 
