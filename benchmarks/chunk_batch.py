@@ -146,4 +146,7 @@ def shortage(model: Token2Wav, streams: int, spoken_tokens: int) -> str | None:
     needed = prompt_pages + streams * max(_RESERVED_PAGES, -(-own // flow.block_tokens))
     if not usage.capacity or needed <= usage.capacity:
         return None
-    return f"needs {needed} pages of {usage.page_bytes / 1e6:.1f} MB, and the cache has {usage.capacity}"
+    return (
+        f"needs {needed} pages of {usage.page_bytes / 1e6:.1f} MB, "
+        f"and the cache has {usage.capacity}"
+    )

@@ -55,7 +55,7 @@ class PerfError(Exception):
 
 @dataclass(frozen=True)
 class PerfLoad:
-    """Load that perf_analyzer puts on: so many open requests at any time, or else so many a second."""
+    """Load that perf_analyzer generates: a number of open requests, or of requests per second."""
 
     concurrency: int = 0
     rate: float = 0.0  # requests per second
@@ -210,8 +210,14 @@ def as_line(row: dict[str, Any]) -> str:
     )
     if not own:
         return line
-    shares = f"{own['share_without_underrun']:.0%} without underruns, {own['audio_seconds_per_second']:.1f} s/s"
-    ours = f"{own['utterances']:4} utterances, first audio {_three(own['first_audio_ms'])} ms, {shares}"
+    shares = (
+        f"{own['share_without_underrun']:.0%} without underruns, "
+        f"{own['audio_seconds_per_second']:.1f} s/s"
+    )
+    ours = (
+        f"{own['utterances']:4} utterances, "
+        f"first audio {_three(own['first_audio_ms'])} ms, {shares}"
+    )
     return f"{line}\n{'  our client':24} {ours}"
 
 

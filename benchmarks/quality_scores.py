@@ -118,7 +118,7 @@ def perceptual(original: Signal, result: Signal) -> float | None:
 
 
 def mel_cepstral_distortion(original: Signal, result: Signal) -> float:
-    """Computes decibels between mel cepstra 1 to 24, frame by frame: nothing needs to be aligned."""
+    """Computes the distance of mel cepstra 1 to 24 in dB, frame by frame and without alignment."""
     ours, theirs = (_cepstra(prompt_mel(signal)) for signal in (result, original))
     return float(_CEPSTRAL_DECIBELS * np.sqrt(np.square(ours - theirs).sum(axis=1)).mean())
 
@@ -138,7 +138,12 @@ class Borders:
     elsewhere: list[float] = field(default_factory=list)
 
     def add(self, signal: Signal, ends: Sequence[int]) -> None:
-        """Looks at one utterance (n,), whose chunks end at these samples, where it is not silent."""
+        """Adds the parts of one utterance that are not silent.
+
+        Args:
+            signal: shape (n,).
+            ends: index of the sample at which each chunk of the utterance ends.
+        """
         # By what the vocoder holds back, all are as far from the start of a frame. Networks that
         # overlap windows sound different there, borders or not.
         offset = ends[0] % FRAME if ends else 0

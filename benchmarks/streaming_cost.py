@@ -116,7 +116,10 @@ def median_run(runs: list[Run]) -> Run:
     return middle
 
 
-HEAD = f"{'model':13} {'mode':27} {'audio s':>7} {'flow s':>8} {'vocoder s':>9} {'last chunk ms':>13} {'peak MiB':>8}"
+HEAD = (
+    f"{'model':13} {'mode':27} {'audio s':>7} {'flow s':>8} {'vocoder s':>9} "
+    f"{'last chunk ms':>13} {'peak MiB':>8}"
+)
 
 
 def row(run: Run) -> str:

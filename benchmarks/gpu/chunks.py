@@ -56,7 +56,10 @@ def chunks(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
 
 
 def drift(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
-    """Chunks of one stream under a window, from the third to the last; medians of several streams."""
+    """Measures the chunks of one stream with an attention window, from the third to the last.
+
+    The times are medians over several streams.
+    """
     model, _ = load(
         folder, settings, StreamConfig(first_tokens=0, left_blocks=settings.drift_window)
     )
@@ -88,7 +91,10 @@ def recompute(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows
 
 
 def profiled(model: Token2Wav, settings: Settings, streams: int, spoken_s: float) -> Row:
-    """Kernels of one chunk (on a CPU operators) by their time; writes a trace beside the results."""
+    """Lists the kernels of one chunk by their time, or the operators on a CPU.
+
+    Also writes a trace beside the results.
+    """
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if settings.on_gpu else [])]
     with (
         spoken(model, streams, round(25 * spoken_s), 25) as batch,

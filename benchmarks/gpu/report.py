@@ -112,7 +112,10 @@ def faults(content: Content) -> list[str]:
 
 
 def _parity(content: Content) -> Verdict:
-    aim = "batches of any size equal each of their streams alone on torch in float32, within the bounds of an engine"
+    aim = (
+        "batches of any size equal each of their streams alone on torch in float32, "
+        "within the bounds of an engine"
+    )
     rows, ways = (
         rows_of(content, "parity"),
         [changes for name, _, changes in SLICES[2] if name == "parity"],
@@ -144,7 +147,10 @@ def _first_chunk(content: Content) -> Verdict:
 def _drift(content: Content) -> Verdict:
     aim = f"time of a chunk drifts by less than {DRIFT:.0%} from the 3rd to the 60th, with a window"
     for row in rows_of(content, "drift").values():
-        measured = f"{row['drift']:+.1%}: {row['third_ms']:.2f} ms, {row['last_ms']:.2f} ms at chunk {row['chunks']}"
+        measured = (
+            f"{row['drift']:+.1%}: {row['third_ms']:.2f} ms, "
+            f"{row['last_ms']:.2f} ms at chunk {row['chunks']}"
+        )
         return Verdict(aim, measured, abs(row["drift"]) < DRIFT if row["chunks"] >= 60 else None)
     return Verdict(aim, _why(content, "drift"), None)
 

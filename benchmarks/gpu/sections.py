@@ -44,7 +44,10 @@ def optional(module: str) -> Any:
 
 
 def recovery(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
-    """An error that poisons the device (on a CPU one that kills the process), and a row after it."""
+    """Measures a row after an error that makes the device unusable.
+
+    On a CPU, the error kills the process instead.
+    """
 
     def poison() -> Row:
         if not settings.on_gpu:

@@ -73,7 +73,10 @@ class Settings:
         return replace(own, **changes)
 
     def rehearsal(self) -> Settings:
-        """The same sections with the tiny model and the least of everything: figures mean nothing."""
+        """Returns the smallest settings, with the tiny model, that run the same sections.
+
+        The measured figures mean nothing.
+        """
         small = replace(
             self, size="tiny", precision="float16" if self.on_gpu else "float32", cache_mib=128
         )

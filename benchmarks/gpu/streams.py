@@ -139,7 +139,11 @@ def listen(model: Token2Wav, settings: Settings, number: int) -> Row:
 def _feed(
     workers: WorkerPool, model: Token2Wav, number: int, seconds: float
 ) -> tuple[list[Listener], float]:
-    """Pushes all tokens when they are due; returns the listeners, and how late the latest push was."""
+    """Pushes all tokens when they are due.
+
+    Returns:
+        The listeners, and the largest delay of a push in seconds.
+    """
     flow, turns, late_s = model.config, round(PACE * seconds / TOKENS_PER_PUSH), 0.0
     voices = [a_voice(flow, seed) for seed in range(_VOICES)]
     tokens = np.random.default_rng(0).integers(0, flow.vocab_size, (number, turns, TOKENS_PER_PUSH))

@@ -34,7 +34,8 @@ set -e
 kept=$1; shift
 mount -t tmpfs tmpfs /mnt
 for number in $(seq "$kept"); do
-    mkdir "/mnt/$number"; mount --bind "$1" "/mnt/$number"; printf '%s\\n' "$1" > "/mnt/$number.path"; shift
+    mkdir "/mnt/$number"; mount --bind "$1" "/mnt/$number"; \
+printf '%s\\n' "$1" > "/mnt/$number.path"; shift
 done
 options=mode=1777,noexec,nosuid,nodev
 mount -t tmpfs -o mode=755 tmpfs /root
@@ -48,7 +49,8 @@ for number in $(seq "$kept"); do
     mount --bind "/mnt/$number" "$path"; mount -o remount,bind,ro "$path"
 done
 mount -o remount,bind,ro /
-exec setpriv --reuid=10001 --regid=10001 --clear-groups --no-new-privs --bounding-set=-all --inh-caps=-all "$@"
+exec setpriv --reuid=10001 --regid=10001 --clear-groups --no-new-privs --bounding-set=-all \
+--inh-caps=-all "$@"
 """
 
 
@@ -99,7 +101,10 @@ def ngc_installation(root: Path) -> Path:
 
 
 def image_environment(installation: Path) -> dict[str, str]:
-    """What ENV sets in the image, and the libraries that NVIDIA's image has on the loader's path."""
+    """Returns the environment of this process plus the variables that ENV sets in the image.
+
+    The loader's path includes the libraries that NVIDIA's image has on it.
+    """
     wheel_libraries = Path(
         str(metadata.distribution("nvidia-pytriton").locate_file("nvidia_pytriton.libs"))
     )

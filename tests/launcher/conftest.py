@@ -36,7 +36,7 @@ CRASH = """
 
 @pytest.fixture(autouse=True)
 def private_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Makes this process and its children put temporary files where the test can see all of them."""
+    """Makes this process and its children create temporary files in a folder of the test."""
     folder = tmp_path / "tmp"
     folder.mkdir()
     monkeypatch.setenv("TMPDIR", str(folder))

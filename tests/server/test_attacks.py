@@ -30,7 +30,9 @@ KEY = "a-key-for-attackers-only"
 SPEAK = "/v2/models/token2wav/generate_stream"
 FORM = "Content-Type: application/x-www-form-urlencoded"  # what Triton 2.51 dies of
 HALF_HEADERS = b"GET /v2/health/ready HTTP/1.1\r\nHost:"
-HALF_BODY = f"POST {SPEAK} HTTP/1.1\r\nHost: a\r\nadmin-key: {KEY}\r\nContent-Length: 1000\r\n\r\n{{".encode()
+HALF_BODY = (
+    f"POST {SPEAK} HTTP/1.1\r\nHost: a\r\nadmin-key: {KEY}\r\nContent-Length: 1000\r\n\r\n{{"
+).encode()
 TOLD = [("http", "/v2/health/ready"), ("http", "/v2"), ("metrics", "/metrics"), ("status", "/")]
 PATHS = [
     *TOLD,

@@ -107,7 +107,7 @@ def killed_in_the_end(arguments: list[str], **options: Any) -> Iterator[subproce
 
 
 def test_a_closed_terminal_drains(golden: GoldenSet, model: Token2Wav, voice: ClientVoice) -> None:
-    """SIGHUP, and nothing can be written any more: open streams are heard to the end all the same."""
+    """After SIGHUP, with output that can no longer be written, open streams play to their end."""
     tokens: NDArray[np.int32] = golden.tokens[:70]
     terminal, launchers_end = pty.openpty()
     ports = Ports.free()

@@ -47,7 +47,8 @@ STREAMS = {
 LATE = 5
 CHUNKS = 3 + 3 + 2 + 2 + 2
 _LOG_LINE = re.compile(
-    r' I?\S*\] "stream=(?P<stream>\d+) reason=(?P<reason>\w+) tokens=(?P<tokens>\d+) audio_s=(?P<audio_s>\d+\.\d\d)'
+    r' I?\S*\] "stream=(?P<stream>\d+) reason=(?P<reason>\w+) '
+    r"tokens=(?P<tokens>\d+) audio_s=(?P<audio_s>\d+\.\d\d)"
     r" first_audio_s=(?P<first_audio_s>\d+\.\d+|None) "
     r"first_sound_s=(?P<first_sound_s>\d+\.\d+|None)"
     r" real_time_factor=(?P<real_time_factor>\d+\.\d{3})"

@@ -1,4 +1,4 @@
-"""What the scheduler's tests share: replies that remember, a clock that is set, and how to speak."""
+"""Helpers of the scheduler's tests: recording replies, a clock that tests set, and utterances."""
 
 from __future__ import annotations
 

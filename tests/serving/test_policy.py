@@ -1,4 +1,4 @@
-"""Who runs next: rules one by one, then whole days of a server in no time, with a clock of its own."""
+"""Choice of the next streams: single rules, then simulated days of a server with its own clock."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ def test_a_fault_of_ours_frees_what_a_stream_cancelled_meanwhile_held(
     expected: Expected,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A cancelled stream is none of the scheduler's any more, but its worker still has to free it."""
+    """A cancelled stream has left the scheduler, but its worker still has to free its state."""
     model, vocoder = faulty
     workers, reply = make(model), RecordingReply()
     utterance, settle, faults = (

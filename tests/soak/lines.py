@@ -42,7 +42,11 @@ class Line:
     audio: NDArray[np.float32]
 
     def fault(self, heard: list[NDArray[np.generic]]) -> str | None:
-        """Fault of chunks, float32 or int16, that should be all of the line; None if there is none."""
+        """Returns the fault of chunks that should be the whole line, or None.
+
+        Args:
+            heard: float32 or int16 chunks.
+        """
         audio = np.concatenate(heard) if heard else np.zeros(0, np.float32)
         allowed = TOLERANCE
         if audio.dtype == np.int16:

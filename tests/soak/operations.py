@@ -357,7 +357,7 @@ class Round:
             gc.collect()
 
     def _barge_in(self, random: Random, mine: list[Utterance]) -> None:
-        """Cancels a stream of any thread, whatever that does with it, and begins to speak at once."""
+        """Cancels a stream of any thread, even one in use, and begins another stream at once."""
         with self._lock:
             utterance = random.choice(self._open) if self._open else None
         if utterance is not None:

@@ -320,7 +320,11 @@ class Rehearsal:
         server.in_service = True
 
     def wait_level(self, began: float) -> float | None:
-        """Returns how long after that time the servers in service hold about as many streams each."""
+        """Waits until the servers in service hold about as many streams each.
+
+        Returns:
+            Seconds since `began`, or None if the patience of the test ends first.
+        """
         while time.monotonic() < began + PATIENCE_SECONDS:
             for server in self.in_service:
                 server.look()

@@ -334,7 +334,7 @@ def soak(plan: Plan, folder: Path) -> dict[str, Any]:
 
 
 def run_operations(plan: Plan) -> dict[str, Any]:
-    """Runs random operations on the library in a process of its own, for a tenth of a soak's time."""
+    """Runs random operations on the library in another process, for 10 % of the soak's time."""
     seconds = 60 * plan.minutes * OPERATIONS_SHARE
     command = [
         sys.executable,

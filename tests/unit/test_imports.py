@@ -127,7 +127,10 @@ def test_the_launcher_starts_without_torch(name: str) -> None:
 
 def test_the_launcher_checks_a_model_folder_without_torch() -> None:
     model = ROOT.parent / "tests" / "data" / "tiny"
-    serve = f"assert main(['--model', {str(model)!r}, '--model-repository', 'nowhere', '--canary-seconds', '0']) == 3"
+    serve = (
+        f"assert main(['--model', {str(model)!r}, '--model-repository', 'nowhere', "
+        "'--canary-seconds', '0']) == 3"
+    )
     assert "torch" not in loaded_after(f"from token2wav_server.cli import main; {serve}")
 
 

@@ -41,7 +41,10 @@ def streamed(
 
 
 def chunks_of(tokens: NDArray[np.int32], voice: Voice, hop: int = 50) -> list[TokenChunk]:
-    """Chunks of an utterance whose tokens are all there: the first ends a block after the prompt's."""
+    """Lists the chunks of an utterance whose tokens have all arrived.
+
+    The first chunk ends one block after the last block of the prompt.
+    """
     spoken, prompt = np.concatenate((voice.prompt_tokens, tokens)), len(voice.prompt_tokens)
     start, stop, chunks = max(0, prompt - 3) // 25 * 25, -(-prompt // 25) * 25 + 25, []
     while stop + 3 <= len(spoken):
