@@ -199,7 +199,7 @@ class RecordedModel:
     recorder: MelRecorder
 
     def run(self, portions: Iterable[Tokens], voice: Voice) -> tuple[NDArray[np.float32], Mel]:
-        """Audio and mel of an utterance whose tokens are pushed in portions."""
+        """Returns audio and mel of an utterance that is pushed in portions of tokens."""
         with self.model.stream(voice) as stream:
             chunks = [
                 chunk for portion in portions for chunk in stream.push(portion)
@@ -313,7 +313,7 @@ def unreferenced_evicted(engine: CachedFlow) -> int:
 
 
 def run_together(parts: Parts, engine: CachedFlow, utterances: list[Utterance]) -> list[np.ndarray]:
-    """Returns the mels of utterances whose next chunks always run in one batch."""
+    """Returns the mels of utterances with chunks that always run in one batch."""
     schedule = HopSchedule.of(WHOLE_BLOCKS, parts.config)
     streams = []
     for seed, (prompt, length) in enumerate(utterances):

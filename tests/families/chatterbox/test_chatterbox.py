@@ -1,4 +1,4 @@
-"""Chatterbox and its Turbo in the library: equality to public code; streams under the block mask."""
+"""Chatterbox and its Turbo in the library: equal to public code; streams under the block mask."""
 
 from __future__ import annotations
 
