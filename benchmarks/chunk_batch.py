@@ -15,28 +15,27 @@ from benchmarks.models import a_voice
 from token2wav import Token2Wav, Voice
 from token2wav.execution.stages import FrameChunk, TokenChunk
 
-_RESERVED_PAGES = 3  # that a stream takes when it opens
+_RESERVED_PAGES = 3  # pages that a stream reserves when it opens
 
 
 def synchronize(device: torch.device) -> None:
-    """Waits for everything that was launched."""
+    """Waits for all work that was launched on the device."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 class ChunkBatch:
-    """Batch of streams of random tokens in one voice; use it as a context manager, which closes
-    them.
+    """Batch of streams of random tokens in one voice; a context manager that closes the streams.
 
     Args:
         model: loaded model.
         streams: number of streams.
-        voice: voice of all streams; from the first batch on it is cached.
+        voice: voice of all streams, cached from the first batch on.
 
     Attributes:
-        spoken_tokens: tokens of every stream that are spoken so far.
-        new_tokens: length of the latest chunk in the flow: a first one has the rest of the prompt
-            in it.
+        spoken_tokens: number of tokens of every stream whose audio is computed.
+        new_tokens: length of the latest chunk in the flow. A first chunk includes the rest of the
+            prompt.
     """
 
     def __init__(self, model: Token2Wav, streams: int, voice: Voice) -> None:
@@ -58,8 +57,10 @@ class ChunkBatch:
             raise
 
     def advance(self, hop_tokens: int) -> tuple[float, float]:
-        """Computes a chunk of every stream; returns the seconds of flow and of vocoder, the
-        device's work included.
+        """Computes a chunk of every stream.
+
+        Returns:
+            Seconds of the flow and of the vocoder, including their work on the device.
         """
         config, given = self._config, self._prompt - self._position if not self.spoken_tokens else 0
         start, stop = self._position, self._position + given + hop_tokens
@@ -107,8 +108,9 @@ def chunk_key(streams: int, hop: int, spoken_s: float) -> str:
 
 
 def chunk(model: Token2Wav, repeats: int, streams: int, hop: int, spoken_s: float) -> Row:
-    """Times in ms of flow, vocoder and both for a chunk of each stream, in one batch: median, least
-    and most.
+    """Times a chunk of each stream in one batch: median, least and most, in ms.
+
+    The row has these times for the flow, for the vocoder and for both together.
     """
     times, computed = [], 0
     for _ in range(repeats + 1):
@@ -125,10 +127,13 @@ def chunk(model: Token2Wav, repeats: int, streams: int, hop: int, spoken_s: floa
 
 @contextmanager
 def spoken(model: Token2Wav, streams: int, tokens: int, hop: int) -> Iterator[ChunkBatch]:
-    """Streams that have spoken so many tokens; left out where they would not all stay in the cache
-    with another hop.
+    """Opens streams and computes `tokens` tokens of each.
 
-    A stream that finds no page goes on by recomputing, which is another measurement.
+    A stream that finds no free page continues by recomputing, which would be another measurement.
+    Therefore the streams must all stay in the cache, also after one more hop.
+
+    Raises:
+        LeftOut: the cache is too small for all streams.
     """
     if problem := shortage(model, streams, tokens + hop):
         raise LeftOut(problem)
@@ -139,11 +144,14 @@ def spoken(model: Token2Wav, streams: int, tokens: int, hop: int) -> Iterator[Ch
 
 
 def shortage(model: Token2Wav, streams: int, spoken_tokens: int) -> str | None:
-    """Why so many streams of such a length would not all stay in the cache; None if they would."""
+    """Returns the reason if the cache is too small for so many streams of a length, or None."""
     usage, flow = model.pipeline.flow.usage(), model.config
     own = PROMPT_TOKENS - flow.prefix_tokens(PROMPT_TOKENS) + spoken_tokens
     prompt_pages = flow.prefix_tokens(PROMPT_TOKENS) // flow.block_tokens
     needed = prompt_pages + streams * max(_RESERVED_PAGES, -(-own // flow.block_tokens))
     if not usage.capacity or needed <= usage.capacity:
         return None
-    return f"needs {needed} pages of {usage.page_bytes / 1e6:.1f} MB, and the cache has {usage.capacity}"
+    return (
+        f"needs {needed} pages of {usage.page_bytes / 1e6:.1f} MB, "
+        f"and the cache has {usage.capacity}"
+    )

@@ -1,8 +1,8 @@
-"""Comparison of all engines that this host can run, on the same chunks: error against torch in
-float32, and time.
+"""Comparison of all engines of this host on the same chunks: error against torch, and time.
 
-Each engine has a process of its own, one after the other, so that none takes cores or memory from
-another. What cannot run says why. Prints a line for each measurement; writes JSON.
+The reference is torch in float32. Each engine runs in its own process, one after the other, so that
+no engine takes cores or memory from another. For an engine that cannot run, the reason is printed.
+Prints a line for each measurement; writes JSON.
 
     .venv/bin/python -m benchmarks.engines
 """
@@ -42,7 +42,7 @@ REPEATS = 7
 
 @dataclass(frozen=True)
 class Case:
-    """Case to measure: an engine, in a precision, with CUDA graphs or without."""
+    """Case to measure: an engine, its precision, and whether it uses CUDA graphs."""
 
     engine: str
     precision: str
@@ -67,7 +67,7 @@ CUDA_CASES = [
 
 @dataclass
 class Result:
-    """Results of one case on one model; `problem` says why there are none."""
+    """Results of one case on one model; `problem` is the reason if there are none."""
 
     model: str
     case: Case
@@ -77,7 +77,7 @@ class Result:
 
 
 def run_case(job: tuple[Path, str, Case, str, list[int], list[float]]) -> Result:
-    """Exports what the case needs and measures it."""
+    """Exports the engines of a case and measures the case."""
     folder, size, case, device, batches, histories = job
     os.environ[SWITCH] = "1" if case.graphs else "0"
     result = Result(size, case)
@@ -96,8 +96,9 @@ def run_case(job: tuple[Path, str, Case, str, list[int], list[float]]) -> Result
 
 
 def release(device: str) -> None:
-    """Gives a GPU back the memory of models that are gone: the next one's cache is a share of what
-    is free.
+    """Frees the GPU memory of deleted models.
+
+    The size of the next model's cache is a share of the free memory.
     """
     gc.collect()
     if device.startswith("cuda"):
@@ -136,7 +137,7 @@ def lines(result: Result) -> Iterator[str]:
 
 
 def run(device: str, sizes: list[str], batches: list[int], histories: list[float]) -> list[Result]:
-    """Measures every case that a device has, and prints each as it is done."""
+    """Measures every case of a device, and prints each result at once."""
     cases = CUDA_CASES if device.startswith("cuda") else CPU_CASES
     results = []
     with tempfile.TemporaryDirectory() as temporary:

@@ -1,4 +1,4 @@
-"""Environment of a measurement: it is described beside the figures, and saved with them."""
+"""Environment of a measurement: its description, saved together with the figures."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ _PACKAGES = ("torch", "numpy", "tritonclient", "nvidia-pytriton")
 
 
 def describe(*packages: str) -> dict[str, Any]:
-    """Describes date, command, commit, hardware and versions of this run, those of further packages
-    included.
+    """Describes date, command, commit, hardware and versions of this run.
 
-    What is not there is None: a version of a package that is not installed, the commit outside a
-    checkout.
+    An unknown value is None: the version of a package that is not installed, or the commit outside
+    a checkout.
+
+    Args:
+        packages: further packages whose versions are included.
     """
     program = getattr(sys.modules["__main__"].__spec__, "name", sys.argv[0])
     return {
@@ -38,7 +40,7 @@ def describe(*packages: str) -> dict[str, Any]:
 
 
 def save(name: str, result: dict[str, Any]) -> None:
-    """Writes a result beside the others."""
+    """Writes a result beside the other results."""
     RESULTS.mkdir(parents=True, exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
 

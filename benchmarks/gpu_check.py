@@ -1,10 +1,9 @@
-"""Report of all that only a GPU can show: it runs unattended, in slices of some minutes
-(docs/gpu.md).
+"""Report of all facts that only a GPU can show, measured unattended in slices of some minutes.
 
-Nothing of the project needs to be installed. A slice writes results.json after every row, then
-report.md, and ends by itself. Without --slice and --section all slices run one after the other and
-are merged. Ends with 1 if a test failed, a result is beyond its bounds, or a section ended early;
-being slow is no fault.
+docs/gpu.md describes the report. The project need not be installed. A slice writes results.json
+after every row, then report.md, and ends by itself. Without --slice and --section, all slices run
+one after the other and their results are merged. The exit status is 1 if a test failed, a result is
+beyond its bounds, or a section ended early. Slow results do not change the exit status.
 
     python3 -m benchmarks.gpu_check --slice 1 --out out/1      # then 2, 3 and 4
     python3 -m benchmarks.gpu_check --merge out/1 out/2 out/3 out/4 --out out/report
@@ -46,17 +45,20 @@ from token2wav.execution.runner import SWITCH  # noqa: E402
 
 # name of a section, its share of the time that is left, and its settings
 Part = tuple[str, float, Settings]
-_LAST_S = 15.0  # of a slice, for ending a section
+_LAST_S = 15.0  # time of a slice that is reserved for ending a section
 
 
 def parts_of(number: int, settings: Settings, given: dict[str, Any]) -> Iterator[Part]:
-    """Sections of a slice; what is given comes before what the slice changes."""
+    """Yields the sections of a slice with their settings.
+
+    Settings given by the user (`given`) override the changes of the slice.
+    """
     for name, share, changes in SLICES[number]:
-        if name == REHEARSAL:  # of all that needs a model, and of what runs after an error
+        if name == REHEARSAL:  # every section that needs a model, and the recovery from an error
             rehearsed = [each for each in SECTIONS if each not in ("floor", "tests", "compiled")]
             for section in rehearsed if settings.size == "full" else ["recovery"]:
                 yield name + section, share, settings.rehearsal()
-        else:  # a rehearsal takes over how streams are served, and no more
+        else:  # a rehearsal takes only `setting` from the changes of the slice
             small = {key: value for key, value in changes.items() if key == "setting"}
             yield (
                 name,
@@ -66,9 +68,7 @@ def parts_of(number: int, settings: Settings, given: dict[str, Any]) -> Iterator
 
 
 def run(parts: list[Part], settings: Settings, minutes: float) -> None:
-    """Runs sections one after the other within a time, and writes what they find into
-    `settings.out`.
-    """
+    """Runs sections in order within a time limit, and writes their results into `settings.out`."""
     deadline, out = time.monotonic() + 60 * minutes - _LAST_S, settings.out
     out.mkdir(parents=True, exist_ok=True)
     for path in (out / LOG, *out.glob("trace-*.json.gz")):
@@ -79,7 +79,7 @@ def run(parts: list[Part], settings: Settings, minutes: float) -> None:
     }
     facts["graphs"] = os.environ.get(SWITCH, "1") != "0"
     query = "nvidia-smi --query-gpu=driver_version --format=csv,noheader"
-    # there may be none
+    # nvidia-smi may be missing
     answer = subprocess.run(query, shell=True, capture_output=True, text=True, check=False)
     results = Results(out / RESULTS, facts | {"driver": answer.stdout.strip() or None, "gpu": None})
     with tempfile.TemporaryDirectory() as temporary:
@@ -94,7 +94,7 @@ def run(parts: list[Part], settings: Settings, minutes: float) -> None:
 
 
 def measure(options: argparse.Namespace, out: Path) -> list[Path]:
-    """Runs what is asked for; returns the folders of results."""
+    """Runs the slices or sections that the options select, and returns the folders of results."""
     given = {
         name: yaml.safe_load(value)
         for name, _, value in (each.partition("=") for each in options.set)
@@ -157,7 +157,8 @@ def main() -> int:
     )
     options = parser.parse_args()
     out = options.out or (ROOT / "out" / "gpu" if options.rehearse else PUBLISHED / "gpu")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends what runs, too
+    # SystemExit also ends the running section.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         folders = options.merge or measure(options, out)
         content = merge(folders)

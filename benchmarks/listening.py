@@ -1,6 +1,4 @@
-"""Listeners of a stream: the pace at which a language model feeds it, the silences that a player
-hears, quantiles.
-"""
+"""Listeners of a stream: pace of a language model, silences that a player hears, and quantiles."""
 
 from __future__ import annotations
 
@@ -12,13 +10,12 @@ PACE = 25.0  # tokens per second of a language model
 
 
 def silences(heard: Iterable[tuple[float, float]], buffer_s: float) -> list[float]:
-    """Lists how long a player is silent each time its audio runs out before the next chunk is
-    there.
+    """Lists the silences of a player in seconds, one for each time its audio runs out.
 
     Args:
         heard: arrival and length of every chunk, in seconds.
-        buffer_s: seconds that it waits after the first chunk before it starts; later it goes on
-            with what comes.
+        buffer_s: seconds that the player waits after the first chunk before it starts. After a
+            silence, the player continues with the next chunk at once.
     """
     found, plays_until = list[float](), None
     for arrival_s, audio_s in heard:
@@ -31,8 +28,9 @@ def silences(heard: Iterable[tuple[float, float]], buffer_s: float) -> list[floa
 
 
 def quantiles(values: Sequence[float], digits: int = 1) -> dict[str, float] | None:
-    """Computes p50, p90, p99 and the largest; None of nothing, such as the gaps of utterances of
-    one chunk.
+    """Computes p50, p90, p99 and the largest value.
+
+    Returns None without values, for example for the gaps of utterances of one chunk.
     """
     if not values:
         return None

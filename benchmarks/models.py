@@ -1,6 +1,4 @@
-"""Models of any size are written with random weights: speed does not depend on what they were
-trained to say.
-"""
+"""Models of any size with random weights: speed does not depend on the training of a model."""
 
 from __future__ import annotations
 

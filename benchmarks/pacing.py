@@ -1,10 +1,9 @@
-"""Pacing of tokens: it is replayed what listeners hear when tokens come at many paces, in bursts
-and with stalls.
+"""Pacing of tokens: replays playback for tokens that arrive at many paces, in bursts, with stalls.
 
-Chunks are decided by the library's own chunker and scheduler on a clock that is only counted on, so
-that the machine
-does not matter: a batch takes 50 ms plus 1 ms for each token of its chunks, the vocoder holds 80 ms
-back, and a player starts 0.2 s after the first audio. Prints tables, and writes JSON and a picture.
+The library's own chunker and scheduler select the chunks on a simulated clock, so the speed of the
+machine does not matter. In the simulation, a batch takes 50 ms plus 1 ms for each token of its
+chunks, the vocoder holds back 80 ms, and a player starts 0.2 s after the first audio. Prints
+tables, and writes JSON and a picture.
 
     .venv/bin/python -m benchmarks.pacing
 """
@@ -40,25 +39,25 @@ _POLL_S, _FIXED_S, _TOKEN_S = 0.05, 0.05, 0.001
 
 @dataclass
 class Heard:
-    """Account of 10 s of audio: it tells what a listener heard, and what that took."""
+    """Playback and cost of one utterance of 10 s."""
 
-    first_s: float  # when the first audio comes; the language model begins at 0
-    underruns: int  # of the player
-    silent_s: float  # in all
+    first_s: float  # time of the first audio; the language model begins at 0
+    underruns: int  # number of underruns of the player
+    silent_s: float  # sum of all silences
     chunks: int
-    computed: float  # tokens in chunks, over those of the utterance
-    provisional: float  # share of the audio that was spoken of incomplete blocks
+    computed: float  # tokens of all chunks, relative to the tokens of the utterance
+    provisional: float  # share of the audio from provisional chunks
 
 
 class Listener:
-    """Listener of one utterance, whose tokens arrive by themselves.
+    """Listener of one utterance, whose tokens arrive at given times.
 
     Args:
-        config: of the model.
-        schedule: of its hops.
-        coming: when tokens come, and how many, in order.
-        clock: one whose `now` is set.
-        load: of the machine.
+        config: configuration of the model.
+        schedule: hops of the chunks.
+        coming: time of arrival and number of tokens, in order.
+        clock: simulated clock, whose `now` can be set.
+        load: load of the machine.
         prompt: number of prompt tokens.
     """
 
@@ -79,14 +78,14 @@ class Listener:
         self._clock = clock
 
     def arrive(self) -> None:
-        """Takes the tokens that have come by now, and decides."""
+        """Pushes the tokens that have arrived by now; the chunker decides on the next chunk."""
         while self.coming and self.coming[0][0] <= self._clock.now:
             _, count = self.coming.pop(0)
             self.chunker.push(np.zeros(count, np.int32), end=not self.coming)
         self.chunker.decide()
 
     def hear(self) -> None:
-        """Gets the next chunk."""
+        """Receives the audio of the next chunk."""
         chunk = self.chunker.next_chunk
         assert chunk is not None
         spoken = chunk.stop - chunk.start - chunk.skip
@@ -118,7 +117,7 @@ class Clock:
 
 
 def policies(config: ModelConfig) -> dict[str, HopSchedule]:
-    """Schedules that are compared; the last is the default."""
+    """Returns the schedules to compare; the last is the default."""
     first, longest = config.hops(StreamConfig())
     block = config.block_tokens
     return {
@@ -132,7 +131,7 @@ def policies(config: ModelConfig) -> dict[str, HopSchedule]:
 def arrivals(
     pace: float, pattern: str = "steady", begins: float = 0.0
 ) -> Iterator[tuple[float, int]]:
-    """Lists when tokens come, and how many."""
+    """Yields the time of arrival and the number of tokens of each message."""
     size = {"messages of 5": 5, "bursts of 20": 20}.get(pattern, 1)
     for stop in range(size, TOKENS + size, size):
         stalled = stop // 60 if pattern == "stalls of 1 s" else 0
@@ -146,7 +145,7 @@ def replay(
     pattern: str = "steady",
     prompt: int = PROMPT,
 ) -> Heard:
-    """Replays one utterance on a machine of its own."""
+    """Replays one utterance on a machine without other load."""
     clock, load = Clock(), Load()
     return run(
         [Listener(config, schedule, list(arrivals(pace, pattern)), clock, load, prompt)],
@@ -156,8 +155,9 @@ def replay(
 
 
 def crowd(schedule: HopSchedule, config: ModelConfig, count: int) -> list[Heard]:
-    """Replays utterances at the pace of speech that begin within 3 s, on one machine: what is ready
-    runs together.
+    """Replays utterances at the pace of speech that begin within 3 s, on one machine.
+
+    Chunks that are ready at the same time run in one batch.
     """
     clock, load, begins = Clock(), Load(), np.random.default_rng(0).uniform(0, 3, count).tolist()
     listeners = [
@@ -167,8 +167,9 @@ def crowd(schedule: HopSchedule, config: ModelConfig, count: int) -> list[Heard]
 
 
 def run(listeners: list[Listener], clock: Clock, load: Load) -> list[Heard]:
-    """Computes all chunks, in batches one after the other, of up to eight that whoever has least
-    audio left is in.
+    """Computes all chunks in batches, one batch after the other.
+
+    A batch holds up to eight chunks, of the listeners with the least audio left.
     """
     while any(not listener.chunker.done for listener in listeners):
         for listener in listeners:

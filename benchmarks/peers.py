@@ -1,11 +1,10 @@
-"""Cost of a chunk in the decoders' own public code and here: the same random weights, tokens and
-cores, turn by turn.
+"""Cost of a chunk in the decoders' public code and in this library, on the same weights and tokens.
 
-A chunk is one second of audio. Public CosyVoice2 computes the utterance anew for each, Step-Audio2
-keeps caches of its
-own, and Chatterbox has no streams: what stands there is a whole utterance of that length. With
-several streams public code takes one after the other. It runs in the environment that
-`scripts/public_families.py` describes; the plot, in that of this project:
+Both use the same random weights, tokens and cores, and take turns. A chunk is one second of audio.
+Public CosyVoice2 recomputes the whole utterance for each chunk. Step-Audio2 has its own caches.
+Chatterbox has no streams, so its figure is for a whole utterance of the same length. Public code
+computes several streams one after the other. The measurement runs in the environment that
+`scripts/public_families.py` describes; the plot, in the environment of this project:
 
     public/bin/python -m benchmarks.peers
     .venv/bin/python -m benchmarks.peers --plot
@@ -40,32 +39,32 @@ from tests.support.utterances import a_voice, some_tokens
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav, Voice
 
 _HOP, _AHEAD, _PROMPT = 25, 3, 75  # tokens
-_OVERLAP_FRAMES, _FRAME_SAMPLES = 8, 480  # of public vocoders' chunks
+_OVERLAP_FRAMES, _FRAME_SAMPLES = 8, 480  # overlap and frame of chunks in public vocoders
 _REPEATS = 3
 _SIZES = {"public": public.Sizes(), "tiny": public.TINY}
 
 
 class Contestant(ABC):
-    """Decoder with some streams of one voice, which all speak the same tokens."""
+    """Decoder with some streams of one voice, which all have the same tokens."""
 
     every_chunk = True  # whether chunks before a measured one have to be computed
 
     @abstractmethod
     def start(self, streams: int) -> None:
-        """Opens streams anew; what depends on the voice alone is computed here."""
+        """Opens new streams, and computes everything that depends on the voice alone."""
 
     @abstractmethod
     def chunk(self, index: int) -> None:
-        """Computes the audio of a second of every stream."""
+        """Computes one second of audio for every stream."""
 
     def stream_bytes(self) -> int:
-        """Memory that a stream holds now, the prompt's included."""
+        """Returns the memory that a stream holds now, including the prompt."""
         return 0
 
 
 @dataclass
 class Material:
-    """Networks of public code, and what they speak."""
+    """Networks of public code, and the tokens and prompt of the streams."""
 
     flow: Any
     hift: Any
@@ -73,8 +72,10 @@ class Material:
     prompt: dict[str, torch.Tensor]
 
     def vocoded(self, mel: torch.Tensor, held: torch.Tensor | None) -> torch.Tensor:
-        """Vocodes a chunk behind the last frames of the one before, as both public loops do;
-        returns those to hold.
+        """Vocodes a chunk after the last frames of the previous chunk, as both public loops do.
+
+        Returns:
+            The last mel frames, which the next chunk overlaps.
         """
         source = torch.zeros(1, 1, 0)
         if held is not None:
@@ -94,8 +95,9 @@ class Material:
 
 
 class PublicCosyVoice2(Contestant):
-    """The loop of its `CosyVoice2Model`: all tokens so far go through the flow, and new mel through
-    the vocoder.
+    """Loop of the public `CosyVoice2Model`.
+
+    All tokens so far go through the flow, and the new mel frames go through the vocoder.
     """
 
     every_chunk = False
@@ -117,7 +119,7 @@ class PublicCosyVoice2(Contestant):
 
 
 class PublicChatterbox(Contestant):
-    """Whole utterances."""
+    """Public Chatterbox, which computes whole utterances."""
 
     every_chunk = False
 
@@ -136,7 +138,10 @@ class PublicChatterbox(Contestant):
 
 
 class PublicStepAudio2(Contestant):
-    """The loop of its `Token2wav.stream`, with its window; the class itself asks for a GPU."""
+    """Loop of the public `Token2wav.stream`, with its window.
+
+    The public class itself requires a GPU.
+    """
 
     def __init__(self, material: Material) -> None:
         self._material, self._caches, self._held = material, list[dict[str, torch.Tensor]](), None
@@ -147,7 +152,7 @@ class PublicStepAudio2(Contestant):
         cache = self._material.flow.setup_cache(
             tokens, prompt["prompt_feat"], prompt["embedding"], 10
         )
-        # Its networks return views of buffers that the next call writes to.
+        # The networks return views of buffers that the next call overwrites.
         self._caches = [
             {name: value.clone() for name, value in cache.items()} for _ in range(streams)
         ]
@@ -178,7 +183,7 @@ class PublicStepAudio2(Contestant):
 
 
 class Ours(Contestant):
-    """Streams of the library, whose chunks are computed together."""
+    """Streams of the library, whose chunks are computed in one batch."""
 
     def __init__(self, folder: Path, material: Material, storage: str) -> None:
         runtime = RuntimeConfig(device="cpu", cache_storage=storage)  # type: ignore[arg-type]
@@ -228,9 +233,9 @@ def material_of(flow: Any, hift: Any, chunks: int) -> Material:
 def contestants(
     family: str, sizes: public.Sizes, folder: Path, chunks: int, storage: str
 ) -> dict[str, Contestant]:
-    """Both decoders of a family.
+    """Returns both decoders of a family.
 
-    Ours reads the weights of the public one out of a folder like the published.
+    Our decoder reads the weights of the public one from a folder in the published layout.
     """
     if family == "chatterbox":
         sizes = (
@@ -265,8 +270,9 @@ def contestants(
 
 
 def seconds_of(both: dict[str, Contestant], index: int, measured: bool) -> dict[str, float]:
-    """Computes a chunk with one after the other, whoever has to; the order changes from chunk to
-    chunk.
+    """Times a chunk of one decoder after the other; the order alternates from chunk to chunk.
+
+    Before the measured chunk, only decoders with `every_chunk` compute their chunks.
     """
     found = {}
     for name, contestant in sorted(both.items(), reverse=bool(index % 2)):
@@ -280,11 +286,16 @@ def seconds_of(both: dict[str, Contestant], index: int, measured: bool) -> dict[
 def rows(
     both: dict[str, Contestant], streams: int, seconds: list[int], repeats: int
 ) -> Iterator[dict[str, Any]]:
-    """Times the first chunks of several streams, then `repeats` chunks in a row from each of some
-    seconds on.
+    """Times the first chunks of several streams, then consecutive chunks after each position.
+
+    Args:
+        both: the decoders.
+        streams: number of streams.
+        seconds: positions in the utterance, in seconds.
+        repeats: number of consecutive chunks.
     """
     firsts = []
-    for _ in range(_REPEATS + (streams == 1)):  # one to warm up
+    for _ in range(_REPEATS + (streams == 1)):  # one more for warm-up
         for contestant in both.values():
             contestant.start(streams)
         firsts.append(seconds_of(both, 0, measured=True))
@@ -315,9 +326,7 @@ def row(
 
 
 def measure(options: argparse.Namespace) -> None:
-    """Measures families one by one, each into a run of its own, which takes the place of an older
-    one.
-    """
+    """Measures families one by one; the run of a family replaces its older run in the file."""
     public.prepare_imports()
     torch.set_num_threads(options.threads or torch.get_num_threads())
     path = RESULTS / f"{options.out}.json"
@@ -347,11 +356,11 @@ def measure(options: argparse.Namespace) -> None:
 
 
 def windows(*, mean_flow: bool) -> dict[str, dict[str, float]]:
-    """Compares the mel of 6 s of Chatterbox, block by block and in windows, with that of the whole.
+    """Compares the mel of 6 s of Chatterbox, block by block and in windows, with whole computation.
 
     Returns:
-        Of each way the rms of the difference, as a part of the whole's, and the largest value of
-        it.
+        For each way of streaming, the root mean square of the difference relative to that of the
+            whole mel, and the largest difference.
     """
     with tempfile.TemporaryDirectory() as folder:
         published: Any = SimpleNamespace(sizes=vars(public.Sizes()))

@@ -1,12 +1,11 @@
-"""Load test with NVIDIA's perf_analyzer: it measures the server, beside our own benchmark under the
-same loads.
+"""Load test with NVIDIA's perf_analyzer, beside our own benchmark under the same loads.
 
-Starts a real tritonserver, or takes one that runs, and has the real perf_analyzer send whole
-utterances over streaming
-gRPC: at several concurrencies, and at several request rates, evenly spaced and at random (Poisson).
-What listeners heard is derived from its profile export. The same loads, but for evenly spaced ones,
-are then put on by serving_load's client. Prints the time that it will take, the load in progress
-and a line of figures for each; writes JSON. docs/benchmarking.md explains the figures.
+Starts a real tritonserver, or uses a running one. The real perf_analyzer sends whole utterances
+over streaming gRPC at several concurrencies, and at several request rates, evenly spaced and at
+random (Poisson). The figures of listeners are computed from its profile export. Then the client of
+serving_load runs the same loads, except for evenly spaced ones. Prints the estimated duration, the
+load in progress and a line of figures for each load; writes JSON. docs/benchmarking.md explains the
+figures.
 
     .venv/bin/python -m benchmarks.perf_analyzer
 """
@@ -38,7 +37,7 @@ from token2wav_server import Ports, ServerError, TritonServer
 
 PERF_ANALYZER = ROOT / "scripts" / "perf_analyzer.sh"
 OUT = ROOT / "out" / "perf"
-_WHOLE = 1 << 30  # tokens in a request: all of them
+_WHOLE = 1 << 30  # tokens in a request: more than any utterance has
 _START_S = 60.0
 QUICK: dict[str, Any] = {
     "concurrency": [1, 4],
@@ -50,16 +49,16 @@ QUICK: dict[str, Any] = {
 
 
 class PerfError(Exception):
-    """perf_analyzer failed under a load."""
+    """Failure of perf_analyzer under a load."""
 
 
 @dataclass(frozen=True)
 class PerfLoad:
-    """Load that perf_analyzer puts on: so many open requests at any time, or else so many a second."""
+    """Load that perf_analyzer generates: a number of open requests, or of requests per second."""
 
     concurrency: int = 0
     rate: float = 0.0  # requests per second
-    distribution: str = ""  # law of the times between them
+    distribution: str = ""  # distribution of the times between requests
 
     @property
     def label(self) -> str:
@@ -71,12 +70,14 @@ class PerfLoad:
 
     @property
     def options(self) -> list[str]:
-        """Returns options for one load a run: perf_analyzer's exports are large, and a request that
-        fails ends it.
+        """Returns the options for a run with one load.
+
+        Each load has its own run, because perf_analyzer's exports are large, and a failed request
+        ends a run.
         """
         if self.concurrency:
             return ["--concurrency-range", str(self.concurrency)]
-        # A start alone means up to 1, where it is less.
+        # Without an end, perf_analyzer takes 1 as the end of a range that starts below 1.
         return [
             "--request-rate-range",
             f"{self.rate:g}:{self.rate:g}",
@@ -86,14 +87,17 @@ class PerfLoad:
 
     @property
     def own(self) -> Load | None:
-        """Returns the same load for serving_load's client, which has no evenly spaced ones."""
+        """Returns the same load for serving_load's client, or None for an evenly spaced load."""
         return (
             None if self.distribution == "constant" else Load(self.concurrency, self.rate, AT_ONCE)
         )
 
     def seconds(self, requests: int, alone_s: float) -> float:
-        """Estimates the time of one load, both clients together, where an utterance alone takes
-        `alone_s`.
+        """Estimates the time of one load for both clients together, in seconds.
+
+        Args:
+            requests: number of requests.
+            alone_s: time of one utterance without other load.
         """
         once = requests / self.rate if self.rate else requests * alone_s
         return once * (1 if self.own is None else 2)
@@ -105,10 +109,11 @@ def run_perf_analyzer(
     """Runs perf_analyzer under one load, on data of `token2wav-client perf-data`.
 
     Returns:
-        Its profile export, stripped of tensors, and what it reports itself.
+        The profile export without the values of tensors, and the figures of perf_analyzer's own
+            report.
 
     Raises:
-        PerfError: it failed, or was not done after `patience_s`.
+        PerfError: perf_analyzer failed, or was not done after `patience_s`.
     """
     with tempfile.TemporaryDirectory() as temporary:
         export, report = Path(temporary) / "export.json", Path(temporary) / "report.csv"
@@ -116,7 +121,7 @@ def run_perf_analyzer(
             PERF_ANALYZER,
             *f"-m token2wav -u {url} -i grpc --async --streaming".split(),
         ]
-        # Fewer than it is to send in a second it refuses.
+        # perf_analyzer rejects a request count smaller than the requests of one second.
         count = max(requests, math.ceil(load.rate))
         command += ["--input-data", data, *load.options, "--request-count", str(count)]
         command += ["--profile-export-file", export, "-f", report]
@@ -125,7 +130,7 @@ def run_perf_analyzer(
                 command, capture_output=True, text=True, timeout=patience_s, check=False
             )
         except subprocess.TimeoutExpired:
-            # It waits without end for a server that died.
+            # perf_analyzer waits without end for a server that died.
             raise PerfError(
                 f"{load.label}: perf_analyzer was not done after {patience_s:.0f} s"
             ) from None
@@ -137,8 +142,9 @@ def run_perf_analyzer(
 
 
 def _reason(output: str) -> str:
-    """Returns what it complains of; after a wrong option there are hundreds of lines of help before
-    that.
+    """Returns the error message in the output of perf_analyzer.
+
+    After a wrong option, hundreds of lines of help come before the message.
     """
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     return next((line for line in lines if "error" in line.lower()[:25]), " ".join(lines[-3:]))
@@ -153,7 +159,7 @@ def own_figures(report: Path) -> dict[str, Any]:
 
 
 def run_own(url: str, load: Load, utterances: Utterances, seconds: float) -> dict[str, Any]:
-    """Measures the same figures with serving_load's client, as far as it has them."""
+    """Measures the same figures with serving_load's client, as far as the client has them."""
     heard, took_s = run_load(url, load, utterances, seconds)
     good = [one for one in heard if one.error is None]
     return {
@@ -173,8 +179,9 @@ def measure(
     data: Path,
     alone_s: float,
 ) -> dict[str, Any]:
-    """Runs perf_analyzer and then our own client under one load; an utterance alone takes
-    `alone_s`.
+    """Runs perf_analyzer and then our own client under one load.
+
+    `alone_s` is the time of one utterance without other load.
     """
     row: dict[str, Any] = {"load": load.label, **asdict(load), "failed": None}
     patience_s = _START_S + 5 * options.requests * max(alone_s, 1 / load.rate if load.rate else 0.0)
@@ -189,7 +196,7 @@ def measure(
     row |= {"perf_analyzer": figures, "heard": summary(heard, buffer_s), "own": {}}
     if load.own is not None:
         last = heard[-1]
-        # Not to its last response: utterances that are open at the end are waited for.
+        # The time to the last request, because run_own also waits for open utterances at its end.
         seconds = last.sent_s - heard[0].sent_s
         row["own"] = run_own(
             url, load.own, Utterances(options.seconds, _WHOLE, buffer_s), max(seconds, 1.0)
@@ -210,8 +217,14 @@ def as_line(row: dict[str, Any]) -> str:
     )
     if not own:
         return line
-    shares = f"{own['share_without_underrun']:.0%} without underruns, {own['audio_seconds_per_second']:.1f} s/s"
-    ours = f"{own['utterances']:4} utterances, first audio {_three(own['first_audio_ms'])} ms, {shares}"
+    shares = (
+        f"{own['share_without_underrun']:.0%} without underruns, "
+        f"{own['audio_seconds_per_second']:.1f} s/s"
+    )
+    ours = (
+        f"{own['utterances']:4} utterances, "
+        f"first audio {_three(own['first_audio_ms'])} ms, {shares}"
+    )
     return f"{line}\n{'  our client':24} {ours}"
 
 
@@ -283,7 +296,7 @@ def main() -> int:
     )
     options = parser.parse_args()
     if options.quick:
-        parser.set_defaults(**QUICK)  # options that are given still count
+        parser.set_defaults(**QUICK)  # given options override the defaults of --quick
         options = parser.parse_args()
     buffer_s = load_server_config(
         Path(options.config) if options.config else None
@@ -308,7 +321,7 @@ def main() -> int:
                 ["perf-data", *files, "--out", str(data), "--seconds", str(options.seconds)]
             ):
                 return status
-            for _ in range(2):  # after the first one the voice is known, and its prompt computed
+            for _ in range(2):  # the first utterance registers the voice and computes its prompt
                 began = time.monotonic()
                 first = Utterances(options.seconds, _WHOLE, buffer_s).speak(url, AT_ONCE)
                 alone_s = time.monotonic() - began

@@ -1,9 +1,8 @@
-"""Export of perf_analyzer (--profile-export-file): it is read for what listeners heard.
+"""Export of perf_analyzer (--profile-export-file), read for the audio that listeners heard.
 
-perf_analyzer itself reports one latency per request, and for a model that sends many responses that
-is no latency a listener would know (docs/benchmarking.md). Its export has the time of every
-response, and everything that was sent and received: 4 MB for an utterance of 7 s. Only the sizes of
-tensors matter here.
+perf_analyzer itself reports one latency per request. For a model that sends many responses, this is
+no latency of a listener (docs/benchmarking.md). The export has the time of every response, and all
+data sent and received: 4 MB for an utterance of 7 s. Only the sizes of tensors matter here.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _NANOSECONDS = 1e-9
 
 
 class ExportError(Exception):
-    """A file that is no whole export of perf_analyzer's, or of another model."""
+    """Error for an incomplete export of perf_analyzer, or for an export of another model."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +32,8 @@ class HeardUtterance:
     """Utterance as its listener heard it: one request and its responses with audio."""
 
     sent_s: float  # time of the request, on perf_analyzer's clock
-    arrivals_s: tuple[float, ...]  # of each chunk, since then
-    samples: tuple[int, ...]  # of each chunk
+    arrivals_s: tuple[float, ...]  # arrival of each chunk, in seconds after the request
+    samples: tuple[int, ...]  # number of samples of each chunk
 
     @property
     def audio_s(self) -> float:
@@ -42,7 +41,7 @@ class HeardUtterance:
 
     @property
     def gaps_s(self) -> list[float]:
-        """Seconds between a chunk and the next."""
+        """Returns the seconds between each chunk and the next."""
         return np.diff(self.arrivals_s).tolist()
 
     def silences_s(self, buffer_s: float) -> list[float]:
@@ -52,8 +51,9 @@ class HeardUtterance:
 
 
 def stripped(export: Path) -> bytes:
-    """Returns the export with the number of values in place of every tensor; a stripped one stays
-    as it is.
+    """Returns the export with the number of values in place of every tensor.
+
+    A stripped export stays unchanged.
     """
     if not export.stat().st_size:
         return b""
@@ -70,8 +70,8 @@ def read_export(export: Path) -> list[HeardUtterance]:
     """Reads the utterances of a run with one load, in the order in which they were sent.
 
     Raises:
-        ExportError: it is incomplete (perf_analyzer stops writing where it cannot write a value,
-            and says nothing), has more than one load, or no audio.
+        ExportError: the export is incomplete, has more than one load, or has no audio.
+            (perf_analyzer stops writing without an error if it cannot write a value.)
     """
     try:
         [experiment] = json.loads(stripped(export))["experiments"]
@@ -88,7 +88,7 @@ def read_export(export: Path) -> list[HeardUtterance]:
 def _heard(request: dict[str, Any]) -> HeardUtterance:
     """Reads one utterance.
 
-    Responses come in order; the last, which says that the request is finished, has no audio.
+    Responses come in order. The last response marks the end of the request and has no audio.
     """
     responses = zip(request["response_timestamps"], request["response_outputs"], strict=True)
     chunks = [(time, output["audio"]) for time, output in responses if output.get("audio")]
@@ -102,9 +102,7 @@ def _heard(request: dict[str, Any]) -> HeardUtterance:
 
 
 def summary(heard: list[HeardUtterance], buffer_s: float) -> dict[str, Any]:
-    """Computes the figures of one load, for a player that waits for so many seconds of audio before
-    it starts.
-    """
+    """Computes the figures of one load, for a player that buffers `buffer_s` seconds of audio."""
     silences = [utterance.silences_s(buffer_s) for utterance in heard]
     ends_s = [utterance.sent_s + utterance.arrivals_s[-1] for utterance in heard]
     audio_s = sum(utterance.audio_s for utterance in heard)

@@ -1,14 +1,14 @@
-"""Quality of the demo voice: words understood, closeness to recordings, and whether chunks can be
-heard are measured.
+"""Quality of the demo voice: intelligibility, closeness to recordings, and audible chunk borders.
 
-Records sentences that the model never heard, turns them into tokens, and speaks them in every way
-that the library
-has: all at once, as streams, with bounded history, with fewer ODE steps, with cheaper numbers; and
-once through a real server and the client. Prints a table; writes JSON.
+Records sentences that were not in the training data, turns them into tokens, and synthesizes them
+in every way that the library offers: at once, as streams, with bounded history, with fewer ODE
+steps, with cheaper precision, and once through a real server and the client. Prints a table; writes
+JSON.
 
-    .venv/bin/python -m benchmarks.quality .venv/bin/python -m benchmarks.quality --text
-    examples/demo_voice/unseen.txt --name quality_unseen .venv/bin/python -m benchmarks.quality
-    --first-audio --name quality_first_audio
+    .venv/bin/python -m benchmarks.quality
+    .venv/bin/python -m benchmarks.quality --text examples/demo_voice/unseen.txt \\
+        --name quality_unseen
+    .venv/bin/python -m benchmarks.quality --first-audio --name quality_first_audio
 
 The recordings need `pip install -e '.[demo]'`.
 """
@@ -50,18 +50,18 @@ from token2wav_voice.features import prompt_mel
 
 RECORDINGS = ROOT / "out" / "quality"
 WINDOWS = (1, 2, 4, 8)
-STEPS = (10, 5, 3, 2)  # those of them that are not the model's own
+STEPS = (10, 5, 3, 2)  # the model's own number is left out
 FIRST_TOKENS = (0, 6, 8, 10, 12, 16, 25)
 PACES = (25, 100)  # tokens per second
 WHOLE_BLOCKS = f"first_tokens 0, {PACES[0]} tokens/s"
 ORIGINAL, VOCODED, WHOLE = "recording", "mel of the recording", "whole sequence"
 
-Speak = Callable[["Sentence"], list[Signal]]  # gives the audio of every chunk
+Speak = Callable[["Sentence"], list[Signal]]  # returns the audio of every chunk
 
 
 @dataclass(frozen=True, eq=False)
 class Sentence:
-    """Sentence that is said, with its recording and the tokens of that."""
+    """Sentence with its recording and the tokens of the recording."""
 
     text: str
     recording: Signal
@@ -69,7 +69,7 @@ class Sentence:
 
 
 def main() -> None:
-    """Measures all, prints a table, writes the results."""
+    """Measures all rows, prints a table and writes the results."""
     parser = argparse.ArgumentParser(description="Measure how well the demo voice speaks.")
     parser.add_argument(
         "--model", type=Path, default=MODEL, help="model folder (default: the demo's)"
@@ -121,8 +121,9 @@ def main() -> None:
 
 
 def ways(folder: Path, prompt: PromptVoice) -> Iterator[tuple[str, Speak]]:
-    """Lists every row of the table, and what speaks it; a model is loaded when its row is asked
-    for.
+    """Yields every row of the table with the function that synthesizes it.
+
+    A model is loaded only when its row is requested.
     """
     voice = Voice(prompt.prompt_tokens, prompt.prompt_mel, prompt.speaker_embedding)
     own_steps, most = read_config(folder).ode_steps, max(STEPS)
@@ -155,8 +156,9 @@ def ways(folder: Path, prompt: PromptVoice) -> Iterator[tuple[str, Speak]]:
 
 
 def early(folder: Path, prompt: PromptVoice) -> Iterator[tuple[str, Speak]]:
-    """Lists streams that speak before a block is complete; at the pace of speech they do so all the
-    time.
+    """Yields streams that send audio before a block is complete.
+
+    At the pace of speech, such streams send provisional chunks all the time.
     """
     voice = Voice(prompt.prompt_tokens, prompt.prompt_mel, prompt.speaker_embedding)
     yield ORIGINAL, lambda sentence: [sentence.recording]
@@ -186,9 +188,7 @@ def _streamed(model: Token2Wav, voice: Voice, sentence: Sentence) -> list[Signal
 
 
 def _paced(model: Token2Wav, voice: Voice, pace: float, sentence: Sentence) -> list[Signal]:
-    """Speaks at a pace of tokens, by a clock that is only counted on, with a player that holds 0.2
-    s.
-    """
+    """Synthesizes at a pace of tokens on a simulated clock, with a player that buffers 0.2 s."""
     chunks, now = [], 0.0
     model.pipeline.clock = lambda: now
     with model.stream(voice) as stream:
@@ -231,8 +231,8 @@ def _measure(
     for key in scores[0] if scores else ():
         found = [value for score in scores if (value := score[key]) is not None]
         row[key] = round(sum(found) / len(found), 3) if found else None
-    # Sentences begin and end quietly, chunks end within them: what recordings have at the same
-    # places is no border.
+    # Sentences begin and end quietly, and chunks end within a sentence. The jumps of the recordings
+    # at the same places are the reference: they are not caused by borders of chunks.
     return {**row, "jumps": borders.report(), "recording_there": there.report(), "heard": heard}
 
 
@@ -249,9 +249,7 @@ def _line(name: str, row: dict[str, Any]) -> str:
 
 
 def _provenance(folder: Path) -> dict[str, Any]:
-    """Reads how long the model was trained, if its folder says so, and hashes that tell its weights
-    from others.
-    """
+    """Reads the length of the training, if the model folder has it, and hashes of the weights."""
     weights = sorted(
         path for suffix in ("pt", "safetensors") for path in folder.glob(f"*.{suffix}")
     )

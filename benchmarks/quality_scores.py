@@ -1,6 +1,4 @@
-"""Scores of speech against a recording of the same words: a recogniser and four comparisons of
-signals give them.
-"""
+"""Scores of speech against a recording of the same words: a recogniser and signal comparisons."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ from token2wav_voice.features import prompt_mel
 
 try:
     from pesq import pesq
-except ImportError:  # it is built from source, which needs a compiler
+except ImportError:  # pesq is built from source, which needs a compiler
     pesq = None
 
 RATE_HZ = 24_000
@@ -28,15 +26,16 @@ _RECOGNISER_HZ = 16_000
 FRAME = 480
 _AROUND = 4  # frames
 _CEPSTRA = 24
-_CEPSTRAL_DECIBELS = 10 * np.sqrt(2) / np.log(10)  # of a distance of natural-log cepstra
+_CEPSTRAL_DECIBELS = 10 * np.sqrt(2) / np.log(10)  # dB of a natural-log distance
 _SILENT_RMS = 1e-3
 
 Signal = NDArray[np.float32]
 
 
 class Recogniser:
-    """Recogniser with pocketsphinx's US English model, and narrower beams than its own: twice as
-    fast, as good.
+    """Recogniser with pocketsphinx's US English model, and narrower beams than its default.
+
+    The narrower beams double the speed and do not reduce the accuracy.
     """
 
     def __init__(self) -> None:
@@ -61,19 +60,19 @@ class Recogniser:
 
 
 def word_error_rate(sentences: Sequence[str], heard: Sequence[str]) -> float:
-    """Divides wrong words by all words of all sentences."""
+    """Returns the number of wrong words divided by the number of words of all sentences."""
     return float(jiwer.wer([normal(sentence) for sentence in sentences], list(heard)))
 
 
 def resampled(
     sentences: Sequence[str], heard: Sequence[str], other: Sequence[str]
 ) -> dict[str, list[float]]:
-    """Estimates how far chance moves a word error rate against another's, had sentences of the same
-    kind been others.
+    """Estimates the effect of chance on a word error rate relative to another one.
+
+    Sentences are drawn again, with repeats (the paired bootstrap of Bisani and Ney, 2004).
 
     Returns:
-        `ratio` and `difference` of the two rates: 95 % of what sentences drawn again, with repeats,
-        give (the paired bootstrap of Bisani and Ney, 2004).
+        `ratio` and `difference` of the two rates, each as the interval of 95 % of the draws.
     """
     words = [normal(sentence) for sentence in sentences]
     ours, theirs = (list(map(_wrong, words, texts)) for texts in (heard, other))
@@ -104,8 +103,9 @@ def intelligibility(original: Signal, result: Signal) -> float:
 
 
 def perceptual(original: Signal, result: Signal) -> float | None:
-    """Computes wide-band PESQ, 1 to 4.6; None where the package is not installed or nothing is
-    heard.
+    """Computes wide-band PESQ, 1 to 4.6.
+
+    None if the package is not installed, or if PESQ finds no speech.
     """
     if pesq is None:
         return None
@@ -113,22 +113,22 @@ def perceptual(original: Signal, result: Signal) -> float | None:
         return float(
             pesq(_RECOGNISER_HZ, _recogniser_rate(original), _recogniser_rate(result), "wb")
         )
-    except Exception:  # its errors have no base of their own; it finds no speech in noise
+    except Exception:  # PESQ errors have no common base; noise has no speech for PESQ
         return None
 
 
 def mel_cepstral_distortion(original: Signal, result: Signal) -> float:
-    """Computes decibels between mel cepstra 1 to 24, frame by frame: nothing needs to be aligned."""
+    """Computes the distance of mel cepstra 1 to 24 in dB, frame by frame and without alignment."""
     ours, theirs = (_cepstra(prompt_mel(signal)) for signal in (result, original))
     return float(_CEPSTRAL_DECIBELS * np.sqrt(np.square(ours - theirs).sum(axis=1)).mean())
 
 
 @dataclass
 class Borders:
-    """Borders of chunks: the energy of the first difference in 8 samples tells whether there is a
-    click.
+    """Energy at the borders of chunks, which shows clicks.
 
-    It is in decibels, compared with that in 8 frames around the place.
+    The energy of the first difference of 8 samples is compared with the energy in 8 frames around
+    the border, in decibels.
 
     Attributes:
         here, elsewhere: energies at the ends of chunks, and at all other multiples of a frame.
@@ -138,9 +138,16 @@ class Borders:
     elsewhere: list[float] = field(default_factory=list)
 
     def add(self, signal: Signal, ends: Sequence[int]) -> None:
-        """Looks at one utterance (n,), whose chunks end at these samples, where it is not silent."""
-        # By what the vocoder holds back, all are as far from the start of a frame. Networks that
-        # overlap windows sound different there, borders or not.
+        """Adds the parts of one utterance that are not silent.
+
+        Args:
+            signal: shape (n,).
+            ends: index of the sample at which each chunk of the utterance ends, except the last
+                chunk.
+        """
+        # The holdback of the vocoder puts all ends at the same offset in a frame. Other places are
+        # taken at this offset too, because networks with overlapping windows sound different
+        # there, with borders or without.
         offset = ends[0] % FRAME if ends else 0
         frames = len(signal) // FRAME
         steps = np.square(np.diff(signal.astype(np.float64)))
@@ -158,8 +165,9 @@ class Borders:
                 )
 
     def report(self) -> dict[str, float]:
-        """Reports how much more energy there is at the ends of chunks; empty where there was one
-        chunk in each.
+        """Returns how much more energy the ends of chunks have than other places, in decibels.
+
+        Empty if every utterance had a single chunk.
         """
         if not self.here:
             return {}

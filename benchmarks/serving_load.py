@@ -1,11 +1,12 @@
-"""Load test of the server, as listeners hear it: first audio, gaps and throughput, with batching
-and without.
+"""Load test of the server as listeners hear it: first audio, gaps and throughput, by batching mode.
 
-Starts real tritonservers on the same model, one after the other: with batching and without, with
-one lane, and the ensemble. Each gets the same loads:
-  closed loop  N clients, each speaks one utterance after the other
-  open loop    utterances start at random (Poisson), whether or not the server keeps up
-with tokens at the pace of a language model (25 a second) or as fast as the server takes them.
+Starts real tritonservers on the same model, one after the other: with batching, without, with one
+lane, and the ensemble. Each server gets the same loads:
+
+  closed loop  N clients, each sends one utterance after the other
+  open loop    utterances start at random (Poisson), even if the server falls behind
+
+Tokens arrive at the pace of a language model (25 a second) or as fast as the server accepts them.
 Prints a line for each load; writes JSON and a plot.
 
     .venv/bin/python -m benchmarks.serving_load
@@ -42,7 +43,7 @@ from matplotlib import pyplot as plt
 
 DEMO = ROOT / "tests" / "data" / "demo"
 
-# What differs in the server's settings, and the name of what it serves.
+# Changes of the server's settings, and the name of the served model.
 MODES: dict[str, tuple[dict[str, dict[str, int]], str]] = {
     "batching": ({}, "token2wav"),
     "batching, one lane": ({"runtime": {"lanes": 1}}, "token2wav"),
@@ -59,15 +60,15 @@ REPOSITORIES = {
 }
 GAPS_S = (0.05, 0.1, 0.2)
 AT_ONCE = 1e6
-_MOST_AT_ONCE = 1024  # utterances of an open loop; whoever comes then waits for another to end
+_MOST_AT_ONCE = 1024  # open utterances of an open loop; further ones wait until one ends
 
 
 @dataclass(frozen=True)
 class Load:
-    """Load that clients put on."""
+    """Load that clients generate."""
 
-    clients: int  # in a closed loop; 0 for an open one
-    arrivals_per_s: float  # utterances in an open loop
+    clients: int  # clients in a closed loop; 0 for an open loop
+    arrivals_per_s: float  # utterances per second in an open loop
     rate: float  # tokens per second
 
     @property
@@ -78,9 +79,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Heard:
-    """Utterance as heard: latency of first audio, longest gap, and audio, in seconds; an error if
-    it failed.
-    """
+    """Utterance as heard: first audio, longest gap and audio in seconds, and the error if any."""
 
     first_s: float
     gap_s: float
@@ -90,11 +89,11 @@ class Heard:
 
 @dataclass(frozen=True)
 class Utterances:
-    """Utterances to speak, all alike: the demo's tokens in its voice."""
+    """Utterances to synthesize, all alike: the demo's tokens in its voice."""
 
-    seconds: float  # duration of each
+    seconds: float  # duration of each utterance
     tokens_per_request: int
-    buffer_s: float  # of audio, that a player waits for before it starts
+    buffer_s: float  # seconds of audio that a player buffers before it starts
     model: str = "token2wav"
 
     def speak(self, url: str, rate: float) -> Heard:
@@ -118,7 +117,11 @@ class Utterances:
 def run_load(
     url: str, load: Load, utterances: Utterances, seconds: float
 ) -> tuple[list[Heard], float]:
-    """Runs a load; returns all that was heard, and the time until the last one ended."""
+    """Runs a load.
+
+    Returns:
+        All utterances as heard, and the time until the last one ended.
+    """
     start, random = time.monotonic(), np.random.default_rng(0)
     heard: list[Heard] = []
     lock = threading.Lock()
@@ -145,8 +148,9 @@ def run_load(
 
 
 def batch_sizes(metrics: str) -> dict[str, float]:
-    """Reads the histogram of batch sizes (the flow's, of an ensemble): counts by upper bound, and
-    their sum.
+    """Reads the histogram of batch sizes: counts by upper bound, and their sum.
+
+    For an ensemble, the histogram is of the flow model.
     """
     counts = {
         bound: float(value)
@@ -201,14 +205,13 @@ def measure(
     options: argparse.Namespace,
     common: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Measures all loads on one server in a mode, each when the row of the one before has been
-    used.
+    """Yields a row for each load on one server; a load starts when its row is requested.
 
     Args:
         folder: model folder.
-        mode: key of `MODES`, whose settings of the server come before those in common.
-        loads: loads to put on.
-        options: command-line options on utterances and time.
+        mode: key of `MODES`. The server's settings of the mode override `common`.
+        loads: loads to run.
+        options: command-line options of utterances and time.
         common: settings of the server in all modes.
     """
     own, model = MODES[mode]
@@ -232,7 +235,7 @@ def measure(
             ports=Ports.free(),
             verbose=False,
         ) as server:
-            utterances.speak(server.grpc_url, AT_ONCE)  # the voice is known from now on
+            utterances.speak(server.grpc_url, AT_ONCE)  # caches the prompt of the voice
             for load in loads:
                 before = batch_sizes(scrape(server.metrics_url))
                 heard, seconds = run_load(server.grpc_url, load, utterances, options.seconds)
@@ -248,8 +251,9 @@ def scrape(url: str) -> str:
 
 
 def plot(rows: list[dict[str, Any]], path: Path, title: str) -> None:
-    """Draws first audio, throughput and continuity over the number of clients: above paced tokens,
-    below unpaced.
+    """Draws first audio, throughput and continuity over the number of clients.
+
+    The upper row is for paced tokens, the lower row for unpaced tokens.
     """
     figure, axes = plt.subplots(2, 3, figsize=(14, 7), layout="constrained", sharex=True)
     paces = {PACE: "25 tokens/s", AT_ONCE: "unpaced"}

@@ -1,9 +1,8 @@
-"""Cost of a chunk: computing it from the cache is compared with recomputing the whole history, on
-the same weights.
+"""Cost of a chunk from the cache, compared with recomputing the whole history on the same weights.
 
-Streams of several lengths run through both, each in a process of its own so that its peak memory is
-its own. One more, windowed stream is very long, to show that nothing grows. Prints a line for each
-as it is done; writes JSON and a plot.
+Streams of several lengths run both ways, each in its own process, so that the peak memory is of one
+stream alone. A further stream with a window is very long, and shows that neither time nor memory
+grows. Prints a line for each finished stream; writes JSON and a plot.
 
     .venv/bin/python -m benchmarks.streaming_cost
 """
@@ -44,10 +43,10 @@ class Run:
 
     Attributes:
         position_s: end of every chunk in the utterance.
-        flow_s, vocoder_s: time of every chunk in either engine.
-        rss_mib: memory of the process after every chunk, beyond the loaded model.
-        peak_mib: largest memory, within chunks too.
-        flow_totals_s: flow time of all repetitions, of which this one is the median.
+        flow_s, vocoder_s: time of every chunk in the flow and in the vocoder.
+        rss_mib: memory of the process after every chunk, without the loaded model.
+        peak_mib: largest memory, also within chunks.
+        flow_totals_s: flow time of all repetitions. This run is their median.
     """
 
     model: str
@@ -70,7 +69,7 @@ def rss_mib() -> float:
 
 
 def timed(engine: Any) -> list[float]:
-    """Returns a list that every call of the engine's `advance` adds its seconds to, from now on."""
+    """Returns a list to which every later call of the engine's `advance` adds its seconds."""
     seconds, advance = list[float](), engine.advance
 
     def measured(batch: Any) -> Any:
@@ -84,11 +83,11 @@ def timed(engine: Any) -> list[float]:
 
 
 def run_stream(folder: Path, name: str, mode: str, seconds: int) -> Run:
-    """Speaks `seconds` of random tokens, handed over one second at a time."""
+    """Synthesizes `seconds` of random tokens, pushed one second at a time."""
     model = Token2Wav.load(folder, stream=MODES[mode])
     voice = a_voice(model.config)
     tokens = np.random.default_rng(0).integers(0, 6561, 25 * seconds)
-    # warm-up: every chunk size once; the prompt is known from now on
+    # warm-up: every chunk size once; also caches the prompt
     model.synthesize(tokens[:128], voice)
     before, run, samples = rss_mib(), Run(name, mode, seconds), 0
     flow_s, vocoder_s = timed(model.pipeline.flow), timed(model.pipeline.vocoder)
@@ -116,11 +115,14 @@ def median_run(runs: list[Run]) -> Run:
     return middle
 
 
-HEAD = f"{'model':13} {'mode':27} {'audio s':>7} {'flow s':>8} {'vocoder s':>9} {'last chunk ms':>13} {'peak MiB':>8}"
+HEAD = (
+    f"{'model':13} {'mode':27} {'audio s':>7} {'flow s':>8} {'vocoder s':>9} "
+    f"{'last chunk ms':>13} {'peak MiB':>8}"
+)
 
 
 def row(run: Run) -> str:
-    last = 1000 * (run.flow_s[-2] + run.vocoder_s[-2])  # the very last one is shorter
+    last = 1000 * (run.flow_s[-2] + run.vocoder_s[-2])  # the last chunk is shorter
     return (
         f"{run.model:13} {run.mode:27} {run.seconds:7} {sum(run.flow_s):8.2f} "
         f"{sum(run.vocoder_s):9.2f} "
@@ -129,8 +131,9 @@ def row(run: Run) -> str:
 
 
 def plot(runs: list[Run], path: Path) -> None:
-    """Draws compute per second of audio over position, for the longest streams; then cost and
-    memory of the endless.
+    """Draws compute per second of audio over the position, for the longest streams.
+
+    The last picture shows cost and memory of the endless stream.
     """
     *finite, endless = runs
     models = list(dict.fromkeys(run.model for run in finite))
@@ -200,7 +203,7 @@ def main() -> None:
         with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as processes:
             print(HEAD, flush=True)
             repetitions: list[list[Run]] = [[] for _ in jobs]
-            # Turn by turn, so that a machine that changes its speed does so for all of them.
+            # Jobs take turns, so that changes in the speed of the machine affect all jobs alike.
             for index, run in enumerate(processes.imap(run_job, jobs * options.repeats)):
                 repetitions[index % len(jobs)].append(run)
                 print(row(run), flush=True)

@@ -16,35 +16,35 @@ from xdist.scheduler import LoadScopeScheduling
 
 from token2wav_server import PortInUseError, Ports
 
-# Before torch is imported, and inherited by servers that tests start: threads of several processes
-# on few cores wait for one another far longer than the small models of these tests take, and sums
-# are only equal with equal threads.
+# Set before torch is imported, and inherited by servers that tests start. Threads of several
+# processes on few cores wait for one another far longer than the small models compute. Sums are
+# equal only with equal numbers of threads.
 os.environ["OMP_NUM_THREADS"] = "1"
 import torch
 
-# Before triton is imported, by whichever test comes first: without a GPU its kernels are
-# interpreted.
+# Set before the first test imports triton: without a GPU, triton interprets its kernels.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 from token2wav.serving.pipeline import Pipeline
 
-# No test asserts speed, which on a busy machine depends on all others, and every run tries the same
-# examples.
+# No test asserts speed, which depends on other processes of a busy machine. Every run tries the
+# same examples.
 settings.register_profile(
     "patient", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("patient")
 
 ROOT = Path(__file__).parents[1]
-# What takes long comes first, so that no worker has much left when the others have ended.
+# Slow tests come first, so that all workers end at about the same time.
 _FIRST = ["export", "demo", "server", "cosyvoice3", "deploy", "kernels", "execution", "launcher"]
 _USES_A_SHARED_SERVER = re.compile(r"def \w+\([^)]*\b(rig|limited): Rig\b")
-_FIRST_PORT, _PORTS_OF_A_WORKER = 10_000, 2_000  # below those that the kernel gives away by itself
+_FIRST_PORT, _PORTS_OF_A_WORKER = 10_000, 2_000  # below the ephemeral ports of the kernel
 
 
 class ByFile(LoadScopeScheduling):  # type: ignore[misc]
-    """Gives workers whole files, and in one piece those that share servers or exports that take
-    long.
+    """Scheduler that gives whole files to workers.
+
+    Tests that share servers or slow exports stay together on one worker.
     """
 
     def _split_scope(self, nodeid: str) -> str:
@@ -59,7 +59,7 @@ def _scope(file: str) -> str:
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
-    # not by the number of tests, which says nothing of their time
+    # the number of tests of a file says nothing about their time
     config.option.loadscopereorder = False
     return ByFile(config, log)
 
@@ -72,17 +72,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=rank)
 
 
-@pytest.hookimpl(tryfirst=True)  # before fixtures, which draw, too
+@pytest.hookimpl(tryfirst=True)  # runs before fixtures, because they draw random numbers too
 def pytest_runtest_setup() -> None:
-    torch.manual_seed(0)  # else a test may fail once in a thousand runs, and nobody could repeat it
+    torch.manual_seed(0)  # makes rare failures repeatable
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_listener_runs_dry() -> Iterator[None]:
-    """Stops the clock of the library's listeners: a slow machine would cut hops short, and sums be
-    in another order.
+    """Stops the clock of the library's listeners.
 
-    Workers have a clock of their own, which goes on.
+    With a running clock, a slow machine would shorten hops, which changes the order of sums. The
+    clock of workers keeps running.
     """
     init = Pipeline.__init__
 
@@ -97,12 +97,14 @@ def _no_listener_runs_dry() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _ports_of_its_own() -> Iterator[None]:
-    """Keeps workers from choosing the same ports for servers, which begin to listen on them seconds
-    later.
+    """Gives each pytest worker its own range of ports.
+
+    Servers begin to listen seconds after the choice of their ports, so two workers could choose the
+    same ones.
     """
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     start = _FIRST_PORT + worker % 10 * _PORTS_OF_A_WORKER
-    begin = random.randrange(_PORTS_OF_A_WORKER)  # elsewhere than another session on this machine
+    begin = random.randrange(_PORTS_OF_A_WORKER)  # differs from other sessions on this machine
     numbers = (start + (begin + count) % _PORTS_OF_A_WORKER for count in itertools.count())
 
     def free(host: str = "127.0.0.1") -> Ports:

@@ -1,6 +1,4 @@
-"""Sections chunks, drift and recompute: how long a chunk takes, by batch, history and length, and
-where time goes.
-"""
+"""Sections chunks, drift and recompute: time of a chunk by batch, history and length; profiles."""
 
 from __future__ import annotations
 
@@ -24,8 +22,11 @@ from token2wav import StreamConfig, Token2Wav
 def load(
     folder: Path, settings: Settings, stream: StreamConfig | None = None, **runtime: Any
 ) -> tuple[Token2Wav, Row]:
-    """The model as sections run it, and what loading took: seconds, captured graphs included, and
-    the cache.
+    """Loads a model for a section.
+
+    Returns:
+        The model, and a row with the seconds of loading (including the capture of graphs) and the
+            size of the cache in MiB.
     """
     began = time.monotonic()
     model = Token2Wav.load(folder, stream=stream, runtime=settings.runtime(**runtime))
@@ -35,8 +36,9 @@ def load(
 
 
 def chunks(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
-    """Chunks from the cache, in one batch; a profile of the first chunk of one stream, and of the
-    largest batch.
+    """Measures chunks from the cache, in one batch.
+
+    Also profiles the first chunk of one stream, and a chunk of the largest batch.
     """
     model, loaded = load(folder, settings)
     yield "the model", lambda: loaded
@@ -56,7 +58,10 @@ def chunks(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
 
 
 def drift(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
-    """Chunks of one stream under a window, from the third to the last; medians of several streams."""
+    """Measures the chunks of one stream with an attention window, from the third to the last.
+
+    The times are medians over several streams.
+    """
     model, _ = load(
         folder, settings, StreamConfig(first_tokens=0, left_blocks=settings.drift_window)
     )
@@ -67,7 +72,7 @@ def drift(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
             with ChunkBatch(model, 1, a_voice(model.config)) as batch:
                 times.append([1000 * sum(batch.advance(25)) for _ in range(settings.drift_chunks)])
         medians = np.median(times[1:], axis=0).round(3).tolist()
-        third, last = medians[2], medians[-1]  # what comes before has another length, or warms up
+        third, last = medians[2], medians[-1]  # the first two differ or warm up
         values = {
             "third_ms": third,
             "last_ms": last,
@@ -80,7 +85,10 @@ def drift(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
 
 
 def recompute(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
-    """Chunks as public servers compute them: the whole history anew, one request at a time."""
+    """Measures chunks as public servers compute them: one request at a time, without a cache.
+
+    Every chunk recomputes the whole history.
+    """
     model, _ = load(folder, settings, StreamConfig(reference=True))
     hop = settings.hops[-1]
     for spoken_s in settings.histories:
@@ -88,7 +96,10 @@ def recompute(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows
 
 
 def profiled(model: Token2Wav, settings: Settings, streams: int, spoken_s: float) -> Row:
-    """Kernels of one chunk (on a CPU operators) by their time; writes a trace beside the results."""
+    """Lists the kernels of one chunk by their time, or the operators on a CPU.
+
+    Also writes a trace beside the results.
+    """
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if settings.on_gpu else [])]
     with (
         spoken(model, streams, round(25 * spoken_s), 25) as batch,
@@ -97,7 +108,7 @@ def profiled(model: Token2Wav, settings: Settings, streams: int, spoken_s: float
         wall_ms = 1000 * sum(batch.advance(25))
     trace = settings.out / f"trace-{streams}.json.gz"
     profiler.export_chrome_trace(str(trace))
-    if trace.stat().st_size > 4_000_000:  # more than is carried away
+    if trace.stat().st_size > 4_000_000:  # too large to copy from a rented machine
         trace.unlink()
     kind = "CUDA" if settings.on_gpu else "CPU"
     events = [
@@ -112,8 +123,10 @@ def profiled(model: Token2Wav, settings: Settings, streams: int, spoken_s: float
 
 
 def summary(spans: Iterable[tuple[str, float, float]]) -> Row:
-    """Longest kernels of spans (name, begin, end in ms), their sum, and the time between them in
-    which none runs.
+    """Summarises kernels: the longest ones, the sum of their times, and the idle time between them.
+
+    Args:
+        spans: name, begin and end in ms of each kernel.
     """
     calls, by_name = Counter[str](), defaultdict[str, float](float)
     idle_ms, until = 0.0, None

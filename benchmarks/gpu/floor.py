@@ -1,10 +1,10 @@
-"""Section floor: rates of this device; and from them the least that a chunk can cost.
+"""Section floor: bandwidth and arithmetic rates of this device, and the least cost of a chunk.
 
-Weights are read once per ODE step (they do not fit a GPU's on-chip memory), or once per call for
-what is outside the loop; keys and values of all that a chunk sees are read once per step, its own
-are written. Products, convolutions and attention count as arithmetic, and nothing that goes element
-by element. Reading and computing can overlap: the longer of both counts; flow and vocoder follow
-each other.
+Weights are read once per ODE step, because they do not fit a GPU's on-chip memory. Weights outside
+the loop are read once per call. In every step, a chunk reads the keys and values of all frames that
+it attends to once, and writes its own. Products, convolutions and attention count as arithmetic;
+elementwise operations do not. Reading and computing can overlap, so the longer of both counts. Flow
+and vocoder run one after the other, so their times add up.
 """
 
 from __future__ import annotations
@@ -26,15 +26,13 @@ from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.networks.configs import HiFTConfig
 from token2wav.networks.hift import HiFT
 
-_SECONDS = 0.2  # of each measurement, at least
+_SECONDS = 0.2  # least duration of each measurement
 _COUNTED_FRAMES = 50
 
 
 @dataclass(frozen=True)
 class Work:
-    """Least cost of one batch: bytes read and written, and operations in float16, float32 and
-    float64.
-    """
+    """Least cost of one batch: bytes read and written, and operations by precision."""
 
     bytes: float = 0.0
     half: float = 0.0
@@ -42,7 +40,7 @@ class Work:
     double: float = 0.0
 
     def ms(self, rates: Mapping[str, float]) -> float:
-        """The longer of reading and computing at the rates of section floor."""
+        """Returns the longer of reading and computing, in ms, at the rates of section floor."""
         arithmetic = (
             self.half / rates["float16"]
             + self.single / rates["float32"]
@@ -52,8 +50,9 @@ class Work:
 
 
 def floor(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
-    """Bytes and operations per second, the best of several calls each, for a floor is beaten by
-    nothing.
+    """Measures bytes and operations per second, the best of several calls each.
+
+    The best call counts, because no measurement may beat a floor.
     """
 
     def measure() -> Row:
@@ -86,7 +85,7 @@ def _best_seconds(work: Callable[[], object]) -> float:
 def floor_ms(
     config: CosyVoice3Config, precision: Precision, rates: Mapping[str, float], row: Row
 ) -> float:
-    """Floor of a row of section chunks."""
+    """Returns the floor in ms of a row of section chunks."""
     ratio, streams, vocoder = config.token_mel_ratio, row["streams"], config.vocoder
     assert isinstance(vocoder, HiFTConfig)  # as all models of the report have
     past = (
@@ -101,10 +100,10 @@ def floor_ms(
 def flow_work(
     model: CosyVoice3Config, precision: Precision, streams: int, frames: int, past: int
 ) -> Work:
-    """Work of all ODE steps for chunks of mel frames after others, the prompt's included.
+    """Returns the work of all ODE steps for chunks of mel frames.
 
-    The input of the estimator stays in float32, whatever the precision of its layers and of its
-    cache.
+    `past` frames, those of the prompt included, come before the chunk. The input layer of the
+    estimator stays in float32, for every precision of the other layers and of the cache.
     """
     config, (layout, layers, given, once) = model.flow, estimator_sizes(model, precision)
     rows = streams * layout.branches * frames
@@ -132,8 +131,9 @@ def flow_work(
 
 
 def attended_pairs(frames: int, past: int, block: int) -> int:
-    """Queries times the keys that they see, of a chunk of new frames after `past` frames: a block
-    sees none later.
+    """Counts the pairs of query and key in a chunk of new frames after `past` frames.
+
+    The queries of a block attend to no later block.
     """
     ends = range(block, frames + block, block)
     return sum((min(end, frames) - (end - block)) * (past + min(end, frames)) for end in ends)
@@ -143,10 +143,10 @@ def attended_pairs(frames: int, past: int, block: int) -> int:
 def estimator_sizes(
     config: CosyVoice3Config, storage: Precision
 ) -> tuple[CacheLayout, int, int, int]:
-    """Layout of the cache, and numbers of weights without biases and without the weights of time.
+    """Returns the layout of the cache and the numbers of weights, without biases and time weights.
 
-    Every step reads the weights of the layers, and of the input but for the conditions. The weights
-    that project the conditions are read once for all steps.
+    Every step reads the weights of the layers, and the weights of the input layer except for the
+    conditions. The weights that project the conditions are read once for all steps.
     """
     with torch.device("meta"):
         made = flow_networks(config, storage)
@@ -164,8 +164,9 @@ def estimator_sizes(
 
 @cache
 def vocoder_work(config: HiFTConfig, streams: int, frames: int) -> Work:
-    """Work of HiFT in float32, with its F0 in float64, for the new frames alone: no window needs to
-    be repeated.
+    """Returns the work of HiFT in float32, with its F0 predictor in float64.
+
+    Only the new frames count, because streaming repeats no window.
     """
     counted = _COUNTED_FRAMES
     with torch.device("meta"):

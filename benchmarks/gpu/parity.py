@@ -1,10 +1,9 @@
-"""Section parity: batches as they are served, against each stream alone on torch in float32 without
-graphs.
+"""Section parity: batches as they are served against each stream alone, in float32 without graphs.
 
-Streams of a batch have prompts and chunks of different length, and end with a chunk that is no
-whole block. The longest chunks of their rounds have 1, 2, 4 and 5 blocks, which with the sizes of
-the batches runs nearly all captured shapes. The vocoders get the same mels, because from mel to
-audio errors of F0 add up.
+The reference engine is torch. Streams of a batch have prompts and chunks of different length, and
+end with a chunk that is no whole block. The longest chunks of their rounds have 1, 2, 4 and 5
+blocks. Together with the batch sizes, these lengths run nearly all captured shapes. The vocoders
+get the same mels, because errors of F0 add up from mel to audio.
 """
 
 from __future__ import annotations
@@ -32,21 +31,21 @@ from token2wav.families import read_config
 from token2wav.model_config import ModelConfig
 from token2wav.serving.chunking import Chunker, HopSchedule
 
-# Of the mel's largest error of root mean square relative to its spread, and of the audio of one and
-# the same mel: those of `token2wav-export verify`, the mel's as ratios.
+# Bounds of `token2wav-export verify`. The bound of the mel is a ratio: the root mean square of the
+# error relative to the spread of the mel. The bound of the audio is for vocoders with the same mel.
 MEL = {"float32": 10 ** (-90 / 20), "float16": 10 ** (-45 / 20)}
 AUDIO = 1e-3
-# Tokens of prompts and utterances: each of the one meets each of the other.
+# Tokens of prompts and of utterances. Every prompt length occurs with every utterance length.
 _PROMPTS, _LENGTHS = (75, 30, 0), (302, 126, 130, 157)
 _BLOCKS = (1, 2, 4)
-_PAGES = 20  # that one stream has room in
-# streams k and k + 13 speak the same: no power of two, which mixed-up rows would differ by
+_PAGES = 20  # room for one stream
+# Streams k and k + 13 are equal. 13 is no power of two: swapped rows differ by powers of two.
 _UTTERANCES = 13
 
 
 @dataclass(frozen=True)
 class _Rounds(HopSchedule):
-    """Schedule of chunks of 1, 2 and 4 blocks, and of less of them in other turns."""
+    """Schedule of chunks of 1, 2 and 4 blocks, and of fewer blocks in other turns."""
 
     turn: int = 0
 
@@ -56,8 +55,9 @@ class _Rounds(HopSchedule):
 
 
 class Utterance(NamedTuple):
-    """Tokens in a voice, the turn of its rounds, and once it has been spoken its mel (bands,
-    frames) and audio.
+    """Tokens in a voice, the turn of their rounds, and after computation mel and audio.
+
+    The mel has the shape (bands, frames).
     """
 
     voice: Voice
@@ -68,11 +68,12 @@ class Utterance(NamedTuple):
 
 
 def parity(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
-    """The largest errors of mel (relative) and audio (absolute) of any stream of a batch, by its
-    size.
+    """Measures the largest errors of mel (relative) and audio (absolute) of any stream of a batch.
+
+    Each batch size has a row.
     """
     config, (stream, storage) = read_config(folder), SETTINGS[settings.setting]
-    # the default hop fills more shapes
+    # the default hop runs more captured shapes
     stream = StreamConfig(first_tokens=0, left_blocks=stream.left_blocks)
     with patch.dict(os.environ, {SWITCH: "0"}):
         mib = 1 + (_PAGES * estimator_sizes(config, "float32")[0].page_bytes >> 20)
@@ -93,7 +94,7 @@ def parity_key(settings: Settings, streams: int) -> str:
 
 
 def utterance(config: ModelConfig, index: int) -> Utterance:
-    """Utterance of one stream of a batch, not yet spoken."""
+    """Returns the utterance of one stream of a batch, with mel and audio still empty."""
     prompt, length = _PROMPTS[index % len(_PROMPTS)], _LENGTHS[index % len(_LENGTHS)]
     tokens = np.random.default_rng(index).integers(0, config.vocab_size, length)
     return Utterance(
@@ -102,12 +103,17 @@ def utterance(config: ModelConfig, index: int) -> Utterance:
 
 
 def check(model: Token2Wav, streams: int, expected: Sequence[Utterance], bound: float) -> Row:
-    """Compares one batch; `problem` says what is beyond its bound, of which that of the mel is
-    given.
+    """Compares one batch with the reference; `problem` of the row lists errors beyond their bounds.
+
+    Args:
+        model: loaded model.
+        streams: size of the batch.
+        expected: reference utterances.
+        bound: bound of the error of the mel.
     """
     wanted = [expected[index % len(expected)] for index in range(streams)]
     block, capacity = model.config.block_tokens, model.pipeline.flow.usage().capacity
-    # Prompts are shared, but for a rest of a block.
+    # Streams share the whole blocks of their prompts.
     needed = sum(2 + len(one.tokens) // block for one in wanted) + 2 * len(expected)
     if 0 < capacity < needed:
         raise LeftOut(f"needs {needed} pages, and the cache has {capacity}")
@@ -124,8 +130,9 @@ def check(model: Token2Wav, streams: int, expected: Sequence[Utterance], bound: 
 
 
 def speak(model: Token2Wav, utterances: Sequence[Utterance]) -> list[Utterance]:
-    """Takes utterances through the engines in one batch; the vocoder gets their mels where these
-    are known.
+    """Computes utterances in one batch.
+
+    The vocoder gets the mels of the utterances if they are known, and the new mels otherwise.
     """
     flow, vocoder, config = model.pipeline.flow, model.pipeline.vocoder, model.config
     block, ratio = config.block_tokens, config.token_mel_ratio

@@ -1,6 +1,4 @@
-"""The report of one or several slices: whether the project's aims are met, what is wrong, and every
-row in a table.
-"""
+"""Report of one or several slices: verdicts on the project's aims, faults, and tables of rows."""
 
 from __future__ import annotations
 
@@ -21,16 +19,17 @@ from benchmarks.listening import PACE
 from benchmarks.models import FULL_YAML, TEMPLATE
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 
-Content = Mapping[str, Any]  # of a results.json, or of several merged
+Content = Mapping[str, Any]  # content of one results.json, or of several merged ones
 
 WORDS = {True: "met", False: "not met", None: "not shown"}
 FIRST_CHUNK_MS, DRIFT, PEER_RATIO, PEER_STREAMS, STREAMS = 10.0, 0.10, 10.0, 64, 300
-_COMMON = ("section", "key", "problem", "left_out", "took_s")  # of all rows
+_COMMON = ("section", "key", "problem", "left_out", "took_s")  # keys that every row has
 
 
 class Verdict(NamedTuple):
-    """One aim with its bound, what was measured, and whether that meets it; None where it was not
-    shown.
+    """Verdict on one aim: the aim with its bound, the measured value, and whether the aim is met.
+
+    `met` is None if the aim was not shown.
     """
 
     aim: str
@@ -39,12 +38,13 @@ class Verdict(NamedTuple):
 
 
 def merge(folders: Sequence[Path]) -> dict[str, Any]:
-    """Results of several slices as one. Of rows measured twice the later counts, unless it was left
-    out.
+    """Merges the results of several slices.
+
+    If a row was measured twice, the later one counts, unless it was left out.
 
     Raises:
-        ValueError: a folder has no results, or they are of another GPU, model or precision than
-            those before.
+        ValueError: a folder has no results, or its GPU, model or precision differ from the folders
+            before.
     """
     rows: dict[tuple[str, str], Row] = {}
     whole: dict[str, Any] = {"facts": {}, "runs": [], "sections": []}
@@ -71,9 +71,9 @@ def merge(folders: Sequence[Path]) -> dict[str, Any]:
 
 
 def verdicts(content: Content) -> list[Verdict]:
-    """Verdict on every aim for one data-centre GPU.
+    """Returns the verdict on every aim for one data-centre GPU.
 
-    Figures of a CPU or of a smaller model meet nothing.
+    Figures of a CPU or of a smaller model meet no aim.
     """
     found = [
         _parity(content),
@@ -88,12 +88,12 @@ def verdicts(content: Content) -> list[Verdict]:
 
 
 def rehearsed(content: Content) -> bool:
-    """Whether it ran without a GPU, or with another model than that of the public size."""
+    """Returns whether the results come from a CPU, or from a model that has not the public size."""
     return content["facts"].get("gpu") is None or content["facts"]["size"] != "full"
 
 
 def rows_of(content: Content, section: str) -> dict[str, Row]:
-    """Rows of a section that have values, whether within their bounds or not, by their keys."""
+    """Returns the rows of a section that have values, by key, within their bounds or not."""
     return {
         row["key"]: row
         for row in content["rows"]
@@ -102,8 +102,9 @@ def rows_of(content: Content, section: str) -> dict[str, Row]:
 
 
 def faults(content: Content) -> list[str]:
-    """Faults, which are not only slow: failed tests, results beyond their bounds, what crashed or
-    ended early.
+    """Lists faults: failed tests, results beyond their bounds, crashes, and incomplete sections.
+
+    Slow results are not faults.
     """
     rows = [row for row in content["rows"] if row["key"] != ON_PURPOSE]
     found = [(f"{row['section']}: {row['key']}", row["problem"]) for row in rows]
@@ -112,7 +113,10 @@ def faults(content: Content) -> list[str]:
 
 
 def _parity(content: Content) -> Verdict:
-    aim = "batches of any size equal each of their streams alone on torch in float32, within the bounds of an engine"
+    aim = (
+        "batches of any size equal each of their streams alone on torch in float32, "
+        "within the bounds of an engine"
+    )
     rows, ways = (
         rows_of(content, "parity"),
         [changes for name, _, changes in SLICES[2] if name == "parity"],
@@ -144,7 +148,10 @@ def _first_chunk(content: Content) -> Verdict:
 def _drift(content: Content) -> Verdict:
     aim = f"time of a chunk drifts by less than {DRIFT:.0%} from the 3rd to the 60th, with a window"
     for row in rows_of(content, "drift").values():
-        measured = f"{row['drift']:+.1%}: {row['third_ms']:.2f} ms, {row['last_ms']:.2f} ms at chunk {row['chunks']}"
+        measured = (
+            f"{row['drift']:+.1%}: {row['third_ms']:.2f} ms, "
+            f"{row['last_ms']:.2f} ms at chunk {row['chunks']}"
+        )
         return Verdict(aim, measured, abs(row["drift"]) < DRIFT if row["chunks"] >= 60 else None)
     return Verdict(aim, _why(content, "drift"), None)
 
@@ -171,7 +178,7 @@ def _peer(content: Content) -> Verdict:
 
 
 def peer_rows(content: Content) -> Iterator[Row]:
-    """Chunks recomputed alone and in one batch from the cache, by history."""
+    """Compares chunks recomputed one by one with a batch from the cache, one row a history."""
     ours, theirs, hop = rows_of(content, "chunks"), rows_of(content, "recompute"), PLANNED.hops[-1]
     for spoken_s in PLANNED.histories:
         batch, alone = (
@@ -185,8 +192,9 @@ def peer_rows(content: Content) -> Iterator[Row]:
 
 
 def _real_time(content: Content) -> Iterator[Verdict]:
-    """Streams at the engine, and clients of the server: not met is only what the leanest setting
-    fails.
+    """Yields verdicts on the number of streams of the engine and of clients of the server.
+
+    An aim counts as not met only if the leanest setting fails it.
     """
     trials = [row for row in rows_of(content, "streams").values() if "unbroken" in row]
     streams = [(row["streams"], row["setting"], row["unbroken"] >= UNBROKEN) for row in trials]
@@ -221,7 +229,7 @@ def _real_time(content: Content) -> Iterator[Verdict]:
 
 
 def _why(content: Content, section: str, key: str | None = None) -> str:
-    """Reason why there is no such row, as far as the results tell."""
+    """Returns the reason in the results why a section has no such row."""
     rows = [
         row for row in content["rows"] if row["section"] == section and key in (row["key"], None)
     ]
@@ -231,7 +239,7 @@ def _why(content: Content, section: str, key: str | None = None) -> str:
 
 
 def markdown(content: Content) -> str:
-    """The whole page."""
+    """Returns the whole page."""
     facts, small = content["facts"], rehearsed(content)
     left_out = [
         {name: row[name] for name in _COMMON[:4]} for row in content["rows"] if row["left_out"]
@@ -258,8 +266,9 @@ def markdown(content: Content) -> str:
 
 
 def _tables(content: Content, name: str, rows: Mapping[str, Row]) -> Iterator[str]:
-    """Rows with the same values as one table each, with their floor, and their long lists after
-    them.
+    """Yields one table for each group of rows with the same values, with the floor of each row.
+
+    Long lists of a row follow the table of its group.
     """
     groups: dict[tuple[str, ...], list[Row]] = {}
     rates = next((row["rates"] for row in rows_of(content, "floor").values()), None)
@@ -289,7 +298,7 @@ def _tables(content: Content, name: str, rows: Mapping[str, Row]) -> Iterator[st
 
 
 def table(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Rows with the same keys, which head the columns."""
+    """Formats rows with the same keys as a table; the keys are the column heads."""
     if not (rows := list(rows)):
         return "Nothing."
     lines = [

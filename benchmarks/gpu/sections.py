@@ -1,6 +1,4 @@
-"""The sections of a report by name, and those of them that run something else: tests, compiler,
-exporter, server.
-"""
+"""Sections of the report by name, and the sections that run tests, compiler, exporter or server."""
 
 from __future__ import annotations
 
@@ -34,8 +32,10 @@ ON_PURPOSE = "an error on purpose"
 
 
 def optional(module: str) -> Any:
-    """A module that needs packages which may be missing, or `LeftOut` with the name of the first
-    that is.
+    """Imports a module that needs packages which may be missing.
+
+    Raises:
+        LeftOut: a package is missing; the message names the first one.
     """
     try:
         return import_module(module)
@@ -44,7 +44,10 @@ def optional(module: str) -> Any:
 
 
 def recovery(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
-    """An error that poisons the device (on a CPU one that kills the process), and a row after it."""
+    """Measures a row after an error that makes the device unusable.
+
+    On a CPU, the error kills the process instead.
+    """
 
     def poison() -> Row:
         if not settings.on_gpu:
@@ -60,11 +63,11 @@ def recovery(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
 
 
 def tests(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
-    """Files of tests with the mark `gpu`, each in a process of its own, all at the same time."""
+    """Runs each test file that has the mark `gpu` in its own process, all at the same time."""
     found = [
         path for path in sorted((ROOT / "tests").rglob("*.py")) if "mark.gpu" in path.read_text()
     ]
-    # A mark in a conftest.py is that of its folder's tests.
+    # A mark in a conftest.py applies to all tests of its folder.
     paths = [path if path.name.startswith("test_") else path.parent for path in found][
         : settings.test_files or None
     ]
@@ -80,7 +83,7 @@ def tests(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
         "-p",
         "no:cacheprovider",
     ]
-    # without tests/conftest.py, which needs more
+    # tests/conftest.py needs further packages, so pytest must not load it
     command.append(f"--confcutdir={ROOT / 'tests' / 'execution'}")
     running = []
     for path in paths:
@@ -107,12 +110,12 @@ def _outcome(process: subprocess.Popen[bytes], output: Any) -> Row:
     failed = [name for name, outcome in outcomes if outcome in ("FAILED", "ERROR")]
     reasons = re.findall(r"^E +(\S.*)", text, re.MULTILINE)
     problem = f"pytest ended with {status}: {', '.join(failed[:5])}: {'; '.join(reasons[:3])}"
-    # 5: none
+    # status 5: no tests were collected
     return {"passed": passed, "skipped": skipped, "problem": None if status in (0, 5) else problem}
 
 
 def compiled(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
-    """Registers, bytes of stack and shared memory of every kernel, compiled for this device."""
+    """Lists registers, bytes of stack and shared memory of every kernel, built for this device."""
     if not settings.on_gpu:
         raise LeftOut("the device is no GPU")
     capability = "".join(map(str, torch.cuda.get_device_capability(settings.device)))
@@ -133,8 +136,9 @@ def compiled(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
 
 
 def engines(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
-    """Other engines: how far from torch in float32, and times of chunks, as `benchmarks.engines`
-    has them.
+    """Measures other engines: the error against torch in float32, and times of chunks.
+
+    The measurements are made by `benchmarks.engines`.
     """
     for name in settings.engines:
         yield name, partial(_engine, folder, settings, name)
@@ -163,8 +167,9 @@ def _engine(folder: Path, settings: Settings, name: str) -> Row:
 
 
 def server(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
-    """Loads on a real tritonserver, as `benchmarks.serving_load` measures them, with clients on
-    this machine.
+    """Measures loads on a real tritonserver with `benchmarks.serving_load`.
+
+    The clients run on this machine.
     """
     load, binaries = (
         optional("benchmarks.serving_load"),

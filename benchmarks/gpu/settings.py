@@ -1,6 +1,4 @@
-"""Settings of the report's sections, which say how much each measures, and the slices that it is
-cut into.
-"""
+"""Settings of the report's sections, such as sizes and repeats, and the slices of the report."""
 
 from __future__ import annotations
 
@@ -12,19 +10,20 @@ from typing import Any, Literal
 from token2wav.config import RuntimeConfig, StreamConfig
 
 Row = dict[str, Any]
-# of a section: the key of every row, and what measures it
+# rows of a section: the key of each row, and the function that measures it
 Rows = Iterator[tuple[str, Callable[[], Row]]]
 
 
 class LeftOut(Exception):  # noqa: N818 (it is no error)
-    """Reason why a row is not measured which is no fault: something is not installed, or memory is
-    too small.
+    """Reason why a row is not measured: a package is not installed, or memory is too small.
+
+    Such a row is not a fault.
     """
 
 
 PROMPT_TOKENS = 75  # 3 s
-# Ways to serve streams: how they are cut, always on whole blocks, and the type of cached keys and
-# values.
+# Ways to serve streams: the configuration of chunks (always whole blocks), and the storage type of
+# cached keys and values.
 SETTINGS: dict[str, tuple[StreamConfig, Literal["auto", "int8"]]] = {
     "lean": (StreamConfig(first_tokens=0, left_blocks=2, max_hop_tokens=50), "int8"),
     "window": (StreamConfig(first_tokens=0, left_blocks=8), "int8"),
@@ -34,46 +33,49 @@ SETTINGS: dict[str, tuple[StreamConfig, Literal["auto", "int8"]]] = {
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of all sections; --set changes any of them."""
+    """Settings of all sections; the option --set changes any field."""
 
     out: Path = Path()  # folder of the results
     device: str = "cuda"
     size: Literal["full", "tiny"] = "full"
     precision: Literal["float16", "float32"] = "float16"
     cache_mib: int = 0
-    setting: Literal["lean", "window", "exact"] = "exact"  # of parity, streams and server
-    batches: tuple[int, ...] = (1, 16, 64)  # streams in the chunks that are timed
-    histories: tuple[float, ...] = (2.0, 10.0, 30.0)  # seconds spoken before them
-    hops: tuple[int, ...] = (25, 100)  # tokens of them
-    repeats: int = 3  # of every timing, after one to warm up
+    setting: Literal["lean", "window", "exact"] = "exact"  # of parity, streams, server
+    batches: tuple[int, ...] = (1, 16, 64)  # batch sizes of the timed chunks
+    histories: tuple[float, ...] = (2.0, 10.0, 30.0)  # seconds of audio before a timed chunk
+    hops: tuple[int, ...] = (25, 100)  # new tokens of a timed chunk
+    repeats: int = 3  # repeats of every timing, after one warm-up
     drift_chunks: int = 60
-    drift_window: int = 8  # `left_blocks` there
-    # fill every captured batch, if in part
+    drift_window: int = 8  # `left_blocks` of section drift
+    # batch sizes that use every captured batch shape, some only partly filled
     parity_batches: tuple[int, ...] = (1, 2, 3, 5, 9, 17, 25, 33, 49, 64)
-    streams_from: int = 128  # real-time streams that are tried first
+    streams_from: int = 128  # first number of real-time streams to try
     most_streams: int = 1024
-    batch_streams: int = 64  # computed together, see `LimitConfig`
-    stream_s: float = 20.0  # length of an utterance there and at the server
-    patience_s: float = 5.0  # after the last token, for audio that is late
-    copy_mib: int = 1024  # tensors that measure bandwidth
-    matrix: int = 8192  # rows and columns of those that measure arithmetic
-    test_files: int = 0  # the first ones are run; 0 for all
+    batch_streams: int = 64  # streams in one batch, see `LimitConfig`
+    stream_s: float = 20.0  # length of an utterance in the sections streams and server
+    patience_s: float = 5.0  # waiting time for late audio after the last token
+    copy_mib: int = 1024  # size of the tensors for measuring bandwidth
+    matrix: int = 8192  # rows and columns of the matrices for measuring arithmetic
+    test_files: int = 0  # number of test files to run; 0 runs all
     engines: tuple[str, ...] = ("torch, no graphs", "onnx", "tensorrt")
-    clients: tuple[int, ...] = (1, 16, 64, 128, 256, 320)  # of the server
+    clients: tuple[int, ...] = (1, 16, 64, 128, 256, 320)  # numbers of clients of the server
 
     @property
     def on_gpu(self) -> bool:
         return self.device.startswith("cuda")
 
     def runtime(self, **changes: Any) -> RuntimeConfig:
-        """Runtime of a section's models."""
+        """Returns the runtime configuration of a section's models."""
         own = RuntimeConfig(
             self.device, "torch", precision=self.precision, cache_mib=self.cache_mib
         )
         return replace(own, **changes)
 
     def rehearsal(self) -> Settings:
-        """The same sections with the tiny model and the least of everything: figures mean nothing."""
+        """Returns the smallest settings, with the tiny model, that run the same sections.
+
+        The measured figures mean nothing.
+        """
         small = replace(
             self, size="tiny", precision="float16" if self.on_gpu else "float32", cache_mib=128
         )
@@ -107,8 +109,8 @@ class Settings:
 PLANNED = Settings()
 REHEARSAL = "rehearsal of "
 RESULTS = "results.json"
-# Sections with their share of the time that is left, and what they change of the settings; the most
-# precious first. Shares are guesses, for no GPU has run them yet.
+# Sections with their share of the remaining time and their changes to the settings. The most
+# valuable sections come first. The shares are guesses, because no GPU has run the sections yet.
 SLICES: dict[int, list[tuple[str, float, dict[str, Any]]]] = {
     1: [
         (REHEARSAL, 0.08, {}),

@@ -1,7 +1,7 @@
-"""Section streams: how many utterances one device speaks in real time, without a server.
+"""Section streams: the number of utterances that one device serves in real time, without a server.
 
-Listeners sit at the workers themselves: tokens come at the pace of a language model, audio is
-timed.
+The listeners are attached directly to the workers. Tokens arrive at the pace of a language model,
+and the arrival of audio is timed.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ from token2wav.errors import Token2WavError
 from token2wav.serving.audio_output import AudioChunk
 from token2wav.serving.worker import WorkerPool, default_workers
 
-UNBROKEN = 0.99  # share of streams that a number is held with
-BUFFER_S = 0.5  # of audio, that a player waits for
+UNBROKEN = 0.99  # least share of unbroken streams for a number to count as held
+BUFFER_S = 0.5  # seconds that a player buffers before it starts
 TOKENS_PER_PUSH = 5
-_STARTS_WITHIN_S = 4.0  # so that streams are at different places of their chunks
+_STARTS_WITHIN_S = 4.0  # spreads the streams over different positions in their chunks
 _VOICES = 4
 _GROWTH = 1.5
-_CLOSE = 0.05  # how far the search may end from the largest number
+_CLOSE = 0.05  # relative error of the number at which the search ends
 
 
 @dataclass(eq=False)
 class Listener:
-    """One utterance as it is heard: the `Reply` to all its tokens."""
+    """Listener of one utterance: the `Reply` that receives all of its audio."""
 
-    starts: float  # second of the monotonic clock when its first token comes
+    starts: float  # time of the first token, in seconds of the monotonic clock
     # arrival and length of every chunk, in seconds
     heard: list[tuple[float, float]] = field(default_factory=list)
-    error: str | None = None  # why it ended early
-    # its last chunk came, or an error
+    error: str | None = None  # reason why the utterance ended early
+    # set when the last chunk or an error has arrived
     over: threading.Event = field(default_factory=threading.Event)
 
     @property
     def unbroken(self) -> bool:
-        """Whether all of it was heard without a gap."""
+        """True if the utterance is complete and played without a gap."""
         return self.over.is_set() and self.error is None and not silences(self.heard, BUFFER_S)
 
     def send(self, chunk: AudioChunk) -> None:
@@ -57,7 +57,7 @@ class Listener:
             self.over.set()
 
     def finish(self) -> None:
-        """The tokens are consumed, which nobody here waits for."""
+        """Ignores the end of a request, because no listener waits for it."""
 
     def fail(self, error: Token2WavError) -> None:
         self.error = self.error or str(error)
@@ -68,15 +68,15 @@ class Listener:
 
 
 def streams(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
-    """Every number of streams that is tried."""
+    """Yields a row for each number of streams that the search tries."""
     stream, storage = SETTINGS[settings.setting]
     model, loaded = load(folder, settings, stream, cache_storage=storage)
-    for seed in range(_VOICES):  # prompts are shared: their cost is nobody's in particular
+    for seed in range(_VOICES):  # all streams share the prompts, so their cost is left out
         model.synthesize([1, 2, 3], a_voice(model.config, seed))
     yield f"{settings.setting}: the model", lambda: loaded
     keys: dict[int, str] = {}
     while True:
-        # A number that a process died of, or that memory was too small for, counts as not held.
+        # If the process died or memory was too small, the number counts as not held.
         held = {
             number: done.get(key, {}).get("unbroken", 0.0) >= UNBROKEN
             for number, key in keys.items()
@@ -89,8 +89,14 @@ def streams(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
 
 
 def next_number(held: Mapping[int, bool], first: int, most: int) -> int | None:
-    """Number of streams to try next, after those held and not held; None within 5 % of the largest,
-    or at `most`.
+    """Returns the number of streams to try next, or None at the end of the search.
+
+    The search ends within 5 % of the largest number that was held, or at `most`.
+
+    Args:
+        held: for each number tried so far, whether the device held it.
+        first: number to try first.
+        most: largest number to try.
     """
     low = max((number for number, well in held.items() if well), default=0)
     high = min((number for number, well in held.items() if not well), default=None)
@@ -104,9 +110,7 @@ def next_number(held: Mapping[int, bool], first: int, most: int) -> int | None:
 
 
 def listen(model: Token2Wav, settings: Settings, number: int) -> Row:
-    """Speaks utterances that begin within a few seconds, in real time; what listeners heard, and
-    what it took.
-    """
+    """Runs utterances that begin within a few seconds in real time, and measures their playback."""
     flow = model.config
     limits = LimitConfig(
         streams=number, batch_streams=settings.batch_streams, player_buffer_seconds=BUFFER_S
@@ -117,7 +121,7 @@ def listen(model: Token2Wav, settings: Settings, number: int) -> Row:
         deadline = time.monotonic() + settings.patience_s
         for listener in listeners:
             listener.over.wait(max(0.0, deadline - time.monotonic()))
-    # When the tokens of a first chunk are there, and those that it looks ahead to.
+    # Time at which the tokens of a first chunk and of its look-ahead have arrived.
     count = flow.hops(SETTINGS[settings.setting][0])[0] + flow.lookahead_tokens
     needed = min(-(-count // TOKENS_PER_PUSH) * TOKENS_PER_PUSH / PACE, settings.stream_s)
     gaps = [gap for each in listeners for gap in silences(each.heard, BUFFER_S)]
@@ -139,7 +143,11 @@ def listen(model: Token2Wav, settings: Settings, number: int) -> Row:
 def _feed(
     workers: WorkerPool, model: Token2Wav, number: int, seconds: float
 ) -> tuple[list[Listener], float]:
-    """Pushes all tokens when they are due; returns the listeners, and how late the latest push was."""
+    """Pushes all tokens when they are due.
+
+    Returns:
+        The listeners, and the largest delay of a push in seconds.
+    """
     flow, turns, late_s = model.config, round(PACE * seconds / TOKENS_PER_PUSH), 0.0
     voices = [a_voice(flow, seed) for seed in range(_VOICES)]
     tokens = np.random.default_rng(0).integers(0, flow.vocab_size, (number, turns, TOKENS_PER_PUSH))

@@ -1,5 +1,6 @@
-"""Sections in processes of their own: an error that poisons the device ends its row, and a new
-process goes on.
+"""Runs every section of the report in its own process, so that an error on the device ends one row.
+
+After an error that makes the device unusable, the section continues in a new process.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ import torch
 from benchmarks.gpu.sections import SECTIONS
 from benchmarks.gpu.settings import REHEARSAL, LeftOut, Row, Settings
 
-LOG = "log.txt"  # of what processes print, in the folder of the results
+LOG = "log.txt"  # output of all processes, in the folder of the results
 _GRACE_S = 10.0  # for a server to drain
 
 
 class Results:
-    """Facts of host and run, sections, and rows of a slice, written after every row.
+    """Facts of host and run, sections and rows of a slice; the file is written after every row.
 
-    A row's `problem` says why it failed, `left_out` why it was not measured.
+    `problem` of a row says why the row failed. `left_out` says why it was not measured.
     """
 
     def __init__(self, path: Path, facts: Mapping[str, Any]) -> None:
@@ -63,7 +64,7 @@ class Results:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Writes a file that is whole whenever somebody looks."""
+    """Writes a JSON file atomically: a reader never sees an incomplete file."""
     temporary = path.with_suffix(".new")
     temporary.write_text(json.dumps(content, indent=1) + "\n")
     temporary.replace(path)
@@ -72,11 +73,18 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 def run_section(
     name: str, folder: Path, settings: Settings, results: Results, seconds: float
 ) -> None:
-    """Runs a section to its end or for so many seconds; what it has measured is in the results
-    whatever happens.
+    """Runs a section until it ends or its time is over.
 
-    Rows are noted under its name, also with `REHEARSAL` before it; at the end nothing is left that
-    it started.
+    Rows measured before an error or the end of the time are in the results.
+
+    Args:
+        name: name of the section, with `REHEARSAL` before it for a rehearsal. The results list its
+            rows under this name.
+        folder: model folder.
+        settings: settings of the section.
+        results: receives the rows.
+        seconds: time limit. All processes that the section started have ended when this function
+            returns.
     """
     began, done, kind, problem = time.monotonic(), dict[str, Row](), "again", None
     while kind == "again":
@@ -104,10 +112,11 @@ def run_section(
 def _messages(
     name: str, folder: Path, settings: Settings, done: dict[str, Row], deadline: float
 ) -> Generator[tuple[str, Any, Any], None, None]:
-    """Messages of a process that measures what is not done; the last one is `end`, `again`, `died`
-    or `late`.
+    """Yields the messages of a process that measures the remaining rows.
+
+    The kind of the last message is `end`, `again`, `died` or `late`.
     """
-    # It comes of a process that has imported everything and touched no device.
+    # Forks from a server process that has imported every module, but has used no device.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["benchmarks.gpu.worker"])
     receiver, sender = context.Pipe(duplex=False)
@@ -136,8 +145,9 @@ def _messages(
 
 
 def _end(process: BaseProcess, patience_s: float) -> None:
-    """Interrupts what still runs, so that it ends what it started, then kills the group until
-    nobody is left.
+    """Interrupts the process, then kills its process group until no process of the group is left.
+
+    The interrupt lets the process end the processes that it has started.
     """
     process.join(patience_s)
     pid, deadline = process.pid or 0, time.monotonic() + 2 * _GRACE_S
@@ -148,14 +158,14 @@ def _end(process: BaseProcess, patience_s: float) -> None:
         while time.monotonic() < deadline:
             os.killpg(pid, signal.SIGKILL)
             process.join(0.05)
-    process.kill()  # where it has not come to make a group of its own
+    process.kill()  # in case it has not created its own group yet
     process.join()
 
 
 def _work(
     name: str, folder: Path, settings: Settings, done: dict[str, Row], messages: Connection
 ) -> None:
-    """Measures what is not done, in a process group of its own that ends with its parent."""
+    """Measures the remaining rows, in its own process group that ends with the parent process."""
     os.setsid()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     log = os.open(settings.out / LOG, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o644)
@@ -173,7 +183,7 @@ def _work(
             done[key] = _measured(measure) | {"took_s": round(time.monotonic() - began, 1)}
             messages.send(("row", key, done[key]))
             gc.collect()
-            try:  # every further call fails on a device that an error has poisoned
+            try:  # after a device error, every further call on the device fails
                 if settings.on_gpu:
                     torch.cuda.synchronize(settings.device)
                     torch.cuda.empty_cache()
@@ -211,8 +221,9 @@ def _text(error: Exception) -> str:
 
 
 def _device_facts(settings: Settings) -> Row:
-    """GPU and CUDA as torch sees them, from now on the device of this process; `gpu` is None on a
-    CPU.
+    """Makes the GPU of the settings the current device, and describes it as torch reports it.
+
+    `gpu` is None on a CPU.
     """
     if not settings.on_gpu:
         return {"gpu": None}

@@ -205,7 +205,10 @@ def test_what_a_servers_sentence_means(sentence: str, transient: bool) -> None:
 def test_tritons_sentence_on_a_shape_is_said_in_words_of_our_own(
     sent: str, expected: str, sentence: str
 ) -> None:
-    said = f"[request id: 0] unexpected shape for input 'tokens' for model 'token2wav'. Expected {expected}, got {sent}. "
+    said = (
+        "[request id: 0] unexpected shape for input 'tokens' for model 'token2wav'. "
+        f"Expected {expected}, got {sent}. "
+    )
     error = error_of_response(said)
     assert (str(error), error.transient) == (sentence, False)
 

@@ -1,4 +1,4 @@
-"""Tokens from text: any cut gives the same tokens, and what is no token is named with its position."""
+"""Tokens from text: any cut gives the same tokens, and errors name the position of other text."""
 
 from __future__ import annotations
 
@@ -110,7 +110,10 @@ def test_positions_count_from_the_beginning_of_the_stream() -> None:
 
 @pytest.mark.parametrize("size", range(1, 40))
 def test_special_tokens_and_byte_order_marks_are_skipped_and_counted(size: int) -> None:
-    text = b"\xef\xbb\xbf<|endofprompt|><|s_12|>7\xef\xbb\xbf<|im_end|>\n<|zh|><|speech_3|> <|s|><|0.00|>42"
+    text = (
+        b"\xef\xbb\xbf<|endofprompt|><|s_12|>7\xef\xbb\xbf<|im_end|>\n"
+        b"<|zh|><|speech_3|> <|s|><|0.00|>42"
+    )
     parser = TokenParser()
     tokens = [
         token

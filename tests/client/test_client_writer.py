@@ -83,7 +83,10 @@ def noise(samples: int) -> AudioArray:
 
 
 def declared_bytes(path: Path) -> int:
-    """What the header says of the size of the samples; soundfile itself would forgive a stale one."""
+    """Returns the size of the samples according to the header.
+
+    soundfile itself accepts a header with a stale size.
+    """
     content = path.read_bytes()
     at = content.index(b"data")
     size = int.from_bytes(content[at + 4 : at + 8], "little")

@@ -1,9 +1,8 @@
-"""What docker would run, run without it: the entry point of the server's image, confined as
-docker-compose.yml says.
+"""Runs the entry point of the server's image without docker, confined as in docker-compose.yml.
 
-In place of the image there are this checkout, which the image is laid out like, the environment
-that the tests run in, and an installation of Triton with the layout of NVIDIA's image, made of
-links to the files of the wheel.
+Instead of the image, it uses this checkout, which has the same layout, the environment of the
+tests, and an installation of Triton. The installation has the layout of NVIDIA's image, and
+consists of links to the files of the wheel.
 """
 
 from __future__ import annotations
@@ -26,15 +25,16 @@ ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
 ENTRYPOINT = DOCKER / "entrypoint.sh"
 
-# Arguments: how many paths are kept, those paths, the command. As docker does it: nothing can be
-# written but small temporary folders from which nothing can be run; a user without a name, no
-# capability and no way to get one.
+# Arguments: number of kept paths, the kept paths, and the command. The confinement is that of
+# docker: only small temporary folders are writable, and no program can run from them. The user has
+# no name, no capability and no way to get one.
 _CONFINE = """
 set -e
 kept=$1; shift
 mount -t tmpfs tmpfs /mnt
 for number in $(seq "$kept"); do
-    mkdir "/mnt/$number"; mount --bind "$1" "/mnt/$number"; printf '%s\\n' "$1" > "/mnt/$number.path"; shift
+    mkdir "/mnt/$number"; mount --bind "$1" "/mnt/$number"; \
+printf '%s\\n' "$1" > "/mnt/$number.path"; shift
 done
 options=mode=1777,noexec,nosuid,nodev
 mount -t tmpfs -o mode=755 tmpfs /root
@@ -48,14 +48,15 @@ for number in $(seq "$kept"); do
     mount --bind "/mnt/$number" "$path"; mount -o remount,bind,ro "$path"
 done
 mount -o remount,bind,ro /
-exec setpriv --reuid=10001 --regid=10001 --clear-groups --no-new-privs --bounding-set=-all --inh-caps=-all "$@"
+exec setpriv --reuid=10001 --regid=10001 --clear-groups --no-new-privs --bounding-set=-all \
+--inh-caps=-all "$@"
 """
 
 
 def confined(*kept: Path) -> list[str]:
-    """A command that runs another one as docker-compose.yml confines it.
+    """Returns the start of a command that runs another one confined as in docker-compose.yml.
 
-    Kept folders are there, wherever they lie.
+    The folders in `kept` stay readable at their paths.
     """
     environment = {Path(sys.prefix), Path(sys.base_prefix)} - {Path("/usr")}
     paths = [str(path) for path in (ROOT, *environment, *kept)]
@@ -63,7 +64,7 @@ def confined(*kept: Path) -> list[str]:
 
 
 def why_not_confined() -> str:
-    """Why this machine cannot confine a command; empty if it can."""
+    """Returns the reason why this machine cannot confine a command; empty if it can."""
     probe = [*confined(), sys.executable, "-c", "import token2wav_server.cli"]
     try:
         tried = subprocess.run(probe, capture_output=True, text=True, check=False)
@@ -73,7 +74,7 @@ def why_not_confined() -> str:
 
 
 def ngc_installation(root: Path) -> Path:
-    """Makes what NVIDIA's image has in /opt/tritonserver, of links to the wheel's files."""
+    """Builds the layout of /opt/tritonserver in NVIDIA's image, with links to the wheel's files."""
     wheel = (
         Path(str(metadata.distribution("nvidia-pytriton").locate_file("pytriton"))) / "tritonserver"
     )
@@ -99,7 +100,10 @@ def ngc_installation(root: Path) -> Path:
 
 
 def image_environment(installation: Path) -> dict[str, str]:
-    """What ENV sets in the image, and the libraries that NVIDIA's image has on the loader's path."""
+    """Returns the environment of this process plus the variables that ENV sets in the image.
+
+    The loader's path includes the libraries that NVIDIA's image has on it.
+    """
     wheel_libraries = Path(
         str(metadata.distribution("nvidia-pytriton").locate_file("nvidia_pytriton.libs"))
     )
@@ -116,7 +120,7 @@ def image_environment(installation: Path) -> dict[str, str]:
 
 @dataclass
 class Container:
-    """A running entry point, and what it has printed so far."""
+    """Running entry point, and the lines that it has printed so far."""
 
     process: subprocess.Popen[str]
     lines: list[str] = field(default_factory=list)
@@ -139,7 +143,7 @@ class Container:
                 reader.join(PATIENCE_SECONDS)
 
     def wait_for_line(self, part: str) -> str:
-        """Waits until it has printed a line with this part."""
+        """Waits until the entry point has printed a line that contains `part`."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         with self._printed:
             while True:

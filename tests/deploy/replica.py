@@ -1,6 +1,4 @@
-"""One of several `token2wav-serve` that share their ports, each on an address of its own, as in
-containers.
-"""
+"""Replicas of `token2wav-serve` with the same ports on different addresses, as in containers."""
 
 from __future__ import annotations
 
@@ -30,10 +28,10 @@ class Replica:
     """A running command.
 
     Attributes:
-        address: that it listens on.
-        ports: Triton's three.
-        status_port: tells the balancer whether it takes new streams.
-        printed: all lines of its output so far.
+        address: address of its ports.
+        ports: Triton's three ports.
+        status_port: port that tells the balancer whether the replica accepts streams.
+        printed: all lines of output so far.
     """
 
     process: subprocess.Popen[str]
@@ -77,7 +75,7 @@ class Replica:
         return f"{self.address}:{self.ports.grpc}"
 
     def wait_for_line(self, pattern: str) -> str:
-        """Reads what it prints until a line matches."""
+        """Reads the output until a line matches."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not re.search(
             pattern, line := self._lines.get(timeout=max(deadline - time.monotonic(), 0.0))
@@ -86,7 +84,7 @@ class Replica:
         return line
 
     def open_streams(self) -> int:
-        """How many utterances it holds."""
+        """Returns the number of open utterances."""
         url = f"http://{self.address}:{self.ports.metrics}/metrics"
         with urllib.request.urlopen(url, timeout=PATIENCE_SECONDS) as response:
             text = response.read().decode()
@@ -94,15 +92,13 @@ class Replica:
         return int(float(count))
 
     def kill(self) -> None:
-        """Kills every process of it at once, as when a machine goes down, and sweeps up what it
-        cannot any more.
-        """
+        """Kills every process at once, as when a machine goes down, and removes its leftovers."""
         [reaper_pid] = _children(self.process.pid)
         [server] = _children(reaper_pid)
         traces = Traces.of(server)
         processes = [self.process.pid, *traces.processes]
         for process in processes:
-            os.kill(process, signal.SIGSTOP)  # or the first to notice a death would act on it
+            os.kill(process, signal.SIGSTOP)  # so that none reacts to a death
         for process in processes:
             os.kill(process, signal.SIGKILL)
         self.process.wait(PATIENCE_SECONDS)

@@ -1,6 +1,4 @@
-"""docker-compose.yml against the project: paths, ports, variables, commands, and what confines its
-containers.
-"""
+"""docker-compose.yml against the project: paths, ports, variables, commands and confinement."""
 
 from __future__ import annotations
 
@@ -33,13 +31,13 @@ def compose() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def example() -> dict[str, str]:
-    """What .env.example sets."""
+    """Returns the variables of .env.example."""
     lines = (DOCKER / ".env.example").read_text().splitlines()
     return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
 
 
 def defaults(text: str) -> str:
-    """A value as it is with no variable set."""
+    """Returns a value with all variables unset."""
     return _VARIABLE.sub(lambda found: found[3] if found[2] == "-" else "", text)
 
 
@@ -170,7 +168,7 @@ def test_engines_command(compose: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", SERVERS)
 def test_health_check(name: str, compose: dict[str, Any]) -> None:
-    """That it works is seen in test_docker_serving."""
+    """Checks the command alone; test_docker_serving runs it."""
     check = compose["services"][name]["healthcheck"]
     kind, program, *arguments = check["test"]
     assert (kind, program) == ("CMD", "token2wav-client")
@@ -216,7 +214,7 @@ def test_the_triton_language_can_run_what_it_compiles(compose: dict[str, Any]) -
         if path == server["environment"]["TRITON_CACHE_DIR"]
     ]
     assert {"exec", "mode=0700", "uid=10001", "gid=10001"} <= set(options.split(","))
-    # Whatever else the servers have in common is not lost where a list is replaced.
+    # A replaced list must still contain the entries that all servers share.
     assert set(compose["x-server"]["tmpfs"]) < set(server["tmpfs"])
 
 

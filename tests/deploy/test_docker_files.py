@@ -1,6 +1,4 @@
-"""The Dockerfiles against the project: what they copy, install and run exists, and all of it is
-pinned.
-"""
+"""Dockerfiles against the project: copied, installed and run files exist, and versions are pinned."""
 
 from __future__ import annotations
 
@@ -32,7 +30,7 @@ def dockerfile(request: pytest.FixtureRequest) -> Path:
 
 
 def instructions(dockerfile: Path) -> list[tuple[str, str]]:
-    """Name and arguments of each, with continued lines joined and comments left out."""
+    """Returns name and arguments of each instruction, without comments and continuations."""
     lines = [
         line
         for line in dockerfile.read_text().splitlines()
@@ -50,7 +48,7 @@ def arguments(dockerfile: Path, name: str) -> list[str]:
 
 
 def pins() -> dict[str, str]:
-    """Versions for this Python."""
+    """Returns the pinned versions for this Python."""
     lines = [line for line in CONSTRAINTS.read_text().splitlines() if not line.startswith("#")]
     found = [pin for pin in map(Requirement, lines) if pin.marker is None or pin.marker.evaluate()]
     assert all(re.fullmatch(r"==[\w.]+", str(pin.specifier)) for pin in found)
@@ -125,7 +123,7 @@ def test_extras_exist(dockerfile: Path) -> None:
 
 
 def test_commands_exist(dockerfile: Path) -> None:
-    """Those of the project, in the instructions that a builder or a container runs."""
+    """Checks the project's commands in instructions that a builder or a container runs."""
     scripts = {entry.name for entry in metadata.entry_points(group="console_scripts")}
     texts = [
         rest for name, rest in instructions(dockerfile) if name in ("RUN", "ENTRYPOINT", "CMD")
@@ -157,7 +155,7 @@ def test_exposed_ports() -> None:
 
 
 def test_both_servers_are_alike_but_for_their_triton() -> None:
-    """Everything after the installation."""
+    """Compares all instructions after the installation of Triton."""
     stages = re.split(r"(?m)^FROM ", (DOCKER / "server.Dockerfile").read_text())
     gpu, cpu = (stage[stage.index("COPY model_repository") :].strip() for stage in stages[-2:])
     comments = re.compile(r"(?m)^#.*\n")
@@ -168,7 +166,7 @@ def test_both_servers_are_alike_but_for_their_triton() -> None:
 def test_an_image_that_cannot_compile_for_the_triton_language_is_not_built(
     works: bool, tmp_path: Path
 ) -> None:
-    """The command of the Dockerfile, in the environment of the tests and without a compiler."""
+    """Runs the command of the Dockerfile in the environment of the tests, without a compiler."""
     pytest.importorskip("triton", reason="needs the Triton language: pip install triton")
     if shutil.which("gcc") is None and shutil.which("clang") is None:
         pytest.skip("needs a C compiler: apt-get install gcc")
@@ -210,7 +208,7 @@ def test_the_image_is_laid_out_as_the_entry_point_expects() -> None:
 
 
 def test_everything_that_is_installed_is_pinned() -> None:
-    """The requirements of the extras in the images, and theirs."""
+    """Checks the requirements of the extras in the images, and all indirect requirements."""
     pinned = pins()
     unpinned, seen = set(), set()
     todo = [("token2wav", frozenset({"client", "server", "export"}))]
@@ -238,7 +236,7 @@ def test_everything_that_is_installed_is_pinned() -> None:
 
 @pytest.mark.parametrize("name", ["setuptools", "tensorrt-rtx-cu13", "nvidia-pytriton", "torch"])
 def test_pins_agree_with_the_rest_of_the_project(name: str) -> None:
-    """Where other files name a version too."""
+    """Checks versions in other files against the pins."""
     version = pins()[name]
     paths = ("scripts/setup.sh", "scripts/lock.sh", "docker/server.Dockerfile")
     texts = [(ROOT / path).read_text() for path in paths]

@@ -1,6 +1,4 @@
-"""The server's entry point with a real server, from the start to the drain, and what Prometheus
-would read of it.
-"""
+"""Entry point of the image with a real server, from start to drain, and its metrics."""
 
 from __future__ import annotations
 
@@ -38,17 +36,16 @@ TOKENS = 100
 
 @dataclass(frozen=True)
 class Life:
-    """What one container did.
+    """Observations of one container.
 
     Attributes:
-        lines: that it printed.
-        unconfined: why it was not confined; empty if it was.
-        user: what the kernel says of the model's process: user and group ids, capabilities, whether
-            it may get more.
-        health: how the compose file's health check ended.
-        metrics: at the end.
-        speaker: a stream that was open when it was told to stop.
-        exit_code: of it.
+        lines: lines that the container printed.
+        unconfined: reason why the container was not confined; empty if it was.
+        user: user and group ids, capabilities and no-new-privileges flag of the model's process.
+        health: result of the compose file's health check.
+        metrics: metrics at the end.
+        speaker: stream that was open when the container was told to stop.
+        exit_code: exit code of the container.
     """
 
     lines: list[str]

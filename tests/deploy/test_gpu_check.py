@@ -107,7 +107,8 @@ def test_all_slices_on_a_bare_machine(machine: tuple[Path, Path], tmp_path: Path
     }
     measured = {section for (section, _), row in rows.items() if not row["left_out"]}
     assert measured == {
-        "rehearsal of recovery", "floor", "tests", "chunks", "parity", "drift", "streams", "recompute"
+        "rehearsal of recovery", "floor", "tests", "chunks", "parity", "drift", "streams",
+        "recompute",
     }  # fmt: skip
     assert rows["rehearsal of recovery", ON_PURPOSE]["problem"] == "its process ended with SIGKILL"
     assert rows["rehearsal of recovery", "the row after it"]["sum"] == 3

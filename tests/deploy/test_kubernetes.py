@@ -1,6 +1,4 @@
-"""The manifests, built by kubectl and held against Kubernetes' schemas, and against what the
-project really has.
-"""
+"""The manifests, built by kubectl, against Kubernetes' schemas and against the project's files."""
 
 from __future__ import annotations
 
@@ -42,7 +40,7 @@ def needs_kubectl() -> None:
 
 
 def kustomize(overlay: Path) -> Manifests:
-    """What it is made of, by kind and name."""
+    """Builds an overlay, and returns its manifests by kind and name."""
     command = ["kubectl", "kustomize", str(overlay)]
     built = subprocess.run(
         command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
@@ -83,13 +81,13 @@ def test_a_server_that_stops_has_the_time_it_needs(manifests: Manifests) -> None
     assert pod["terminationGracePeriodSeconds"] >= stopping + 10
     live, ready = (pod["containers"][0][f"{kind}Probe"] for kind in ("liveness", "readiness"))
     assert live["periodSeconds"] * (live["failureThreshold"] - 1) > stopping
-    # The balancer asks every second, a readiness probe is enough for all who only know Kubernetes'
+    # The balancer asks every second. The readiness probe serves clients that only use Kubernetes'
     # answer.
     assert ready["periodSeconds"] * ready["failureThreshold"] < float(options["--notice-seconds"])
 
 
 def test_a_server_that_starts_has_the_time_that_its_launcher_gives_it(manifests: Manifests) -> None:
-    """Else the kubelet kills it first, and nobody reads the launcher's sentence."""
+    """Otherwise, the kubelet kills the server before the launcher can print its error."""
     probe = _pod(manifests, "token2wav-server")["containers"][0]["startupProbe"]
     launchers = inspect.signature(TritonServer).parameters["ready_timeout_s"].default
     assert probe["periodSeconds"] * probe["failureThreshold"] >= launchers + 60
@@ -153,8 +151,9 @@ def test_it_scales_by_a_metric_of_ours(manifests: Manifests) -> None:
 def test_the_balancer_has_places_for_servers_that_leave_and_for_those_that_come(
     manifests: Manifests,
 ) -> None:
-    """One that left keeps its place while it may still have streams, and rollouts may follow one
-    another meanwhile.
+    """A departed server keeps its place while it may still have streams.
+
+    Several rollouts may happen in this time.
     """
     configuration = _configuration(manifests)
     [places] = re.findall(r"server-template replica- (\d+)", configuration)
@@ -162,12 +161,12 @@ def test_the_balancer_has_places_for_servers_that_leave_and_for_those_that_come(
     server = _pod(manifests, "token2wav-server")
     most = manifests["HorizontalPodAutoscaler", "token2wav-server"]["spec"]["maxReplicas"]
     assert 60 * int(hold_minutes) >= server["terminationGracePeriodSeconds"]
-    rollouts = int(hold_minutes) / 2  # of all servers: none takes less than two minutes
+    rollouts = int(hold_minutes) / 2  # rollouts of all servers, each of at least two minutes
     assert most * (1 + rollouts) <= int(places)
 
 
 def test_every_container_of_a_server_has_the_settings(manifests: Manifests) -> None:
-    """At the place where the entry point looks for them, which is that of docker-compose.yml."""
+    """The settings are at the path of the entry point, the same as in docker-compose.yml."""
     name = _config_map(manifests, "token2wav-server")
     assert manifests["ConfigMap", name]["data"] == {
         "server.yaml": (ROOT / "docker" / "server.yaml").read_text()
@@ -311,7 +310,7 @@ def _help(program: str, *command: str) -> str:
 
 
 def _config_map(manifests: Manifests, deployment: str) -> str:
-    """Name of the one that pods of a deployment mount."""
+    """Returns the name of the config map that the pods of a deployment mount."""
     [name] = [
         volume["configMap"]["name"]
         for volume in _pod(manifests, deployment)["volumes"]

@@ -1,9 +1,8 @@
-"""perf_analyzer: what it is given, what is made of its export, and one real run where its program
-is at hand.
+"""perf_analyzer: its inputs, the figures from its export, and one real run if it is installed.
 
-tests/data/perf_analyzer has what version 2.60 wrote about the tiny model: `two_at_once`, four
-utterances of 2.4 s whose tensors were stripped, and `with_tensors`, one of two tokens without a
-prompt, as it came.
+tests/data/perf_analyzer has exports of version 2.60 for the tiny model: `two_at_once`, four
+utterances of 2.4 s without the values of tensors, and `with_tensors`, an unchanged export of one
+utterance of two tokens without a prompt.
 """
 
 from __future__ import annotations
@@ -90,7 +89,7 @@ def test_export_becomes_what_listeners_heard() -> None:
     figures = summary(heard, buffer_s=0.3)
     assert figures["utterances"] == 4
     assert figures["audio_seconds"] == 9.6
-    # Worked out by hand from the timestamps in the file, in nanoseconds.
+    # Computed by hand from the timestamps in the file, in nanoseconds.
     assert figures["first_audio_ms"]["max"] == round(
         (1795256868014891419 - 1795256866759527225) / 1e6, 1
     )
@@ -101,7 +100,10 @@ def test_export_becomes_what_listeners_heard() -> None:
 
 
 def test_its_own_latency_is_that_of_the_last_audio() -> None:
-    """Although it prints that it uses the first response: docs/benchmarking.md."""
+    """perf_analyzer's latency is that of the last audio, although it prints otherwise.
+
+    It prints that it uses the first response: docs/benchmarking.md.
+    """
     whole = sorted(
         1000 * utterance.arrivals_s[-1] for utterance in read_export(DATA / "two_at_once.json")
     )

@@ -1,6 +1,4 @@
-"""`token2wav-plan`: its memory is what real engines take, its compute what was measured, and
-nothing is made up.
-"""
+"""`token2wav-plan`: memory equals that of real engines, and compute comes from measurements only."""
 
 from __future__ import annotations
 
@@ -42,8 +40,10 @@ def speak_side_by_side(
     tokens: int,
     count: int,
 ) -> int:
-    """Speaks in `count` streams at once, tokens coming bit by bit; returns the most pages that were
-    in use.
+    """Runs `count` streams at once, with tokens in portions.
+
+    Returns:
+        The largest number of pages in use.
     """
     streams = [
         FlowStream(engine, a_voice(prompt_tokens), parts.config, stream) for _ in range(count)
@@ -89,7 +89,7 @@ def test_as_many_streams_fit_as_planned_and_not_one_more(
 
 
 def _recomputing(parts: Parts, streams: int, monkeypatch: pytest.MonkeyPatch) -> int:
-    """How many of so many streams had to go on without a cache of 60 pages."""
+    """Counts the streams that continue without the cache of 60 pages."""
     engine, seen = parts.incremental(60, solver=CheapSolver()), []
     resume = engine._recompute.resume
 

@@ -1,6 +1,4 @@
-"""Two servers behind the balancer: who hears what when one of them is killed, comes back, or is
-drained.
-"""
+"""Two servers behind the balancer: effects on streams when one is killed, returns or is drained."""
 
 from __future__ import annotations
 
@@ -36,7 +34,7 @@ NOTICE_SECONDS = 5
 
 @dataclass
 class Fleet:
-    """Replicas by address, and the balancer before them."""
+    """Replicas by address, and their balancer."""
 
     balancer: Balancer
     ports: Ports
@@ -58,7 +56,7 @@ class Fleet:
             yield cls(balancer, ports, others.http, _stack=stack)
 
     def complete(self) -> None:
-        """Starts what does not run, and waits until the balancer sends streams there."""
+        """Starts the missing replicas, and waits until the balancer sends streams to them."""
         missing = [address for address in ADDRESSES if address not in self.replicas]
         for address in missing:
             replica = Replica.start(
@@ -140,14 +138,14 @@ def test_a_killed_replica_costs_only_its_own_streams(
 def test_a_drained_replica_loses_nothing(
     fleet: Fleet, voice: ClientVoice, tokens: NDArray[np.int32], expected: NDArray[np.float32]
 ) -> None:
-    fleet.complete()  # after the test above: one that comes back is used again
+    fleet.complete()  # after the test above: a replica that returns is used again
     speakers = speak(fleet.balancer.url, voice, tokens, STREAMS)
     streams = fleet.wait_for_streams(STREAMS)
     assert set(streams.values()) == {STREAMS // 2}
     leaving = fleet.replicas.pop(ADDRESSES[1])
     leaving.process.send_signal(signal.SIGTERM)
     new = 0
-    while leaving.process.poll() is None:  # no retries here: not one may be refused
+    while leaving.process.poll() is None:  # without retries, so none may fail
         with Client(fleet.balancer.url) as client:
             assert client.health(timeout_s=PATIENCE_SECONDS).first_audio_s is not None
         new += 1
@@ -171,7 +169,7 @@ def all_heard(speakers: list[Speaker], count: int, expected: NDArray[np.float32]
 def retrying_client(
     url: str, voice: ClientVoice, tokens: NDArray[np.int32], folder: Path
 ) -> Iterator[subprocess.Popen[str]]:
-    """The command, speaking at the pace of a language model."""
+    """Runs the client command at the pace of a language model."""
     np.save(folder / "tokens.npy", tokens)
     program = [
         sys.executable,

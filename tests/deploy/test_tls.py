@@ -1,6 +1,4 @@
-"""TLS, closed protocols, and what the balancer lets through: a server that trusts nobody, and the
-way to it.
-"""
+"""TLS, closed protocols, and requests via the balancer to a server that requires certificates."""
 
 from __future__ import annotations
 
@@ -48,7 +46,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @pytest.fixture(scope="module")
 def stranger(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    """Signs for the same names, but nobody knows it."""
+    """Authority that signs for the same names, but that no server or client trusts."""
     return Authority.make(tmp_path_factory.mktemp("stranger"), "token2wav.test")
 
 
@@ -61,9 +59,7 @@ def admin_key(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def servers(
     authority: Authority, admin_key: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Replica, Replica]]:
-    """One that lets in who has a certificate, and one with TLS for anybody; they start at the same
-    time.
-    """
+    """Two servers that start together: one requires client certificates, one has TLS for all."""
     tls = [
         f"--tls-certificate={authority.certificate('token2wav.test')}",
         f"--tls-key={authority.key('token2wav.test')}",
@@ -98,7 +94,7 @@ def server(servers: tuple[Replica, Replica]) -> Replica:
 def balancer(
     server: Replica, authority: Authority, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Balancer]:
-    """Lets in who has a token, over TLS, and is itself the client with a certificate."""
+    """Balancer that admits clients with a token over TLS, and has a certificate for the server."""
     folder = tmp_path_factory.mktemp("balancer")
     tokens = folder / "tokens"
     tokens.write_text(f"{hashlib.sha256(TOKEN.encode()).hexdigest()} alice\n")
@@ -198,7 +194,7 @@ SHARED_MEMORY: dict[str, tuple[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def direct(server: Replica, authority: Authority) -> Iterator[Any]:
-    """Triton's calls, to the server."""
+    """Yields a stub of Triton's calls, connected to the server itself."""
     files = (authority.ca, authority.key("client"), authority.certificate("client"))
     with _channel(server.url, "token2wav.test", *files) as channel:
         yield service_pb2_grpc.GRPCInferenceServiceStub(channel)
@@ -296,7 +292,7 @@ def test_a_client_gets_its_share_and_cannot_take_another_name(
             ServerError, match=r"^streams: client 'alice' has 2 open, .*; try again later$"
         ):
             list(client.synthesize([[1]], speaker))
-        assert speaks(server.url, tls=mutual(authority))  # past the balancer, without a name
+        assert speaks(server.url, tls=mutual(authority))  # direct, so without a client name
     wait_until(lambda: server.open_streams() == 0)
     assert speaks(balancer.url, tls=tls, token=TOKEN)
 
@@ -356,7 +352,7 @@ def test_a_message_that_is_too_long_ends_its_stream_only(
 
 
 def test_no_secret_is_printed(server: Replica, balancer: Balancer, admin_key: Path) -> None:
-    """Last in this file: everything above has been logged."""
+    """Comes last in this file, so that the log has everything from the tests above."""
     said = "\n".join(server.printed) + balancer.log.read_text()
     assert "client=alice" in said
     assert TOKEN not in said

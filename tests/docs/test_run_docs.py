@@ -14,7 +14,8 @@ from scripts.run_docs import ROOT, STAMPED, blocks, run_page
 PAGE = """\
 <!-- runnable -->
 
-    test -f Makefile && test -f out/demo_voice.safetensors && .venv/bin/token2wav-plan --help && touch left-behind
+    test -f Makefile && test -f out/demo_voice.safetensors && \
+.venv/bin/token2wav-plan --help && touch left-behind
 
 <!-- runnable -->
 

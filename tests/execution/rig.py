@@ -1,6 +1,4 @@
-"""What the incremental tests share: the tiny model's parts, streams that end at their mel, and a
-recorder of mels.
-"""
+"""Helpers of the incremental tests: parts of the tiny model, streams of mels, a mel recorder."""
 
 from __future__ import annotations
 
@@ -33,10 +31,10 @@ from token2wav.networks.noise import FlowNoise, SourceNoise
 from token2wav.networks.ode import EulerSolver
 from token2wav.serving.chunking import Chunker, HopSchedule
 
-MEL = 2e-5  # of float32, see tests/families/cosyvoice3/tolerances.py
+MEL = 2e-5  # tolerance in float32, see tests/families/cosyvoice3/tolerances.py
 AUDIO = 1e-4
 VOCABULARY = 6561
-RESERVED = 3  # pages that an exact stream takes when it opens
+RESERVED = 3  # pages that an exact stream reserves when it opens
 
 Tokens = NDArray[np.int32]
 Mel = NDArray[np.float32]
@@ -45,7 +43,7 @@ Utterance = tuple[int, int]  # prompt tokens, tokens
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """The tiny model, loaded once; engines of any kind are made from it."""
+    """Tiny model, loaded once, from which engines of any kind are made."""
 
     config: CosyVoice3Config
     flow: Flow
@@ -104,15 +102,15 @@ class Parts:
         )
 
     def whole(self, tokens: Tokens, voice: Voice, *, left_blocks: int = -1) -> Mel:
-        """The mel of an utterance computed at once: the oracle."""
+        """Returns the mel of an utterance computed at once: the oracle."""
         return self.recompute(left_blocks=left_blocks).whole(tokens, voice, streaming=True).numpy()
 
     def vocode(self, mel: Mel) -> NDArray[np.float32]:
-        """The audio of a mel computed at once: the oracle."""
+        """Returns the audio of a mel computed at once: the oracle."""
         return RecomputeVocoder(self.hift, self.source_noise).whole(torch.from_numpy(mel)).numpy()
 
     def model(self, flow: FlowStage, stream: StreamConfig | None = None) -> RecordedModel:
-        """A model on a flow engine and the incremental vocoder, with a recorder between them."""
+        """Returns a model of a flow engine, a mel recorder and the streaming vocoder."""
         recorder = MelRecorder(StreamingVocoder(self.hift, self.source_noise))
         return RecordedModel(
             Token2Wav(self.config, two_stages(flow, recorder), stream or WHOLE_BLOCKS), recorder
@@ -120,9 +118,7 @@ class Parts:
 
 
 class CountingSolver:
-    """Stands before what computes chunks of an engine, counts its calls, and does something else
-    before each.
-    """
+    """Counts the calls of an engine's solver, and runs a function before each call."""
 
     def __init__(self, before: Callable[[int], None] = lambda call: None) -> None:
         self.calls = 0
@@ -142,7 +138,10 @@ class CountingSolver:
 
 
 class CheapSolver:
-    """Computes nothing, so that thousands of streams can pass: their accounting is the same."""
+    """Solver that computes nothing, so that thousands of streams run quickly.
+
+    The accounting of streams and pages stays the same.
+    """
 
     def watch(self, engine: CachedFlow) -> None:
         _replace(engine, lambda function: self._compute)
@@ -154,7 +153,7 @@ class CheapSolver:
 
 
 def _replace(engine: CachedFlow, other: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Puts something else in the place of what computes chunks, from the cache and without it."""
+    """Replaces the functions that compute chunks, both from the cache and by recomputing."""
     runners: dict[int, Any] = engine._runners
     solvers: dict[int, Any] = engine._recompute._solvers
     for steps in runners:
@@ -163,14 +162,14 @@ def _replace(engine: CachedFlow, other: Callable[[Callable[..., Any]], Callable[
 
 
 class MelRecorder:
-    """A vocoder engine that passes every mel on to another and keeps it."""
+    """Vocoder engine that records every mel and passes it on to another vocoder engine."""
 
     def __init__(self, engine: VocoderStage) -> None:
         self._engine = engine
         self._mels: dict[int, list[torch.Tensor]] = {}
 
     def mel(self, index: int = -1) -> Mel:
-        """(bands, frames) of the utterance that was opened as the `index`th."""
+        """Returns the mel (bands, frames) of the utterance that was opened as the `index`th."""
         return torch.cat(list(self._mels.values())[index], dim=1).numpy()
 
     def open(self, voice: Voice, steps: int = 0) -> int:
@@ -200,7 +199,7 @@ class RecordedModel:
     recorder: MelRecorder
 
     def run(self, portions: Iterable[Tokens], voice: Voice) -> tuple[NDArray[np.float32], Mel]:
-        """Audio and mel of an utterance whose tokens are pushed in portions."""
+        """Returns audio and mel of an utterance that is pushed in portions of tokens."""
         with self.model.stream(voice) as stream:
             chunks = [
                 chunk for portion in portions for chunk in stream.push(portion)
@@ -209,13 +208,13 @@ class RecordedModel:
 
 
 class FlowStream:
-    """One utterance that ends at its mel: what `Stream` does, without a vocoder.
+    """Utterance that ends at its mel: a `Stream` without a vocoder.
 
     Args:
-        engine: to run on.
-        voice: of the speaker.
-        config: of the model.
-        stream: how it is cut.
+        engine: flow engine.
+        voice: voice of the speaker.
+        config: configuration of the model.
+        stream: configuration of the chunks.
     """
 
     def __init__(
@@ -234,8 +233,9 @@ class FlowStream:
 
     @property
     def mel(self) -> Mel:
-        """(bands, frames) so far, as a vocoder gets it: without the prompt, and without what was
-        spoken before.
+        """Returns the mel (bands, frames) so far as a vocoder receives it.
+
+        The mel excludes the prompt, and frames that earlier chunks already returned.
         """
         return torch.cat(self._mels, dim=1).numpy()
 
@@ -266,7 +266,7 @@ def flow_mel(
     voice: Voice,
     stream: StreamConfig | None = None,
 ) -> Mel:
-    """Mel of an utterance whose tokens are pushed in portions; the stream is closed."""
+    """Returns the mel of an utterance whose tokens come in portions, and closes the stream."""
     utterance = FlowStream(engine, voice, parts.config, stream)
     try:
         for portion in portions:
@@ -290,7 +290,7 @@ def some_tokens(count: int, seed: int = 0) -> Tokens:
 
 
 def portions(tokens: Tokens, sizes: Sequence[int]) -> list[Tokens]:
-    """Tokens in portions of these sizes, over and over."""
+    """Cuts tokens into portions of these sizes, which repeat."""
     parts, at, turn = [], 0, 0
     while at < len(tokens):
         size = sizes[turn % len(sizes)]
@@ -300,20 +300,20 @@ def portions(tokens: Tokens, sizes: Sequence[int]) -> list[Tokens]:
 
 
 def off(value: NDArray[np.float32], reference: NDArray[np.float32]) -> float:
-    """Largest difference of two arrays of one shape."""
+    """Returns the largest difference between two arrays of the same shape."""
     assert value.shape == reference.shape
     return float(np.abs(value - reference).max())
 
 
 def unreferenced_evicted(engine: CachedFlow) -> int:
-    """Pages in use after every prompt that no stream refers to was evicted."""
+    """Evicts every prompt without a stream, and returns the number of pages still in use."""
     while engine.prefixes.evict():
         pass
     return engine.pool.used
 
 
 def run_together(parts: Parts, engine: CachedFlow, utterances: list[Utterance]) -> list[np.ndarray]:
-    """Mels of utterances whose next chunks always run in one batch."""
+    """Returns the mels of utterances with chunks that always run in one batch."""
     schedule = HopSchedule.of(WHOLE_BLOCKS, parts.config)
     streams = []
     for seed, (prompt, length) in enumerate(utterances):

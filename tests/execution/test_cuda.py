@@ -91,9 +91,11 @@ import sys, numpy, torch
 from tests.execution.rig import a_voice, some_tokens
 from token2wav import RuntimeConfig, Token2Wav
 from token2wav.errors import DeviceLostError
-model = Token2Wav.load(sys.argv[1], runtime=RuntimeConfig(device="cuda", engine="torch", cache_mib=512))
+model = Token2Wav.load(sys.argv[1], runtime=RuntimeConfig(device="cuda", engine="torch", \
+cache_mib=512))
 assert len(model.synthesize(some_tokens(30), a_voice(0)))
-torch.zeros(4, device="cuda")[torch.tensor([1 << 20], device="cuda")]  # fails in the kernel, later than it is called
+torch.zeros(4, device="cuda")[torch.tensor([1 << 20], device="cuda")]  # fails in the kernel, \
+later than it is called
 try:
     model.synthesize(some_tokens(30), a_voice(0))
 except DeviceLostError as error:

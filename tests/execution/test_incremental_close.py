@@ -22,7 +22,10 @@ from token2wav.execution.cached_flow import CachedFlow
 
 
 class Held:
-    """An engine whose second computation waits: the first is the prompt's, the second a stream's."""
+    """Engine whose second computation waits: the first one is for the prompt.
+
+    The second one is for a stream.
+    """
 
     def __init__(self, parts: Parts) -> None:
         self.computing, self.go_on = threading.Event(), threading.Event()

@@ -1,6 +1,4 @@
-"""The vocoder in pieces: the samples of the whole mel, however it is cut, on prepared lengths or
-its own.
-"""
+"""Streaming vocoder: any cut of a mel gives the samples of the whole mel, for all piece lengths."""
 
 from __future__ import annotations
 
@@ -54,7 +52,7 @@ def engine(parts: Parts, request: pytest.FixtureRequest) -> StreamingVocoder:
 
 @dataclass
 class Utterance:
-    """A mel that is vocoded in pieces of given lengths, from one turn on."""
+    """Mel that is vocoded in pieces of given lengths, from one turn on."""
 
     lengths: Sequence[int]
     start: int = 0
@@ -76,7 +74,7 @@ class Utterance:
 
 
 def run(engine: StreamingVocoder, utterances: Sequence[Utterance]) -> None:
-    """Vocodes utterances side by side; whoever is at its end is closed."""
+    """Vocodes utterances side by side, and closes each utterance after its last piece."""
     handles: dict[int, int] = {}
     for turn in range(max(each.start + len(each.lengths) for each in utterances)):
         chunks = {
@@ -95,7 +93,10 @@ def run(engine: StreamingVocoder, utterances: Sequence[Utterance]) -> None:
 
 
 def check(engine: StreamingVocoder, utterances: Sequence[Utterance]) -> None:
-    """Every piece has given what it makes possible, and all together the samples of the whole."""
+    """Checks that every piece returned all samples that it makes possible.
+
+    Together, the pieces must give the samples of the whole mel.
+    """
     hift = engine._net
     for each in utterances:
         frames = sent = 0
@@ -130,7 +131,7 @@ def test_any_lengths(engine: StreamingVocoder, lengths: list[int]) -> None:
 @pytest.mark.parametrize("first", [0, 1, 5, 6, 30])
 @pytest.mark.parametrize("last", [1, 2, 5])
 def test_any_end(engine: StreamingVocoder, first: int, last: int) -> None:
-    """Shorter than what is held back, and without samples of its own before."""
+    """Mels shorter than the holdback, and last pieces without earlier samples."""
     utterance = Utterance([first, last])
     run(engine, [utterance])
     check(engine, [utterance])
@@ -143,8 +144,9 @@ def test_an_end_that_is_longer_than_prepared_lengths(engine: StreamingVocoder) -
 
 
 def test_mixed_batches(engine: StreamingVocoder) -> None:
-    """Starts, middles and ends of all hops together; prepared numbers of streams that are full, in
-    part, exceeded.
+    """Starts, middles and ends of all hops run in one batch.
+
+    Prepared numbers of streams are reached, partly filled and exceeded.
     """
     utterances = [
         Utterance([50, 100, 31], start=0, seed=0),
@@ -161,9 +163,7 @@ def test_mixed_batches(engine: StreamingVocoder) -> None:
 
 
 def test_another_geometry() -> None:
-    """A vocoder whose windows of the STFT are two frames long, so that it holds back more than half
-    a frame.
-    """
+    """A vocoder whose STFT windows are two frames long, so its holdback exceeds half a frame."""
     config = CosyVoice3Config.read(DEMO)
     hift, noise = load_network(DEMO, config, "vocoder"), load_source_noise(DEMO, config)
     shapes = likely_pieces(hift.lookahead_frames, config, config.hops(StreamConfig()), 2)
@@ -226,9 +226,7 @@ def test_phase_of_an_hour_carried_on_equals_double_precision() -> None:
 
 
 def test_slots_are_used_again(parts: Parts) -> None:
-    """More streams than there are slots at first, and many after them in the slots of those that
-    ended.
-    """
+    """More streams than the initial slots, and many later streams in slots of ended ones."""
     engine = StreamingVocoder(parts.hift, parts.source_noise)
     held = [engine.open() for _ in range(62)]
     utterances = [Utterance([40, 9 + index], start=index // 3, seed=index) for index in range(12)]
@@ -279,7 +277,7 @@ def test_handles(engine: StreamingVocoder) -> None:
         engine.advance([(handle, FrameChunk(mel, last=True))])
 
 
-# What a GPU needs: few launches, nothing of the host, and lengths that are known.
+# Requirements of a GPU: few launches, no data from the host, and known lengths.
 
 
 class Launches(TorchDispatchMode):
@@ -313,7 +311,7 @@ def test_launches_do_not_grow_with_the_streams(parts: Parts) -> None:
 
 
 class Devices(TorchDispatchMode):
-    """Notes where the tensors of all operations are."""
+    """Records the devices of the tensors of all operations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -332,8 +330,9 @@ class Devices(TorchDispatchMode):
 def test_what_is_captured_needs_nothing_of_the_host(
     parts: Parts, first: bool, frames_past_end: int
 ) -> None:
-    """On tensors without content: whoever wants to know a number fails, and whoever brings one
-    shows.
+    """Runs on tensors without content.
+
+    Code that reads a number fails, and a tensor of another device shows up.
     """
     hift = copy.deepcopy(parts.hift).to("meta")
     store = StateStore(state_specs(hift), torch.device("meta"))
@@ -349,8 +348,9 @@ def test_what_is_captured_needs_nothing_of_the_host(
 def test_every_chunk_is_made_up_of_prepared_lengths(
     parts: Parts, streams: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Starts with any part of the prompt's last block, all hops, ends of any length, and more
-    streams than prepared.
+    """Starts with any part of the prompt's last block, all hops, and ends of any length.
+
+    Also runs more streams than prepared.
     """
     engine = StreamingVocoder(parts.hift, parts.source_noise, shapes=prepared(parts))
     asked: list[PieceShape] = []
@@ -384,13 +384,14 @@ class _NoGraphs:
 
 
 def test_a_model_with_graphs_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All but the capture, which needs a GPU: lengths, engine and streams of a model as it is
-    loaded there.
+    """Checks lengths, engine and streams of a model as it is loaded on a GPU.
+
+    Only the capture of graphs is left out, because it needs a GPU.
     """
     monkeypatch.setattr(assemble, "graphs_enabled", lambda device: True)
     monkeypatch.setattr(assemble, "GraphPool", _NoGraphs)
-    # The flow runs as on a CPU: padded, its last digits would move phases, and hide what the
-    # vocoder does.
+    # The flow runs as on a CPU. Padding would change its last digits, which would shift phases and
+    # hide the effect of the vocoder.
     monkeypatch.setattr(assemble, "runner", lambda *given: choice.runner(*given[:4]))
     runtime = RuntimeConfig(device="cpu", engine="torch")
     captured, tokens, voice = Token2Wav.load(TINY, runtime=runtime), some_tokens(190), a_voice(41)

@@ -1,4 +1,4 @@
-"""Engine folders: what is found, what is refused and why, and that nobody can spoil another's work."""
+"""Engine folders: which are found, which are refused and why, and protection from other writers."""
 
 from __future__ import annotations
 
@@ -116,7 +116,10 @@ def test_an_artefact_of_something_else_is_refused(
     engines: EngineFolder, artifact: Artifact, reason: str
 ) -> None:
     path = add(engines, artifact)
-    command = f"token2wav-export onnx --model {TINY} --out {engines.path} --graphs step --precision float32"
+    command = (
+        f"token2wav-export onnx --model {TINY} --out {engines.path} "
+        "--graphs step --precision float32"
+    )
     assert refusal(engines) == f"{path}: {reason}; run: {command}"
 
 

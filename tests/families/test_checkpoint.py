@@ -102,7 +102,10 @@ def test_full_size_modules_have_the_names_shapes_and_types_of_public_checkpoints
 
 
 def test_a_load_imports_no_compiler() -> None:
-    code = "import sys, token2wav; token2wav.Token2Wav.load(sys.argv[1]); sys.exit('torch._dynamo' in sys.modules)"
+    code = (
+        "import sys, token2wav; token2wav.Token2Wav.load(sys.argv[1]); "
+        "sys.exit('torch._dynamo' in sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", code, TINY], check=True, timeout=PATIENCE_SECONDS)
 
 

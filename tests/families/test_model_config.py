@@ -1,6 +1,4 @@
-"""cosyvoice3.yaml: the public layout is understood, and whatever does not hold together is named
-with its bound.
-"""
+"""cosyvoice3.yaml: the public layout is read; errors name each inconsistent value and its bound."""
 
 from __future__ import annotations
 
@@ -94,12 +92,12 @@ def test_a_configuration_is_frozen() -> None:
         CosyVoice3Config.read(TINY).flow.vocab_size = 1  # type: ignore[misc]
 
 
-# One change to the tiny file each: what is replaced, by what, and what the message must say.
+# One change to the tiny file each: replaced text, new text, and parts of the expected message.
 
 ESTIMATOR = "flow.decoder.estimator"
 
 EDITS: dict[str, tuple[str, str, list[str]]] = {
-    # the wrong thing altogether
+    # other networks
     "flow of another model": (
         "flow.CausalMaskedDiffWithDiT",
         "flow.CausalMaskedDiffWithXvec",
@@ -292,7 +290,7 @@ EDITS: dict[str, tuple[str, str, list[str]]] = {
         "    resblock_kernel_sizes: []",
         ["hift.resblock_kernel_sizes: empty"],
     ),
-    # numbers that do not fit each other
+    # inconsistent numbers
     "width and convolution groups": (
         "dim: 64\n",
         "dim: 72\n",
@@ -360,7 +358,7 @@ EDITS: dict[str, tuple[str, str, list[str]]] = {
         "token_frame_rate: 50",
         ["sample_rate: 50 tokens", "24000 Hz"],
     ),
-    # files that attack
+    # malicious files
     "code to run": (
         "!apply:random.seed [1986]",
         "!!python/object/apply:os.system ['true']",

@@ -36,7 +36,7 @@ CRASH = """
 
 @pytest.fixture(autouse=True)
 def private_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Makes this process and its children put temporary files where the test can see all of them."""
+    """Makes this process and its children create temporary files in a folder of the test."""
     folder = tmp_path / "tmp"
     folder.mkdir()
     monkeypatch.setenv("TMPDIR", str(folder))
@@ -46,9 +46,7 @@ def private_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """A model repository with one model, which writes what it was started with into
-    ``started.txt``.
-    """
+    """Creates a model repository whose model writes its start parameters into ``started.txt``."""
     notes = tmp_path / "started.txt"
     names = '"TOKEN2WAV_MODEL", "TOKEN2WAV_CONFIG"'
     return _repository(
@@ -59,14 +57,15 @@ def repository(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def failing_repository(tmp_path: Path) -> Path:
-    """A model repository whose model raises when it is loaded."""
+    """Creates a model repository whose model raises an error when it is loaded."""
     return _repository(tmp_path, "raise ValueError('hop of 7 tokens: must be a multiple of 25')")
 
 
 @pytest.fixture
 def crashing_repository(tmp_path: Path) -> Callable[[int], Path]:
-    """Makes a model repository whose model takes the server with it the first so many times that it
-    is loaded.
+    """Returns a function that creates a repository with a crashing model.
+
+    The model kills the server at each of its first `times` loads.
     """
     return lambda times: _repository(
         tmp_path, CRASH.format(starts=str(tmp_path / "starts"), times=times)

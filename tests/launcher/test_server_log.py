@@ -8,7 +8,8 @@ from tests.support.patience import PATIENCE_SECONDS
 from token2wav_server.launcher.log import LogPump, failure_reason, matters
 
 NOISE = [
-    'W1121 03:55:22.845286 3026 pinned_memory_manager.cc:273] "Unable to allocate pinned system memory"',
+    "W1121 03:55:22.845286 3026 pinned_memory_manager.cc:273] "
+    '"Unable to allocate pinned system memory"',
     'E1121 03:55:22.845560 3026 server.cc:241] "CudaDriverHelper has not been initialized."',
     "Error: Failed to initialize NVML",
     'W1121 03:55:23.147520 3026 metrics.cc:798] "DCGM unable to start: DCGM initialization error"',
@@ -34,14 +35,20 @@ MODELS_OWN = [
     'W1121 03:55:23.143410 3026 model.py:6] "hello"',
     "printed by a model",
 ]
-WRONG_CONFIG = "E1121 03:55:31.5 3106 model_repository_manager.cc:1] \"Poll failed for model directory 'x': bad\""
+WRONG_CONFIG = (
+    "E1121 03:55:31.5 3106 model_repository_manager.cc:1] "
+    "\"Poll failed for model directory 'x': bad\""
+)
 LOAD_FAILURE = (
     "E1121 03:55:31.534569 3106 model_lifecycle.cc:642] \"failed to load 'bad' version 1: "
     "Internal: "
     'ValueError: flow: not found\\n\\nAt:\\n  /models/bad/1/model.py(3): initialize\\n"'
 )
 SUMMARY = 'I1121 03:55:24.143276 3026 service.py:170] "token2wav: backend  torch, float32"'
-DETAILS = 'I1121 03:55:24.143276 3026 service.py:170] "configuration 0123456789ab of /models/a: ModelConfig(...)"'
+DETAILS = (
+    "I1121 03:55:24.143276 3026 service.py:170] "
+    '"configuration 0123456789ab of /models/a: ModelConfig(...)"'
+)
 LAST = "error: creating server: Internal - failed to load all models"
 
 

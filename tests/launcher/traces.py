@@ -1,4 +1,4 @@
-"""What a running server occupies, so that a test can see whether all of it is gone later."""
+"""Resources of a running server, so that a test can check later that all are released."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from token2wav_server.launcher import reaper
 
-# a backend folder may be of another test's server that ends just now, whose reaper removes it
+# time for the reaper of another test's ending server to remove a backend folder of that server
 _OTHERS_SECONDS = 30.0
 
 
@@ -19,9 +19,9 @@ class Traces:
 
     Attributes:
         processes: ids of the reaper, of tritonserver and of its stubs.
-        shm_prefix: how the names of its segments in /dev/shm begin.
-        folders: its temporary folder, and those that Python backends have made, unless they may be
-            of another server.
+        shm_prefix: prefix of the names of the server's segments in /dev/shm.
+        folders: temporary folder of the server, and folders of Python backends unless another
+            server may have made them.
     """
 
     processes: tuple[int, ...]
@@ -30,7 +30,7 @@ class Traces:
 
     @classmethod
     def of(cls, server: int) -> Traces:
-        """Looks at the tritonserver with this process id."""
+        """Reads the traces of the tritonserver with this process id."""
         command = Path(f"/proc/{server}/cmdline").read_text().replace("\0", "\n")
         children = Path(f"/proc/{server}/task/{server}/children").read_text().split()
         folder = Path(_only(r"--backend-directory=(.+)/backends", command))
@@ -42,7 +42,7 @@ class Traces:
         )
 
     def remaining(self) -> list[str]:
-        """Names whatever of it is still there."""
+        """Names all resources that still exist."""
         running = [f"process {process}" for process in self.processes if _runs(process)]
         segments = [str(path) for path in Path("/dev/shm").glob(f"{self.shm_prefix}*")]
         deadline = time.monotonic() + _OTHERS_SECONDS
@@ -53,14 +53,15 @@ class Traces:
         return running + segments + folders
 
     def _is_left(self, folder: Path) -> bool:
-        """Whether it is there, and no other server runs that may have made it: then it stays for
-        that one.
+        """Returns whether a folder remains that only this server can have made.
+
+        A folder that another running server may have made stays for that server.
         """
         others = reaper.running_servers() - set(self.processes)
         return folder.exists() and not ("python_env_" in folder.name and others)
 
     def remaining_after(self, seconds: float) -> list[str]:
-        """Like ``remaining``, but allows this time for all of it to go."""
+        """Returns `remaining` after waiting up to `seconds` for all resources to go."""
         deadline = time.monotonic() + seconds
         while (remaining := self.remaining()) and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -78,7 +79,7 @@ def _parent(process: int) -> int:
 
 def _runs(process: int) -> bool:
     try:
-        return _stat(process)[0] != "Z"  # a zombie only waits for whoever adopted it
+        return _stat(process)[0] != "Z"  # a zombie only waits for its parent
     except (FileNotFoundError, ProcessLookupError):
         return False
 

@@ -1,6 +1,4 @@
-"""Streaming layers: pieces give what the whole gives, as late as layers say; and the store of what
-they keep.
-"""
+"""Streaming layers in pieces equal the whole, with the declared delays; and their state store."""
 
 from __future__ import annotations
 
@@ -30,8 +28,9 @@ ROUNDING = 1e-5
 
 
 class Chain(nn.Module):
-    """Layers one after the other, the first of which makes its output late; `ratio` outputs of
-    every input.
+    """Two layers in sequence, the first of which delays its output.
+
+    The chain has `ratio` outputs for every input.
     """
 
     def __init__(self, make: Callable[[int], nn.Module], ratio: float) -> None:

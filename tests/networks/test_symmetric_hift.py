@@ -1,6 +1,4 @@
-"""HiFT with symmetric convolutions in pieces: what the whole gives, as late as its layers reach
-ahead.
-"""
+"""HiFT with symmetric convolutions in pieces equals the whole, delayed by its look-ahead."""
 
 from __future__ import annotations
 
@@ -50,7 +48,7 @@ def hift() -> HiFT:
 
 @pytest.fixture(scope="module")
 def sampled() -> HiFT:
-    """One whose source turns sample by sample."""
+    """Returns a HiFT with a source whose phase turns sample by sample."""
     return frozen(SampleSource)
 
 
@@ -64,7 +62,7 @@ def frozen(source: type[HarmonicSource] | None = None) -> HiFT:
 
 
 def noise_at(noise: torch.Tensor, start: int, frames: int) -> torch.Tensor:
-    """Noise of frames, of which some may lie before or behind those there are."""
+    """Returns the noise of frames, some of which may lie outside the available frames."""
     at = torch.arange(start * FRAME_SAMPLES, (start + frames) * FRAME_SAMPLES)
     return noise[at.clamp(0, len(noise) - 1)]
 
@@ -109,7 +107,8 @@ def test_pieces_give_the_whole(
 
 
 def test_what_is_held_back_is_what_the_layers_reach_ahead(hift: HiFT) -> None:
-    # Of the mel through F0: 5 frames, half a frame to the next one's middle, and the network.
+    # Delay of the mel through F0: 5 frames, half a frame to the middle of the next one, and the
+    # network.
     assert hift.m_source.input_delayed == 5 * FRAME_SAMPLES + FRAME_SAMPLES // 2
     assert (hift.output_delay, hift.lookahead_frames) == (9660, 21)
     mel = torch.randn(1, BANDS, FRAMES)

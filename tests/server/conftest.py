@@ -67,7 +67,7 @@ def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
-    """After every test, whatever happened in it, the servers it used hold nothing for any stream."""
+    """Checks after every test, passed or failed, that its servers hold nothing for any stream."""
     yield
     for name in ("rig", "limited"):
         if name in request.fixturenames:

@@ -1,6 +1,4 @@
-"""The command `token2wav-serve` as an operator runs it, and streams that speak at the pace of a
-language model.
-"""
+"""The command `token2wav-serve` as an operator runs it, and streams at a language model's pace."""
 
 from __future__ import annotations
 
@@ -33,8 +31,8 @@ class Serving:
     """A running command.
 
     Attributes:
-        process: of the launcher.
-        ports: of its server.
+        process: process of the launcher.
+        ports: ports of the server.
     """
 
     process: subprocess.Popen[str]
@@ -44,8 +42,12 @@ class Serving:
     @classmethod
     @contextmanager
     def start(cls, model: Path, *arguments: str, inside: Sequence[str] = ()) -> Iterator[Serving]:
-        """Runs it, `inside` a command that takes another; what it prints on stderr is read as if it
-        was on stdout.
+        """Runs the command, and reads its stderr together with its stdout.
+
+        Args:
+            model: model folder.
+            arguments: further arguments of the command.
+            inside: outer command that runs this command, such as a container.
         """
         ports = Ports.free()
         with subprocess.Popen(
@@ -68,13 +70,13 @@ class Serving:
 
     @property
     def traces(self) -> Traces:
-        """Of the server that runs now: its reaper, itself and the process of the model."""
+        """Returns the traces of the running server: reaper, tritonserver and model process."""
         [reaper] = _children(self.process.pid)
         [server] = _children(reaper)
         return Traces.of(server)
 
     def wait_for_line(self, pattern: str) -> str:
-        """Reads what it prints until a line matches."""
+        """Reads the output of the command until a line matches."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not re.search(
             pattern, line := self._lines.get(timeout=max(deadline - time.monotonic(), 0.0))
@@ -95,14 +97,14 @@ class Serving:
 
 
 class Speaker(threading.Thread):
-    """One stream: pushes its tokens one by one at their pace, and keeps what comes of it.
+    """Stream that pushes its tokens one by one at their pace, and keeps the result.
 
     Attributes:
-        audio: once it has ended in good order.
-        error: or has failed.
-        ended_at: when it did, on the monotonic clock.
+        audio: audio of a stream that has ended normally.
+        error: error of a stream that has failed.
+        ended_at: time of the end on the monotonic clock.
         heard: set with the first chunk.
-        may_end: has to be set before the last token is sent, unless it is to end by itself.
+        may_end: must be set before the last token is sent, unless the stream ends by itself.
     """
 
     def __init__(
@@ -149,7 +151,7 @@ class Speaker(threading.Thread):
 def speak(
     url: str, voice: ClientVoice, tokens: NDArray[np.int32], streams: int, *, ends: bool = True
 ) -> list[Speaker]:
-    """Starts that many streams; returns when all of them are heard."""
+    """Starts several streams, and returns when each has received its first audio."""
     speakers = [Speaker(url, voice, tokens, ends=ends) for _ in range(streams)]
     for speaker in speakers:
         speaker.start()

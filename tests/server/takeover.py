@@ -63,7 +63,7 @@ IDENTITIES = {
 
 @dataclass
 class Outcome:
-    """Outcome of an attack: audio and errors of the first client, chunks and errors of the second."""
+    """Outcome of an attack: audio and errors of one client, chunks and errors of the other."""
 
     audio: NDArray[np.float32]
     errors: list[str]

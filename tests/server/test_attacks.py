@@ -1,8 +1,7 @@
-"""Requests that crash Triton's own HTTP parser, and others that mean no good, on every HTTP port
-that is open.
+"""Requests that crash Triton's own HTTP parser, and other attacks, on every open HTTP port.
 
-Each runs beside a gRPC stream that must keep every sample, and leaves the same tritonserver
-running.
+Each attack runs beside a gRPC stream that must keep every sample, and must leave the same
+tritonserver running.
 """
 
 from __future__ import annotations
@@ -28,9 +27,11 @@ from token2wav_server.launcher.ports import Ports
 MEGABYTE = 1_000_000
 KEY = "a-key-for-attackers-only"
 SPEAK = "/v2/models/token2wav/generate_stream"
-FORM = "Content-Type: application/x-www-form-urlencoded"  # what Triton 2.51 dies of
+FORM = "Content-Type: application/x-www-form-urlencoded"  # crashes Triton 2.51
 HALF_HEADERS = b"GET /v2/health/ready HTTP/1.1\r\nHost:"
-HALF_BODY = f"POST {SPEAK} HTTP/1.1\r\nHost: a\r\nadmin-key: {KEY}\r\nContent-Length: 1000\r\n\r\n{{".encode()
+HALF_BODY = (
+    f"POST {SPEAK} HTTP/1.1\r\nHost: a\r\nadmin-key: {KEY}\r\nContent-Length: 1000\r\n\r\n{{"
+).encode()
 TOLD = [("http", "/v2/health/ready"), ("http", "/v2"), ("metrics", "/metrics"), ("status", "/")]
 PATHS = [
     *TOLD,
@@ -51,7 +52,7 @@ def serving(status_port: int, tmp_path_factory: pytest.TempPathFactory) -> Itera
     folder = tmp_path_factory.mktemp("attacks")
     key, config = folder / "key", folder / "server.yaml"
     key.write_text(KEY)
-    # Whoever speaks beside an attack is silent until it is over.
+    # A stream beside an attack sends nothing until the attack is over.
     config.write_text("stream: {first_tokens: 0}\nlimits: {idle_seconds: 600}")
     options = [
         f"--config={config}",
@@ -106,7 +107,7 @@ def test_large_bodies(megabytes: int, ports: dict[str, int]) -> None:
 
 @pytest.mark.parametrize("megabytes", [1, 8, 100])
 def test_large_bodies_at_the_grpc_port(megabytes: int, serving: Serving) -> None:
-    """It is tritonserver's own, and takes HTTP/2 only."""
+    """The gRPC port is tritonserver's own, and accepts only HTTP/2."""
     begin = head("POST", SPEAK, FORM, f"Content-Length: {megabytes * MEGABYTE}")
     assert b"200 OK" not in exchange(serving.ports.grpc, [begin, *[bytes(MEGABYTE)] * megabytes])
 
@@ -127,8 +128,8 @@ def test_chunked_bodies(size: int, chunks: int, ports: dict[str, int]) -> None:
 def test_bounds_of_a_body_whose_sender_has_the_key(ports: dict[str, int]) -> None:
     http, key = ports["http"], f"admin-key: {KEY}"
     assert status(http, SPEAK, key, f"Content-Length: {BODY_BYTES + 1}") == 413
-    # The longest that is read is JSON to Triton whatever its sender says, and too little for it to
-    # die of.
+    # Triton parses the longest accepted body as JSON, whatever its content type. The body is too
+    # small to crash Triton.
     longest = b'{"tokens": [' + b"1," * (BODY_BYTES // 2 - 8) + b"1]}"
     assert status(http, SPEAK, key, FORM, f"Content-Length: {len(longest)}", body=[longest]) == 400
     nested = [
@@ -205,8 +206,9 @@ def test_a_body_that_does_not_arrive(ports: dict[str, int]) -> None:
 
 @pytest.mark.parametrize("half", [b"", HALF_HEADERS, HALF_BODY])
 def test_half_open_requests_shut_nobody_out(half: bytes, ports: dict[str, int]) -> None:
-    """More connections than there are places, again and again: a whole request is answered the
-    first time.
+    """Repeatedly opens more connections than the server allows.
+
+    A whole request must still be answered at the first attempt.
     """
     slow: list[socket.socket] = []
     for _ in range(3):
@@ -220,7 +222,7 @@ def test_half_open_requests_shut_nobody_out(half: bytes, ports: dict[str, int]) 
 
 
 def test_a_flood_of_connections(ports: dict[str, int]) -> None:
-    """Each is closed, or reset, before or after a whole request: nobody reads the answers."""
+    """Closes or resets connections before or after a whole request, without reading an answer."""
     request = head("GET", "/")
     for port in ports.values():
         for number in range(1000):
@@ -235,14 +237,14 @@ def test_a_flood_of_connections(ports: dict[str, int]) -> None:
 
 
 def refused(service: str) -> set[int | None]:
-    # The status port reads no body and tells its status whatever is asked.
+    # The status port reads no body, and answers every request with its status.
     return {200} if service == "status" else {403, 405, 413}
 
 
 def status(
     port: int, path: str, *headers: str, body: list[bytes] | None = None, method: str = ""
 ) -> int | None:
-    """What is answered; None if the connection is cut before that."""
+    """Returns the status of the answer, or None if the connection is cut before the answer."""
     method = method or ("GET" if body is None and "Content" not in "".join(headers) else "POST")
     return status_of(exchange(port, [head(method, path, *headers), *(body or [])]))
 
@@ -252,7 +254,7 @@ def head(method: str, path: str, *headers: str) -> bytes:
 
 
 def exchange(port: int, parts: list[bytes], *, hang_up: bool = False) -> bytes:
-    """Sends as much as is taken, then reads to the end."""
+    """Sends as much as the server accepts, then reads to the end."""
     connection = connect(port)
     told = b""
     with connection:

@@ -57,7 +57,10 @@ def test_samples_on_standard_output(rig: Rig, tmp_path: Path) -> None:
 def test_nobody_reads_standard_output(rig: Rig, tmp_path: Path) -> None:
     tokens = tmp_path / "tokens.npy"
     np.save(tokens, TOKENS)
-    command = f"{sys.executable} -m token2wav_client synth --tokens {tokens} --voice {VOICE} --quiet --out - "
+    command = (
+        f"{sys.executable} -m token2wav_client synth --tokens {tokens} --voice {VOICE} "
+        "--quiet --out - "
+    )
     command += f"--url {rig.server.grpc_url} | true; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(
         ["bash", "-c", command],
@@ -193,7 +196,10 @@ def test_an_error_in_a_voice_names_its_file(rig: Rig, tmp_path: Path, voice: Cli
 
 
 def test_text_of_a_language_model() -> None:
-    text = "Hello <b> 1 < 2 <|endofprompt|><|speech_12|>,<|s_3|> and <|speech_x|><|speech_456|><|s_1234567890|> bye"
+    text = (
+        "Hello <b> 1 < 2 <|endofprompt|><|speech_12|>,<|s_3|> and "
+        "<|speech_x|><|speech_456|><|s_1234567890|> bye"
+    )
     text += "<tts_start>so<audio_7><tts_pad><audio_6561><audio_patch>"
     for size in range(1, len(text) + 1):
         pieces = [text[at : at + size] for at in range(0, len(text), size)]

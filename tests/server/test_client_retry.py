@@ -1,4 +1,4 @@
-"""Utterances that outlive their server: said again from the start, heard once."""
+"""Utterances that survive a restart of their server: sent again from the start, heard once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SAME_AUDIO = 1e-4  # batches sum in another order than single streams; 2e-5 seen
 
 
 class Listener:
-    """Has an utterance spoken in two parts, the second when it is told."""
+    """Listener of an utterance in two parts; the second part waits for `go_on`."""
 
     def __init__(self, tokens: NDArray[np.int32], voice: ClientVoice) -> None:
         self.heard = threading.Event()
@@ -60,8 +60,9 @@ def test_a_server_killed_in_the_middle_and_restarted(
     whole: NDArray[np.float32],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Three streams hear nothing of it; one that does not retry is told at once; nobody hears a
-    sample twice.
+    """Three retrying streams continue without a gap in their samples.
+
+    A stream without retries fails at once, and no listener gets a sample twice.
     """
     listeners = [Listener(golden.tokens, voice) for _ in range(STREAMS + 1)]
     with Serving.start(TINY) as serving, ThreadPoolExecutor(STREAMS + 1) as pool:

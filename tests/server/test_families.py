@@ -1,6 +1,4 @@
-"""Models of other families on a real server: what the library speaks, and what goes wrong in one
-stream stays there.
-"""
+"""Models of other families on a real server: audio as from the library, and isolation of errors."""
 
 from __future__ import annotations
 
@@ -27,8 +25,8 @@ from tests.support.patience import PATIENCE_SECONDS
 from token2wav import Token2Wav, Voice
 from token2wav_client import Client, ClientVoice
 
-AUDIO = 1e-3  # of 16 bits
-# batches sum in another order than single streams, and F0 takes such rounding into phase; 75 seen
+AUDIO = 1e-3  # tolerance of 16-bit audio
+# Batches sum in another order than single streams, and F0 turns rounding into phase; 75 dB seen.
 SNR_DB = 60
 
 WRITERS: dict[str, Callable[[Path, FamilyGolden], Path]] = {
@@ -38,7 +36,7 @@ WRITERS: dict[str, Callable[[Path, FamilyGolden], Path]] = {
     "chatterbox turbo": partial(chatterbox_model.write_model, mean_flow=True),
 }
 MODELS = ("token2wav", "token2wav_ensemble")
-# What their language models print of a token, by names of examples/llm_stream.py.
+# Text of a token from their language models, by names of examples/llm_stream.py.
 PRINTED = {
     "cosyvoice2": {"cosyvoice": "<|speech_{}|>"},
     "stepaudio2": {"stepaudio2": "<audio_{}>", "minicpmo": "{} "},
@@ -49,7 +47,7 @@ PRINTED = {
 
 @dataclass(frozen=True)
 class Served:
-    """A served model, and what the library makes of an utterance."""
+    """Served model, with the library's audio of an utterance."""
 
     family: str
     rig: Rig
@@ -68,7 +66,7 @@ class Served:
 def served(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:
-    """One server with both of the project's models."""
+    """Starts one server with both of the project's models."""
     golden = FamilyGolden(request.param.partition(" ")[0], "tiny")
     folder = WRITERS[request.param](tmp_path_factory.mktemp("model"), golden)
     voice = Voice(
@@ -110,8 +108,9 @@ def test_eight_streams_at_once_in_random_portions(name: str, served: Served) -> 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_what_goes_wrong_in_one_stream_stays_there(name: str, served: Served) -> None:
-    """One stream gets a bad token, and others are left by their client: while it waits, and while
-    it is computed.
+    """One stream gets a bad token, and its client abandons two others.
+
+    One of the two abandoned streams is waiting, the other one is being computed.
     """
     with served.rig.connect(name) as connection, served.rig.connect(name) as leaver:
         for sequence in ("good", "bad"):

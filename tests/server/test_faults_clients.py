@@ -1,4 +1,4 @@
-"""Clients that misuse a stream without breaking a rule: others are not harmed, and nothing is left."""
+"""Clients that misuse a stream within the rules: others are not harmed, and nothing is left."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_two_thousand_requests_of_one_token(rig: Rig, golden: GoldenSet) -> None
 def test_requests_that_are_far_too_large_take_shared_memory_once(
     rig: Rig, golden: GoldenSet
 ) -> None:
-    """Triton's pool never shrinks, and what the first of them took is there for those that follow."""
+    """Triton's pool never shrinks: later requests reuse the memory that the first ones took."""
     taken = []
     with rig.connect() as connection:
         for _ in range(3):

@@ -1,4 +1,4 @@
-"""A flood of HTTP/2 frames fills tritonserver's memory: the launcher drains it, and starts it anew."""
+"""A flood of HTTP/2 frames fills tritonserver's memory: the launcher drains and restarts it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""SIGTERM and Ctrl-C with open streams, and a start that fails: who is heard to the end, and what
-is left behind.
-"""
+"""SIGTERM and Ctrl-C with open streams, and a failed start: audio to the end, and no leftovers."""
 
 from __future__ import annotations
 
@@ -38,7 +36,7 @@ STREAMS = 4
 
 @contextmanager
 def serving_until_it_has_stopped(*arguments: str) -> Iterator[Serving]:
-    """Checks at the end that nothing is left of it."""
+    """Runs a server, and checks at the end that nothing is left of the server."""
     with Serving.start(TINY, *arguments) as serving:
         serving.wait_for_line("^token2wav: ready, ")
         traces = serving.traces
@@ -103,11 +101,11 @@ def killed_in_the_end(arguments: list[str], **options: Any) -> Iterator[subproce
         try:
             yield process
         finally:
-            process.kill()  # nothing if it has ended
+            process.kill()  # no effect on an ended process
 
 
 def test_a_closed_terminal_drains(golden: GoldenSet, model: Token2Wav, voice: ClientVoice) -> None:
-    """SIGHUP, and nothing can be written any more: open streams are heard to the end all the same."""
+    """After SIGHUP, with output that can no longer be written, open streams play to their end."""
     tokens: NDArray[np.int32] = golden.tokens[:70]
     terminal, launchers_end = pty.openpty()
     ports = Ports.free()
@@ -158,8 +156,9 @@ def test_a_server_under_nohup_outlives_its_terminal() -> None:
 def test_idle_connections_do_not_hold_up_the_end(
     used: bool, golden: GoldenSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Triton waits for every gRPC stream that is open, and never unloads a model that a used one
-    holds.
+    """Idle gRPC streams must not delay the end of the server.
+
+    Triton waits for every open gRPC stream, and never unloads a model that a used stream holds.
     """
     monkeypatch.setattr(process_module, "_GRACE_S", 2 * PATIENCE_SECONDS)
     monkeypatch.setattr(process_module, "_EXIT_TIMEOUT_S", int(2 * PATIENCE_SECONDS))

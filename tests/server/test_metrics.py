@@ -1,6 +1,4 @@
-"""Every metric of the server after a load that is known: names, labels and values, as Prometheus
-would read them.
-"""
+"""Metrics of the server after a known load: names, labels and values, as Prometheus reads them."""
 
 from __future__ import annotations
 
@@ -21,10 +19,10 @@ from tests.support.patience import PATIENCE_SECONDS
 from token2wav import Voice
 from token2wav_client.audio import SAMPLES_PER_TOKEN
 
-HELD_BACK = 4 * 480 + 4  # samples, by the vocoder
+HELD_BACK = 4 * 480 + 4  # holdback of the vocoder in samples
 
-# The player's buffer decides what an underrun is: long, so that a busy machine makes none by
-# itself.
+# The player's buffer defines an underrun. The buffer is long, so that a busy machine alone causes
+# no underrun.
 SETTINGS = """
 limits: {streams: 2, idle_seconds: 10, player_buffer_seconds: 2}
 runtime: {cache_mib: 20}
@@ -32,7 +30,7 @@ runtime: {cache_mib: 20}
 # float32, keys and values, layers, width, frames, steps, branches
 PAGE_BYTES = 4 * 2 * 2 * 64 * 50 * 10 * 2
 CAPACITY = 20 * 2**20 // PAGE_BYTES
-# By stream, in the order in which they are admitted: how it ends, and its tokens.
+# End and number of tokens of each stream, in the order of admission.
 STREAMS = {
     1: ("finished", 150),
     2: ("finished", 150),
@@ -47,7 +45,8 @@ STREAMS = {
 LATE = 5
 CHUNKS = 3 + 3 + 2 + 2 + 2
 _LOG_LINE = re.compile(
-    r' I?\S*\] "stream=(?P<stream>\d+) reason=(?P<reason>\w+) tokens=(?P<tokens>\d+) audio_s=(?P<audio_s>\d+\.\d\d)'
+    r' I?\S*\] "stream=(?P<stream>\d+) reason=(?P<reason>\w+) '
+    r"tokens=(?P<tokens>\d+) audio_s=(?P<audio_s>\d+\.\d\d)"
     r" first_audio_s=(?P<first_audio_s>\d+\.\d+|None) "
     r"first_sound_s=(?P<first_sound_s>\d+\.\d+|None)"
     r" real_time_factor=(?P<real_time_factor>\d+\.\d{3})"
@@ -57,11 +56,11 @@ _LOG_LINE = re.compile(
 
 @dataclass(frozen=True)
 class Seen:
-    """What was told of the load.
+    """Metrics and log of the load.
 
     Attributes:
-        after: the metrics port when all was over.
-        during: the same while one stream was open.
+        after: text of the metrics port after the load.
+        during: text of the metrics port while one stream was open.
         ends: fields of each stream's line in the log.
     """
 
@@ -70,34 +69,34 @@ class Seen:
     ends: list[dict[str, str]]
 
     def value(self, metric: str) -> float:
-        """Of a metric with the labels that stand behind its name."""
+        """Returns the value of a metric; `metric` is its name followed by its labels."""
         [found] = re.findall(rf"^token2wav_{re.escape(metric)} (\S+)$", self.after, re.MULTILINE)
         return float(found)
 
     def families(self) -> dict[str, str]:
-        """Kinds of our families, by name."""
+        """Returns the kinds of our families, by name."""
         return dict(re.findall(r"^# TYPE token2wav_(\w+) (\w+)$", self.after, re.MULTILINE))
 
     def samples(self, family: str) -> dict[str, float]:
-        """Values of a family by their labels, as they are written."""
+        """Returns the values of a family, by their labels in the original text."""
         found = re.findall(rf"^token2wav_{family}(\{{.*\}})? (\S+)$", self.after, re.MULTILINE)
         return {labels: float(value) for labels, value in found}
 
     def by_label(self, family: str, text: str | None = None) -> dict[str, float]:
-        """All values of a family with one label."""
+        """Returns all values of a family with one label, by the value of the label."""
         found = re.findall(
             rf'^token2wav_{family}\{{\w+="([^"]*)"\}} (\S+)$', text or self.after, re.MULTILINE
         )
         return {label: float(value) for label, value in found}
 
     def logged(self, field: str) -> dict[int, float]:
-        """A number by stream, where there is one."""
+        """Returns a number from the log for each stream that has the number."""
         return {int(end["stream"]): float(end[field]) for end in self.ends if end[field] != "None"}
 
 
 @pytest.fixture(scope="module")
 def seen(golden: GoldenSet, tmp_path_factory: pytest.TempPathFactory) -> Seen:
-    """A server of its own, on which nobody else speaks."""
+    """Runs the load on a separate server without other clients."""
     folder = tmp_path_factory.mktemp("metrics")
     with Rig.start(TINY, folder, SETTINGS) as rig:
         with rig.connect() as connection:
@@ -122,12 +121,15 @@ def speak(connection: Connection, golden: GoldenSet) -> None:
         connection.send(tokens[:150], speaker, "whole", start=True, end=True)
         assert len(connection.answers().chunks) == 3
     for sequence in ("one", "other"):
-        connection.send(tokens[:60], voice, sequence, start=True, end=True)  # of 45 and 15
+        connection.send(tokens[:60], voice, sequence, start=True, end=True)  # 45 and 15
     assert len(connection.answers(requests=2).chunks) == 4
 
 
 def be_late(connection: Connection, golden: GoldenSet) -> None:
-    """The listener has 25 tokens less what is held back, 0.92 s, and 2 s of buffer."""
+    """Lets the player of a stream run dry.
+
+    The player has 25 tokens of audio less the holdback, 0.92 s, and 2 s of buffer.
+    """
     speaker = Voice([], np.zeros((0, 80)), golden.voice.speaker_embedding)
     connection.send(golden.tokens[:28], speaker, "late", start=True)
     assert len(connection.answers().chunks) == 1
@@ -137,11 +139,12 @@ def be_late(connection: Connection, golden: GoldenSet) -> None:
 
 
 def be_refused(connection: Connection, golden: GoldenSet) -> None:
-    """For tokens, a sequence, a voice and the number of streams; two streams wait until they are
-    dropped.
+    """Sends requests that the server rejects for tokens, sequence, voice and number of streams.
+
+    Two streams wait until the server drops them.
     """
     connection.send([1], golden.voice, "out of vocabulary", start=True)
-    # else it could still wait, and be failed with the next one
+    # without this wait, the message could fail together with the next one
     assert not connection.answers().errors
     connection.send([-1], None, "out of vocabulary")
     connection.send([1], None, "nobody")
@@ -172,9 +175,7 @@ def test_all_families_are_there_and_told_to_users(seen: Seen) -> None:
 
 
 def test_names_follow_the_conventions_of_prometheus(seen: Seen) -> None:
-    """Counters end with `_total`, no other family does, and units are base units behind all other
-    words.
-    """
+    """Only counters end with `_total`, and names end with base units before any suffix."""
     for name, kind in seen.families().items():
         assert re.fullmatch("[a-z]+(_[a-z]+)*", name)
         assert name.endswith("_total") == (kind == "counter"), name
@@ -185,8 +186,9 @@ def test_names_follow_the_conventions_of_prometheus(seen: Seen) -> None:
 
 
 def test_promtool_has_no_complaints(seen: Seen) -> None:
-    """Of our metrics: those of Triton share the port, and promtool complains of several of their
-    names.
+    """Checks our metrics alone.
+
+    Triton's metrics share the port, and promtool complains about several of their names.
     """
     if (promtool := shutil.which("promtool")) is None:
         pytest.skip("needs promtool: apt-get install prometheus")
@@ -222,7 +224,7 @@ def test_open_streams(seen: Seen) -> None:
 
 
 def test_cache(seen: Seen) -> None:
-    """One block of the prompt of 30 tokens is shared; a stream takes three pages when it opens."""
+    """One block of the prompt of 30 tokens is shared; a stream reserves three pages to open."""
     assert seen.by_label("cache_pages", seen.during) == {
         "capacity": CAPACITY,
         "used": 4,
@@ -234,9 +236,7 @@ def test_cache(seen: Seen) -> None:
 
 
 def test_voice_prompts(seen: Seen) -> None:
-    """Two voices were new, and that of the probe, which the model speaks before the server is
-    ready.
-    """
+    """Three voices were new: two of the load, and one of the probe before the server is ready."""
     assert seen.by_label("voice_prompts_total") == {"hit": len(STREAMS) - 2, "miss": 3}
 
 
@@ -259,7 +259,7 @@ def test_refused(seen: Seen) -> None:
 
 
 def test_batches_and_stages(seen: Seen) -> None:
-    """Two streams may or may not have met in a batch."""
+    """Two streams may share a batch, but need not."""
     batches = seen.value("batch_streams_count")
     alone, at_most_two = (seen.value(f'batch_streams_bucket{{le="{most}"}}') for most in (1, 2))
     assert seen.value("batch_streams_sum") == CHUNKS
@@ -275,7 +275,7 @@ def test_batches_and_stages(seen: Seen) -> None:
 
 
 def test_first_audio_and_real_time_factor(seen: Seen) -> None:
-    """One for each stream that was heard, the same as in the log."""
+    """One value for each stream that sent audio, equal to the value in the log."""
     finished = {stream for stream, (reason, _) in STREAMS.items() if reason == "finished"}
     for family, field in (
         ("first_audio_seconds", "first_audio_s"),
@@ -295,7 +295,7 @@ def test_first_audio_and_real_time_factor(seen: Seen) -> None:
 
 def test_first_sound_is_not_before_the_first_audio(seen: Seen) -> None:
     audio, sound = seen.logged("first_audio_s"), seen.logged("first_sound_s")
-    # the tiny model is loud at once
+    # audio of the tiny model is loud from its first sample
     assert all(0 <= sound[stream] - audio[stream] < 0.1 for stream in audio)
 
 

@@ -1,4 +1,4 @@
-"""Streams on a real server that speak before a block is complete, as they do without any settings."""
+"""Streams on a real server that send audio before a block is complete, as with default settings."""
 
 from __future__ import annotations
 

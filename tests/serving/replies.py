@@ -1,4 +1,4 @@
-"""What the scheduler's tests share: replies that remember, a clock that is set, and how to speak."""
+"""Helpers of the scheduler's tests: recording replies, a clock that tests set, and utterances."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class FakeClock:
 
 
 class RecordingReply:
-    """Keeps what it is told and in which order; `journal` may be shared between replies."""
+    """Reply that records its calls in order; several replies may share a `journal`."""
 
     def __init__(self, name: str = "", journal: list[str] | None = None) -> None:
         self.name = name
@@ -83,7 +83,7 @@ class RecordingReply:
 
 
 class GatedReply(RecordingReply):
-    """Holds the scheduler's thread inside its first `send` until it is let go."""
+    """Reply that blocks the scheduler's thread inside its first `send` until its gate opens."""
 
     def __init__(self, name: str = "", journal: list[str] | None = None) -> None:
         super().__init__(name, journal)
@@ -97,7 +97,7 @@ class GatedReply(RecordingReply):
 
 
 class Hanging:
-    """What a vocoder does meanwhile, until it is let go."""
+    """Function that blocks a call of the vocoder until its gate opens."""
 
     def __init__(self) -> None:
         self.reached = threading.Event()
@@ -109,7 +109,7 @@ class Hanging:
 
 
 class BrokenReply(RecordingReply):
-    """A client that is gone: whatever is sent to it raises."""
+    """Reply of a client that is gone: every message raises an error."""
 
     def send(self, chunk: AudioChunk) -> None:
         raise ConnectionError("gone")
@@ -149,21 +149,21 @@ def joined(*replies: RecordingReply) -> NDArray[np.float32]:
 def speak(
     workers: WorkerPool, voice: Voice, count: int, reply: RecordingReply | None = None
 ) -> RecordingReply:
-    """A whole utterance in one request."""
+    """Pushes a whole utterance in one request."""
     reply = reply or RecordingReply()
     workers.push(workers.open(voice), demo_tokens(count), reply, end=True)
     return reply
 
 
 def assert_serves(workers: WorkerPool, voice: Voice, expected: Expected) -> None:
-    """The workers are alive and in order."""
+    """Checks that the workers are alive and return correct audio."""
     assert np.array_equal(joined(speak(workers, voice, 4)), expected(4))
 
 
 def refused(
     workers: WorkerPool, utterance: Request, tokens: object, *, end: bool = False
 ) -> Token2WavError:
-    """The error of a push that must be refused with its reply untouched."""
+    """Returns the error of a push that must be rejected without a call of its reply."""
     reply = RecordingReply()
     with pytest.raises(Token2WavError) as caught:
         workers.push(utterance, tokens, reply, end=end)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Who runs next: rules one by one, then whole days of a server in no time, with a clock of its own."""
+"""Choice of the next streams: single rules, then simulated days of a server with its own clock."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from token2wav.serving.policy import AHEAD_SECONDS, RESERVE_SECONDS, Policy, Rea
 TOKENS_PER_SECOND = 25
 HOP, LOOKAHEAD = 25, 3
 BUFFER = 0.3
-POLL_SECONDS = 0.05  # after which a worker looks again
-VOCODER_HOLDS = 0.16  # seconds of audio that need what follows
+POLL_SECONDS = 0.05  # a worker looks for new chunks at this interval
+VOCODER_HOLDS = 0.16  # holdback of the vocoder in seconds of audio
 
 
 def heard(owner: str, plays_until: float, tokens: int = 25, since: float = 0.0) -> Ready[str]:
@@ -33,16 +33,16 @@ def first_batch(chunks: list[Ready[str]], most: int = 8, now: float = 0.0) -> st
     [
         ([], ""),
         ([heard("a", 9), heard("b", 8)], "ba"),  # by the end of their audio
-        # first chunks go first, and what has time waits
+        # first chunks go first, and chunks with time to spare wait
         ([heard("a", 9), fresh("b", 2), fresh("c", 1)], "cb"),
-        # unless somebody would fall silent
+        # unless a listener would fall silent
         ([fresh("a", 0), heard("b", RESERVE_SECONDS / 2), heard("c", 5)], "ba"),
-        # a short one does not wait for a long one
+        # a short chunk does not wait for a long one
         ([fresh("a", 0, 25), fresh("b", 1, 40), fresh("c", 2, 20)], "ac"),
         ([heard("a", 4, 100), heard("b", 5, 25)], "ab"),
-        # who is far ahead makes no batch slower
+        # streams far ahead do not join a batch, which would get slower
         ([heard("a", 4), heard("b", AHEAD_SECONDS + 1)], "a"),
-        ([heard("a", 8), heard("b", 7)], "ba"),  # but their own
+        ([heard("a", 8), heard("b", 7)], "ba"),  # streams far ahead share a batch of their own
     ],
 )
 def test_who_comes_first_and_who_rides_along(chunks: list[Ready[str]], batch: str) -> None:
@@ -74,15 +74,15 @@ def test_every_fourth_batch_goes_by_waiting_time_of_those_that_have_none_to_spar
     ("in_hand", "tokens", "due", "workers", "batch"),
     [
         (4.5, 100, [9.0], 1, "abcd"),  # 4 s of work
-        (3.5, 100, [], 1, "abc"),  # else the first of them comes too late itself
-        (4.5, 100, [2.5], 1, "ab"),  # else a listener falls silent whose tokens may come meanwhile
+        (3.5, 100, [], 1, "abc"),  # a larger batch would make its own first stream late
+        (4.5, 100, [2.5], 1, "ab"),  # a listener would fall silent if its tokens arrive meanwhile
         (4.5, 100, [0.5], 1, "a"),
         (4.5, 25, [0.5], 1, "abcd"),  # as slow as one long chunk
-        (4.5, 100, [0.5], 2, "ab"),  # another worker is there for that listener
+        (4.5, 100, [0.5], 2, "ab"),  # another worker can serve that listener
         (9.0, 100, [2.5], 1, "ab"),
-        (9.0, 100, [0.5], 1, ""),  # who is far ahead can wait
+        (9.0, 100, [0.5], 1, ""),  # streams far ahead can wait
         (9.0, 100, [-2.0], 1, ""),
-        # nobody waits for a stream whose tokens don't come
+        # no stream waits for another one whose tokens do not arrive
         (9.0, 100, [-AHEAD_SECONDS], 1, "abcd"),
         (9.0, 100, [0.5], 2, "ab"),
     ],
@@ -114,12 +114,12 @@ def test_a_batch_that_only_ends_streams_teaches_nothing() -> None:
 
 @dataclass(eq=False)
 class Listener:
-    """A stream whose tokens arrive at 25 a second; its player starts a moment after the first
-    audio.
+    """Stream whose tokens arrive at 25 a second; its player starts a moment after the first audio.
 
     Attributes:
-        longest: hop; the first has 25 tokens, each of the others twice those of the one before.
-        at_once: whether all its tokens arrive together.
+        longest: largest hop. The first hop has 25 tokens, and each later hop doubles the previous
+            one.
+        at_once: whether all tokens arrive together.
     """
 
     arrives: float
@@ -156,7 +156,7 @@ class Listener:
 
 @dataclass
 class Running:
-    """A batch that a worker computes."""
+    """Batch that a worker is computing."""
 
     batch: list[Ready[Listener]]
     until: float
@@ -170,7 +170,7 @@ def replay(
     per_token: float,
     workers: int = 1,
 ) -> list[Listener]:
-    """Runs a server whose batches take `fixed` plus `per_token` for every token in them."""
+    """Runs a server whose batches take `fixed` seconds plus `per_token` for each token."""
     policy: Policy[Listener] = Policy(most)
     running: list[Running] = []
     now = 0.0
@@ -201,7 +201,7 @@ def replay(
 def waiting(
     listeners: list[Listener], running: list[Running], now: float, workers: int
 ) -> tuple[list[Ready[Listener]], float, int, list[float]]:
-    """What the scheduler asks the policy."""
+    """Returns the arguments with which the scheduler asks the policy."""
     computed = {id(chunk.owner) for worker in running for chunk in worker.batch}
     idle = [each for each in listeners if each.arrives <= now and id(each) not in computed]
     ready = [
@@ -258,9 +258,9 @@ def test_a_flood_of_newcomers_does_not_silence_those_who_listen() -> None:
     assert all(listener.plays_until is not None for listener in listeners)
 
 
-# What batches of the `small` model take on 2 cores (docs/tuning.md), one worker on both and two
-# workers on one each, and on something ten times as fast: seconds for a batch, and for each token
-# in it.
+# Number of workers, seconds for a batch, and seconds for each token in the batch. The first two
+# hosts run the `small` model on 2 cores (docs/tuning.md): one worker on both cores, or two workers
+# on one core each. The third host is ten times as fast.
 ONE_WORKER, TWO_WORKERS, FAST = (1, 0.065, 0.0033), (2, 0.082, 0.0042), (1, 0.0065, 0.00033)
 
 
@@ -276,13 +276,13 @@ ONE_WORKER, TWO_WORKERS, FAST = (1, 0.065, 0.0033), (2, 0.082, 0.0042), (1, 0.00
 def test_long_utterances_that_are_sent_at_once_do_not_silence_who_listens(
     host: tuple[int, float, float], paced: int, longest_gap: float, bulk_seconds: float
 ) -> None:
-    """Eight of them, from 10 s on, for 50 s."""
+    """Eight long utterances arrive after 10 s and run for 50 s beside paced listeners."""
     listeners = [Listener(0.37 * number) for number in range(paced)]
     bulk = [Listener(10.0, longest=100, at_once=True) for _ in range(8)]
     workers, fixed, per_token = host
     replay(listeners + bulk, 60.0, 8, fixed, per_token, workers)
     assert max(gap for listener in listeners for gap in listener.gaps) <= longest_gap
-    # they get what is left
+    # the long utterances get the rest of the capacity
     assert sum(each.tokens for each in bulk) / TOKENS_PER_SECOND >= bulk_seconds
     assert min(each.tokens for each in bulk) > 0.8 * max(each.tokens for each in bulk)
 

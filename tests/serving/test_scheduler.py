@@ -1,6 +1,4 @@
-"""The scheduler alone, without threads, engines or time that passes: what becomes ready, who gets
-it, who is told.
-"""
+"""Scheduler without threads, engines or real time: ready chunks, their workers, and replies."""
 
 from __future__ import annotations
 
@@ -43,7 +41,7 @@ class Rig:
     def push(
         self, request: Request, count: int, *, end: bool = False, keep_open: bool = False
     ) -> list[int]:
-        """Pushes tokens; returns the numbers of the messages that are finished by it."""
+        """Pushes tokens, and returns the numbers of the messages that the push finishes."""
         reply = RecordingReply(str(len(request.messages)))
         finished = self.scheduler.push(
             request, demo_tokens(count), reply, end=end, keep_open=keep_open
@@ -51,7 +49,7 @@ class Rig:
         return [int(each.name) for each in finished if isinstance(each, RecordingReply)]
 
     def computed(self, request: Request) -> int:
-        """Runs the next chunk of a request; returns how many replies are finished by it."""
+        """Runs the next chunk of a request, and returns the number of replies that it finishes."""
         assert self.scheduler.next_batch(WORKER, 1) == [request]
         assert (request.status, request.owner) == (Status.RUNNING, WORKER)
         self.scheduler.sent(request)
@@ -64,11 +62,11 @@ def test_a_request_waits_is_ready_runs_and_is_finished() -> None:
     rig = Rig()
     request = rig.opened()
     seen = [request.status]
-    assert rig.push(request, FIRST - 1) == [0]  # consumed: its tokens make no chunk possible
+    assert rig.push(request, FIRST - 1) == [0]  # consumed: the tokens complete no chunk
     seen.append(request.status)
     assert rig.push(request, 1) == []
     seen.append(request.status)
-    assert rig.push(request, SECOND - FIRST) == []  # waits behind the one whose chunk comes first
+    assert rig.push(request, SECOND - FIRST) == []  # waits for the message whose chunk comes first
     for _ in range(2):
         assert rig.computed(request) == 1
         seen.append(request.status)
@@ -124,7 +122,7 @@ def test_only_who_waits_for_tokens_is_idle() -> None:
     rig.push(waiting, 1)
     rig.push(unopened, 1)
     rig.clock.now += 29
-    assert rig.push(waiting, 0) == [0]  # no sign of life
+    assert rig.push(waiting, 0) == [0]  # an empty message does not count as activity
     rig.clock.now += 2
     [(request, error)] = rig.scheduler.overdue()
     assert request is waiting

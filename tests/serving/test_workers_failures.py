@@ -1,4 +1,4 @@
-"""What goes wrong with one utterance harms no other."""
+"""Failures of one utterance do not harm other utterances."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_a_fault_of_ours_frees_what_a_stream_cancelled_meanwhile_held(
     expected: Expected,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A cancelled stream is none of the scheduler's any more, but its worker still has to free it."""
+    """A cancelled stream has left the scheduler, but its worker still has to free its state."""
     model, vocoder = faulty
     workers, reply = make(model), RecordingReply()
     utterance, settle, faults = (
@@ -171,9 +171,7 @@ def test_a_fault_of_ours_frees_what_a_stream_cancelled_meanwhile_held(
 
 
 class FlowWithoutLookahead(StatefulStage[Voice], FlowStage):
-    """Flow that needs no token after a chunk, so that at a chunk's border nothing is left for the
-    last one.
-    """
+    """Flow without look-ahead, so that no token is left for a last chunk at a chunk's border."""
 
     def open(self, voice: Voice, steps: int = 0) -> int:
         return self.register(voice)
@@ -251,7 +249,7 @@ def test_an_observer_that_raises_at_every_call_harms_nobody(
 def test_a_worker_outlives_a_fault_of_ours(
     make: Make, voice: Voice, expected: Expected, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever it was about is told, or is served all the same."""
+    """The affected request receives an error, or its audio all the same."""
     workers = make()
     real, faults = getattr(workers._scheduler, call), [ValueError("a bug")]
 

@@ -1,4 +1,4 @@
-"""Many utterances on one pipeline: what comes out, in which order, and through which replies."""
+"""Many utterances on one pipeline: their audio, its order, and the replies that receive it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from token2wav.serving.worker import WorkerPool
 SAME_DB = 60
 
 
-# What comes out.
+# Audio.
 
 
 @pytest.mark.parametrize("count", [1, HOP, FIRST, SECOND + 1])
@@ -112,7 +112,7 @@ def test_first_chunks_go_before_second_ones(make: Make, voice: Voice) -> None:
     a.gate.set()
     for reply in (a, b, c):
         reply.succeeded()
-    # Then whoever waited longest, so that nobody falls behind.
+    # Then the stream with the longest wait goes first, so that no stream falls behind.
     turns = [entry for entry in journal if not entry.endswith("finished")]
     assert turns == ["a0", "b0", "c0", "a1", "b1", "c1", "a2", "b2", "c2"]
 

@@ -1,6 +1,4 @@
-"""The dashboard without Grafana: a real Prometheus answers the query of every panel, and what it
-says is drawn.
-"""
+"""The dashboard without Grafana: a picture of the answers of a real Prometheus to all queries."""
 
 from __future__ import annotations
 
@@ -22,16 +20,18 @@ import matplotlib.pyplot as plt
 from tests.deploy.queries import panels
 
 STEP_SECONDS = 5
-# What Grafana makes of its variables for such a step and prometheus.yml's interval of 10 s, and for
-# all servers.
+# Values of Grafana's variables for all servers, with this step and the interval of 10 s in
+# prometheus.yml.
 _VARIABLES = {"$__rate_interval": "40s", "$instance": ".*"}
 _SCALES = {"percentunit": (100.0, " %"), "bytes": (1e-6, " MB"), "s": (1.0, " s")}
 Series = list[tuple[dict[str, str], list[tuple[float, float]]]]
 
 
 def ask(prometheus: str, expression: str, start: float, end: float) -> Series:
-    """Labels of every series that an expression has between two times, and its finite values with
-    their times.
+    """Queries Prometheus between two times.
+
+    Returns:
+        For every series, its labels and its finite values with their times.
     """
     question = {"query": expression, "start": start, "end": end, "step": STEP_SECONDS}
     url = f"{prometheus}/api/v1/query_range?{urllib.parse.urlencode(question)}"
@@ -47,10 +47,10 @@ def ask(prometheus: str, expression: str, start: float, end: float) -> Series:
 
 
 def draw(prometheus: str, start: float, end: float, picture: Path) -> dict[str, int]:
-    """Draws all panels where the dashboard has them.
+    """Draws all panels at their positions on the dashboard.
 
     Returns:
-        How many numbers each panel shows, by its id and title.
+        Count of the numbers in each panel, by id and title of the panel.
     """
     start = math.floor(start)  # so that times are whole numbers
     rows = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in panels())
@@ -85,7 +85,7 @@ def draw(prometheus: str, start: float, end: float, picture: Path) -> dict[str, 
                 elif pairs:
                     values = dict(pairs)
                     times = np.arange(start, end, STEP_SECONDS)
-                    # with gaps where there are
+                    # keeps the gaps of the series
                     line = [factor * values.get(when, math.nan) for when in times]
                     axes.plot(
                         times - start,

@@ -1,6 +1,4 @@
-"""Lines that the clients of a soak speak, each with the library's audio to compare with, sample by
-sample.
-"""
+"""Lines that the clients of a soak send, each with the library's audio for comparison."""
 
 from __future__ import annotations
 
@@ -14,9 +12,9 @@ from benchmarks.environment import ROOT
 from token2wav import Token2Wav, Voice
 from token2wav_client import ClientVoice
 
-# float32: a batch of several streams sums in another order than the library does for one.
+# float32: a batch of several streams sums in another order than one stream in the library.
 TOLERANCE = 1e-4
-# A stream that went on by recomputing, because the cache was full, rounds its mel in yet another
+# A stream that continued by recomputing, because the cache was full, rounds its mel in yet another
 # way (1e-6), and the vocoder integrates F0 into phase: with the random weights of the tiny model up
 # to 3e-2 in seconds, 57 to 82 dB below the signal for the lines below, at whichever chunk it
 # begins. A single wrong frame is 44 dB below it, a chunk that is lost or comes twice 3 dB.
@@ -27,13 +25,13 @@ _DEMO = ROOT / "tests" / "data" / "demo"
 
 @dataclass(frozen=True, eq=False)
 class Line:
-    """One thing to say.
+    """Tokens in a voice, with the expected audio.
 
     Attributes:
-        name: for reports.
+        name: name for reports.
         tokens: (n,) int32.
-        voice: to say it in.
-        audio: (960 n,) float32, as the library says it.
+        voice: voice of the line.
+        audio: (960 n,) float32, computed by the library.
     """
 
     name: str
@@ -42,7 +40,11 @@ class Line:
     audio: NDArray[np.float32]
 
     def fault(self, heard: list[NDArray[np.generic]]) -> str | None:
-        """Fault of chunks, float32 or int16, that should be all of the line; None if there is none."""
+        """Returns the fault of chunks that should be the whole line, or None.
+
+        Args:
+            heard: float32 or int16 chunks.
+        """
         audio = np.concatenate(heard) if heard else np.zeros(0, np.float32)
         allowed = TOLERANCE
         if audio.dtype == np.int16:
@@ -55,7 +57,7 @@ class Line:
         ratio_db = 10 * np.log10(
             np.square(self.audio, dtype=np.float64).sum() / np.square(error).sum()
         )
-        if ratio_db > SAME_DB:  # NaN is not
+        if ratio_db > SAME_DB:  # false for NaN
             return None
         first = int(np.argmin(error <= allowed))
         return (
@@ -66,9 +68,7 @@ class Line:
 
 
 def make_lines(folder: Path) -> list[Line]:
-    """Short and long utterances in several voices, spoken by the library with the model in a
-    folder.
-    """
+    """Returns short and long utterances in several voices, computed with the model in a folder."""
     model = Token2Wav.load(folder)
     tokens = np.load(_DEMO / "tokens.npy").astype(np.int32)
     lines: list[Line] = []
@@ -83,7 +83,7 @@ def make_lines(folder: Path) -> list[Line]:
 
 
 def _voices() -> dict[str, ClientVoice]:
-    """Prompts of none, less and more than a block, and voices that differ in one field only."""
+    """Returns prompts of none, less and more than a block, and voices that differ in one field."""
     demo = ClientVoice.load(_DEMO / "voice.safetensors")
     tokens, mel, speaker = demo.prompt_tokens, demo.prompt_mel, demo.speaker_embedding
     return {

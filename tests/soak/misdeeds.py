@@ -23,7 +23,7 @@ from tests.soak.wire import SMALL_WINDOW, Answers, RawStream, Spoil
 from token2wav_client import Client, ClientVoice, ServerError
 from token2wav_client.wire import Opening
 
-OVERLOAD = "try again later"  # what any client may be told at any time before it was heard
+OVERLOAD = "try again later"  # error that any client may receive before its first audio
 NOTHING = "left before any answer"
 AUDIO = "audio"
 _ONE = np.array([5], np.int32)
@@ -31,13 +31,13 @@ _ONE = np.array([5], np.int32)
 
 @dataclass(frozen=True)
 class Scene:
-    """Scene of a misdeed: the server, its models and what the client may speak.
+    """Scene of a misdeed: the server, its models and the lines of the client.
 
     Attributes:
-        url: of the server.
-        lines: what could be said.
-        random: decides all that is left open.
-        idle_s: after which the server drops a stream.
+        url: address of the server.
+        lines: lines that the client may send.
+        random: makes all random choices.
+        idle_s: seconds after which the server drops an idle stream.
     """
 
     url: str
@@ -60,7 +60,7 @@ class Scene:
 
 
 class WrongAnswerError(Exception):
-    """A server did to a misbehaving client what it should not have done."""
+    """Error for a wrong answer of a server to a misbehaving client."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,10 @@ class Misdeed:
 
     Attributes:
         kind: cancel, vanish, garbage or stall.
-        name: what it is.
-        act: does it, and returns what the server answered: an error, or what it was in a word.
-        expected: pattern of the answers that are right; being told to try again later always is.
+        name: name of the misdeed.
+        act: commits the misdeed, and returns the answer of the server: an error, or one word for
+            other answers.
+        expected: pattern of the right answers. The error "try again later" is always right.
     """
 
     kind: str
@@ -80,10 +81,10 @@ class Misdeed:
     expected: str
 
     def commit(self, scene: Scene) -> str:
-        """Does it and returns the answer, without what differs from case to case.
+        """Commits the misdeed and returns the answer without ids and numbers.
 
         Raises:
-            WrongAnswerError: the answer was not what it should be.
+            WrongAnswerError: the answer does not match `expected`.
         """
         answer = self.act(scene)
         if not re.search(f"{self.expected}|{OVERLOAD}", answer):
@@ -92,7 +93,7 @@ class Misdeed:
 
 
 def in_general(answer: str) -> str:
-    """An answer without the ids and numbers in it, to be counted."""
+    """Replaces the ids and numbers in an answer, so that equal answers can be counted."""
     return re.sub(r"-?\b\d+(\.\d+)?\b", "N", re.sub(r"'[^']*'", "'...'", answer))
 
 
@@ -104,7 +105,7 @@ def cancel_before_audio(scene: Scene) -> str:
     known, keep_open = scene.line().voice, scene.random.random() < 0.5
     speaker = known.speaker_embedding * np.float32(
         scene.random.uniform(0.5, 2)
-    )  # one more voice, so others are forgotten
+    )  # one more voice, so the server evicts others
     voice = ClientVoice(known.prompt_tokens, known.prompt_mel, speaker)
     with Client(scene.url) as client, client.open(voice, keep_open=keep_open) as mine:
         mine.push(_ONE)
@@ -193,7 +194,7 @@ def dropped_between_requests(scene: Scene) -> str:
 
 
 def stops_sending(scene: Scene) -> str:
-    """The server must have forgotten it when it comes back."""
+    """Stops sending until the server has dropped the idle stream, then sends again."""
     with scene.stream() as stream:
         stream.send(_ONE, scene.opening(scene.line(), keep_open=False))
         if errors := stream.answers().errors:
@@ -234,7 +235,7 @@ def _stop_reading(scene: Scene, *, read_on: bool) -> str:
 
 
 def in_the_first_request(spoil: Spoil) -> Callable[[Scene], str]:
-    """Something wrong with a request that starts an utterance."""
+    """Returns a misdeed that spoils the request that starts an utterance."""
 
     def act(scene: Scene) -> str:
         line = scene.line()
@@ -248,8 +249,9 @@ def in_the_first_request(spoil: Spoil) -> Callable[[Scene], str]:
 
 
 def in_the_middle(spoil: Spoil) -> Callable[[Scene], str]:
-    """Something wrong with a request that continues an utterance, which the client forgets about
-    then.
+    """Returns a misdeed that spoils a later request of an utterance.
+
+    The client then abandons the utterance.
     """
 
     def act(scene: Scene) -> str:
@@ -273,8 +275,9 @@ def tokens_after_the_end(scene: Scene) -> str:
 
 
 def id_of_another(scene: Scene) -> str:
-    """Takes the id of an open stream, with or without a first request; its owner must not suffer
-    from it.
+    """Uses the id of an open stream, with or without a first request.
+
+    The owner of the stream must not be harmed.
     """
     line = scene.line(at_least=100)
     opening = replace(scene.opening(line, keep_open=False), audio_format="float32")
@@ -307,7 +310,10 @@ def unknown_sequence(scene: Scene) -> str:
 
 
 def tensor(name: str, array: NDArray[Any], datatype: str) -> Spoil:
-    """Puts an array in the place of an input, or beside the inputs if there is none of the name."""
+    """Returns a function that replaces an input by an array.
+
+    The array becomes a further input if no input has the name.
+    """
 
     def spoil(message: Any) -> None:
         names = [each.name for each in message.inputs]

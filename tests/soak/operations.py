@@ -1,10 +1,10 @@
-"""Random operations of many threads on one small model: nothing may leak, and no stream may harm
-another.
+"""Random operations of many threads on one small model: no leaks, and no harm to other streams.
 
-Threads open, push to, finish, cancel and drop streams, each several at a time, and cancel those of
-one another; some go through workers. The cache is small, streams speak early or see a window, and
-the engines fail now and then. Every utterance that ends by itself is compared with the audio of the
-whole, sample by sample. Exits with 1 and says what was wrong and the seed if anything was.
+Threads open, push to, finish, cancel and drop streams, several at a time, and cancel streams of
+other threads. Some streams run through workers. The cache is small, streams send provisional chunks
+or use a window, and the engines fail now and then. Every utterance that ends normally is compared
+with the audio of the whole utterance, sample by sample. If there are problems, prints them with the
+seed and exits with 1.
 
     .venv/bin/python -m tests.soak.operations --seconds 60
 """
@@ -56,10 +56,10 @@ from token2wav.serving.worker import WorkerPool
 
 THREADS, WORKERS = 4, 2
 STREAMS_OF_A_THREAD = 3
-STEPS = 40  # of a thread
-CACHE_MIB = 5  # pages of some streams, and too few for all
+STEPS = 40  # operations of a thread
+CACHE_MIB = 5  # enough pages for some streams, and too few for all
 FAULT = "an injected fault"
-FAULTS, FAULTS_OF_OPENING = 0.01, 0.05  # of the calls that may fail; the second are less frequent
+FAULTS, FAULTS_OF_OPENING = 0.01, 0.05  # shares of failing calls; calls of opening are rarer
 SETTINGS = {
     "early": StreamConfig(steps=(2,)),  # few steps, so that there are many operations
     "blocks": StreamConfig(steps=(2,), first_tokens=0),
@@ -74,7 +74,7 @@ Tokens = NDArray[np.int32]
 
 
 class Faults:
-    """Faults of the engines: calls that were chosen fail at random, as long as faults are armed."""
+    """Faults of the engines: chosen calls fail at random while faults are armed."""
 
     def __init__(self, random: Random) -> None:
         self.armed = True
@@ -83,7 +83,7 @@ class Faults:
         self._lock = threading.Lock()
 
     def inject(self, owner: Any, *names: str, share: float = FAULTS) -> None:
-        """Lets a share of the calls of an object's methods fail before they do anything."""
+        """Makes a share of the calls of an object's methods fail before they have any effect."""
         for name in names:
             setattr(owner, name, self._failing(getattr(owner, name), share))
 
@@ -101,15 +101,15 @@ class Faults:
 
 @dataclass(eq=False)
 class Utterance:
-    """Utterance under way.
+    """Utterance in progress.
 
     Attributes:
-        voice, tokens: its words.
-        request: of the library.
-        stream: of the library; None for one that goes through the workers.
+        voice, tokens: voice and all tokens of the utterance.
+        request: request of the library.
+        stream: stream of the library; None for an utterance that runs through the workers.
         sent: number of tokens that were pushed.
-        audio: heard so far.
-        cancelled: whether somebody has cancelled it, or is about to.
+        audio: audio received so far.
+        cancelled: whether a thread has cancelled the utterance, or is about to.
     """
 
     voice: Voice
@@ -128,16 +128,16 @@ class Utterance:
 
 
 class Round:
-    """Round of operations on a model of its own.
+    """Round of operations on its own model.
 
     Args:
-        seed: of all that is random.
+        seed: seed of all random choices.
         settings: key of `SETTINGS`.
 
     Attributes:
-        events: how often each outcome came.
-        worst_db: of all comparisons.
-        problems: sentences; none if all was well.
+        events: number of times of each outcome.
+        worst_db: worst ratio of all comparisons.
+        problems: sentences about problems; empty after a good round.
     """
 
     def __init__(self, seed: int, settings: str) -> None:
@@ -157,7 +157,7 @@ class Round:
         assert isinstance(flow, CachedFlow)
         assert isinstance(vocoder, StreamingVocoder)
         self._flow, self._vocoder = flow, vocoder
-        # The speed of the machine decides nothing: all streams that may speak early do.
+        # The speed of the machine has no effect: streams always send provisional chunks.
         self._model.pipeline.clock = lambda: 0.0
         load = self._model.pipeline.load
         load.computed = lambda chunks, seconds: None  # type: ignore[method-assign]
@@ -174,12 +174,12 @@ class Round:
         self._chunks: dict[Request, list[TokenChunk]] = {}
         self._note_chunks()
         self._voices = [a_voice(prompt) for prompt in PROMPTS]
-        self._open: list[Utterance] = []  # of all threads, for others to cancel
+        self._open: list[Utterance] = []  # utterances of all threads, which any thread may cancel
         self._lock = threading.Lock()
         self._comparing = threading.Lock()  # the oracle computes one utterance at a time
 
     def run(self) -> None:
-        """Runs all threads to their ends, and looks for what is left."""
+        """Runs all threads to their ends, then checks for leftovers."""
         log = _Listening(self.problems)
         logging.getLogger("token2wav").addHandler(log)
         self._workers = WorkerPool(self._model.pipeline, LIMITS, workers=WORKERS)
@@ -201,7 +201,7 @@ class Round:
         self._look_for_leaks()
 
     def _note_chunks(self) -> None:
-        """Notes the chunks of every request, which say how its audio was made."""
+        """Records the chunks of every request, for computing the expected audio again."""
         pipeline = self._model.pipeline
         advance = pipeline.advance
 
@@ -246,11 +246,11 @@ class Round:
 
     @contextmanager
     def _may_fail(self, utterance: Utterance | None = None) -> Iterator[None]:
-        """Passes over the errors that an operation may end with."""
+        """Ignores the errors that an operation may end with."""
         try:
             yield
             return
-        # of a request when it is opened in the engines, which is after its first message
+        # The engines open a request after its first message, and may reject it then.
         except LimitError:
             if utterance is not None and utterance.stream is not None:
                 raise
@@ -292,7 +292,7 @@ class Round:
         self._push(utterance, portion, mine, end=False)
 
     def _end(self, random: Random, mine: list[Utterance]) -> None:
-        """Ends an utterance with the rest of its tokens, or without any more."""
+        """Ends an utterance with the rest of its tokens, or without further tokens."""
         if not mine:
             return
         utterance = random.choice(mine)
@@ -310,7 +310,7 @@ class Round:
     def _push(
         self, utterance: Utterance, tokens: Tokens, mine: list[Utterance], *, end: bool
     ) -> None:
-        mine.remove(utterance)  # unless it goes on
+        mine.remove(utterance)  # an utterance that goes on is added again
         with self._may_fail(utterance):
             if utterance.stream is None:
                 self._send(utterance, tokens, end=end)
@@ -321,7 +321,7 @@ class Round:
             mine.append(utterance)
 
     def _send(self, utterance: Utterance, tokens: Tokens, *, end: bool) -> None:
-        """Sends a message to the workers; the last one waits for all answers."""
+        """Sends a message to the workers; the last message waits for the answers to all of them."""
         reply = RecordingReply()
         self._workers.push(utterance.request, tokens, reply, end=end)
         utterance.replies.append(reply)
@@ -339,8 +339,9 @@ class Round:
             self._forget(utterance)
 
     def _drop(self, random: Random, mine: list[Utterance]) -> None:
-        """Forgets a stream without ending it; some in a cycle, which only the garbage collector
-        finds.
+        """Drops a stream without ending it.
+
+        Some streams are part of a reference cycle, which only the garbage collector finds.
         """
         at = next((index for index, each in enumerate(mine) if each.stream is not None), None)
         if at is None:
@@ -357,7 +358,7 @@ class Round:
             gc.collect()
 
     def _barge_in(self, random: Random, mine: list[Utterance]) -> None:
-        """Cancels a stream of any thread, whatever that does with it, and begins to speak at once."""
+        """Cancels a stream of any thread, even one in use, and begins another stream at once."""
         with self._lock:
             utterance = random.choice(self._open) if self._open else None
         if utterance is not None:
@@ -392,8 +393,9 @@ class Round:
             self.events[event] += 1
 
     def _compare(self, utterance: Utterance) -> None:
-        """Compares the audio of an utterance with that of the whole; for one that spoke early, of
-        the same chunks.
+        """Compares the audio of an utterance with the audio of the whole utterance.
+
+        With provisional chunks, the expected audio is computed from the same chunks.
         """
         chunks = self._chunks.pop(utterance.request)
         tokens = utterance.tokens[: utterance.sent]
@@ -423,7 +425,7 @@ class Round:
             return self._oracle.vocode(self._oracle.mel(tokens, voice))
 
     def _spoken(self, voice: Voice, chunks: Sequence[TokenChunk]) -> Audio:
-        """Computes chunks once more, alone on engines that do not fail."""
+        """Computes chunks again, alone and on engines without faults."""
         pipeline, ratio = self._oracle.pipeline, self._oracle.config.token_mel_ratio
         with self._comparing, pipeline.running():
             flow, vocoder, audio = pipeline.flow.open(voice), pipeline.vocoder.open(), list[Audio]()
@@ -462,7 +464,7 @@ class Round:
 
 
 class _Listening(logging.Handler):
-    """Log handler to which every warning and error is a problem."""
+    """Log handler that records every warning and error as a problem."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__(logging.WARNING)
@@ -473,8 +475,9 @@ class _Listening(logging.Handler):
 
 
 def soak(seed: int, seconds: float) -> dict[str, Any]:
-    """Runs rounds, in all settings by turns, until the time is over; each begins before that, and
-    runs to its end.
+    """Runs rounds with all settings in turn until the time is over.
+
+    A round that has begun runs to its end.
     """
     events, problems, deadline = Counter[str](), list[str](), time.monotonic() + seconds
     for number, settings in enumerate(cycle(SETTINGS)):

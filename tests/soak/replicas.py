@@ -1,11 +1,10 @@
-"""Rehearsal of the services in docker/ with several servers: one is drained, one added, one killed,
-one cut off.
+"""Rehearsal of the services in docker/ with servers that are drained, added, killed or cut off.
 
-Each server has a host of its own, a network namespace, and so have balancer, Prometheus and
-listeners together. Commands, ports and settings are those of the compose files, confined as there;
-servers are found by their name, which loses one as soon as it is told to stop, as in Kubernetes.
-Listeners speak one utterance after the other, each of which is compared with the library's audio.
-Needs root, haproxy and prometheus. Exits with 1 and says what was wrong if anything was.
+Every server has its own host, which is a network namespace. Balancer, Prometheus and listeners
+share one host. Commands, ports, settings and confinement come from the compose files. The balancer
+finds servers by a DNS name. A server is removed from the name as soon as it is told to stop, as in
+Kubernetes. Each listener plays one utterance after the other, and compares each with the library's
+audio. Needs root, haproxy and prometheus. Prints all problems and exits with 1 if there are any.
 
     .venv/bin/python -m tests.soak.replicas
 """
@@ -58,25 +57,24 @@ from token2wav_client.token_source import batches, paced
 TINY, DEMO = ROOT / "tests" / "data" / "tiny", ROOT / "tests" / "data" / "demo"
 KUBERNETES = ROOT / "deploy" / "kubernetes"
 PICTURE = ROOT / "docs" / "images" / "dashboard.png"
-HERE, NETWORK = "10.77.0.1", "10.77.0.1"  # to the latter, the number of a server is added
+HERE, NETWORK = "10.77.0.1", "10.77.0.1"  # a server appends its number to `NETWORK`
 PROMETHEUS = "http://127.0.0.1:9090"
 INSIDE = "TOKEN2WAV_REHEARSAL"
 TOKEN = "a-token-for-the-rehearsal"
 RETRIES = 5
 LOOK_SECONDS = 0.25
-LEVEL_STREAMS = 3  # servers are level while their open streams differ by no more
-LEVEL_SECONDS = 10.0  # in which they should be, once one came or went
+LEVEL_STREAMS = 3  # largest difference in open streams between level servers
+LEVEL_SECONDS = 10.0  # time to become level after a server came or left
 PATIENCE_SECONDS = 60.0
 
 
 @dataclass
 class Server:
-    """Server on a host of its own: its name and address, what runs there, and what its metrics last
-    said.
+    """Server on its own host: name, address, container, and the latest values of its metrics.
 
     Attributes:
-        held: utterances that are open.
-        in_service: whether it is expected to take more.
+        held: number of open utterances.
+        in_service: whether the server is expected to accept streams.
     """
 
     name: str
@@ -90,14 +88,14 @@ class Server:
         self.held = int(metrics['token2wav_open_streams{holder="scheduler"}'])
 
     def kill(self) -> None:
-        """Kills all its processes at once."""
+        """Kills all processes of the host at once."""
         self.in_service = False
         for process in call("ip", "netns", "pids", self.name).split():
             with suppress(ProcessLookupError):
                 os.kill(int(process), signal.SIGKILL)
 
     def cut_off(self) -> None:
-        """Takes its host off the network, as when a machine loses power: nobody is told."""
+        """Takes the host off the network without a notice, as when a machine loses power."""
         self.in_service = False
         call("ip", "link", "set", self.name, "down")
 
@@ -107,11 +105,11 @@ class Said:
     """Utterance of a listener.
 
     Attributes:
-        id: of the utterance.
-        tokens: that it has.
-        began: when it was opened, on the monotonic clock.
-        heard: when each chunk arrived, and the seconds of audio in it.
-        fault: what was wrong with it, if anything.
+        id: id of the utterance.
+        tokens: number of tokens.
+        began: time of the opening on the monotonic clock.
+        heard: time of arrival and seconds of audio of each chunk.
+        fault: description of the fault, if there was one.
     """
 
     id: str
@@ -122,7 +120,7 @@ class Said:
 
     @property
     def silence_s(self) -> float:
-        """Longest time for which a listener, who plays what there is, has nothing to play."""
+        """Returns the longest silence in seconds for a listener that plays all audio on arrival."""
         played_until, longest = self.began, 0.0
         for when, seconds in self.heard:
             longest = max(longest, when - played_until)
@@ -131,9 +129,7 @@ class Said:
 
 
 class Listener(threading.Thread):
-    """Listener who has lines spoken at the pace of a language model, one after the other, until it
-    is over.
-    """
+    """Listener that synthesizes one line after the other at the pace of a language model."""
 
     def __init__(self, client: Client, lines: list[Line], over: threading.Event, seed: int) -> None:
         super().__init__(daemon=True)
@@ -146,7 +142,7 @@ class Listener(threading.Thread):
         )
 
     def run(self) -> None:
-        self._over.wait(self._random.uniform(0, 10))  # they do not all begin at once
+        self._over.wait(self._random.uniform(0, 10))  # listeners begin at different times
         while not self._over.is_set():
             line = self._random.choice(self._lines)
             chunks = []
@@ -164,15 +160,16 @@ class Listener(threading.Thread):
 
 
 def _push(utterance: Utterance, line: Line) -> None:
-    with suppress(ClientError):  # whoever iterates is told
+    with suppress(ClientError):  # the iterating thread receives the error
         for batch in paced(batches([line.tokens.tolist()], 5), TOKENS_PER_SECOND):
             utterance.push(batch)
         utterance.finish()
 
 
 class Retries(logging.Handler):
-    """Notes which utterance the client tries again, and when; it says so in a thread that is named
-    after it.
+    """Log handler that notes the time and the utterance of each retry of the client.
+
+    The client logs a retry in a thread that has the name of the utterance.
     """
 
     def __init__(self) -> None:
@@ -184,11 +181,11 @@ class Retries(logging.Handler):
 
 
 class Rehearsal:
-    """All services, on hosts that it makes.
+    """All services, on hosts that the rehearsal creates.
 
     Args:
-        folder: for files, readable by everybody.
-        stack: ends all of it.
+        folder: folder for files, readable by everybody.
+        stack: stops all services and hosts when it is closed.
     """
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
@@ -202,7 +199,7 @@ class Rehearsal:
         for name, more in read(DOCKER / "balancer" / "docker-compose.yml")["services"].items():
             self._services.setdefault(name, {}).update(more)
         self._installation = ngc_installation(folder / "tritonserver")
-        # where `ip netns` puts what nobody else should see
+        # `ip netns` keeps its files in /run; the mount hides them from other processes
         call("mount", "-t", "tmpfs", "tmpfs", "/run")
         call("ip", "link", "set", "lo", "up")
         call("ip", "link", "add", "lan", "type", "bridge")
@@ -218,8 +215,9 @@ class Rehearsal:
         return [server for server in self.servers.values() if server.in_service]
 
     def start_server(self, number: int) -> Server:
-        """Starts one, with a host that it did not have yet; it is named at once, and takes streams
-        when it is ready.
+        """Starts a server, and creates its host if it does not exist yet.
+
+        The DNS name includes the server at once. The server accepts streams when it is ready.
         """
         name, address = f"server-{number}", f"{NETWORK}{number}"
         if number not in self.servers:
@@ -243,7 +241,7 @@ class Rehearsal:
         return self.servers[number]
 
     def forget(self, server: Server) -> None:
-        """Takes a server out of the name, which Kubernetes does when it tells a pod to stop."""
+        """Removes a server from the DNS name, as Kubernetes does when it tells a pod to stop."""
         self._named.remove(server.address)
 
     def start_balancer(self) -> None:
@@ -252,7 +250,7 @@ class Rehearsal:
             Authority.make(self._folder / "tls", "balancer"),
         )
         tokens = self._folder / "tokens"
-        # A server lets one client have half of its streams, so there are several.
+        # One client may hold at most half of the streams of a server, so there are several clients.
         tokens.write_text(
             "".join(
                 f"{hashlib.sha256(f'{TOKEN}-{n}'.encode()).hexdigest()} client-{n}\n"
@@ -274,7 +272,7 @@ class Rehearsal:
         self._tls = Tls(ca=authority.ca, server_name="balancer")
 
     def start_prometheus(self) -> None:
-        """Starts it with the labels that its discovery adds in Kubernetes."""
+        """Starts Prometheus with the labels that its discovery adds in Kubernetes."""
         settings = yaml.safe_load((DOCKER / "prometheus" / "prometheus.yml").read_text())
         settings["rule_files"] = [
             str(DOCKER / "prometheus" / name) for name in settings["rule_files"]
@@ -309,7 +307,7 @@ class Rehearsal:
         return Client(f"{HERE}:8443", tls=self._tls, token=f"{TOKEN}-{number % 4}", retries=retries)
 
     def misspeak(self, line: Line, over: threading.Event) -> None:
-        """Sends a request that a server has to refuse, again and again."""
+        """Repeats a request that every server has to reject."""
         with self.client(0, 0) as client:
             while not over.wait(2.0):
                 with suppress(ClientError):
@@ -320,7 +318,11 @@ class Rehearsal:
         server.in_service = True
 
     def wait_level(self, began: float) -> float | None:
-        """Returns how long after that time the servers in service hold about as many streams each."""
+        """Waits until the servers in service hold about as many streams each.
+
+        Returns:
+            Seconds since `began`, or None if the patience of the test ends first.
+        """
         while time.monotonic() < began + PATIENCE_SECONDS:
             for server in self.in_service:
                 server.look()
@@ -334,7 +336,7 @@ class Rehearsal:
     def event(
         self, what: str, victim: Server | None, *, loses: bool, seconds: float
     ) -> Iterator[dict[str, Any]]:
-        """Notes what something does to streams, in so many seconds after it."""
+        """Records the effect of an event on the streams during the `seconds` after the event."""
         for server in self.in_service:
             server.look()
         began = time.monotonic()
@@ -353,7 +355,7 @@ class Rehearsal:
                 "worst": round(silences[-1], 1),
             }
         expected = open_before[victim.name] if victim and loses else 0
-        # Between the look and the deed one or two may come or go.
+        # One or two utterances may begin or end between the look at the metrics and the event.
         if abs(len(said) - expected) > (2 if loses else 0):
             self.problems.append(f"{what}: {len(said)} utterances were tried again, not {expected}")
         if level is None or level > LEVEL_SECONDS:
@@ -363,7 +365,7 @@ class Rehearsal:
 
 
 def long_lines() -> list[Line]:
-    """Utterances of 8 to 20 s, which the grace time of a server that stops is enough for."""
+    """Returns utterances of 8 to 20 s, all shorter than the grace time of a stopping server."""
     model, voice = Token2Wav.load(TINY), ClientVoice.load(DEMO / "voice.safetensors")
     spoken = Voice(voice.prompt_tokens, voice.prompt_mel, voice.speaker_embedding)
     said = [
@@ -377,15 +379,13 @@ def long_lines() -> list[Line]:
 
 
 def rehearse(rehearsal: Rehearsal, listeners: int) -> dict[str, Any]:
-    """Starts all services, does to the servers what can happen to them, and returns what came of
-    it.
-    """
+    """Starts all services, runs through the events of a server's life, and returns the effects."""
     lines = long_lines()
     rehearsal.start_balancer()
     rehearsal.start_prometheus()
     for server in [rehearsal.start_server(number) for number in (1, 2, 3)]:
         rehearsal.wait_ready(server)
-    time.sleep(3.0)  # the balancer has seen them
+    time.sleep(3.0)  # time for the balancer to find the servers
     began, over = time.time(), threading.Event()
     rehearsal.start_listeners(listeners, lines, over)
     threading.Thread(target=rehearsal.misspeak, args=(lines[0], over), daemon=True).start()
@@ -449,8 +449,9 @@ def rehearse(rehearsal: Rehearsal, listeners: int) -> dict[str, Any]:
 
 
 def autoscaling(began: float, ended: float) -> dict[str, Any]:
-    """Evaluates the rule that prometheus-adapter gets, and from it what the HorizontalPodAutoscaler
-    would want.
+    """Evaluates the rule for prometheus-adapter, and the resulting wish of the autoscaler.
+
+    The autoscaler is Kubernetes' HorizontalPodAutoscaler.
     """
     [rule] = yaml.safe_load((KUBERNETES / "prometheus-adapter-rule.yaml").read_text())["rules"][
         "custom"

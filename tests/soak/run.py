@@ -1,12 +1,11 @@
-"""A real server among clients of whom one in five misbehaves: nobody else may lose a sample, and
-nothing may be left.
+"""Soak of a real server: one in five clients misbehaves, and the other clients must not be harmed.
 
-Starts a tritonserver with the tiny model and keeps it busy with clients that speak one utterance
-after the other, in several voices and manners. Every utterance that behaves is compared with the
-library's audio, sample by sample. At the end nothing may be held for anyone, memory must have
-stayed flat, and the stopped server must have left nothing. Before that, for a tenth of the time, a
-process of its own runs random operations on the library (operations.py). Exits with 1 and says what
-was wrong and the seed if anything was.
+Starts a tritonserver with the tiny model and keeps it busy with clients that synthesize one
+utterance after the other, in several voices and manners. Every utterance of a well-behaved client
+is compared with the library's audio, sample by sample. At the end, the server may hold no state of
+any client, its memory must have stayed flat, and the stopped server must have left nothing behind.
+Before the soak, a separate process runs random operations on the library for a tenth of the time
+(operations.py). If there are problems, prints them with the seed and exits with 1.
 
     .venv/bin/python -m tests.soak.run --minutes 10
 """
@@ -46,20 +45,19 @@ from token2wav_server import Ports, ServerError, TritonServer
 
 TINY = ROOT / "tests" / "data" / "tiny"
 IDLE_SECONDS = 12.0
-# Small enough that all of it happens: streams are refused, voices forgotten, and the cache fills
-# up.
+# Limits so small that the server refuses streams, evicts voices and fills its cache.
 SETTINGS = """
 stream: {{first_tokens: 0}}  # so that audio can be compared
 limits: {{streams: {streams}, idle_seconds: {idle}}}
 runtime: {{cache_mib: 64}}
 """
 MISBEHAVING = 0.2
-# Clients that keep to the rules are told these, and try again.
+# Errors after which well-behaved clients try again.
 _AGAIN = re.compile(f"{OVERLOAD}|is not registered here")
 # The allocator of a process with several threads moves by 20 MiB from minute to minute. A leak
-# worth the name is a chunk of audio (100 kB) an utterance, which would be 60 MiB from third to
-# third of ten minutes. Runs shorter than this are all warm-up: their growth is reported, and not
-# judged.
+# of concern is a chunk of audio (100 kB) an utterance, which would be 60 MiB from third to
+# third of ten minutes. Runs shorter than JUDGED_MINUTES are only warm-up, so their growth is
+# reported without a verdict.
 JUDGED_MINUTES = 5.0
 GROWTH_MIB = 32.0
 OPERATIONS_SHARE = 0.1
@@ -70,9 +68,9 @@ class Plan:
     """Plan of a soak: its length, clients and seed.
 
     Attributes:
-        minutes: for which clients start utterances.
-        clients: at once.
-        seed: of all that is random.
+        minutes: time during which clients start utterances.
+        clients: number of concurrent clients.
+        seed: seed of all random choices.
     """
 
     minutes: float
@@ -82,14 +80,15 @@ class Plan:
 
 @dataclass(frozen=True)
 class Manner:
-    """Manner in which a client that behaves says a line.
+    """Manner in which a well-behaved client sends a line.
 
     Attributes:
-        audio_format: that it asks for.
+        audio_format: requested format of the audio.
         keep_open: as in `Client.open`.
-        named: by the voice's id, and sends the voice itself only if the server does not know it.
-        whole: in one request without a sequence id.
-        tokens_per_s: at which it sends; 0 for all at once.
+        named: the client sends the id of the voice, and the voice itself only to a server that does
+            not know the id.
+        whole: the client sends the line in one request without a sequence id.
+        tokens_per_s: pace of the tokens; 0 sends all tokens at once.
     """
 
     audio_format: AudioFormat
@@ -111,7 +110,7 @@ class Manner:
 
 @dataclass
 class Books:
-    """Books of all clients, which note what has happened so far."""
+    """Counts of all clients so far."""
 
     spoken: int = 0
     audio_seconds: float = 0.0
@@ -122,8 +121,9 @@ class Books:
 
 
 class Deck:
-    """Deals misdeeds in random order, so that each kind is as frequent as the others, and garbage
-    twice as frequent.
+    """Deck that deals misdeeds in random order.
+
+    Each kind is as frequent as the others, except that garbage is twice as frequent.
     """
 
     def __init__(self, random: Random) -> None:
@@ -148,7 +148,7 @@ class Deck:
 
 
 def say(url: str, line: Line, manner: Manner, heard: list[NDArray[Any]], random: Random) -> None:
-    """Says a line to its end; chunks go into `heard`.
+    """Sends a line to its end, and adds the received chunks to `heard`.
 
     Raises:
         ClientError, grpc.RpcError: the server refused or failed.
@@ -176,8 +176,9 @@ def say(url: str, line: Line, manner: Manner, heard: list[NDArray[Any]], random:
 def in_portions(
     tokens: NDArray[np.int32], tokens_per_s: float, random: Random
 ) -> list[NDArray[np.int32]]:
-    """Cut at random, some of them empty; small ones where they are paced, so that no pause looks
-    like idling.
+    """Cuts tokens at random positions; some portions are empty.
+
+    Paced portions are small, so that the server does not mistake a pause for an idle client.
     """
     most = 25 if tokens_per_s else len(tokens)
     cuts = [0]
@@ -196,9 +197,9 @@ class Soak:
     """Clients on a running server.
 
     Args:
-        plan: what they do.
-        url: of the server's gRPC.
-        lines: what they say.
+        plan: plan of the soak.
+        url: gRPC address of the server.
+        lines: lines that the clients send.
     """
 
     def __init__(self, plan: Plan, url: str, lines: list[Line]) -> None:
@@ -210,7 +211,7 @@ class Soak:
         self._ends_at = time.monotonic() + 60 * plan.minutes
 
     def run(self) -> None:
-        """Returns when every client has ended its last utterance."""
+        """Runs all clients until their last utterances have ended."""
         with ThreadPoolExecutor(self._plan.clients) as pool:
             list(pool.map(self._client, range(self._plan.clients)))
 
@@ -259,18 +260,18 @@ class Soak:
     def _problem(self, client: int, doing: str, what: str) -> None:
         with self.books.lock:
             self.books.problems.append(f"client {client}, {doing}: {what}")
-        time.sleep(1.0)  # a server that is gone refuses thousands a second
+        time.sleep(1.0)  # a dead server rejects thousands of connections a second
 
 
 def soak(plan: Plan, folder: Path) -> dict[str, Any]:
     """Runs a soak.
 
     Args:
-        plan: of it.
-        folder: for the server's configuration and log.
+        plan: plan of the soak.
+        folder: folder for the server's configuration and log.
 
     Returns:
-        What was seen, with a list of `problems` that is empty if all was well.
+        The observations, with a list of `problems` that is empty after a good run.
 
     Raises:
         ServerError: the server ended by itself.
@@ -334,7 +335,7 @@ def soak(plan: Plan, folder: Path) -> dict[str, Any]:
 
 
 def run_operations(plan: Plan) -> dict[str, Any]:
-    """Runs random operations on the library in a process of its own, for a tenth of a soak's time."""
+    """Runs random operations on the library in another process, for 10 % of the soak's time."""
     seconds = 60 * plan.minutes * OPERATIONS_SHARE
     command = [
         sys.executable,
@@ -356,7 +357,7 @@ def run_operations(plan: Plan) -> dict[str, Any]:
 
 
 def when_empty(metrics_url: str, seconds: float) -> dict[str, float]:
-    """The metrics as soon as no stream is open, or after that time."""
+    """Returns the metrics as soon as no stream is open, or after `seconds`."""
     deadline = time.monotonic() + seconds
     while any(labelled(metrics := scrape(metrics_url), "token2wav_open_streams").values()):
         if time.monotonic() > deadline:
@@ -366,7 +367,7 @@ def when_empty(metrics_url: str, seconds: float) -> dict[str, float]:
 
 
 def still_held(metrics: dict[str, float]) -> list[str]:
-    """State that a server holds although nobody speaks."""
+    """Lists state that a server still holds without any open client."""
     streams, pages = (
         labelled(metrics, "token2wav_open_streams"),
         labelled(metrics, "token2wav_cache_pages"),
@@ -383,7 +384,7 @@ def still_held(metrics: dict[str, float]) -> list[str]:
 
 
 def gone_after(watch: Watch, seconds: float) -> list[str]:
-    """Leftovers that a stopped server has not taken with it after that time."""
+    """Lists the leftovers of a stopped server that remain after `seconds`."""
     deadline = time.monotonic() + seconds
     while (left := watch.left_behind()) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -391,7 +392,7 @@ def gone_after(watch: Watch, seconds: float) -> list[str]:
 
 
 def labelled(metrics: dict[str, float], family: str) -> dict[str, float]:
-    """Values of a family with one label, by that label."""
+    """Returns the values of a metric family with one label, by the value of the label."""
     found = (
         (re.fullmatch(rf'{family}\{{\w+="(.*)"\}}', name), value) for name, value in metrics.items()
     )
@@ -399,7 +400,7 @@ def labelled(metrics: dict[str, float], family: str) -> dict[str, float]:
 
 
 def as_table(misdeeds: Counter[tuple[str, str, str]]) -> dict[str, dict[str, dict[str, int]]]:
-    """Table of how often each answer was given, by kind and name."""
+    """Counts each answer by kind and name of the misdeed."""
     table: dict[str, dict[str, dict[str, int]]] = {}
     for (kind, name, answer), count in sorted(misdeeds.items()):
         table.setdefault(kind, {}).setdefault(name, {})[answer] = count

@@ -1,6 +1,4 @@
-"""Watch over a server under a soak: it samples memory, reads the log and looks for what is left
-behind.
-"""
+"""Observation of a server under a soak: samples of memory, the log, and leftovers after the end."""
 
 from __future__ import annotations
 
@@ -22,9 +20,9 @@ _LINE = re.compile(r'\] "stream=(\d+) reason=(\w+) .*underruns=(\d+)"$')
 _WRONG = re.compile(
     r"^[WE]\d{4} |Traceback|\b(?:error|signal|terminate|corrupted)\b", re.IGNORECASE
 )
-# A request that Triton's own front end refuses, for a shape or a type, is never let go (seen with
-# 2.51). Then the model cannot be unloaded in good order, and the server ends when its time for that
-# is over. Of the last: the cache is small on purpose, so that it fills up.
+# Triton 2.51 never releases a request that its own front end rejected for a shape or a type. The
+# model can then not be unloaded in good order, and the server ends when its exit timeout expires.
+# The warning about the cache is expected because the cache is small on purpose, so that it fills.
 _EXPECTED = re.compile(
     "failed to stop server: Internal - Exit timeout expired|the cache has pages for"
 )
@@ -32,8 +30,9 @@ _EXPECTED = re.compile(
 
 @dataclass(frozen=True)
 class Sample:
-    """A server at one moment: seconds since the start, MiB of memory in its processes and in
-    /dev/shm, and counts.
+    """State of a server at one moment.
+
+    It has the seconds since the start, counts, and MiB of memory of the processes and of /dev/shm.
     """
 
     seconds: float
@@ -47,14 +46,14 @@ class Sample:
 
 
 class Watch(threading.Thread):
-    """Looks at a server once in a while until `stop`.
+    """Thread that samples a server regularly until `stop`.
 
     Args:
-        server: that runs.
-        every_s: seconds between looks.
+        server: running server.
+        every_s: seconds between samples.
 
     Attributes:
-        samples: what was seen.
+        samples: all samples so far.
     """
 
     def __init__(self, server: TritonServer, every_s: float = 1.0) -> None:
@@ -83,10 +82,10 @@ class Watch(threading.Thread):
         self.join()
 
     def look(self) -> Sample:
-        """The server now.
+        """Returns a sample of the server.
 
         Raises:
-            OSError: it is gone.
+            OSError: the server is gone.
         """
         metrics = scrape(self._server.metrics_url)
         stub = Path(f"/proc/{self._model}")
@@ -106,7 +105,7 @@ class Watch(threading.Thread):
         )
 
     def left_behind(self) -> list[str]:
-        """Leftovers of a server that was stopped: processes, segments of shared memory, folders."""
+        """Lists leftovers of a stopped server: processes, segments of shared memory, folders."""
         alive = [
             f"process {process}"
             for process, start in self._processes.items()
@@ -120,8 +119,9 @@ class Watch(threading.Thread):
 
 
 def growth_mib(samples: list[Sample]) -> dict[str, float]:
-    """By how much each kind of memory grew from the middle third to the last third, medians; the
-    first is warm-up.
+    """Returns the growth of each kind of memory from the middle third to the last third.
+
+    The growth is between medians. The first third is warm-up.
     """
     third = len(samples) // 3
     middle, last = samples[third : 2 * third], samples[2 * third :]
@@ -138,13 +138,13 @@ def growth_mib(samples: list[Sample]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Log:
-    """Log of a server, as far as a soak reads it.
+    """Facts that a soak reads from the log of a server.
 
     Attributes:
-        ended: how often streams ended for each reason.
-        underruns: of all streams.
-        streams: number of the last one.
-        wrong: lines that should not be there, and numbers of streams that did not end exactly once.
+        ended: number of ended streams for each reason.
+        underruns: number of underruns of all streams.
+        streams: number of the last stream.
+        wrong: unexpected lines, and numbers of streams that did not end exactly once.
     """
 
     ended: dict[str, int]
@@ -171,7 +171,7 @@ class Log:
 
 
 def scrape(url: str) -> dict[str, float]:
-    """Every value on a metrics port, by name and labels as they stand there."""
+    """Returns every value of a metrics port, by name and labels in their original text."""
     with urllib.request.urlopen(f"http://{url}/metrics", timeout=30) as response:
         lines = response.read().decode().splitlines()
     pairs = (line.rpartition(" ") for line in lines if line and not line.startswith("#"))
@@ -211,8 +211,9 @@ def _parent(process: int) -> int:
 
 
 def _started(process: int) -> str | None:
-    """When a process started, in clock ticks, which tells it from a later one with the same id;
-    None if it is over.
+    """Returns the start time of a process in clock ticks, or None if the process is over.
+
+    The start time distinguishes the process from a later one with the same id.
     """
     try:
         state, *fields = _stat(process)
@@ -229,6 +230,6 @@ def _only(pattern: str, text: str) -> str:
 
 
 def as_rows(samples: list[Sample], most: int) -> list[dict[str, Any]]:
-    """Samples for a report, evenly thinned out."""
+    """Returns evenly spaced samples for a report."""
     step = -(-len(samples) // most)
     return [asdict(sample) for sample in samples[::step]]

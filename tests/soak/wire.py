@@ -1,6 +1,4 @@
-"""Raw gRPC stream: it sends messages as they are, where our client refuses what a soak wants to
-send.
-"""
+"""Raw gRPC stream that sends any message, including messages that our own client rejects."""
 
 from __future__ import annotations
 
@@ -18,8 +16,8 @@ from tritonclient.grpc import service_pb2_grpc
 from token2wav_client.audio import AudioFormat
 from token2wav_client.wire import Opening, build_request, read_response
 
-PATIENCE_SECONDS = 120.0  # for everything on one stream
-# so that little of what a client does not read fits on the way to it
+PATIENCE_SECONDS = 120.0  # timeout of one whole stream
+# keeps few unread responses in flight to the client
 SMALL_WINDOW = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 65536))
 
 Spoil = Callable[[Any], None]
@@ -34,14 +32,15 @@ class Answers:
 
 
 class RawStream:
-    """One gRPC stream on a connection of its own, for one utterance; nothing is read before
-    `answers` is called.
+    """One gRPC stream on its own connection, for one utterance.
+
+    The stream reads nothing before `answers` is called.
 
     Args:
         url: host:port.
-        sequence: id; empty for whole utterances.
-        stream_key: secret of its utterance; empty for none.
-        options: of the gRPC channel.
+        sequence: sequence id; empty for whole utterances.
+        stream_key: secret of the utterance; empty for none.
+        options: options of the gRPC channel.
     """
 
     def __init__(
@@ -71,7 +70,7 @@ class RawStream:
         end: bool = False,
         spoil: Spoil = lambda _: None,
     ) -> None:
-        """Sends a request, after `spoil` has done to it what it likes."""
+        """Sends a request after `spoil` has changed it."""
         if opening is not None:
             self._format = opening.audio_format
         message = build_request(
@@ -88,7 +87,7 @@ class RawStream:
         self._outbox.put(message)
 
     def read(self, answers: Answers) -> bool:
-        """Waits for one response and adds it to the answers; says whether it ends a request.
+        """Waits for one response and adds it to the answers; returns whether it ends a request.
 
         Raises:
             grpc.RpcError: the server ended the stream, or was silent for too long.
@@ -103,14 +102,14 @@ class RawStream:
         return response.last_of_request
 
     def answers(self, requests: int = 1) -> Answers:
-        """Reads until so many requests have ended."""
+        """Reads until `requests` requests have ended."""
         answers = Answers()
         while requests:
             requests -= self.read(answers)
         return answers
 
     def close(self) -> None:
-        """Drops the connection, whatever is under way; says nothing to the server before."""
+        """Drops the connection at once, without a message to the server."""
         self._channel.close()
         self._outbox.put(None)  # releases gRPC's thread that waits for requests
 

@@ -1,4 +1,4 @@
-"""Folders of Chatterbox as they are published, at the sizes of golden sets and with their weights."""
+"""Folders of Chatterbox in the published layout, with the sizes and weights of the golden sets."""
 
 from __future__ import annotations
 

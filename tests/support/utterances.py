@@ -1,4 +1,4 @@
-"""Random utterances at 25 tokens and 50 frames a second, and what a model streams of them."""
+"""Random utterances at 25 tokens and 50 frames a second, and functions that stream them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def some_tokens(count: int) -> NDArray[np.int32]:
 
 
 def off(found: NDArray[np.float32], wanted: NDArray[np.float32]) -> float:
-    """The largest difference."""
+    """Returns the largest difference."""
     assert found.shape == wanted.shape
     return float(np.abs(found - wanted).max())
 
@@ -33,14 +33,14 @@ def off(found: NDArray[np.float32], wanted: NDArray[np.float32]) -> float:
 def streamed(
     model: Token2Wav, portions: Sequence[NDArray[np.int32]], voice: Voice
 ) -> NDArray[np.float32]:
-    """Audio of an utterance whose tokens come in portions."""
+    """Returns the audio of an utterance that is pushed in portions of tokens."""
     with model.stream(voice) as stream:
         chunks = [chunk for tokens in portions for chunk in stream.push(tokens)] + stream.finish()
     return np.concatenate([chunk.audio for chunk in chunks])
 
 
 def streamed_mels(model: Token2Wav, *utterances: Utterance) -> list[NDArray[np.float32]]:
-    """Mels of utterances whose chunks are computed together."""
+    """Returns the mels of utterances with chunks that run in one batch."""
     flow, schedule = model.pipeline.flow, HopSchedule.of(StreamConfig(), model.config)
     streams = [
         (flow.open(voice), Chunker(voice.prompt_tokens, model.config, schedule), tokens)

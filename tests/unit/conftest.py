@@ -60,7 +60,7 @@ def _faulty(config: CosyVoice3Config) -> tuple[Token2Wav, FaultyVocoder]:
 
 @pytest.fixture
 def faulty(_faulty: tuple[Token2Wav, FaultyVocoder]) -> Iterator[tuple[Token2Wav, FaultyVocoder]]:
-    """The tiny model on a vocoder that can be made to fail; afterwards nothing may be open in it."""
+    """The tiny model on a vocoder that tests can make fail; checks that no stream stays open."""
     yield _faulty
     _faulty[1].fault = _faulty[1].open_fault = None
     assert _faulty[0].pipeline.open_streams == 0

@@ -1,6 +1,4 @@
-"""What the unit tests are made from: the tiny model, its voice, and folders that differ from it in
-one thing.
-"""
+"""Material of the unit tests: the tiny model, its voice, and copies that differ in one thing."""
 
 from __future__ import annotations
 
@@ -27,17 +25,17 @@ DATA = Path(__file__).resolve().parents[1] / "data"
 TINY = DATA / "tiny"
 FULL_SIZE = DATA / "full_size"
 STEMS = ("flow", "hift")
-# what may take a moment on a busy machine; nothing waits for it when all is well
+# timeout for events that may be slow on a busy machine; a passing test does not wait for it
 WAIT_SECONDS = 60.0
 
 
 def demo_tokens(count: int) -> NDArray[np.int32]:
-    """(count,) tokens; the demo's, over and over."""
+    """Returns (count,) tokens, which repeat the demo's tokens."""
     return np.resize(np.load(DATA / "demo" / "tokens.npy"), count)
 
 
 def demo_voice(prompt_tokens: int) -> Voice:
-    """A voice with a prompt of any length; the demo's, over and over."""
+    """Returns a voice with a prompt of any length, which repeats the demo's prompt."""
     arrays = load_file(DATA / "demo" / "voice.safetensors")
     tokens = np.resize(arrays["prompt_tokens"].numpy(), prompt_tokens)
     mel = np.resize(arrays["prompt_mel"].numpy(), (2 * prompt_tokens, 80))
@@ -53,7 +51,7 @@ def tiny_weights(stem: str) -> dict[str, torch.Tensor]:
 
 
 def tiny_copy(parent: Path) -> Path:
-    """The tiny model in a folder of its own, without noise.safetensors."""
+    """Copies the tiny model into a new folder, without noise.safetensors."""
     folder = parent / "model"
     folder.mkdir()
     for name in ("cosyvoice3.yaml", "flow.safetensors", "hift.safetensors"):
@@ -62,7 +60,7 @@ def tiny_copy(parent: Path) -> Path:
 
 
 def replace_weights(folder: Path, stem: str, weights: object, suffix: str = ".safetensors") -> Path:
-    """Writes the weights of one stage; other files for it are removed."""
+    """Writes the weights of one stage, and removes its other weight files."""
     for old in folder.glob(f"{stem}.*"):
         old.unlink()
     path = folder / (stem + suffix)
@@ -75,7 +73,7 @@ def replace_weights(folder: Path, stem: str, weights: object, suffix: str = ".sa
 
 
 def one_line(error: BaseException) -> str:
-    """The message of an error, which must be one line that a log or a client can show."""
+    """Returns the message of an error, which must be one line for logs and clients."""
     message = str(error)
     assert message
     assert "\n" not in message
@@ -84,12 +82,12 @@ def one_line(error: BaseException) -> str:
 
 
 class FaultyVocoder:
-    """A vocoder stage whose next call can be told to go wrong.
+    """Vocoder stage whose next calls can be made to fail.
 
     Attributes:
-        fault: what the next `advance` raises, or a number that it puts into its audio.
-        open_fault: what every `open` raises.
-        meanwhile: what happens while the next `open` or `advance` runs.
+        fault: error that the next `advance` raises, or a number that it writes into its audio.
+        open_fault: error that every `open` raises.
+        meanwhile: functions that run during the next `open` or `advance`.
     """
 
     def __init__(self, hift: HiFT, noise: SourceNoise) -> None:

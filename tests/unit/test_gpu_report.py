@@ -1,6 +1,4 @@
-"""The conclusions of the GPU report, and what they rest on: floor, comparison of batches, search
-for streams.
-"""
+"""Conclusions of the GPU report and their sources: floor, comparison of batches, stream search."""
 
 from __future__ import annotations
 
@@ -40,8 +38,8 @@ from token2wav.networks.configs import HiFTConfig
 
 FULL = CosyVoice3Config.read(FULL_YAML.parent)
 LAYERS = 22 * (4 * 1024 * 1024 + 2 * 1024 * 2048) + 1024 * 80
-INPUT = 80 * 1024 + 2 * 1024 * 64 * 31  # of the state in every step
-CONDITIONS = (80 + 80 + 80) * 1024  # once for all steps
+INPUT = 80 * 1024 + 2 * 1024 * 64 * 31  # weights of the input, read every step
+CONDITIONS = (80 + 80 + 80) * 1024  # weights for the conditions, read once for all steps
 RATES = {"copy": 4.8e12, "triad": 4.0e12, "float16": 800e12, "float32": 60e12, "float64": 60e12}
 
 
@@ -56,7 +54,7 @@ def chunk(streams: int, hop: int, spoken_s: float, ms: float) -> dict[str, Any]:
 
 
 def good() -> dict[str, Any]:
-    """Content of a GPU that meets everything."""
+    """Returns the results of a GPU that meets every aim."""
     ways = [changes for name, _, changes in SLICES[2] if name == "parity"]
     keys = [
         parity_key(replace(PLANNED, **way), size) for way in ways for size in PLANNED.parity_batches
@@ -96,7 +94,10 @@ def words(content: Content) -> list[str]:
 
 
 def changed(section: str, key: str = "", **values: Any) -> dict[str, Any]:
-    """Everything met, but for rows of a section whose key has something in it."""
+    """Returns results that meet every aim, with changed values in some rows of a section.
+
+    The rows are those whose key contains `key`.
+    """
     content = good()
     for each in content["rows"]:
         if each["section"] == section and key in each["key"]:
@@ -125,7 +126,7 @@ def test_everything_met() -> None:
 )
 def test_each_aim_has_its_bound(content: Content, aim: int) -> None:
     assert words(content) == ["not met" if index == aim else "met" for index in range(6)]
-    assert len(faults(content)) == (1 if aim == 0 else 0)  # to be slow is no fault
+    assert len(faults(content)) == (1 if aim == 0 else 0)  # slow results are no faults
 
 
 @pytest.mark.parametrize(
@@ -199,7 +200,7 @@ def test_slices_become_one_report(tmp_path: Path) -> None:
     rows = {(each["section"], each["key"]): each for each in content["rows"]}
     assert len(rows) == len(good()["rows"])
     assert rows["chunks", chunk_key(1, 25, 0.0)]["total_ms"][0] == 8.0
-    # what was left out replaces nothing
+    # a row that was left out replaces no measured row
     assert rows["drift", "chunks of 25 tokens"]["drift"] == -0.05
     write_report(content, tmp_path / "report")
     assert {path.suffix for path in (tmp_path / "report").iterdir()} == {".md", ".json"}
@@ -241,14 +242,14 @@ def test_a_stream_takes_a_page_for_a_second_and_shares_its_prompt(
         )
         return model
 
-    # Of the prompt's 75 tokens 50 are in 2 shared pages; 25 and what was spoken are in pages of the
-    # stream's own.
+    # 50 of the prompt's 75 tokens are in 2 shared pages. The other 25 and the tokens of the
+    # utterance are in pages of the stream.
     assert shortage(with_pages(2 + 4 * 4), 4, 50 + 25) is None
     assert (
         shortage(with_pages(2 + 4 * 4 - 1), 4, 50 + 25)
         == "needs 18 pages of 90.1 MB, and the cache has 17"
     )
-    assert shortage(with_pages(2 + 128 * 3), 128, 25) is None  # a stream takes 3 when it opens
+    assert shortage(with_pages(2 + 128 * 3), 128, 25) is None  # a stream reserves 3 pages
     assert shortage(with_pages(2 + 128 * 3 - 1), 128, 25) is not None
     assert shortage(with_pages(0), 128, 25) is None  # an engine without a cache
 
@@ -308,7 +309,7 @@ def test_one_chunk_of_the_full_size() -> None:
     assert work.single == 2 * (2 * 50 * (10 * INPUT + CONDITIONS) + 25 * look_ahead)
     assert work.bytes == 10 * (2 * LAYERS + 4 * INPUT) + 4 * (CONDITIONS + look_ahead) + pages
     many = flow_work(FULL, "float16", streams=64, frames=50, past=0)
-    # a batch shares its weights and nothing else
+    # the streams of a batch share only the weights
     assert many.bytes - 64 * pages == work.bytes - pages
     assert (many.half, many.single) == (64 * work.half, 64 * work.single)
 

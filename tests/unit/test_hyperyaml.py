@@ -1,4 +1,4 @@
-"""HyperPyYAML as data: references are resolved, and whatever a file asks for, nothing is executed."""
+"""HyperPyYAML as data: references are resolved, and no tag of a file is ever executed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may import whom: light packages stay light, and the floors of the library are kept."""
+"""Allowed imports: light packages stay light, and library modules import only from lower floors."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ MODULES = {module_name(path): path for path in sorted(ROOT.rglob("*.py"))}
 
 
 def imports_of(name: str) -> set[str]:
-    """Every module that a file imports anywhere, inside functions and for type checking too."""
+    """Returns every module that a file imports, also inside functions and for type checking."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(MODULES[name].read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -68,7 +68,7 @@ def imports_of(name: str) -> set[str]:
 
 
 def floor(name: str) -> int:
-    """Height above the ground."""
+    """Returns the height of the floor of a module above the ground."""
     heights = {
         module: height for height, modules in enumerate(reversed(FLOORS)) for module in modules
     }
@@ -77,7 +77,7 @@ def floor(name: str) -> int:
     return heights[max(found, key=len)]
 
 
-# the package itself only names what is in it
+# the package itself only exports the names of its modules
 LIBRARY = [name for name in MODULES if name != "token2wav"]
 
 
@@ -127,7 +127,10 @@ def test_the_launcher_starts_without_torch(name: str) -> None:
 
 def test_the_launcher_checks_a_model_folder_without_torch() -> None:
     model = ROOT.parent / "tests" / "data" / "tiny"
-    serve = f"assert main(['--model', {str(model)!r}, '--model-repository', 'nowhere', '--canary-seconds', '0']) == 3"
+    serve = (
+        f"assert main(['--model', {str(model)!r}, '--model-repository', 'nowhere', "
+        "'--canary-seconds', '0']) == 3"
+    )
     assert "torch" not in loaded_after(f"from token2wav_server.cli import main; {serve}")
 
 
@@ -139,7 +142,7 @@ def test_importing_a_package_is_light(package: str) -> None:
 
 
 def loaded_after(statement: str) -> set[str]:
-    """Top-level modules in a fresh interpreter after a statement."""
+    """Returns the top-level modules in a fresh interpreter after a statement."""
     code = f"{statement}\nimport sys\nprint(*{{name.partition('.')[0] for name in sys.modules}})"
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True

@@ -1,4 +1,4 @@
-"""Sequences of a server: an id belongs to one owner from the first request of a stream to the last."""
+"""Sequences of a server: an id has one owner from the first request of a stream to the last."""
 
 from __future__ import annotations
 

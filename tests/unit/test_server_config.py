@@ -40,9 +40,11 @@ def test_the_defaults_are_those_of_the_public_loop() -> None:
 
 
 FULL = """
-stream: {first_tokens: 12, max_hop_tokens: 200, left_blocks: 8, steps: [10, 4], hold_frames: 8, trim_silence_ms: 200,
+stream: {first_tokens: 12, max_hop_tokens: 200, left_blocks: 8, steps: [10, 4], hold_frames: 8, \
+trim_silence_ms: 200,
          reference: true}
-runtime: {device: "cuda:1", engine: torch, engines: made, precision: float16, lanes: 3, cache_mib: 512,
+runtime: {device: "cuda:1", engine: torch, engines: made, precision: float16, lanes: 3, \
+cache_mib: 512,
           cache_storage: int8}
 limits:
     streams: 3

@@ -1,7 +1,4 @@
-"""Small ONNX graphs with the public interface.
-
-What they give can be worked out from what they were given.
-"""
+"""Small ONNX graphs with the public interface, whose outputs tests can compute from the inputs."""
 
 from __future__ import annotations
 
@@ -28,8 +25,9 @@ def tokenizer(
     add: int = 0,
     domain: str = "",
 ) -> onnx.ModelProto:
-    """For every 4 frames, as far as the length says: 50 times the loudest band plus 10 times how
-    loud it is.
+    """Returns a graph that computes one token for every 4 frames, up to the given length.
+
+    The token is 50 times the index of the loudest band plus 10 times its loudness.
     """
     shape: Shape = [1, bands, "T"] if rank == 3 else [bands, "T"]
     nodes = [
@@ -72,7 +70,7 @@ def tokenizer(
 
 
 def tokens_of(features: NDArray[np.floating]) -> NDArray[np.int64]:
-    """What `tokenizer` gives for features (128, frames)."""
+    """Computes the output of `tokenizer` for features (128, frames)."""
     pooled = np.stack(
         [features[:, start : start + 4].mean(axis=1) for start in range(0, features.shape[1], 4)],
         axis=1,
@@ -81,7 +79,10 @@ def tokens_of(features: NDArray[np.floating]) -> NDArray[np.int64]:
 
 
 def speaker(*, bands: int = 80, size: int = 192, scale: float = 1.0) -> onnx.ModelProto:
-    """The largest value of each band, the smallest, and the mean square of as many as are left."""
+    """Returns a graph whose output has the maximum and minimum of each band, and mean squares.
+
+    The mean squares of the first bands fill the rest of the embedding.
+    """
     nodes = [
         helper.make_node("ReduceMax", ["input"], ["largest"], axes=[1], keepdims=0),
         helper.make_node("ReduceMin", ["input"], ["smallest"], axes=[1], keepdims=0),
@@ -105,7 +106,7 @@ def speaker(*, bands: int = 80, size: int = 192, scale: float = 1.0) -> onnx.Mod
 
 
 def embedding_of(features: NDArray[np.floating]) -> NDArray[np.floating]:
-    """What `speaker` gives for features (frames, 80)."""
+    """Computes the output of `speaker` for features (frames, 80)."""
     energies = np.square(features).mean(axis=0)
     return np.concatenate([features.max(axis=0), features.min(axis=0), energies[:32]])
 

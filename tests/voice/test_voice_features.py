@@ -56,7 +56,7 @@ def test_speaker_features_at_their_floor() -> None:
 
 
 def test_floors() -> None:
-    """Digital silence within a recording gives the floors of the definitions, not minus infinity."""
+    """Digital silence in a recording gives the floors of the definitions, not minus infinity."""
     signal = np.concatenate([speechlike(0.5, 24_000), np.zeros(12_000, np.float32)])
     assert prompt_mel(signal)[-3:].min() > np.log(1e-5) - 1e-4
     heard = tokenizer_features(signal)

@@ -37,13 +37,13 @@ MODEL = CosyVoice3Config.read(Path(__file__).parents[2] / "data" / "full_size")
 CONFIG = MODEL.flow.estimator
 TYPES = {"float32": torch.float32, "float16": torch.float16, "int8": torch.float16}
 FRAMES = CONFIG.static_chunk_size
-# Blocks of batches: 1 and multiples of 16 are what a compiler could make binaries of their own for.
+# Blocks of batches: a compiler may specialise binaries for 1 and for multiples of 16.
 BATCHES = (1, 3, 16)
 _WIDE_LOAD = re.compile(r"ld\.global\S*\.v4\.b32|ld\.global\S*\.v2\.b64|cp\.async\.cg\S* .*0x10")
 
 
 class AbsentGPU:
-    """Driver of a GPU of some compute capability: enough of one to compile for it."""
+    """Driver of an absent GPU of some compute capability, sufficient for compiling."""
 
     def __init__(self, capability: int) -> None:
         self._target = GPUTarget("cuda", capability, 32)
@@ -59,7 +59,7 @@ class AbsentGPU:
 
 
 def compiled(work: Callable[[], None]) -> Iterator[Any]:
-    """Binaries that a function's launches would be made of; nothing is launched."""
+    """Yields the binaries of a function's kernel launches without launching them."""
     found: dict[str, Any] = {}
 
     def take(kernel: JITFunction[Any], grid: object) -> Callable[..., None]:
@@ -78,7 +78,7 @@ def compiled(work: Callable[[], None]) -> Iterator[Any]:
 
 
 def on_pages(storage: str) -> None:
-    """Calls the kernels whose types depend on how pages are kept."""
+    """Calls the kernels with types that depend on the storage of pages."""
     layout = CacheLayout(1, 1, CONFIG.heads, CONFIG.dim_head, FRAMES, storage)  # type: ignore[arg-type]
     for blocks in BATCHES:
         view = PagedKVCache(layout, 10 + blocks, torch.device("cpu")).layer(0, 0)
@@ -92,7 +92,7 @@ def on_pages(storage: str) -> None:
 
 
 def on_positions() -> None:
-    """Calls the kernels that work in float32 whatever is kept."""
+    """Calls the kernels that work in float32 for every storage of pages."""
     conv = torch.nn.Conv1d(CONFIG.dim, CONFIG.dim, 31, groups=16).requires_grad_(False)
     with torch.device("meta"):
         layout = dataclasses.replace(flow_networks(MODEL, "float32").layout, steps=1)
@@ -109,8 +109,9 @@ def a_table(blocks: int) -> torch.Tensor:
 
 
 def resources(cubin: bytes) -> tuple[str, str]:
-    """Registers of a thread and bytes of its stack, where spilled ones go, as the disassembler
-    says.
+    """Returns registers of a thread and bytes of its stack, as the disassembler reports them.
+
+    Spilled registers are on the stack.
     """
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:

@@ -1,5 +1,4 @@
-"""Estimators of any family on kernels, in sizes that can be captured, equal themselves run eagerly,
-batch after batch.
+"""Estimators of any family on kernels in capturable sizes equal their eager results in every batch.
 
 Interpreted kernels are slow, so blocks have 4 frames, networks few layers, and the ODE one step.
 """
@@ -23,9 +22,9 @@ from token2wav.networks.step_audio_dit import StepAudioDiT
 from token2wav.networks.unet import UNet
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-# where there is one, among the tests that it must pass
+# on a GPU, the tests belong to the tests that the GPU must pass
 pytestmark = [pytest.mark.gpu] if DEVICE.type == "cuda" else []
-# Of mels, whose spread is about 1, and of what convolutions keep, which is up to 10.
+# Tolerance of mels, whose spread is about 1, and of states of convolutions, which are up to 10.
 CLOSE = {"float32": 1e-5, "float16": 2e-2}
 BANDS, BLOCK, STEPS, PAGES = 8, 4, 1, 8
 MAKERS = {
@@ -42,7 +41,7 @@ def an_estimator(name: str, device: torch.device = DEVICE) -> Estimator:
     estimator = MAKERS[name]().eval().requires_grad_(False).to(device)
     for weight_name, weight in estimator.named_parameters():
         if ".to_" in weight_name:
-            weight.data.mul_(3)  # so that it shows who sees whom
+            weight.data.mul_(3)  # makes errors of the attention mask visible
     return estimator
 
 
@@ -63,8 +62,9 @@ def a_layout(estimator: Estimator, storage: Storage, guidance: float) -> CacheLa
 
 
 def batches(estimator: Estimator, states: list[torch.Tensor]) -> list[list[ChunkInput]]:
-    """Two batches of two streams: the first has a prompt that may be joined and lack frames; the
-    second, a window.
+    """Returns two batches of two streams.
+
+    The first batch has a prompt that may be joined and lack frames. The second batch has a window.
     """
     random = torch.Generator().manual_seed(1)
 
@@ -96,7 +96,7 @@ def batches(estimator: Estimator, states: list[torch.Tensor]) -> list[list[Chunk
 
 
 def spoken(step: StepFunction, runner: Runner) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Mels of all chunks, and what the convolutions keep of both streams at the end."""
+    """Returns the mels of all chunks, and the final states of the convolutions of both streams."""
     layout = step.cache.layout
     states = [torch.zeros(layout.steps, *layout.conv_state, device=DEVICE) for _ in range(2)]
     mels = [mel for batch in batches(step.estimator, states) for mel in runner.run(batch)]
@@ -128,7 +128,10 @@ def test_streams_equal_those_run_eagerly(name: str, storage: Storage, guidance: 
 
 
 class _NothingCopied(TorchFunctionMode):
-    """Check that no tensor is made of numbers of the host, which on a GPU is a copy that waits."""
+    """Check that no tensor is made from numbers of the host.
+
+    On a GPU, such a copy waits for the device.
+    """
 
     def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         assert func not in (torch.tensor, torch.as_tensor, torch.from_numpy), f"{func} copies"
@@ -140,8 +143,9 @@ class _NothingCopied(TorchFunctionMode):
 
 
 class _OnDevice(TorchDispatchMode):
-    """Check that all tensors are on one device; tensors of torch's `meta` cannot be read by the
-    host either.
+    """Check that all tensors are on one device.
+
+    The device is torch's `meta`, whose tensors the host cannot read either.
     """
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
@@ -158,8 +162,9 @@ class _OnDevice(TorchDispatchMode):
 def test_what_is_captured_waits_for_nothing(
     name: str, kernels: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a GPU: a capture fails where the host reads a tensor, or a tensor of the host is
-    read.
+    """Checks, without a GPU, that neither the host nor the device reads the tensors of the other.
+
+    Either access would make a capture fail.
     """
     meta = torch.device("meta")
     monkeypatch.setattr(attention, "store_keys_values", lambda *arguments: None)

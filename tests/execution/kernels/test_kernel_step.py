@@ -1,5 +1,4 @@
-"""Streams on kernels that read pages by themselves equal streams on torch, in batches of any
-mixture.
+"""Streams on kernels that read pages directly equal streams on torch, in any mixture of a batch.
 
 Interpreted kernels are slow, so the model here is smaller than tiny: two layers, blocks of 8
 frames, two ODE steps.
@@ -37,10 +36,10 @@ from token2wav.networks.ode import EulerSolver
 from token2wav.serving.chunking import Chunker, HopSchedule
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-# where there is one, among the tests that it must pass
+# on a GPU, the tests belong to the tests that the GPU must pass
 pytestmark = [pytest.mark.gpu] if DEVICE.type == "cuda" else []
-# Of the mel, whose spread is about 1. Rounded keys and values round the same way only as long as
-# they are equal.
+# Tolerance of the mel, whose spread is about 1. Keys and values round the same way only as long
+# as they are equal.
 MEL = {"float32": 1e-5, "float16": 5e-3}
 BLOCK = 4  # tokens
 LONGEST = 4 * BLOCK
@@ -50,7 +49,7 @@ UTTERANCES = [(4, 5), (0, 3)]  # tokens of prompt and utterance
 
 @pytest.fixture(autouse=True)
 def few_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the position convolutions: each is a program, and there would be 16."""
+    """Reduces the groups of the position convolutions from 16 to 2, because each is a program."""
     monkeypatch.setattr(dit, "_CONV_GROUPS", 2)
 
 
@@ -65,7 +64,7 @@ def a_flow(guidance: float = 0.7) -> Flow:
     )
     for name, weight in flow.named_parameters():
         if "attn.to_" in name:
-            weight.data.mul_(3)  # so that it shows who sees whom
+            weight.data.mul_(3)  # makes errors of the attention mask visible
     return flow.eval().requires_grad_(False).to(DEVICE)
 
 
@@ -82,8 +81,9 @@ def an_engine(
     half: bool = False,
     kernels: bool,
 ) -> CachedFlow:
-    """On kernels, captured where there is a GPU; or on torch without padding, whatever would serve
-    on the device.
+    """Returns an engine on kernels, or on torch without padding, for any device.
+
+    On a GPU, the kernels are captured.
     """
     config, model = flow.config, a_model(flow)
     solver = EulerSolver(flow.estimator, config.n_timesteps, config.inference_cfg_rate)
@@ -103,13 +103,13 @@ def an_engine(
 
 
 def a_runner(step: KernelStep) -> Runner:
-    """In buckets, captured where there is a GPU."""
+    """Returns a runner with buckets, which are captured on a GPU."""
     graphs = GraphPool(DEVICE) if graphs_enabled(DEVICE) else None
     return GraphRunner(step, [BatchSize(blocks, 1, PAGES) for blocks in (2, 4)], graphs)
 
 
 def spoken(engine: CachedFlow, flow: Flow) -> list[np.ndarray]:
-    """Mels of utterances whose next chunks always run in one batch."""
+    """Returns the mels of utterances whose next chunks always run in one batch."""
     config = a_model(flow)
     schedule = HopSchedule.of(StreamConfig(max_hop_tokens=LONGEST), config)
     random = np.random.default_rng(0)

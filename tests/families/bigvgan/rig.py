@@ -1,6 +1,4 @@
-"""BigVGANs to test with: the golden one, small ones with random weights, and one that shows what
-depends on what.
-"""
+"""BigVGANs for tests: the golden one, small random ones, and one that traces dependencies."""
 
 from __future__ import annotations
 
@@ -34,11 +32,11 @@ SMALL = BigVGANConfig(
 
 
 def changed(**changes: Any) -> BigVGANConfig:
-    """`SMALL` with other values."""
+    """Returns `SMALL` with other values."""
     return dataclasses.replace(SMALL, **changes)
 
 
-# One of everything: what takes long with many layers, loads and exports, is tried with this one.
+# One layer of each kind, for tests that are slow with many layers, such as loads and exports.
 LEAST = changed(
     upsample_rates=(8,),
     upsample_kernel_sizes=(16,),
@@ -48,7 +46,7 @@ LEAST = changed(
 
 
 def random_bigvgan(config: BigVGANConfig, seed: int = 0) -> BigVGAN:
-    """Ready for inference; its audio is within the limits and not near zero."""
+    """Returns a BigVGAN for inference; its audio is within the limits and not near zero."""
     generator = torch.Generator().manual_seed(seed)
     bigvgan = BigVGAN(config)
     with torch.no_grad():
@@ -71,10 +69,9 @@ def random_bigvgan(config: BigVGANConfig, seed: int = 0) -> BigVGAN:
 
 
 def tracer(config: BigVGANConfig) -> BigVGAN:
-    """The same layers in double precision, linear and with nothing that could cancel.
+    """Returns the same layers in double precision, linear, with weights that cannot cancel.
 
-    An impulse makes every sample that depends on it positive, and leaves all others at exactly
-    zero.
+    An impulse makes every dependent sample positive, and leaves all other samples at exactly zero.
     """
     bigvgan = BigVGAN(config).double()
     with torch.no_grad():
@@ -93,12 +90,12 @@ def tracer(config: BigVGANConfig) -> BigVGAN:
 
 
 def a_mel(frames: int, bands: int = SMALL.num_mels, seed: int = 0) -> torch.Tensor:
-    """(bands, frames) like logarithms of energies."""
+    """Returns a mel (bands, frames) with values like logarithms of energies."""
     return torch.randn(bands, frames, generator=torch.Generator().manual_seed(seed)) * 2 - 4
 
 
 def load_bigvgan(folder: Path | str) -> BigVGAN:
-    """A vocoder of a folder with `config.json` and weights, as families load it."""
+    """Loads the vocoder of a folder with `config.json` and weights, as families load it."""
     folder = Path(folder)
     module = BigVGAN(read_bigvgan(folder))
     fill(module, read_weights(module, generator_file(folder)))

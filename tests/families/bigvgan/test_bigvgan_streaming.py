@@ -65,7 +65,7 @@ def test_pieces_of_the_golden_mel_equal_its_audio(
 @pytest.mark.parametrize("last", [0, 1, AHEAD, AHEAD + 1])
 @pytest.mark.parametrize("first", [0, AHEAD, AHEAD + 1, 2 * AHEAD + 5])
 def test_both_edges(small: BigVGAN, first: int, last: int) -> None:
-    """What is shorter than the look-ahead, and ends that come when only held-back frames are left."""
+    """Streams shorter than the look-ahead, and ends that arrive with only held-back frames left."""
     engine, mel = StreamingVocoder(small), a_mel(first + last)
     head, tail = streamed(engine, mel, [first])
     assert len(head) == (HOP * first - small.output_delay if first > AHEAD else 0)

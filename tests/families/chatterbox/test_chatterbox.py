@@ -1,6 +1,4 @@
-"""Chatterbox and its Turbo in the library: what public code computes, and streams under the block
-mask.
-"""
+"""Chatterbox and its Turbo in the library: equal to public code; streams under the block mask."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ from token2wav.execution import assemble
 from token2wav.execution.stages import FrameChunk
 from token2wav.execution.vocoder import StreamingVocoder
 
-MEL = 2e-5  # of float32 against float32, whose values reach 6
+MEL = 2e-5  # tolerance between float32 results, whose values reach 6
 AUDIO = 1e-4
 SNR_DB = 40
 CPU = RuntimeConfig(device="cpu", cache_mib=400)
@@ -63,7 +61,7 @@ def test_a_streamed_mel_is_that_of_the_whole(model: Token2Wav, prompt: int, coun
 
 
 def test_whole_utterances_under_full_attention(tmp_path: Path) -> None:
-    """The public code's way: nothing is heard before the end, and then all of it."""
+    """As in public code, no audio comes before the end, and all audio comes then."""
     golden = FamilyGolden("chatterbox", "tiny")
     model = Token2Wav.load(
         write_model(tmp_path, golden), stream=StreamConfig(reference=True), runtime=CPU
@@ -78,8 +76,9 @@ def test_whole_utterances_under_full_attention(tmp_path: Path) -> None:
 def test_whole_utterances_prepare_pieces_of_hops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a GPU, where each length is a CUDA graph: a chunk is an utterance then, of up to a
-    million tokens.
+    """Prepares pieces as on a GPU, where each length is a CUDA graph.
+
+    A chunk is then a whole utterance of up to a million tokens.
     """
     made: list[int] = []
     path = write_model(tmp_path, FamilyGolden("chatterbox", "tiny"))
@@ -98,8 +97,9 @@ def test_whole_utterances_prepare_pieces_of_hops(
 
 
 def test_windows(model: Token2Wav, folder: Path) -> None:
-    """Each chunk sees all before it and 25 tokens after it, so it waits for these; the last ones
-    see all there is.
+    """Each chunk attends to all tokens before it and to 25 tokens after it, and waits for these.
+
+    The last chunks attend to all tokens.
     """
     windows = Token2Wav.load(
         folder, stream=StreamConfig(reference=True, max_hop_tokens=25), runtime=CPU
@@ -129,8 +129,9 @@ def test_batched_is_alone(model: Token2Wav) -> None:
 
 
 def test_a_full_cache(folder: Path, model: Token2Wav) -> None:
-    """A stream that the cache has no room for goes on by recomputing under the block mask, with the
-    same result.
+    """A stream without room in the cache continues by recomputing, with the same result.
+
+    It recomputes under the block mask.
     """
     voice, tokens = a_voice(30), some_tokens(150)
     pages = 5 * model.pipeline.flow.usage().page_bytes
@@ -161,8 +162,9 @@ def test_utterances_are_faded_in(model: Token2Wav, count: int) -> None:
 def test_the_fade_in_goes_on_where_the_first_piece_is_shorter(
     model: Token2Wav, lengths: list[int]
 ) -> None:
-    """The first piece is one frame longer than what the vocoder holds back: fewer samples than are
-    faded.
+    """The first piece is one frame longer than the holdback of the vocoder.
+
+    It has fewer samples than the fade-in.
     """
     vocoder = model.pipeline.vocoder
     assert isinstance(vocoder, StreamingVocoder)

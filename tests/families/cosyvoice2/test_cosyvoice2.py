@@ -1,6 +1,4 @@
-"""CosyVoice2 in the library: what public code computes, streamed, batched, windowed, and when the
-cache is full.
-"""
+"""CosyVoice2 in the library equals public code: streamed, batched, windowed, with a full cache."""
 
 from __future__ import annotations
 
@@ -22,9 +20,9 @@ from token2wav_server.plan_memory import stream_needs
 
 Utterance = tuple[NDArray[np.int32], Voice]
 
-MEL = 2e-5  # of float32 against float32, whose values reach 5
+MEL = 2e-5  # tolerance between float32 results, whose values reach 5
 AUDIO = 1e-4
-SNR_DB = 40  # end to end, where rounding of the mel goes through F0 into phase
+SNR_DB = 40  # end to end, because F0 turns rounding of the mel into phase
 
 
 def off(found: NDArray[np.float32], wanted: NDArray[np.float32]) -> float:
@@ -41,7 +39,10 @@ def streamed(
 
 
 def chunks_of(tokens: NDArray[np.int32], voice: Voice, hop: int = 50) -> list[TokenChunk]:
-    """Chunks of an utterance whose tokens are all there: the first ends a block after the prompt's."""
+    """Lists the chunks of an utterance whose tokens have all arrived.
+
+    The first chunk ends one block after the last block of the prompt.
+    """
     spoken, prompt = np.concatenate((voice.prompt_tokens, tokens)), len(voice.prompt_tokens)
     start, stop, chunks = max(0, prompt - 3) // 25 * 25, -(-prompt // 25) * 25 + 25, []
     while stop + 3 <= len(spoken):
@@ -53,7 +54,7 @@ def chunks_of(tokens: NDArray[np.int32], voice: Voice, hop: int = 50) -> list[To
 
 
 def streamed_mels(model: Token2Wav, utterances: Sequence[Utterance]) -> list[NDArray[np.float32]]:
-    """Mels of utterances whose chunks are computed together."""
+    """Returns the mels of utterances with chunks that run in one batch."""
     flow, mels = model.pipeline.flow, list[list[NDArray[np.float32]]]([] for _ in utterances)
     handles = [flow.open(voice) for _, voice in utterances]
     rounds = itertools.zip_longest(*(chunks_of(*utterance) for utterance in utterances))
@@ -120,7 +121,7 @@ def test_prompts_are_shared(model: Token2Wav) -> None:
 
 
 def test_a_full_cache(folder: Path, model: Token2Wav) -> None:
-    """A stream that the cache has no room for goes on by recomputing, with the same result."""
+    """A stream without room in the cache continues by recomputing, with the same result."""
     voice, tokens = a_voice(30), some_tokens(150)
     pages = 5 * model.pipeline.flow.usage().page_bytes
     model = Token2Wav.load(folder, runtime=RuntimeConfig(device="cpu", cache_mib=-(-pages >> 20)))
@@ -129,7 +130,7 @@ def test_a_full_cache(folder: Path, model: Token2Wav) -> None:
 
 
 def test_windows(folder: Path) -> None:
-    """With a window frames see less, whether cached or recomputed, and memory has a bound."""
+    """A window limits attention and memory, with the same result from cache and recomputing."""
     voice, tokens = a_voice(30), some_tokens(130)
     model = Token2Wav.load(folder, stream=StreamConfig(left_blocks=1), runtime=CPU)
     mel = streamed_mel(model, tokens, voice)
@@ -147,7 +148,7 @@ def test_planned_memory_is_what_a_stream_takes(folder: Path) -> None:
         most = max(most, flow.usage().used - flow.usage().shared)
     needs = stream_needs(model.config, StreamConfig(), "float32", 60, 130)
     assert (needs.page_bytes, needs.prompt_pages) == (flow.usage().page_bytes, flow.usage().shared)
-    assert abs(needs.pages - most) <= 2  # hops are other ones there
+    assert abs(needs.pages - most) <= 2  # the formula assumes other hops
     flow.close(handle)
 
 

@@ -1,6 +1,4 @@
-"""Step-Audio2 in the library: what public code computes, streamed, batched, windowed, and when the
-cache is full.
-"""
+"""Step-Audio2 in the library equals public code: streamed, batched, windowed, with a full cache."""
 
 from __future__ import annotations
 
@@ -18,9 +16,9 @@ from token2wav import RuntimeConfig, StreamConfig, Token2Wav, Voice
 from token2wav.errors import ConfigError
 from token2wav.families.stepaudio2.config import read
 
-MEL = 2e-5  # of float32 against float32, whose values reach 7
+MEL = 2e-5  # tolerance between float32 results, whose values reach 7
 AUDIO = 1e-4
-SNR_DB = 40  # end to end, where rounding of the mel goes through F0 into phase
+SNR_DB = 40  # end to end, because F0 turns rounding of the mel into phase
 CPU = RuntimeConfig(device="cpu", cache_mib=400)
 ALL = StreamConfig(left_blocks=-1)
 
@@ -33,14 +31,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def model(folder: Path) -> Token2Wav:
-    """As published, with a window of two blocks."""
+    """Model as published, with a window of two blocks."""
     return Token2Wav.load(folder, stream=WHOLE_BLOCKS, runtime=CPU)
 
 
 @pytest.mark.parametrize("size", ["tiny", "small"])
 def test_public_mel(size: str, tmp_path: Path) -> None:
-    """The whole, and chunks behind the public caches: a mask whose blocks are counted from the
-    prompt's end.
+    """The whole mel, and chunks after the public caches, equal the public results.
+
+    The mask counts its blocks from the end of the prompt.
     """
     golden = FamilyGolden("stepaudio2", size)
     model = Token2Wav.load(write_model(tmp_path, golden), stream=ALL, runtime=CPU)
@@ -66,8 +65,9 @@ def test_a_streamed_mel_is_that_of_the_whole(
 
 
 def test_the_published_window(folder: Path, model: Token2Wav) -> None:
-    """Frames see the prompt and the two blocks before their own, so the first to miss one is in the
-    fourth.
+    """Frames attend to the prompt and to the two blocks before their own.
+
+    The first block that misses a block is the fourth.
     """
     voice, tokens = a_voice(30), some_tokens(125)
     mel, unbounded = (
@@ -113,7 +113,7 @@ def test_voices_and_lengths_mix_in_a_batch(model: Token2Wav) -> None:
 
 
 def test_a_full_cache(folder: Path) -> None:
-    """A stream that the cache has no room for goes on by recomputing, with the same result."""
+    """A stream without room in the cache continues by recomputing, with the same result."""
     roomy = Token2Wav.load(folder, stream=ALL, runtime=CPU)
     voice, tokens = a_voice(30), some_tokens(150)
     pages = 5 * roomy.pipeline.flow.usage().page_bytes
@@ -131,7 +131,7 @@ def test_the_published_vocoder_needs_no_description(tmp_path: Path) -> None:
         512,
         960,
     )
-    # what is before a chunk is in its state
+    # the state holds the context before a chunk
     assert (config.lookahead_tokens, config.lookbehind_tokens) == (3, 0)
 
 

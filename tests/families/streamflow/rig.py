@@ -100,7 +100,7 @@ class Parts:
         flow = Flow(config).eval().requires_grad_(False)
         for name, weight in flow.named_parameters():
             if "attn.to_" in name:
-                weight.mul_(3)  # so that who sees whom makes a difference that shows
+                weight.mul_(3)  # makes errors of the attention masks visible
         solver = EulerSolver(flow.estimator, config.n_timesteps, config.inference_cfg_rate)
         return cls(config, flow, FlowNoise(BANDS), solver)
 
@@ -150,7 +150,7 @@ def mask_by_hand(mask: str, frames: int) -> torch.Tensor:
 
 
 class GuidedStream:
-    """One utterance that ends at its mel: what `Stream` does, without audio."""
+    """Utterance that ends at its mel: a `Stream` without audio."""
 
     def __init__(self, parts: Parts, voice: Voice, stream: StreamConfig | None = None) -> None:
         self._engine = parts.engine()
@@ -197,6 +197,6 @@ def portions(tokens: Tokens, size: int) -> list[Tokens]:
 
 
 def off(value: Mel, reference: Mel) -> float:
-    """Largest difference of two arrays of one shape."""
+    """Returns the largest difference between two arrays of the same shape."""
     assert value.shape == reference.shape
     return float(np.abs(value - reference).max())

@@ -1,4 +1,4 @@
-"""Masks of guided attention, and the receptive field that follows from their assignment to layers."""
+"""Masks of guided attention, and the receptive field that results from the masks of the layers."""
 
 from __future__ import annotations
 
