@@ -1,5 +1,4 @@
-"""Base of both clients: checks the settings, keeps the open utterances, defines the retry policy.
-"""
+"""Base of both clients: settings, open utterances and the retry policy."""
 
 from __future__ import annotations
 
