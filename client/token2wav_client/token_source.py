@@ -121,8 +121,7 @@ def _read_text(file: FileIO, name: str) -> Iterator[list[int]]:
 
 
 def batches(pieces: Iterable[Sequence[Token]], size: int) -> Iterator[Sequence[Token]]:
-    """Cuts pieces into batches of at most `size` tokens, without ever waiting for a batch to fill.
-    """
+    """Cuts pieces into batches of at most `size` tokens, without waiting for a batch to fill."""
     for piece in pieces:
         for begin in range(0, len(piece), size):
             yield piece[begin : begin + size]

@@ -178,8 +178,7 @@ class BaseUtterance(ABC):
             self._notify()
 
     def _next_chunk(self, end: type[Exception]) -> AudioChunk | None:
-        """Returns the next chunk, or None if it has not arrived; raises `end` after the last chunk.
-        """
+        """Returns the next chunk, or None if none has arrived; raises `end` after the last one."""
         if self._chunks:
             return self._chunks.popleft()
         if self._failure:
@@ -214,8 +213,8 @@ class BaseUtterance(ABC):
     def _attempting(self) -> Iterator[Any]:
         """Context of one attempt: starts a stream and repeats all earlier requests on it.
 
-        At the end it raises an error, whose `transient` flag decides on a retry. It raises nothing
-        if the utterance is over by then.
+        At the end it raises an error, and the `transient` flag of the error decides on a retry. It
+        raises nothing if the utterance is over by then.
         """
         with self._guard:
             if self._over:
