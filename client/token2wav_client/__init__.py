@@ -1,5 +1,4 @@
-"""Streaming gRPC client of the Triton model `token2wav`: sends speech tokens, receives 24 kHz
-audio.
+"""Streaming gRPC client of the Triton model `token2wav`: sends tokens and receives audio.
 
     from token2wav_client import Client, ClientVoice
 
@@ -8,8 +7,11 @@ audio.
         for chunk in client.synthesize(token_batches, voice):   # sends while it receives
             play(chunk.audio)
 
-`AsyncClient` has the same names for asyncio, and `Client.open` an utterance to push tokens into.
-It stands alone: numpy, soundfile, tqdm, safetensors, tenacity and tritonclient are all it imports.
+The published models produce audio at 24 kHz. `AsyncClient` offers the same methods for asyncio.
+`Client.open` returns an utterance that your code pushes tokens into.
+
+The package does not need the library `token2wav`. It imports only numpy, soundfile, tqdm,
+safetensors, tenacity and tritonclient.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Client for asyncio: speaks utterances in tasks of an event loop, by the names of the client for
-threads.
+"""Client for asyncio: synthesizes utterances in tasks of an event loop.
+
+Its classes and methods have the names of the client for threads.
 """
 
 from __future__ import annotations
@@ -31,22 +32,23 @@ TokenBatches = AsyncIterable[npt.ArrayLike] | Iterable[npt.ArrayLike]
 class AsyncUtterance(
     BaseUtterance, AsyncIterator[AudioChunk], AbstractAsyncContextManager["AsyncUtterance"]
 ):
-    """Utterance on a gRPC stream of an event loop: takes tokens, yields chunks of audio.
+    """Utterance on a gRPC stream of an event loop: takes tokens and yields chunks of audio.
 
-    Made by `AsyncClient.open`; use it in an `async with`, and iterate with `async for`.
+    `AsyncClient.open` creates it. Use it in an `async with` and iterate with `async for`.
 
-    `push`, `finish`, `cancel` and `fail` never wait, and are plain functions for that reason. All
-    belong to the event loop in which the utterance was opened; one task may iterate. Iterating ends
-    after the final chunk, or after `cancel`, and raises what went wrong otherwise. Chunks that wait
-    to be taken are kept in memory.
+    `push`, `finish`, `cancel` and `fail` never wait, so they are plain functions. Call them in the
+    event loop in which the utterance was opened. Only one task may iterate.
+
+    Iteration ends after the final chunk, or after `cancel`. If the utterance fails, iteration
+    raises the error. Chunks are kept in memory until the iteration takes them.
     """
 
     _new_outbox = asyncio.Queue
 
     async def close(self) -> None:
-        """End the utterance, gracefully if it is complete, else by cancelling.
+        """Ends the utterance: gracefully if it is complete, otherwise by cancelling it.
 
-        The server is told before this waits.
+        An incomplete utterance is cancelled on the server before this method waits.
         """
         try:
             if self.complete:
@@ -64,7 +66,7 @@ class AsyncUtterance(
             self._changed.clear()
             try:
                 await asyncio.wait_for(self._changed.wait(), self._patience_s())
-            except asyncio.TimeoutError:  # another class than TimeoutError before Python 3.11
+            except asyncio.TimeoutError:  # not the built-in TimeoutError before Python 3.11
                 self._break_off()
         return chunk
 
@@ -94,20 +96,21 @@ class AsyncUtterance(
             self._rpc.cancel()
 
     def _stop(self) -> None:
-        self._receiver.cancel()  # which may also pause between attempts
+        # The receiving task may also be in the pause between two attempts.
+        self._receiver.cancel()
         self._notify()
 
 
 class AsyncClient(BaseClient[AsyncUtterance], AbstractAsyncContextManager["AsyncClient"]):
-    """Client of a Triton server with the model `token2wav`: opens utterances in the event loop in
-    which it was made.
+    """Client of a Triton server with the model `token2wav`: opens utterances in an event loop.
 
         async with AsyncClient("localhost:8001") as client:
             async for chunk in client.synthesize(batches_of_tokens, voice):
                 await play(chunk.audio)
 
-    Arguments are those of `BaseClient`, errors those of `Client`. A task that is cancelled while it
-    listens cancels its utterance, on the server too.
+    Create the client in the event loop in which you use it. It takes the arguments of `BaseClient`
+    and raises the errors of `Client`. If a task is cancelled while it iterates over audio, its
+    utterance is cancelled too, also on the server.
     """
 
     _library, _kind = grpc.aio, AsyncUtterance
@@ -115,9 +118,9 @@ class AsyncClient(BaseClient[AsyncUtterance], AbstractAsyncContextManager["Async
     async def health(
         self, *, timeout_s: float = 10.0, audio_format: AudioFormat = "float32"
     ) -> Health:
-        """Check that the server works, by speaking three tokens.
+        """Checks that the server works by synthesizing three tokens.
 
-        Arguments and errors are those of `Client.health`.
+        Takes the arguments of `Client.health` and raises the same errors.
         """
         began, metadata = time.monotonic(), None
         await self._await_ready(retries=0)
@@ -135,9 +138,9 @@ class AsyncClient(BaseClient[AsyncUtterance], AbstractAsyncContextManager["Async
     async def open(
         self, voice: ClientVoice | str, **options: Unpack[SpeechOptions]
     ) -> AsyncUtterance:
-        """Open an utterance on a gRPC stream of its own.
+        """Opens an utterance on a gRPC stream of its own.
 
-        Arguments and errors are those of `Client.open`.
+        Takes the arguments of `Client.open` and raises the same errors.
         """
         return await self._open(Opening(voice, **options))
 
@@ -147,13 +150,13 @@ class AsyncClient(BaseClient[AsyncUtterance], AbstractAsyncContextManager["Async
         voice: ClientVoice | str,
         **options: Unpack[SpeechOptions],
     ) -> AsyncIterator[AudioChunk]:
-        """Speak one utterance: send each batch as soon as it is there, yield each chunk as it
-        arrives.
+        """Synthesizes one utterance: sends batches when they are ready, yields chunks on arrival.
 
-        The batches are taken in a task of their own. Leaving the loop early cancels both.
+        A separate task iterates over the batches. Leaving the loop early cancels that task and the
+        utterance.
 
-        Arguments and errors are those of `Client.synthesize`. An ordinary iterable of batches must
-        not wait for anything.
+        Takes the arguments of `Client.synthesize` and raises the same errors. An ordinary iterable
+        of batches must not block, because it would block the event loop.
         """
         batches = (
             token_batches if isinstance(token_batches, AsyncIterable) else as_batches(token_batches)
@@ -176,7 +179,7 @@ class AsyncClient(BaseClient[AsyncUtterance], AbstractAsyncContextManager["Async
             await asyncio.wait([sender], timeout=SENDER_GRACE_S)
 
     async def close(self) -> None:
-        """Cancel what still runs and disconnect."""
+        """Cancels all open utterances and disconnects."""
         self._closed.set()
         for utterance in self._utterances.copy():
             await utterance.close()
@@ -207,5 +210,5 @@ async def _send_all(utterance: AsyncUtterance, token_batches: TokenBatches) -> N
     except asyncio.CancelledError:
         utterance.cancel()
         raise
-    except BaseException as error:  # the task that iterates must learn of it, whatever it is
+    except BaseException as error:  # any error must be raised in the task that iterates
         utterance.fail(error)

@@ -1,4 +1,4 @@
-"""Parser of the command line whose errors are one line."""
+"""Parser of command lines that reports an error in one line."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from typing import NoReturn
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Parser of a command's arguments: an error is one line that points at `--help`, instead of the
-    whole usage.
+    """Parser of a command's arguments that reports an error in one line.
 
-    Parsers of subcommands have the same class. The library has a parser like it, which this package
-    does not import.
+    The line points at `--help` and replaces argparse's full usage text. Parsers of subcommands have
+    the same class. The library has a similar parser, but this package does not import the library.
     """
 
     def error(self, message: str) -> NoReturn:
-        """Print the error and exit with 2."""
+        """Prints the error and exits with code 2."""
         self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")

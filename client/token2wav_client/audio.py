@@ -1,6 +1,4 @@
-"""Audio chunks of an utterance with their timing, the formats of their samples, and frames of equal
-length.
-"""
+"""Audio chunks of an utterance with their timing, sample formats, and frames of equal length."""
 
 from __future__ import annotations
 
@@ -15,9 +13,10 @@ import soundfile
 
 from token2wav_client.errors import InputError
 
-# of a model in CosyVoice3's format with HiFT, and of servers that don't say theirs
+# Values of a model in CosyVoice3's format with a HiFT vocoder. They are also assumed if the server
+# does not send its own values.
 SAMPLE_RATE = 24_000
-SAMPLES_PER_TOKEN = 960  # as above
+SAMPLES_PER_TOKEN = 960
 
 AudioFormat = Literal["float32", "int16", "mulaw", "alaw"]
 AUDIO_FORMATS: tuple[AudioFormat, ...] = get_args(AudioFormat)
@@ -30,30 +29,30 @@ DTYPES: dict[AudioFormat, np.dtype[Any]] = {
     "mulaw": np.dtype(np.uint8),
     "alaw": np.dtype(np.uint8),
 }
-# libsndfile's names
+# libsndfile's names of the sample formats.
 SUBTYPES = {"float32": "FLOAT", "int16": "PCM_16", "mulaw": "ULAW", "alaw": "ALAW"}
-_SILENCE = {"mulaw": 0xFF, "alaw": 0xD5}  # elsewhere 0
+_SILENCE = {"mulaw": 0xFF, "alaw": 0xD5}  # 0 in the other formats
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AudioChunk:
-    """Audio chunk of an utterance: holds its samples and tells when they arrived.
+    """Audio chunk of an utterance: its samples and their arrival times.
 
     Attributes:
-        audio: samples, mono, shape (samples,): float32 in [-1, 1], int16, or uint8 of G.711 codes.
-        index: 0, 1, 2 ... within the utterance.
-        final: whether it is the last chunk of the utterance.
-        arrival_s: seconds from the sending of the first tokens to the arrival of this chunk.
-        latency_s: seconds from the sending of the request that made the chunk possible to its
-            arrival. That request is the later of two that the client knows for certain: the one
-            that carried the last token heard in the chunk, and the one that the server names as
-            answered by the chunk.
-        gap_s: seconds since the previous chunk arrived; None for the first.
-        sample_rate: samples per second, as the server says.
-        samples_per_token: samples that the whole utterance has for each of its tokens.
-        samples_trimmed: samples of leading silence that the server dropped, and that are missing in
-            that sum.
-        audio_format: of the samples, as asked for.
+        audio: mono samples, shape (samples,): float32 in [-1, 1], int16, or uint8 G.711 codes.
+        index: number of the chunk within the utterance, from 0.
+        final: True for the last chunk of the utterance.
+        arrival_s: seconds from sending the first tokens to the arrival of this chunk.
+        latency_s: seconds from sending the request that made the chunk possible to the arrival of
+            the chunk. That request is the later of two requests: the request that carried the last
+            token heard in the chunk, and the request that the server names as answered by the
+            chunk. The client knows both for certain.
+        gap_s: seconds since the arrival of the previous chunk; None for the first chunk.
+        sample_rate: samples per second, as reported by the server.
+        samples_per_token: samples of the whole utterance per token, before silence is trimmed.
+        samples_trimmed: samples of leading silence that the server dropped. The utterance has
+            samples_per_token * tokens - samples_trimmed samples.
+        audio_format: format of the samples, as requested.
     """
 
     audio: AudioArray
@@ -74,7 +73,7 @@ class AudioChunk:
 
 
 def decoded(audio: AudioArray, audio_format: AudioFormat) -> Pcm:
-    """Decode G.711 to int16, shape (samples,); other formats are returned as they are."""
+    """Decodes G.711 codes to int16, shape (samples,); returns other formats unchanged."""
     if audio_format not in _SILENCE:
         return audio
     codes = io.BytesIO(audio.tobytes())
@@ -85,15 +84,16 @@ def decoded(audio: AudioArray, audio_format: AudioFormat) -> Pcm:
 
 
 def frames(chunks: Iterable[AudioChunk], milliseconds: float = 20) -> Iterator[AudioArray]:
-    """Cut chunks into frames of equal length, as telephony sends them; the last one is filled up
-    with silence.
+    """Cuts chunks into frames of equal length, as telephony needs them.
+
+    The last frame is padded with silence.
 
     Args:
-        chunks: of an utterance.
-        milliseconds: duration of a frame, a whole number of samples.
+        chunks: chunks of one utterance.
+        milliseconds: duration of a frame. It must be a whole number of samples, at least 1.
 
     Raises:
-        InputError: it is not.
+        InputError: the duration is not a whole number of samples.
     """
     rest: AudioArray | None = None
     for chunk in chunks:

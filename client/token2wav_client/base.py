@@ -1,6 +1,4 @@
-"""Base of both clients: checks their settings, asks the server, keeps their utterances and the
-retry policy.
-"""
+"""Base of both clients: settings, open utterances and the retry policy."""
 
 from __future__ import annotations
 
@@ -34,10 +32,11 @@ from token2wav_client.errors import (
 from token2wav_client.utterance import BaseUtterance
 from token2wav_client.wire import Opening
 
-SENDER_GRACE_S = 0.5  # for whatever iterates over batches to notice that its utterance is over
+# Time for the iteration over batches to notice that its utterance has ended.
+SENDER_GRACE_S = 0.5
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 4.0
-_JITTER_S = 0.5  # so that clients who lost the same server do not all come back in the same moment
+_JITTER_S = 0.5  # spreads the retries of clients that lost the same server at the same moment
 
 logger = logging.getLogger("token2wav_client")
 living_clients: WeakSet[Any] = WeakSet()
@@ -46,29 +45,29 @@ UtteranceT = TypeVar("UtteranceT", bound=BaseUtterance)
 
 
 class BaseClient(Generic[UtteranceT]):
-    """Client before it knows of threads or of an event loop: holds settings, connection and open
-    utterances.
+    """Base of the clients for threads and asyncio: settings, connection and open utterances.
 
     Args:
         url: host:port of the server's gRPC endpoint.
         model: name of the model.
         connect_timeout_s: seconds in which the server must answer a question about its state.
-        response_timeout_s: seconds of silence allowed while the server owes an answer. Waiting for
-            a slow source of tokens is no silence of the server's.
-        retries: how often to try again when no server answers, or it is lost, silent for too long
-            or full: the first question of a client, and each utterance. Pauses grow from 0.5 to 4
-            s. An utterance is sent again from its start; audio that was delivered is not delivered
-            twice.
-        tls: how to encrypt; without it, everything travels in the clear.
-        headers: to send with every call, for a proxy to look at.
-        token: to send as `authorization: Bearer ...`; only with TLS, or to this machine itself.
-        max_message_mib: MiB that a request or a response may have.
+        response_timeout_s: seconds without a response that are allowed while the server owes one.
+            Time in which the server waits for tokens from the client does not count.
+        retries: number of further attempts if no server answers, the connection is lost, the server
+            sends nothing for too long, or the server is full. It applies to the first question of a
+            client and to each utterance. Pauses grow from 0.5 to 4 s. An utterance is sent again
+            from its start, and audio that was already delivered is not delivered again.
+        tls: settings of an encrypted connection; None sends everything unencrypted.
+        headers: headers of every call, for a proxy in front of the server.
+        token: access token, sent as `authorization: Bearer ...`. It is accepted only with TLS or
+            for a server on this machine.
+        max_message_mib: largest size of a request or a response in MiB.
 
     Raises:
-        InputError: naming the argument.
+        InputError: an argument is invalid; the message names it.
     """
 
-    _library: Any  # of channels
+    _library: Any  # grpc or grpc.aio, which opens the channel
     _kind: type[UtteranceT]
 
     def __init__(
@@ -94,7 +93,8 @@ class BaseClient(Generic[UtteranceT]):
         self._retries = retries
         self._model_seen_ready = False
         self._closed = threading.Event()
-        # open ones; threads need no lock for what is one step of a set's
+        # Open utterances. Threads need no lock, because each access is one atomic operation of a
+        # set.
         self._utterances: set[UtteranceT] = set()
         self._channel = open_channel(self._library, url, tls, max_message_mib)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
@@ -107,7 +107,7 @@ class BaseClient(Generic[UtteranceT]):
     def _new_utterance(
         self, opening: Opening, retries: int, timeout_s: float | None = None
     ) -> UtteranceT:
-        """Open an utterance, which gRPC ends after that many seconds, if any."""
+        """Opens an utterance, which gRPC ends after `timeout_s` seconds unless that is None."""
         self._check_open()
         utterance = self._kind(
             partial(self._stub.ModelStreamInfer, timeout=timeout_s, metadata=self._metadata),
@@ -121,8 +121,10 @@ class BaseClient(Generic[UtteranceT]):
         return utterance
 
     def _ask(self, question: str) -> Any:
-        """Ask `ModelReady` or `ModelMetadata`; return the answer, or what an event loop awaits it
-        from.
+        """Calls `ModelReady` or `ModelMetadata` on the server.
+
+        Returns:
+            The response; in the client for asyncio, an awaitable of the response.
         """
         self._check_open()
         request = getattr(service_pb2, f"{question}Request")(name=self._model)
@@ -139,7 +141,7 @@ class BaseClient(Generic[UtteranceT]):
 
     @contextmanager
     def _grpc_errors(self) -> Iterator[None]:
-        """Raise gRPC's errors as those of this package."""
+        """Context that converts errors of gRPC into errors of this package."""
         try:
             yield
         except grpc.RpcError as error:
@@ -147,11 +149,10 @@ class BaseClient(Generic[UtteranceT]):
 
 
 def retry_policy(retries: int) -> dict[str, Any]:
-    """Make the retry policy of questions and utterances, as arguments for tenacity's Retrying or
-    AsyncRetrying.
+    """Returns the retry policy of clients, as arguments for tenacity's Retrying or AsyncRetrying.
 
-    Tries again after errors that are `transient`, after 0.5, 1, 2 and then 4 s, and up to half a
-    second more. Each time it logs a warning.
+    The policy retries after `transient` errors. The pauses are 0.5, 1, 2 and then 4 s, each with up
+    to half a second more. Every retry logs a warning.
     """
 
     def tell(attempt: RetryCallState) -> None:

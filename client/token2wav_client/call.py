@@ -1,5 +1,6 @@
-"""Call of an utterance: makes requests, checks and times responses, over all attempts; no
-connection, clock or lock.
+"""Call of an utterance: builds its requests, checks and times its responses over all attempts.
+
+This module has no connection, no clock and no lock.
 """
 
 from __future__ import annotations
@@ -19,48 +20,50 @@ from token2wav_client.wire import Opening, build_request, read_response
 
 
 class Call:
-    """Call of one utterance: numbers its requests, checks and times its chunks, and repeats both
-    for another attempt.
+    """Call of one utterance: numbers its requests, checks and times its chunks, supports retries.
 
-    A further attempt sends the same tokens in the same portions, under an id of its own: the server
-    may still hold the utterance of the earlier one. The server repeats its audio then, which is not
-    delivered twice. Times are seconds on a clock of the caller's that only runs forward.
+    A further attempt sends the same tokens in the same requests under a new id, because the server
+    may still hold the utterance of the earlier attempt. The server then repeats its audio, and the
+    call drops the part that was already delivered. Times are seconds of a monotonic clock of the
+    caller.
 
     Args:
         model: name of the model.
-        opening: content of the first request alone.
-        repeatable: whether to keep tokens for further attempts.
+        opening: content that only the first request carries.
+        repeatable: whether to keep the tokens for further attempts.
 
     Attributes:
-        id: sequence id of the utterance on the server; every attempt has another one.
-        tokens: tokens that the attempt sent.
-        ended: it sent the last request.
-        complete: its final chunk came, with all samples.
-        owed_since: since when the server owes an answer and was silent; None while it owes none, or
-            no attempt runs.
+        id: sequence id of the utterance on the server; every attempt has a new one.
+        tokens: number of tokens that this attempt sent.
+        ended: True after the attempt sent its last request.
+        complete: True after the final chunk arrived with all samples.
+        owed_since: time since which the server owes a response and has sent none; None if the
+            server owes no response or no attempt runs.
     """
 
     def __init__(self, model: str, opening: Opening, *, repeatable: bool) -> None:
         self._model = model
         self._opening = opening
         self._repeatable = repeatable
-        # Of one token: what a voice's prompt shows, else what comes first. Messages without tokens
-        # need it too.
+        # Shape of one token: taken from the voice's prompt, otherwise from the first tokens.
+        # Requests without tokens need it too.
         self._token_shape = (
             () if isinstance(opening.voice, str) else opening.voice.prompt_tokens.shape[1:]
         )
         self._said: list[tuple[TokenArray, bool]] = []
-        self._started_at: float | None = None  # when the first tokens were sent for the first time
-        # samples per second and per token, of all chunks
+        # Time at which the first tokens were sent, in the first attempt.
+        self._started_at: float | None = None
+        # Samples per second and samples per token, the same in all chunks.
         self._rates: tuple[int, int] | None = None
         self._delivered_samples = self._delivered_chunks = 0
         self._delivered_at: float | None = None
         self._begin()
 
     def _begin(self) -> None:
-        """Set what belongs to one attempt."""
+        """Initializes the state of one attempt."""
         self.id = str(uuid4())
-        # no other client can continue this attempt without it
+        # The server accepts further requests of this attempt only with the key, so no other client
+        # can continue the attempt.
         self._stream_key = secrets.token_urlsafe(16)
         self.tokens = 0
         self.ended = self.complete = False
@@ -68,12 +71,21 @@ class Call:
         self._interrupted = False
         self._samples = self._trimmed = self._chunks = 0
         self._sent_at: list[float] = []
-        self._tokens_after: list[int] = []  # tokens sent up to and with request i: sorted
+        self._tokens_after: list[int] = []  # sorted: tokens sent up to and including request i
         self._unanswered: set[str] = set()
 
     def request(self, values: npt.ArrayLike, now: float, *, end: bool) -> Any:
-        """Make the next request, with tokens as `as_tokens` takes them; `end` says that there are
-        no more.
+        """Builds the next request.
+
+        Args:
+            values: tokens, in a form that `as_tokens` accepts.
+            now: time of sending.
+            end: whether the utterance ends with this request.
+
+        Raises:
+            TokenError: the tokens are invalid or have another shape than earlier tokens.
+            UtteranceClosedError: the last request was already sent.
+            InputError: the utterance ends without any tokens.
         """
         tokens = as_tokens(values)
         if not len(tokens) and tokens.ndim == 1:
@@ -94,11 +106,11 @@ class Call:
         return self._next(tokens, now, end)
 
     def interrupt(self) -> None:
-        """Note that the attempt is over without its audio: the server owes nothing until `again`."""
+        """Marks the attempt as failed: the server owes no response until `again` is called."""
         self._interrupted, self.owed_since = True, None
 
     def again(self, now: float) -> list[Any]:
-        """Begin another attempt; return all requests made so far, to be sent first."""
+        """Begins another attempt and returns all earlier requests, which have to be sent first."""
         self._begin()
         return [self._next(tokens, now, end) for tokens, end in self._said]
 
@@ -125,12 +137,21 @@ class Call:
         )
 
     def _owes(self) -> bool:
-        # A first request that is kept open is answered to the end only when the utterance ends.
+        # The server keeps the response stream of a `keep_open` first request open until the
+        # utterance ends.
         kept_open = {"0"} if self._opening.keep_open and not self.ended else set()
         return bool(self._unanswered - kept_open) and not self._interrupted
 
     def accept(self, message: Any, now: float) -> AudioChunk | None:
-        """Read a response; return what is new of its chunk, timed, or raise what is wrong with it."""
+        """Reads a response and checks it.
+
+        Returns:
+            The part of its chunk that was not delivered yet, with arrival times; None if there is
+            no new audio.
+
+        Raises:
+            ServerError: the response is an error, or it breaks the protocol (ProtocolError).
+        """
         response = read_response(message, self._opening.audio_format)
         chunk = None
         if response.chunk is not None:
@@ -195,8 +216,10 @@ class Call:
         return timed
 
     def _made_possible_by(self, request_id: str, samples_per_token: int) -> int:
-        """The later of two requests: the one with the last token heard so far, the one being
-        answered.
+        """Returns the number of the request that made the current chunk possible.
+
+        This is the later of two requests: the request with the last token heard so far, and the
+        request that the chunk answers.
         """
         tokens_heard = -(-(self._samples + self._trimmed) // samples_per_token)
         carrier = bisect_left(self._tokens_after, tokens_heard)

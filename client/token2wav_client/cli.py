@@ -1,6 +1,4 @@
-"""Command line of `token2wav-client`: parses arguments, runs a command, turns errors into exit
-codes.
-"""
+"""Command line of `token2wav-client`: parses arguments, runs a command, sets the exit code."""
 
 from __future__ import annotations
 
@@ -34,9 +32,9 @@ times in the report:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit code (one of `EXIT_CODES`)."""
+    """Runs the command and returns its exit code, one of `EXIT_CODES`."""
     options = _parser().parse_args(arguments)
-    # Warnings: what is tried again, and what of a text was skipped.
+    # Warnings report retries and text that the token parser skipped.
     logging.basicConfig(format=f"{PROGRAM}: %(message)s", stream=sys.stderr)
     try:
         with _terminable():
@@ -50,13 +48,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class _Terminated(KeyboardInterrupt):
-    """Interrupt by SIGTERM, which stops a command as Ctrl-C does."""
+    """Interrupt by SIGTERM, which stops a command in the same way as Ctrl-C."""
 
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """Context in which the first SIGTERM raises, so that received audio is kept; a second one ends
-    the process.
+    """Context in which the first SIGTERM raises `_Terminated`, so that received audio is kept.
+
+    A second SIGTERM ends the process.
     """
 
     def stop(number: int, frame: FrameType | None) -> NoReturn:
@@ -149,12 +148,18 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _option(parser: Any, spelling: str, meaning: str, default: Any = None, **more: Any) -> None:
-    """Add an option, spelled as the usage shows it, such as `--retry N`; its help is `meaning` and
-    then the default.
+    """Adds an option to a parser.
+
+    Args:
+        parser: parser or group that receives the option.
+        spelling: flag and metavar as the usage shows them, such as `--retry N`.
+        meaning: help text, to which the default is appended.
+        default: value if the option is absent.
+        more: further arguments of `add_argument`.
     """
     flag, *metavar = spelling.split()
     told = "" if default is None else " (default: %(default)s)"
-    if metavar:  # a flag has none, and takes none
+    if metavar:  # argparse rejects a metavar for a flag without a value
         more["metavar"] = metavar[0]
     parser.add_argument(flag, help=meaning + told, default=default, **more)
 
@@ -263,7 +268,7 @@ def _header(text: str) -> tuple[str, str]:
 def _number(
     kind: type[int] | type[float], least: int = 0, *, above: bool = False
 ) -> Callable[[str], float]:
-    """Make a reader of finite numbers that has a bound."""
+    """Returns an argparse type that reads a finite number of at least, or above, `least`."""
     wanted = f"{'an integer' if kind is int else 'a number'} {'above' if above else 'of at least'} {least}"
 
     def read(text: str) -> float:

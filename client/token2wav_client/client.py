@@ -1,4 +1,4 @@
-"""Client for threads: speaks utterances that one thread iterates while others push tokens."""
+"""Client for threads: one thread iterates over an utterance while other threads push tokens."""
 
 from __future__ import annotations
 
@@ -27,19 +27,21 @@ if TYPE_CHECKING:
 
 
 class Utterance(BaseUtterance, Iterator[AudioChunk], AbstractContextManager["Utterance"]):
-    """Utterance on a gRPC stream: takes tokens, yields chunks of audio. Made by `Client.open`; use
-    it in a `with`.
+    """Utterance on a gRPC stream: takes tokens and yields chunks of audio.
 
-    `push`, `finish`, `cancel` and `fail` may be called from any thread; one other thread may
-    iterate. Iterating ends after the final chunk, or after `cancel`, and raises what went wrong
-    otherwise. Chunks that wait to be taken are kept in memory.
+    `Client.open` creates it. Use it in a `with`.
+
+    `push`, `finish`, `cancel` and `fail` may be called from any thread. One other thread may
+    iterate. Iteration ends after the final chunk, or after `cancel`. If the utterance fails,
+    iteration raises the error. Chunks are kept in memory until the iteration takes them.
     """
 
     _new_outbox = SimpleQueue
 
     def close(self) -> None:
-        """End the utterance, gracefully if it is complete, else by cancelling, and wait for its
-        threads.
+        """Ends the utterance and waits for its threads.
+
+        A complete utterance is ended gracefully; an incomplete one is cancelled.
         """
         if self.complete:
             self._receiver.join(CLOSE_GRACE_S)
@@ -61,7 +63,8 @@ class Utterance(BaseUtterance, Iterator[AudioChunk], AbstractContextManager["Utt
             return chunk
 
     def _begin(self, retries: int) -> None:
-        self._guard = self._changed = threading.Condition()  # notified on every change
+        # Every change of the state notifies this condition.
+        self._guard = self._changed = threading.Condition()
         self._retrying = Retrying(sleep=self._pause, **retry_policy(retries))
         self._receiver = threading.Thread(
             target=self._receive, name=f"utterance-{self.id}", daemon=True
@@ -88,40 +91,41 @@ class Utterance(BaseUtterance, Iterator[AudioChunk], AbstractContextManager["Utt
         self._changed.notify_all()
 
     def _hang_up(self) -> None:
-        self._outbox.put(None)  # releases gRPC's thread that waits for requests
+        self._outbox.put(None)  # releases the thread of gRPC that waits for requests
         if self._rpc is not None:
             self._rpc.cancel()
 
 
 class Client(BaseClient[Utterance], AbstractContextManager["Client"]):
-    """Client of a Triton server with the model `token2wav`: opens utterances. Thread-safe; use it
-    in a `with`.
+    """Client of a Triton server with the model `token2wav`: opens utterances.
 
         with Client("localhost:8001") as client:
             for chunk in client.synthesize([tokens], voice):
                 play(chunk.audio)
 
-    Arguments are those of `BaseClient`.
+    The client is thread-safe. Use it in a `with`. It takes the arguments of `BaseClient`.
     """
 
     _library, _kind = grpc, Utterance
 
     def health(self, *, timeout_s: float = 10.0, audio_format: AudioFormat = "float32") -> Health:
-        """Check that the server works, by speaking three tokens with a voice that has no prompt.
+        """Checks that the server works by synthesizing three tokens with a voice without a prompt.
 
-        A server that has no room for another utterance works too. Nothing is tried again.
+        A server that is too full for another utterance counts as healthy. The check is never
+        retried.
 
         Args:
-            timeout_s: seconds for all of it.
-            audio_format: of the samples to ask for.
+            timeout_s: seconds for the whole check.
+            audio_format: format of the samples to request.
 
         Raises:
-            ServerUnavailable: nobody answers, or the server went away meanwhile.
-            ModelNotReadyError: the server lacks the model, or is shutting down.
-            AccessError: it lets this client in not at all.
-            ResponseTimeoutError: it was not done in time.
-            ProtocolError: the audio has not the samples that its tokens make, or is not finite.
-            ServerError: the server failed to speak.
+            ServerUnavailable: no server answers, or the connection was lost during the check.
+            ModelNotReadyError: the server lacks the model, or it is shutting down.
+            AccessError: the server rejects this client.
+            ResponseTimeoutError: the check was not finished in time.
+            ProtocolError: the number of samples does not match the tokens, or samples are not
+                finite.
+            ServerError: the server failed to synthesize the tokens.
         """
         began, metadata = time.monotonic(), None
         self._await_ready(retries=0)
@@ -139,18 +143,18 @@ class Client(BaseClient[Utterance], AbstractContextManager["Client"]):
         return examination.result()
 
     def open(self, voice: ClientVoice | str, **options: Unpack[SpeechOptions]) -> Utterance:
-        """Open an utterance on a gRPC stream of its own; nothing is sent before its first push.
+        """Opens an utterance on a gRPC stream of its own; the first push sends the first request.
 
         Args:
-            voice: the voice to speak in, or the id or name of one that the server knows.
+            voice: voice of the utterance, or the id or name of a voice that the server has.
             options: keywords of `SpeechOptions`.
 
         Raises:
             VoiceError: a text that is neither an id nor a name.
-            ServerUnavailable: nobody answers (asked once per client; later it shows on the
-                utterance).
+            ServerUnavailable: no server answers. This is checked once per client; later the
+                utterance raises the error.
             ModelNotReadyError: the server lacks the model.
-            AccessError: TLS failed, or the token or certificate was not accepted.
+            AccessError: TLS failed, or the server rejected the token or certificate.
         """
         return self._open(Opening(voice, **options))
 
@@ -160,23 +164,23 @@ class Client(BaseClient[Utterance], AbstractContextManager["Client"]):
         voice: ClientVoice | str,
         **options: Unpack[SpeechOptions],
     ) -> Iterator[AudioChunk]:
-        """Speak one utterance: send each batch as soon as it is there, yield each chunk as it
-        arrives.
+        """Synthesizes one utterance: sends batches when they are ready, yields chunks on arrival.
 
-        The batches are taken in a thread. Leaving the loop early cancels the utterance; a batch
-        that the iterable is still waiting for is dropped when it comes.
+        A separate thread iterates over the batches. Leaving the loop early cancels the utterance.
+        If the iterable is still waiting for a batch then, that batch is dropped when it arrives.
 
         Args:
-            token_batches: each of shape (tokens,), integers; or a flat array or sequence of
-                integers as a single batch.
-            voice: the voice to speak in, or the id or name of one that the server knows.
-            options: keywords of `SpeechOptions`; they are checked at the call, before anything is
-                iterated.
+            token_batches: batches of integers, each of shape (tokens,). A flat array or sequence of
+                integers is a single batch.
+            voice: voice of the utterance, or the id or name of a voice that the server has.
+            options: keywords of `SpeechOptions`. They are checked at the call, before the iteration
+                starts.
 
         Raises:
-            TokenError, InputError: wrong tokens, or none.
-            ServerUnavailable, ServerError, ResponseTimeoutError, AccessError: from the server.
-            Exception: whatever `token_batches` raises.
+            TokenError, InputError: tokens are invalid, or there are none.
+            ServerUnavailable, ServerError, ResponseTimeoutError, AccessError: the server or the
+                connection to it failed.
+            Exception: any error that `token_batches` raises.
         """
         return self._speak(as_batches(token_batches), Opening(voice, **options))
 
@@ -186,7 +190,7 @@ class Client(BaseClient[Utterance], AbstractContextManager["Client"]):
 
     def _speak(self, batches: Iterable[npt.ArrayLike], opening: Opening) -> Iterator[AudioChunk]:
         utterance = self._open(opening)
-        # A daemon, because nothing can interrupt an iterable that waits for its source.
+        # A daemon thread, because an iterable that waits for its source cannot be interrupted.
         sender = threading.Thread(target=_send_all, args=(utterance, batches), daemon=True)
         sender.start()
         try:
@@ -196,7 +200,7 @@ class Client(BaseClient[Utterance], AbstractContextManager["Client"]):
             sender.join(SENDER_GRACE_S)
 
     def close(self) -> None:
-        """Cancel what still runs and disconnect."""
+        """Cancels all open utterances and disconnects."""
         self._closed.set()
         for utterance in self._utterances.copy():
             utterance.close()
@@ -221,14 +225,15 @@ def _send_all(utterance: Utterance, token_batches: Iterable[npt.ArrayLike]) -> N
         for batch in token_batches:
             utterance.push(batch)
         utterance.finish()
-    except BaseException as error:  # the thread that iterates must learn of it, whatever it is
+    except BaseException as error:  # any error must be raised in the thread that iterates
         utterance.fail(error)
 
 
 @atexit.register
 def _close_forgotten() -> None:
-    """Close the clients that a program left open while gRPC's threads still run: later, cancelling
-    would hang.
+    """Closes the clients that a program left open, while the threads of gRPC still run.
+
+    Cancelling an utterance later, during the exit of the interpreter, would hang.
     """
     for client in list(living_clients):
         if isinstance(client, Client):

@@ -1,6 +1,4 @@
-"""Commands of `token2wav-client`: speak, check the server, print a voice's id, write data for
-perf_analyzer.
-"""
+"""Commands of `token2wav-client`: synth, health, voice-id and perf-data."""
 
 from __future__ import annotations
 
@@ -32,8 +30,9 @@ TOKEN_VARIABLE = "TOKEN2WAV_TOKEN"
 
 
 def synth(options: argparse.Namespace) -> int:
-    """Speak one utterance into a file, a pipe or a loudspeaker, and report; what was received of it
-    is kept.
+    """Synthesizes one utterance into a file, a pipe or a loudspeaker, and prints a report.
+
+    Audio that was received before an error is kept.
     """
     out: str | None = options.out
     if out is None and not options.play:
@@ -57,7 +56,7 @@ def synth(options: argparse.Namespace) -> int:
             shown = (
                 None if source.count is None else "{desc} {bar} {n:.1f}/{total:.1f} s [{elapsed}]"
             )
-            # None: off where standard error is no terminal
+            # With None, tqdm shows no bar if standard error is not a terminal.
             silent = True if options.quiet else None
             with (
                 tqdm(
@@ -81,7 +80,7 @@ def synth(options: argparse.Namespace) -> int:
                         bar.total = source.count * chunk.samples_per_token / chunk.sample_rate
                     bar.update(chunk.duration_s)
             if writer is not None:
-                writer.close()  # a disk may be full for the last bytes alone
+                writer.close()  # it may fail too: the disk may be too full for the last bytes
         except BaseException:
             if writer is not None and timings:
                 _tell_kept(writer, out, timings[0].sample_rate)
@@ -97,9 +96,7 @@ def synth(options: argparse.Namespace) -> int:
 
 @contextmanager
 def _files_named(options: argparse.Namespace) -> Iterator[None]:
-    """Context that puts the name of a file before an error in its tokens, or in the voice that it
-    holds.
-    """
+    """Context that adds the name of the file to errors in the tokens or in the voice."""
     try:
         yield
     except (InputError, ServerError) as error:
@@ -112,8 +109,8 @@ def _files_named(options: argparse.Namespace) -> Iterator[None]:
 
 
 def _tell_kept(writer: AudioWriter, out: str | None, sample_rate: int) -> None:
-    """Complete the file as far as possible, and print how much audio it has."""
-    with suppress(OutputError):  # the error that ended the utterance is reported, not this one
+    """Completes the file as far as possible and prints how much audio it contains."""
+    with suppress(OutputError):  # the command reports the error that ended the utterance
         writer.close()
     kept_s = writer.samples / sample_rate
     if out != STANDARD_OUTPUT:
@@ -131,13 +128,13 @@ def _speaker(options: argparse.Namespace) -> ClientVoice | str:
 
 
 def voice_id(options: argparse.Namespace) -> int:
-    """Print the id of a voice file."""
+    """Prints the id of a voice file."""
     print_report(ClientVoice.load(options.voice).id)
     return 0
 
 
 def health(options: argparse.Namespace) -> int:
-    """Speak three tokens and print in one line how long it took."""
+    """Synthesizes three tokens and prints in one line how long the synthesis took."""
     options.connect_timeout = min(options.connect_timeout, options.timeout)
     with _client(options) as client:
         state = client.health(timeout_s=options.timeout, audio_format=options.audio_format)
@@ -154,11 +151,10 @@ def health(options: argparse.Namespace) -> int:
 
 
 def perf_data(options: argparse.Namespace) -> int:
-    """Write an utterance as input data for NVIDIA's perf_analyzer, in its JSON format: one stream
-    of one step.
+    """Writes an utterance as input data for perf_analyzer: JSON with one stream of one step.
 
-    perf_analyzer has no tensors of its own that this server would take: tokens must be in the
-    vocabulary, and the prompt's mel must fit its tokens.
+    The server rejects the tensors that NVIDIA's perf_analyzer generates: tokens must be in the
+    vocabulary, and the prompt mel must match the prompt tokens.
     """
     pieces = [as_tokens(piece) for piece in open_tokens(options.tokens).pieces]
     if not (count := sum(map(len, pieces))):
@@ -175,7 +171,7 @@ def perf_data(options: argparse.Namespace) -> int:
             f"{voice.prompt_tokens.shape}; a token has the same number of codes in both"
         )
     arrays = {"tokens": tokens} | {name: getattr(voice, name) for name in FIELDS}
-    # perf_analyzer reads flat lists; the shapes are dynamic, so each has to be said.
+    # perf_analyzer reads flat lists. The shapes are dynamic, so every tensor needs its shape.
     step = {
         name: {"content": array.ravel().tolist(), "shape": list(array.shape)}
         for name, array in arrays.items()
@@ -208,8 +204,9 @@ def _client(options: argparse.Namespace, retries: int = 0) -> Client:
 
 
 def _token(file: str | None) -> str | None:
-    """Read the access token from its file or the environment; everybody on a machine could read an
-    argument.
+    """Reads the access token from its file or from the environment.
+
+    There is no argument for the token itself, because every user of the machine can read arguments.
     """
     if file is None:
         return os.environ.get(TOKEN_VARIABLE) or None

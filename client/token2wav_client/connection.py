@@ -1,5 +1,6 @@
-"""Connection settings of a client: address, TLS, headers and message size, checked before anything
-connects.
+"""Connection settings of a client: address, TLS, headers and message size.
+
+All settings are checked before the client connects.
 """
 
 from __future__ import annotations
@@ -17,20 +18,20 @@ from token2wav_client.errors import InputError
 
 _HEADER_NAME = re.compile("[a-z0-9_.-]+")
 _HEADER_VALUE = re.compile("[ -~]+")
-# gRPC sets them, or gives them a meaning
+# gRPC sets these headers itself or gives them a meaning.
 _NOT_OURS = re.compile("grpc-.*|.*-bin|te|content-type|user-agent")
 _ADDRESS = re.compile(r"([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9_.-]+)?\]):([0-9]{1,9})")
 _MAX_PORT = 65535
 _LOOPBACK = re.compile(r"localhost|127(\.\d+){3}|\[::1\]")
 _MIB = 2**20
-_MAX_MESSAGE_MIB = 2047  # gRPC counts bytes in 32 bits with a sign
+_MAX_MESSAGE_MIB = 2047  # gRPC stores the limit in bytes as a signed 32-bit integer
 
 _CHANNEL_OPTIONS = (
-    # Every client has connections of its own: no waiting behind another one's back-off, and a load
-    # balancer can spread several clients of one process.
+    # Every client has its own connections. It does not wait for the reconnection pause of another
+    # client, and a load balancer can spread several clients of one process.
     ("grpc.use_local_subchannel_pool", 1),
-    # gRPC's default is to leave an address alone for up to two minutes after it failed; a server
-    # that was restarted would not be found again in time.
+    # By default, gRPC waits up to two minutes before it tries a failed address again. A restarted
+    # server would not be found in time.
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
@@ -38,14 +39,13 @@ _CHANNEL_OPTIONS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Tls:
-    """TLS settings of a connection: name the authorities to trust and the client's certificate.
+    """TLS settings of a connection: the trusted authorities and the client's certificate.
 
     Attributes:
         ca: PEM file with the authorities to trust; None for the public ones that come with gRPC.
-        cert: PEM file with this client's certificate, for a server that wants one.
-        key: PEM file with its private key, not encrypted.
-        server_name: the name to expect in the server's certificate, where the address has another
-            one.
+        cert: PEM file with this client's certificate, for a server that requires one.
+        key: PEM file with the private key of the certificate, not encrypted.
+        server_name: name to expect in the server's certificate, if it differs from the address.
 
     Raises:
         InputError: a file cannot be used, or a key or certificate is given without the other.
@@ -60,8 +60,8 @@ class Tls:
         if (self.cert is None) != (self.key is None):
             missing = "cert" if self.cert is None else "key"
             raise InputError(f"{missing}: missing, a certificate and its key go together")
-        # gRPC would take any bytes and fail later with "no server"; this says at once what is wrong
-        # with them.
+        # gRPC accepts any bytes and fails later with "no server". Loading the files here reports
+        # the actual problem at once.
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         if self.ca is not None:
             _check("ca", self.ca, lambda: context.load_verify_locations(self.ca))
@@ -74,7 +74,7 @@ class Tls:
             )
 
     def credentials(self) -> Any:
-        """Make the channel credentials for gRPC."""
+        """Returns the channel credentials for gRPC."""
         return grpc.ssl_channel_credentials(
             *(path and Path(path).read_bytes() for path in (self.ca, self.key, self.cert))
         )
@@ -83,17 +83,20 @@ class Tls:
 def checked_metadata(
     url: str, tls: Tls | None, headers: Mapping[str, str], token: str | None
 ) -> tuple[tuple[str, str], ...]:
-    """Check an address and what is to be sent to it, as `Client` takes them; return what every call
-    carries.
+    """Checks the address, TLS, headers and token of a client.
+
+    Returns:
+        Metadata that every call carries: the headers and the access token.
 
     Raises:
-        InputError: naming the argument.
+        InputError: an argument is invalid; the message names it.
     """
     address = _ADDRESS.fullmatch(url)
     if address is None:
         raise InputError(f"url: {url!r} is not host:port, as in localhost:8001 or [::1]:8001")
     host, port = address.groups()
-    if not 1 <= int(port) <= _MAX_PORT:  # gRPC would wrap it, and connect to another port
+    # gRPC would wrap a larger number and connect to another port.
+    if not 1 <= int(port) <= _MAX_PORT:
         raise InputError(f"url: {url!r} has the port {port}, which is outside 1 to {_MAX_PORT}")
     metadata = dict(_header(name, value) for name, value in headers.items())
     if token is not None:
@@ -106,8 +109,16 @@ def checked_metadata(
 
 
 def open_channel(library: Any, url: str, tls: Tls | None, max_message_mib: int) -> Any:
-    """Make a channel of grpc, or of grpc.aio for the event loop that runs; it connects when it is
-    first used.
+    """Opens a channel of `library`, which connects on first use.
+
+    Args:
+        library: grpc, or grpc.aio for a channel of the running event loop.
+        url: host:port of the server.
+        tls: TLS settings; None for an unencrypted channel.
+        max_message_mib: largest size of a request or a response in MiB.
+
+    Raises:
+        InputError: max_message_mib is outside its range.
     """
     if not 1 <= max_message_mib <= _MAX_MESSAGE_MIB:
         raise InputError(f"max_message_mib: {max_message_mib} is outside 1 to {_MAX_MESSAGE_MIB}")
@@ -131,7 +142,7 @@ def _header(name: str, value: str, shown: str = "") -> tuple[str, str]:
             f"headers: {name!r} is no name for a header of a gRPC call, as in x-api-key"
         )
     if not _HEADER_VALUE.fullmatch(value) or value != value.strip():
-        # Not the value itself: it may be a secret.
+        # The message does not contain the value, because it may be a secret.
         raise InputError(
             f"{shown or f'headers, {name}'}: expected printable ASCII without spaces around it"
         )

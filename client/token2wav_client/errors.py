@@ -1,7 +1,6 @@
-"""Errors that the package raises, each with a class, a sentence and an exit code, and what gRPC's
-own errors become.
+"""Errors of the package with their exit codes, and the conversion of gRPC's errors.
 
-Messages are one sentence: what is wrong, what was expected, and where it helps, what to do.
+A message is one sentence. It names the problem, the expected value and, where helpful, the remedy.
 """
 
 from __future__ import annotations
@@ -24,33 +23,35 @@ EXIT_CODES: dict[int, str] = {
     143: "terminated (SIGTERM); audio received so far is kept",
 }
 
-# Sentences of servers that work: answers in a stream carry no status code (docs/architecture.md).
+# Parts of messages from a working server. A response in a stream carries no status code, so the
+# client recognizes errors by their text (docs/architecture.md).
 SHUTTING_DOWN = "server: it is shutting down"
 FULL = "try again later"
-_TRANSIENT = re.compile(  # with Triton's own
+_TRANSIENT = re.compile(  # includes messages of Triton itself
     f"^{SHUTTING_DOWN}|{FULL}$|is no open stream|[Ss]tub process .* is not healthy|has no "
     f"available versions"
 )
 _TLS_FAILED = re.compile("[Hh]andshake failed|[Vv]erification [Cc]heck failed")
-# How Triton's HTTP port answers gRPC, and also how a server refuses a client without a certificate.
+# Errors of gRPC if the port is Triton's HTTP port, or if the server rejects a client without a
+# certificate.
 _HUNG_UP = re.compile("^failed to connect .*(Socket closed|Connection reset)")
-_HTTP = re.compile("http1.x server")  # gRPC's words for an answer of HTTP/1
+_HTTP = re.compile("http1.x server")  # gRPC's text for an HTTP/1 response
 _PORTS = "Triton's gRPC port is 8001 by default, 8000 its HTTP port and 8002 that of its metrics"
-# Triton's own sentence on the shape of an input.
+# Triton's message about an input with the wrong shape.
 _WRONG_SHAPE = re.compile(
     r"unexpected shape for input '(\w+)' for model '.*'\. Expected \[([\d,-]*)\], got \[([\d,-]*)\]"
 )
-# HTTP/2's words for a connection that a proxy gave up, which gRPC reports as INTERNAL, UNKNOWN or
+# HTTP/2 terms for a connection that a proxy closed. gRPC reports it as INTERNAL, UNKNOWN or
 # CANCELLED.
 _CONNECTION_LOST = re.compile("RST_STREAM|Stream removed|GOAWAY")
 
 
 class ClientError(Exception):
-    """Base error of the package: says its exit code, and whether to try again.
+    """Base error of the package: has an exit code and a flag for retries.
 
     Attributes:
-        exit_code: of the command.
-        transient: whether the same utterance may succeed when it is sent again, as it is.
+        exit_code: exit code of the command after this error.
+        transient: whether the same utterance may succeed if it is sent again without changes.
     """
 
     exit_code: int = 1
@@ -58,79 +59,71 @@ class ClientError(Exception):
 
 
 class InputError(ClientError):
-    """Input error: an argument or a file of the caller cannot be used."""
+    """Input error: an argument or a file of the caller is invalid."""
 
     exit_code = 2
 
 
 class TokenError(InputError):
-    """Token error: speech tokens have the wrong text, type, shape or range."""
+    """Token error: the text, type, shape or range of speech tokens is invalid."""
 
 
 class VoiceError(InputError):
-    """Voice error: a voice lacks the fields, shapes or numbers that the model needs."""
+    """Voice error: a voice lacks a field, or a field has an invalid shape or value."""
 
 
 class OutputError(InputError):
     """Output error: a file, pipe or audio device cannot be opened or written."""
 
 
-class ServerUnavailable(ClientError):  # noqa: N818 - a state of the server, named as users speak of it
-    """Connection error: no server answers at the address, or it went away in the middle of a call."""
+class ServerUnavailable(ClientError):  # noqa: N818 - users know this state by this name
+    """Connection error: no server answers at the address, or the connection was lost."""
 
     exit_code = 3
     transient = True
 
 
 class ModelNotReadyError(ServerUnavailable):
-    """Readiness error: the model is missing, still loading or failed to load, or its server is
-    shutting down.
-    """
+    """Readiness error: the model is missing, loading or has failed, or the server shuts down."""
 
     exit_code = 6
 
 
 class AccessError(ClientError):
-    """Access error: TLS failed, or the server or a proxy before it wants another token or
-    certificate.
-    """
+    """Access error: TLS failed, or the server or a proxy rejected the token or certificate."""
 
     exit_code = 7
 
 
 class ServerError(ClientError):
-    """Server error: the server refused or failed the utterance; the message is the server's."""
+    """Server error: the server rejected or failed the utterance; the message is the server's."""
 
     exit_code = 4
 
 
 class TransientServerError(ServerError):
-    """Transient server error: the server is full, shuts down or restarts; nothing is wrong with the
-    utterance.
-    """
+    """Transient server error: the server is full, shuts down or restarts; a retry may succeed."""
 
     transient = True
 
 
 class ProtocolError(ServerError):
-    """Protocol error: the server's answer breaks the protocol."""
+    """Protocol error: a response of the server breaks the protocol."""
 
 
 class ResponseTimeoutError(ClientError):
-    """Time-out error: the server owed an answer and gave none in time."""
+    """Time-out error: the server owed a response and sent none in time."""
 
     exit_code = 5
     transient = True
 
 
 class UtteranceClosedError(ClientError):
-    """State error: tokens were pushed after the end of an utterance, or a closed client was to open
-    one.
-    """
+    """State error: tokens were pushed after the end of an utterance, or the client is closed."""
 
 
 def error_of_rpc(error: Any, url: str) -> ClientError:
-    """Translate the grpc.RpcError of a call to `url`."""
+    """Converts the grpc.RpcError of a call to `url` into an error of this package."""
     code = error.code()
     details = " ".join((error.details() or code.name).split())
     if code in (StatusCode.UNAUTHENTICATED, StatusCode.PERMISSION_DENIED):
@@ -163,7 +156,7 @@ def error_of_rpc(error: Any, url: str) -> ClientError:
 
 
 def error_of_response(message: str) -> ServerError:
-    """Translate the sentence of an error response."""
+    """Converts the message of an error response into an error of this package."""
     if wrong := _WRONG_SHAPE.search(message):
         name, expected, sent = wrong.groups()
         return ServerError(
@@ -173,6 +166,6 @@ def error_of_response(message: str) -> ServerError:
 
 
 def _shape(lengths: str) -> str:
-    """Format the lengths of Triton's sentence as a shape; -1 stands for any length."""
+    """Formats the lengths in Triton's message as a shape; -1 becomes "any"."""
     shown = ["any" if length == "-1" else length for length in lengths.split(",")]
     return f"({', '.join(shown)}{',' if len(shown) == 1 else ''})"

@@ -1,7 +1,7 @@
-"""Health check of a server: speaks a tiny utterance for real and examines its audio.
+"""Health check of a server: synthesizes a short utterance and checks its audio.
 
-What a server says of itself is not enough: Triton stays ready when the process that runs the model
-has died or hangs.
+Triton's own readiness is not enough: Triton stays ready when the process that runs the model has
+died or hangs.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ TOKENS = (0, 1, 2)
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Health of a server: tells how long the tiny utterance took.
+    """Result of a health check: the times that the short utterance took.
 
     Attributes:
-        first_audio_s: seconds from the sending of its tokens to its first audio; None from a server
-            that has no room for another utterance now, and said so.
-        total_s: seconds to the end of the answer.
+        first_audio_s: seconds from sending the tokens to the first audio; None if the server
+            responded that it has no room for another utterance.
+        total_s: seconds to the end of the response.
     """
 
     first_audio_s: float | None
@@ -44,16 +44,15 @@ class Health:
 
 
 class Examination:
-    """Examination by a tiny utterance that fits the model: times it, checks its audio and judges
-    its failure.
+    """Examination of a server by a short utterance: measures its times and checks its audio.
 
-    It has a speaker without a recording: no prompt has to be computed, and a server that keeps
-    voices keeps one small one.
+    The utterance fits the model. Its voice has no prompt, so the server computes no prompt. A
+    server that caches voices stores only one small entry for it.
 
     Args:
-        metadata: Triton's ModelMetadataResponse, which says the shapes of inputs; without it, those
-            of CosyVoice3.
-        timeout_s: seconds for all of it.
+        metadata: Triton's ModelMetadataResponse, which contains the shapes of the inputs; None
+            assumes the shapes of CosyVoice3.
+        timeout_s: seconds for the whole examination.
     """
 
     def __init__(self, metadata: Any | None, timeout_s: float) -> None:
@@ -77,11 +76,11 @@ class Examination:
 
     @contextmanager
     def judging(self) -> Iterator[None]:
-        """Raise for a server that shuts down as for one whose model is not ready; let it be if it
-        is full.
+        """Context that converts the errors of the utterance into the result of the health check.
 
-        Both are answers of a model process that works. A call that gRPC ends when its time is over
-        fails in many ways.
+        A server that shuts down raises ModelNotReadyError. A full server raises nothing. Both
+        responses come from a model process that works. After `timeout_s` every error becomes a
+        ResponseTimeoutError, because a call that gRPC ends on its deadline can fail in many ways.
         """
         try:
             yield
@@ -97,12 +96,12 @@ class Examination:
                 raise
 
     def hear(self, chunk: AudioChunk) -> None:
-        """Check that the samples of a chunk are finite; raises a ProtocolError else."""
+        """Checks that the samples of a chunk are finite; otherwise raises ProtocolError."""
         if not np.isfinite(chunk.audio).all():
             raise ProtocolError("audio: the server sent NaN or infinite samples")
         if self._first_audio_s is None:
             self._first_audio_s = chunk.arrival_s
 
     def result(self) -> Health:
-        """Return the health that the finished utterance showed."""
+        """Returns the health of the server after the utterance has finished."""
         return Health(self._first_audio_s, time.monotonic() - self._began)

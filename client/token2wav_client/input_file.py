@@ -1,6 +1,6 @@
-"""Readers of input files: bound the size of an array before they take memory for it.
+"""Readers of input files that check the size of an array before they allocate memory for it.
 
-The header of an array may announce any size, and an archive may unpack to a thousand times its own.
+The header of an array may announce any size. An archive may unpack to a thousand times its size.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError
 
-# of a file, or of one array in it; a prompt of 30 s has half a MiB, and so have 18 minutes of
-# tokens
+# Largest size of a file, or of one array in it. A prompt of 30 s needs half a MiB, and so do the
+# tokens of 18 minutes.
 MOST_MIB = 64
 _MOST_BYTES = MOST_MIB << 20
 _NPY_HEADERS = {
@@ -27,10 +27,10 @@ _NPY_HEADERS = {
     (2, 0): np.lib.format.read_array_header_2_0,
 }
 
-# What foreign bytes make the readers here, json and safetensors raise. RuntimeError is also that of
-# recursion, of encrypted archives and of unknown compressions. NumPy has Python's own parser read
-# the header of an array, whose errors are the syntax's, the tokenizer's, and for brackets that nest
-# too deep a MemoryError.
+# Errors that json, safetensors and the readers in this module raise on malformed bytes.
+# RuntimeError includes RecursionError, and zipfile raises it for encrypted archives and unknown
+# compression methods. NumPy parses the header of an array with Python's own parser, which raises
+# SyntaxError, the tokenizer's TokenError, and MemoryError for brackets that are nested too deep.
 UNREADABLE = (
     *(
         OSError,
@@ -49,7 +49,7 @@ _SHOWN_CHARS = 200
 
 
 def reason(error: BaseException) -> str:
-    """Put into one short line why a file cannot be read."""
+    """Returns one short line that says why a file cannot be read."""
     if isinstance(error, (RecursionError, MemoryError)):
         return "it is nested too deep, or memory is short"
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
@@ -59,7 +59,7 @@ def reason(error: BaseException) -> str:
 
 
 def content_of(path: Path) -> bytes:
-    """Read the content of a file, of at most `MOST_MIB`."""
+    """Reads the content of a file; raises ValueError if it is larger than `MOST_MIB`."""
     with path.open("rb") as file:
         content = file.read(_MOST_BYTES + 1)
     if len(content) > _MOST_BYTES:
@@ -68,8 +68,11 @@ def content_of(path: Path) -> bytes:
 
 
 def array_in_npy(content: bytes) -> npt.NDArray[Any]:
-    """Read the array in the content of a `.npy` file, if it is as long as its header announces and
-    of numbers.
+    """Reads the array in the content of a `.npy` file.
+
+    Raises:
+        ValueError: the format version is unknown, the array holds Python objects, or the content is
+            shorter than its header announces.
     """
     file = BytesIO(content)
     version = np.lib.format.read_magic(file)
@@ -88,7 +91,7 @@ def array_in_npy(content: bytes) -> npt.NDArray[Any]:
 
 
 def arrays_in_npz(content: bytes, names: Iterable[str]) -> dict[str, npt.NDArray[Any]]:
-    """Read those arrays in the content of a `.npz` file that have one of the names."""
+    """Reads the arrays in the content of a `.npz` file whose names are in `names`."""
     with ZipFile(BytesIO(content)) as archive:
         members = {member.filename: member for member in archive.infolist()}
         found = {name: members[f"{name}.npy"] for name in names if f"{name}.npy" in members}

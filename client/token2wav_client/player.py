@@ -10,7 +10,8 @@ from typing import Any
 from token2wav_client.audio import SAMPLE_RATE, AudioArray, AudioFormat, decoded
 from token2wav_client.errors import OutputError
 
-# what the device holds before it starts to play: chunks need not come more evenly than that
+# Audio that the device buffers before playback starts. It covers variations in the arrival of
+# chunks.
 _LATENCY_S = 0.3
 _MISSING = 'play: needs the library sounddevice: pip install "token2wav[play]"'
 
@@ -18,7 +19,8 @@ _MISSING = 'play: needs the library sounddevice: pip install "token2wav[play]"'
 class Player(AbstractContextManager["Player"]):
     """Player of samples in one format on the default audio device.
 
-    As a context it stops when all was heard, and at once when an exception leaves it.
+    Use it in a `with`. It stops when all samples were played, or at once if an exception leaves the
+    block.
 
     Raises:
         OutputError: sounddevice, PortAudio or an audio device is missing.
@@ -29,7 +31,7 @@ class Player(AbstractContextManager["Player"]):
             import sounddevice
         except ImportError:
             raise OutputError(_MISSING) from None
-        except OSError:  # the library is there, what it wraps is not
+        except OSError:  # sounddevice is installed, but the library PortAudio is not
             raise OutputError(
                 "play: sounddevice finds no PortAudio: apt-get install libportaudio2"
             ) from None
@@ -53,13 +55,12 @@ class Player(AbstractContextManager["Player"]):
         return stream
 
     def write(self, audio: AudioArray, sample_rate: int = SAMPLE_RATE) -> None:
-        """Play samples, shape (samples,), after those before them; waits while the device has
-        enough.
+        """Plays samples, shape (samples,), after all earlier ones; waits while the buffer is full.
 
         Raises:
-            OutputError: the device is gone, or does not play that rate.
+            OutputError: the device is gone or does not support the sample rate.
         """
-        # the first samples of a model that is not the usual one
+        # The device was opened at the usual rate. The first samples may have another rate.
         if sample_rate != self._sample_rate:
             self._stream.stop()
             self._stream.close()

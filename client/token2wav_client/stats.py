@@ -13,17 +13,19 @@ import numpy as np
 from token2wav_client.audio import SAMPLE_RATE, AudioChunk, decoded
 from token2wav_client.errors import OutputError
 
-_PLAYER_BUFFER_S = 0.2  # what the server assumes too, where its settings don't say another
+_PLAYER_BUFFER_S = 0.2  # the server assumes the same value by default
 _WINDOW_S = 0.01
-_AUDIBLE = 10 ** (-50 / 10)  # mean square
+_AUDIBLE = 10 ** (-50 / 10)  # mean square of -50 dBFS
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkTiming:
-    """Timing of one chunk, without its audio; fields have the meaning that `AudioChunk` gives them.
+    """Timing of one chunk without its audio. The other fields are described in `AudioChunk`.
 
     Attributes:
-        sound_s: seconds into the chunk at which something can be heard; None if nothing can.
+        samples: number of samples in the chunk.
+        sound_s: seconds from the start of the chunk to its first audible sound; None if it has
+            none.
     """
 
     index: int
@@ -42,7 +44,7 @@ class ChunkTiming:
 
     @classmethod
     def of(cls, chunk: AudioChunk) -> ChunkTiming:
-        """Take the timing of a chunk, without its audio."""
+        """Returns the timing of a chunk without its audio."""
         kept = ("index", "arrival_s", "latency_s", "gap_s", "sample_rate", "samples_trimmed")
         values = {name: getattr(chunk, name) for name in kept}
         return cls(samples=len(chunk.audio), sound_s=_sound_s(chunk), **values)
@@ -53,18 +55,18 @@ class UtteranceStats:
     """Statistics of a whole utterance; times are in seconds since its first tokens were sent.
 
     Attributes:
-        chunks: each chunk, in order.
-        audio_s: seconds of sound.
+        chunks: timing of each chunk, in order.
+        audio_s: duration of the audio in seconds.
         first_audio_s: arrival of the first chunk.
-        first_sound_s: when a listener who plays from the first chunk on first hears something: 10
-            ms above -50 dBFS, which is more than the noise of a room and less than the quietest
-            consonant; None if that never comes.
-        trimmed_s: seconds of leading silence that the server left out.
+        first_sound_s: time at which a listener hears the first sound if playback starts with the
+            first chunk; None if there is no sound. A sound is 10 ms above -50 dBFS, which is louder
+            than the noise of a room and quieter than the quietest consonant.
+        trimmed_s: seconds of leading silence that the server dropped.
         total_s: arrival of the last chunk.
         real_time_factor: total_s / audio_s (below 1 is faster than playback); None without audio.
-        underruns: how often a player that starts 0.2 s after the first chunk would have run out of
-            audio.
-        stalled_s: how long it would have waited, in sum.
+        underruns: number of times that a player which starts 0.2 s after the first chunk runs out
+            of audio.
+        stalled_s: total time in seconds for which that player waits for audio.
     """
 
     chunks: tuple[ChunkTiming, ...]
@@ -79,7 +81,7 @@ class UtteranceStats:
 
 
 def summarize(chunks: Sequence[ChunkTiming]) -> UtteranceStats:
-    """Sum up one or more chunks in their order of arrival."""
+    """Computes the statistics of one or more chunks in their order of arrival."""
     first, last = chunks[0], chunks[-1]
     audio_s = sum(chunk.duration_s for chunk in chunks)
     starts, buffered = _starts(chunks), _starts(chunks, _PLAYER_BUFFER_S)
@@ -104,8 +106,12 @@ def summarize(chunks: Sequence[ChunkTiming]) -> UtteranceStats:
 
 
 def _starts(chunks: Sequence[ChunkTiming], buffer_s: float = 0.0) -> list[float]:
-    """List when each chunk starts to play, if playback starts that long after the first, and
-    resumes with late ones.
+    """Returns the time at which the playback of each chunk starts.
+
+    Args:
+        chunks: one or more chunks in their order of arrival.
+        buffer_s: seconds between the arrival of the first chunk and the start of playback. A chunk
+            that arrives after the audio before it has ended is played on arrival.
     """
     starts: list[float] = []
     played_until_s = chunks[0].arrival_s + buffer_s
@@ -125,17 +131,18 @@ def _sound_s(chunk: AudioChunk) -> float | None:
 
 
 def print_report(text: str, file: TextIO | None = None) -> None:
-    """Print a report, by default on standard output; raises an OutputError if it cannot be written."""
+    """Prints a report, by default on standard output; raises OutputError if that fails."""
     try:
         print(text, file=file, flush=True)
     except OSError as error:
-        # What is left in the buffer would make Python fail once more at its end.
+        # Python flushes the remaining buffer at exit and would fail once more. The null device
+        # accepts it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), (file or sys.stdout).fileno())
         raise OutputError(f"report: cannot be written ({error.strerror})") from None
 
 
 def as_table(stats: UtteranceStats) -> str:
-    """Format statistics as a table: a line per chunk, then the totals."""
+    """Formats statistics as a table: a line per chunk, then the totals."""
     trimmed = f", {_number(stats.trimmed_s)} s of silence trimmed" if stats.trimmed_s else ""
     return "\n".join(
         [

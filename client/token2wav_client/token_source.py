@@ -1,6 +1,4 @@
-"""Token sources of the command line: read an array file, a text file, or a pipe that is still
-written.
-"""
+"""Token sources of the command line: array files, text files and pipes."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from token2wav_client.errors import TokenError
 from token2wav_client.input_file import UNREADABLE, array_in_npy, content_of, reason
 from token2wav_client.tokens import TokenParser, as_tokens
 
-Token = int | list[int]  # a number, or the codes of several codebooks
+Token = int | list[int]  # an integer, or the codes of several codebooks
 
 _READ_BYTES = 65_536
 
@@ -28,31 +26,31 @@ logger = logging.getLogger("token2wav_client")
 
 @dataclass(frozen=True)
 class TokenSource:
-    """Token source: yields tokens in the pieces in which they become known, and counts them if it
-    can beforehand.
+    """Token source: an iterator over tokens, with their number if it is known in advance.
+
+    The iterator yields tokens in pieces, as soon as they are known.
     """
 
     pieces: Iterator[Sequence[Token]]
-    count: int | None  # None if only the end of the text tells
+    count: int | None  # number of tokens; None for text, where only its end determines it
 
 
 def open_tokens(name: str, codebooks: int = 1) -> TokenSource:
-    """Open a token source: an array in `*.npy`, a list in `*.json`, or text in any other file, a
-    FIFO, or `-`.
+    """Opens a token source: `*.npy` holds an array, `*.json` a list, any other file holds text.
 
-    Text is read while it is used, so its errors come from iterating `pieces`; how much of it was
-    skipped is logged at its end.
+    A FIFO and `-` hold text too. Text is read during the iteration over `pieces`, so errors in the
+    text are raised there. The amount of skipped text is logged at the end.
 
     Args:
-        name: of the file; `-` for standard input.
-        codebooks: codes of a token in text, where they follow one another; arrays and lists say it
-            by their shape.
+        name: name of the file; `-` for standard input.
+        codebooks: number of consecutive codes in text that form one token. Arrays and lists have
+            this number in their shape.
 
     Raises:
         TokenError: the file cannot be opened or holds no tokens.
     """
     if name == "-":
-        # Without buffers of Python's own between the pipe and the parser.
+        # FileIO has no buffer between the pipe and the parser.
         file, what = FileIO(sys.stdin.fileno(), closefd=False), "standard input"
         return TokenSource(_grouped(_read_text(file, what), codebooks, what), None)
     path = Path(name)
@@ -79,7 +77,7 @@ def _read_json(content: bytes) -> Any:
 
 
 def _grouped(pieces: Iterator[list[int]], codebooks: int, name: str) -> Iterator[Sequence[Token]]:
-    """Group codes of text into tokens of several codebooks, as soon as all codes of one are there."""
+    """Groups the codes in text into tokens; yields a token when all its codes have arrived."""
     if codebooks == 1:
         yield from pieces
         return
@@ -97,8 +95,9 @@ def _grouped(pieces: Iterator[list[int]], codebooks: int, name: str) -> Iterator
 
 
 def _read_text(file: FileIO, name: str) -> Iterator[list[int]]:
-    """Yield tokens as soon as their text is there: os.read returns what a pipe holds, however
-    little.
+    """Yields tokens as soon as their text arrives.
+
+    os.read returns the bytes that a pipe holds and does not wait for a full buffer.
     """
     parser = TokenParser()
     try:
@@ -122,7 +121,7 @@ def _read_text(file: FileIO, name: str) -> Iterator[list[int]]:
 
 
 def batches(pieces: Iterable[Sequence[Token]], size: int) -> Iterator[Sequence[Token]]:
-    """Cut pieces into batches of at most `size` tokens, without ever waiting for a batch to fill."""
+    """Cuts pieces into batches of at most `size` tokens, without waiting for a batch to fill."""
     for piece in pieces:
         for begin in range(0, len(piece), size):
             yield piece[begin : begin + size]
@@ -135,10 +134,10 @@ def paced(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], object] = time.sleep,
 ) -> Iterator[Sequence[Token]]:
-    """Hold each batch back until a language model of that speed would have produced its last token.
+    """Delays each batch until a language model of that speed would have produced its last token.
 
-    Token k (from 1) is due k / tokens_per_second seconds after the first batch was asked for. A
-    slower source is never held back.
+    Token k (counted from 1) is due k / tokens_per_second seconds after the first batch was
+    requested. The batches of a slower source are not delayed.
     """
     began = clock()
     count = 0

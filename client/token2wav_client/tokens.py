@@ -1,4 +1,4 @@
-"""Speech tokens: parse them from text that may be cut anywhere, check them before they are sent."""
+"""Speech tokens: a parser of text that may be split anywhere, and checks of token arrays."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ TokenArray = npt.NDArray[np.int32]
 MAX_TOKEN = int(np.iinfo(np.int32).max)
 MAX_DIGITS = len(str(MAX_TOKEN))
 
-# A plain integer is complete only when something follows it; `<|s_12|>` ends itself. Names that
-# begin like those of speech tokens are never special: what is misspelt there must not be lost in
-# silence.
+# A plain integer is complete only when another character follows; `<|s_12|>` is complete by itself.
+# A tag that begins like a speech token is never treated as a special token. A misspelt speech token
+# therefore raises an error and is not skipped.
 _DIGITS = rb"\d{1,%d}" % MAX_DIGITS
 _SPEECH = rb"(?:s|speech)_"
 _SPECIAL = rb"(?!%s)[^\s|<>]{1,64}" % _SPEECH
@@ -34,21 +34,24 @@ _BEGUN = re.compile(
 
 
 class TokenParser:
-    """Parser of speech tokens: reads `<|s_123|>`, `<|speech_123|>` and integers from text that
-    arrives in pieces.
+    """Parser of speech tokens from text: `<|s_123|>`, `<|speech_123|>` and integers.
 
-    White space and commas between tokens are skipped; so are a language model's special tokens,
-    such as `<|endofprompt|>`, and byte-order marks, which are counted. Anything else is an error
-    that names its position. However the text is cut, the tokens are the same:
+    The text may arrive in pieces. The tokens do not depend on the positions at which the text is
+    split:
 
         parser = TokenParser()
         parser.feed(b"<|s_1|><|s_2")   # [1]
         parser.feed(b"3|> 7")          # [23]
         parser.close()                 # [7]
 
+    The parser skips white space and commas between tokens. It also skips and counts byte-order
+    marks and special tokens of a language model, such as `<|endofprompt|>`. Any other text is an
+    error that names the position.
+
     Attributes:
-        skipped: special tokens and byte-order marks so far.
-        first_skipped: the first of them, as a message shows it; empty if there are none.
+        skipped: number of special tokens and byte-order marks so far.
+        first_skipped: the first skipped token or mark, as messages show it; empty if none was
+            skipped.
     """
 
     def __init__(self) -> None:
@@ -58,10 +61,10 @@ class TokenParser:
         self._offset = 0  # bytes of the text before `_rest`
 
     def feed(self, text: bytes) -> list[int]:
-        """Take the next piece of text and return the tokens that it completed.
+        """Parses the next piece of text and returns the tokens that are complete with it.
 
         Raises:
-            TokenError: naming the byte at which the text stops being tokens.
+            TokenError: the text is no token; the message names the position in bytes.
         """
         data = self._rest + text
         tokens: list[int] = []
@@ -86,10 +89,10 @@ class TokenParser:
         return tokens
 
     def close(self) -> list[int]:
-        """End the text and return what only its end completes: a plain integer.
+        """Ends the text and returns the integer that the end completes, if any.
 
         Raises:
-            TokenError: if the text ends within a token.
+            TokenError: the text ends within a token.
         """
         rest, self._rest = self._rest, b""
         if not rest:
@@ -114,14 +117,15 @@ def _excerpt(text: bytes, length: int = 20) -> str:
 
 
 def as_tokens(values: npt.ArrayLike) -> TokenArray:
-    """Check a sequence of tokens and convert it to the array that is sent, of the same shape.
+    """Checks tokens and converts them to the int32 array that is sent, with the same shape.
 
     Args:
-        values: integers, shape (tokens,), or (tokens, codebooks) for models of several codes per
-            token; may be empty.
+        values: integers, shape (tokens,), or (tokens, codebooks) for models with several codes per
+            token. They may be empty.
 
     Raises:
-        TokenError: not integers, of another number of dimensions, or outside 0 .. 2**31 - 1.
+        TokenError: the values are not integers, have another number of dimensions, or lie outside 0
+            .. 2**31 - 1.
     """
     _refuse_text(values)
     try:
@@ -145,11 +149,10 @@ def as_tokens(values: npt.ArrayLike) -> TokenArray:
 
 
 def as_batches(tokens: Any) -> Iterable[npt.ArrayLike]:
-    """Convert tokens to the batches that `synthesize` iterates; a flat array or sequence of
-    integers is one batch.
+    """Converts tokens to an iterable of batches; a flat array or sequence of integers is one batch.
 
     Raises:
-        TokenError: text, or nothing that can be iterated.
+        TokenError: the tokens are text or not iterable.
     """
     _refuse_text(tokens)
     flat = isinstance(tokens, Sequence) and len(tokens) > 0 and isinstance(tokens[0], Integral)

@@ -1,11 +1,12 @@
-"""Base of both kinds of utterance: keeps its state, its attempts and its end; only waiting is left
-to them.
+"""Base of both kinds of utterance: holds the state and runs the attempts.
 
-The client for threads is not the asyncio one run in a thread of its own. That was tried: a chunk
-takes longer through the loop, the more so with several streams.
+Subclasses implement only the waiting, with threads or with asyncio.
 
-The generated gRPC stub is used rather than tritonclient's InferenceServerClient, because that one
-holds a single stream per connection, says nothing when a server ends the stream early, and leaves a
+The client for threads does not run the asyncio client in a thread. This was tried: the event loop
+delays every chunk, and the delay grows with the number of streams.
+
+The package calls the generated gRPC stub directly. tritonclient's InferenceServerClient holds only
+one stream per connection, does not report that a server ended the stream early, and leaves one
 thread behind per cancelled stream.
 """
 
@@ -33,23 +34,27 @@ from token2wav_client.errors import (
     error_of_rpc,
 )
 
-CLOSE_GRACE_S = 2.0  # for the server to end its side of a complete utterance before it is cancelled
+# Time for the server to close its side of a complete utterance; after it the utterance is
+# cancelled.
+CLOSE_GRACE_S = 2.0
 
 
 class BaseUtterance(ABC):
-    """Utterance on a gRPC stream: sends tokens while chunks arrive, in one attempt or several.
+    """Utterance on a gRPC stream: sends tokens while chunks arrive, in one or several attempts.
 
     Args:
-        start_rpc: starts the stream on an iterator of requests.
-        call: makes the requests and reads the responses.
-        url: of the server, for messages.
-        response_timeout_s: as `BaseClient` takes it.
-        retries: as `BaseClient` takes them.
-        on_close: called with the utterance when it is closed.
+        start_rpc: function that starts the stream with an iterator of requests.
+        call: object that builds the requests and reads the responses.
+        url: address of the server, for messages.
+        response_timeout_s: allowed seconds without a response, as in `BaseClient`.
+        retries: number of further attempts, as in `BaseClient`.
+        on_close: function that is called with the utterance when it is closed.
     """
 
-    _guard: AbstractContextManager[Any] = nullcontext()  # held while the state is read or changed
-    _new_outbox: Any  # makes a queue for requests to an attempt; None in it ends them
+    # Held while the state is read or changed.
+    _guard: AbstractContextManager[Any] = nullcontext()
+    # Creates a queue for the requests of an attempt. None in the queue ends the requests.
+    _new_outbox: Any
 
     def __init__(
         self,
@@ -71,18 +76,19 @@ class BaseUtterance(ABC):
         self._cancelled = False
         self._outbox = self._new_outbox()
         self._rpc: Any = None
-        self._broken: ClientError | None = None  # why this side broke off the attempt that runs
+        # Reason for which the client ended the running attempt.
+        self._broken: ClientError | None = None
         self._attempts = 0
         self._begin(retries)
 
     @property
     def id(self) -> str:
-        """Name of the utterance on the server; every attempt has another one."""
+        """Id of the utterance on the server; every attempt has another one."""
         return self._call.id
 
     @property
     def complete(self) -> bool:
-        """Whether the final chunk has arrived, with exactly the samples that the tokens make."""
+        """Whether the final chunk has arrived, with exactly the samples that the tokens require."""
         return self._call.complete
 
     @property
@@ -91,33 +97,35 @@ class BaseUtterance(ABC):
         return self._call.tokens
 
     def push(self, tokens: npt.ArrayLike) -> None:
-        """Send tokens; never waits for the server.
+        """Sends tokens; never waits for the server.
 
-        The first push carries the voice, so pushing no tokens ahead of the first ones lets the
-        server prepare it in time.
+        The first push carries the voice. If you push an empty list before the first tokens exist,
+        the server prepares the voice early.
 
         Args:
-            tokens: integers, shape (tokens,).
+            tokens: integers, shape (tokens,), or (tokens, codebooks) for models with several codes
+                per token.
 
         Raises:
-            TokenError: these are no tokens.
+            TokenError: the tokens are invalid.
             UtteranceClosedError: the utterance is finished or cancelled.
-            ServerError, ServerUnavailable, ...: it has failed already.
+            ServerError, ServerUnavailable, ...: the utterance has already failed.
         """
         self._send(tokens, end=False)
 
     def finish(self, tokens: npt.ArrayLike = ()) -> None:
-        """Send the last tokens, if any, and say that there are no more. Raises as `push` does.
+        """Sends the last tokens, if any, and ends the input of the utterance.
 
         Raises:
             InputError: the utterance has no tokens at all.
+            TokenError, UtteranceClosedError, ...: the errors of `push`.
         """
         self._send(tokens, end=True)
 
     def cancel(self) -> None:
-        """Stop at once and drop chunks that nobody took; iterating ends.
+        """Stops at once and drops the chunks that were not taken yet; iteration ends.
 
-        Harmless when called again.
+        Further calls have no effect.
         """
         with self._guard:
             self._cancelled = True
@@ -125,8 +133,9 @@ class BaseUtterance(ABC):
             self._stop()
 
     def fail(self, error: BaseException) -> None:
-        """Stop at once and let iterating raise `error`, unless the utterance is over or has failed
-        before.
+        """Stops at once and makes iteration raise `error`.
+
+        Has no effect if the utterance has already ended or failed.
         """
         with self._guard:
             if not self._over:
@@ -135,19 +144,19 @@ class BaseUtterance(ABC):
 
     @abstractmethod
     def _begin(self, retries: int) -> None:
-        """Start the thread or task that receives; called once, at the end of the constructor."""
+        """Starts the thread or task that receives; called once, at the end of the constructor."""
 
     @abstractmethod
     def _requests(self, outbox: Any) -> Any:
-        """Iterate over an outbox as gRPC wants it, up to the None."""
+        """Returns an iterator for gRPC over the requests in an outbox, up to the None."""
 
     @abstractmethod
     def _notify(self) -> None:
-        """Wake the thread or task that waits for a change of the state."""
+        """Wakes the thread or task that waits for a change of the state."""
 
     @abstractmethod
     def _hang_up(self) -> None:
-        """End the attempt that runs."""
+        """Ends the running attempt."""
 
     def _stop(self) -> None:
         self._hang_up()
@@ -169,7 +178,7 @@ class BaseUtterance(ABC):
             self._notify()
 
     def _next_chunk(self, end: type[Exception]) -> AudioChunk | None:
-        """Take the next chunk; None if it has to be waited for, `end` is raised if there is none."""
+        """Returns the next chunk, or None if none has arrived; raises `end` after the last one."""
         if self._chunks:
             return self._chunks.popleft()
         if self._failure:
@@ -179,14 +188,14 @@ class BaseUtterance(ABC):
         return None
 
     def _patience_s(self) -> float | None:
-        """Work out for how many seconds the server may still be silent; None while it owes nothing."""
+        """Returns the seconds left for the server's next response; None if it owes no response."""
         owed_since = self._call.owed_since
         return (
             None if owed_since is None else owed_since + self._response_timeout_s - time.monotonic()
         )
 
     def _break_off(self) -> None:
-        """End an attempt whose server is silent for too long."""
+        """Ends the attempt because the server has sent nothing for too long."""
         self._broken = ResponseTimeoutError(
             f"the server at {self._url} did not answer for {self._response_timeout_s:g} s"
         )
@@ -202,10 +211,10 @@ class BaseUtterance(ABC):
 
     @contextmanager
     def _attempting(self) -> Iterator[Any]:
-        """Start a stream, which repeats all earlier requests, and end it with an error that says
-        whether to try again.
+        """Context of one attempt: starts a stream and repeats all earlier requests on it.
 
-        There is no error if the utterance is over by then.
+        At the end it raises an error, and the `transient` flag of the error decides on a retry. It
+        raises nothing if the utterance is over by then.
         """
         with self._guard:
             if self._over:
@@ -228,7 +237,7 @@ class BaseUtterance(ABC):
             error = refused
         except grpc.RpcError as failed:
             error = error_of_rpc(failed, self._url)
-        # also what grpc.aio raises in a call that this side broke off
+        # grpc.aio raises this error also in a call that the client itself ended.
         except asyncio.CancelledError:
             if self._broken is None:
                 raise
@@ -244,8 +253,9 @@ class BaseUtterance(ABC):
 
     @contextmanager
     def _final_errors(self) -> Iterator[None]:
-        """Fail the utterance with the error of its last attempt, or whoever iterates would wait for
-        ever.
+        """Context that fails the utterance with the error of its last attempt.
+
+        Without it, the iteration would wait forever.
         """
         try:
             yield

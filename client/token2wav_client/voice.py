@@ -1,4 +1,4 @@
-"""Voices of utterances: read them from files, check them before they are sent, name them by a hash."""
+"""Voices of utterances: loaded from files, checked before they are sent, identified by a hash."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from token2wav_client.errors import TokenError, VoiceError
 from token2wav_client.input_file import UNREADABLE, arrays_in_npz, content_of, reason
 from token2wav_client.tokens import TokenArray, as_tokens
 
-# these two of models in CosyVoice3's format; others have other ones, which their servers check
+# Sizes for models in CosyVoice3's format. Other models have other sizes, which their servers check.
 MEL_BINS = 80
 SPEAKER_SIZE = 192
 _ID = re.compile("[0-9a-f]{64}")
@@ -26,17 +26,19 @@ FIELDS = ("prompt_tokens", "prompt_mel", "speaker_embedding")
 
 @dataclass(frozen=True, eq=False)
 class ClientVoice:
-    """Voice of a speaker, given by a short prompt. Checked and converted on construction.
+    """Voice prompt of a speaker: prompt tokens, prompt mel and speaker embedding.
+
+    The constructor checks and converts the fields.
 
     Attributes:
         prompt_tokens: speech tokens of the prompt, int32, shape (P,); P = 0 for a speaker without a
             recording.
-        prompt_mel: mel of the prompt, float32, shape (frames, bands), as many frames for each
-            token; (2 * P, 80) for CosyVoice3.
+        prompt_mel: mel of the prompt, float32, shape (frames, bands), with the same number of
+            frames for each token; (2 * P, 80) for CosyVoice3.
         speaker_embedding: float32, shape (size,); (192,) for CosyVoice3.
 
     Raises:
-        VoiceError: naming the field and the bound it breaks.
+        VoiceError: a field is invalid; the message names the field and the violated bound.
     """
 
     prompt_tokens: TokenArray
@@ -63,8 +65,9 @@ class ClientVoice:
 
     @cached_property
     def id(self) -> str:
-        """Name of this voice on every server that it was sent to: 64 hexadecimal digits, the hash
-        of its content.
+        """Id of this voice on every server that has received it: 64 hexadecimal digits.
+
+        The id is the SHA-256 hash of the content of the voice.
         """
         digest = hashlib.sha256(b"token2wav voice 1\n")
         digest.update(len(self.prompt_tokens).to_bytes(8, "little"))
@@ -75,10 +78,10 @@ class ClientVoice:
 
     @classmethod
     def load(cls, path: str | Path) -> ClientVoice:
-        """Read a voice from a `.npz` or `.safetensors` file that holds the three fields by name.
+        """Loads a voice from a `.npz` or `.safetensors` file with the three fields by name.
 
         Raises:
-            VoiceError: the file cannot be read, lacks a field, or a field is wrong.
+            VoiceError: the file cannot be read, a field is missing, or a field is invalid.
         """
         path = Path(path)
         if path.suffix not in (".npz", ".safetensors"):
@@ -97,15 +100,15 @@ class ClientVoice:
 
 
 def is_voice_id(text: str) -> bool:
-    """Whether a text is the id of a voice: 64 hexadecimal digits."""
+    """Returns whether a text is the id of a voice: 64 hexadecimal digits."""
     return _ID.fullmatch(text) is not None
 
 
 def check_known_voice(text: str) -> None:
-    """Check that a text may be the id or the name of a voice on a server.
+    """Checks that a text may be the id or the name of a voice on a server.
 
     Raises:
-        VoiceError: it can be neither.
+        VoiceError: the text can be neither.
     """
     if text.endswith((".npz", ".safetensors")):
         raise VoiceError(
@@ -129,5 +132,5 @@ def _floats(field: str, values: npt.ArrayLike, dimensions: int) -> npt.NDArray[n
         array = np.array(array, np.float32, order="C")
     if not np.isfinite(array).all():
         raise VoiceError(f"{field}: holds numbers that are not finite in float32")
-    array.flags.writeable = False  # the id of the voice stands for it
+    array.flags.writeable = False  # the id is a hash of the content, so it must not change
     return array

@@ -1,4 +1,4 @@
-"""Messages of the protocol: build requests, read responses; no connection and no clock."""
+"""Messages of the protocol: builds requests and reads responses, without connection or clock."""
 
 from __future__ import annotations
 
@@ -22,19 +22,21 @@ from token2wav_client.tokens import TokenArray
 from token2wav_client.voice import FIELDS, ClientVoice, check_known_voice, is_voice_id
 
 _DATATYPES = {"uint8": "UINT8", "int32": "INT32", "float32": "FP32"}
-_LARGEST = 2**31 - 1  # a server allows a few numbers, which it names
+# The server allows only a few numbers of steps and sample rates, and its error names them.
+_LARGEST = 2**31 - 1
 
 
 class SpeechOptions(TypedDict, total=False):
-    """Options of an utterance: both clients take them as keywords of `open` and `synthesize`.
+    """Options of an utterance: keywords of `open` and `synthesize` in both clients.
 
     Attributes:
-        audio_format: of the chunks' samples; float32 (the default), int16, or G.711 as mulaw or
+        audio_format: format of the samples: float32 (the default), int16, or G.711 as mulaw or
             alaw.
-        keep_open: let the server notice at once when this client vanishes (the default). Without
-            it, a server learns that from its idle time-out.
-        steps: of the ODE, one of those that the server allows; None for its usual number.
-        sample_rate: 8000, 16000, 22050, 24000, 44100 or 48000; None for the model's own.
+        keep_open: whether the server notices at once that this client has vanished (the default).
+            Otherwise the server notices it after its idle time-out.
+        steps: number of ODE steps, one of the numbers that the server allows; None for its usual
+            number.
+        sample_rate: 8000, 16000, 22050, 24000, 44100 or 48000; None for the model's own rate.
     """
 
     audio_format: AudioFormat
@@ -45,11 +47,12 @@ class SpeechOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """Opening of an utterance, sent with its first request; a voice that the server knows goes by
-    its id or name.
+    """Opening of an utterance: voice and options, which only its first request carries.
+
+    A voice that the server already has is given by its id or name.
 
     Raises:
-        InputError: naming the field.
+        InputError: a field is invalid; the message names it.
     """
 
     voice: ClientVoice | str
@@ -72,12 +75,16 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """Response of the server: the request that it answers, its audio if any, and whether that
-    request is done.
+    """Response of the server to a request.
+
+    Attributes:
+        request_id: id of the answered request.
+        chunk: audio without arrival times; None if the response has no audio.
+        last_of_request: True for the last response to this request.
     """
 
     request_id: str
-    chunk: AudioChunk | None  # without times
+    chunk: AudioChunk | None
     last_of_request: bool
 
 
@@ -91,16 +98,16 @@ def build_request(
     opening: Opening | None = None,
     end: bool = False,
 ) -> Any:
-    """Build the ModelInferRequest that carries `tokens`.
+    """Builds the ModelInferRequest that carries `tokens`.
 
     Args:
         model: name of the model.
         sequence_id: id of the utterance.
         request_id: id of this request, which its responses repeat.
         tokens: (n,) or (n, codebooks).
-        stream_key: secret that the server wants with each request of an utterance whose first
-            request has it; empty for none.
-        opening: content of the first request of an utterance; None for a later one.
+        stream_key: secret of the utterance; empty for none. If the first request carries a key, the
+            server requires it in every further request.
+        opening: content of the first request of an utterance; None for a later request.
         end: whether the utterance ends with this request.
     """
     request = service_pb2.ModelInferRequest(model_name=model, id=request_id)
@@ -140,8 +147,11 @@ def _add_input(request: Any, name: str, array: np.ndarray[Any, np.dtype[Any]]) -
 
 
 def read_response(message: Any, audio_format: AudioFormat) -> Response:
-    """Read one ModelStreamInferResponse; raises the server's error, or a ProtocolError for what is
-    not allowed.
+    """Reads one ModelStreamInferResponse.
+
+    Raises:
+        ServerError: the response is an error of the server.
+        ProtocolError: the response breaks the protocol.
     """
     if message.error_message:
         raise error_of_response(message.error_message)
@@ -164,7 +174,7 @@ def _read_chunk(result: Any, audio_format: AudioFormat) -> AudioChunk:
             f"1 each"
         )
     return AudioChunk(
-        # because the array that tritonclient hands out is a read-only view of the message
+        # tritonclient returns a read-only view of the message.
         audio=audio.copy(),
         index=int(index.item()),
         final=bool(final.item()),
@@ -179,7 +189,7 @@ def _read_chunk(result: Any, audio_format: AudioFormat) -> AudioChunk:
 
 
 def _number(result: Any, name: str, least: int, usual: int) -> int:
-    """Read a number about the audio; from a server that does not say it, it is the usual one."""
+    """Reads a number that describes the audio; returns `usual` if the server does not send it."""
     if result.get_output(name) is None:
         return usual
     value = _output(result, name, np.dtype(np.int32))

@@ -1,4 +1,4 @@
-"""Writer of audio: appends chunks to a file or a pipe, as WAV, FLAC, Ogg or bare samples."""
+"""Writer of audio: appends chunks to a file or a pipe, as WAV, FLAC, Ogg or raw samples."""
 
 from __future__ import annotations
 
@@ -21,31 +21,32 @@ from token2wav_client.errors import OutputError
 FileFormat = Literal["wav", "flac", "ogg", "opus", "raw"]
 FILE_FORMATS: tuple[FileFormat, ...] = get_args(FileFormat)
 STANDARD_OUTPUT = "-"
-# kind, subtype
+# libsndfile's container format and subtype of each compressed file format.
 _ENCODED = {"flac": ("FLAC", "PCM_16"), "ogg": ("OGG", "VORBIS"), "opus": ("OGG", "OPUS")}
-_UNKNOWN_SIZE = b"\xff\xff\xff\xff"  # in a WAV header: to the end
+# Size fields in the header of a WAV file that continues to the end of the stream.
+_UNKNOWN_SIZE = b"\xff\xff\xff\xff"
 _PROBE_BYTES = 1 << 16
-# of a read; where a file breaks off, the samples of the last read are not counted
+# Samples per read. In a truncated file, the samples of the last, failed read are not counted.
 _BLOCK_SAMPLES = 256
 
 
 class AudioWriter(AbstractContextManager["AudioWriter"]):
-    """Writer of mono audio: appends chunks; the first one creates the file, or replaces an older
-    one.
+    """Writer of mono audio in chunks. The first chunk creates the file or replaces an older one.
 
-    A WAV file is valid after every chunk: it is reopened for each, because only closing it brings
-    its header up to date; that costs a third of a millisecond. FLAC and Ogg are complete once the
-    writer is closed. WAV and bare samples have the format in which audio comes, others the nearest
-    one that they know.
+    A WAV file is valid after every chunk. Only closing a file updates its header, so the writer
+    reopens the file for each chunk, which costs a third of a millisecond. FLAC and Ogg files are
+    complete only after the writer is closed. WAV and raw files store samples in the format in which
+    they arrive; the other file formats store them in their nearest own format.
 
     Args:
-        out: where to write; - for standard output.
-        audio_format: of the samples that will be given.
-        file_format: of the file; by default what its name ends in, and bare samples (raw) for
-            standard output.
+        out: path of the file; - for standard output.
+        audio_format: format of the samples that will be written.
+        file_format: format of the file. By default it follows from the suffix of `out`; for
+            standard output it is raw.
 
     Raises:
-        OutputError: it cannot write there, found out before any work is done, or not any more.
+        OutputError: the output cannot be written. The constructor checks this before any work is
+            done; later methods raise it if writing fails.
     """
 
     def __init__(
@@ -61,9 +62,9 @@ class AudioWriter(AbstractContextManager["AudioWriter"]):
         self._format = file_format or _format_of(self._path)
         self._samples = 0
         self._begun = False
-        self._files = ExitStack()  # of `_out` and `_encoded`, once they are open
+        self._files = ExitStack()  # closes `_out` and `_encoded` if they were opened
         self._encoder: soundfile.SoundFile | None = None
-        self._passed_on = 0  # bytes
+        self._passed_on = 0  # bytes copied from `_encoded` to standard output
         if self._path is not None:
             _check_place(self._path)
         elif sys.stdout.isatty():
@@ -73,10 +74,10 @@ class AudioWriter(AbstractContextManager["AudioWriter"]):
 
     @property
     def samples(self) -> int:
-        """Samples written; of a file those in it, which FLAC and Ogg keep once the writer is
-        closed.
+        """Number of samples written; for a file, the number of samples in it.
 
-        A chunk whose writing failed or was interrupted may be there in part.
+        A FLAC or Ogg file has its samples only after the writer is closed. A chunk may be included
+        in part if its writing failed or was interrupted.
         """
         if self._path is None or self._encoder is not None:
             return self._samples
@@ -87,10 +88,10 @@ class AudioWriter(AbstractContextManager["AudioWriter"]):
         return _samples_in(self._path)
 
     def write(self, audio: AudioArray, sample_rate: int = SAMPLE_RATE) -> None:
-        """Append samples, shape (samples,), in the format that was announced; floats beyond [-1, 1]
-        may be clipped.
+        """Appends samples of shape (samples,) in the format that the constructor was given.
 
-        The first ones say the sample rate of the file, which its format may not know.
+        Floats beyond [-1, 1] may be clipped. The sample rate of the first chunk becomes that of the
+        file; some file formats do not support every rate.
         """
         try:
             self._write(audio, sample_rate)
@@ -99,7 +100,7 @@ class AudioWriter(AbstractContextManager["AudioWriter"]):
         self._samples += len(audio)
 
     def close(self) -> None:
-        """Complete the file. Closing twice is harmless."""
+        """Completes the file. Further calls have no effect."""
         encoder, self._encoder = self._encoder, None
         try:
             with self._files:
@@ -120,8 +121,8 @@ class AudioWriter(AbstractContextManager["AudioWriter"]):
                 kind, subtype = _ENCODED[self._format]
                 if self._format == "flac" and self._audio_format == "float32":
                     subtype = "PCM_24"
-                # No file of Python's: an exception that a signal raises would be lost in
-                # libsndfile's callback.
+                # A path or descriptor and not a Python file: libsndfile calls a Python file back,
+                # and an exception that a signal raises in the callback would be lost.
                 target = self._path or self._encoded.fileno()
                 self._encoder = soundfile.SoundFile(
                     target,
@@ -147,36 +148,39 @@ class AudioWriter(AbstractContextManager["AudioWriter"]):
 
     @cached_property
     def _out(self) -> FileIO:
-        # No buffer, which would be flushed into a closed pipe.
+        # Unbuffered: a buffer would be flushed into a closed pipe.
         return self._files.enter_context(
             FileIO(self._path or sys.stdout.fileno(), "w", closefd=self._path is not None)
         )
 
     @cached_property
     def _encoded(self) -> IO[bytes]:
-        """Temporary file that is encoded into for a pipe: an encoder goes back to its header, and a
-        pipe does not.
+        """Temporary file for the encoder if the output is standard output.
+
+        An encoder seeks back to the header of its file, and a pipe does not support seeking.
         """
         return self._files.enter_context(tempfile.TemporaryFile(buffering=0))
 
     def _pass_on(self) -> None:
-        """Write to standard output what the encoder added; what it changes in its header at the end
-        is lost.
+        """Copies new bytes of the encoder to standard output.
+
+        Changes that the encoder makes to the header at the end are not copied.
         """
         if self._path is None:
-            # A pipe takes so much at once or nothing, so what a write has sent is known even where
-            # a signal ended it.
+            # A pipe accepts a write of this size completely or not at all. The number of bytes sent
+            # is therefore known even if a signal interrupts a write.
             while piece := os.pread(self._encoded.fileno(), select.PIPE_BUF, self._passed_on):
                 self._passed_on += self._out.write(piece) or 0
 
     def _check_encoded(self) -> None:
-        """Raise if samples are missing: libsndfile reports no error of the last bytes, which it
-        writes on closing.
+        """Raises an error if samples are missing in the encoded file.
+
+        libsndfile writes the last bytes on closing and does not report errors there.
         """
         if self._path is None:
             self._encoded.seek(0)
         with soundfile.SoundFile(self._path or self._encoded.fileno(), closefd=False) as file:
-            # which stands for a FLAC that was not completed
+            # sys.maxsize is the length that libsndfile reports for an incomplete FLAC file.
             if not self._samples <= file.frames < sys.maxsize:
                 raise soundfile.SoundFileError("samples are missing")
 
@@ -203,13 +207,13 @@ class AudioWriter(AbstractContextManager["AudioWriter"]):
 
 
 def _samples_in(path: Path) -> int:
-    """Count the samples that can be read from a WAV, FLAC or Ogg file, which may be incomplete."""
+    """Counts the samples that can be read from a WAV, FLAC or Ogg file that may be incomplete."""
     count = 0
-    # an error ends what can be read
+    # An error marks the end of the readable samples.
     with suppress(soundfile.SoundFileError), soundfile.SoundFile(path) as file:
         if file.frames < sys.maxsize:
             return int(file.frames)
-        # a FLAC that was not completed, and says no length
+        # An incomplete FLAC file does not contain its length.
         while samples := len(file.read(_BLOCK_SAMPLES, "int16")):
             count += samples
     return count
@@ -222,7 +226,7 @@ def _write_all(file: FileIO, data: bytes) -> None:
 
 
 def _endless_header(sample_rate: int, subtype: str) -> bytes:
-    """Make the header of a WAV that has no end yet."""
+    """Returns the header of a WAV stream of unknown length."""
     file = io.BytesIO()
     soundfile.SoundFile(
         file, "w", samplerate=sample_rate, channels=1, format="WAV", subtype=subtype
@@ -253,7 +257,7 @@ def _check_place(path: Path) -> None:
 
 
 def _refusal(path: Path) -> str | None:
-    """Find the reason why the file system refused: libsndfile says "System error", whatever it was."""
+    """Returns why the file system refused a write; libsndfile reports only "System error"."""
     try:
         size = path.stat().st_size
         try:

@@ -1,6 +1,4 @@
-"""Exporter package: it exports models as ONNX graphs and TensorRT engines, for the command
-`token2wav-export`.
-"""
+"""Exporter package: exports models as ONNX graphs and TensorRT engines for `token2wav-export`."""
 
 from __future__ import annotations
 
@@ -8,6 +6,4 @@ from token2wav.errors import Token2WavError
 
 
 class ExportError(Token2WavError):
-    """The graph could not be made, or what was made is wrong; nothing was added to the engine
-    folder.
-    """
+    """Export error: a graph cannot be made or is wrong; nothing was added to the engine folder."""

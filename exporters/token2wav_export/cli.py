@@ -1,4 +1,4 @@
-"""Command `token2wav-export`: it reads arguments, and turns errors into messages and exit codes."""
+"""Command `token2wav-export`: reads arguments and turns errors into messages and exit codes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _give_up(f"error: {error}", UNUSABLE)
     except KeyboardInterrupt:
         return _give_up("interrupted", INTERRUPTED)
-    # a reader such as `head` has seen enough; Python would complain again at its end
+    # A reader such as `head` closed the pipe early. Python would report the closed pipe again at exit.
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return DONE
@@ -200,7 +200,7 @@ def _engines(options: argparse.Namespace) -> EngineFolder:
     return EngineFolder.of(options.model) if options.out is None else EngineFolder(options.out)
 
 
-# torch and onnx take seconds to import: only commands that need them do it.
+# torch and onnx take seconds to import, so only the commands that need them import them.
 
 
 def _run_onnx(options: argparse.Namespace) -> None:
@@ -259,7 +259,7 @@ def _run_inspect(options: argparse.Namespace) -> None:
     from token2wav.families import read_config
     from token2wav_export.inspection import as_json, as_text, inspect_folder
 
-    # a wrong model folder is reported even where there is no artefact to compare with it
+    # Reports a wrong model folder even if the engine folder has no artefact to compare with it.
     read_config(options.model)
     _check_there(options)
     found = inspect_folder(_engines(options), options.model)
@@ -273,7 +273,7 @@ def _run_inspect(options: argparse.Namespace) -> None:
 
 
 def _check_there(options: argparse.Namespace) -> None:
-    """Refuses an engine folder that is not there; raises ArtifactError."""
+    """Raises ArtifactError if the engine folder does not exist."""
     path = _engines(options).path
     if not path.is_dir():
         if path.exists():

@@ -1,9 +1,9 @@
-"""Engines of TensorRT: either package turns an ONNX file into one, in the precision that the graph
-has.
+"""TensorRT engines: either TensorRT package builds one from an ONNX file.
 
-Engines are strongly typed, so both packages, and TensorRT 10 and 11, are driven by the same calls;
-what only some of them have is looked for. Before opset 23 graphs have no `Attention` operator, so
-that of float32, for which there is no kernel, never has to be taken apart.
+Engines are strongly typed: they have the precision of the graph. The same calls therefore drive
+both packages, and TensorRT 10 and 11. Features that only some of them have are looked up at run
+time. Before opset 23, graphs have no `Attention` operator. TensorRT has no float32 kernel for that
+operator, so graphs use an earlier opset.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from token2wav_export import ExportError
 from token2wav_export.profiles import Shapes
 
 _AMPERE = 8.0
-# A100: the package's enumeration has it, NVIDIA's support matrices (up to 1.5) have not
+# A100: the package's enumeration lists it, NVIDIA's support matrices (up to 1.5) do not.
 _NOT_SUPPORTED = ("8.0",)
 _INSTALL = (
     "install TensorRT-RTX for GeForce, workstation and L4 or L40 GPUs (pip install "
@@ -34,10 +34,10 @@ _INSTALL = (
 
 
 def load_package(name: Package | Literal["auto"]) -> Package:
-    """Imports a package and returns its name; `auto` takes ordinary TensorRT before TensorRT-RTX.
+    """Imports a package and returns its name; `auto` prefers ordinary TensorRT to TensorRT-RTX.
 
     Raises:
-        EngineUnavailableError: it is not installed, or a library that it needs is missing.
+        EngineUnavailableError: the package is not installed, or a library that it needs is missing.
     """
     wanted = PACKAGES if name == "auto" else (name,)
     for candidate in wanted:
@@ -58,15 +58,14 @@ def own_target() -> dict[str, str]:
 
 
 def build_target(name: Package, compute_capabilities: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Returns the target of an engine: given capabilities, or this machine's GPU where the package
-    cannot choose.
+    """Returns the target of an engine: the GPUs for which the package builds it.
 
-    Without capabilities TensorRT-RTX builds for every GPU that it supports from Ampere on: not for
-    Turing, 7.5.
+    Ordinary TensorRT builds for this machine's GPU. TensorRT-RTX builds for the given capabilities.
+    Without any it builds for every supported GPU from Ampere on, so not for Turing, 7.5.
 
     Raises:
-        ConfigError: a capability that the package does not support, or that it cannot build for
-            from here.
+        ConfigError: the package does not support a capability, or cannot build for it on this
+            machine.
     """
     if name == "tensorrt_rtx":
         digits = [
@@ -114,18 +113,18 @@ def build_engine(
         name: TensorRT package that builds.
         source: ONNX file, with its weights beside it.
         engine: file to write.
-        precision: number type of the graph. TF32 is turned off for float32, of which it would keep
+        precision: number type of the graph. For float32, TF32 is turned off, because it keeps only
             10 bits of mantissa.
         profiles: shapes of all inputs that have a free dimension.
-        compute_capabilities: GPUs to build for, of TensorRT-RTX; ordinary TensorRT takes none.
-        timing_cache: file in which ordinary TensorRT keeps what it measured, to build faster the
+        compute_capabilities: GPUs to build for with TensorRT-RTX; empty for ordinary TensorRT.
+        timing_cache: file in which ordinary TensorRT stores its measurements, to build faster the
             next time.
 
     Returns:
         Flags that differ from the package's defaults.
 
     Raises:
-        ExportError: the package refuses the graph or the profiles.
+        ExportError: the package rejects the graph or the profiles.
     """
     trt, logger = package(name), _logger(name)
     logger.errors.clear()
@@ -177,11 +176,11 @@ def _failed(name: Package, source: Path, errors: Sequence[str]) -> ExportError:
 
 @cache
 def _logger(name: Package) -> Any:
-    """Returns the one logger that a process may have."""
+    """Returns the logger of the package; a process may have only one."""
     trt = package(name)
 
     class Logger(trt.ILogger):  # type: ignore[misc, name-defined]
-        """Keeps errors, drops the rest."""
+        """Logger that keeps errors and drops all other messages."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -198,7 +197,10 @@ def _monitor(name: Package, bar: tqdm[Any]) -> Any:
     trt = package(name)
 
     class Monitor(trt.IProgressMonitor):  # type: ignore[misc, name-defined]
-        """Shows the steps of all phases on one bar: their number is only known when they start."""
+        """Progress monitor with one bar for the steps of all phases.
+
+        The number of steps of a phase is known only when the phase starts.
+        """
 
         def __init__(self) -> None:
             super().__init__()

@@ -1,4 +1,4 @@
-"""Inspection of an engine folder: it lists the artefacts, for people and for programs."""
+"""Inspection of an engine folder: lists its artefacts as text or JSON."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _HEAD = (
 
 @dataclass(frozen=True)
 class Inspected:
-    """Artefact with what was found in it.
+    """Artefact with its contents and its usability on this machine.
 
     Attributes:
         artifact: description of the artefact.
-        problem: reason why it cannot be used here; None if it can.
-        nodes, operators, inputs, outputs: contents of an ONNX graph; engines can only be opened on
-            their GPU.
-        weights: bytes of an ONNX graph's weights.
+        problem: reason why it cannot be used on this machine; None if it can.
+        nodes, operators, inputs, outputs: contents of an ONNX graph; None for engines, which can
+            only be opened on their GPU.
+        weights: size of an ONNX graph's weights in bytes.
     """
 
     artifact: Artifact
@@ -46,7 +46,7 @@ class Inspected:
 
 
 def inspect_folder(engines: EngineFolder, model_folder: Path) -> list[Inspected]:
-    """Looks into all artefacts of a folder.
+    """Inspects all artefacts of a folder.
 
     Raises:
         ArtifactError: a description is damaged.
@@ -96,12 +96,12 @@ def _bytes(weight: onnx.TensorProto) -> int:
 
 
 def as_json(found: list[Inspected]) -> str:
-    """Formats a list with an object per artefact: the fields of `Inspected`."""
+    """Formats a JSON list with one object per artefact: the fields of `Inspected`."""
     return json.dumps([asdict(one) for one in found], indent=1)
 
 
 def as_text(found: list[Inspected]) -> str:
-    """Formats a table, and below it the contents of each artefact."""
+    """Formats a table of all artefacts, followed by the contents of each artefact."""
     return "\n".join([_HEAD, *map(_row, found), *map(_details, found)])
 
 
@@ -138,8 +138,9 @@ def _details(one: Inspected) -> str:
 
 
 def _summarised(tensors: dict[str, _Shape]) -> dict[str, _Shape]:
-    """Lists keys and values of layer 0 for those of all layers, which are alike, and some states of
-    a vocoder.
+    """Shortens a list of tensors: layer 0 stands for all layers, whose shapes are equal.
+
+    The same applies to numbered states of a vocoder.
     """
     last = sum(name.rstrip("0123456789").endswith("key_") for name in tensors) - 1
     first = {

@@ -1,6 +1,4 @@
-"""Maker of artefacts: it makes each in a staging folder, checks it, and only then puts it in its
-place.
-"""
+"""Maker of artefacts: makes each one in a staging folder, checks it, and then adds it."""
 
 from __future__ import annotations
 
@@ -74,7 +72,7 @@ class Maker:
         start = time.monotonic()
         tensors = signature(graph, precision, self.model)
         made_of = fingerprint(self._folder, stage_of(graph))
-        metadata = {  # tells what the file is, should it be found without its description
+        metadata = {  # identifies the file if it is found without its description
             "graph": graph,
             "graph_version": str(GRAPH_VERSION),
             "precision": precision,
@@ -121,15 +119,14 @@ class Maker:
         load: Load,
         compute_capabilities: list[str],
     ) -> Path:
-        """Builds an engine and adds it; the ONNX graph it needs is exported first if there is none
-        to use.
+        """Builds an engine and adds it; first exports its ONNX graph if no usable one exists.
 
         Returns:
             The engine's file.
 
         Raises:
-            ConfigError: the profiles or capabilities cannot be built for.
-            ExportError: the package refuses the graph.
+            ConfigError: the profiles or capabilities are not supported.
+            ExportError: the package rejects the graph.
             CheckpointError, ArtifactError: the weights or the engine folder cannot be used.
         """
         tensors = signature(graph, precision, self.model)
@@ -176,8 +173,14 @@ class Maker:
     def _add(
         self, path: Path, start: float, remark: str, *, versions: dict[str, str], **described: Any
     ) -> Path:
-        """Adds what was made since `start`, described with what all artefacts of this maker have in
-        common.
+        """Adds a file to the engine folder, with a description.
+
+        Args:
+            path: file in a staging folder.
+            start: time.monotonic() when the work on the file began.
+            remark: text for the printed report.
+            versions: versions of the packages that made the file.
+            described: fields of `Artifact` that differ between the artefacts of this maker.
         """
         seconds = time.monotonic() - start
         artifact = Artifact(

@@ -1,4 +1,4 @@
-"""Modules behind the graphs: torch builds them in both precisions, with inputs to try them."""
+"""Modules of the exported graphs: torch modules in both precisions, with random sample inputs."""
 
 from __future__ import annotations
 
@@ -18,8 +18,12 @@ from token2wav.networks.masks import attention_bias
 from token2wav.networks.streaming import Streaming, StreamStep, VocoderNetwork
 from token2wav_export.signatures import Signature, Sizes, TensorSpec
 
-_STARTED_FRAMES = 50  # or more, after which streams are tried: more than any vocoder holds back
-_EXCITATION = 0.1  # about as loud as the harmonic source makes it; far louder only hits the limiter
+# Streams run for at least this number of frames before their states are used as inputs. No vocoder
+# holds back more frames.
+_STARTED_FRAMES = 50
+# Scale of a random excitation: about that of the harmonic source. A far louder one only reaches the
+# limiter.
+_EXCITATION = 0.1
 
 
 Tensors = dict[str, torch.Tensor]  # inputs or outputs of a graph, by name
@@ -30,15 +34,15 @@ class PublicEstimator(nn.Module):
 
     Args:
         estimator: network that is called.
-        streaming: whether a frame sees no further than the end of its own block.
+        streaming: whether a frame attends no further than the end of its own block.
     """
 
     def __init__(self, estimator: DiT, streaming: bool) -> None:
         super().__init__()
         self.estimator = estimator
         self.streaming = streaming
-        # A table for exporters: what they compute themselves is off in the last place, which shows
-        # at 1e-5 (Q5).
+        # A precomputed table, because exporters compute the frequencies with an error in the last
+        # digit. This error grows to 1e-5 in the output.
         frequencies = estimator.time_embed.frequencies(torch.device("cpu"))
         estimator.time_embed.frequencies = lambda device: frequencies  # type: ignore[method-assign]
 
@@ -47,7 +51,7 @@ class PublicEstimator(nn.Module):
 
 
 class _Traced(StreamStep):
-    """Step whose states are not overwritten."""
+    """Step that returns new states separately and does not overwrite its input states."""
 
     @cached_property
     def new(self) -> dict[Streaming, torch.Tensor]:
@@ -58,12 +62,11 @@ class _Traced(StreamStep):
 
 
 class Vocoder(nn.Module):
-    """Vocoder whose forward pass is `HiFT.decode` or `BigVGAN.forward`, of pieces inside of streams
-    or of all.
+    """Vocoder module for export: calls `HiFT.decode` or `BigVGAN.forward`.
 
     Args:
-        vocoder: that is exported.
-        whole: which of both.
+        vocoder: network to export.
+        whole: True for whole sequences, False for pieces of streams with states.
     """
 
     def __init__(self, vocoder: VocoderNetwork, *, whole: bool) -> None:
@@ -75,8 +78,10 @@ class Vocoder(nn.Module):
         self.specs = {} if whole else exported_states(vocoder)
 
     def forward(self, inputs: Tensors) -> Tensors:
-        """Audio of mel, and for HiFT its excitation; of pieces, with the states before them, also
-        those after them.
+        """Computes the audio of mel and, for HiFT, of its excitation.
+
+        For pieces of streams, the inputs contain the earlier states, and the outputs the new
+        states.
         """
         signals = [inputs[name] for name in SIGNALS if name in inputs]
         if not self.specs:
@@ -90,7 +95,7 @@ class Vocoder(nn.Module):
 
     @torch.inference_mode()
     def started(self, *signals: torch.Tensor) -> Tensors:
-        """States, as inputs, after streams have begun with these signals."""
+        """Returns the states after streams have begun with these signals, as inputs by name."""
         rows, frames = len(signals[0]), signals[0].shape[2]
         state = {layer: torch.zeros(rows, *spec.shape) for layer, spec in self.specs.items()}
         self._network(*signals, StreamStep(state, first=True, frames=frames))
@@ -98,8 +103,9 @@ class Vocoder(nn.Module):
 
 
 def load_module(graph: Graph, precision: Precision, model: Exportable) -> nn.Module:
-    """Loads the module of a graph, on the CPU: from inputs by name to outputs by name, those of the
-    graph's signature.
+    """Loads the module of a graph on the CPU; it maps inputs by name to outputs by name.
+
+    The names are those in the signature of the graph.
 
     Raises:
         CheckpointError: the weights cannot be used.
@@ -118,14 +124,15 @@ def load_module(graph: Graph, precision: Precision, model: Exportable) -> nn.Mod
 
 
 def halve_convolutions(vocoder: VocoderNetwork) -> None:
-    """Puts the convolutions of the network into float16; what lies between them, phases above all,
-    stays float32.
+    """Converts the convolutions of the network to float16, except for the F0 predictor.
+
+    All other computations stay in float32, above all the phases.
     """
     for name, module in vocoder.named_modules():
         if isinstance(module, (nn.Conv1d, nn.ConvTranspose1d)) and not name.startswith(
             "f0_predictor."
         ):
-            module.half()  # they convert their inputs and outputs themselves
+            module.half()  # these layers convert their inputs and outputs themselves
 
 
 def run_module(module: nn.Module, inputs: Tensors) -> Tensors:
@@ -137,8 +144,9 @@ def run_module(module: nn.Module, inputs: Tensors) -> Tensors:
 
 
 def sample_inputs(module: nn.Module, signature: Signature, sizes: Sizes, seed: int = 0) -> Tensors:
-    """Draws random inputs as they occur: rows of different lengths and pasts, real angles and
-    modulation.
+    """Draws random but realistic inputs.
+
+    Rows have different lengths and pasts. Angles and modulation are real values of the network.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -152,7 +160,7 @@ def sample_inputs(module: nn.Module, signature: Signature, sizes: Sizes, seed: i
     query = torch.arange(frames)
     if isinstance(module, CachedStep):
         past, estimator = sizes["past"], module.estimator
-        # frames of past that are valid
+        # Number of valid past frames of each row.
         begin = torch.randint(0, past + 1, (rows,), generator=generator)
         begin[0] = past
         key = torch.arange(past + frames)

@@ -1,6 +1,4 @@
-"""ONNX file of a module: it is written by a signature, its weights beside it, and compared with
-torch.
-"""
+"""ONNX file of a module: written from a signature, and compared with torch."""
 
 from __future__ import annotations
 
@@ -25,13 +23,13 @@ from token2wav_export.signatures import Axis, Signature, Sizes, TensorSpec
 
 Arrays = dict[str, NDArray[np.generic]]  # outputs of a graph, by name
 
-# Distinct sizes other than 0 and 1, which torch would take for constants.
+# Distinct sizes, and none of them 0 or 1, which torch would treat as constants.
 _TRACED: Sizes = {"rows": 4, "frames": 100, "past": 150}
 _CHECKED: Sizes = {"rows": 2, "frames": 60, "past": 110}
 
-# float32: largest error, relative to the largest value or 1. The vocoder's phases are sines of
-# large numbers. float16: root mean square of the error against float32, relative to that of the
-# values.
+# float32: largest error, relative to the largest value or 1. The vocoder has a larger bound,
+# because its phases are sines of large numbers. float16: root mean square of the error against
+# float32, relative to the root mean square of the values.
 FLOAT32_BOUND, VOCODER_FLOAT32_BOUND, FLOAT16_BOUND = 2e-5, 1e-4, 1e-2
 
 
@@ -71,7 +69,7 @@ def write_onnx(
                 optimize=True,
                 verbose=False,
             )
-        assert program is not None  # it is None without dynamo only
+        assert program is not None  # only exports without dynamo return None
         program.save(path, external_data=True)
         _describe(path, signature, metadata)
         onnx.checker.check_model(path, full_check=True)
@@ -86,15 +84,13 @@ def write_onnx(
 
 
 def _describe(path: Path, signature: Signature, metadata: Mapping[str, str]) -> None:
-    """Gives free dimensions their names, after a look that no other dimension is free, and adds the
-    metadata.
-    """
+    """Names the free dimensions and adds the metadata; raises ExportError for unexpected ones."""
     model = onnx.load(path, load_external_data=False)
     graph = model.graph
     for specs, values in ((signature.inputs, graph.input), (signature.outputs, graph.output)):
         for spec, value in zip(specs, values, strict=True):
             _name_axes(spec, value)
-    del graph.value_info[:]  # in torch's names for dimensions; nobody needs it
+    del graph.value_info[:]  # it has torch's names of dimensions and is not needed
     onnx.helper.set_model_props(model, dict(metadata))
     onnx.save(model, path)
 
@@ -116,7 +112,7 @@ def _name_axes(spec: TensorSpec, value: onnx.ValueInfoProto) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silences torch's remarks on packages that are not needed here."""
+    """Context that silences torch's messages about packages that the export does not need."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -129,15 +125,16 @@ def _quiet() -> Iterator[None]:
 
 
 def bound(graph: Graph, precision: Precision) -> float:
-    """Returns the most that `disagreement` may be."""
+    """Returns the largest accepted `disagreement`."""
     if precision == "float16":
         return FLOAT16_BOUND
     return VOCODER_FLOAT32_BOUND if graph.startswith("vocoder") else FLOAT32_BOUND
 
 
 def disagreement(outputs: Arrays, references: Tensors, precision: Precision) -> float:
-    """Measures the worst of all outputs, in the measure of the precision; infinite where something
-    is not finite.
+    """Returns the largest error of all outputs in the measure of the precision.
+
+    The result is infinite if an output is not finite.
     """
     worst = 0.0
     for name, reference in references.items():
@@ -152,7 +149,7 @@ def disagreement(outputs: Arrays, references: Tensors, precision: Precision) -> 
 
 
 def run_onnx(session: onnxruntime.InferenceSession, inputs: Tensors) -> Arrays:
-    """Runs a graph."""
+    """Runs a graph and returns its outputs by name."""
     names = [value.name for value in session.get_outputs()]
     found = session.run(names, {name: value.numpy() for name, value in inputs.items()})
     return dict(zip(names, found, strict=True))
@@ -161,13 +158,13 @@ def run_onnx(session: onnxruntime.InferenceSession, inputs: Tensors) -> Arrays:
 def check_parity(
     path: Path, graph: Graph, precision: Precision, signature: Signature, reference: nn.Module
 ) -> float:
-    """Runs a graph with ONNX Runtime and its module in float32 with torch.
+    """Compares a graph in ONNX Runtime with its float32 module in torch.
 
     Returns:
         Their disagreement.
 
     Raises:
-        ExportError: it is beyond the bound.
+        ExportError: the disagreement is beyond the bound.
     """
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     inputs = sample_inputs(reference, signature, _CHECKED)

@@ -1,6 +1,4 @@
-"""Profiles of an engine: they span the shapes that chunks of a stream can have under a
-configuration.
-"""
+"""Profiles of an engine: the shapes that chunks of a stream can have under a configuration."""
 
 from __future__ import annotations
 
@@ -13,14 +11,12 @@ from token2wav.model_config import ModelConfig
 from token2wav.serving.chunking import HopSchedule
 from token2wav_export.signatures import Axis, Signature
 
-# per input the smallest, the best and the largest shape
+# The smallest, the best and the largest shape of each input.
 Shapes = dict[str, tuple[tuple[int, ...], ...]]
 
 
 class Span(NamedTuple):
-    """Span of a free dimension: it bounds the sizes that a profile allows, and names the one it is
-    tuned for.
-    """
+    """Range of a free dimension: the sizes that a profile allows, and the size it is tuned for."""
 
     smallest: int
     best: int
@@ -31,7 +27,7 @@ Profile = dict[str, Span]  # by free dimension
 
 
 class Load(NamedTuple):
-    """Load that an engine must bear."""
+    """Load that an engine must support."""
 
     stream: StreamConfig  # settings that cut streams into chunks
     max_streams: int  # most streams in one batch
@@ -39,8 +35,9 @@ class Load(NamedTuple):
 
 
 def chunk_frames(stream: StreamConfig, config: ModelConfig) -> list[int]:
-    """Lists the frames of every hop that a schedule grows to, ascending. Anything else runs in
-    pieces of these.
+    """Returns the frames of every hop of a schedule, ascending.
+
+    Longer inputs run in pieces of these sizes.
 
     Raises:
         ConfigError: the schedule does not fit the model.
@@ -51,8 +48,9 @@ def chunk_frames(stream: StreamConfig, config: ModelConfig) -> list[int]:
 
 
 def profiles(graph: Graph, load: Load, model: Exportable) -> list[Profile]:
-    """Returns the profiles of a graph. Those of the step split its frames between them, one for
-    every length of chunk.
+    """Returns the profiles of a graph. The step has one profile for every chunk length.
+
+    The profiles of the step divide the range of frames between them.
 
     Raises:
         ConfigError: the schedule does not fit the model.
@@ -63,7 +61,7 @@ def profiles(graph: Graph, load: Load, model: Exportable) -> list[Profile]:
     frame_rate = config.token_frame_rate * config.token_mel_ratio
     block = config.block_tokens * config.token_mel_ratio
     history = -(-int(load.history_seconds * frame_rate) // block) * block  # whole blocks
-    each = model.networks.layout.branches  # rows of a stream
+    each = model.networks.layout.branches  # rows per stream
     rows = Span(each, each, each * load.max_streams)
     if graph == "step":
         past = Span(0, history // 2, history)
@@ -80,8 +78,9 @@ def profiles(graph: Graph, load: Load, model: Exportable) -> list[Profile]:
 
 
 def shapes(profile: Profile, signature: Signature) -> Shapes:
-    """Returns the shapes of all inputs that have a free dimension; as they follow from the same
-    sizes, they fit.
+    """Returns the shapes of all inputs that have a free dimension.
+
+    All shapes follow from the same sizes, so they are consistent.
     """
     ends = [{name: getattr(span, end) for name, span in profile.items()} for end in Span._fields]
     return {

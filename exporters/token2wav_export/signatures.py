@@ -1,5 +1,6 @@
-"""Signatures of graphs: they fix names, types and shapes of inputs and outputs for those who run
-them.
+"""Signatures of graphs: names, types and shapes of the inputs and outputs.
+
+The exporter and the backends that run a graph both rely on them.
 """
 
 from __future__ import annotations
@@ -19,13 +20,11 @@ from token2wav.networks.hift import HiFT
 from token2wav.networks.streaming import VocoderNetwork
 from token2wav_export import ExportError
 
-Sizes = Mapping[str, int]  # of the free dimensions, by name: rows, frames, past
+Sizes = Mapping[str, int]  # sizes of the free dimensions by name: rows, frames, past
 
 
 class Axis(NamedTuple):
-    """Axis that is free, or follows from free ones: a multiple of the sum of free dimensions, given
-    by name.
-    """
+    """Axis of variable length: a multiple of the sum of the named free dimensions."""
 
     names: tuple[str, ...]
     factor: int = 1
@@ -40,11 +39,11 @@ class Axis(NamedTuple):
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Tensor that goes into a graph or comes out of it."""
+    """Input or output tensor of a graph."""
 
     name: str
-    shape: tuple[int | Axis, ...]  # axes where it is free
-    dtype: Literal["float32", "float16", "int64"] = "float32"  # as numpy and torch call it
+    shape: tuple[int | Axis, ...]  # an Axis where the length is variable
+    dtype: Literal["float32", "float16", "int64"] = "float32"  # name in numpy and torch
 
     def of(self, sizes: Sizes) -> tuple[int, ...]:
         """Returns the shape for given sizes of the free dimensions."""
@@ -52,7 +51,7 @@ class TensorSpec:
 
 
 class Signature(NamedTuple):
-    """Signature of a graph: it lists inputs and outputs in their order."""
+    """Signature of a graph: its inputs and outputs in order."""
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
@@ -67,7 +66,7 @@ def signature(graph: Graph, precision: Precision, model: Exportable) -> Signatur
     """Returns the signature of a graph of a model.
 
     Raises:
-        ExportError: there is no such graph of its flow.
+        ExportError: the flow of this model has no such graph.
     """
     if graph == "step":
         return _step(model.networks.flow.estimator, model.networks.layout.bands, precision)

@@ -1,6 +1,4 @@
-"""Verification of an engine: it is compared with torch in float32, stage by stage, on the way that
-streams take.
-"""
+"""Verification of an engine: compares it with torch in float32, stage by stage, as streams run."""
 
 from __future__ import annotations
 
@@ -21,10 +19,10 @@ from token2wav.voice import MEL_BOUND, Voice
 
 PROMPT_TOKENS = 75
 
-# Largest errors that are accepted. The mel's is relative to its own spread. float32 engines differ
-# by the order of sums; float16 rounds every product, and keeps 11 bits: 60 dB. From mel to audio,
-# phase integrates F0, so that the audio of two mels that are alike need not agree sample by sample:
-# its bound holds for float32 alone.
+# Largest accepted errors. The error of the mel is relative to the standard deviation of the mel.
+# float32 engines differ by the order of sums. float16 rounds every product and keeps 11 bits: 60
+# dB. The vocoder integrates F0 into phase, so the audio of two nearly equal mels need not agree
+# sample by sample. The bound of the audio therefore applies only to float32.
 BOUNDS: dict[str, dict[str, float]] = {
     "float32": {"mel_db": -90.0, "vocoder_max": 1e-3, "audio_snr_db": 35.0},
     "float16": {"mel_db": -45.0, "vocoder_max": 1e-3},
@@ -33,17 +31,16 @@ BOUNDS: dict[str, dict[str, float]] = {
 
 @dataclass(frozen=True)
 class Report:
-    """Comparison of an engine with torch in float32, on random tokens in a random voice.
+    """Comparison of an engine with torch in float32, on random tokens with a random voice.
 
     Attributes:
         engine, precision, device: engine that was compared.
         seconds: duration of the audio.
-        mel_max: largest difference of the mel, as a stream computes it.
-        mel_db: root mean square of that difference over the mel's own spread.
-        vocoder_max: largest difference of the audio of one and the same mel.
+        mel_max: largest difference of the mel, computed as in a stream.
+        mel_db: standard deviation of that difference relative to that of the mel, in dB.
+        vocoder_max: largest difference of the audio that both compute from the same mel.
         audio_snr_db: signal-to-noise ratio of the audio of the whole utterance, from tokens.
-        finite_when_large: whether a prompt mel of the largest accepted values still gives finite
-            audio.
+        finite_when_large: whether a prompt mel of the largest accepted values gives a finite mel.
     """
 
     engine: str
@@ -58,7 +55,7 @@ class Report:
 
     @property
     def failures(self) -> list[str]:
-        """One sentence for each figure beyond its bound; none if the engine is as good as torch."""
+        """One sentence for each figure beyond its bound; empty if the engine passes."""
         failures = []
         for name, bound in BOUNDS[self.precision].items():
             value = getattr(self, name)
@@ -91,11 +88,11 @@ class Report:
 
 
 def exported_runtime(folder: Path, runtime: RuntimeConfig) -> RuntimeConfig:
-    """Runtime settings that run the graphs in a model's engine folder, whichever engine a server
-    would choose.
+    """Returns runtime settings that run the graphs in a model's engine folder.
 
-    On a GPU TensorRT comes before ONNX. Where the precision is `auto` and only the other one was
-    exported, that one is taken. Without a graph for the device the engine is torch.
+    The choice does not depend on the engine that a server would select. On a GPU, TensorRT is
+    preferred to ONNX. If the precision is `auto` and only the other precision was exported, that
+    precision is used. Without a graph for the device the engine is torch.
 
     Raises:
         ArtifactError: a description in the engine folder is damaged.
@@ -118,7 +115,7 @@ def exported_runtime(folder: Path, runtime: RuntimeConfig) -> RuntimeConfig:
 
 
 def verify(folder: Path, runtime: RuntimeConfig, seconds: float) -> Report:
-    """Compares the engine that a configuration names with torch in float32 on the same device.
+    """Compares the engine of a configuration with torch in float32 on the same device.
 
     Args:
         folder: model folder.
@@ -126,9 +123,9 @@ def verify(folder: Path, runtime: RuntimeConfig, seconds: float) -> Report:
         seconds: duration of the audio.
 
     Raises:
-        Token2WavError: the model, or the engine, cannot be loaded.
+        Token2WavError: the model or the engine cannot be loaded.
     """
-    from tqdm import tqdm  # the rest of this file runs where the library does
+    from tqdm import tqdm  # only here: the library alone is enough for the rest of this file
 
     reference = Token2Wav.load(
         folder, runtime=RuntimeConfig(device=runtime.device, engine="torch", precision="float32")
@@ -194,8 +191,9 @@ def stream_mel(
 
 
 def vocode(model: Token2Wav, mel: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Computes the audio of a mel as a stream does: its start, what is between, where graphs run,
-    and its end.
+    """Computes the audio of a mel in four chunks of a stream.
+
+    Backends run only the chunks between the first and the last one.
     """
     vocoder, pieces = model.pipeline.vocoder, torch.tensor(mel).tensor_split(4, dim=1)
     handle = vocoder.open()

@@ -1,12 +1,12 @@
-"""Voice package: it makes voices and speech tokens of recordings, with the ONNX files that a
-CosyVoice3 folder carries.
+"""Voice package: makes voices and speech tokens from recordings.
 
     from token2wav_voice import FrontEnd, Recording
 
     voice = FrontEnd("CosyVoice3-folder").voice(Recording.load("ref.wav"))
     voice.save("voice.safetensors")
 
-Behind the commands `token2wav-voice` and `token2wav-tokenize`. It needs no torch.
+It runs the ONNX files of a CosyVoice3 folder. The commands `token2wav-voice` and
+`token2wav-tokenize` use it. It needs no torch.
 """
 
 from __future__ import annotations

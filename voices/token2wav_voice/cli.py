@@ -1,6 +1,4 @@
-"""Commands `token2wav-voice` and `token2wav-tokenize`: they read arguments and report on
-recordings.
-"""
+"""Commands `token2wav-voice` and `token2wav-tokenize`: arguments and reports on recordings."""
 
 from __future__ import annotations
 
@@ -102,7 +100,7 @@ def _run(
     suffix: str,
     min_seconds: float,
 ) -> int:
-    """Runs a command, which saves what it makes of a recording, and returns its exit code."""
+    """Runs a command, which saves a voice or tokens of a recording, and returns its exit code."""
     options = parser.parse_args(arguments)
     try:
         if options.out is not None:
@@ -121,16 +119,15 @@ def _run(
     except KeyboardInterrupt:
         print(f"{parser.prog}: interrupted", file=sys.stderr)
         return INTERRUPTED
-    # the reader of the tokens has gone; Python would complain again at its end
+    # The program that reads the tokens has ended. Python would report the closed pipe again at
+    # exit.
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return DONE
 
 
 def _check_place(path: Path, suffix: str) -> None:
-    """Raises OutputError if a file cannot be written there, or its name ends in something else than
-    `suffix`.
-    """
+    """Raises OutputError if a file cannot be written at `path`, or its suffix is not `suffix`."""
     if path.suffix != suffix:
         raise OutputError(f"{path}: the name must end in {suffix}")
     if not path.parent.is_dir():
@@ -159,7 +156,7 @@ def _save_tokens(front_end: FrontEnd, recording: Recording, out: Path | None) ->
 
 
 def _report(recording: Recording, tokens: int, options: argparse.Namespace, file: TextIO) -> None:
-    """Reports on a recording, for people or for programs."""
+    """Prints a report on a recording, as text or as JSON."""
     out = None if options.out is None else str(options.out)
     if options.json:
         report = {

@@ -1,4 +1,4 @@
-"""Errors of this package. Messages are one sentence: the file, what was found, what is needed."""
+"""Errors of this package. A message is one sentence: the file, the problem, the requirement."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ class FrontEndError(Exception):
 
 
 class RecordingError(FrontEndError):
-    """A recording that cannot be read, or is no use as a voice: its length, rate or level."""
+    """Recording error: a recording is unreadable, or its length, rate or level is unsuitable."""
 
 
 class ModelError(FrontEndError):
-    """An ONNX file that is missing, has another interface, or gave something that cannot be right."""
+    """Model error: an ONNX file is missing, has another interface, or returned invalid values."""
 
 
 class OutputError(FrontEndError):
-    """The output file cannot be written."""
+    """Output error: the output file cannot be written."""

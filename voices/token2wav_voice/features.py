@@ -1,7 +1,6 @@
-"""Features of a recording: three kinds of log-mel, each computed as its model was trained with.
+"""Features of a recording: three kinds of log-mel, each computed as in the training of its model.
 
-Filters are those of kaldi-native-fbank. Spectra are computed in float64, features come out in
-float32.
+The filters come from kaldi-native-fbank. Spectra are computed in float64; the features are float32.
 """
 
 from __future__ import annotations
@@ -21,12 +20,14 @@ Features = NDArray[np.float32]
 
 
 def tokenizer_features(signal: NDArray[np.float32]) -> Features:
-    """Computes Whisper's log-mel (128, n // 160), 100 frames a second, of (n,) at 16 kHz, more than
-    200 samples.
+    """Computes Whisper's log-mel (128, n // 160) at 100 frames a second.
+
+    Args:
+        signal: (n,) at 16 kHz, more than 200 samples.
     """
     n_fft, hop = 400, 160
     padded = np.pad(signal, n_fft // 2, mode="reflect")
-    power = _power(padded, n_fft, hop)[:-1]  # Whisper drops the frame that is centred on the end
+    power = _power(padded, n_fft, hop)[:-1]  # Whisper drops the frame centred on the end
     mel = slaney_filters(TOKENIZER_RATE_HZ, n_fft, TOKENIZER_BANDS) @ power.T
     log_mel = np.log10(np.maximum(mel, 1e-10))
     log_mel = np.maximum(log_mel, log_mel.max() - 8.0)
@@ -34,8 +35,9 @@ def tokenizer_features(signal: NDArray[np.float32]) -> Features:
 
 
 def prompt_mel(signal: NDArray[np.float32], top_hz: int = PROMPT_RATE_HZ // 2) -> Features:
-    """Computes the mel (n // 480, 80) that the flow continues, in natural logarithms, 50 frames a
-    second.
+    """Computes the prompt mel (n // 480, 80) in natural logarithms, 50 frames a second.
+
+    The flow continues this mel.
 
     Args:
         signal: (n,) at 24 kHz, more than 720 samples.
@@ -49,12 +51,13 @@ def prompt_mel(signal: NDArray[np.float32], top_hz: int = PROMPT_RATE_HZ // 2) -
 
 
 def speaker_features(signal: NDArray[np.float32]) -> Features:
-    """Computes Kaldi's filter bank (1 + (n - 400) // 160, 80) without dither, its mean over time
-    removed.
+    """Computes Kaldi's filter bank (1 + (n - 400) // 160, 80) without dither and with zero mean.
+
+    The mean over time is subtracted.
 
     Args:
-        signal: (n,) at 16 kHz within -1 to 1, at least 400 samples. It is not scaled to 16 bits, as
-            in the public code.
+        signal: (n,) at 16 kHz within -1 to 1, at least 400 samples. As in the public code, it is
+            not scaled to 16 bits.
     """
     options = knf.FbankOptions()
     options.frame_opts.samp_freq = SPEAKER_RATE_HZ
@@ -76,8 +79,13 @@ def _power(padded: NDArray[np.float32], n_fft: int, hop: int) -> NDArray[np.floa
 
 @cache
 def slaney_filters(rate_hz: int, n_fft: int, bands: int, top_hz: int = 0) -> NDArray[np.float64]:
-    """Makes mel filters (bands, n_fft // 2 + 1), each of the same area, as librosa does; 0 as top
-    is half the rate.
+    """Returns mel filters (bands, n_fft // 2 + 1) of equal area, as librosa does.
+
+    Args:
+        rate_hz: sample rate.
+        n_fft: length of the Fourier transform in samples.
+        bands: number of filters.
+        top_hz: upper end of the highest band; 0 is half the sample rate.
     """
     frame = knf.FrameExtractionOptions()
     frame.samp_freq = rate_hz

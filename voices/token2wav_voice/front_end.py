@@ -1,4 +1,4 @@
-"""Front end of a model: it turns a recording into tokens, or into a voice."""
+"""Front end of a model: turns a recording into tokens or into a voice."""
 
 from __future__ import annotations
 
@@ -28,14 +28,15 @@ from token2wav_voice.recording import Recording
 PUBLIC_VOCABULARY = 6561
 STEP_AUDIO2_FILE = "flow.yaml"
 MEL_FRAMES_PER_TOKEN = 2
-EARLIER_TOP_HZ = 8_000  # of the prompt mel of CosyVoice2 and its relatives
+EARLIER_TOP_HZ = 8_000  # upper end of the prompt mel in CosyVoice2 and related models
 MIN_VOICE_SECONDS = 1.0  # one attention block of the model
 
 
 @dataclass(frozen=True, eq=False)
 class PromptVoice:
-    """Voice of a prompt recording, in the form that `token2wav_client.ClientVoice` loads and
-    `token2wav.Voice` holds.
+    """Voice prompt from a recording: prompt tokens, prompt mel and speaker embedding.
+
+    `token2wav_client.ClientVoice` and `token2wav.Voice` use the same fields.
 
     Attributes:
         prompt_tokens: (P,) int32.
@@ -48,17 +49,13 @@ class PromptVoice:
     speaker_embedding: NDArray[np.float32]
 
     def save(self, path: str | Path) -> None:
-        """Writes a `.safetensors` file, wholly or not at all; raises OutputError if the file system
-        refuses.
-        """
+        """Writes a `.safetensors` file, completely or not at all; raises OutputError on failure."""
         arrays = {name: np.ascontiguousarray(array) for name, array in vars(self).items()}
         write(Path(path), save(arrays))
 
 
 def write(path: Path, content: bytes) -> None:
-    """Writes a file in place of an older one, which is still there if the file system refuses
-    (OutputError).
-    """
+    """Writes a file and replaces an older one; an OutputError leaves the older file in place."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         try:
@@ -74,12 +71,12 @@ class FrontEnd:
     """Front end of a model folder. Each ONNX file is loaded when it is first needed.
 
     Args:
-        folder: model folder in CosyVoice3's format. Its `cosyvoice3.yaml`, if there, gives the size
-            of the vocabulary.
+        folder: model folder in CosyVoice3's format. Its `cosyvoice3.yaml`, if present, gives the
+            size of the vocabulary.
 
     Raises:
-        ModelError: no such folder, or its configuration cannot be used. Methods raise it if an ONNX
-            file is missing, is another one, or failed.
+        ModelError: the folder does not exist, or its configuration is invalid. Methods raise it if
+            an ONNX file is missing, has another interface, or failed.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -107,15 +104,15 @@ class FrontEnd:
 
     def voice(self, recording: Recording) -> PromptVoice:
         """Computes the voice of the speaker of a recording."""
-        # Before the tokenizer, which works for seconds, so that what is wrong with the smaller file
-        # is said at once.
+        # The tokenizer takes seconds. The smaller speaker encoder runs first, so its errors appear
+        # at once.
         embedding = self._speaker_encoder(speaker_features(recording.at(SPEAKER_RATE_HZ)))
         tokens = self.tokens(recording)
         top = EARLIER_TOP_HZ if self._tokenizer.earlier else PROMPT_RATE_HZ // 2
         mel = prompt_mel(recording.at(PROMPT_RATE_HZ), top)
         if self._has(STEP_AUDIO2_FILE):
-            # Its public code keeps all tokens, and repeats the last frame where the mel is shorter
-            # than they are.
+            # The public code of Step-Audio2 keeps all tokens. It repeats the last frame where the
+            # mel is shorter than the tokens.
             missing = max(0, MEL_FRAMES_PER_TOKEN * len(tokens) - len(mel))
             mel = np.pad(mel, ((0, missing), (0, 0)), mode="edge")
         count = min(len(tokens), len(mel) // MEL_FRAMES_PER_TOKEN)

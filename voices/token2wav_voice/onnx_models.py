@@ -1,4 +1,4 @@
-"""ONNX models of the front end: they are opened as data, and their answers are checked."""
+"""ONNX models of the front end: loaded as pure computation, with checks of their outputs."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ from token2wav_voice.errors import ModelError
 from token2wav_voice.features import Features
 
 TOKENIZER_FILE = "speech_tokenizer_v3.onnx"
-# CosyVoice2 and its relatives
+# Tokenizers of CosyVoice2 and related models.
 EARLIER_TOKENIZER_FILES = ("speech_tokenizer_v2.onnx", "speech_tokenizer_v2_25hz.onnx")
 SPEAKER_FILE = "campplus.onnx"
 
 FRAMES_PER_TOKEN = 4  # 100 frames of features and 25 tokens a second
-# how many tokens more or less than that a tokenizer may give, for how it treats the end
+# Number of tokens by which a tokenizer may differ from this ratio, because of its treatment of the
+# end.
 TOKEN_SLACK = 2
 SPEAKER_SIZE = 192
 
 
 class _Graph:
-    """ONNX graph with one output that matters, the first. Inputs go by position, as in the public
-    code.
+    """ONNX graph of which only the first output is used.
+
+    Inputs are matched by position, as in the public code.
 
     Raises:
         ModelError: the file is missing or cannot be loaded.
@@ -39,24 +41,23 @@ class _Graph:
             )
         self.path = path
         options = onnxruntime.SessionOptions()
-        options.log_severity_level = 4  # what matters is raised
+        options.log_severity_level = 4  # errors that matter are raised
         try:
             # No library of custom operators is registered, so a graph can only compute.
             self._session = onnxruntime.InferenceSession(
                 path, options, providers=["CPUExecutionProvider"]
             )
-        except Exception as error:  # its errors have no base of their own
+        except Exception as error:  # the errors of ONNX Runtime have no common base class
             raise ModelError(
                 f"{path}: cannot be loaded as an ONNX model ({_one_line(error)})"
             ) from None
 
     def run(self, expected: type[Any], *arrays: NDArray[Any]) -> NDArray[Any]:
-        """Runs the graph, and returns the first output as (n,), whatever dimensions of size 1 it
-        has.
+        """Runs the graph and returns the first output as (n,), without dimensions of size 1.
 
         Raises:
-            ModelError: ONNX Runtime refuses the types, ranks or sizes of the inputs, or fails; or
-                it gives an output of another type, or of several rows.
+            ModelError: ONNX Runtime rejects the types, ranks or sizes of the inputs, or fails; or
+                the output has another type or several rows.
         """
         names = [value.name for value in self._session.get_inputs()]
         if len(names) != len(arrays):
@@ -77,11 +78,11 @@ class _Graph:
 
 
 class SpeechTokenizer(_Graph):
-    """Tokenizer of speech in a model folder, which turns features into tokens below the size of the
-    vocabulary.
+    """Speech tokenizer of a model folder: turns features into tokens within the vocabulary.
 
     Attributes:
-        earlier: whether it belongs to CosyVoice2 or its relatives, whose prompts end at 8 kHz.
+        earlier: True for a tokenizer of CosyVoice2 or a related model, whose prompt mel ends at 8
+            kHz.
     """
 
     def __init__(self, folder: Path, vocabulary: int) -> None:
@@ -91,8 +92,10 @@ class SpeechTokenizer(_Graph):
         self._vocabulary = vocabulary
 
     def __call__(self, features: Features) -> NDArray[np.int32]:
-        """Computes tokens (n,) of features (128, frames); raises ModelError if it gives what cannot
-        be tokens.
+        """Computes tokens (n,) from features (128, frames).
+
+        Raises:
+            ModelError: the graph fails, or its output has a wrong length or leaves the vocabulary.
         """
         frames = features.shape[1]
         tokens = self.run(np.integer, features[np.newaxis], np.array([frames], np.int32))
@@ -112,14 +115,16 @@ class SpeechTokenizer(_Graph):
 
 
 class SpeakerEncoder(_Graph):
-    """Encoder of speakers in a model folder, which turns features into an embedding."""
+    """Speaker encoder of a model folder: turns features into an embedding."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder / SPEAKER_FILE)
 
     def __call__(self, features: Features) -> NDArray[np.float32]:
-        """Computes the embedding (192,) of features (frames, 80); raises ModelError if it cannot be
-        one.
+        """Computes the embedding (192,) from features (frames, 80).
+
+        Raises:
+            ModelError: the graph fails, or its output has another size, is not finite or is zero.
         """
         embedding = self.run(np.float32, features[np.newaxis])
         if len(embedding) != SPEAKER_SIZE:

@@ -1,6 +1,4 @@
-"""Recording as the models want it: one channel, long enough, short enough, neither silent nor
-clipped.
-"""
+"""Recording for the models: mixed to one channel, checked for length, silence and clipping."""
 
 from __future__ import annotations
 
@@ -15,16 +13,18 @@ from numpy.typing import NDArray
 
 from token2wav_voice.errors import RecordingError
 
-MIN_RATE_HZ = 16_000  # the models listen at 16 kHz
-FULL_RATE_HZ = 24_000  # a recording of less has nothing in the upper part of the prompt's mel
-MAX_SECONDS = 30.0  # what the public tokenizer was made for
+MIN_RATE_HZ = 16_000  # sample rate of the models' input
+FULL_RATE_HZ = 24_000  # a lower rate leaves the upper part of the prompt mel empty
+MAX_SECONDS = 30.0  # the public tokenizer was made for at most this duration
 MIN_SECONDS = 0.1
-# There 2 % of the speaker features of speech lie under their floor, float32's epsilon, and soon 10.
+# At this level 2 % of the speaker features of speech lie under their floor, float32's epsilon. At
+# slightly lower levels the share soon reaches 10 %.
 MIN_RMS_DBFS = -60.0
-FULL_SCALE = 1 - 2**-15  # the largest sample of 16 bits
-# samples of floats may lie beyond full scale; features in float32 overflow far beyond it
+FULL_SCALE = 1 - 2**-15  # the largest 16-bit sample
+# Float samples may exceed full scale. Features in float32 overflow far beyond it.
 MAX_PEAK_DBFS = 6.0
-# of speech it is 1e-5 when it just reaches full scale, 1e-3 when it is 6 dB too loud
+# The share is 1e-5 for speech that just reaches full scale, and 1e-3 for speech that is 6 dB too
+# loud.
 MAX_FULL_SCALE_SHARE = 1e-3
 
 _BLOCK = 65_536
@@ -32,15 +32,15 @@ _BLOCK = 65_536
 
 @dataclass(frozen=True, eq=False)
 class Recording:
-    """Recording that passed every check. `load` makes one.
+    """Recording that passed every check; `load` creates it.
 
     Attributes:
-        path: file that it was read from.
+        path: file of the recording.
         samples: (n,) float32, the mean of all channels.
         rate_hz: samples per second.
         channels: number of channels of the file.
-        full_scale_share: share of samples at full scale, 0 to 1, in the channel that has most of
-            them.
+        full_scale_share: share of samples at full scale, 0 to 1, in the channel with the largest
+            share.
     """
 
     path: Path
@@ -58,16 +58,16 @@ class Recording:
         end_s: float | None = None,
         min_seconds: float = MIN_SECONDS,
     ) -> Recording:
-        """Reads a file, or a part of it.
+        """Loads a file or a part of it.
 
         Args:
             path: file in any format of libsndfile: WAV, FLAC, OGG, MP3 and others.
             start_s: seconds to skip.
             end_s: seconds from the beginning of the file at which to stop; None for its end.
-            min_seconds: least duration that must be left.
+            min_seconds: least duration of the selected part.
 
         Raises:
-            RecordingError: naming the file and the bound.
+            RecordingError: the file is unreadable or violates a bound; the message names both.
         """
         path = Path(path)
         try:
@@ -85,7 +85,7 @@ class Recording:
             raise RecordingError(
                 f"{path}: cannot be read as audio ({error.error_string.rstrip('.')})"
             ) from None
-        except (OSError, TypeError) as error:  # TypeError: a name that ends in .raw
+        except (OSError, TypeError) as error:  # soundfile raises TypeError for names ending in .raw
             raise RecordingError(f"{path}: cannot be read as audio ({error})") from None
         return recording
 
@@ -104,7 +104,7 @@ class Recording:
 
     @property
     def notes(self) -> list[str]:
-        """Notes on what a user may not expect, one sentence each."""
+        """Notes on properties that a user may not expect, one sentence each."""
         notes = (
             [f"{self.path}: {self.channels} channels are mixed to one"] if self.channels > 1 else []
         )
@@ -117,7 +117,7 @@ class Recording:
         return notes
 
     def at(self, rate_hz: int) -> NDArray[np.float32]:
-        """Resamples to another rate, (n,) float32."""
+        """Resamples the recording to another rate, (n,) float32."""
         if rate_hz == self.rate_hz:
             return self.samples
         return np.asarray(
@@ -149,8 +149,9 @@ class Recording:
 def _part(
     file: soundfile.SoundFile, start_s: float, end_s: float | None, min_seconds: float
 ) -> tuple[int, int]:
-    """Returns the first frame that was asked for, and how many, with every bound checked before any
-    is read.
+    """Returns the first frame and the number of frames of a part of the file.
+
+    All bounds are checked before any frame is read.
     """
     rate = file.samplerate
     if rate < MIN_RATE_HZ:
@@ -182,16 +183,17 @@ def _part(
 
 
 def _read(file: soundfile.SoundFile, first: int, frames: int) -> tuple[NDArray[np.float32], float]:
-    """Reads the mean of all channels, and the largest share at full scale of one.
+    """Reads the mean of all channels, and the largest share of samples at full scale in a channel.
 
-    It does so block by block, so that many channels take little more memory than one.
+    The file is read in blocks, so many channels need little more memory than one.
     """
     file.seek(first)
     mixed: list[NDArray[np.float32]] = []
     at_full_scale = np.zeros(file.channels, np.int64)
     for block in file.blocks(blocksize=_BLOCK, frames=frames, dtype="float32", always_2d=True):
         at_full_scale += (np.abs(block) >= FULL_SCALE).sum(axis=0)
-        with np.errstate(invalid="ignore", over="ignore"):  # of samples that are refused below
+        # Samples that are not finite are rejected later, so numpy need not warn.
+        with np.errstate(invalid="ignore", over="ignore"):
             mixed.append(block.mean(axis=1))
     samples = np.concatenate(mixed)
     if len(samples) < frames:
