@@ -10,7 +10,6 @@ from token2wav.config import StreamConfig
 from token2wav.errors import CheckpointError, ConfigError
 
 StageName = Literal["flow", "vocoder", "decoder"]  # tokens to mel, mel to audio, tokens to audio
-FLOW_AND_VOCODER: tuple[StageName, ...] = ("flow", "vocoder")
 # Names of weights files, without suffix.
 _STEMS = {"flow": "flow", "vocoder": "hift", "decoder": "decoder"}
 _SUFFIXES = (".safetensors", ".pt")  # in order of preference
@@ -59,7 +58,7 @@ class ModelConfig:
     mel_bands: int
     speaker_size: int
     sample_rate: int
-    stages: tuple[StageName, ...] = FLOW_AND_VOCODER
+    stages: tuple[StageName, ...] = ("flow", "vocoder")
     samples_per_token: int
     token_shape: tuple[int, ...] = ()
     lookahead_tokens: int = 0

@@ -76,7 +76,8 @@ def test_perf_data_says_what_it_cannot_use(
     status, _ = make(tmp_path, "--tokens", str(tmp_path / "none.txt"))
     assert (status, capsys.readouterr().err) == (
         2,
-        "token2wav-client: error: tokens: none; an utterance has at least 1\n",
+        f"token2wav-client: error: {tmp_path / 'none.txt'}: tokens: none, an utterance needs at "
+        "least 1\n",
     )
     status, _ = make(tmp_path, "--out", str(tmp_path / "missing" / "data.json"))
     assert status == 2

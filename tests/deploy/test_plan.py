@@ -222,7 +222,10 @@ def test_a_report_of_another_gpu_is_left_out(
     ("arguments", "message"),
     [
         (["--model", "nowhere"], "nowhere: no such model folder"),
-        (["--model", str(TINY), "--left-blocks", "-2"], "stream.left_blocks: -2 is below -1"),
+        (
+            ["--model", str(TINY), "--left-blocks", "-2"],
+            "stream.left_blocks: -2 is not between -1 and 1000000",
+        ),
         (["--model", str(TINY), "--max-hop-tokens", "30"], "max_hop_tokens: 30 is not a multiple"),
         (
             ["--model", str(TINY), "--costs", str(TINY / "cosyvoice3.yaml")],

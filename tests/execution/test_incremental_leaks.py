@@ -122,7 +122,7 @@ STEPS = {
     "the stream's blocks": lambda engine: (StreamBlocks, "__init__"),
     "the mask": lambda engine: (cached_flow, "stream_mask"),
     "the encoder's fork": lambda engine: (engine._encoder, "fork"),
-    "the handle": lambda engine: (engine, "keep"),
+    "the handle": lambda engine: (engine, "register"),
 }
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -60,7 +61,10 @@ def test_wrong_usage(capsys: pytest.CaptureFixture[str], arguments: list[str]) -
     with pytest.raises(SystemExit) as caught:
         main(arguments)
     assert caught.value.code == 2
-    assert "usage: token2wav-export" in capsys.readouterr().err
+    [line] = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(
+        r"token2wav-export( \w+)?: error: .+ \(see token2wav-export.* --help\)", line
+    )
 
 
 def test_settings_that_are_not_there(capsys: pytest.CaptureFixture[str]) -> None:

@@ -109,7 +109,7 @@ def test_pieces_give_the_whole(
 def test_what_is_held_back_is_what_the_layers_reach_ahead(hift: HiFT) -> None:
     # Delay of the mel through F0: 5 frames, half a frame to the middle of the next one, and the
     # network.
-    assert hift.m_source.input_delayed == 5 * FRAME_SAMPLES + FRAME_SAMPLES // 2
+    assert hift.m_source.output_delay == 5 * FRAME_SAMPLES + FRAME_SAMPLES // 2
     assert (hift.output_delay, hift.lookahead_frames) == (9660, 21)
     mel = torch.randn(1, BANDS, FRAMES)
     changed = mel.clone()

@@ -113,9 +113,9 @@ def test_the_command_asks_for_them(
     ("value", "message"),
     [
         (5, "steps: 5 is not one of 10, 3"),
-        (0, "steps: '0' is not an integer of at least 1"),
+        (0, "steps: 0 is not an integer of at least 1"),
         ("3", "steps: '3' is not an integer of at least 1"),
-        (True, "steps: 'True' is not an integer of at least 1"),
+        (True, "steps: True is not an integer of at least 1"),
     ],
 )
 def test_other_steps_are_refused_before_work_starts(

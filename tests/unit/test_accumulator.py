@@ -51,7 +51,7 @@ def test_audio_that_the_vocoder_holds_back_does_not_count_as_sent(
         held_back = made._held_back + more
         assert made._held_back == pytest.approx(HELD_BACK_SECONDS)
         stream = accumulator._Stream(
-            chunker, playback, voice, Mock(steps=0, audio_format=AudioFormat()), held_back
+            chunker, playback, voice, "", Mock(steps=0, audio_format=AudioFormat()), held_back
         )
         chunker.push(demo_tokens(8 + config.lookahead_tokens))
         made._send_chunks(stream, Mock())

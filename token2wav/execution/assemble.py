@@ -30,7 +30,7 @@ from token2wav.execution.runner import GraphPool, graphs_enabled
 from token2wav.execution.stages import FlowStage, Stage, Stages, StageSummary
 from token2wav.execution.vocoder import StreamingVocoder, likely_pieces
 from token2wav.families import networks_module, read_config
-from token2wav.model_config import FLOW_AND_VOCODER, ModelConfig, StageName
+from token2wav.model_config import ModelConfig, StageName
 from token2wav.networks.configs import ScheduleConfig
 from token2wav.networks.noise import FlowNoise, SourceNoise
 from token2wav.networks.ode import EulerSolver
@@ -170,11 +170,11 @@ def flow_networks(config: Any, storage: Storage) -> FlowNetworks:
         ConfigError: the model has no flow with a cache.
     """
     family = family_of(config)
-    if config.stages != FLOW_AND_VOCODER or family.torch_only:
+    flow: Any = family.network(config, "flow") if "flow" in config.stages else None
+    if not hasattr(flow, "estimator"):
         raise ConfigError(
             "flow: the model has no flow with a cache, which is needed for a plan or an export"
         )
-    flow: Any = family.network(config, "flow")
     vocoder: Any = family.network(config, "vocoder")
     layout = CacheLayout.of(
         config, flow.estimator, config.flow.inference_cfg_rate, config.ode_steps, storage
