@@ -104,7 +104,10 @@ class ServerError(ClientError):
 
 
 class TransientServerError(ServerError):
-    """Transient server error: the server is full, shuts down or restarts; a retry may succeed."""
+    """Transient server error: the server is full, shuts down or restarts.
+
+    The utterance itself is valid, so a retry may succeed.
+    """
 
     transient = True
 
