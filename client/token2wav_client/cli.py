@@ -25,7 +25,8 @@ PROGRAM = "token2wav-client"
 _DEFINITIONS = """\
 times in the report:
   arrival   seconds since the first tokens were sent
-  latency   seconds since the request was sent that made the chunk possible: the later of the one with the
+  latency   seconds since the request was sent that made the chunk possible: the later \
+of the one with the
             last token heard in the chunk and the one that the server says it answers
   gap       seconds since the previous chunk
 """
@@ -81,7 +82,8 @@ def _parser() -> argparse.ArgumentParser:
     as_written = argparse.RawDescriptionHelpFormatter
     parser = CommandParser(
         prog=PROGRAM,
-        description="Turn speech tokens into audio on a token2wav server, while the tokens still arrive.",
+        description="Turn speech tokens into audio on a token2wav server, while the "
+        "tokens still arrive.",
         epilog=exit_codes,
         formatter_class=as_written,
     )
@@ -166,7 +168,10 @@ def _option(parser: Any, spelling: str, meaning: str, default: Any = None, **mor
 
 def _add_utterance(parser: argparse.ArgumentParser) -> None:
     option, count = partial(_option, parser), _number(int, 1)
-    tokens = ".npy or .json of integers, or text of <|s_123|> or integers; - for text from a pipe, sent as it comes"
+    tokens = (
+        ".npy or .json of integers, or text of <|s_123|> or integers; - for text "
+        "from a pipe, sent as it comes"
+    )
     option("--tokens FILE", tokens, required=True)
     option(
         "--codebooks N",
@@ -221,7 +226,10 @@ def _add_utterance(parser: argparse.ArgumentParser) -> None:
         30,
         type=_SECONDS,
     )
-    again = "try again that often, after 0.5, 1, 2, then 4 s, when no server answers, or it is lost, silent or full; "
+    again = (
+        "try again that often, after 0.5, 1, 2, then 4 s, when no server answers, or "
+        "it is lost, silent or full; "
+    )
     option("--retry N", f"{again}no audio comes twice", 0, type=_number(int))
 
 
@@ -254,7 +262,10 @@ def _add_connection(parser: argparse.ArgumentParser) -> None:
     option("--server-name NAME", "in the server's certificate, if the address has another")
     bearer = f"a token, sent as authorization: Bearer; also from the variable {TOKEN_VARIABLE}. "
     option("--token-file FILE", f"{bearer}Only with TLS or to this machine")
-    header = "to send with every call; may be repeated. Others on this machine can see it in the process list"
+    header = (
+        "to send with every call; may be repeated. Others on this machine can see "
+        "it in the process list"
+    )
     option("--header NAME=VALUE", header, type=_header, action="append")
 
 
@@ -269,7 +280,10 @@ def _number(
     kind: type[int] | type[float], least: int = 0, *, above: bool = False
 ) -> Callable[[str], float]:
     """Returns an argparse type that reads a finite number of at least, or above, `least`."""
-    wanted = f"{'an integer' if kind is int else 'a number'} {'above' if above else 'of at least'} {least}"
+    wanted = (
+        f"{'an integer' if kind is int else 'a number'} "
+        f"{'above' if above else 'of at least'} {least}"
+    )
 
     def read(text: str) -> float:
         try:

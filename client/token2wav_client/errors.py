@@ -11,13 +11,15 @@ from typing import Any
 from grpc import StatusCode
 
 EXIT_CODES: dict[int, str] = {
-    0: "the whole utterance was received (health: the server speaks, or says that it has no room now)",
+    0: "the whole utterance was received (health: the server speaks, or says that it has "
+    "no room now)",
     1: "an error that this program does not know; please report it",
     2: "wrong usage, or a token, voice or output file that cannot be used",
     3: "no server at the address, or it went away",
     4: "the server refused or failed the utterance, or sent a wrong answer",
     5: "the server did not answer within --timeout",
-    6: "the server answers, but the model is missing, loading or failed to load (health: or shutting down)",
+    6: "the server answers, but the model is missing, loading or failed to load (health: "
+    "or shutting down)",
     7: "no access: a certificate or a token was not accepted, by this side or the other",
     130: "interrupted (Ctrl-C); audio received so far is kept",
     143: "terminated (SIGTERM); audio received so far is kept",
@@ -102,7 +104,10 @@ class ServerError(ClientError):
 
 
 class TransientServerError(ServerError):
-    """Transient server error: the server is full, shuts down or restarts; a retry may succeed."""
+    """Transient server error: the server is full, shuts down or restarts.
+
+    The utterance itself is valid, so a retry may succeed.
+    """
 
     transient = True
 

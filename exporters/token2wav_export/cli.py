@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _give_up(f"error: {error}", UNUSABLE)
     except KeyboardInterrupt:
         return _give_up("interrupted", INTERRUPTED)
-    # A reader such as `head` closed the pipe early. Python would report the closed pipe again at exit.
+    # A reader such as `head` closed the pipe. Python would report the closed pipe again at exit.
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return DONE
@@ -57,7 +57,8 @@ def _give_up(message: str, exit_code: int) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog=PROGRAM,
-        description="Make ONNX graphs and TensorRT engines from a model folder of any family that has a cache.",
+        description="Make ONNX graphs and TensorRT engines from a model folder of any "
+        "family that has a cache.",
         epilog=_EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -68,7 +69,8 @@ def _parser() -> argparse.ArgumentParser:
         "onnx",
         parents=[_folders(), _graphs("float32")],
         help="export graphs as ONNX",
-        description="Export graphs as ONNX, compare each with torch, and add them to the engine folder.",
+        description="Export graphs as ONNX, compare each with torch, and add them to the "
+        "engine folder.",
     )
     onnx.add_argument(
         "--opset",
@@ -83,20 +85,23 @@ def _parser() -> argparse.ArgumentParser:
         "tensorrt",
         parents=[_folders(), _graphs("float16")],
         help="build TensorRT engines",
-        description="Build engines from ONNX graphs, which are exported first where there are none to use.",
+        description="Build engines from ONNX graphs, which are exported first where "
+        "there are none to use.",
     )
     tensorrt.add_argument(
         "--package",
         choices=("auto", "tensorrt", "tensorrt_rtx"),
         default="auto",
-        help="to build with; auto takes ordinary TensorRT where it is installed, else TensorRT-RTX (default: auto)",
+        help="to build with; auto takes ordinary TensorRT where it is installed, else "
+        "TensorRT-RTX (default: auto)",
     )
     tensorrt.add_argument(
         "--compute-capability",
         nargs="+",
         default=[],
         metavar="X.Y",
-        help="of the GPUs to build for, TensorRT-RTX only (default: every GPU it supports from Ampere on)",
+        help="of the GPUs to build for, TensorRT-RTX only (default: every GPU it "
+        "supports from Ampere on)",
     )
     tensorrt.add_argument(
         "--max-streams",
@@ -124,21 +129,24 @@ def _parser() -> argparse.ArgumentParser:
         "verify",
         parents=[_folders()],
         help="compare what was exported with torch in float32",
-        description="Run exported graphs as a stream would, and report their difference from torch in float32. The "
+        description="Run exported graphs as a stream would, and report their difference "
+        "from torch in float32. The "
         "exit code is 1 if the difference exceeds a bound.",
     )
     verify.add_argument(
         "--engine",
         choices=("auto", "torch", "onnx", "tensorrt"),
         default="auto",
-        help="engine to compare; auto takes TensorRT engines on a GPU, else ONNX graphs, if there are any, else torch "
+        help="engine to compare; auto takes TensorRT engines on a GPU, else ONNX graphs, "
+        "if there are any, else torch "
         "(default: auto)",
     )
     verify.add_argument(
         "--precision",
         choices=("auto", *get_args(Precision)),
         default="auto",
-        help="auto takes float16 on a GPU and float32 on a CPU, or else the one that was exported (default: auto)",
+        help="auto takes float16 on a GPU and float32 on a CPU, or else the one that was "
+        "exported (default: auto)",
     )
     verify.add_argument(
         "--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)"
@@ -156,7 +164,8 @@ def _parser() -> argparse.ArgumentParser:
         "inspect",
         parents=[_folders()],
         help="list what was exported, and whether it can be used",
-        description="List the artefacts of an engine folder: what is in them, for what they are, and whether they can "
+        description="List the artefacts of an engine folder: what is in them, for what "
+        "they are, and whether they can "
         "be used with this model on this machine.",
     )
     inspect.add_argument("--json", action="store_true", help="as JSON instead of text")

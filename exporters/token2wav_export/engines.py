@@ -2,8 +2,8 @@
 
 Engines are strongly typed: they have the precision of the graph. The same calls therefore drive
 both packages, and TensorRT 10 and 11. Features that only some of them have are looked up at run
-time. Before opset 23, graphs have no `Attention` operator. TensorRT has no float32 kernel for that
-operator, so graphs use an earlier opset.
+time. Graphs use an opset before 23 by default, which has no `Attention` operator. TensorRT has no
+float32 kernel for that operator, so a graph that contained one would have to be decomposed.
 """
 
 from __future__ import annotations

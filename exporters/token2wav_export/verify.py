@@ -81,7 +81,10 @@ class Report:
             ),
             ("finite on large inputs", str(self.finite_when_large).lower(), "true"),
         ]
-        head = f"{self.engine}, {self.precision}, {self.device}, against torch, float32: {self.seconds:g} s of audio"
+        head = (
+            f"{self.engine}, {self.precision}, {self.device}, against torch, float32: "
+            f"{self.seconds:g} s of audio"
+        )
         return "\n".join(
             [head, *(f"  {name:28} {value:>10}  {bound}" for name, value, bound in rows)]
         )

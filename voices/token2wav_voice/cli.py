@@ -37,7 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     create = parser.add_subparsers(metavar="COMMAND", required=True).add_parser(
         "create",
         help="make a voice of a recording",
-        description="Make a voice of a recording with the speech tokenizer and campplus.onnx of a model folder.",
+        description="Make a voice of a recording with the speech tokenizer and "
+        "campplus.onnx of a model folder.",
         epilog=_EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -54,7 +55,10 @@ def tokenize(arguments: Sequence[str] | None = None) -> int:
         TOKENIZE, "Turn a recording into speech tokens with the speech tokenizer of a model folder."
     )
     _add_recording(parser, f"to turn into tokens, {MIN_SECONDS:g} to 30 s")
-    out = ".npy file to write, int32 (n,); default: text on standard output, and the report on standard error"
+    out = (
+        ".npy file to write, int32 (n,); default: text on standard output, and the "
+        "report on standard error"
+    )
     parser.add_argument("--out", type=Path, metavar="FILE", help=out)
     return _run(parser, arguments, _save_tokens, ".npy", MIN_SECONDS)
 
