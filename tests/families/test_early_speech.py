@@ -1,4 +1,4 @@
-"""Provisional first audio of every family with a caching flow: provisional chunks leave no trace."""
+"""Provisional first audio of every family with a caching flow: provisional chunks leave nothing."""
 
 from __future__ import annotations
 

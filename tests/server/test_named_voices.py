@@ -1,4 +1,4 @@
-"""Named voices on real servers: sent once and named later, or known to the server from its start."""
+"""Named voices on real servers: sent once, named later, or known to the server at its start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small, fast model with a BigVGAN vocoder at rates unlike CosyVoice3's: 16 kHz, 33 1/3 tokens/s."""
+"""Small fast model with a BigVGAN vocoder at rates unlike CosyVoice3's: 16 kHz, 33 1/3 tokens/s."""
 
 from __future__ import annotations
 

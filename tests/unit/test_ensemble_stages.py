@@ -1,4 +1,4 @@
-"""Stages of the ensemble on a batch: the library's audio; bad numbers fail only their own stream."""
+"""Stages of the ensemble on a batch: the library's audio; bad numbers fail only their stream."""
 
 from __future__ import annotations
 
