@@ -1,4 +1,4 @@
-"""Files and pipes: a WAV is right after every chunk, and every format holds what came."""
+"""Files and pipes: a WAV is valid after every chunk, and every format holds all received audio."""
 
 from __future__ import annotations
 

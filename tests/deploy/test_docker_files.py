@@ -1,4 +1,4 @@
-"""Dockerfiles against the project: copied, installed and run files exist, and versions are pinned."""
+"""Dockerfiles against the project: copied, installed and run files exist; versions are pinned."""
 
 from __future__ import annotations
 

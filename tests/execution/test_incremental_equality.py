@@ -1,6 +1,4 @@
-"""A stream yields what its utterance yields at once, whatever the prompt, the length and the
-portions.
-"""
+"""A stream equals its utterance computed at once, for any prompt, length and portions."""
 
 from __future__ import annotations
 

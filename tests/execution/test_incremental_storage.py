@@ -1,4 +1,4 @@
-"""Cached keys and values: what is written is read, and how much smaller types cost."""
+"""Cached keys and values: written values are read back, and the error of smaller types."""
 
 from __future__ import annotations
 

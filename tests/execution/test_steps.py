@@ -164,7 +164,7 @@ def test_idle_prompts_of_any_steps_make_room(model: Token2Wav) -> None:
         flow.close(flow.open(a_voice(90, seed=seed), 5))
     full = flow.usage()
     assert full.used > capacity - 9
-    flow.close(flow.open(a_voice(90, seed=1000), 10))  # evicts those of five steps
+    flow.close(flow.open(a_voice(90, seed=1000), 10))  # evicts prompts with five ODE steps
     assert flow.usage().used <= capacity
 
 

@@ -1,4 +1,4 @@
-"""What the tests of exporters are made from."""
+"""Helpers of the tests of exporters."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Exported graphs compute what torch computes, at sizes other than those they were traced and
-checked with.
-"""
+"""Exported graphs equal torch, at other sizes than those of tracing and of the check."""
 
 from __future__ import annotations
 

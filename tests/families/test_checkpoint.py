@@ -196,7 +196,7 @@ def test_the_loaded_model_does_not_change_with_the_order_of_names(
     assert_same(loaded(folder, "flow"), reference["flow"])
 
 
-# Every way in which a folder can be wrong. Each is told by the check and by the load alike.
+# Every fault of a model folder. Both the check and the load report each fault.
 
 Breakage = Callable[[Path], None]
 
@@ -442,7 +442,7 @@ def test_a_long_list_of_misfits_is_counted_and_cut(folder: Path) -> None:
 
 
 class TouchesFile:
-    """Creates a file when it is unpickled by a loader that executes what it finds."""
+    """Creates a file when a loader that executes code unpickles it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

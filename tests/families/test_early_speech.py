@@ -1,6 +1,4 @@
-"""Provisional first audio of every family whose flow keeps what it computed: a piece of a block
-leaves no trace.
-"""
+"""Provisional first audio of every family with a caching flow: provisional chunks leave nothing."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def nothing_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def installation(tmp_path: Path) -> Path:
-    """What the NGC image has in /opt/tritonserver, with empty files."""
+    """Makes the layout of /opt/tritonserver in the NGC image, with empty files."""
     root = tmp_path / "triton"
     for file in (root / "bin" / "tritonserver", root / STUB):
         file.parent.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""The status port: what load balancers are told."""
+"""Status port: the answers to load balancers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Noise: what a stock deployment draws, a function of the position alone, without end and within
-bounded memory.
-"""
+"""Noise: equal to a stock deployment, a function of the position alone, endless, bounded memory."""
 
 from __future__ import annotations
 
@@ -181,7 +179,7 @@ def test_memory_of_source_noise_is_bounded() -> None:
     for block in range(30):
         noise.window(block * BLOCK, block * BLOCK + 1)
     states = noise._known
-    noise.window(0, 3 * BLOCK)  # what is known already adds nothing
+    noise.window(0, 3 * BLOCK)  # known values add nothing
     assert noise._known == states
     assert len(noise._blocks) == _BLOCKS_KEPT
     assert noise._states.numel() < 301 * 6000

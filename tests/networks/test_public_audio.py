@@ -18,7 +18,7 @@ TOLERANCE = 1e-4
 
 
 def published(golden: FamilyGolden) -> HiFT:
-    """Vocoder with the published sizes but for its widths."""
+    """Vocoder with the published sizes except for its widths."""
     sizes = dict(zip(("base_channels", "f0_channels"), golden.sizes["vocoder"], strict=True))
     source = SampleSource if golden.family == "chatterbox" else None
     hift = fill(HiFT(HiFTConfig(**sizes), source))

@@ -1,4 +1,4 @@
-"""Estimators and encoders of other families against what their public code computed."""
+"""Estimators and encoders of other families against the results of their public code."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The causal U-Net in chunks: with what its convolutions and its attention keep, it gives what the
-whole gives.
-"""
+"""The causal U-Net in chunks, with states of convolutions and attention, equals the whole."""
 
 from __future__ import annotations
 

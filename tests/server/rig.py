@@ -95,7 +95,7 @@ class Rig:
             return response.read().decode()
 
     def open_streams(self) -> dict[str, int]:
-        """What the gauges on the metrics port say."""
+        """Returns the gauges of the metrics port."""
         return {
             holder: int(float(value))
             for holder, value in re.findall(
@@ -180,7 +180,7 @@ class Connection:
         )
 
     def answers(self, requests: int = 1) -> Answers:
-        """Reads until so many requests are finished or failed."""
+        """Reads until `requests` requests are finished or failed."""
         answers = Answers()
         while requests:
             requests -= self._read(answers)

@@ -1,6 +1,4 @@
-"""What a user sees when something is wrong with a command: one sentence, a non-zero exit, nothing
-executed.
-"""
+"""Errors of commands: the user sees one sentence and a non-zero exit, and no code is executed."""
 
 from __future__ import annotations
 

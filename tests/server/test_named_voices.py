@@ -1,6 +1,4 @@
-"""Voices that are sent once and named afterwards, and those that a server knows from the start, on
-real servers.
-"""
+"""Named voices on real servers: sent once, named later, or known to the server at its start."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def speak(
     sizes: Sequence[int],
     first_tokens: int = 8,
 ) -> FlowStream:
-    """A stream whose tokens came in portions of these sizes, over and over; it has ended."""
+    """Returns an ended stream that got its tokens in portions of these sizes, which repeat."""
     stream = FlowStream(
         engine, a_voice(prompt), parts.config, StreamConfig(first_tokens=first_tokens)
     )

@@ -1,4 +1,4 @@
-"""Workers that shut down: what is open, what is refused, how long it waits."""
+"""Shutdown of workers: open streams, rejected requests, and the length of the wait."""
 
 from __future__ import annotations
 

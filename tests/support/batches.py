@@ -1,4 +1,4 @@
-"""Several utterances in one batch, all of whose tokens are there."""
+"""Several utterances in one batch, with all tokens available."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""A model whose vocoder is a BigVGAN, small and fast, with rates that are not CosyVoice3's: 16 kHz,
-33 1/3 tokens/s.
-"""
+"""Small fast model with a BigVGAN vocoder at rates unlike CosyVoice3's: 16 kHz, 33 1/3 tokens/s."""
 
 from __future__ import annotations
 

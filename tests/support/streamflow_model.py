@@ -53,7 +53,7 @@ def write_model(folder: Path) -> Path:
     (folder / "bigvgan" / "config.json").write_text(json.dumps(dataclasses.asdict(VOCODER)))
     fill_randomly(folder)
     weights = load_file(folder / "flow.safetensors")
-    # All of them are new tensors: what was read may be a view of the file that is written.
+    # All tensors are new, because a tensor that was read may be a view of the file that is written.
     scaled = {name: value * (3 if "attn.to_" in name else 1) for name, value in weights.items()}
     save_file(scaled, folder / "flow.safetensors")
     save_file(random_bigvgan(VOCODER).state_dict(), folder / "bigvgan" / "generator.safetensors")

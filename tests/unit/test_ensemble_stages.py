@@ -1,6 +1,4 @@
-"""What the stages of the ensemble do with a batch: the library's audio; broken numbers stay with
-their stream.
-"""
+"""Stages of the ensemble on a batch: the library's audio; bad numbers fail only their stream."""
 
 from __future__ import annotations
 

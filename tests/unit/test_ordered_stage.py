@@ -82,7 +82,7 @@ class Stage:
         return Part(Label(stream, index, last, AudioFormat()), content, self._answer)
 
     def run(self, *parts: Part) -> list[str]:
-        """Answers to these parts, and to those that waited for them."""
+        """Answers to these parts, and to parts that waited for these."""
         self.said.clear()
         self.stage.run(parts)
         return list(self.said)

@@ -1,4 +1,4 @@
-"""Service of the one-process model, on stand-ins for what Triton gives to a Python backend."""
+"""Service of the one-process model, with stand-ins for Triton's objects of a Python backend."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class FakeTriton(SimpleNamespace):
 
     Attributes:
         values: of all metrics, by name and labels.
-        fault: what every change of a metric raises.
+        fault: error that every change of a metric raises.
     """
 
     TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1

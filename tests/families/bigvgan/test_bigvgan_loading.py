@@ -35,7 +35,7 @@ TRAINING = {
     "n_fft": 1024,
     "fmax": None,
     "discriminator": "mrd",
-}  # what is not looked at
+}  # keys that the loader ignores
 
 
 def config_file(config: BigVGANConfig) -> dict[str, Any]:

@@ -1,6 +1,4 @@
-"""BigVGAN piece by piece: the samples of the whole, however it is cut and whoever else is in the
-batch.
-"""
+"""BigVGAN in pieces gives the samples of the whole, for any cut and for any batch."""
 
 from __future__ import annotations
 

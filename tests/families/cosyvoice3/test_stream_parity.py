@@ -54,14 +54,14 @@ def incremental(folder: Path, stream: StreamConfig | None = None) -> Token2Wav:
 
 @pytest.fixture(scope="module", params=[incremental, recomputing])
 def load(request: pytest.FixtureRequest) -> Load:
-    """Both ways to compute: from caches of the past, and all of it anew for every chunk."""
+    """Both ways to compute: from caches of the past, and recomputing the past for every chunk."""
     way: Load = request.param
     return way
 
 
 @dataclass(frozen=True)
 class Run:
-    """What one stream gave: its audio, and the mel of each chunk."""
+    """Results of one stream: its audio, and the mel of each chunk."""
 
     chunks: list[AudioChunk]
     mels: list[torch.Tensor]
