@@ -108,7 +108,7 @@ def profiled(model: Token2Wav, settings: Settings, streams: int, spoken_s: float
         wall_ms = 1000 * sum(batch.advance(25))
     trace = settings.out / f"trace-{streams}.json.gz"
     profiler.export_chrome_trace(str(trace))
-    if trace.stat().st_size > 4_000_000:  # too large to copy from a rented machine
+    if trace.stat().st_size > 4_000_000:  # too large to copy from machine to machine
         trace.unlink()
     kind = "CUDA" if settings.on_gpu else "CPU"
     events = [

@@ -165,7 +165,7 @@ def wait_for_stream(served: Rig) -> None:
 
 def test_all_families_are_there_and_told_to_users(seen: Seen) -> None:
     source = (ROOT / "server" / "token2wav_server" / "metrics.py").read_text()
-    names = set(re.findall(r'(?:Family\(\s*|= \()"(\w+)"', source))
+    names = set(re.findall(r'(?:Family\(\s*|= \(\s*)"(\w+)"', source))
     assert len(names) > 10
     assert set(seen.families()) == names | {name.removesuffix("_total") for name in names}
     assert set(re.findall(r"^# HELP token2wav_(\w+) [A-Z]", seen.after, re.MULTILINE)) == set(
