@@ -68,7 +68,7 @@ def masks_of(estimator: EstimatorConfig, left_blocks: int, blocks: int) -> Pictu
 
 
 def dependence(attention: GuidedAttention, frames: int, block_frames: int) -> torch.Tensor:
-    """Computes which input frames (columns) the output of all layers at a frame (rows) depends on."""
+    """Computes the input frames (columns) that the output at a frame (rows) depends on."""
     reached = torch.eye(frames)
     for mask in attention.layers:
         reached = (guided_mask(mask, frames, block_frames).float() @ reached).clamp(max=1)

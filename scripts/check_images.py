@@ -105,7 +105,7 @@ def say(text: str) -> None:
 
 
 def choose_storage(folder: Path) -> str:
-    """Puts buildah's storage into a folder, for all commands from now on, and returns its driver."""
+    """Puts buildah's storage into a folder for all later commands, and returns its driver."""
     os.environ |= {
         "BUILDAH_ISOLATION": "chroot",
         "CONTAINERS_STORAGE_CONF": str(folder / "storage.conf"),
@@ -318,7 +318,7 @@ def snr_db(wav: Path) -> float:
 
 
 def check_engines(image: Image, volume: Path) -> None:
-    """Builds engines in an image: what this machine can run, and with TensorRT-RTX what an L4 can."""
+    """Builds engines in an image: for this machine, and with TensorRT-RTX for an L4."""
     binds = {"/model": MODEL, "/engines": volume}
     call(*image.command(["engines"], binds, ["/engines"]), stderr=subprocess.STDOUT)
     python = "/opt/token2wav/venv/bin/python"
@@ -333,7 +333,7 @@ def check_engines(image: Image, volume: Path) -> None:
 
 
 def layers(folder: Path, driver: str) -> Iterator[str]:
-    """Yields a row of a table for each image: MB of its base, and of each layer on it that has any."""
+    """Yields a table row for each image: MB of its base, and of each layer on it."""
     stored = json.loads((folder / driver / f"{driver}-layers" / "layers.json").read_text())
     by_id = {layer["id"]: layer for layer in stored}
 

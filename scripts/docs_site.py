@@ -31,7 +31,7 @@ _LINK = re.compile(r"(?<=\]\()(?P<path>[^)#:\s]+)(?P<anchor>#[^)\s]*)?(?=\))")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds README, the files that pages link to outside docs/, and the pages of the API reference."""
+    """Adds README, files outside docs/ that pages link to, and the pages of the API reference."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     files.append(File.generated(config, README, content=readme))
     texts = {"README.md": readme, RESULTS: (ROOT / RESULTS).read_text(encoding="utf-8")}

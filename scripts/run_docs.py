@@ -196,7 +196,7 @@ def _put_stand_ins(tree: Path) -> None:
 
 
 class Page:
-    """Run of one page: its blocks run in one copy of the tree, with at most one server at a time."""
+    """Run of one page: its blocks run in one copy of the tree, with one server at a time."""
 
     def __init__(self, tree: Path, environment: Path, limit_s: float) -> None:
         self._tree = tree

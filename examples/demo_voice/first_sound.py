@@ -43,7 +43,7 @@ class Silence:
 
 @dataclass(frozen=True)
 class Resampled:
-    """Sample rate: how far portions are from the whole, and how much is held back at most, in ms."""
+    """Row of a sample rate: distance of portions from the whole, and most audio held back, in ms."""
 
     sample_rate: int
     against_whole_db: float

@@ -14,12 +14,15 @@ from examples.demo_voice.text import HELD_OUT, held_out
 
 BUNDLED = Path(__file__).with_name("recordings")
 PROMPT, SENTENCE = BUNDLED / "prompt.wav", BUNDLED / "sentence.wav"
-_PROMPT_TEXT = "The harbor was quiet in the early morning, and the first boats were coming home with their nets."
+_PROMPT_TEXT = (
+    "The harbor was quiet in the early morning, and the first boats were coming home with their "
+    "nets."
+)
 _SEED = 1
 
 
 def main() -> None:
-    """Writes one WAV file for every held-out sentence, or the two that are bundled with the demo."""
+    """Writes a WAV file for every held-out sentence, or the two recordings of the demo."""
     parser = argparse.ArgumentParser(
         description="Record the sentences that the demo voice is measured with."
     )

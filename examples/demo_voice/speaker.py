@@ -18,7 +18,7 @@ from token2wav_voice.onnx_models import SPEAKER_SIZE
 
 
 def save(path: Path) -> None:
-    """Writes `campplus.onnx`: filter bank (1, T, 80), its mean removed, to a unit vector (1, 192)."""
+    """Writes `campplus.onnx`: filter bank (1, T, 80) without its mean to a unit vector (1, 192)."""
     projection = (
         np.random.default_rng(0)
         .standard_normal((2 * SPEAKER_BANDS, SPEAKER_SIZE))

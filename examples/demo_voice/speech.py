@@ -1,4 +1,4 @@
-"""Speech of the demo: sentences become recordings in the voice that the model learns to speak in."""
+"""Speech of the demo: sentences become recordings in the voice that the model learns."""
 
 from __future__ import annotations
 

@@ -19,13 +19,16 @@ UNSEEN = Path(__file__).with_name("unseen.txt")
 _ANY_WORD_SHARE = 0.4  # of open places, filled from the dictionary
 
 _WORDS = {
-    "name": "Anna Robert Maria Thomas Julia Peter Helen George Susan Walter Linda Frank Olivia Henry Grace Arthur Nina "
+    "name": "Anna Robert Maria Thomas Julia Peter Helen George Susan Walter Linda "
+    "Frank Olivia Henry Grace Arthur Nina "
     "Samuel Clara Victor Emma Hugo Rachel Martin Joyce Felix Laura Oscar Diana Philip Amy "
     "Jonathan Beth Charles Zoe",
-    "place": "Boston Madrid London Chicago Vienna Dublin Toronto Denver Paris Oslo Sydney Austin Lisbon Geneva "
+    "place": "Boston Madrid London Chicago Vienna Dublin Toronto Denver Paris Oslo "
+    "Sydney Austin Lisbon Geneva "
     "Portland Cairo Houston Athens Seattle Budapest Montreal Naples Glasgow Phoenix Warsaw Zurich "
     "Johannesburg Kyoto",
-    "noun": "river engine garden letter window doctor village kitchen bridge thunder camera pencil mountain shadow "
+    "noun": "river engine garden letter window doctor village kitchen bridge "
+    "thunder camera pencil mountain shadow "
     "teacher basket island bottle station forest mirror hammer blanket orchard butcher voyage "
     "measure jewel youth "
     "cathedral lantern squirrel treasure judge church chair ship shirt thing path feather leather "
@@ -34,28 +37,34 @@ _WORDS = {
     "oil "
     "toy boy noise cow house owl couch fire hour flower chapter picture question answer football "
     "cheese apple",
-    "adjective": "quiet yellow heavy ancient gentle bitter frozen clever narrow purple hollow broken curious shallow "
+    "adjective": "quiet yellow heavy ancient gentle bitter frozen clever narrow purple "
+    "hollow broken curious shallow "
     "enormous sharp careful smooth strange pleasant rough thick thin usual jealous young wide "
     "warm wooden honest "
     "vague fresh cheap loud round sour joyful royal moist fair rare pure obscure brief vivid "
     "awkward eager",
-    "verb": "follow carry measure open paint answer borrow forget discover repair finish notice gather believe "
+    "verb": "follow carry measure open paint answer borrow forget discover repair "
+    "finish notice gather believe "
     "describe enjoy avoid choose push pull watch wash throw breathe judge change reach teach join "
     "destroy allow "
     "announce deserve require include measure visit prove solve weigh sew chew examine exaggerate",
-    "past": "followed carried measured opened painted answered borrowed forgot discovered repaired finished noticed "
+    "past": "followed carried measured opened painted answered borrowed forgot "
+    "discovered repaired finished noticed "
     "gathered believed described enjoyed avoided chose pushed pulled watched washed threw judged "
     "changed reached "
     "taught joined destroyed allowed announced deserved required visited proved solved weighed "
     "sewed lost found",
-    "adverb": "slowly quickly carefully badly hardly always never often rarely suddenly quietly roughly gladly "
+    "adverb": "slowly quickly carefully badly hardly always never often rarely "
+    "suddenly quietly roughly gladly "
     "usually honestly perhaps clearly somehow together outside tomorrow yesterday again",
-    "time": "this morning|last night|on Monday|on Wednesday afternoon|in January|before breakfast|after the storm|"
+    "time": "this morning|last night|on Monday|on Wednesday afternoon|in January|"
+    "before breakfast|after the storm|"
     "at midnight|during the summer|every Thursday|next year|in the autumn|at half past seven|by "
     "Friday|"
     "for several hours|since February|until the end of August|on the first of October|in the "
     "meantime",
-    "where": "near the harbor|under the old bridge|behind the church|across the street|in the valley|on the roof|"
+    "where": "near the harbor|under the old bridge|behind the church|across the "
+    "street|in the valley|on the roof|"
     "beside the fireplace|between two houses|at the corner|above the clouds|outside the "
     "theater|by the window|"
     "through the narrow gate|around the world|along the northern shore|within the boundary|beyond "
