@@ -43,7 +43,7 @@ class Silence:
 
 @dataclass(frozen=True)
 class Resampled:
-    """Row of a sample rate: distance of portions from the whole, and most audio held back, in ms."""
+    """Row of a sample rate: distance of portions from the whole, and audio held back, in ms."""
 
     sample_rate: int
     against_whole_db: float
