@@ -29,7 +29,7 @@ test: lint ## lint, then run all tests, in four processes: half of the time they
 	$(BIN)/pytest -n 4
 
 check: lint ## lint, then run the tests that need no server and no export (two minutes)
-	$(BIN)/pytest -n 2 $(addprefix tests/,unit serving cache networks families/streamflow client voice docs)
+	$(BIN)/pytest -n 2 $(addprefix tests/,test_*.py config cache networks serving families/streamflow client voices server/test_*.py server/ensemble docs)
 
 page: ## [PORT=8080]: serve a web page that speaks what is typed, with a Triton server behind it, until Ctrl-C
 	$(SETUP)
@@ -78,11 +78,11 @@ demo-voice: ## DATA=folder: put the newest checkpoints of the recipe into the de
 
 soak: ## [MINUTES=10] [SEED=]: a real server among misbehaving clients, into benchmarks/results/soak.json
 	$(SETUP)
-	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.soak.run --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))
+	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.soak.run --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))
 
 rehearsal: ## as root: drain, add, kill and cut off servers behind the balancer, into benchmarks/results/replicas.json
 	$(SETUP)
-	@$(BIN)/python -m tests.soak.replicas
+	@$(BIN)/python -m benchmarks.soak.replicas
 
 images: ## [ARGS=]: build the images of server and client with docker, podman or buildah
 	@scripts/images.sh $(ARGS)

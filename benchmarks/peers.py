@@ -144,7 +144,8 @@ class PublicStepAudio2(Contestant):
     """
 
     def __init__(self, material: Material) -> None:
-        self._material, self._caches, self._held = material, list[dict[str, torch.Tensor]](), None
+        self._material, self._caches = material, list[dict[str, torch.Tensor]]()
+        self._held: torch.Tensor | None = None
 
     def start(self, streams: int) -> None:
         prompt = self._material.prompt

@@ -25,6 +25,16 @@ import torch
 # Set before the first test imports triton: without a GPU, triton interprets its kernels.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+from tests.support.batches import WHOLE_BLOCKS
+from tests.support.flows import cached_flow
+from tests.support.replies import Expected
+from tests.support.stages import two_stages
+from tests.support.tiny_model import TINY, FaultyVocoder, demo_tokens, demo_voice
+from token2wav import RuntimeConfig, Token2Wav, Voice
+from token2wav.execution.assemble import load_network
+from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.families.cosyvoice3.noise import load_flow_noise, load_source_noise
+from token2wav.networks.ode import EulerSolver
 from token2wav.serving.pipeline import Pipeline
 
 # No test asserts speed, which depends on other processes of a busy machine. Every run tries the
@@ -36,7 +46,18 @@ settings.load_profile("patient")
 
 ROOT = Path(__file__).parents[1]
 # Slow tests come first, so that all workers end at about the same time.
-_FIRST = ["export", "demo", "server", "cosyvoice3", "deploy", "kernels", "execution", "launcher"]
+_FIRST = [
+    "exporters",
+    "examples",
+    "served",
+    "benchmarks",
+    "cosyvoice3",
+    "docker",
+    "deploy",
+    "kernels",
+    "execution",
+    "launcher",
+]
 _USES_A_SHARED_SERVER = re.compile(r"def \w+\([^)]*\b(rig|limited): Rig\b")
 _FIRST_PORT, _PORTS_OF_A_WORKER = 10_000, 2_000  # below the ephemeral ports of the kernel
 
@@ -53,7 +74,7 @@ class ByFile(LoadScopeScheduling):  # type: ignore[misc]
 
 @cache
 def _scope(file: str) -> str:
-    if file.startswith("tests/export/"):
+    if file.startswith("tests/exporters/"):
         return "exports"
     return "servers" if _USES_A_SHARED_SERVER.search((ROOT / file).read_text()) else file
 
@@ -117,3 +138,51 @@ def _ports_of_its_own() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Ports, "free", free)
         yield
+
+
+@pytest.fixture(scope="session")
+def config() -> CosyVoice3Config:
+    return CosyVoice3Config.read(TINY)
+
+
+@pytest.fixture(scope="session")
+def loaded_model() -> Token2Wav:
+    torch.set_num_threads(1)
+    return Token2Wav.load(TINY, stream=WHOLE_BLOCKS, runtime=RuntimeConfig(device="cpu"))
+
+
+@pytest.fixture
+def model(loaded_model: Token2Wav) -> Iterator[Token2Wav]:
+    """The tiny model; whatever a test does, nothing may stay open in its engines."""
+    yield loaded_model
+    assert loaded_model.pipeline.open_streams == 0
+
+
+@pytest.fixture(scope="session")
+def voice() -> Voice:
+    """A prompt of exactly one block: the first chunk takes 25 new tokens, and 3 to look ahead."""
+    return demo_voice(25)
+
+
+@pytest.fixture(scope="session")
+def expected(loaded_model: Token2Wav, voice: Voice) -> Expected:
+    """Audio of the first n demo tokens in the fixture `voice`."""
+    return cache(lambda count: loaded_model.synthesize(demo_tokens(count), voice))
+
+
+@pytest.fixture(scope="session")
+def _faulty(config: CosyVoice3Config) -> tuple[Token2Wav, FaultyVocoder]:
+    flow_noise, source_noise = load_flow_noise(TINY, config), load_source_noise(TINY, config)
+    vocoder = FaultyVocoder(load_network(TINY, config, "vocoder"), source_noise)
+    flow = load_network(TINY, config, "flow")
+    solver = EulerSolver(flow.estimator, config.ode_steps, config.flow.inference_cfg_rate)
+    engine = cached_flow(config, flow, flow_noise, {config.ode_steps: solver}, pages=65)
+    return Token2Wav(config, two_stages(engine, vocoder), WHOLE_BLOCKS), vocoder
+
+
+@pytest.fixture
+def faulty(_faulty: tuple[Token2Wav, FaultyVocoder]) -> Iterator[tuple[Token2Wav, FaultyVocoder]]:
+    """The tiny model on a vocoder that tests can make fail; checks that no stream stays open."""
+    yield _faulty
+    _faulty[1].fault = _faulty[1].open_fault = None
+    assert _faulty[0].pipeline.open_streams == 0

@@ -17,7 +17,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from tests.deploy.balancer import needs_haproxy
+from tests.support.balancer import needs_haproxy
 from tests.support.patience import PATIENCE_SECONDS
 from token2wav_server import TritonServer
 

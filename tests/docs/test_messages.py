@@ -17,7 +17,7 @@ from tests.docs.markdown import ROOT
 PAGE = ROOT / "docs" / "troubleshooting.md"
 SOURCES = ("token2wav", "client", "exporters", "server")
 SCRIPTS = ("scripts/setup.sh",)
-NUM_CAUSAL_PAGES = ("tests/server/test_faults_shm.py",)
+NUM_CAUSAL_PAGES = ("tests/served/test_faults_shm.py",)
 VALUE = "\0"  # in place of what a message is formatted with
 
 

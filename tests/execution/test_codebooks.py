@@ -21,8 +21,8 @@ from tests.support.codebook_model import (
 )
 from tests.support.golden import TINY, snr_db
 from tests.support.recomputing import recomputing
+from tests.support.tiny_model import one_line
 from tests.support.yaml_edits import edit_yaml
-from tests.unit.material import one_line
 from token2wav import ConfigError, InputError, RuntimeConfig, StreamConfig, Token2Wav, Voice
 from token2wav.config import config_hash
 from token2wav.execution.artifacts import fingerprint

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.unit.material import TINY
+from tests.support.tiny_model import TINY
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.errors import ConfigError, DeviceLostError
 from token2wav.execution import assemble

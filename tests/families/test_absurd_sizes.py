@@ -13,7 +13,7 @@ import pytest
 
 from tests.support import cosyvoice2_model, stepaudio2_model
 from tests.support.family_golden import FamilyGolden
-from tests.unit.material import DATA, TINY, one_line, tiny_copy
+from tests.support.tiny_model import DATA, TINY, one_line, tiny_copy
 from token2wav import CheckpointError, ConfigError
 from token2wav.execution.assemble import check_folder
 from token2wav.families import read_config

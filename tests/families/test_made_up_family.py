@@ -20,8 +20,8 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 
-from tests.server.rig import Rig
 from tests.support.batches import spoken_together
+from tests.support.server_rig import Rig
 from token2wav import CheckpointError, ConfigError, InputError, Token2Wav, Voice
 from token2wav.execution.assemble import check_folder, exportable, family_of, flow_networks
 from token2wav.families import read_config

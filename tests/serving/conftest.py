@@ -1,4 +1,3 @@
-# ruff: noqa: F401, F811 (fixtures of another folder)
 from __future__ import annotations
 
 import time
@@ -7,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.serving.replies import LIMITS, Make
-from tests.unit.conftest import _faulty, config, expected, faulty, loaded_model, model, voice
+from tests.support.replies import LIMITS, Make
 from token2wav import Token2Wav
 from token2wav.serving.worker import Observer, WorkerPool
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tests.unit.material import TINY, demo_voice, schedule_of
+from tests.support.tiny_model import TINY, demo_voice, schedule_of
 from token2wav import ConfigError, InputError, StreamConfig
 from token2wav.execution.stages import TokenChunk
 from token2wav.families.cosyvoice3.config import CosyVoice3Config

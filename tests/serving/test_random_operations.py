@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.soak.operations import SETTINGS, Round
+from benchmarks.soak.operations import SETTINGS, Round
 
 
 @pytest.mark.parametrize("settings", SETTINGS)

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.serving.replies import FIRST, LIMITS, SECOND, FakeClock, RecordingReply
-from tests.unit.material import TINY, demo_tokens, demo_voice, schedule_of
+from tests.support.replies import FIRST, LIMITS, SECOND, FakeClock, RecordingReply
+from tests.support.tiny_model import TINY, demo_tokens, demo_voice, schedule_of
 from token2wav import LimitError, StreamClosedError
 from token2wav.errors import IdleError
 from token2wav.families.cosyvoice3.config import CosyVoice3Config

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.support.patience import PATIENCE_SECONDS
-from tests.unit.material import TINY, FaultyVocoder, demo_tokens, demo_voice, one_line
+from tests.support.tiny_model import TINY, FaultyVocoder, demo_tokens, demo_voice, one_line
 from token2wav import (
     AudioChunk,
     ConfigError,

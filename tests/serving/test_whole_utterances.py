@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.serving.replies import LIMITS, joined, speak
 from tests.support.golden import snr_db
-from tests.unit.material import TINY, demo_tokens, demo_voice
+from tests.support.replies import LIMITS, joined, speak
+from tests.support.tiny_model import TINY, demo_tokens, demo_voice
 from token2wav import InputError, RuntimeConfig, StreamClosedError, Token2Wav, Voice
 from token2wav.serving.worker import WorkerPool
 

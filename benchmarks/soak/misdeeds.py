@@ -1,0 +1,426 @@
+"""Misdeeds of a soak's clients, each with the answers that a server may give."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+
+from benchmarks.soak.lines import Line
+from benchmarks.soak.wire import SMALL_WINDOW, Answers, RawStream, Spoil
+from token2wav_client import Client, ClientVoice, ServerError
+from token2wav_client.wire import Opening
+
+OVERLOAD = "try again later"  # error that any client may receive before its first audio
+NOTHING = "left before any answer"
+AUDIO = "audio"
+_ONE = np.array([5], np.int32)
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Scene of a misdeed: the server, its models and the lines of the client.
+
+    Attributes:
+        url: address of the server.
+        lines: lines that the client may send.
+        random: makes all random choices.
+        idle_s: seconds after which the server drops an idle stream.
+    """
+
+    url: str
+    lines: list[Line]
+    random: Random
+    idle_s: float
+
+    def line(self, at_least: int = 0) -> Line:
+        return self.random.choice([line for line in self.lines if len(line.tokens) >= at_least])
+
+    def opening(self, line: Line, *, keep_open: bool | None = None) -> Opening:
+        kept = self.random.random() < 0.5 if keep_open is None else keep_open
+        return Opening(line.voice, self.random.choice(["float32", "int16"]), kept)
+
+    def stream(self, options: tuple[tuple[str, int], ...] = ()) -> RawStream:
+        return RawStream(self.url, str(uuid4()), options)
+
+    def moment(self, at_most_s: float = 1.0) -> None:
+        time.sleep(self.random.uniform(0.0, at_most_s))
+
+
+class WrongAnswerError(Exception):
+    """Error for a wrong answer of a server to a misbehaving client."""
+
+
+@dataclass(frozen=True)
+class Misdeed:
+    """One way to misbehave.
+
+    Attributes:
+        kind: cancel, vanish, garbage or stall.
+        name: name of the misdeed.
+        act: commits the misdeed, and returns the answer of the server: an error, or one word for
+            other answers.
+        expected: pattern of the right answers. The error "try again later" is always right.
+    """
+
+    kind: str
+    name: str
+    act: Callable[[Scene], str]
+    expected: str
+
+    def commit(self, scene: Scene) -> str:
+        """Commits the misdeed and returns the answer without ids and numbers.
+
+        Raises:
+            WrongAnswerError: the answer does not match `expected`.
+        """
+        answer = self.act(scene)
+        if not re.search(f"{self.expected}|{OVERLOAD}", answer):
+            raise WrongAnswerError(f"the answer was '{answer}', expected '{self.expected}'")
+        return in_general(answer)
+
+
+def in_general(answer: str) -> str:
+    """Replaces the ids and numbers in an answer, so that equal answers can be counted."""
+    return re.sub(r"-?\b\d+(\.\d+)?\b", "N", re.sub(r"'[^']*'", "'...'", answer))
+
+
+def _answer(answers: Answers) -> str:
+    return answers.errors[0] if answers.errors else AUDIO if answers.audio else NOTHING
+
+
+def cancel_before_audio(scene: Scene) -> str:
+    known, keep_open = scene.line().voice, scene.random.random() < 0.5
+    speaker = known.speaker_embedding * np.float32(
+        scene.random.uniform(0.5, 2)
+    )  # one more voice, so the server evicts others
+    voice = ClientVoice(known.prompt_tokens, known.prompt_mel, speaker)
+    with Client(scene.url) as client, client.open(voice, keep_open=keep_open) as mine:
+        mine.push(_ONE)
+        scene.moment()
+        mine.cancel()
+    return NOTHING
+
+
+def cancel_in_the_middle(scene: Scene) -> str:
+    line = scene.line(at_least=100)
+    with (
+        Client(scene.url) as client,
+        client.open(line.voice, keep_open=scene.random.random() < 0.5) as mine,
+    ):
+        mine.push(line.tokens)
+        try:
+            next(mine)
+        except ServerError as error:
+            return str(error)
+        mine.cancel()
+    return AUDIO
+
+
+def cancel_at_once(scene: Scene) -> str:
+    line = scene.line()
+    with Client(scene.url) as client, client.open(line.voice) as mine:
+        mine.finish(line.tokens)
+        scene.moment(0.02)
+        mine.cancel()
+    return NOTHING
+
+
+def killed_process(scene: Scene) -> str:
+    line = scene.line(at_least=100)
+    with tempfile.TemporaryDirectory(prefix="token2wav-soak-") as temporary:
+        folder = Path(temporary)
+        out, voice = folder / "out.wav", line.voice
+        np.save(folder / "tokens.npy", line.tokens)
+        fields = ("prompt_tokens", "prompt_mel", "speaker_embedding")
+        save_file({name: getattr(voice, name) for name in fields}, folder / "voice.safetensors")
+        command = [
+            sys.executable,
+            "-m",
+            "token2wav_client",
+            "synth",
+            "--quiet",
+            "--url",
+            scene.url,
+            "--rate",
+            "25",
+        ]
+        command += [
+            "--tokens",
+            str(folder / "tokens.npy"),
+            "--voice",
+            str(folder / "voice.safetensors"),
+        ]
+        with subprocess.Popen(
+            [*command, "--out", str(out)], stderr=subprocess.PIPE, text=True
+        ) as process:
+            while process.poll() is None and not out.exists():
+                time.sleep(0.05)
+            scene.moment()
+            process.kill()
+            _, said = process.communicate()
+        return (
+            AUDIO if process.returncode == -9 else f"exit code {process.returncode}: {said.strip()}"
+        )
+
+
+def dropped_connection(scene: Scene) -> str:
+    line = scene.line(at_least=100)
+    with scene.stream() as stream:
+        stream.send(line.tokens[:60], scene.opening(line))
+        scene.moment(0.3)
+        stream.send(line.tokens[60:])
+        scene.moment(0.3)
+    return NOTHING
+
+
+def dropped_between_requests(scene: Scene) -> str:
+    line = scene.line(at_least=100)
+    with scene.stream() as stream:
+        stream.send(line.tokens[:60], scene.opening(line, keep_open=False))
+        return _answer(stream.answers())
+
+
+def stops_sending(scene: Scene) -> str:
+    """Stops sending until the server has dropped the idle stream, then sends again."""
+    with scene.stream() as stream:
+        stream.send(_ONE, scene.opening(scene.line(), keep_open=False))
+        if errors := stream.answers().errors:
+            return errors[0]
+        time.sleep(scene.idle_s + 5.0)  # the server looks 20 times a second, less often under load
+        stream.send(_ONE)
+        return _answer(stream.answers())
+
+
+def stops_sending_and_is_told(scene: Scene) -> str:
+    with scene.stream() as stream:
+        stream.send(_ONE, scene.opening(scene.line(), keep_open=True))
+        return _answer(stream.answers())
+
+
+def stops_reading_and_leaves(scene: Scene) -> str:
+    return _stop_reading(scene, read_on=False)
+
+
+def stops_reading_and_reads_on(scene: Scene) -> str:
+    return _stop_reading(scene, read_on=True)
+
+
+def _stop_reading(scene: Scene, *, read_on: bool) -> str:
+    line = scene.line(at_least=200)
+    answers = Answers()
+    with scene.stream(SMALL_WINDOW) as stream:
+        stream.send(line.tokens, replace(scene.opening(line), audio_format="float32"), end=True)
+        over = stream.read(answers)
+        if answers.errors:
+            return answers.errors[0]
+        time.sleep(2.0)
+        while read_on and not over:
+            over = stream.read(answers)
+    if read_on and (fault := answers.errors or line.fault(answers.audio)):
+        raise WrongAnswerError(f"what was read late of '{line.name}' is wrong: {fault}")
+    return AUDIO
+
+
+def in_the_first_request(spoil: Spoil) -> Callable[[Scene], str]:
+    """Returns a misdeed that spoils the request that starts an utterance."""
+
+    def act(scene: Scene) -> str:
+        line = scene.line()
+        with scene.stream() as stream:
+            stream.send(
+                line.tokens, scene.opening(line), end=scene.random.random() < 0.5, spoil=spoil
+            )
+            return _answer(stream.answers())
+
+    return act
+
+
+def in_the_middle(spoil: Spoil) -> Callable[[Scene], str]:
+    """Returns a misdeed that spoils a later request of an utterance.
+
+    The client then abandons the utterance.
+    """
+
+    def act(scene: Scene) -> str:
+        line = scene.line(at_least=100)
+        with scene.stream() as stream:
+            stream.send(line.tokens[:60], scene.opening(line, keep_open=False))
+            if errors := stream.answers().errors:
+                return errors[0]
+            stream.send(line.tokens[60:], spoil=spoil)
+            return _answer(stream.answers())
+
+    return act
+
+
+def tokens_after_the_end(scene: Scene) -> str:
+    line = scene.line()
+    with scene.stream() as stream:
+        stream.send(line.tokens, scene.opening(line, keep_open=False), end=True)
+        stream.send(_ONE)
+        return _answer(stream.answers(requests=2))
+
+
+def id_of_another(scene: Scene) -> str:
+    """Uses the id of an open stream, with or without a first request.
+
+    The owner of the stream must not be harmed.
+    """
+    line = scene.line(at_least=100)
+    opening = replace(scene.opening(line, keep_open=False), audio_format="float32")
+    sequence = str(uuid4())
+    with (
+        RawStream(scene.url, sequence, stream_key="owner") as owner,
+        RawStream(scene.url, sequence) as thief,
+    ):
+        owner.send(line.tokens[:60], opening)
+        begun = owner.answers()
+        if begun.errors:
+            return begun.errors[0]
+        starts = scene.random.random() < 0.5
+        thief.send(_ONE, scene.opening(line) if starts else None)
+        thief.send(_ONE, end=True)
+        told = thief.answers(requests=2)
+        owner.send(line.tokens[60:], end=True)
+        ended = owner.answers()
+        if fault := ended.errors or line.fault(begun.audio + ended.audio):
+            raise WrongAnswerError(
+                f"'{line.name}', whose id another client took, is wrong: {fault}"
+            )
+        return _answer(told)
+
+
+def unknown_sequence(scene: Scene) -> str:
+    with scene.stream() as stream:
+        stream.send(_ONE, end=scene.random.random() < 0.5)
+        return _answer(stream.answers())
+
+
+def tensor(name: str, array: NDArray[Any], datatype: str) -> Spoil:
+    """Returns a function that replaces an input by an array.
+
+    The array becomes a further input if no input has the name.
+    """
+
+    def spoil(message: Any) -> None:
+        names = [each.name for each in message.inputs]
+        if name not in names:
+            message.inputs.add(name=name)
+            message.raw_input_contents.append(b"")
+        index = names.index(name) if name in names else -1
+        message.inputs[index].datatype = datatype
+        message.inputs[index].shape[:] = array.shape
+        message.raw_input_contents[index] = array.tobytes()
+
+    return spoil
+
+
+def parameter(name: str, value: str) -> Spoil:
+    def spoil(message: Any) -> None:
+        message.parameters[name].string_param = value
+
+    return spoil
+
+
+def fewer_bytes(message: Any) -> None:
+    message.raw_input_contents[0] = message.raw_input_contents[0][:-3]
+
+
+def without_embedding(message: Any) -> None:
+    [index] = [
+        index for index, each in enumerate(message.inputs) if each.name == "speaker_embedding"
+    ]
+    del message.inputs[index], message.raw_input_contents[index]
+
+
+_NAN = np.full((160, 80), np.nan, np.float32)
+_ID = np.zeros(32, np.uint8)
+
+_GARBAGE_FIRST: dict[str, tuple[Spoil, str]] = {
+    "token beyond the vocabulary": (
+        tensor("tokens", np.array([6561], np.int32), "INT32"),
+        "tokens: 6561 at index 0 is outside the vocabulary",
+    ),
+    "tokens in two dimensions": (
+        tensor("tokens", np.zeros((1, 2), np.int32), "INT32"),
+        "unexpected shape for input 'tokens'",
+    ),
+    "tokens as INT64": (tensor("tokens", _ONE.astype(np.int64), "INT64"), "data-type is 'INT64'"),
+    "tokens as FP32": (tensor("tokens", _ONE.astype(np.float32), "FP32"), "data-type is 'FP32'"),
+    "fewer bytes than the shape says": (fewer_bytes, "byte size"),
+    "mel of the wrong length": (
+        tensor("prompt_mel", np.zeros((3, 80), np.float32), "FP32"),
+        r"prompt_mel: shape \(3, 80\), expected",
+    ),
+    "mel of NaN": (
+        lambda message: (
+            tensor("prompt_mel", _NAN, "FP32")(message),
+            tensor("prompt_tokens", np.zeros(80, np.int32), "INT32")(message),
+        )[-1],
+        "prompt_mel: holds NaN or infinite values",
+    ),
+    "no speaker embedding": (without_embedding, "speaker_embedding: missing"),
+    "voice and voice id": (tensor("voice_id", _ID, "UINT8"), "voice_id: comes with a voice"),
+    "unknown audio format": (parameter("audio_format", "mp3"), "audio_format: 'mp3' is not one of"),
+}
+_GARBAGE_MIDDLE: dict[str, tuple[Spoil, str]] = {
+    "negative token in the middle": (
+        tensor("tokens", np.array([-5], np.int32), "INT32"),
+        "tokens: -5 at index 0 is outside the vocabulary",
+    ),
+    "INT64 in the middle": (
+        tensor("tokens", _ONE.astype(np.int64), "INT64"),
+        "data-type is 'INT64'",
+    ),
+    "voice in the middle": (
+        tensor("speaker_embedding", np.ones(192, np.float32), "FP32"),
+        "speaker_embedding: only the first request of an utterance carries it",
+    ),
+}
+
+MISDEEDS = [
+    Misdeed("cancel", "before the first audio", cancel_before_audio, NOTHING),
+    Misdeed("cancel", "in the middle", cancel_in_the_middle, AUDIO),
+    Misdeed("cancel", "at once after the end", cancel_at_once, NOTHING),
+    Misdeed("vanish", "process killed", killed_process, AUDIO),
+    Misdeed("vanish", "connection dropped", dropped_connection, NOTHING),
+    Misdeed("vanish", "connection dropped between requests", dropped_between_requests, AUDIO),
+    Misdeed(
+        "stall",
+        "stops sending and comes back",
+        stops_sending,
+        r"stream: no tokens for \S+ s; it was dropped",
+    ),
+    Misdeed(
+        "stall",
+        "stops sending",
+        stops_sending_and_is_told,
+        r"stream: no tokens for \S+ s; it was dropped",
+    ),
+    Misdeed("stall", "stops reading and leaves", stops_reading_and_leaves, AUDIO),
+    Misdeed("stall", "stops reading and reads on", stops_reading_and_reads_on, AUDIO),
+    Misdeed("garbage", "tokens after the end", tokens_after_the_end, "ended"),
+    Misdeed("garbage", "id of another", id_of_another, "an open stream of another client"),
+    Misdeed("garbage", "unknown sequence", unknown_sequence, "is no open stream"),
+    *(
+        Misdeed("garbage", name, in_the_first_request(spoil), told)
+        for name, (spoil, told) in _GARBAGE_FIRST.items()
+    ),
+    *(
+        Misdeed("garbage", name, in_the_middle(spoil), told)
+        for name, (spoil, told) in _GARBAGE_MIDDLE.items()
+    ),
+]

@@ -1,0 +1,512 @@
+"""Random operations of many threads on one small model: no leaks, and no harm to other streams.
+
+Threads open, push to, finish, cancel and drop streams, several at a time, and cancel streams of
+other threads. Some streams run through workers. The cache is small, streams send provisional chunks
+or use a window, and the engines fail now and then. Every utterance that ends normally is compared
+with the audio of the whole utterance, sample by sample. If there are problems, prints them with the
+seed and exits with 1.
+
+    .venv/bin/python -m benchmarks.soak.operations --seconds 60
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import logging
+import random
+import sys
+import threading
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import cycle
+from random import Random
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tests.execution.rig import a_voice, some_tokens
+from tests.support.golden import TINY, snr_db
+from tests.support.patience import PATIENCE_SECONDS
+from tests.support.replies import RecordingReply
+from token2wav import (
+    AudioChunk,
+    EngineError,
+    LimitError,
+    RuntimeConfig,
+    Stream,
+    StreamClosedError,
+    StreamConfig,
+    Token2Wav,
+    Voice,
+)
+from token2wav.config import LimitConfig
+from token2wav.execution.cached_flow import CachedFlow
+from token2wav.execution.stages import FrameChunk, TokenChunk
+from token2wav.execution.vocoder import StreamingVocoder
+from token2wav.serving.pipeline import Timed
+from token2wav.serving.request import Request
+from token2wav.serving.worker import WorkerPool
+
+THREADS, WORKERS = 4, 2
+STREAMS_OF_A_THREAD = 3
+STEPS = 40  # operations of a thread
+CACHE_MIB = 5  # enough pages for some streams, and too few for all
+FAULT = "an injected fault"
+FAULTS, FAULTS_OF_OPENING = 0.01, 0.05  # shares of failing calls; calls of opening are rarer
+SETTINGS = {
+    "early": StreamConfig(steps=(2,)),  # few steps, so that there are many operations
+    "blocks": StreamConfig(steps=(2,), first_tokens=0),
+    "window": StreamConfig(steps=(2,), left_blocks=2, max_hop_tokens=25),
+}
+LIMITS = LimitConfig(streams=6, stream_tokens=900, idle_seconds=PATIENCE_SECONDS)
+PROMPTS = (0, 28, 41, 53)
+SAME_DB = 40  # phase integrates float rounding, as in tests/families/cosyvoice3/tolerances.py
+
+Audio = NDArray[np.float32]
+Tokens = NDArray[np.int32]
+
+
+class Faults:
+    """Faults of the engines: chosen calls fail at random while faults are armed."""
+
+    def __init__(self, random: Random) -> None:
+        self.armed = True
+        self.injected = 0
+        self._random = random
+        self._lock = threading.Lock()
+
+    def inject(self, owner: Any, *names: str, share: float = FAULTS) -> None:
+        """Makes a share of the calls of an object's methods fail before they have any effect."""
+        for name in names:
+            setattr(owner, name, self._failing(getattr(owner, name), share))
+
+    def _failing(self, call: Callable[..., Any], share: float) -> Callable[..., Any]:
+        def failing(*given: Any, **options: Any) -> Any:
+            with self._lock:
+                fails = self.armed and self._random.random() < share
+                self.injected += fails
+            if fails:
+                raise RuntimeError(FAULT)
+            return call(*given, **options)
+
+        return failing
+
+
+@dataclass(eq=False)
+class Utterance:
+    """Utterance in progress.
+
+    Attributes:
+        voice, tokens: voice and all tokens of the utterance.
+        request: request of the library.
+        stream: stream of the library; None for an utterance that runs through the workers.
+        sent: number of tokens that were pushed.
+        audio: audio received so far.
+        cancelled: whether a thread has cancelled the utterance, or is about to.
+    """
+
+    voice: Voice
+    tokens: Tokens
+    request: Request
+    stream: Stream | None = None
+    sent: int = 0
+    audio: list[AudioChunk] = field(default_factory=list)
+    replies: list[RecordingReply] = field(default_factory=list)
+    cancelled: bool = False
+
+    def portion(self, size: int) -> Tokens:
+        portion = self.tokens[self.sent : self.sent + size]
+        self.sent += len(portion)
+        return portion
+
+
+class Round:
+    """Round of operations on its own model.
+
+    Args:
+        seed: seed of all random choices.
+        settings: key of `SETTINGS`.
+
+    Attributes:
+        events: number of times of each outcome.
+        worst_db: worst ratio of all comparisons.
+        problems: sentences about problems; empty after a good round.
+    """
+
+    def __init__(self, seed: int, settings: str) -> None:
+        self.events: Counter[str] = Counter()
+        self.problems: list[str] = []
+        self.worst_db = np.inf
+        self._name = f"{seed} {settings}"
+        self._model, self._oracle = (
+            Token2Wav.load(
+                TINY,
+                stream=SETTINGS[settings],
+                runtime=RuntimeConfig(device="cpu", engine="torch", cache_mib=mib),
+            )
+            for mib in (CACHE_MIB, 4 * CACHE_MIB)
+        )
+        flow, vocoder = self._model.pipeline.flow, self._model.pipeline.vocoder
+        assert isinstance(flow, CachedFlow)
+        assert isinstance(vocoder, StreamingVocoder)
+        self._flow, self._vocoder = flow, vocoder
+        # The speed of the machine has no effect: streams always send provisional chunks.
+        self._model.pipeline.clock = lambda: 0.0
+        load = self._model.pipeline.load
+        load.computed = lambda chunks, seconds: None  # type: ignore[method-assign]
+        load.delayed = lambda seconds: None  # type: ignore[method-assign]
+        self._faults = Faults(Random(f"{self._name} faults"))
+        self._faults.inject(flow._encoder, "encode")
+        self._faults.inject(flow._encoder, "speaker", "fork", share=FAULTS_OF_OPENING)
+        self._faults.inject(flow._recompute, "advance")
+        self._faults.inject(vocoder, "_run_group")
+        self._faults.inject(vocoder.store, "read", "write")
+        self._faults.inject(vocoder.store, "take", share=FAULTS_OF_OPENING)
+        for runner in flow._runners.values():
+            self._faults.inject(runner, "run")
+        self._chunks: dict[Request, list[TokenChunk]] = {}
+        self._note_chunks()
+        self._voices = [a_voice(prompt) for prompt in PROMPTS]
+        self._open: list[Utterance] = []  # utterances of all threads, which any thread may cancel
+        self._lock = threading.Lock()
+        self._comparing = threading.Lock()  # the oracle computes one utterance at a time
+
+    def run(self) -> None:
+        """Runs all threads to their ends, then checks for leftovers."""
+        log = _Listening(self.problems)
+        logging.getLogger("token2wav").addHandler(log)
+        self._workers = WorkerPool(self._model.pipeline, LIMITS, workers=WORKERS)
+        threads = [
+            threading.Thread(target=self._speak, args=(number,), daemon=True)
+            for number in range(THREADS)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE_SECONDS)
+        if any(thread.is_alive() for thread in threads):
+            self.problems.append(f"{self._name}: a thread does not end")
+            return
+        self._faults.armed = False
+        self._workers.close()
+        logging.getLogger("token2wav").removeHandler(log)
+        self.events["injected faults"] = self._faults.injected
+        self._look_for_leaks()
+
+    def _note_chunks(self) -> None:
+        """Records the chunks of every request, for computing the expected audio again."""
+        pipeline = self._model.pipeline
+        advance = pipeline.advance
+
+        def noting(
+            requests: Sequence[Request], timed: Timed | None = None
+        ) -> list[AudioChunk | EngineError | None]:
+            chunks = [request.chunker.next_chunk for request in requests]
+            audio = advance(requests, timed)
+            for request, chunk in zip(requests, chunks, strict=True):
+                assert chunk is not None
+                self._chunks.setdefault(request, []).append(chunk)
+            return audio
+
+        pipeline.advance = noting  # type: ignore[method-assign]
+
+    def _speak(self, number: int) -> None:
+        random, mine = Random(f"{self._name} thread {number}"), list[Utterance]()
+        operations: list[tuple[Callable[[Random, list[Utterance]], None], int]] = [
+            (self._begin, 4),
+            (self._extrapolate, 12),
+            (self._end, 4),
+            (self._cancel, 1),
+            (self._drop, 1),
+            (self._barge_in, 3),
+            (self._synthesize, 1),
+        ]
+        calls, weights = zip(*operations, strict=True)
+        for _ in range(STEPS):
+            [operation] = random.choices(calls, weights)
+            with self._noted(operation.__name__):
+                operation(random, mine)
+        while mine:
+            with self._noted("the end"):
+                self._end(random, mine)
+
+    @contextmanager
+    def _noted(self, doing: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception:
+            self.problems.append(f"{self._name}: {doing}: {traceback.format_exc()}")
+
+    @contextmanager
+    def _may_fail(self, utterance: Utterance | None = None) -> Iterator[None]:
+        """Ignores the errors that an operation may end with."""
+        try:
+            yield
+            return
+        # The engines open a request after its first message, and may reject it then.
+        except LimitError:
+            if utterance is not None and utterance.stream is not None:
+                raise
+            outcome = "refused"
+        except EngineError as error:
+            if FAULT not in str(error):
+                raise
+            outcome = "failed"
+        except StreamClosedError:
+            if utterance is None or not utterance.cancelled:
+                raise
+            outcome = "cancelled in a call"
+        self._count(outcome)
+        if utterance is not None:
+            self._forget(utterance)
+
+    def _begin(self, random: Random, mine: list[Utterance]) -> None:
+        if len(mine) == STREAMS_OF_A_THREAD:
+            return
+        voice, tokens = (
+            random.choice(self._voices),
+            some_tokens(random.choice((1, 13, 24, 60, 110)), random.randrange(4)),
+        )
+        with self._may_fail():
+            if random.random() < 0.3:
+                utterance = Utterance(voice, tokens, self._workers.open(voice))
+            else:
+                stream = self._model.stream(voice)
+                utterance = Utterance(voice, tokens, stream._request, stream)
+            mine.append(utterance)
+            with self._lock:
+                self._open.append(utterance)
+
+    def _extrapolate(self, random: Random, mine: list[Utterance]) -> None:
+        if not mine:
+            return
+        utterance = random.choice(mine)
+        portion = utterance.portion(random.choice((0, 1, 3, 8, 20, 40)))
+        self._push(utterance, portion, mine, end=False)
+
+    def _end(self, random: Random, mine: list[Utterance]) -> None:
+        """Ends an utterance with the rest of its tokens, or without further tokens."""
+        if not mine:
+            return
+        utterance = random.choice(mine)
+        if not utterance.sent or random.random() < 0.5:
+            rest = utterance.portion(len(utterance.tokens))
+        else:
+            rest = utterance.portion(0)
+        self._push(utterance, rest, mine, end=True)
+        if utterance in mine:
+            mine.remove(utterance)
+            with self._lock:
+                self._open.remove(utterance)
+            self._compare(utterance)
+
+    def _push(
+        self, utterance: Utterance, tokens: Tokens, mine: list[Utterance], *, end: bool
+    ) -> None:
+        mine.remove(utterance)  # an utterance that goes on is added again
+        with self._may_fail(utterance):
+            if utterance.stream is None:
+                self._send(utterance, tokens, end=end)
+            else:
+                utterance.audio += (
+                    utterance.stream.finish(tokens) if end else utterance.stream.push(tokens)
+                )
+            mine.append(utterance)
+
+    def _send(self, utterance: Utterance, tokens: Tokens, *, end: bool) -> None:
+        """Sends a message to the workers; the last message waits for the answers to all of them."""
+        reply = RecordingReply()
+        self._workers.push(utterance.request, tokens, reply, end=end)
+        utterance.replies.append(reply)
+        for each in utterance.replies if end else [reply]:
+            assert each.over.wait(PATIENCE_SECONDS), "a message was never answered"
+            if each.error is not None:
+                raise each.error
+        if end:
+            utterance.audio = [chunk for each in utterance.replies for chunk in each.chunks]
+
+    def _cancel(self, random: Random, mine: list[Utterance]) -> None:
+        if mine:
+            utterance = mine.pop(random.randrange(len(mine)))
+            self._stop(utterance)
+            self._forget(utterance)
+
+    def _drop(self, random: Random, mine: list[Utterance]) -> None:
+        """Drops a stream without ending it.
+
+        Some streams are part of a reference cycle, which only the garbage collector finds.
+        """
+        at = next((index for index, each in enumerate(mine) if each.stream is not None), None)
+        if at is None:
+            return
+        utterance = mine.pop(at)
+        self._forget(utterance)
+        if random.random() < 0.5:
+            ring: list[Any] = [utterance.stream]
+            ring.append(ring)
+            del ring
+        utterance.stream = None
+        del utterance
+        if random.random() < 0.3:
+            gc.collect()
+
+    def _barge_in(self, random: Random, mine: list[Utterance]) -> None:
+        """Cancels a stream of any thread, even one in use, and begins another stream at once."""
+        with self._lock:
+            utterance = random.choice(self._open) if self._open else None
+        if utterance is not None:
+            self._stop(utterance)
+            self._begin(random, mine)
+            self._extrapolate(random, mine)
+
+    def _synthesize(self, random: Random, mine: list[Utterance]) -> None:
+        voice, tokens = (
+            random.choice(self._voices),
+            some_tokens(random.choice((1, 11, 24, 60)), random.randrange(4)),
+        )
+        with self._may_fail():
+            audio = self._model.synthesize(tokens, voice)
+            self._judge(audio, self._whole(voice, tokens), "synthesize")
+
+    def _stop(self, utterance: Utterance) -> None:
+        utterance.cancelled = True
+        if utterance.stream is not None:
+            utterance.stream.cancel()
+        else:
+            self._workers.cancel(utterance.request)
+        self._count("cancelled")
+
+    def _forget(self, utterance: Utterance) -> None:
+        with self._lock:
+            self._open.remove(utterance)
+        self._chunks.pop(utterance.request, None)
+
+    def _count(self, event: str) -> None:
+        with self._lock:
+            self.events[event] += 1
+
+    def _compare(self, utterance: Utterance) -> None:
+        """Compares the audio of an utterance with the audio of the whole utterance.
+
+        With provisional chunks, the expected audio is computed from the same chunks.
+        """
+        chunks = self._chunks.pop(utterance.request)
+        tokens = utterance.tokens[: utterance.sent]
+        early = any(chunk.provisional for chunk in chunks)
+        expected = (
+            self._spoken(utterance.voice, chunks) if early else self._whole(utterance.voice, tokens)
+        )
+        audio = np.concatenate([chunk.audio for chunk in utterance.audio])
+        self._judge(audio, expected, "early" if early else "whole")
+        assert [chunk.index for chunk in utterance.audio] == list(range(len(utterance.audio)))
+        assert [chunk.final for chunk in utterance.audio] == [False] * (
+            len(utterance.audio) - 1
+        ) + [True]
+
+    def _judge(self, audio: Audio, expected: Audio, kind: str) -> None:
+        assert audio.shape == expected.shape
+        same_db = snr_db(audio, expected)
+        with self._lock:
+            self.worst_db = min(self.worst_db, same_db)
+        assert same_db > SAME_DB, (
+            f"{kind}: {len(audio)} samples are {same_db:.1f} dB from those expected"
+        )
+        self._count(f"compared: {kind}")
+
+    def _whole(self, voice: Voice, tokens: Tokens) -> Audio:
+        with self._comparing:
+            return self._oracle.vocode(self._oracle.mel(tokens, voice))
+
+    def _spoken(self, voice: Voice, chunks: Sequence[TokenChunk]) -> Audio:
+        """Computes chunks again, alone and on engines without faults."""
+        pipeline, ratio = self._oracle.pipeline, self._oracle.config.token_mel_ratio
+        with self._comparing, pipeline.running():
+            flow, vocoder, audio = pipeline.flow.open(voice), pipeline.vocoder.open(), list[Audio]()
+            for chunk in chunks:
+                [mel] = pipeline.flow.advance([(flow, chunk)])
+                [samples] = pipeline.vocoder.advance(
+                    [(vocoder, FrameChunk(mel[:, ratio * chunk.skip :], chunk.last))]
+                )
+                audio.append(samples.numpy())
+            pipeline.flow.close(flow)
+            pipeline.vocoder.close(vocoder)
+        return np.concatenate(audio)
+
+    def _look_for_leaks(self) -> None:
+        gc.collect()
+        flow, pipeline = self._flow, self._model.pipeline
+        left = {
+            "requests": self._workers.open_requests,
+            "streams": pipeline.open_streams,
+            "streams of the flow": flow.open_streams,
+            "streams that recompute": flow._recompute.open_streams,
+            "prompts in use": flow.prefixes.referenced,
+            "pages that are no prompt's": flow.pool.used - flow.prefixes.pages,
+            "slots of the vocoder": self._vocoder.store.used,
+            "places of streams that speak early": len(pipeline.load._early),
+        }
+        while flow.prefixes.evict():
+            pass
+        left["pages of prompts"] = flow.pool.used
+        self.problems += [
+            f"{self._name}: {number} {name} are left" for name, number in left.items() if number
+        ]
+        pages = flow.pool.acquire(flow.pool.capacity)
+        if pages != list(range(flow.pool.capacity)):
+            self.problems.append(f"{self._name}: pages are free twice: {pages}")
+
+
+class _Listening(logging.Handler):
+    """Log handler that records every warning and error as a problem."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__(logging.WARNING)
+        self._problems = problems
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._problems.append(f"log: {self.format(record)}")
+
+
+def soak(seed: int, seconds: float) -> dict[str, Any]:
+    """Runs rounds with all settings in turn until the time is over.
+
+    A round that has begun runs to its end.
+    """
+    events, problems, deadline = Counter[str](), list[str](), time.monotonic() + seconds
+    for number, settings in enumerate(cycle(SETTINGS)):
+        if time.monotonic() > deadline:
+            return {
+                "seed": seed,
+                "rounds": number,
+                "events": dict(events.most_common()),
+                "problems": problems,
+            }
+        played = Round(seed + number, settings)
+        played.run()
+        events += played.events
+        problems += played.problems
+    raise AssertionError
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument(
+        "--seed", type=int, default=random.randrange(2**32), help="random by default"
+    )
+    options = parser.parse_args()
+    print(json.dumps(result := soak(options.seed, options.seconds)))
+    sys.exit(1 if result["problems"] else 0)
+
+
+if __name__ == "__main__":
+    main()

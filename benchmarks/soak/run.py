@@ -1,0 +1,466 @@
+"""Soak of a real server: one in five clients misbehaves, and the other clients must not be harmed.
+
+Starts a tritonserver with the tiny model and keeps it busy with clients that synthesize one
+utterance after the other, in several voices and manners. Every utterance of a well-behaved client
+is compared with the library's audio, sample by sample. At the end, the server may hold no state of
+any client, its memory must have stayed flat, and the stopped server must have left nothing behind.
+Before the soak, a separate process runs random operations on the library for a tenth of the time
+(operations.py). If there are problems, prints them with the seed and exits with 1.
+
+    .venv/bin/python -m benchmarks.soak.run --minutes 10
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import grpc
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.environment import ROOT, describe, save
+from benchmarks.soak.lines import TOLERANCE, Line, make_lines
+from benchmarks.soak.misdeeds import (
+    MISDEEDS,
+    OVERLOAD,
+    Misdeed,
+    Scene,
+    WrongAnswerError,
+    in_general,
+)
+from benchmarks.soak.watch import Log, Watch, as_rows, growth_mib, scrape
+from benchmarks.soak.wire import RawStream
+from token2wav_client import Client, ClientError
+from token2wav_client.audio import SAMPLE_RATE, AudioFormat
+from token2wav_client.wire import Opening
+from token2wav_server import Ports, ServerError, TritonServer
+
+TINY = ROOT / "tests" / "data" / "tiny"
+IDLE_SECONDS = 12.0
+# Limits so small that the server refuses streams, evicts voices and fills its cache.
+SETTINGS = """
+stream: {{first_tokens: 0}}  # so that audio can be compared
+limits: {{streams: {streams}, idle_seconds: {idle}}}
+runtime: {{cache_mib: 64}}
+"""
+MISBEHAVING = 0.2
+# Errors after which well-behaved clients try again.
+_AGAIN = re.compile(f"{OVERLOAD}|is not registered here")
+# The allocator of a process with several threads moves by 20 MiB from minute to minute. A leak
+# of concern is a chunk of audio (100 kB) an utterance, which would be 60 MiB from third to
+# third of ten minutes. Runs shorter than JUDGED_MINUTES are only warm-up, so their growth is
+# reported without a verdict.
+JUDGED_MINUTES = 5.0
+GROWTH_MIB = 32.0
+OPERATIONS_SHARE = 0.1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Plan of a soak: its length, clients and seed.
+
+    Attributes:
+        minutes: time during which clients start utterances.
+        clients: number of concurrent clients.
+        seed: seed of all random choices.
+    """
+
+    minutes: float
+    clients: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Manner:
+    """Manner in which a well-behaved client sends a line.
+
+    Attributes:
+        audio_format: requested format of the audio.
+        keep_open: as in `Client.open`.
+        named: the client sends the id of the voice, and the voice itself only to a server that does
+            not know the id.
+        whole: the client sends the line in one request without a sequence id.
+        tokens_per_s: pace of the tokens; 0 sends all tokens at once.
+    """
+
+    audio_format: AudioFormat
+    keep_open: bool
+    named: bool
+    whole: bool
+    tokens_per_s: float
+
+    @classmethod
+    def draw(cls, random: Random) -> Manner:
+        return cls(
+            audio_format=random.choice(["float32", "int16"]),
+            keep_open=random.random() < 0.5,
+            named=random.random() < 0.5,
+            whole=random.random() < 0.25,
+            tokens_per_s=random.choice([0.0, 25.0, 60.0]),
+        )
+
+
+@dataclass
+class Books:
+    """Counts of all clients so far."""
+
+    spoken: int = 0
+    audio_seconds: float = 0.0
+    tried_again: Counter[str] = field(default_factory=Counter)
+    misdeeds: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    problems: list[str] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class Deck:
+    """Deck that deals misdeeds in random order.
+
+    Each kind is as frequent as the others, except that garbage is twice as frequent.
+    """
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+        self._lock = threading.Lock()
+        self._kinds: list[str] = []
+        self._left: dict[str, list[Misdeed]] = {}
+
+    def deal(self) -> Misdeed:
+        with self._lock:
+            if not self._kinds:
+                self._kinds = self._shuffled(["cancel", "vanish", "stall", "garbage", "garbage"])
+            kind = self._kinds.pop()
+            if not self._left.get(kind):
+                self._left[kind] = self._shuffled(
+                    [misdeed for misdeed in MISDEEDS if misdeed.kind == kind]
+                )
+            return self._left[kind].pop()
+
+    def _shuffled(self, items: list[Any]) -> list[Any]:
+        return self._random.sample(items, len(items))
+
+
+def say(url: str, line: Line, manner: Manner, heard: list[NDArray[Any]], random: Random) -> None:
+    """Sends a line to its end, and adds the received chunks to `heard`.
+
+    Raises:
+        ClientError, grpc.RpcError: the server refused or failed.
+    """
+    voice = line.voice.id if manner.named else line.voice
+    if manner.whole:
+        with RawStream(url) as stream:
+            stream.send(
+                line.tokens, Opening(voice, manner.audio_format, manner.keep_open), end=True
+            )
+            answers = stream.answers()
+        heard += answers.audio
+        if answers.errors:
+            raise ClientError(answers.errors[0])
+        return
+    portions = in_portions(line.tokens, manner.tokens_per_s, random)
+    paced = (wait_for(portion, manner.tokens_per_s) for portion in portions)
+    with Client(url, response_timeout_s=60.0) as client:
+        for chunk in client.synthesize(
+            paced, voice, audio_format=manner.audio_format, keep_open=manner.keep_open
+        ):
+            heard.append(chunk.audio)
+
+
+def in_portions(
+    tokens: NDArray[np.int32], tokens_per_s: float, random: Random
+) -> list[NDArray[np.int32]]:
+    """Cuts tokens at random positions; some portions are empty.
+
+    Paced portions are small, so that the server does not mistake a pause for an idle client.
+    """
+    most = 25 if tokens_per_s else len(tokens)
+    cuts = [0]
+    while cuts[-1] < len(tokens):
+        cuts.append(cuts[-1] + random.randint(0, most))
+    return np.split(tokens, cuts[1:-1])
+
+
+def wait_for(portion: NDArray[np.int32], tokens_per_s: float) -> NDArray[np.int32]:
+    if tokens_per_s:
+        time.sleep(len(portion) / tokens_per_s)
+    return portion
+
+
+class Soak:
+    """Clients on a running server.
+
+    Args:
+        plan: plan of the soak.
+        url: gRPC address of the server.
+        lines: lines that the clients send.
+    """
+
+    def __init__(self, plan: Plan, url: str, lines: list[Line]) -> None:
+        self.books = Books()
+        self._plan = plan
+        self._url = url
+        self._lines = lines
+        self._deck = Deck(Random(f"{plan.seed} misdeeds"))
+        self._ends_at = time.monotonic() + 60 * plan.minutes
+
+    def run(self) -> None:
+        """Runs all clients until their last utterances have ended."""
+        with ThreadPoolExecutor(self._plan.clients) as pool:
+            list(pool.map(self._client, range(self._plan.clients)))
+
+    def _client(self, number: int) -> None:
+        random = Random(f"{self._plan.seed} client {number}")
+        while time.monotonic() < self._ends_at:
+            doing = "?"
+            try:
+                if random.random() < MISBEHAVING:
+                    misdeed = self._deck.deal()
+                    doing = f"{misdeed.kind}, {misdeed.name}"
+                    answer = misdeed.commit(Scene(self._url, self._lines, random, IDLE_SECONDS))
+                    with self.books.lock:
+                        self.books.misdeeds[misdeed.kind, misdeed.name, answer] += 1
+                else:
+                    line, manner = random.choice(self._lines), Manner.draw(random)
+                    doing = f"'{line.name}' {manner}"
+                    self._behave(line, manner, random)
+            except (ClientError, grpc.RpcError, WrongAnswerError) as error:
+                self._problem(number, doing, " ".join(str(error).split()))
+            except Exception:
+                self._problem(number, doing, traceback.format_exc())
+
+    def _behave(self, line: Line, manner: Manner, random: Random) -> None:
+        give_up_at = time.monotonic() + 120.0
+        while True:
+            heard: list[NDArray[Any]] = []
+            try:
+                say(self._url, line, manner, heard, random)
+                break
+            except ClientError as error:
+                if heard or not _AGAIN.search(str(error)) or time.monotonic() > give_up_at:
+                    raise
+                with self.books.lock:
+                    self.books.tried_again[in_general(str(error))] += 1
+                if OVERLOAD in str(error):
+                    time.sleep(random.uniform(0.1, 0.5))
+                else:
+                    manner = replace(manner, named=False)
+        if fault := line.fault(heard):
+            raise WrongAnswerError(fault)
+        with self.books.lock:
+            self.books.spoken += 1
+            self.books.audio_seconds += len(line.audio) / SAMPLE_RATE
+
+    def _problem(self, client: int, doing: str, what: str) -> None:
+        with self.books.lock:
+            self.books.problems.append(f"client {client}, {doing}: {what}")
+        time.sleep(1.0)  # a dead server rejects thousands of connections a second
+
+
+def soak(plan: Plan, folder: Path) -> dict[str, Any]:
+    """Runs a soak.
+
+    Args:
+        plan: plan of the soak.
+        folder: folder for the server's configuration and log.
+
+    Returns:
+        The observations, with a list of `problems` that is empty after a good run.
+
+    Raises:
+        ServerError: the server ended by itself.
+    """
+    config, log_file = folder / "server.yaml", folder / "triton.log"
+    config.write_text(SETTINGS.format(streams=plan.clients, idle=IDLE_SECONDS))
+    lines = make_lines(TINY)
+    with TritonServer(TINY, config=config, ports=Ports.free(), log_file=log_file) as server:
+        watch = Watch(server)
+        clients = Soak(plan, server.grpc_url, lines)
+        watch.start()
+        clients.run()
+        watch.stop()
+        books = clients.books
+        if server.wait(timeout_s=0) is not None:
+            raise ServerError(
+                f"seed {plan.seed}: the server ended: {server.failure_reason()}; clients saw "
+                f"{books.problems[:5]}"
+            )
+        problems = list(books.problems)
+        metrics = when_empty(server.metrics_url, IDLE_SECONDS + 60.0)
+        problems += still_held(metrics)
+        with Client(server.grpc_url) as client:
+            client.health(timeout_s=60.0)
+        last = watch.look()
+    problems += [f"left behind: {what}" for what in gone_after(watch, 60.0)]
+    log = Log.read(log_file)
+    problems += [f"log: {line}" for line in log.wrong]
+    growth = growth_mib(watch.samples)
+    if plan.minutes >= JUDGED_MINUTES:
+        problems += [
+            f"{name} grew by {mib} MiB" for name, mib in growth.items() if mib > GROWTH_MIB
+        ]
+    return {
+        "plan": asdict(plan),
+        "settings": config.read_text().strip().splitlines(),
+        "tolerance": TOLERANCE,
+        "behaved": {
+            "utterances": books.spoken,
+            "audio_seconds": round(books.audio_seconds, 2),
+            "told_to_try_again": dict(books.tried_again.most_common()),
+        },
+        "misbehaved": as_table(books.misdeeds),
+        "server": {
+            "streams": log.streams,
+            "ended": log.ended,
+            "underruns": log.underruns,
+            "audio_seconds": round(metrics["token2wav_audio_seconds_total"], 2),
+            "refused": labelled(metrics, "token2wav_refused_total"),
+            "cache_pages": labelled(metrics, "token2wav_cache_pages"),
+            "most_open_streams": max(sample.open_streams for sample in watch.samples),
+            "most_cache_pages": max(sample.cache_pages for sample in watch.samples),
+        },
+        "memory": {
+            "growth_mib": growth,
+            "allowed_mib": GROWTH_MIB if plan.minutes >= JUDGED_MINUTES else None,
+            "samples": [*as_rows(watch.samples, 120), asdict(last)],
+        },
+        "problems": problems,
+    }
+
+
+def run_operations(plan: Plan) -> dict[str, Any]:
+    """Runs random operations on the library in another process, for 10 % of the soak's time."""
+    seconds = 60 * plan.minutes * OPERATIONS_SHARE
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.soak.operations",
+        "--seconds",
+        str(seconds),
+        "--seed",
+        str(plan.seed),
+    ]
+    ended = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+    if not ended.stdout:
+        return {
+            "seed": plan.seed,
+            "problems": [f"they ended with status {ended.returncode} and no result"],
+        }
+    result: dict[str, Any] = json.loads(ended.stdout)
+    return result
+
+
+def when_empty(metrics_url: str, seconds: float) -> dict[str, float]:
+    """Returns the metrics as soon as no stream is open, or after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while any(labelled(metrics := scrape(metrics_url), "token2wav_open_streams").values()):
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.2)
+    return metrics
+
+
+def still_held(metrics: dict[str, float]) -> list[str]:
+    """Lists state that a server still holds without any open client."""
+    streams, pages = (
+        labelled(metrics, "token2wav_open_streams"),
+        labelled(metrics, "token2wav_cache_pages"),
+    )
+    held = [
+        f"{count:g} streams are still held by the {who}" for who, count in streams.items() if count
+    ]
+    if pages["used"] != pages["shared"]:
+        held.append(
+            f"{pages['used']:g} pages of the cache are in use, {pages['shared']:g} of them by "
+            f"prompts"
+        )
+    return held
+
+
+def gone_after(watch: Watch, seconds: float) -> list[str]:
+    """Lists the leftovers of a stopped server that remain after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while (left := watch.left_behind()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return left
+
+
+def labelled(metrics: dict[str, float], family: str) -> dict[str, float]:
+    """Returns the values of a metric family with one label, by the value of the label."""
+    found = (
+        (re.fullmatch(rf'{family}\{{\w+="(.*)"\}}', name), value) for name, value in metrics.items()
+    )
+    return {match[1]: value for match, value in found if match}
+
+
+def as_table(misdeeds: Counter[tuple[str, str, str]]) -> dict[str, dict[str, dict[str, int]]]:
+    """Counts each answer by kind and name of the misdeed."""
+    table: dict[str, dict[str, dict[str, int]]] = {}
+    for (kind, name, answer), count in sorted(misdeeds.items()):
+        table.setdefault(kind, {}).setdefault(name, {})[answer] = count
+    return table
+
+
+def summary(result: dict[str, Any]) -> str:
+    behaved, server = result["behaved"], result["server"]
+    lines = [
+        f"{behaved['utterances']} utterances, {behaved['audio_seconds']:.0f} s of audio compared "
+        f"to {TOLERANCE:g}; "
+        f"told to try again {sum(behaved['told_to_try_again'].values())} times"
+    ]
+    lines += [
+        f"{kind:8} {sum(sum(answers.values()) for answers in names.values()):4} times in "
+        f"{len(names)} ways"
+        for kind, names in result["misbehaved"].items()
+    ]
+    lines.append(
+        f"{server['streams']} streams ended: {server['ended']}; underruns: {server['underruns']}"
+    )
+    lines.append(f"growth in MiB, middle to last third: {result['memory']['growth_mib']}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--clients", type=int, default=14)
+    parser.add_argument(
+        "--seed", type=int, default=random.randrange(2**32), help="random by default"
+    )
+    parser.add_argument("--name", default="soak", help="of the result file")
+    options = parser.parse_args()
+    plan = Plan(options.minutes, options.clients, options.seed)
+    print(f"seed {plan.seed}", flush=True)
+    facts = describe()
+    operations = run_operations(plan)
+    with tempfile.TemporaryDirectory(prefix="token2wav-soak-") as folder:
+        result = soak(plan, Path(folder))
+    result["operations"] = operations
+    result["problems"] += [f"operations: {problem}" for problem in operations["problems"]]
+    print(summary(result))
+    save(options.name, {**facts, **result})
+    if result["problems"]:
+        sys.exit(
+            "\n".join(
+                [f"seed {plan.seed}: {len(result['problems'])} problems", *result["problems"]]
+            )
+        )
+
+
+if __name__ == "__main__":
+    main()

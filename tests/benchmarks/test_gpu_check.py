@@ -1,0 +1,206 @@
+"""The GPU report rehearsed on a machine that has nothing but torch, and what it does about errors
+and time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import venv
+from collections.abc import Iterator
+from importlib.metadata import distribution
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+
+from benchmarks.gpu.sections import ON_PURPOSE
+from benchmarks.gpu.settings import RESULTS, Settings
+from benchmarks.gpu.worker import Results, run_section
+from tests.support.golden import ROOT, TINY
+from tests.support.patience import PATIENCE_SECONDS
+
+SOURCES = ["benchmarks", "client", "exporters", "server", "tests", "token2wav", "pyproject.toml"]
+PACKAGES = ["torch", "triton", "numpy", "PyYAML", "safetensors", "pytest"]
+# The least of all, on one core.
+LEAST = ["stream_s=1", "drift_chunks=3", "histories=[1]", "matrix=32"]
+
+
+def with_dependencies(names: list[str]) -> Iterator[str]:
+    """Names of distributions, and of all that they need here."""
+    todo, known = list(names), set[str]()
+    while todo:
+        if (name := re.sub(r"[-_.]+", "-", todo.pop()).lower()) not in known:
+            known.add(name)
+            yield name
+            needed = [Requirement(text) for text in distribution(name).requires or []]
+            todo += [
+                each.name
+                for each in needed
+                if each.marker is None or each.marker.evaluate({"extra": ""})
+            ]
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A source tree, and an interpreter with the least that it needs and nothing of the project."""
+    tree, environment = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("bare")
+    for name in SOURCES:
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, tree / name)
+    venv.create(environment, symlinks=True)
+    [packages] = environment.glob("lib/python*/site-packages")
+    for name in with_dependencies(PACKAGES):
+        found = distribution(name)
+        for entry in {
+            path.parts[0]
+            for path in found.files or []
+            if path.parts[0] not in ("..", "__pycache__")
+        }:
+            if not (packages / entry).exists():
+                (packages / entry).symlink_to(str(found.locate_file(entry)))
+    return tree, environment / "bin" / "python"
+
+
+def test_all_slices_on_a_bare_machine(machine: tuple[Path, Path], tmp_path: Path) -> None:
+    tree, python = machine
+    outside = ("PATH", "HOME", "LANG", "TMPDIR")
+    environment = {name: os.environ[name] for name in outside if name in os.environ} | {
+        "OMP_NUM_THREADS": "1"
+    }
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [str(python), *arguments]
+        return subprocess.run(
+            command, cwd=tree, env=environment, capture_output=True, text=True, check=False
+        )
+
+    for missing in ("token2wav", "tritonclient", "tqdm", "matplotlib", "onnx"):
+        assert (
+            run("-c", f"from importlib.metadata import version; version({missing!r})").returncode
+            == 1
+        )
+    done = run("-m", "benchmarks.gpu_check", "--rehearse", "--out", str(tmp_path), "--set", *LEAST)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+    content = json.loads((tmp_path / "report.json").read_text())
+    assert (content["gpu"], content["size"], content["commit"], len(content["runs"])) == (
+        None,
+        "tiny",
+        None,
+        4,
+    )
+    assert all(section["problem"] is None for section in content["sections"])
+    rows = {(row["section"], row["key"]): row for row in content["rows"]}
+    left_out = {section: row["left_out"] for (section, _), row in rows.items() if row["left_out"]}
+    assert left_out == {
+        "compiled": "the device is no GPU",
+        "engines": "not installed: tqdm",
+        "server": "not installed: matplotlib",
+    }
+    measured = {section for (section, _), row in rows.items() if not row["left_out"]}
+    assert measured == {
+        "rehearsal of recovery", "floor", "tests", "chunks", "parity", "drift", "streams",
+        "recompute",
+    }  # fmt: skip
+    assert rows["rehearsal of recovery", ON_PURPOSE]["problem"] == "its process ended with SIGKILL"
+    assert rows["rehearsal of recovery", "the row after it"]["sum"] == 3
+    assert rows["tests", "tests/execution/test_runner_cuda.py"]["skipped"] > 0
+    assert (
+        rows["parity", "lean, float32, 2 streams"]["mel"]
+        > rows["parity", "exact, float32, 2 streams"]["mel"]
+    )
+    for setting in ("lean", "window", "exact"):
+        heard = rows["streams", f"{setting}: 2 streams"]
+        assert (heard["errors"], heard["first_audio_ms"]["p50"] > 0) == ([], True)
+    for number in range(1, 5):
+        files = list((tmp_path / f"slice-{number}").iterdir())
+        assert len(files) <= 6
+        assert max(path.stat().st_size for path in files) <= 4_000_000
+    assert (tmp_path / "report.md").read_text().startswith("# Rehearsal: no GPU")
+    assert done.stdout.count("not shown  ") == 6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["--set", "device=cuda:7"],
+            "torch sees no CUDA device; --rehearse runs the report in small on a CPU",
+        ),
+        (["--rehearse", "--set", "batches=many"], "--set.batches: expected a list, got str"),
+        (["--merge", "nowhere"], "nowhere has no results.json"),
+    ],
+)
+def test_errors_are_one_sentence(
+    arguments: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr(sys, "argv", ["gpu_check", *arguments])
+    from benchmarks.gpu_check import main  # changes sys.path
+
+    with pytest.raises(SystemExit):
+        main()
+    assert capsys.readouterr().err.endswith(f"error: {message}\n")
+
+
+def small(tmp_path: Path) -> tuple[Settings, Results]:
+    settings = Settings(tmp_path, "cpu").rehearsal()
+    return settings, Results(tmp_path / RESULTS, {})
+
+
+def section(tmp_path: Path) -> dict[str, Any]:
+    [one] = json.loads((tmp_path / RESULTS).read_text())["sections"]
+    return dict(one)
+
+
+def test_a_section_that_cannot_begin_is_a_fault(tmp_path: Path) -> None:
+    settings, results = small(tmp_path)
+    run_section("drift", tmp_path / "no model", settings, results, 60.0)
+    assert "no model" in section(tmp_path)["problem"]
+
+
+def test_a_section_has_a_time_limit_and_leaves_no_process(tmp_path: Path) -> None:
+    settings, results = small(tmp_path)
+    began = time.monotonic()
+    run_section("streams", TINY, settings, results, 0.0)
+    assert section(tmp_path)["problem"].startswith("its time was over")
+    assert time.monotonic() - began < PATIENCE_SECONDS
+    assert not holders(tmp_path / "log.txt")
+
+
+def test_processes_end_with_the_report(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.gpu_check", "--rehearse", "--section", "streams"]
+    command += ["--set", "stream_s=300", "--out", str(tmp_path)]
+    environment = os.environ | {"TMPDIR": str(tmp_path)}  # nobody cleans up after SIGKILL
+    report = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+    assert report.stdout is not None
+    assert "the model" in report.stdout.readline()
+    report.send_signal(signal.SIGKILL)
+    report.wait()
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while holders(tmp_path / "log.txt") and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not holders(tmp_path / "log.txt")
+    assert json.loads((tmp_path / RESULTS).read_text())["rows"]
+
+
+def holders(path: Path) -> list[Path]:
+    """Processes whose output goes to a file."""
+    found = []
+    for output in Path("/proc").glob("[0-9]*/fd/1"):
+        try:
+            found += [output] if output.readlink() == path else []
+        except (FileNotFoundError, PermissionError):
+            continue
+    return found

@@ -1,0 +1,21 @@
+"""Twenty seconds of the soak, on a real server: clients of whom one in five misbehaves (`make
+soak`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks.soak.run import Plan, soak
+
+# With this seed seven clients misbehave at first, so that every kind comes even where only few
+# utterances fit.
+PLAN = Plan(minutes=1 / 3, clients=12, seed=209)
+
+
+def test_some_seconds_among_misbehaving_clients(tmp_path: Path) -> None:
+    """Nobody else loses a sample; nothing is held or left behind. Memory needs a longer run."""
+    result = soak(PLAN, tmp_path)
+    assert result["problems"] == [], f"{PLAN}"
+    assert result["misbehaved"].keys() == {"cancel", "vanish", "stall", "garbage"}
+    assert result["behaved"]["utterances"] > 0

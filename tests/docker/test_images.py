@@ -1,0 +1,91 @@
+"""The images: `make images` builds those of docker-compose.yml, and on stand-ins for their bases
+they do their work.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from scripts import check_images
+from tests.support.container import DOCKER, ROOT
+
+SCRIPT = ROOT / "scripts" / "images.sh"
+
+
+def images(
+    folder: Path, *words: str, builder: str = "", works: bool = True
+) -> subprocess.CompletedProcess[str]:
+    """Runs the script on a machine with one builder, which prints its arguments."""
+    for program in ("bash", "dirname"):
+        (folder / program).symlink_to(f"/usr/bin/{program}")
+    if builder:
+        (folder / builder).write_text(
+            f'#!/bin/sh\n[ "$1" = info ] && exit {int(not works)}\necho "called: $*"\n'
+        )
+        (folder / builder).chmod(0o755)
+    environment = {"PATH": str(folder)}
+    return subprocess.run(
+        [SCRIPT, *words], env=environment, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize("builder", ["docker", "podman", "buildah"])
+def test_builds_what_the_compose_file_names(builder: str, tmp_path: Path) -> None:
+    done = images(tmp_path, "--build-arg=A=b c", builder=builder)
+    assert done.returncode == 0, done.stderr
+    called = [
+        shlex.split(line) for line in done.stdout.splitlines() if line.startswith("called: build ")
+    ]
+    found = {
+        (words[words.index("--tag") + 1], words[words.index("--file") + 1]) for words in called
+    }
+    assert all("--build-arg=A=b" in words for words in called)
+    services = yaml.safe_load((DOCKER / "docker-compose.yml").read_text())["services"].values()
+    built = [service for service in services if "build" in service]
+    names = {
+        re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", service["image"]): service["build"]
+        for service in built
+    }
+    assert found == {(name, build["dockerfile"]) for name, build in names.items()}
+    for words in called:
+        target = names[words[words.index("--tag") + 1]].get("target")
+        assert target is None or words[words.index("--target") + 1] == target
+
+
+def test_builds_one_image(tmp_path: Path) -> None:
+    done = images(tmp_path, "client", builder="podman")
+    assert done.stdout.splitlines()[0] == "images: podman builds token2wav-client:0.1.0"
+    assert done.stdout.count("called: ") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "builder", "message"),
+    [
+        ([], "", "none of docker, podman and buildah works here"),
+        ([], "docker", "none of docker, podman and buildah works here"),
+        (["servr"], "podman", "servr is not one of cpu, gpu, client"),
+    ],
+)
+def test_what_cannot_be_built(words: list[str], builder: str, message: str, tmp_path: Path) -> None:
+    done = images(tmp_path, *words, builder=builder, works=builder == "podman")
+    assert done.returncode == 1
+    assert message in done.stderr
+
+
+@pytest.mark.skipif(bool(reason := check_images.missing()), reason=reason)
+def test_images_on_stand_ins() -> None:
+    """Takes as long as half of all other tests, and needs 10 GB of disk for that time."""
+    command = [sys.executable, "-m", "scripts.check_images"]
+    done = subprocess.run(
+        command, cwd=ROOT, env=os.environ, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("SIGTERM lets a stream end") == 2

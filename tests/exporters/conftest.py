@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from benchmarks.models import SIZES, random_model
+from tests.exporters.rig import TINY, Export
+from token2wav.execution.artifacts import EngineFolder, Graph, Precision
+from token2wav.execution.assemble import Exportable, exportable
+from token2wav_export.making import Maker
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Model folders by name: the tiny one with golden weights, a wider one with random weights.
+
+    That has a single layer: exporting takes as long as there are operations.
+    """
+    return {
+        "tiny": TINY,
+        "wide": random_model(tmp_path_factory.mktemp("wide"), SIZES["small"] | {"depth": 1}),
+    }
+
+
+@pytest.fixture(scope="session")
+def networks() -> Exportable:
+    found: Exportable = exportable(TINY)
+    return found
+
+
+@pytest.fixture(scope="session")
+def engine_folders(
+    tmp_path_factory: pytest.TempPathFactory, models: dict[str, Path]
+) -> dict[str, EngineFolder]:
+    """Where the exports of a session are, by model."""
+    return {name: EngineFolder(tmp_path_factory.mktemp(f"engines_{name}")) for name in models}
+
+
+@pytest.fixture(scope="session")
+def export(models: dict[str, Path], engine_folders: dict[str, EngineFolder]) -> Export:
+    """Exports a graph, once per session: it takes many seconds."""
+
+    @cache
+    def exported(model: str, graph: Graph, precision: Precision) -> Path:
+        return Maker(models[model], engine_folders[model], ["pytest"]).onnx(graph, precision)
+
+    return exported

@@ -1,0 +1,313 @@
+"""Engine folders: which are found, which are refused and why, and protection from other writers."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import multiprocessing
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.exporters.rig import ARTIFACT, TINY, add, engine
+from tests.support.patience import PATIENCE_SECONDS
+from token2wav.errors import ArtifactError, CheckpointError
+from token2wav.execution.artifacts import (
+    DESCRIPTION,
+    GRAPH_VERSION,
+    Artifact,
+    EngineFolder,
+    fingerprint,
+)
+
+
+@pytest.fixture
+def engines(tmp_path: Path) -> EngineFolder:
+    return EngineFolder(tmp_path / "engines")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A copy of the tiny model."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for name in ("cosyvoice3.yaml", "flow.safetensors", "hift.safetensors"):
+        shutil.copy(TINY / name, folder)
+    return folder
+
+
+def found(engines: EngineFolder, model_folder: Path = TINY, **machine: dict[str, str]) -> Path:
+    return engines.find("step", "float32", "onnx", model_folder=model_folder, **machine)
+
+
+def refusal(engines: EngineFolder, model_folder: Path = TINY, **machine: dict[str, str]) -> str:
+    with pytest.raises(ArtifactError) as caught:
+        found(engines, model_folder, **machine)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_what_was_added_is_found_with_its_weights_beside_it(engines: EngineFolder) -> None:
+    path = add(engines)
+    assert found(engines) == path
+    assert path.read_bytes() == b"graph"
+    assert path.with_name("graph.onnx.data").read_bytes() == b"weights"
+    (artifact,) = engines.artifacts()
+    assert dataclasses.replace(artifact, file=ARTIFACT.file, sizes={}) == ARTIFACT
+    assert artifact.size == len(b"graphweights")
+
+
+def test_the_default_folder_lies_in_the_model(model: Path) -> None:
+    assert EngineFolder.of(model).path == model / "engines"
+    add(EngineFolder.of(model))
+    assert found(EngineFolder.of(model), model).is_relative_to(model)
+
+
+def test_nothing_there(engines: EngineFolder) -> None:
+    assert engines.artifacts() == []
+    assert refusal(engines) == (
+        f"{engines.path}: the step graph is not there in float32 for onnx; run: token2wav-export "
+        f"onnx --model {TINY} "
+        f"--out {engines.path} --graphs step --precision float32"
+    )
+    assert not engines.path.exists()
+
+
+def test_a_later_artefact_replaces_an_earlier_one(engines: EngineFolder) -> None:
+    first = add(engines)
+    second = add(engines, content=b"newer graph")
+    assert found(engines) == second
+    assert not first.parent.exists()
+    assert len(engines.artifacts()) == 1
+
+
+def test_other_precisions_graphs_and_gpus_lie_side_by_side(engines: EngineFolder) -> None:
+    half = dataclasses.replace(ARTIFACT, precision="float16")
+    full = dataclasses.replace(ARTIFACT, graph="estimator-full")
+    paths = {
+        add(engines, artifact) for artifact in (ARTIFACT, half, full, engine("8.9"), engine("12.0"))
+    }
+    assert len(paths) == 5
+    assert {engines.path / artifact.file for artifact in engines.artifacts()} == paths
+
+
+# What makes an artefact unusable.
+
+STALE: dict[str, tuple[Artifact, str]] = {
+    "graph version": (
+        dataclasses.replace(ARTIFACT, graph_version=GRAPH_VERSION + 1),
+        f"its inputs and outputs are of version {GRAPH_VERSION + 1}, not {GRAPH_VERSION}",
+    ),
+    "checkpoint": (
+        dataclasses.replace(ARTIFACT, fingerprint="0123"),
+        f"it was made from another checkpoint than the one in {TINY}",
+    ),
+}
+
+
+@pytest.mark.parametrize(("artifact", "reason"), STALE.values(), ids=STALE.keys())
+def test_an_artefact_of_something_else_is_refused(
+    engines: EngineFolder, artifact: Artifact, reason: str
+) -> None:
+    path = add(engines, artifact)
+    command = (
+        f"token2wav-export onnx --model {TINY} --out {engines.path} "
+        "--graphs step --precision float32"
+    )
+    assert refusal(engines) == f"{path}: {reason}; run: {command}"
+
+
+@pytest.mark.parametrize("name", ["graph.onnx", "graph.onnx.data"])
+def test_files_that_are_missing_or_truncated(engines: EngineFolder, name: str) -> None:
+    path = add(engines).with_name(name)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-2])
+    assert (
+        f"{name} has {len(whole) - 2} bytes instead of {len(whole)}; run: token2wav-export onnx"
+        in refusal(engines)
+    )
+    path.unlink()
+    assert f"{name} is missing; run: token2wav-export onnx" in refusal(engines)
+
+
+def test_engines_are_for_the_package_that_made_them(engines: EngineFolder) -> None:
+    path = add(engines, engine("8.9", "1.7.1"))
+
+    def find(version: str) -> Path:
+        return engines.find(
+            "step", "float32", "tensorrt_rtx", model_folder=TINY, versions={"tensorrt_rtx": version}
+        )
+
+    assert find("1.7.1") == path
+    with pytest.raises(
+        ArtifactError,
+        match=r"it was made by tensorrt_rtx 1\.7\.1, but 1\.8\.0 is installed; run: .*",
+    ):
+        find("1.8.0")
+
+
+def test_engines_are_for_the_gpu_they_were_built_for(engines: EngineFolder) -> None:
+    paths = {capability: add(engines, engine(capability)) for capability in ("8.9", "12.0")}
+
+    def find(capability: str) -> Path:
+        target = {"compute_capability": capability}
+        return engines.find("step", "float32", "tensorrt_rtx", model_folder=TINY, target=target)
+
+    assert {capability: find(capability) for capability in paths} == paths
+    with pytest.raises(ArtifactError) as caught:
+        find("8.6")
+    assert (
+        "it is for compute capability 12.0, but this machine has 8.6; run: token2wav-export "
+        "tensorrt" in str(caught.value)
+    )
+    assert str(caught.value).endswith("--package tensorrt_rtx --compute-capability 8.6")
+
+
+def test_an_engine_for_no_gpu_in_particular_will_do_on_any(engines: EngineFolder) -> None:
+    path = add(engines, dataclasses.replace(engine("8.9"), target={}))
+    target = {"compute_capability": "8.6", "gpu": "any"}
+    assert engines.find("step", "float32", "tensorrt_rtx", model_folder=TINY, target=target) == path
+
+
+# Fingerprints.
+
+
+def test_a_fingerprint_changes_with_weights_and_configuration_of_its_stage_only(
+    model: Path,
+) -> None:
+    flow, hift = fingerprint(model, "flow"), fingerprint(model, "vocoder")
+    assert (flow, hift) == (fingerprint(TINY, "flow"), fingerprint(TINY, "vocoder"))
+    weights = model / "flow.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\1")
+    assert fingerprint(model, "flow") != flow
+    assert fingerprint(model, "vocoder") == hift
+    yaml = model / "cosyvoice3.yaml"
+    yaml.write_text(yaml.read_text().replace("audio_limit: 0.99", "audio_limit: 0.9"))
+    assert fingerprint(model, "vocoder") != hift
+
+
+def test_a_model_without_weights_is_named(model: Path) -> None:
+    (model / "hift.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"neither hift\.safetensors nor hift\.pt"):
+        fingerprint(model, "vocoder")
+
+
+# Descriptions that were damaged.
+
+
+def rewritten(change: Callable[[dict[str, Any]], object]) -> Callable[[str], str]:
+    def damage(text: str) -> str:
+        document = json.loads(text)
+        change(document)
+        return json.dumps(document)
+
+    return damage
+
+
+DAMAGES: dict[str, tuple[Callable[[str], str], str]] = {
+    "empty": (lambda text: "", "Expecting value"),
+    "truncated": (lambda text: text[: len(text) // 2], "line"),
+    "no object": (lambda text: "[1]", "expected an object"),
+    "deep": (lambda text: "[" * 100_000, "recursion"),
+    "key missing": (rewritten(lambda a: a.pop("opset")), "opset: missing"),
+    "key unknown": (rewritten(lambda a: a.update(extra=1)), "unknown key 'extra'"),
+    "wrong type": (rewritten(lambda a: a.update(sizes=[1])), "sizes: expected a mapping"),
+    "unknown graph": (rewritten(lambda a: a.update(graph="other")), "'other' is not one of"),
+    "outside": (
+        rewritten(lambda a: a.update(file="../graph.onnx")),
+        "'../graph.onnx' is not a file in this folder",
+    ),
+    "absolute": (
+        rewritten(lambda a: a.update(file="/graph.onnx")),
+        "'/graph.onnx' is not a file in this folder",
+    ),
+    "other file outside": (
+        rewritten(lambda a: a["sizes"].update({"../x": 1})),
+        "'../x' is not a file in this folder",
+    ),
+    "file without size": (rewritten(lambda a: a.update(sizes={})), "is not among them"),
+}
+
+
+@pytest.mark.parametrize(("damage", "words"), DAMAGES.values(), ids=DAMAGES.keys())
+def test_a_damaged_description_is_one_sentence(
+    engines: EngineFolder, damage: Callable[[str], str], words: str
+) -> None:
+    description = add(engines).with_name(DESCRIPTION)
+    description.write_text(damage(description.read_text()))
+    message = refusal(engines)
+    assert message.startswith(f"{description}: not a description of an artefact: ")
+    assert words in message
+    assert message.endswith(f"remove {description.parent} and run token2wav-export again")
+
+
+# Exports that die, and exports at the same time.
+
+
+def test_an_export_that_fails_leaves_what_was_there(engines: EngineFolder) -> None:
+    path = add(engines)
+
+    def interrupted() -> None:
+        with engines.staging() as staged:
+            (staged / "graph.onnx").write_bytes(b"half of a gr")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert list(engines.path.glob(".partial-*")) == []
+    assert found(engines) == path
+
+
+def test_what_a_killed_export_left_is_removed_by_the_next_but_not_what_is_being_made(
+    engines: EngineFolder,
+) -> None:
+    path = add(engines)
+    abandoned = engines.path / ".partial-0123456789ab"
+    abandoned.mkdir()
+    (abandoned / "graph.onnx").write_bytes(b"half of a gr")
+    two_days_ago = time.time() - 2 * 24 * 3600
+    os.utime(abandoned, (two_days_ago, two_days_ago))
+    with engines.staging() as busy:
+        (busy / "graph.onnx").write_bytes(b"graph")
+        with engines.staging():
+            assert not abandoned.exists()
+            assert (busy / "graph.onnx").exists()
+    assert found(engines) == path
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ArtifactError, match=r"cannot be written: .*; name another --out"):
+        add(EngineFolder(tmp_path / "file" / "engines"))
+
+
+def add_many(path: Path, capabilities: list[str]) -> None:
+    for capability in capabilities:
+        add(EngineFolder(path), engine(capability))
+
+
+def test_processes_add_at_the_same_time(engines: EngineFolder) -> None:
+    context = multiprocessing.get_context("spawn")
+    theirs = [[f"{worker}.{number}" for number in range(10)] + ["8.9"] for worker in range(3)]
+    workers = [
+        context.Process(target=add_many, args=(engines.path, capabilities))
+        for capabilities in theirs
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(PATIENCE_SECONDS)
+    assert [worker.exitcode for worker in workers] == [0, 0, 0]
+    artifacts = engines.artifacts()
+    assert {artifact.target["compute_capability"][0] for artifact in artifacts} == {
+        c for cs in theirs for c in cs
+    }
+    assert len(artifacts) == 31
+    on_disk = {path.name for path in engines.path.iterdir()}
+    assert on_disk == {Path(artifact.file).parts[0] for artifact in artifacts}

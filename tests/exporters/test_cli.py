@@ -1,0 +1,264 @@
+"""The command: what it says, and what it answers to the shell.
+
+Nothing here exports for real but one graph.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.exporters.rig import ARTIFACT, TINY, Export, add, engine
+from token2wav.errors import ConfigError, EngineUnavailableError
+from token2wav.execution.artifacts import EngineFolder
+from token2wav_export import ExportError, engines, making
+from token2wav_export.cli import main
+from token2wav_export.engines import build_target, load_package
+from token2wav_export.inspection import as_text, inspect_folder
+
+
+def failure(capsys: pytest.CaptureFixture[str], code: int, *arguments: str) -> str:
+    """The one line on standard error of a command that fails."""
+    assert main(arguments) == code
+    error = capsys.readouterr().err
+    assert error.startswith("token2wav-export: error: ")
+    assert error.count("\n") == 1
+    return error
+
+
+@pytest.mark.parametrize("command", ["onnx", "tensorrt", "inspect"])
+def test_a_model_that_is_not_there(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str
+) -> None:
+    add(EngineFolder(tmp_path / "out"))
+    arguments = [command, "--model", str(tmp_path / "nowhere"), "--out", str(tmp_path / "out")]
+    if command == "tensorrt":
+        pytest.importorskip(
+            "tensorrt_rtx", reason="TensorRT-RTX is not installed (pip install tensorrt-rtx-cu13)"
+        )
+    assert "no such model folder" in failure(capsys, 2, *arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["onnx"],
+        ["onnx", "--model", "m", "--graphs", "other"],
+        ["onnx", "--model", "m", "--precision", "int8"],
+        ["onnx", "--model", "m", "--opset", "23"],
+        ["tensorrt", "--model", "m", "--package", "other"],
+        ["tensorrt", "--model", "m", "--max-streams", "0"],
+        ["tensorrt", "--model", "m", "--history-seconds", "nan"],
+        ["verify", "--model", "m", "--seconds", "0"],
+    ],
+)
+def test_wrong_usage(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(
+        r"token2wav-export( \w+)?: error: .+ \(see token2wav-export.* --help\)", line
+    )
+
+
+def test_settings_that_are_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    message = failure(capsys, 2, "tensorrt", "--model", str(TINY), "--config", "nowhere.yaml")
+    assert "nowhere.yaml: cannot be read" in message
+
+
+def test_no_tensorrt(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    message = failure(capsys, 2, "tensorrt", "--model", str(TINY))
+    assert "tensorrt and tensorrt_rtx cannot be imported; install TensorRT-RTX" in message
+    with pytest.raises(EngineUnavailableError, match=r"^tensorrt_rtx cannot be imported"):
+        load_package("tensorrt_rtx")
+
+
+def test_tensorrt_without_its_libraries(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tensorrt.py").write_text("raise OSError('libnvinfer.so.10: not there')")
+    monkeypatch.syspath_prepend(tmp_path)
+    message = failure(capsys, 2, "tensorrt", "--model", str(TINY))
+    assert "tensorrt cannot be imported: libnvinfer.so.10: not there" in message
+
+
+def test_ordinary_tensorrt_builds_for_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(
+        ConfigError,
+        match="--compute-capability: ordinary TensorRT builds for the GPU of this machine",
+    ):
+        build_target("tensorrt", ["8.9"])
+    monkeypatch.setattr(engines, "own_target", dict)
+    with pytest.raises(ConfigError, match="builds on the GPU it is for, and torch sees none here"):
+        build_target("tensorrt", [])
+    monkeypatch.setattr(engines, "own_target", lambda: {"compute_capability": "9.0", "gpu": "H100"})
+    assert build_target("tensorrt", []) == {"compute_capability": ("9.0",), "gpu": ("H100",)}
+
+
+def test_a_damaged_description(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "step").mkdir()
+    (tmp_path / "step" / "artifact.json").write_text("{")
+    message = failure(capsys, 2, "inspect", "--model", str(TINY), "--out", str(tmp_path))
+    assert "artifact.json: not a description of an artefact" in message
+
+
+def test_an_export_that_fails_keeps_the_one_before(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = add(EngineFolder(tmp_path))
+
+    def write(module: object, signature: object, path: Path, **_: object) -> None:
+        path.write_bytes(b"other graph")
+
+    def disagree(*_: object) -> float:
+        raise ExportError("step in float32: ONNX Runtime and torch disagree by 1.0e+00")
+
+    monkeypatch.setattr(making, "write_onnx", write)
+    monkeypatch.setattr(making, "check_parity", disagree)
+    arguments = ["onnx", "--model", str(TINY), "--out", str(tmp_path), "--graphs", "step"]
+    assert "disagree" in failure(capsys, 3, *arguments)
+    assert EngineFolder(tmp_path).find("step", "float32", "onnx", model_folder=TINY) == path
+    assert path.read_bytes() == b"graph"
+    assert [entry.name for entry in tmp_path.iterdir() if entry.name.startswith(".partial")] == []
+
+
+def test_an_interrupted_export(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(making, "write_onnx", interrupted)
+    assert main(["onnx", "--model", str(TINY), "--out", str(tmp_path)]) == 130
+    assert capsys.readouterr().err == "token2wav-export: interrupted\n"
+
+
+# verify
+
+
+def test_verify_says_that_it_compares_torch_with_itself(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    arguments = [
+        "verify",
+        "--model",
+        str(TINY),
+        "--out",
+        str(tmp_path),
+        "--device",
+        "cpu",
+        "--seconds",
+        "1",
+    ]
+    assert main(arguments) == 0
+    told = capsys.readouterr()
+    assert told.out.startswith("torch, float32, cpu, against torch, float32: 1 s of audio")
+    assert (
+        f"token2wav-export: {tmp_path} holds no graph that can run on this device, so torch is "
+        f"compared with itself; "
+        f"to export graphs, run: token2wav-export onnx --model {TINY} --out {tmp_path}\n"
+    ) in told.err
+    assert main([*arguments, "--engine", "torch"]) == 0
+    assert "compared with itself" not in capsys.readouterr().err  # it was asked for
+
+
+def test_verify_does_not_skip_a_graph_that_cannot_be_used(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    stale = dataclasses.replace(ARTIFACT, fingerprint="of another checkpoint")
+    arguments = [
+        "verify",
+        "--model",
+        str(TINY),
+        "--out",
+        str(tmp_path),
+        "--device",
+        "cpu",
+        "--seconds",
+        "1",
+    ]
+    add(EngineFolder(tmp_path), stale)
+    assert "made from another checkpoint" in failure(capsys, 2, *arguments)
+
+
+# inspect
+
+
+def test_an_empty_folder(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for _ in range(2):  # at first empty, then without artefacts
+        assert main(["inspect", "--model", str(TINY), "--out", str(tmp_path)]) == 0
+        command = f"token2wav-export onnx --model {TINY} --out {tmp_path}"
+        assert (
+            capsys.readouterr().out
+            == f"{tmp_path}: nothing was exported here yet; run: {command}\n"
+        )
+        assert main(["inspect", "--model", str(TINY), "--out", str(tmp_path), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out) == []
+        (tmp_path / "flow.pt").touch()
+        (tmp_path / "folder").mkdir(exist_ok=True)
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify"])
+def test_an_engine_folder_that_is_not_there(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str
+) -> None:
+    arguments = [command, "--model", str(TINY), "--out"]
+    message = failure(capsys, 2, *arguments, str(tmp_path / "nowhere"))
+    assert (
+        f"{tmp_path / 'nowhere'}: no such engine folder; to export graphs, run: token2wav-export "
+        f"onnx" in message
+    )
+    file = tmp_path / "file"
+    file.touch()
+    assert f"{file}: not a folder; name the engine folder with --out" in failure(
+        capsys, 2, *arguments, str(file)
+    )
+
+
+def test_a_model_that_has_no_engine_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    assert not (TINY / "engines").exists()
+    message = failure(capsys, 2, "inspect", "--model", str(TINY))
+    assert f"{TINY / 'engines'}: no such engine folder; to export graphs, run: " in message
+    assert message.endswith(f"token2wav-export onnx --model {TINY}\n")
+
+
+def test_inspect_tells_what_is_in_a_graph(
+    capsys: pytest.CaptureFixture[str], export: Export, engine_folders: dict[str, EngineFolder]
+) -> None:
+    path, folder = export("tiny", "step", "float32"), engine_folders["tiny"].path
+    arguments = ["inspect", "--model", str(TINY), "--out", str(folder)]
+    assert main(arguments) == 0
+    table = capsys.readouterr().out
+    assert str(path.relative_to(folder)) in table
+    assert "bias (rows, 1, frames, past+frames)" in table
+    assert "past_key_0..1 (rows, past, 64)" in table
+    assert main([*arguments, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    step = next(one for one in found if one["artifact"]["file"] == str(path.relative_to(folder)))
+    assert step["problem"] is None
+    assert step["nodes"] == sum(step["operators"].values()) > 100
+    assert step["outputs"]["velocity"] == ["rows", 80, "frames"]
+    assert 100_000 < step["weights"] <= sum(step["artifact"]["sizes"].values())
+
+
+def test_inspect_says_why_something_is_stale(tmp_path: Path) -> None:
+    folder = EngineFolder(tmp_path)
+    graph = add(folder, content=b"no graph at all")
+    add(folder, engine("8.9", "0.1"))
+    first, second = inspect_folder(folder, TINY)
+    assert first.problem is not None
+    assert "is no ONNX graph" in first.problem
+    assert second.problem is not None
+    assert "tensorrt_rtx" in second.problem
+    text = as_text([first, second])
+    assert "2026-01-31T12:00  stale: " in text
+    assert "x              (2, 80, 1) .. (2, 80, 50) .. (8, 80, 50)" in text
+    graph.unlink()
+    assert inspect_folder(folder, TINY)[0].problem == f"{graph.relative_to(tmp_path)} is missing"

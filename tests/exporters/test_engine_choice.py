@@ -1,0 +1,251 @@
+"""Exported graphs as engines: streams through them equal torch, and configuration alone chooses
+between them.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.execution.rig import a_voice, some_tokens
+from tests.exporters.rig import TINY, Export
+from tests.support.batches import spoken_together
+from tests.support.golden import snr_db
+from tests.support.server_rig import Rig
+from token2wav import RuntimeConfig, StreamConfig, Token2Wav
+from token2wav.errors import ArtifactError, ConfigError, EngineUnavailableError
+from token2wav.execution import backends as choice
+from token2wav.execution.artifacts import EngineFolder
+from token2wav.execution.exported_graphs import ExportedVocoder
+from token2wav_export.cli import main
+from token2wav_export.verify import stream_mel
+from token2wav_server.launcher.errors import ServerError
+
+MEL = 2e-5  # of float32, as in tests/families/cosyvoice3
+AUDIO_DB = 40.0
+
+
+@pytest.fixture(scope="module")
+def engines(export: Export, engine_folders: dict[str, EngineFolder]) -> str:
+    """The engine folder of the tiny model, with all that an ONNX engine needs."""
+    export("tiny", "step", "float32")
+    export("tiny", "step", "float16")
+    export("tiny", "vocoder", "float32")
+    return str(engine_folders["tiny"].path)
+
+
+def load(
+    engines: str, engine: str = "onnx", stream: StreamConfig | None = None, **options: str
+) -> Token2Wav:
+    runtime = RuntimeConfig(device="cpu", engine=engine, engines=engines, cache_mib=64, **options)  # type: ignore[arg-type]
+    return Token2Wav.load(TINY, stream=stream, runtime=runtime)
+
+
+@pytest.fixture(scope="module")
+def reference() -> Token2Wav:
+    return load("", "torch")
+
+
+@pytest.fixture(scope="module")
+def onnx(engines: str) -> Token2Wav:
+    return load(engines)
+
+
+@pytest.mark.parametrize(("prompt", "length"), [(0, 1), (0, 130), (41, 60), (75, 210)])
+def test_streams_on_onnx_equal_torch(
+    onnx: Token2Wav, reference: Token2Wav, prompt: int, length: int
+) -> None:
+    voice, tokens = a_voice(prompt), some_tokens(length)
+    whole = reference.mel(tokens, voice)
+    assert np.abs(stream_mel(onnx, tokens, voice) - whole).max() <= MEL
+    audio = onnx.synthesize(tokens, voice)
+    assert len(audio) == 960 * length
+    assert snr_db(audio, reference.synthesize(tokens, voice)) >= AUDIO_DB
+
+
+@pytest.mark.parametrize("stream", [StreamConfig(left_blocks=1), StreamConfig(max_hop_tokens=25)])
+def test_every_way_to_stream_works_on_onnx(engines: str, stream: StreamConfig) -> None:
+    tokens, voice = some_tokens(120), a_voice(30)
+    found = load(engines, stream=stream).synthesize(tokens, voice)
+    assert snr_db(found, load("", "torch", stream).synthesize(tokens, voice)) >= AUDIO_DB
+
+
+def test_a_batch_on_onnx_equals_its_streams_alone(onnx: Token2Wav) -> None:
+    cases = [
+        (a_voice(prompt), some_tokens(length)) for prompt, length in ((0, 60), (30, 200), (75, 28))
+    ]
+    audio = spoken_together(onnx.pipeline, [(voice, tokens, 0) for voice, tokens in cases])
+    for each, (voice, tokens) in zip(audio, cases, strict=True):
+        assert snr_db(each, onnx.synthesize(tokens, voice)) >= AUDIO_DB
+
+
+def test_float16_on_onnx_is_close_and_stores_float16(engines: str, reference: Token2Wav) -> None:
+    half = load(engines, precision="float16")
+    tokens, voice = some_tokens(150), a_voice(30)
+    exact = reference.mel(tokens, voice)
+    assert np.std(stream_mel(half, tokens, voice) - exact) <= 2e-3 * np.std(exact)
+    assert half.pipeline.flow.usage().page_bytes * 2 == reference.pipeline.flow.usage().page_bytes
+
+
+@pytest.mark.parametrize("engine", ["onnx", "torch"])
+def test_float16_stays_finite_on_large_inputs(engines: str, engine: str) -> None:
+    half, voice = load(engines, engine, precision="float16"), a_voice(30)
+    object.__setattr__(voice, "prompt_mel", voice.prompt_mel * 1e4)
+    assert np.isfinite(stream_mel(half, some_tokens(60), voice)).all()
+
+
+# Which engine.
+
+
+def test_auto_takes_torch_on_a_cpu(engines: str) -> None:
+    assert load(engines, "auto").engine.name == "torch"
+
+
+def test_auto_takes_what_is_there_and_says_why_not_others(
+    engines: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(choice._ORDER, "cpu", ("tensorrt", "onnx", "torch"))
+    with caplog.at_level(logging.INFO):
+        assert load(engines, "auto").engine.name == "onnx"
+        assert load(str(tmp_path), "auto").engine.name == "torch"
+    assert (
+        "engine tensorrt would come before others but cannot be used: tensorrt runs on NVIDIA GPUs"
+        in caplog.text
+    )
+    assert "engine onnx would come before others but cannot be used" in caplog.text
+    assert "token2wav-export onnx" in caplog.text
+
+
+def test_an_engine_that_is_asked_for_must_be_there(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match=r"token2wav-export onnx --model .* --graphs step"):
+        load(str(tmp_path), "onnx")
+
+
+def test_tensorrt_needs_a_gpu(engines: str) -> None:
+    with pytest.raises(EngineUnavailableError, match="NVIDIA GPU"):
+        load(engines, "tensorrt")
+
+
+def test_recomputing_has_no_other_engine() -> None:
+    with pytest.raises(
+        ConfigError, match=r"runtime\.engine: onnx does not run stream\.reference; take torch"
+    ):
+        load("", "onnx", StreamConfig(reference=True))
+
+
+# The command that compares.
+
+
+@pytest.mark.parametrize(
+    ("engine", "precision"), [("onnx", "float32"), ("onnx", "float16"), ("torch", "float16")]
+)
+def test_verify_accepts_good_engines(
+    engines: str, engine: str, precision: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [
+        "verify",
+        "--model",
+        str(TINY),
+        "--out",
+        engines,
+        "--engine",
+        engine,
+        "--precision",
+        precision,
+    ]
+    assert main([*arguments, "--device", "cpu", "--seconds", "4"]) == 0
+    assert f"{engine}, {precision}, cpu, against torch, float32" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("precisions", "taken"), [(("float32", "float16"), "float32"), (("float16",), "float16")]
+)
+def test_verify_compares_what_was_exported(
+    engines: str,
+    precisions: tuple[str, ...],
+    taken: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A server on this CPU would take torch."""
+    for folder in Path(engines).glob("[!.]*"):
+        if folder.name.startswith(
+            ("vocoder.", *(f"step.{precision}." for precision in precisions))
+        ):
+            (tmp_path / folder.name).symlink_to(folder)
+    arguments = [
+        "verify",
+        "--model",
+        str(TINY),
+        "--out",
+        str(tmp_path),
+        "--device",
+        "cpu",
+        "--seconds",
+        "1",
+    ]
+    assert main(arguments) == 0
+    told = capsys.readouterr()
+    assert told.out.startswith(f"onnx, {taken}, cpu, against torch, float32")
+    assert "compared with itself" not in told.err
+
+
+def test_verify_refuses_an_engine_that_differs(
+    engines: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    exact = ExportedVocoder.__call__
+    monkeypatch.setattr(ExportedVocoder, "__call__", lambda *arguments: 1.01 * exact(*arguments))
+    arguments = [
+        "verify",
+        "--model",
+        str(TINY),
+        "--out",
+        engines,
+        "--engine",
+        "onnx",
+        "--device",
+        "cpu",
+    ]
+    assert main([*arguments, "--seconds", "2", "--json"]) == 1
+    assert "vocoder_max" in capsys.readouterr().err
+
+
+# The server.
+
+
+def test_a_server_serves_on_onnx_by_configuration_alone(
+    engines: str, onnx: Token2Wav, tmp_path: Path
+) -> None:
+    settings = f"runtime: {{engine: onnx, engines: '{engines}', device: cpu}}"
+    tokens, voice = some_tokens(90), a_voice(30)
+    with Rig.start(TINY, tmp_path, settings) as rig, rig.connect() as connection:
+        connection.send(tokens, voice)
+        answers = connection.answers()
+        assert answers.errors == []
+    assert "token2wav: backend  onnx, float32\n" in (tmp_path / "triton.log").read_text()
+    assert snr_db(answers.audio, onnx.synthesize(tokens, voice)) >= AUDIO_DB
+    assert snr_db(answers.audio, load("", "torch").synthesize(tokens, voice)) >= AUDIO_DB
+
+
+def test_a_server_without_the_graphs_says_how_to_make_them(tmp_path: Path) -> None:
+    settings = f"runtime: {{engine: onnx, engines: '{tmp_path}', device: cpu}}"
+    with (
+        pytest.raises(ServerError, match="token2wav-export onnx"),
+        Rig.start(TINY, tmp_path, settings),
+    ):
+        pass
+
+
+def test_a_gpu_needs_the_onnxruntime_for_gpus() -> None:
+    """The one for CPUs is installed here."""
+    from token2wav.execution.exported_graphs import check_provider
+
+    check_provider(torch.device("cpu"))
+    with pytest.raises(
+        EngineUnavailableError, match=r"no CUDA provider; run: .*'token2wav\[onnx-gpu\]'"
+    ):
+        check_provider(torch.device("cuda"))

@@ -1,0 +1,527 @@
+"""Model folders: every form of a good one gives the same modules, every bad one a sentence, and
+nothing is executed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from tests.support.patience import PATIENCE_SECONDS
+from tests.support.tiny_model import (
+    DATA,
+    FULL_SIZE,
+    STEMS,
+    TINY,
+    one_line,
+    replace_weights,
+    tiny_copy,
+    tiny_weights,
+)
+from token2wav import CheckpointError, RuntimeConfig, Token2Wav, Token2WavError
+from token2wav.execution.assemble import check_folder, load_network
+from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.families.cosyvoice3.flow import Flow
+from token2wav.families.cosyvoice3.noise import load_flow_noise, load_source_noise
+from token2wav.model_config import StageName
+from token2wav.networks.hift import HiFT
+
+
+@pytest.fixture(scope="module")
+def config() -> CosyVoice3Config:
+    return CosyVoice3Config.read(TINY)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tiny_copy(tmp_path)
+
+
+@pytest.fixture
+def small(folder: Path) -> Path:
+    """A model with fewer residual blocks, to be broken: most of the time of a load goes into
+    building them.
+    """
+    path = folder / "cosyvoice3.yaml"
+    text = path.read_text(encoding="utf-8").replace(
+        "[[1, 3, 5], [1, 3, 5], [1, 3, 5]]", "[[1], [1], [1]]"
+    )
+    text = text.replace("    resblock_kernel_sizes: [3, 7, 11]", "    resblock_kernel_sizes: [3]")
+    path.write_text(
+        text.replace(" resblock_dilation_sizes: [[1], [1], [1]]", " resblock_dilation_sizes: [[1]]")
+    )
+    save_file(HiFT(CosyVoice3Config.read(folder).vocoder).state_dict(), folder / "hift.safetensors")
+    return folder
+
+
+STAGES: dict[str, StageName] = {"flow": "flow", "hift": "vocoder"}  # by the stems of their files
+
+
+@pytest.fixture(scope="module")
+def reference() -> dict[str, dict[str, torch.Tensor]]:
+    config = CosyVoice3Config.read(TINY)
+    return {stem: load_network(TINY, config, stage).state_dict() for stem, stage in STAGES.items()}
+
+
+def loaded(folder: Path, stem: str) -> dict[str, torch.Tensor]:
+    config = CosyVoice3Config.read(folder)
+    module: nn.Module = load_network(folder, config, STAGES[stem])
+    assert not module.training
+    assert not any(parameter.requires_grad for parameter in module.parameters())
+    return module.state_dict()
+
+
+def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert list(found) == list(expected)
+    for name, value in expected.items():
+        assert found[name].dtype == value.dtype, name
+        assert torch.equal(found[name], value), name
+
+
+@pytest.mark.parametrize("stem", STEMS)
+def test_full_size_modules_have_the_names_shapes_and_types_of_public_checkpoints(stem: str) -> None:
+    config = CosyVoice3Config.read(FULL_SIZE)
+    with torch.device("meta"):
+        module: nn.Module = Flow(config.flow) if stem == "flow" else HiFT(config.vocoder)
+    ours = {
+        name: [list(value.shape), str(value.dtype)] for name, value in module.state_dict().items()
+    }
+    assert ours == json.loads((DATA / "public_state_dict_shapes.json").read_text())[stem]
+
+
+def test_a_load_imports_no_compiler() -> None:
+    code = (
+        "import sys, token2wav; token2wav.Token2Wav.load(sys.argv[1]); "
+        "sys.exit('torch._dynamo' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code, TINY], check=True, timeout=PATIENCE_SECONDS)
+
+
+# Every form in which the same weights are found in the wild.
+
+
+def with_old_names(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def old(name: str) -> str:
+        name = name.replace("parametrizations.weight.original0", "weight_g")
+        return name.replace("parametrizations.weight.original1", "weight_v")
+
+    return {old(name): value for name, value in weights.items()}
+
+
+def with_prefix(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {f"generator.{name}": value for name, value in weights.items()}
+
+
+def with_prefix_and_old_names(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return with_prefix(with_old_names(weights))
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
+@pytest.mark.parametrize("stem", STEMS)
+def test_both_file_formats_give_the_same_module(
+    folder: Path, reference: dict[str, dict[str, torch.Tensor]], stem: str, suffix: str
+) -> None:
+    replace_weights(folder, stem, tiny_weights(stem), suffix)
+    assert_same(loaded(folder, stem), reference[stem])
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
+@pytest.mark.parametrize("rename", [with_old_names, with_prefix, with_prefix_and_old_names])
+def test_other_names_of_public_hift_files_give_the_same_module(
+    folder: Path,
+    reference: dict[str, dict[str, torch.Tensor]],
+    rename: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]],
+    suffix: str,
+) -> None:
+    renamed = rename(tiny_weights("hift"))
+    assert renamed.keys() != tiny_weights("hift").keys()
+    replace_weights(folder, "hift", renamed, suffix)
+    assert_same(loaded(folder, "hift"), reference["hift"])
+
+
+def test_bookkeeping_of_the_trainer_is_left_out(
+    folder: Path, reference: dict[str, dict[str, torch.Tensor]]
+) -> None:
+    replace_weights(folder, "flow", OrderedDict(tiny_weights("flow"), epoch=12, step=120000), ".pt")
+    assert_same(loaded(folder, "flow"), reference["flow"])
+
+
+def test_a_checkpoint_of_old_torch_versions_loads(
+    folder: Path, reference: dict[str, dict[str, torch.Tensor]]
+) -> None:
+    (folder / "hift.safetensors").unlink()
+    torch.save(tiny_weights("hift"), folder / "hift.pt", _use_new_zipfile_serialization=False)
+    assert_same(loaded(folder, "hift"), reference["hift"])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
+def test_other_precisions_are_widened_to_float32(
+    folder: Path, dtype: torch.dtype, suffix: str
+) -> None:
+    weights = {name: value.to(dtype) for name, value in tiny_weights("flow").items()}
+    replace_weights(folder, "flow", weights, suffix)
+    found = loaded(folder, "flow")
+    for name, value in weights.items():
+        assert found[name].dtype == torch.float32, name
+        assert torch.equal(found[name], value.float()), name
+
+
+def test_safetensors_are_preferred_when_both_formats_are_there(
+    folder: Path, reference: dict[str, dict[str, torch.Tensor]]
+) -> None:
+    torch.save(
+        {name: torch.zeros_like(value) for name, value in tiny_weights("flow").items()},
+        folder / "flow.pt",
+    )
+    assert_same(loaded(folder, "flow"), reference["flow"])
+
+
+def test_the_loaded_model_does_not_change_with_the_order_of_names(
+    folder: Path, reference: dict[str, dict[str, torch.Tensor]]
+) -> None:
+    replace_weights(folder, "flow", dict(reversed(tiny_weights("flow").items())), ".pt")
+    assert_same(loaded(folder, "flow"), reference["flow"])
+
+
+# Every fault of a model folder. Both the check and the load report each fault.
+
+Breakage = Callable[[Path], None]
+
+
+def changed(stem: str, change: Callable[[dict[str, Any]], object], suffix: str = ".pt") -> Breakage:
+    def break_it(folder: Path) -> None:
+        weights: dict[str, Any] = load_file(folder / f"{stem}.safetensors")
+        replaced = change(weights)
+        replace_weights(folder, stem, weights if replaced is None else replaced, suffix)
+
+    return break_it
+
+
+def without(name: str) -> Callable[[dict[str, Any]], None]:
+    def change(weights: dict[str, Any]) -> None:
+        del weights[name]
+
+    return change
+
+
+def with_value(name: str, value: Any) -> Callable[[dict[str, Any]], None]:
+    def change(weights: dict[str, Any]) -> None:
+        weights[name] = value
+
+    return change
+
+
+def with_one_element(name: str, value: float) -> Callable[[dict[str, Any]], None]:
+    def change(weights: dict[str, Any]) -> None:
+        weights[name].view(-1)[3] = value
+
+    return change
+
+
+def truncated(name: str, keep: float) -> Breakage:
+    def break_it(folder: Path) -> None:
+        stem, suffix = name.split(".")
+        path = replace_weights(
+            folder, stem, load_file(folder / f"{stem}.safetensors"), f".{suffix}"
+        )
+        path.write_bytes(path.read_bytes()[: int(keep * path.stat().st_size)])
+
+    return break_it
+
+
+def written(name: str, content: bytes) -> Breakage:
+    def break_it(folder: Path) -> None:
+        for old in folder.glob(f"{name.partition('.')[0]}.*"):
+            old.unlink()
+        (folder / name).write_bytes(content)
+
+    return break_it
+
+
+def removed(*names: str) -> Breakage:
+    def break_it(folder: Path) -> None:
+        for name in names:
+            (folder / name).unlink()
+
+    return break_it
+
+
+def noise(**tensors: torch.Tensor) -> Breakage:
+    def break_it(folder: Path) -> None:
+        named = {name.replace("__", "."): value for name, value in tensors.items()}
+        save_file(named, folder / "noise.safetensors")
+
+    return break_it
+
+
+BIAS = "spk_embed_affine_layer.bias"
+GAIN = "conv_pre.parametrizations.weight.original0"
+
+BREAKAGES: dict[str, tuple[Breakage, list[str]]] = {
+    "parameter missing": (changed("flow", without(BIAS)), ["flow.pt", "1 missing", BIAS]),
+    "parameter missing in safetensors": (
+        changed("flow", without(BIAS), ".safetensors"),
+        ["1 missing", BIAS],
+    ),
+    "parameter too many": (
+        changed("hift", with_value("ups.9.bias", torch.ones(2))),
+        ["1 unexpected", "ups.9.bias"],
+    ),
+    "wrong shape": (changed("flow", with_value(BIAS, torch.ones(81))), [BIAS, "(81,)", "(80,)"]),
+    "transposed": (
+        changed(
+            "flow",
+            lambda w: w.update(
+                {k: v.T.contiguous() for k, v in w.items() if k.endswith("affine_layer.weight")}
+            ),
+        ),
+        ["spk_embed_affine_layer.weight", "(192, 80)", "(80, 192)"],
+    ),
+    "NaN": (changed("flow", with_one_element(BIAS, float("nan"))), ["NaN", BIAS]),
+    "infinity": (
+        changed("hift", with_one_element(GAIN, float("inf")), ".safetensors"),
+        ["infinite", GAIN],
+    ),
+    "beyond float32": (
+        changed("flow", with_value(BIAS, torch.full((80,), 1e300, dtype=torch.float64))),
+        ["infinite", BIAS],
+    ),
+    "integers": (
+        changed("flow", with_value(BIAS, torch.ones(80, dtype=torch.int64))),
+        [BIAS, "int64", "floating"],
+    ),
+    "integers in safetensors": (
+        changed("flow", with_value(BIAS, torch.ones(80, dtype=torch.int8)), ".safetensors"),
+        [BIAS, "int8"],
+    ),
+    "complex numbers": (
+        changed("flow", with_value(BIAS, torch.ones(80, dtype=torch.complex64))),
+        [BIAS, "complex64"],
+    ),
+    "value is no tensor": (changed("flow", with_value("extra", [1, 2])), ["'extra'", "list"]),
+    "state dict nested": (
+        changed("flow", lambda w: {"state_dict": w}),
+        ["'state_dict'", "dict", "not a tensor"],
+    ),
+    "same parameter under both names": (
+        changed("hift", with_value("conv_pre.weight_g", torch.ones(32, 1, 1))),
+        ["twice", "conv_pre.weight_g", GAIN],
+    ),
+    "no dict": (changed("flow", lambda w: list(w.values())), ["flow.pt", "state dict", "list"]),
+    "one tensor": (changed("hift", lambda w: torch.ones(3)), ["state dict", "Tensor"]),
+    "empty dict": (changed("flow", lambda w: {}), ["missing", "input_embedding.weight"]),
+    "stages swapped": (
+        changed("flow", lambda w: tiny_weights("hift")),
+        ["flow.pt", "missing", "unexpected"],
+    ),
+    "truncated pt": (truncated("flow.pt", 0.9), ["flow.pt", "cannot be read"]),
+    "start of a pt": (truncated("hift.pt", 0.01), ["hift.pt"]),
+    "truncated safetensors": (
+        truncated("flow.safetensors", 0.9),
+        ["flow.safetensors", "cannot be read"],
+    ),
+    "start of a safetensors": (
+        truncated("hift.safetensors", 0.01),
+        ["hift.safetensors", "cannot be read"],
+    ),
+    "empty pt": (written("flow.pt", b""), ["flow.pt"]),
+    "empty safetensors": (written("flow.safetensors", b""), ["flow.safetensors", "cannot be read"]),
+    "text as pt": (
+        written("flow.pt", b"version https://git-lfs.github.com/spec/v1\n"),
+        ["flow.pt", "no pickle of tensors"],
+    ),
+    "text as safetensors": (
+        written("hift.safetensors", b"oid sha256:0123456789\n" * 3),
+        ["hift.safetensors"],
+    ),
+    "safetensors of monstrous header": (
+        written("flow.safetensors", b"\xff" * 64),
+        ["flow.safetensors"],
+    ),
+    "only flow": (removed("hift.safetensors"), ["hift.safetensors", "hift.pt"]),
+    "only hift": (removed("flow.safetensors"), ["flow.safetensors", "flow.pt"]),
+    "only yaml": (removed("flow.safetensors", "hift.safetensors"), ["neither"]),
+    "no yaml": (removed("cosyvoice3.yaml"), ["cosyvoice3.yaml", "is there"]),
+    "flow noise of other bands": (
+        noise(cfm__rand_noise=torch.zeros(1, 40, 50)),
+        ["cfm.rand_noise", "(1, 40, 50)", "80"],
+    ),
+    "flow noise without batch": (
+        noise(cfm__rand_noise=torch.zeros(80, 50)),
+        ["cfm.rand_noise", "(80, 50)"],
+    ),
+    "flow noise is NaN": (
+        noise(cfm__rand_noise=torch.full((1, 80, 4), float("nan"))),
+        ["cfm.rand_noise", "NaN"],
+    ),
+    "source noise of other harmonics": (
+        noise(sinegen__sine_waves=torch.zeros(1, 480, 8)),
+        ["sinegen.sine_waves", "(1, 480, 8)", "9"],
+    ),
+    "packed noise of two bytes": (
+        noise(sinegen__sine_waves_u24=torch.zeros(480, 9, 2, dtype=torch.uint8)),
+        ["sinegen.sine_waves_u24", "(480, 9, 2)"],
+    ),
+    "packed noise of another type": (
+        noise(sinegen__sine_waves_u24=torch.zeros(480, 9, 3)),
+        ["sinegen.sine_waves_u24", "float32", "uint8"],
+    ),
+    "noise file is text": (
+        written("noise.safetensors", b"not tensors"),
+        ["noise.safetensors", "cannot be read"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("break_it", "words"), BREAKAGES.values(), ids=BREAKAGES.keys())
+def test_a_broken_folder_is_refused_by_check_and_load_with_one_sentence(
+    small: Path, break_it: Breakage, words: list[str]
+) -> None:
+    break_it(small)
+    with pytest.raises(Token2WavError) as checked:
+        check_folder(small)
+    with pytest.raises(Token2WavError) as load:
+        Token2Wav.load(small, runtime=RuntimeConfig(device="cpu"))
+    message = one_line(load.value)
+    assert one_line(checked.value) == message
+    assert str(small) in message
+    for word in words:
+        assert word in message
+
+
+def test_a_good_folder_passes_the_check(folder: Path, small: Path) -> None:
+    check_folder(folder)
+    check_folder(small)
+    check_folder(TINY)
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    for read in (check_folder, Token2Wav.load):
+        with pytest.raises(Token2WavError, match="no such model folder"):
+            read(tmp_path / "nowhere")
+
+
+def test_everything_that_does_not_fit_is_listed_in_one_error(folder: Path) -> None:
+    weights = tiny_weights("flow")
+    del weights["input_embedding.weight"]
+    weights["decoder.estimator.proj_out.bias"] = torch.ones(79)
+    weights["decoder.estimator.extra.weight"] = torch.ones(1)
+    replace_weights(folder, "flow", weights)
+    with pytest.raises(CheckpointError) as caught:
+        check_folder(folder)
+    message = one_line(caught.value)
+    assert "1 missing: input_embedding.weight" in message
+    assert "1 unexpected: decoder.estimator.extra.weight" in message
+    assert "1 wrongly shaped: decoder.estimator.proj_out.bias (79,) instead of (80,)" in message
+
+
+def test_a_long_list_of_misfits_is_counted_and_cut(folder: Path) -> None:
+    replace_weights(folder, "flow", {"one": torch.ones(1)})
+    with pytest.raises(CheckpointError) as caught:
+        check_folder(folder)
+    message = one_line(caught.value)
+    count = len(tiny_weights("flow"))
+    assert f"{count} missing" in message
+    assert f"and {count - 8} more" in message
+
+
+# Nothing in a checkpoint is executed.
+
+
+class TouchesFile:
+    """Creates a file when a loader that executes code unpickles it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.open, (str(self.path), os.O_CREAT | os.O_WRONLY)
+
+
+class RunsCommand(TouchesFile):
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, (f"touch '{self.path}'",)
+
+
+@pytest.mark.parametrize("trap", [TouchesFile, RunsCommand])
+@pytest.mark.parametrize("stem", STEMS)
+@pytest.mark.parametrize("form", ["torch", "torch legacy", "pickle"])
+def test_code_in_a_checkpoint_is_refused_and_not_executed(
+    small: Path, tmp_path: Path, trap: type[TouchesFile], stem: str, form: str
+) -> None:
+    bait = tmp_path / "executed"
+    weights: dict[str, Any] = {**tiny_weights(stem), "epoch": trap(bait)}
+    path = small / f"{stem}.pt"
+    (small / f"{stem}.safetensors").unlink()
+    if form == "pickle":
+        path.write_bytes(pickle.dumps(weights))
+    else:
+        torch.save(weights, path, _use_new_zipfile_serialization=form == "torch")
+    for read in (check_folder, Token2Wav.load):
+        with pytest.raises(CheckpointError) as caught:
+            read(small)
+        message = one_line(caught.value)
+        assert "nothing was executed" in message
+        # the module where os.open and os.system live
+        assert form == "pickle" or f"'{os.name}." in message
+    assert not bait.exists()
+
+
+def test_the_trap_of_the_test_above_works(tmp_path: Path) -> None:
+    for trap in (TouchesFile, RunsCommand):
+        bait = tmp_path / trap.__name__
+        result = pickle.loads(pickle.dumps(trap(bait)))
+        assert bait.exists()
+        if trap is TouchesFile:
+            os.close(result)
+
+
+def test_damaged_checkpoints_raise_nothing_but_checkpoint_errors(folder: Path) -> None:
+    weights = {"a.weight": torch.ones(2, 2), "b.bias": torch.ones(3)}
+    safetensors, legacy = replace_weights(folder, "flow", weights), folder / "legacy.pt"
+    torch.save(weights, legacy, _use_new_zipfile_serialization=False)
+    originals = [(".safetensors", safetensors.read_bytes()), (".pt", legacy.read_bytes())]
+    safetensors.unlink()
+    config = CosyVoice3Config.read(folder)
+    generator = torch.Generator().manual_seed(0)
+    for suffix, original in originals:
+        path = folder / f"flow{suffix}"
+        for _ in range(60):
+            damaged = bytearray(original)
+            for at in torch.randint(len(damaged), (4,), generator=generator).tolist():
+                damaged[at] = int(torch.randint(256, (1,), generator=generator))
+            path.write_bytes(damaged)
+            # even an undamaged one has the wrong names
+            with pytest.raises(CheckpointError) as caught:
+                load_network(folder, config, "flow")
+            one_line(caught.value)
+        path.unlink()
+
+
+def test_noise_of_the_folder_replaces_the_first_samples(
+    folder: Path, config: CosyVoice3Config
+) -> None:
+    given = load_file(TINY / "noise.safetensors")
+    stock_flow, stock_source = load_flow_noise(folder, config), load_source_noise(folder, config)
+    flow, source = load_flow_noise(TINY, config), load_source_noise(TINY, config)
+    frames, samples = given["cfm.rand_noise"].shape[2], given["sinegen.sine_waves_u24"].shape[0]
+    assert torch.equal(flow.window(0, frames), given["cfm.rand_noise"][0])
+    assert torch.equal(flow.window(frames, frames + 100), stock_flow.window(frames, frames + 100))
+    assert torch.equal(
+        source.window(samples, samples + 100), stock_source.window(samples, samples + 100)
+    )
+    low, middle, high = given["sinegen.sine_waves_u24"][:1000].double().unbind(-1)
+    assert torch.equal(source.window(0, 1000).double(), (low + 256 * middle + 65536 * high) / 2**24)

@@ -1,1 +1,0 @@
-"""The launcher, tried with a real tritonserver and throw-away models."""

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.batches import WHOLE_BLOCKS
+from tests.support.golden import TINY, GoldenSet
+from tests.support.patience import PATIENCE_SECONDS
+from tests.support.server_rig import Rig
+from token2wav import Token2Wav
+from token2wav_client import ClientVoice
+from token2wav_client.base import BaseClient
+
+RESPONSE_SECONDS = 120.0
+# of the server with small limits: the latter are three times 60 tokens
+IDLE_SECONDS, STREAM_SECONDS = 5, 7.2
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _patient_clients() -> Iterator[None]:
+    """Lets clients bear a busy machine, on which a server is silent for longer than users would
+    wait.
+    """
+    usual = BaseClient.__init__.__kwdefaults__ or {}
+    with pytest.MonkeyPatch.context() as patch:
+        patient = {"connect_timeout_s": 60.0, "response_timeout_s": RESPONSE_SECONDS}
+        patch.setattr(BaseClient.__init__, "__kwdefaults__", usual | patient)
+        yield
+
+
+@pytest.fixture(scope="session")
+def golden() -> GoldenSet:
+    return GoldenSet(TINY)
+
+
+@pytest.fixture(scope="session")
+def model() -> Token2Wav:
+    """The library, to compare the server with."""
+    return Token2Wav.load(TINY, stream=WHOLE_BLOCKS)
+
+
+@pytest.fixture(scope="session")
+def voice(golden: GoldenSet) -> ClientVoice:
+    spoken = golden.voice
+    return ClientVoice(spoken.prompt_tokens, spoken.prompt_mel, spoken.speaker_embedding)
+
+
+@pytest.fixture(scope="session")
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    """A real tritonserver with the tiny model.
+
+    What it has freed while a test waits was not dropped as idle.
+    """
+    settings = f"limits: {{idle_seconds: {2 * PATIENCE_SECONDS}}}"
+    with Rig.start(TINY, tmp_path_factory.mktemp("server"), settings) as rig:
+        yield rig
+
+
+@pytest.fixture(scope="session")
+def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    """A real tritonserver with small limits."""
+    settings = f"limits: {{streams: 2, stream_tokens: 60, idle_seconds: {IDLE_SECONDS}}}"
+    with Rig.start(TINY, tmp_path_factory.mktemp("limited"), settings) as rig:
+        yield rig
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Checks after every test, passed or failed, that its servers hold nothing for any stream."""
+    yield
+    for name in ("rig", "limited"):
+        if name in request.fixturenames:
+            request.getfixturevalue(name).wait_until_empty()

@@ -1,0 +1,329 @@
+"""Bad input: an error on that stream that names field and bound; the next stream works; nothing is
+left behind.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests.served.conftest import IDLE_SECONDS, STREAM_SECONDS
+from tests.support.golden import GoldenSet
+from tests.support.server_rig import Connection, Rig, voice_inputs
+from token2wav import Voice
+from token2wav_server.launcher.access import CLIENT_HEADER
+
+Inputs = dict[str, NDArray[Any]]
+
+ALL_THAT_ONE_MAY_HAVE = "all that one may have (limits.streams_per_client); try again later"
+AFTER_THE_END = "stream: it has ended; tokens after the end are not taken"
+
+
+def changed(golden: GoldenSet, **arrays: NDArray[Any]) -> Inputs:
+    return voice_inputs(golden.voice) | arrays
+
+
+def without(golden: GoldenSet, name: str) -> Inputs:
+    return {key: array for key, array in voice_inputs(golden.voice).items() if key != name}
+
+
+def mel_with(value: float) -> NDArray[np.float32]:
+    mel = np.zeros((60, 80), np.float32)
+    mel[7, 3] = value
+    return mel
+
+
+def the_next_stream_works(connection: Connection, golden: GoldenSet) -> None:
+    connection.send(golden.tokens[:2], golden.voice, "next", start=True, end=True)
+    answers = connection.answers()
+    assert not answers.errors
+    assert answers.audio.shape == (2 * 960,)
+
+
+BAD_TOKENS: dict[str, tuple[Any, str]] = {
+    "negative": ([5, -1], "tokens: -1 at index 1 is outside the vocabulary 0 to 6560"),
+    "too large": ([6561], "tokens: 6561 at index 0 is outside the vocabulary 0 to 6560"),
+    "none at all": ([], "tokens: the utterance ended without any; at least 1 is needed"),
+    "wrong type": (np.array([5], np.int64), "inference input 'tokens' data-type is 'INT64'"),
+    "wrong type, float": (
+        np.array([5], np.float32),
+        "inference input 'tokens' data-type is 'FP32'",
+    ),
+    "two dimensions": (np.zeros((1, 2), np.int32), "unexpected shape for input 'tokens'"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_TOKENS)
+def test_bad_tokens(rig: Rig, golden: GoldenSet, case: str) -> None:
+    tokens, message = BAD_TOKENS[case]
+    with rig.connect() as connection:
+        connection.send(tokens, golden.voice, "bad", start=True, end=True)
+        [error] = connection.answers().errors
+        assert message in error
+        the_next_stream_works(connection, golden)
+
+
+BAD_VOICES: dict[str, tuple[Inputs, str]] = {
+    "prompt token out of vocabulary": (
+        {"prompt_tokens": np.full(30, 7000, np.int32)},
+        "prompt_tokens: 7000 at index 0 is outside the vocabulary 0 to 6560",
+    ),
+    "mel too short": (
+        {"prompt_mel": np.zeros((59, 80), np.float32)},
+        "prompt_mel: shape (59, 80), expected (60, 80): 2 frames of 80 bands for each of 30 "
+        "prompt tokens",
+    ),
+    "mel of other bands": (
+        {"prompt_mel": np.zeros((60, 100), np.float32)},
+        "unexpected shape for input 'prompt_mel'",
+    ),
+    "mel with NaN": ({"prompt_mel": mel_with(np.nan)}, "prompt_mel: holds NaN or infinite values"),
+    "mel with infinity": (
+        {"prompt_mel": mel_with(np.inf)},
+        "prompt_mel: holds NaN or infinite values",
+    ),
+    "mel beyond its bound": (
+        {"prompt_mel": mel_with(1e30)},
+        "prompt_mel: 1e+30 at index 7, 3 is outside -100 to 100",
+    ),
+    "embedding beyond its bound": (
+        {"speaker_embedding": np.full(192, -1e30, np.float32)},
+        "speaker_embedding: -1e+30 at index 0 is outside -1000 to 1000",
+    ),
+    "mel of another type": (
+        {"prompt_mel": np.zeros((60, 80))},
+        "inference input 'prompt_mel' data-type is 'FP64'",
+    ),
+    "embedding of another size": (
+        {"speaker_embedding": np.ones(191, np.float32)},
+        "unexpected shape for input 'speaker_embedding'",
+    ),
+    "embedding of zeros": (
+        {"speaker_embedding": np.zeros(192, np.float32)},
+        "speaker_embedding: all zeros",
+    ),
+    "embedding with NaN": (
+        {"speaker_embedding": np.full(192, np.nan, np.float32)},
+        "speaker_embedding: holds NaN or infinite values",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD_VOICES)
+def test_bad_voice(rig: Rig, golden: GoldenSet, case: str) -> None:
+    arrays, message = BAD_VOICES[case]
+    with rig.connect() as connection:
+        connection.send([1, 2], changed(golden, **arrays), "bad", start=True, end=True)
+        [error] = connection.answers().errors
+        assert message in error
+        the_next_stream_works(connection, golden)
+
+
+@pytest.mark.parametrize("name", ["prompt_tokens", "prompt_mel", "speaker_embedding"])
+def test_missing_part_of_the_voice(rig: Rig, golden: GoldenSet, name: str) -> None:
+    with rig.connect() as connection:
+        connection.send([1], without(golden, name), "bad", start=True)
+        [error] = connection.answers().errors
+        assert (
+            f"{name}: missing; the first request of an utterance carries it, or a voice_id" in error
+        )
+        the_next_stream_works(connection, golden)
+
+
+def test_voice_in_the_middle(rig: Rig, golden: GoldenSet) -> None:
+    with rig.connect() as connection:
+        connection.send([1], golden.voice, "twice", start=True)
+        assert not connection.answers().errors
+        connection.send([1], golden.voice, "twice")
+        assert connection.answers().errors == [
+            "prompt_tokens: only the first request of an utterance carries it"
+        ]
+        the_next_stream_works(connection, golden)
+
+
+def test_bad_token_in_the_middle_ends_that_stream_only(rig: Rig, golden: GoldenSet) -> None:
+    with rig.connect() as connection:
+        connection.send(golden.tokens[:50], golden.voice, "good", start=True)
+        connection.send([1], golden.voice, "bad", start=True)
+        answers = connection.answers(requests=2)
+        connection.send([9999], None, "bad")
+        connection.send([2], None, "bad")
+        wrong, unknown = connection.answers(requests=2).errors
+        assert wrong == "tokens: 9999 at index 0 is outside the vocabulary 0 to 6560"
+        assert unknown == f"stream: it failed: {wrong}"
+        connection.send([], None, "good", end=True)
+        rest = connection.answers()
+        assert not rest.errors
+        assert len(answers.audio) + len(rest.audio) == 50 * 960
+
+
+def test_failure_is_told_on_the_request_that_was_kept_open_too(rig: Rig, golden: GoldenSet) -> None:
+    with rig.connect() as connection:
+        connection.send([1], golden.voice, "kept", start=True, parameters={"keep_open": True})
+        connection.send([-5], None, "kept")
+        assert (
+            connection.answers(requests=2).errors
+            == ["tokens: -5 at index 0 is outside the vocabulary 0 to 6560"] * 2
+        )
+
+
+def test_what_comes_after_the_end_costs_nothing_that_was_earned(
+    rig: Rig, golden: GoldenSet
+) -> None:
+    # seconds of work, of which the requests below see the first moments
+    tokens = np.tile(golden.tokens, 8)[:1000]
+    with rig.connect() as connection:
+        connection.send(tokens, golden.voice, "over", start=True, end=True)
+        for late, voice in (([1], None), ([-1], None), ([], golden.voice)):
+            connection.send(late, voice, "over")
+        answers = connection.answers(requests=4)
+        assert answers.errors == [AFTER_THE_END] * 3
+        assert answers.audio.shape == (960 * len(tokens),)
+        connection.send([1], None, "over")
+        assert connection.answers().errors == [AFTER_THE_END]
+        the_next_stream_works(connection, golden)
+
+
+def test_unknown_sequence(rig: Rig) -> None:
+    with rig.connect() as connection:
+        connection.send([1], None, "nobody")
+        [error] = connection.answers().errors
+        assert "sequence_id: 'nobody' is no open stream" in error
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"audio_format": "mp3"}, "audio_format: 'mp3' is not one of float32, int16, mulaw, alaw"),
+        ({"keep_open": "yes"}, "keep_open: 'yes' is not a boolean"),
+        (
+            {"samplerate": 8000},
+            "parameters: 'samplerate' is not a request parameter; known are audio_format, "
+            "sample_rate, keep_open, "
+            "steps, voice, stream_key",
+        ),
+        ({CLIENT_HEADER: "x" * 129}, f"{CLIENT_HEADER}: not a name of at most 128 characters"),
+    ],
+)
+def test_bad_parameter(
+    rig: Rig, golden: GoldenSet, parameters: dict[str, Any], message: str
+) -> None:
+    with rig.connect() as connection:
+        connection.send([1], golden.voice, "bad", start=True, parameters=parameters)
+        assert connection.answers().errors == [message]
+        the_next_stream_works(connection, golden)
+
+
+class TestLimits:
+    def test_request_too_long(self, limited: Rig, golden: GoldenSet) -> None:
+        with limited.connect() as connection:
+            connection.send(np.resize(golden.tokens, 61), golden.voice)
+            assert connection.answers().errors == [
+                "tokens: the utterance would exceed 60 tokens, the limit of one stream"
+            ]
+            the_next_stream_works(connection, golden)
+
+    def test_stream_too_long(self, limited: Rig, golden: GoldenSet) -> None:
+        with limited.connect() as connection:
+            connection.send(golden.tokens[:40], golden.voice, "long", start=True)
+            assert not connection.answers().errors
+            connection.send(golden.tokens[:21], None, "long")
+            assert connection.answers().errors == [
+                "tokens: the utterance would exceed 60 tokens, the limit of one stream"
+            ]
+            the_next_stream_works(connection, golden)
+
+    def test_prompt_too_long(self, limited: Rig, golden: GoldenSet) -> None:
+        long_prompt = changed(
+            golden,
+            prompt_tokens=np.zeros(751, np.int32),
+            prompt_mel=np.zeros((1502, 80), np.float32),
+        )
+        with limited.connect() as connection:
+            connection.send([1], long_prompt)
+            assert connection.answers().errors == [
+                "prompt_tokens: 751 tokens, at most 750 are allowed"
+            ]
+            the_next_stream_works(connection, golden)
+
+    def test_too_many_streams(self, limited: Rig, golden: GoldenSet) -> None:
+        with limited.connect() as connection:
+            for sequence in ("first", "second"):
+                connection.send([1], golden.voice, sequence, start=True)
+            assert not connection.answers(requests=2).errors
+            mine = changed(golden, speaker_embedding=np.full(192, 0.25, np.float32))
+            connection.send([1], mine, "third", start=True)
+            assert connection.answers().errors == ["streams: all 2 are in use; try again later"]
+            digest = bytes.fromhex(Voice(**mine).content_hash)
+            connection.send([], None, "first", end=True)
+            assert connection.answers().audio.shape == (960,)
+            the_next_stream_works(connection, golden)
+            connection.send([], None, "second", end=True)
+            connection.answers()
+            # The voice of a client that was refused pushes no voice of another client out.
+            connection.send([1], {"voice_id": np.frombuffer(digest, np.uint8)})
+            [error] = connection.answers().errors
+            assert "is not registered here" in error
+
+    def test_idle_stream_is_dropped(self, limited: Rig, golden: GoldenSet) -> None:
+        with limited.connect() as connection:
+            connection.send([1], golden.voice, "idle", start=True)
+            assert not connection.answers().errors
+            limited.wait_until_empty()
+            connection.send([1], None, "idle")
+            assert connection.answers().errors == [
+                f"stream: no tokens for {IDLE_SECONDS} s; it was dropped"
+            ]
+
+    def test_idle_stream_that_was_kept_open_is_told(self, limited: Rig, golden: GoldenSet) -> None:
+        with limited.connect() as connection:
+            connection.send([1], golden.voice, "idle", start=True, parameters={"keep_open": True})
+            assert connection.answers().errors == [
+                f"stream: no tokens for {IDLE_SECONDS} s; it was dropped"
+            ]
+
+    def test_neither_empty_requests_nor_a_trickle_keep_a_stream_open(
+        self, limited: Rig, golden: GoldenSet
+    ) -> None:
+        before = limited.ended()
+        with limited.connect() as connection:
+            for sequence in ("silent", "trickle"):
+                connection.send([1], golden.voice, sequence, start=True)
+            assert not connection.answers(requests=2).errors
+            ends: dict[str, list[str]] = {"silent": [], "trickle": []}
+            while not all(ends.values()):
+                for sequence, tokens in (("silent", []), ("trickle", [1])):
+                    if not ends[sequence]:
+                        connection.send(tokens, None, sequence)
+                        ends[sequence] = connection.answers().errors
+                time.sleep(0.2)
+        assert ends == {
+            "silent": [f"stream: no tokens for {IDLE_SECONDS} s; it was dropped"],
+            "trickle": [
+                f"stream: open for {STREAM_SECONDS} s, which is the limit of one stream; it was "
+                f"dropped"
+            ],
+        }
+        assert limited.ended() - before == {"IdleError": 1, "ExpiredError": 1}
+
+    def test_one_client_takes_half_of_the_streams(self, limited: Rig, golden: GoldenSet) -> None:
+        """Its name is the header's, which the balancer sets, whatever the request itself says."""
+        alice, bob = {CLIENT_HEADER: "alice"}, {CLIENT_HEADER: "bob"}
+        with limited.connect(headers=alice) as one, limited.connect(headers=alice) as two:
+            one.send([1], golden.voice, "first", start=True)
+            assert not one.answers().errors
+            for parameters in (None, bob):
+                two.send([1], golden.voice, "second", start=True, parameters=parameters)
+                [error] = two.answers().errors
+                assert error == f"streams: client 'alice' has 1 open, {ALL_THAT_ONE_MAY_HAVE}"
+            with limited.connect(headers=bob) as other:
+                other.send([1], golden.voice, "other", start=True, end=True)
+                assert not other.answers().errors
+            one.send([], None, "first", end=True)
+            assert not one.answers().errors
+            two.send([1], golden.voice, "second", start=True, end=True)
+            assert not two.answers().errors

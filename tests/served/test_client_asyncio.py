@@ -1,0 +1,212 @@
+"""The client for asyncio, on a real server: many utterances in one loop, and none left when their
+tasks are gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests.support.golden import GoldenSet
+from tests.support.patience import PATIENCE_SECONDS
+from tests.support.server_rig import Rig
+from token2wav import Token2Wav
+from token2wav_client import (
+    AsyncClient,
+    Client,
+    ClientVoice,
+    InputError,
+    ModelNotReadyError,
+    ResponseTimeoutError,
+    ServerError,
+    ServerUnavailable,
+    TokenError,
+    UtteranceClosedError,
+)
+
+STREAMS = 20
+SAME_AUDIO = 1e-4  # batches sum in another order than single streams; 2e-5 seen
+
+
+async def portions(tokens: NDArray[np.int32], seed: int) -> AsyncIterator[NDArray[np.int32]]:
+    cuts = np.sort(np.random.default_rng(seed).integers(0, len(tokens) + 1, size=seed))
+    for portion in np.split(tokens, cuts):
+        yield portion
+        await asyncio.sleep(0.01)
+
+
+def test_twenty_utterances_in_one_loop(
+    rig: Rig, golden: GoldenSet, voice: ClientVoice, model: Token2Wav
+) -> None:
+    async def speak(client: AsyncClient, seed: int) -> NDArray[np.float32]:
+        chunks = [chunk async for chunk in client.synthesize(portions(golden.tokens, seed), voice)]
+        assert [chunk.index for chunk in chunks] == list(range(len(chunks)))
+        assert [chunk.final for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+        return np.concatenate([chunk.audio for chunk in chunks])
+
+    async def run() -> list[NDArray[np.float32]]:
+        async with AsyncClient(rig.server.grpc_url) as client:
+            return await asyncio.gather(*(speak(client, seed) for seed in range(STREAMS)))
+
+    whole = model.synthesize(golden.tokens, golden.voice)
+    for audio in asyncio.run(run()):
+        assert audio.shape == whole.shape
+        assert np.abs(audio - whole).max() <= SAME_AUDIO
+
+
+def test_push_finish_and_lists(rig: Rig, voice: ClientVoice) -> None:
+    async def run() -> None:
+        async with AsyncClient(rig.server.grpc_url) as client:
+            async with await client.open(voice, audio_format="int16") as utterance:
+                utterance.push([1, 2])
+                utterance.finish([3])
+                with pytest.raises(UtteranceClosedError):
+                    utterance.push([4])
+                [chunk] = [chunk async for chunk in utterance]
+                assert utterance.complete
+            assert chunk.audio.shape == (3 * 960,)
+            assert chunk.audio.dtype == np.int16
+            [chunk] = [chunk async for chunk in client.synthesize([[1, 2], [3]], voice.id)]
+            assert chunk.audio.shape == (3 * 960,)
+            health = await client.health(timeout_s=PATIENCE_SECONDS)
+            assert health.first_audio_s is not None
+        assert len(asyncio.all_tasks()) == 1
+
+    asyncio.run(run())
+
+
+def test_a_cancelled_task_frees_its_stream_at_once(
+    rig: Rig, golden: GoldenSet, voice: ClientVoice
+) -> None:
+    heard = asyncio.Event()
+
+    async def never_ending() -> AsyncIterator[NDArray[np.int32]]:
+        yield golden.tokens[:60]
+        await asyncio.Event().wait()
+
+    async def listen(client: AsyncClient) -> None:
+        async for _ in client.synthesize(never_ending(), voice):
+            heard.set()
+
+    async def leave(client: AsyncClient) -> None:
+        async for _ in client.synthesize(never_ending(), voice):
+            break
+
+    async def run() -> None:
+        async with AsyncClient(rig.server.grpc_url) as client:
+            task = asyncio.create_task(listen(client))
+            await heard.wait()
+            assert await asyncio.to_thread(rig.open_streams) == {"scheduler": 1, "engine": 1}
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await asyncio.to_thread(rig.wait_until_empty)
+            await leave(client)
+            await asyncio.to_thread(rig.wait_until_empty)
+
+    asyncio.run(run())
+
+
+def test_errors_are_those_of_the_other_client(rig: Rig, voice: ClientVoice) -> None:
+    async def broken() -> AsyncIterator[list[int]]:
+        yield [1]
+        raise KeyError("the source")
+
+    async def all_of(client: AsyncClient, batches: object) -> None:
+        async for _ in client.synthesize(batches, voice):  # type: ignore[arg-type]
+            pass
+
+    async def run() -> None:
+        async with AsyncClient(rig.server.grpc_url) as client:
+            for batches, error, sentence in (
+                ([[9999]], ServerError, "outside the vocabulary"),
+                ([[0.5]], TokenError, "dtype float64"),
+                ([], InputError, "tokens: none"),
+                (broken(), KeyError, "the source"),
+            ):
+                with pytest.raises(error, match=sentence):
+                    await all_of(client, batches)
+            with pytest.raises(ResponseTimeoutError, match="did not speak 3 tokens within"):
+                await client.health(timeout_s=1e-6)
+        with pytest.raises(UtteranceClosedError, match="the client is closed"):
+            await client.open(voice)
+        async with AsyncClient(rig.server.grpc_url, model="nobody") as client:
+            with pytest.raises(ModelNotReadyError, match="'nobody'"):
+                await client.open(voice)
+        async with AsyncClient("127.0.0.1:1") as client:
+            with pytest.raises(ServerUnavailable, match="no server at"):
+                await client.open(voice)
+
+    asyncio.run(run())
+
+
+def test_a_server_that_stops_answering_is_asked_again(
+    rig: Rig,
+    golden: GoldenSet,
+    voice: ClientVoice,
+    model: Token2Wav,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    go_on = asyncio.Event()
+
+    async def in_two_parts() -> AsyncIterator[NDArray[np.int32]]:
+        yield golden.tokens[:60]
+        await go_on.wait()
+        yield golden.tokens[60:]
+
+    async def run() -> list[NDArray[np.generic]]:
+        chunks: list[NDArray[np.generic]] = []
+        async with AsyncClient(rig.server.grpc_url, retries=30, response_timeout_s=3) as client:
+            async for chunk in client.synthesize(in_two_parts(), voice):
+                assert chunk.index == len(chunks)
+                chunks.append(chunk.audio)
+                if chunk.index == 0:
+                    os.kill(rig.server.pid, signal.SIGSTOP)
+                    asyncio.get_running_loop().create_task(wake_up())
+                    go_on.set()
+        return chunks
+
+    async def wake_up() -> None:
+        deadline = asyncio.get_running_loop().time() + PATIENCE_SECONDS
+        while not caplog.records and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.02)
+        os.kill(rig.server.pid, signal.SIGCONT)
+
+    try:
+        audio = np.concatenate(asyncio.run(run()))
+    finally:
+        os.kill(rig.server.pid, signal.SIGCONT)
+    whole = model.synthesize(golden.tokens, golden.voice)
+    assert audio.shape == whole.shape
+    assert np.abs(audio - whole).max() <= SAME_AUDIO
+    assert "did not answer for 3 s; retry 1 of 30 in " in caplog.records[0].message
+
+
+def test_flat_tokens_are_a_single_batch_and_text_is_none(
+    rig: Rig, golden: GoldenSet, voice: ClientVoice
+) -> None:
+    flat = golden.tokens[:30]
+
+    async def spoken(tokens: Any) -> list[NDArray[Any]]:
+        async with AsyncClient(rig.server.grpc_url) as client:
+            return [chunk.audio async for chunk in client.synthesize(tokens, voice)]
+
+    with Client(rig.server.grpc_url) as client:
+        expected = np.concatenate([chunk.audio for chunk in client.synthesize([flat], voice)])
+        for tokens in (flat, flat.tolist()):
+            in_threads = np.concatenate([chunk.audio for chunk in client.synthesize(tokens, voice)])
+            in_a_loop = np.concatenate(asyncio.run(spoken(tokens)))
+            assert np.array_equal(in_threads, expected)
+            assert np.array_equal(in_a_loop, expected)
+        for wrong in ("<|s_1|>", ["<|s_1|>"], [["1"]], 7):
+            with pytest.raises(TokenError, match=r"^tokens: "):
+                list(client.synthesize(wrong, voice))  # type: ignore[arg-type]
+            with pytest.raises(TokenError, match=r"^tokens: "):
+                asyncio.run(spoken(wrong))

@@ -1,0 +1,256 @@
+"""Programs around the client, run as a user runs them, on a real server."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+from examples.llm_stream import tokens_in
+from tests.support.golden import DATA, ROOT
+from tests.support.patience import PATIENCE_SECONDS
+from tests.support.server_rig import Rig
+from token2wav_client import ClientVoice
+from token2wav_client.writer import FILE_FORMATS
+
+VOICE = str(DATA / "demo" / "voice.safetensors")
+TOKENS = np.load(DATA / "demo" / "tokens.npy")[:60]
+
+
+def run(*command: object, text: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    words = [sys.executable, *map(str, command)]
+    return subprocess.run(
+        words, input=text, capture_output=True, timeout=PATIENCE_SECONDS, check=False
+    )
+
+
+def test_samples_on_standard_output(rig: Rig, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens.npy"
+    np.save(tokens, TOKENS)
+    synth = [
+        "-m",
+        "token2wav_client",
+        "synth",
+        f"--tokens={tokens}",
+        f"--voice={VOICE}",
+        f"--url={rig.server.grpc_url}",
+    ]
+    floats = run(*synth, "--out=-", "--audio-format=float32")
+    assert floats.returncode == 0, floats.stderr
+    assert len(floats.stdout) == 4 * 960 * len(TOKENS)
+    assert b"time to first audio" in floats.stderr
+    integers = run(*synth, "--out=-", "--quiet")
+    assert integers.returncode == 0
+    assert integers.stderr == b""
+    difference = np.frombuffer(floats.stdout, "<f4") - np.frombuffer(
+        integers.stdout, "<i2"
+    ) / np.float32(32767)
+    assert np.abs(difference).max() < 1e-3
+
+
+def test_nobody_reads_standard_output(rig: Rig, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens.npy"
+    np.save(tokens, TOKENS)
+    command = (
+        f"{sys.executable} -m token2wav_client synth --tokens {tokens} --voice {VOICE} "
+        "--quiet --out - "
+    )
+    command += f"--url {rig.server.grpc_url} | true; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(
+        ["bash", "-c", command],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert (
+        done.stderr
+        == "token2wav-client: error: out: cannot write to standard output (Broken pipe)\n"
+    )
+
+
+def test_a_terminated_command_says_what_it_has_written(rig: Rig, tmp_path: Path) -> None:
+    out = tmp_path / "out.wav"
+    command = [
+        sys.executable,
+        "-m",
+        "token2wav_client",
+        "synth",
+        "--tokens=-",
+        f"--voice={VOICE}",
+        f"--out={out}",
+    ]
+    with subprocess.Popen(
+        [*command, f"--url={rig.server.grpc_url}", "--quiet"],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdin is not None
+        process.stdin.write("".join(f"<|s_{token}|>" for token in TOKENS).encode())
+        process.stdin.flush()  # and the utterance stays open
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not (out.exists() and out.stat().st_size > 2 * 960):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        process.terminate()
+        assert process.stderr is not None
+        errors = process.stderr.read().decode()
+        assert process.wait(PATIENCE_SECONDS) == 143
+    kept = soundfile.info(out).duration
+    assert (
+        errors == f"{out}: incomplete, {kept:.2f} s of audio kept\ntoken2wav-client: terminated\n"
+    )
+
+
+@pytest.mark.parametrize("kind", FILE_FORMATS)
+def test_a_full_disk_says_what_was_kept(rig: Rig, tmp_path: Path, kind: str) -> None:
+    out = tmp_path / f"out.{kind}"
+    synth = (
+        f"-m token2wav_client synth --tokens {DATA / 'demo' / 'tokens.npy'} --voice {VOICE} --quiet"
+    )
+    command = f"ulimit -f 20; {sys.executable} {synth} --out {out} --url {rig.server.grpc_url}"
+    shell = ["bash", "-c", command]
+    done = subprocess.run(
+        shell, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
+    )
+    assert done.returncode == 2
+    kept = re.fullmatch(
+        rf"{out}: incomplete, (\d+\.\d\d) s of audio kept\ntoken2wav-client: error: {out}: cannot "
+        rf"write "
+        r"\(File too large\)\n",
+        done.stderr,
+    )
+    assert kept is not None, done.stderr
+    assert out.stat().st_size <= 20 * 1024
+    assert float(kept[1]) > 0.1
+
+
+@pytest.mark.parametrize(
+    ("tokens", "name", "message"),
+    [
+        ([1, 6561], "tokens.npy", "tokens: 6561 at index 1 is outside the vocabulary 0 to 6560"),
+        ([[1, 2], [3, 4]], "tokens.npy", "tokens: shape (2, 2), expected (any,) for this model"),
+        ("6561", "-", "tokens: 6561 at index 0 is outside the vocabulary 0 to 6560"),
+        ("", "tokens.txt", "tokens: none, an utterance needs at least 1"),
+        (
+            "1 x",
+            "tokens.txt",
+            "tokens: 'x' at byte 2 is neither <|s_NUMBER|> nor an integer from 0 to 2147483647",
+        ),
+    ],
+)
+def test_an_error_in_tokens_names_their_file(
+    rig: Rig, tmp_path: Path, tokens: list[int] | list[list[int]] | str, name: str, message: str
+) -> None:
+    source, text = name if name == "-" else str(tmp_path / name), b""
+    if not isinstance(tokens, str):
+        np.save(source, np.array(tokens, np.int32))
+    elif name == "-":
+        text = tokens.encode()
+    else:
+        Path(source).write_text(tokens)
+    out = tmp_path / "out.wav"
+    synth = (
+        "-m",
+        "token2wav_client",
+        "synth",
+        f"--tokens={source}",
+        f"--voice={VOICE}",
+        f"--out={out}",
+    )
+    done = run(*synth, f"--url={rig.server.grpc_url}", text=text)
+    named = "standard input" if name == "-" else source
+    assert done.stderr.decode() == f"token2wav-client: error: {named}: {message}\n"
+    assert done.returncode in (2, 4)
+    assert not out.exists()
+
+
+def test_an_error_in_a_voice_names_its_file(rig: Rig, tmp_path: Path, voice: ClientVoice) -> None:
+    path, tokens = tmp_path / "narrow.npz", tmp_path / "tokens.npy"
+    embedding = voice.speaker_embedding[:9]
+    np.savez(
+        path,
+        prompt_tokens=voice.prompt_tokens,
+        prompt_mel=voice.prompt_mel,
+        speaker_embedding=embedding,
+    )
+    np.save(tokens, TOKENS)
+    synth = (
+        "-m",
+        "token2wav_client",
+        "synth",
+        f"--tokens={tokens}",
+        f"--voice={path}",
+        f"--out={tmp_path / 'o.wav'}",
+    )
+    done = run(*synth, f"--url={rig.server.grpc_url}")
+    message = f"{path}: speaker_embedding: shape (9,), expected (192,) for this model"
+    assert (done.returncode, done.stderr.decode()) == (4, f"token2wav-client: error: {message}\n")
+
+
+def test_text_of_a_language_model() -> None:
+    text = (
+        "Hello <b> 1 < 2 <|endofprompt|><|speech_12|>,<|s_3|> and "
+        "<|speech_x|><|speech_456|><|s_1234567890|> bye"
+    )
+    text += "<tts_start>so<audio_7><tts_pad><audio_6561><audio_patch>"
+    for size in range(1, len(text) + 1):
+        pieces = [text[at : at + size] for at in range(0, len(text), size)]
+        found = list(tokens_in(pieces))
+        assert [token for tokens in found for token in tokens] == [12, 3, 456, 7], size
+        assert [] not in found
+
+
+def test_numbers_of_a_language_model() -> None:
+    text = "[6561, 12, 3,\n1234567890 456] 6562 78"
+    for size in range(1, len(text) + 1):
+        found = list(
+            tokens_in((text[at : at + size] for at in range(0, len(text), size)), "chatterbox")
+        )
+        assert [token for tokens in found for token in tokens] == [12, 3, 456, 78], size
+
+
+def test_speaking_what_a_language_model_prints(rig: Rig, tmp_path: Path) -> None:
+    out = tmp_path / "out.wav"
+    text = "Sure!\n" + "".join(f"<|speech_{token}|>" for token in TOKENS) + "<|eos|>"
+    done = run(
+        ROOT / "examples" / "llm_stream.py",
+        f"--voice={VOICE}",
+        f"--out={out}",
+        f"--url={rig.server.grpc_url}",
+        text=text.encode(),
+    )
+    assert done.returncode == 0, done.stderr
+    assert soundfile.info(out).frames == 960 * len(TOKENS)
+
+
+def test_speaking_a_folder(rig: Rig, tmp_path: Path) -> None:
+    tokens, wavs = tmp_path / "tokens", tmp_path / "wavs"
+    tokens.mkdir()
+    np.save(tokens / "a.npy", TOKENS)
+    (tokens / "b.json").write_text("[1, 2, 3]")
+    (tokens / "c.txt").write_text("<|s_1|><|s_2|>")
+    (tokens / "wrong.txt").write_text("9999")
+    (tokens / "README.md").write_text("no tokens")
+    command = [ROOT / "examples" / "synthesize_folder.py", tokens, wavs, f"--voice={VOICE}"]
+    done = run(*command, f"--url={rig.server.grpc_url}")
+    assert done.returncode == 1
+    assert (
+        b"synthesize_folder: wrong.txt: tokens: 9999 at index 0 is outside the vocabulary"
+        in done.stderr
+    )
+    lengths = {path.name: soundfile.info(path).frames for path in wavs.iterdir()}
+    assert lengths == {"a.wav": 960 * len(TOKENS), "b.wav": 960 * 3, "c.wav": 960 * 2}
+    (wavs / "b.wav").unlink()
+    (tokens / "wrong.txt").unlink()
+    written = (wavs / "a.wav").stat().st_mtime_ns
+    assert run(*command, f"--url={rig.server.grpc_url}").returncode == 0
+    assert (wavs / "b.wav").is_file()
+    assert (wavs / "a.wav").stat().st_mtime_ns == written

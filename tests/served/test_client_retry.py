@@ -1,0 +1,161 @@
+"""Utterances that survive a restart of their server: sent again from the start, heard once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests.support.golden import TINY, GoldenSet
+from tests.support.patience import PATIENCE_SECONDS
+from tests.support.serve_command import Serving
+from tests.support.server_rig import Rig
+from token2wav import Token2Wav
+from token2wav_client import Client, ClientVoice, ServerError, ServerUnavailable
+
+STREAMS = 3
+RETRIES = 30
+SAME_AUDIO = 1e-4  # batches sum in another order than single streams; 2e-5 seen
+
+
+class Listener:
+    """Listener of an utterance in two parts; the second part waits for `go_on`."""
+
+    def __init__(self, tokens: NDArray[np.int32], voice: ClientVoice) -> None:
+        self.heard = threading.Event()
+        self.go_on = threading.Event()
+        self._tokens, self._voice = tokens, voice
+
+    def listen(self, client: Client) -> list[NDArray[np.generic]]:
+        chunks: list[NDArray[np.generic]] = []
+        for index, chunk in enumerate(client.synthesize(self._portions(), self._voice)):
+            assert chunk.index == index
+            assert (chunk.gap_s is None) == (index == 0)
+            chunks.append(chunk.audio)
+            self.heard.set()
+        assert chunk.final
+        return chunks
+
+    def _portions(self) -> Iterator[NDArray[np.int32]]:
+        yield from np.array_split(self._tokens[:60], 12)
+        assert self.go_on.wait(PATIENCE_SECONDS)
+        yield from np.array_split(self._tokens[60:], 7)
+
+
+@pytest.fixture(scope="module")
+def whole(model: Token2Wav, golden: GoldenSet) -> NDArray[np.float32]:
+    return model.synthesize(golden.tokens, golden.voice)
+
+
+def test_a_server_killed_in_the_middle_and_restarted(
+    golden: GoldenSet,
+    voice: ClientVoice,
+    whole: NDArray[np.float32],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Three retrying streams continue without a gap in their samples.
+
+    A stream without retries fails at once, and no listener gets a sample twice.
+    """
+    listeners = [Listener(golden.tokens, voice) for _ in range(STREAMS + 1)]
+    with Serving.start(TINY) as serving, ThreadPoolExecutor(STREAMS + 1) as pool:
+        serving.wait_for_line("^token2wav: ready, ")
+        with Client(serving.url, retries=RETRIES) as patient, Client(serving.url) as hasty:
+            hopeful = [pool.submit(listener.listen, patient) for listener in listeners[:-1]]
+            lost = pool.submit(listeners[-1].listen, hasty)
+            for listener in listeners:
+                assert listener.heard.wait(PATIENCE_SECONDS)
+            os.kill(serving.traces.processes[1], signal.SIGKILL)
+            with pytest.raises(ServerUnavailable, match="no server at"):
+                lost.result(PATIENCE_SECONDS)
+            for listener in listeners:
+                listener.go_on.set()  # while no server is there
+            for result in hopeful:
+                audio = np.concatenate(result.result(PATIENCE_SECONDS))
+                assert audio.shape == whole.shape
+                assert np.abs(audio - whole).max() <= SAME_AUDIO
+    said = [record.message for record in caplog.records if record.name == "token2wav_client"]
+    assert len(said) >= STREAMS
+    assert all("retry " in message and f" of {RETRIES} in " in message for message in said)
+
+
+def test_a_full_server_is_asked_again(
+    limited: Rig, voice: ClientVoice, caplog: pytest.LogCaptureFixture
+) -> None:
+    leave = threading.Event()
+
+    def dawdling() -> Iterator[list[int]]:
+        yield [1, 2, 3]
+        while not leave.wait(0.2):
+            yield []
+
+    url = limited.server.grpc_url
+    with (
+        Client(url, retries=RETRIES) as client,
+        Client(url) as other,
+        ThreadPoolExecutor(3) as pool,
+    ):
+        sitting = [pool.submit(lambda: list(other.synthesize(dawdling(), voice))) for _ in range(2)]
+        while limited.open_streams()["engine"] < 2:
+            assert not any(result.done() for result in sitting)
+            time.sleep(0.1)
+        waiting = pool.submit(lambda: list(client.synthesize([[1, 2, 3]], voice)))
+        while not caplog.records:
+            assert not waiting.done()
+            time.sleep(0.02)
+        leave.set()
+        for result in [*sitting, waiting]:
+            assert sum(len(chunk.audio) for chunk in result.result(PATIENCE_SECONDS)) == 3 * 960
+    assert caplog.records[0].message.startswith(
+        "streams: all 2 are in use; try again later; retry 1 of 30 in "
+    )
+
+
+def test_a_server_that_stops_answering(
+    rig: Rig,
+    golden: GoldenSet,
+    voice: ClientVoice,
+    whole: NDArray[np.float32],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    listener = Listener(golden.tokens, voice)
+    with (
+        Client(rig.server.grpc_url, retries=RETRIES, response_timeout_s=3) as client,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        result = pool.submit(listener.listen, client)
+        assert listener.heard.wait(PATIENCE_SECONDS)
+        os.kill(rig.server.pid, signal.SIGSTOP)
+        try:
+            listener.go_on.set()
+            while not caplog.records:
+                assert not result.done()
+                time.sleep(0.02)
+        finally:
+            os.kill(rig.server.pid, signal.SIGCONT)
+        audio = np.concatenate(result.result(PATIENCE_SECONDS))
+    assert audio.shape == whole.shape
+    assert np.abs(audio - whole).max() <= SAME_AUDIO
+    assert "did not answer for 3 s; retry 1 of 30 in " in caplog.records[0].message
+
+
+def test_bad_input_is_not_sent_again(
+    rig: Rig, voice: ClientVoice, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Client(rig.server.grpc_url, retries=RETRIES) as client:
+        for batches, sentence in (
+            ([[1], [9999]], "outside the vocabulary"),
+            ([[1] * 15_001], "15000"),
+        ):
+            with pytest.raises(ServerError, match=sentence):
+                list(client.synthesize(batches, voice))
+        with pytest.raises(ServerError, match="voice_id"):
+            list(client.synthesize([[1]], "0" * 64))
+    assert not caplog.records

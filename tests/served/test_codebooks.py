@@ -1,0 +1,133 @@
+"""Tokens of several codes through the real server, chosen by the model folder alone."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+from safetensors.numpy import save_file
+
+from tests.families.cosyvoice3.tolerances import SNR_DB
+from tests.support.codebook_model import SAMPLES_PER_TOKEN, a_voice, some_codes, write_model
+from tests.support.golden import ROOT, snr_db
+from tests.support.patience import PATIENCE_SECONDS
+from tests.support.server_rig import Rig
+from token2wav import Token2Wav
+from token2wav_client import Client, ClientVoice, ServerError, TokenError
+
+CODES = some_codes(75)
+MODELS = {"token2wav": "model_repository", "token2wav_ensemble": "model_repository_ensemble"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model") / "codes")
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def name(request: pytest.FixtureRequest) -> str:
+    """Of the model on the server."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def served(name: str, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    with Rig.start(folder, tmp_path_factory.mktemp("rig"), None, ROOT / MODELS[name]) as rig:
+        yield rig
+
+
+@pytest.fixture(scope="module")
+def voice() -> ClientVoice:
+    spoken = a_voice()
+    return ClientVoice(spoken.prompt_tokens, spoken.prompt_mel, spoken.speaker_embedding)
+
+
+def test_a_stream_is_the_whole(served: Rig, name: str, folder: Path, voice: ClientVoice) -> None:
+    model = Token2Wav.load(folder)
+    whole = model.vocode(model.mel(CODES, a_voice()))
+    with Client(served.server.grpc_url, model=name) as client:
+        for speaker in (voice, voice.id):  # named, too, once it was sent
+            chunks = list(client.synthesize(np.array_split(CODES, 9), speaker))
+            assert len(chunks) > 2
+            audio = np.concatenate([chunk.audio for chunk in chunks])
+            assert len(audio) == SAMPLES_PER_TOKEN * len(CODES)
+            assert snr_db(audio, whole) >= SNR_DB
+        assert client.health(timeout_s=PATIENCE_SECONDS).first_audio_s is not None
+    served.wait_until_empty()
+
+
+def test_the_command_takes_them_from_a_file_and_a_pipe(
+    served: Rig, name: str, tmp_path: Path
+) -> None:
+    np.save(tmp_path / "codes.npy", CODES)
+    spoken = a_voice()
+    arrays = {
+        field: getattr(spoken, field)
+        for field in ("prompt_tokens", "prompt_mel", "speaker_embedding")
+    }
+    save_file(arrays, tmp_path / "voice.safetensors")
+    text = io.StringIO()
+    np.savetxt(text, CODES, fmt="%d")
+    heard = []
+    for source in (["--tokens", "codes.npy"], ["--tokens", "-", "--codebooks", "4"]):
+        command = [
+            sys.executable,
+            "-m",
+            "token2wav_client",
+            "synth",
+            "--url",
+            served.server.grpc_url,
+            "--model",
+            name,
+        ]
+        command += [
+            *source,
+            "--voice",
+            "voice.safetensors",
+            "--out",
+            "out.wav",
+            "--audio-format",
+            "float32",
+            "--json",
+        ]
+        done = subprocess.run(
+            command,
+            cwd=tmp_path,
+            input=text.getvalue(),
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_SECONDS,
+            check=True,
+        )
+        assert json.loads(done.stdout)["audio_s"] == pytest.approx(len(CODES) / 12.5)
+        heard.append(soundfile.read(tmp_path / "out.wav", dtype="float32")[0])
+    assert snr_db(heard[1], heard[0]) >= SNR_DB
+
+
+def test_what_is_refused(served: Rig, name: str, voice: ClientVoice) -> None:
+    wrong = CODES.copy()
+    wrong[3, 2] = 50
+    with Client(served.server.grpc_url, model=name) as client:
+        with pytest.raises(
+            ServerError,
+            match="tokens: 50 at index 3, codebook 2, is outside the vocabulary 0 to 49",
+        ):
+            list(client.synthesize([wrong], voice))
+        with pytest.raises(
+            ServerError, match=r"^tokens: shape \(75, 3\), expected \(any, 4\) for this model$"
+        ):
+            list(client.synthesize([CODES[:, :3]], voice))
+        with client.open(voice) as utterance:
+            utterance.push(CODES)
+            with pytest.raises(
+                TokenError, match=r"tokens: shape \(75,\) after others of \(4,\) each"
+            ):
+                utterance.push(CODES[:, 0])
+    served.wait_until_empty()

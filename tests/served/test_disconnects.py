@@ -1,0 +1,96 @@
+"""Clients that go away leave nothing behind."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from tests.support.golden import DATA, GoldenSet
+from tests.support.patience import PATIENCE_SECONDS
+from tests.support.server_rig import Rig
+from token2wav import Token2Wav
+from token2wav_client import Client, ClientVoice
+
+TOLERANCE = 1e-4  # of audio: batches sum in another order than single streams, as in test_streaming
+
+
+def test_cancelled_stream_is_freed_at_once(rig: Rig, golden: GoldenSet, voice: ClientVoice) -> None:
+    with Client(rig.server.grpc_url) as client, client.open(voice) as utterance:
+        utterance.push(golden.tokens[:60])
+        assert next(utterance).index == 0
+        assert rig.open_streams() == {"scheduler": 1, "engine": 1}
+    rig.wait_until_empty()
+
+
+def test_stream_that_waits_for_tokens_is_freed_when_its_client_leaves(
+    rig: Rig, voice: ClientVoice
+) -> None:
+    with Client(rig.server.grpc_url) as client, client.open(voice) as utterance:
+        utterance.push([1, 2, 3])
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while rig.open_streams()["engine"] != 1:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    rig.wait_until_empty()
+
+
+def test_killed_client_is_noticed(rig: Rig, tmp_path: Path) -> None:
+    """A process that dies in the middle of an utterance, with tokens still to come."""
+    command = [
+        sys.executable,
+        "-m",
+        "token2wav_client",
+        "synth",
+        "--quiet",
+        "--url",
+        rig.server.grpc_url,
+    ]
+    command += [
+        "--tokens",
+        str(DATA / "demo" / "tokens.npy"),
+        "--voice",
+        str(DATA / "demo" / "voice.safetensors"),
+    ]
+    command += ["--out", str(tmp_path / "out.wav"), "--rate", "25"]
+    client = subprocess.Popen(command)
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not (tmp_path / "out.wav").is_file():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert rig.open_streams() == {"scheduler": 1, "engine": 1}
+    client.kill()
+    client.wait()
+    rig.wait_until_empty()
+
+
+def test_others_are_not_harmed(
+    rig: Rig, golden: GoldenSet, voice: ClientVoice, model: Token2Wav
+) -> None:
+    with Client(rig.server.grpc_url) as client:
+        leavers = [client.open(voice) for _ in range(4)]
+        stayers = [client.open(voice) for _ in range(4)]
+        for utterance in leavers + stayers:
+            utterance.push(golden.tokens[:60])
+        for utterance in leavers:
+            utterance.close()
+        for utterance in stayers:
+            utterance.finish(golden.tokens[60:])
+        audio = [np.concatenate([chunk.audio for chunk in utterance]) for utterance in stayers]
+    alone = model.synthesize(golden.tokens, golden.voice)
+    for each in audio:
+        assert len(each) == 960 * len(golden.tokens)
+        assert np.abs(each - alone).max() <= TOLERANCE
+
+
+def test_client_that_is_not_kept_open_is_dropped_when_idle(
+    limited: Rig, voice: ClientVoice
+) -> None:
+    with Client(limited.server.grpc_url) as client:
+        utterance = client.open(voice, keep_open=False)
+        utterance.push([1, 2, 3])
+        utterance.close()
+    limited.wait_until_empty()

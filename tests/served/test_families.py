@@ -1,0 +1,177 @@
+"""Models of other families on a real server: audio as from the library, and isolation of errors."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+
+from tests.served.test_streaming import random_portions
+from tests.support import chatterbox_model, cosyvoice2_model, stepaudio2_model
+from tests.support.family_golden import FamilyGolden
+from tests.support.golden import ROOT, snr_db
+from tests.support.patience import PATIENCE_SECONDS
+from tests.support.server_rig import Rig, voice_inputs
+from token2wav import Token2Wav, Voice
+from token2wav_client import Client, ClientVoice
+
+AUDIO = 1e-3  # tolerance of 16-bit audio
+# Batches sum in another order than single streams, and F0 turns rounding into phase; 75 dB seen.
+SNR_DB = 60
+
+WRITERS: dict[str, Callable[[Path, FamilyGolden], Path]] = {
+    "cosyvoice2": cosyvoice2_model.write_model,
+    "stepaudio2": stepaudio2_model.write_model,
+    "chatterbox": chatterbox_model.write_model,
+    "chatterbox turbo": partial(chatterbox_model.write_model, mean_flow=True),
+}
+MODELS = ("token2wav", "token2wav_ensemble")
+# Text of a token from their language models, by names of examples/llm_stream.py.
+PRINTED = {
+    "cosyvoice2": {"cosyvoice": "<|speech_{}|>"},
+    "stepaudio2": {"stepaudio2": "<audio_{}>", "minicpmo": "{} "},
+    "chatterbox": {"chatterbox": "{}, "},
+    "chatterbox turbo": {},
+}
+
+
+@dataclass(frozen=True)
+class Served:
+    """Served model, with the library's audio of an utterance."""
+
+    family: str
+    rig: Rig
+    tokens: NDArray[np.int32]
+    voice: Voice
+    whole: NDArray[np.float32]
+
+    @property
+    def client_voice(self) -> ClientVoice:
+        return ClientVoice(
+            self.voice.prompt_tokens, self.voice.prompt_mel, self.voice.speaker_embedding
+        )
+
+
+@pytest.fixture(scope="module", params=WRITERS)
+def served(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
+    """Starts one server with both of the project's models."""
+    golden = FamilyGolden(request.param.partition(" ")[0], "tiny")
+    folder = WRITERS[request.param](tmp_path_factory.mktemp("model"), golden)
+    voice = Voice(
+        golden["prompt_token"].numpy(), golden["prompt_feat"].numpy(), golden["embedding"].numpy()
+    )
+    tokens = np.tile(golden["token"].numpy(), 3)[:150].astype(np.int32)
+    whole = Token2Wav.load(folder).synthesize(tokens, voice)
+    repository = tmp_path_factory.mktemp("repository")
+    for model in (
+        *(ROOT / "model_repository").iterdir(),
+        *(ROOT / "model_repository_ensemble").iterdir(),
+    ):
+        (repository / model.name).symlink_to(model)
+    with Rig.start(folder, tmp_path_factory.mktemp("server"), repository=repository) as rig:
+        yield Served(request.param, rig, tokens, voice, whole)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left(served: Served) -> Iterator[None]:
+    yield
+    served.rig.wait_until_empty()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_eight_streams_at_once_in_random_portions(name: str, served: Served) -> None:
+    def synthesize(seed: int) -> NDArray[np.float32]:
+        with Client(served.rig.server.grpc_url, model=name) as client:
+            portions = random_portions(served.tokens, seed)
+            audio = np.concatenate(
+                [chunk.audio for chunk in client.synthesize(portions, served.client_voice)]
+            )
+            return audio.astype(np.float32)
+
+    with ThreadPoolExecutor(8) as pool:
+        for audio in pool.map(synthesize, range(8)):
+            assert audio.shape == served.whole.shape
+            assert snr_db(audio, served.whole) > SNR_DB
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_goes_wrong_in_one_stream_stays_there(name: str, served: Served) -> None:
+    """One stream gets a bad token, and its client abandons two others.
+
+    One of the two abandoned streams is waiting, the other one is being computed.
+    """
+    with served.rig.connect(name) as connection, served.rig.connect(name) as leaver:
+        for sequence in ("good", "bad"):
+            connection.send(served.tokens[:60], served.voice, sequence, start=True)
+        if name == "token2wav":  # the ensemble cannot tell before the idle time-out
+            leaver.send(served.tokens, served.voice, "left", start=True, end=True)
+            leaver.send([1], served.voice, "waiting", start=True, parameters={"keep_open": True})
+        connection.send([1, 6561], None, "bad", end=True)
+        connection.send(served.tokens[60:], None, "good", end=True)
+        leaver.client.stop_stream(cancel_requests=True)
+        answers = connection.answers(requests=4)
+    assert answers.errors
+    for error in answers.errors:
+        assert "tokens: 6561 at index 1 is outside the vocabulary 0 to 6560" in error
+    last = max(index for index, _, _ in answers.chunks)
+    tail = next(audio for index, _, audio in answers.chunks if index == last)
+    assert snr_db(tail, served.whole[-len(tail) :]) > SNR_DB
+
+
+def test_the_longest_prompt_of_the_largest_values(served: Served) -> None:
+    mel, embedding = np.full((1500, 80), 100, np.float32), np.full(192, -1000, np.float32)
+    with served.rig.connect() as connection:
+        connection.send(
+            [0, 6560], Voice(np.full(750, 6560), mel, embedding), "a", start=True, end=True
+        )
+        answers = connection.answers()
+    assert not answers.errors
+    assert answers.audio.shape == (2 * 960,)
+    assert np.isfinite(answers.audio).all()
+
+
+def test_speaking_what_its_language_model_prints(served: Served, tmp_path: Path) -> None:
+    voice, out = tmp_path / "voice.safetensors", tmp_path / "out.wav"
+    save_file(voice_inputs(served.voice), voice)
+    for family, token in PRINTED[served.family].items():
+        words = [
+            sys.executable,
+            str(ROOT / "examples" / "llm_stream.py"),
+            f"--family={family}",
+            f"--voice={voice}",
+        ]
+        done = subprocess.run(
+            [*words, f"--out={out}", f"--url={served.rig.server.grpc_url}"],
+            input="Sure! " + "".join(map(token.format, served.tokens)),
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_SECONDS,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        audio, _ = soundfile.read(out, dtype="float32")
+        assert audio.shape == served.whole.shape
+        assert np.abs(audio - served.whole).max() <= AUDIO
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"), [("prompt_mel", (7, 80)), ("speaker_embedding", (100,))]
+)
+def test_voices_that_do_not_fit(name: str, shape: tuple[int, ...], served: Served) -> None:
+    voice = voice_inputs(served.voice) | {name: np.ones(shape, np.float32)}
+    with served.rig.connect() as connection:
+        connection.send(served.tokens, voice, "a", start=True, end=True)
+        [error] = connection.answers().errors
+    assert name in error

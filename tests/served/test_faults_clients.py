@@ -1,0 +1,127 @@
+"""Clients that misuse a stream within the rules: others are not harmed, and nothing is left."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import grpc
+import numpy as np
+from tritonclient.grpc import service_pb2_grpc
+
+from tests.served.test_streaming import SERVER_EQUALS_LIBRARY
+from tests.support.golden import GoldenSet
+from tests.support.patience import PATIENCE_SECONDS
+from tests.support.server_rig import Rig
+from tests.support.traces import Traces
+from token2wav import Token2Wav
+from token2wav_client import Client, ClientVoice
+from token2wav_client.wire import Opening, build_request
+
+ONE_TOKEN_REQUESTS = 2000
+FAR_TOO_MANY = 10_000_000
+FEW_BYTES = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 65536)]
+
+
+def test_a_client_that_stops_reading(
+    rig: Rig, golden: GoldenSet, model: Token2Wav, voice: ClientVoice
+) -> None:
+    """Its audio fills the connection's window and waits in the server; the model goes on, and
+    others are served.
+    """
+    requests: SimpleQueue[Any] = SimpleQueue()
+    tokens = np.tile(golden.tokens, 4)[:500]
+    opening = Opening(voice, "float32", keep_open=True)
+    with grpc.insecure_channel(rig.server.grpc_url, options=FEW_BYTES) as channel:
+        call = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer(
+            iter(requests.get, None)
+        )
+        requests.put(build_request("token2wav", "deaf", "0", tokens, opening=opening, end=True))
+        assert not next(call).error_message
+        with Client(rig.server.grpc_url) as client:
+            audio = np.concatenate(
+                [chunk.audio for chunk in client.synthesize([golden.tokens], voice)]
+            )
+        assert (
+            np.abs(audio - model.synthesize(golden.tokens, golden.voice)).max()
+            <= SERVER_EQUALS_LIBRARY
+        )
+        rig.wait_until_empty()  # although it still has not read
+        call.cancel()
+        requests.put(None)
+    with Client(rig.server.grpc_url) as client:
+        assert client.health(timeout_s=PATIENCE_SECONDS).first_audio_s is not None
+
+
+def test_two_thousand_requests_of_one_token(rig: Rig, golden: GoldenSet) -> None:
+    """One after another, each answered before the next is sent."""
+    tokens = np.tile(golden.tokens, 1 + ONE_TOKEN_REQUESTS // len(golden.tokens))[
+        :ONE_TOKEN_REQUESTS
+    ]
+    before = resources(rig)
+    samples = 0
+    with rig.connect() as connection:
+        for index, token in enumerate(tokens):
+            first, last = index % 250 == 0, index % 250 == 249
+            connection.send(
+                [token], golden.voice if first else None, "drop by drop", start=first, end=last
+            )
+            answers = connection.answers()
+            assert not answers.errors
+            samples += sum(len(audio) for _, _, audio in answers.chunks)
+    assert samples == 960 * ONE_TOKEN_REQUESTS
+    rig.wait_until_empty()
+    after = resources(rig)
+    assert after["segments"] == before["segments"]
+    assert after["files"] <= before["files"] + 8
+    assert after["threads"] <= before["threads"] + 8
+
+
+def test_requests_that_are_far_too_large_take_shared_memory_once(
+    rig: Rig, golden: GoldenSet
+) -> None:
+    """Triton's pool never shrinks: later requests reuse the memory that the first ones took."""
+    taken = []
+    with rig.connect() as connection:
+        for _ in range(3):
+            connection.send(np.zeros(FAR_TOO_MANY, np.int32), golden.voice, start=True)
+            assert connection.answers().errors == [
+                "tokens: the utterance would exceed 15000 tokens, the limit of one stream"
+            ]
+            taken.append(resources(rig)["shared bytes"])
+        connection.send(golden.tokens, golden.voice)
+        assert connection.answers().audio.shape == (960 * len(golden.tokens),)
+    assert taken[-1] < taken[0] + 2 * 2**20
+
+
+def test_streams_that_open_and_leave_without_a_word(rig: Rig, voice: ClientVoice) -> None:
+    """Connections that come and go by the dozen, some in the middle of a request."""
+
+    def come_and_go() -> None:
+        for index in range(10):
+            with Client(rig.server.grpc_url) as client:
+                utterance = client.open(voice)
+                if index % 2:
+                    utterance.push([1, 2, 3])
+
+    visitors = [threading.Thread(target=come_and_go) for _ in range(4)]
+    for visitor in visitors:
+        visitor.start()
+    for visitor in visitors:
+        visitor.join()
+    rig.wait_until_empty()
+
+
+def resources(rig: Rig) -> dict[str, int]:
+    """What the process of the model holds."""
+    traces = Traces.of(rig.server.pid)
+    stub = Path(f"/proc/{traces.processes[2]}")
+    segments = list(Path("/dev/shm").glob(f"{traces.shm_prefix}*"))
+    return {
+        "segments": len(segments),
+        "shared bytes": sum(segment.stat().st_blocks for segment in segments) * 512,
+        "files": len(list((stub / "fd").iterdir())),
+        "threads": len(list((stub / "task").iterdir())),
+    }

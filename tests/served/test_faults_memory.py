@@ -1,0 +1,105 @@
+"""A flood of HTTP/2 frames fills tritonserver's memory: the launcher drains and restarts it."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from tests.served.test_streaming import SERVER_EQUALS_LIBRARY
+from tests.server.launcher.test_http_ports import asked
+from tests.support.golden import TINY, GoldenSet
+from tests.support.serve_command import Serving, speak
+from tests.support.server_rig import Rig
+from token2wav import Token2Wav
+from token2wav_client import ClientVoice
+from token2wav_server.launcher.ports import Ports
+
+ROOM_MIB = 200
+FLOOD_BYTES = 2 << 30  # far more than it takes: Triton 2.51 keeps 2.2 bytes of memory for each
+HEADERS, SETTINGS, CONTINUATION = 1, 4, 9
+
+
+def test_a_flood_of_headers(
+    golden: GoldenSet, model: Token2Wav, voice: ClientVoice, tmp_path: Path
+) -> None:
+    with Rig.start(TINY, tmp_path) as rig:
+        usual_mib = rig.server.memory_mib()
+    status_port = Ports.free().http
+    bound_mib = usual_mib + ROOM_MIB
+    options = [
+        f"--memory-mib={bound_mib}",
+        f"--status-port={status_port}",
+        "--canary-seconds=0",
+        "--grace-seconds=600",
+    ]
+    with Serving.start(TINY, *options) as serving:
+        serving.wait_for_line("^token2wav: ready, ")
+        before = serving.traces
+        [speaker] = speak(serving.url, voice, golden.tokens, streams=1, ends=False)
+        with flooded(serving.ports.grpc):
+            line = serving.wait_for_line("draining")
+        assert (
+            f" MiB of memory, more than --memory-mib={bound_mib}; draining: new streams are refused"
+            in line
+        )
+        assert asked(status_port) == (404, b"draining\n")
+        speaker.may_end.set()
+        speaker.join()
+        assert speaker.audio is not None, speaker.error
+        expected = model.synthesize(golden.tokens, golden.voice)
+        assert np.abs(speaker.audio - expected).max() <= SERVER_EQUALS_LIBRARY
+        assert f"--memory-mib={bound_mib}; restarting it" in serving.wait_for_line("restarting")
+        serving.wait_for_line("^token2wav: ready, ")
+        assert before.remaining() == []
+        assert serving.health().returncode == 0
+
+
+def test_a_bound_that_is_too_small() -> None:
+    with Serving.start(TINY, "--memory-mib=1", "--canary-seconds=0") as serving:
+        line = serving.wait_for_line("error")
+        assert line.startswith("token2wav-serve: error: the server takes ")
+        assert line.endswith(
+            " MiB of memory, more than --memory-mib=1 at its start: raise the bound"
+        )
+        assert serving.wait() == 3
+
+
+@contextlib.contextmanager
+def flooded(port: int) -> Iterator[None]:
+    """Sends headers without end, in CONTINUATION frames, until the body of the context is over."""
+    over = threading.Event()
+
+    def flood() -> None:
+        frames = frame(CONTINUATION, b"\0\1x\x32" + b"y" * 50) * 10_000
+        for _ in range(FLOOD_BYTES // len(frames)):
+            if over.is_set():
+                return
+            # closed by this test, or by a Triton that bounds headers
+            with contextlib.suppress(OSError):
+                connection.sendall(frames)
+
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(SETTINGS, b"", stream=0))
+        # :method POST and :scheme http out of HPACK's own table, and a path without a name of the
+        # table.
+        connection.sendall(frame(HEADERS, b"\x83\x86\x04\x02/x"))
+        thread = threading.Thread(target=flood)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            connection.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+def frame(kind: int, payload: bytes, stream: int = 1) -> bytes:
+    return (
+        struct.pack(">I", len(payload))[1:] + bytes([kind, 0]) + struct.pack(">I", stream) + payload
+    )

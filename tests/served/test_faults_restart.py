@@ -1,0 +1,168 @@
+"""The process of the model dies or hangs: streams end with an error at once, and the server serves
+again by itself.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.served.conftest import RESPONSE_SECONDS
+from tests.support.golden import ROOT, TINY, GoldenSet
+from tests.support.patience import PATIENCE_SECONDS
+from tests.support.serve_command import Serving, speak
+from token2wav_client import ClientVoice, ServerUnavailable
+from token2wav_client.cli import main
+
+STREAMS = 8
+# far below the silence that a client bears; seen: 0.5 on an idle machine
+QUICKLY_SECONDS = RESPONSE_SECONDS / 2
+MUTE_MODEL = """
+class TritonPythonModel:
+    def initialize(self, args):
+        print("mute", flush=True)
+
+    def execute(self, requests):
+        self.open = [request.get_response_sender() for request in requests]
+"""
+
+
+@pytest.fixture(scope="module")
+def serving() -> Iterator[Serving]:
+    with Serving.start(TINY, "--canary-seconds=10") as serving:
+        serving.wait_for_line("^token2wav: ready, ")
+        yield serving
+
+
+@pytest.mark.parametrize("audio_format", ["float32", "int16"])
+def test_healthy(serving: Serving, audio_format: str) -> None:
+    completed = serving.health(f"--audio-format={audio_format}")
+    assert completed.returncode == 0, completed.stderr
+    assert completed.stdout.startswith("healthy: first audio after ")
+
+
+def test_killed_in_the_middle_of_eight_streams(
+    serving: Serving, golden: GoldenSet, voice: ClientVoice
+) -> None:
+    speakers = speak(serving.url, voice, np.tile(golden.tokens, 10), STREAMS)
+    before = serving.traces
+    killed_at = time.monotonic()
+    os.kill(before.processes[2], signal.SIGKILL)
+    for speaker in speakers:
+        speaker.join(2 * QUICKLY_SECONDS)
+        assert isinstance(speaker.error, ServerUnavailable), speaker.error
+        assert speaker.ended_at - killed_at < QUICKLY_SECONDS
+    # 134 where Triton aborts, by what the process left half done in shared memory, before our
+    # reaper can end it.
+    line = serving.wait_for_line("restart")
+    assert line.replace("status 134", "status 137") == (
+        "token2wav: the server ended by itself (status 137): the model process was killed by "
+        "signal SIGKILL; "
+        "restarting it"
+    )
+    serving.wait_for_line("^token2wav: ready, ")
+    assert before.remaining() == []
+    assert serving.health().returncode == 0
+
+
+def test_killed_and_triton_aborts_before_anybody_sees_it(serving: Serving) -> None:
+    before = serving.traces
+    reaper, server, model = before.processes[:3]
+    os.kill(reaper, signal.SIGSTOP)
+    os.kill(model, signal.SIGKILL)
+    os.kill(server, signal.SIGABRT)
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while Path(f"/proc/{server}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    os.kill(reaper, signal.SIGCONT)
+    line = serving.wait_for_line("restart")
+    assert (
+        "the server ended by itself (status 134): the model process was killed by signal SIGKILL; "
+        "restarting it" in line
+    )
+    serving.wait_for_line("^token2wav: ready, ")
+    assert before.remaining() == []
+
+
+def test_hanging(serving: Serving, golden: GoldenSet, voice: ClientVoice) -> None:
+    before = serving.traces
+    os.kill(before.processes[2], signal.SIGSTOP)
+    assert serving.wait_for_line("restart").startswith("token2wav: the model does not work: ")
+    serving.wait_for_line("^token2wav: ready, ")
+    assert before.remaining() == []
+    [speaker] = speak(serving.url, voice, golden.tokens, streams=1)
+    speaker.join()
+    assert speaker.audio is not None
+    assert len(speaker.audio) == 960 * len(golden.tokens)
+
+
+def test_triton_itself_killed(serving: Serving) -> None:
+    before = serving.traces
+    os.kill(before.processes[1], signal.SIGKILL)
+    assert "the server ended by itself (status 137): " in serving.wait_for_line("restart")
+    serving.wait_for_line("^token2wav: ready, ")
+    assert before.remaining() == []
+    assert serving.health().returncode == 0
+
+
+def test_reaper_killed(serving: Serving) -> None:
+    before = serving.traces
+    os.kill(before.processes[0], signal.SIGKILL)
+    line = serving.wait_for_line("restart")
+    assert line.startswith(  # and a pause if an earlier restart is less than a minute old
+        "token2wav: the server ended by itself (status -9): the reaper, which is the parent of "
+        "tritonserver, was "
+        "killed by SIGKILL; restarting it"
+    )
+    serving.wait_for_line("^token2wav: ready, ")
+    assert before.remaining() == [], "the model process does not outlive its server"
+    assert serving.health().returncode == 0
+
+
+def test_what_spoke_before_it_crashed_is_never_given_up() -> None:
+    """Six requests of one client ended the service for all, once."""
+    with Serving.start(TINY) as serving:
+        for _ in range(3):
+            serving.wait_for_line("^token2wav: ready, ")
+            os.kill(serving.traces.processes[1], signal.SIGSEGV)
+            line = serving.wait_for_line("restart")
+            assert "(status 139): tritonserver was killed by SIGSEGV; restarting it" in line
+        serving.wait_for_line("^token2wav: ready, ")
+
+
+def test_a_model_that_never_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It lives and Triton says that it is ready. A restart would not cure it."""
+    # another server may write there at this moment
+    unwritten = shutil.ignore_patterns("__pycache__")
+    repository = shutil.copytree(
+        ROOT / "model_repository", tmp_path / "repository", ignore=unwritten
+    )
+    (repository / "token2wav" / "1" / "model.py").write_text(MUTE_MODEL)
+    options = ["--model-repository", str(repository), "--canary-seconds=5"]
+    with Serving.start(TINY, *options) as serving:
+        # In this process: on a busy machine another begins to ask only when the canary has given
+        # the server up.
+        serving.wait_for_line("^mute")
+        traces = serving.traces
+        while (status := main(["health", "--url", serving.url, "--timeout=1"])) == 3:
+            assert serving.process.poll() is None
+            capsys.readouterr()
+        error = capsys.readouterr().err
+        assert status == 5, error
+        # On a busy machine its time may be over before Triton has even said that the model is
+        # there.
+        late = r"the server (did not speak 3 tokens within|at \S+ did not answer for) \S+ s"
+        assert re.search(f"{late}$", error, re.MULTILINE)
+        line = serving.wait_for_line("error|ready")
+        assert re.match(f"token2wav-serve: error: the model does not work: {late}", line)
+        assert serving.wait() == 3
+    assert traces.remaining() == []

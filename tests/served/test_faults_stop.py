@@ -1,0 +1,241 @@
+"""SIGTERM and Ctrl-C with open streams, and a failed start: audio to the end, and no leftovers."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import shutil
+import signal
+import socket
+import subprocess
+import termios
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests.served.test_streaming import SERVER_EQUALS_LIBRARY
+from tests.support.golden import TINY, GoldenSet
+from tests.support.patience import PATIENCE_SECONDS
+from tests.support.serve_command import WHOLE_BLOCKS, Serving, command, speak
+from tests.support.server_rig import Rig
+from tests.support.traces import Traces
+from token2wav import Token2Wav
+from token2wav_client import Client, ClientVoice, ServerError, ServerUnavailable
+from token2wav_server.launcher import process as process_module
+from token2wav_server.launcher.ports import Ports
+
+STREAMS = 4
+
+
+@contextmanager
+def serving_until_it_has_stopped(*arguments: str) -> Iterator[Serving]:
+    """Runs a server, and checks at the end that nothing is left of the server."""
+    with Serving.start(TINY, *arguments) as serving:
+        serving.wait_for_line("^token2wav: ready, ")
+        traces = serving.traces
+        yield serving
+        serving.wait()
+        assert traces.remaining() == []
+        for port in vars(serving.ports).values():
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.1", port))
+
+
+def test_the_start_is_summed_up_in_five_lines(model: Token2Wav) -> None:
+    with Serving.start(TINY) as serving:
+        printed = [serving.wait_for_line("")]
+        while not printed[-1].startswith("token2wav: ready, "):
+            printed.append(serving.wait_for_line(""))
+        serving.process.send_signal(signal.SIGTERM)
+        serving.wait()
+    summary = [
+        line.removeprefix("token2wav: ") for line in printed if line.startswith("token2wav: ")
+    ]
+    *parts, limits, ports = summary
+    assert parts == str(model).splitlines()
+    assert (
+        limits
+        == "limits   64 streams, 32 of one client, 15000 tokens in each, 256 voices from clients"
+    )
+    assert ports.startswith(
+        f"ready, gRPC {serving.url}, HTTP 127.0.0.1:{serving.ports.http}, metrics "
+    )
+    assert not [line for line in printed if "configuration" in line]
+
+
+def test_drain(golden: GoldenSet, model: Token2Wav, voice: ClientVoice) -> None:
+    tokens: NDArray[np.int32] = golden.tokens[:70]
+    with serving_until_it_has_stopped("--grace-seconds=300") as serving:
+        speakers = speak(serving.url, voice, tokens, STREAMS, ends=False)
+        serving.process.send_signal(signal.SIGTERM)
+        serving.wait_for_line("draining: new streams are refused, open ones have 300 s")
+        # the line comes a moment before the refusals
+        while (completed := serving.health()).returncode == 0:
+            pass
+        assert completed.returncode == 6
+        with (
+            Client(serving.url) as client,
+            pytest.raises(ServerError, match=r"^server: it is shutting down; try anot"),
+        ):
+            list(client.synthesize([[1]], voice))
+        for speaker in speakers:
+            speaker.may_end.set()
+        for speaker in speakers:
+            speaker.join()
+            assert speaker.audio is not None, speaker.error
+            expected = model.synthesize(tokens, golden.voice)
+            assert np.abs(speaker.audio - expected).max() <= SERVER_EQUALS_LIBRARY
+        assert serving.wait() == 0
+
+
+@contextmanager
+def killed_in_the_end(arguments: list[str], **options: Any) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(arguments, **options) as process:
+        try:
+            yield process
+        finally:
+            process.kill()  # no effect on an ended process
+
+
+def test_a_closed_terminal_drains(golden: GoldenSet, model: Token2Wav, voice: ClientVoice) -> None:
+    """After SIGHUP, with output that can no longer be written, open streams play to their end."""
+    tokens: NDArray[np.int32] = golden.tokens[:70]
+    terminal, launchers_end = pty.openpty()
+    ports = Ports.free()
+    arguments = [*command(TINY, ports), f"--config={WHOLE_BLOCKS}", "--grace-seconds=300"]
+    with killed_in_the_end(
+        [*arguments, "--canary-seconds=0"],
+        stdin=launchers_end,
+        stdout=launchers_end,
+        stderr=launchers_end,
+        start_new_session=True,
+        # its controlling terminal, as under a shell
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    ) as process:
+        os.close(launchers_end)
+        serving = Serving(process, ports)
+        read = b""
+        while b"token2wav: ready, " not in read:
+            read += os.read(terminal, 1 << 16)
+        traces = serving.traces
+        speakers = speak(serving.url, voice, tokens, STREAMS, ends=False)
+        os.close(terminal)  # the kernel sends SIGHUP
+        while (completed := serving.health()).returncode == 0:
+            pass
+        assert completed.returncode == 6
+        process.send_signal(signal.SIGHUP)  # as of a shell that ends, after the kernel's
+        for speaker in speakers:
+            speaker.may_end.set()
+        for speaker in speakers:
+            speaker.join()
+            assert speaker.audio is not None, speaker.error
+            expected = model.synthesize(tokens, golden.voice)
+            assert np.abs(speaker.audio - expected).max() <= SERVER_EQUALS_LIBRARY
+        assert serving.wait() == 0
+    assert traces.remaining() == []
+
+
+def test_a_server_under_nohup_outlives_its_terminal() -> None:
+    with Serving.start(TINY, "--canary-seconds=0", inside=["nohup"]) as serving:
+        serving.wait_for_line("^token2wav: ready, ")
+        serving.process.send_signal(signal.SIGHUP)
+        assert serving.health().returncode == 0
+        serving.process.send_signal(signal.SIGTERM)
+        serving.wait_for_line("draining: ")
+        assert serving.wait() == 0
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_idle_connections_do_not_hold_up_the_end(
+    used: bool, golden: GoldenSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Idle gRPC streams must not delay the end of the server.
+
+    Triton waits for every open gRPC stream, and never unloads a model that a used stream holds.
+    """
+    monkeypatch.setattr(process_module, "_GRACE_S", 2 * PATIENCE_SECONDS)
+    monkeypatch.setattr(process_module, "_EXIT_TIMEOUT_S", int(2 * PATIENCE_SECONDS))
+    with Rig.start(TINY, tmp_path) as rig, rig.connect() as connection:
+        traces = Traces.of(rig.server.pid)
+        assert connection.client.is_server_ready()
+        if used:
+            keep_open = {"keep_open": True}
+            connection.send(
+                golden.tokens, golden.voice, sequence=1, start=True, end=True, parameters=keep_open
+            )
+            assert connection.answers().chunks
+            rig.wait_until_empty()
+        assert rig.server.drain(PATIENCE_SECONDS) == 0
+        began = time.monotonic()
+        rig.server.stop()
+        assert time.monotonic() - began < PATIENCE_SECONDS
+    assert traces.remaining() == []
+    log = (tmp_path / "triton.log").read_text()
+    assert "failed to stop server" not in log
+
+
+def test_grace_time_that_is_over(golden: GoldenSet, voice: ClientVoice) -> None:
+    with serving_until_it_has_stopped("--grace-seconds=1", "--canary-seconds=0") as serving:
+        speakers = speak(serving.url, voice, np.tile(golden.tokens, 10), STREAMS)
+        began = time.monotonic()
+        serving.process.send_signal(signal.SIGTERM)
+        serving.wait_for_line("draining: new streams are refused, open ones have 1 s")
+        for speaker in speakers:
+            speaker.join()
+            assert isinstance(speaker.error, ServerUnavailable), speaker.error
+        assert (
+            serving.wait_for_line("error")
+            == f"token2wav-serve: error: streams that were cut off: {STREAMS}"
+        )
+        assert serving.wait() == 5
+        assert time.monotonic() - began >= 1
+
+
+def test_a_second_interrupt_stops_at_once(golden: GoldenSet, voice: ClientVoice) -> None:
+    with serving_until_it_has_stopped("--grace-seconds=600", "--canary-seconds=0") as serving:
+        [speaker] = speak(serving.url, voice, np.tile(golden.tokens, 10), streams=1)
+        serving.process.send_signal(signal.SIGINT)
+        serving.wait_for_line("draining: ")
+        assert serving.process.poll() is None
+        serving.process.send_signal(signal.SIGINT)
+        assert serving.wait() == 5
+        speaker.join()
+        assert isinstance(speaker.error, ServerUnavailable), speaker.error
+
+
+@pytest.mark.parametrize("damage", ["truncated", "overwritten"])
+def test_a_damaged_model_folder(
+    damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(shutil.copytree(TINY, tmp_path / "model"))
+    weights = folder / "flow.safetensors"
+    if damage == "truncated":
+        os.truncate(weights, weights.stat().st_size // 2)
+    else:
+        weights.write_bytes(b"\xff" * 4096)
+    private = tmp_path / "tmp"
+    private.mkdir()
+    monkeypatch.setenv("TMPDIR", str(private))
+    completed = subprocess.run(
+        command(folder, Ports.free()),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
+    assert completed.returncode in (2, 3)
+    error = [
+        line
+        for line in completed.stderr.splitlines()
+        if line.startswith("token2wav-serve: error: ")
+    ]
+    assert len(error) == 1, completed.stderr
+    assert "flow.safetensors" in error[0]
+    assert list(private.iterdir()) == []

@@ -1,0 +1,119 @@
+"""Whole utterances over HTTP: server-sent events, through the front, with the library's samples."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.served.test_streaming import SERVER_EQUALS_LIBRARY
+from tests.support.golden import TINY, GoldenSet
+from tests.support.patience import PATIENCE_SECONDS
+from tests.support.server_rig import Rig, voice_inputs
+from token2wav import Token2Wav
+from token2wav_server.launcher.access import Access
+from token2wav_server.launcher.front import BODY_BYTES
+
+PATH = "/v2/models/token2wav/generate_stream"
+
+
+@pytest.fixture(scope="module")
+def open_rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    with Rig.start(
+        TINY, tmp_path_factory.mktemp("open"), access=Access(http_inference=True)
+    ) as rig:
+        yield rig
+
+
+def events(url: str, request: dict[str, Any], **headers: str) -> tuple[int, list[dict[str, Any]]]:
+    connection = http.client.HTTPConnection(url, timeout=PATIENCE_SECONDS)
+    connection.request(
+        "POST",
+        PATH,
+        json.dumps(request),
+        {name.replace("_", "-"): headers[name] for name in headers},
+    )
+    response = connection.getresponse()
+    lines = [line.removeprefix(b"data:") for line in response if line.strip()]
+    connection.close()
+    return response.status, [json.loads(line) for line in lines]
+
+
+def utterance(golden: GoldenSet, **others: Any) -> dict[str, Any]:
+    inputs = {"tokens": golden.tokens, **voice_inputs(golden.voice)}
+    return {name: array.ravel().tolist() for name, array in inputs.items()} | others
+
+
+def test_audio_is_the_librarys(open_rig: Rig, golden: GoldenSet, model: Token2Wav) -> None:
+    whole = model.synthesize(golden.tokens, golden.voice)
+    status, told = events(open_rig.server.http_url, utterance(golden))
+    assert status == 200
+    assert [(event["chunk_index"], event["final"]) for event in told] == [
+        (0, False),
+        (1, False),
+        (2, True),
+    ]
+    audio = np.concatenate([np.array(event["audio"], np.float32) for event in told])
+    assert np.abs(audio - whole).max() <= SERVER_EQUALS_LIBRARY
+    _, told = events(open_rig.server.http_url, utterance(golden, audio_format="int16"))
+    integers = np.concatenate([np.array(event["audio"], np.float32) for event in told])
+    assert np.abs(integers / 32767 - whole).max() <= SERVER_EQUALS_LIBRARY + 1 / 32767
+
+
+def test_an_error_names_the_field_and_the_bound(open_rig: Rig, golden: GoldenSet) -> None:
+    status, told = events(open_rig.server.http_url, utterance(golden, tokens=[9999]))
+    assert status == 400
+    assert "tokens: 9999 at index 0 is outside the vocabulary 0 to 6560" in told[0]["error"]
+
+
+def test_a_token_beyond_32_bits_is_refused_and_not_spoken_as_another(
+    open_rig: Rig, golden: GoldenSet
+) -> None:
+    """Triton itself keeps the lower 32 bits: 4294967297 would be token 1."""
+    status, told = events(open_rig.server.http_url, utterance(golden, tokens=[4294967297]))
+    assert status == 400
+    assert told[0]["error"] == "tokens: 4294967297 is not an integer from -2147483648 to 2147483647"
+
+
+def test_an_unknown_parameter_is_refused(open_rig: Rig, golden: GoldenSet) -> None:
+    status, told = events(open_rig.server.http_url, utterance(golden, samplerate=8000))
+    assert status == 400
+    assert told[0]["error"].startswith("parameters: 'samplerate' is not a request parameter")
+
+
+def test_events_arrive_one_by_one_and_who_leaves_is_let_go(
+    open_rig: Rig, golden: GoldenSet
+) -> None:
+    long = utterance(golden, tokens=np.tile(golden.tokens, 40).tolist())
+    connection = http.client.HTTPConnection(open_rig.server.http_url, timeout=PATIENCE_SECONDS)
+    connection.request("POST", PATH, json.dumps(long))
+    response = connection.getresponse()
+    assert json.loads(response.readline().removeprefix(b"data:"))["chunk_index"] == 0
+    assert any(open_rig.open_streams().values()), "the rest is still being computed"
+    response.close()
+    connection.close()
+    open_rig.wait_until_empty()
+
+
+def test_the_longest_utterance_of_the_default_limits_fits() -> None:
+    tokens = {"tokens": [6560] * 15_000, "prompt_tokens": [6560] * 750}
+    mel = (-11.5 * np.random.default_rng(0).random((1500, 80), np.float32)).ravel().tolist()
+    text = json.dumps(
+        tokens | {"prompt_mel": mel, "speaker_embedding": [-0.1234567890123456789] * 192}
+    )
+    assert 0.75 * BODY_BYTES < len(text) < 0.9 * BODY_BYTES
+
+
+def test_it_is_closed_by_default(rig: Rig, golden: GoldenSet) -> None:
+    """The key opens it, to the front and to Triton behind."""
+    status, told = events(rig.server.http_url, utterance(golden))
+    assert status == 403
+    assert told[0]["error"].startswith("inference over HTTP is closed: use gRPC")
+    status, told = events(
+        rig.server.http_url, utterance(golden), admin_key=rig.server.access.admin_key
+    )
+    assert (status, told[-1]["final"]) == (200, True)

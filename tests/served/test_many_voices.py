@@ -1,0 +1,131 @@
+"""Many distinct voices from clients: the server remembers a bounded number, in bounded memory, and
+harms no stream.
+
+Other numbers of voices: `VOICES=10000 pytest tests/served/test_many_voices.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests.served.test_streaming import SERVER_EQUALS_LIBRARY
+from tests.support.golden import TINY, GoldenSet
+from tests.support.patience import PATIENCE_SECONDS
+from tests.support.serve_command import Speaker
+from tests.support.server_rig import Connection, Rig
+from token2wav import Token2Wav, Voice
+from token2wav_client import ClientVoice
+
+VOICES = int(os.environ.get("VOICES", "400"))
+AT_ONCE = 8
+STREAMS = 16
+KEPT = 4 * STREAMS  # voices that this server remembers: at most 26 MB of the large ones
+PROMPT_TOKENS = 625  # 25 s, in a voice of 400 kB
+UNKNOWN_TOKEN = 100_000
+# Growth of the model process after the first voices. All of the others would be over 100 MiB.
+WARM, GROWTH_MIB = 2 * KEPT, 60.0
+
+
+@pytest.fixture(scope="module")
+def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    settings = f"limits: {{streams: {STREAMS}, idle_seconds: 600}}\nruntime: {{cache_mib: 96}}"
+    with Rig.start(TINY, tmp_path_factory.mktemp("voices"), settings) as rig:
+        yield rig
+
+
+@pytest.fixture(autouse=True)
+def _another_stream_keeps_every_sample(
+    narrow: Rig, golden: GoldenSet, voice: ClientVoice, model: Token2Wav
+) -> Iterator[None]:
+    speaker = Speaker(narrow.server.grpc_url, voice, golden.tokens, at_once=160, ends=False)
+    speaker.start()
+    assert speaker.heard.wait(PATIENCE_SECONDS)
+    yield
+    speaker.may_end.set()
+    speaker.join(PATIENCE_SECONDS)
+    assert speaker.audio is not None, speaker.error
+    assert (
+        np.abs(speaker.audio - model.synthesize(golden.tokens, golden.voice)).max()
+        <= SERVER_EQUALS_LIBRARY
+    )
+
+
+def test_the_latest_voices_are_remembered(narrow: Rig, golden: GoldenSet) -> None:
+    with narrow.connect() as connection:
+        for numbers in batches(range(VOICES)):
+            for number in numbers:
+                connection.send([number % 100], small(golden.voice, number))
+            answers = connection.answers(len(numbers))
+            assert answers.errors == []
+            assert len(answers.audio) == 960 * len(numbers)
+        assert forgotten(connection, small(golden.voice, 0))
+        assert forgotten(connection, small(golden.voice, VOICES - KEPT - 1))
+        assert not forgotten(connection, small(golden.voice, VOICES - KEPT))
+        assert not forgotten(connection, small(golden.voice, VOICES - 1))
+
+
+def test_memory_is_bounded(narrow: Rig, golden: GoldenSet) -> None:
+    """Large voices, each with an utterance that is refused: to compute their prompts would take
+    minutes.
+    """
+    server = narrow.server.pid
+    [process] = Path(f"/proc/{server}/task/{server}/children").read_text().split()
+    before = 0.0
+    with narrow.connect() as connection:
+        for numbers in batches(range(WARM + VOICES)):
+            for number in numbers:
+                connection.send([UNKNOWN_TOKEN], large(golden.voice, number))
+            errors = connection.answers(len(numbers)).errors
+            assert len(errors) == len(numbers)
+            assert all("is outside the vocabulary" in error for error in errors)
+            if numbers.stop == WARM:
+                before = resident_mib(process)
+    grown = resident_mib(process) - before
+    assert grown <= GROWTH_MIB
+
+
+def batches(numbers: range) -> Iterator[range]:
+    for first in range(0, len(numbers), AT_ONCE):
+        yield numbers[first : first + AT_ONCE]
+
+
+def small(like: Voice, number: int) -> Voice:
+    """A voice without a prompt, of its own for each number."""
+    mel = np.zeros((0, like.prompt_mel.shape[1]), np.float32)
+    return Voice(np.zeros(0, np.int32), mel, like.speaker_embedding + np.float32(number / 64))
+
+
+def large(like: Voice, number: int) -> Voice:
+    """A voice with a long prompt, of its own for each number."""
+    mel = np.resize(like.prompt_mel, (2 * PROMPT_TOKENS, like.prompt_mel.shape[1]))
+    return Voice(
+        np.resize(like.prompt_tokens, PROMPT_TOKENS),
+        mel,
+        like.speaker_embedding + np.float32(number / 64),
+    )
+
+
+def forgotten(connection: Connection, voice: Voice) -> bool:
+    named: dict[str, NDArray[Any]] = {
+        "voice_id": np.frombuffer(bytes.fromhex(voice.content_hash), np.uint8)
+    }
+    connection.send([1], named)
+    errors = connection.answers().errors
+    assert not errors or "is not registered here; send the voice itself once" in errors[0]
+    return bool(errors)
+
+
+def resident_mib(process: str) -> float:
+    """Memory of a process that no file backs, without shared memory."""
+    status = Path(f"/proc/{process}/status").read_text()
+    found = re.search(r"^RssAnon:\s+(\d+) kB$", status, re.MULTILINE)
+    assert found
+    return int(found[1]) / 1024

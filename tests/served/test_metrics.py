@@ -1,0 +1,317 @@
+"""Metrics of the server after a known load: names, labels and values, as Prometheus reads them."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import time
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from tests.served.test_named_voices import named
+from tests.support.golden import ROOT, TINY, GoldenSet
+from tests.support.patience import PATIENCE_SECONDS
+from tests.support.server_rig import Connection, Rig
+from token2wav import Voice
+from token2wav_client.audio import SAMPLES_PER_TOKEN
+
+HELD_BACK = 4 * 480 + 4  # holdback of the vocoder in samples
+
+# The player's buffer defines an underrun. The buffer is long, so that a busy machine alone causes
+# no underrun.
+SETTINGS = """
+limits: {streams: 2, idle_seconds: 10, player_buffer_seconds: 2}
+runtime: {cache_mib: 20}
+"""
+# float32, keys and values, layers, width, frames, steps, branches
+PAGE_BYTES = 4 * 2 * 2 * 64 * 50 * 10 * 2
+CAPACITY = 20 * 2**20 // PAGE_BYTES
+# End and number of tokens of each stream, in the order of admission.
+STREAMS = {
+    1: ("finished", 150),
+    2: ("finished", 150),
+    3: ("finished", 60),
+    4: ("finished", 60),
+    5: ("finished", 28),
+    6: ("InputError", 1),
+    7: ("IdleError", 1),
+    8: ("IdleError", 1),
+    9: ("cancelled", 1),
+}
+LATE = 5
+CHUNKS = 3 + 3 + 2 + 2 + 2
+_LOG_LINE = re.compile(
+    r' I?\S*\] "stream=(?P<stream>\d+) reason=(?P<reason>\w+) '
+    r"tokens=(?P<tokens>\d+) audio_s=(?P<audio_s>\d+\.\d\d)"
+    r" first_audio_s=(?P<first_audio_s>\d+\.\d+|None) "
+    r"first_sound_s=(?P<first_sound_s>\d+\.\d+|None)"
+    r" real_time_factor=(?P<real_time_factor>\d+\.\d{3})"
+    r' underruns=(?P<underruns>\d+)"$'
+)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Metrics and log of the load.
+
+    Attributes:
+        after: text of the metrics port after the load.
+        during: text of the metrics port while one stream was open.
+        ends: fields of each stream's line in the log.
+    """
+
+    after: str
+    during: str
+    ends: list[dict[str, str]]
+
+    def value(self, metric: str) -> float:
+        """Returns the value of a metric; `metric` is its name followed by its labels."""
+        [found] = re.findall(rf"^token2wav_{re.escape(metric)} (\S+)$", self.after, re.MULTILINE)
+        return float(found)
+
+    def families(self) -> dict[str, str]:
+        """Returns the kinds of our families, by name."""
+        return dict(re.findall(r"^# TYPE token2wav_(\w+) (\w+)$", self.after, re.MULTILINE))
+
+    def samples(self, family: str) -> dict[str, float]:
+        """Returns the values of a family, by their labels in the original text."""
+        found = re.findall(rf"^token2wav_{family}(\{{.*\}})? (\S+)$", self.after, re.MULTILINE)
+        return {labels: float(value) for labels, value in found}
+
+    def by_label(self, family: str, text: str | None = None) -> dict[str, float]:
+        """Returns all values of a family with one label, by the value of the label."""
+        found = re.findall(
+            rf'^token2wav_{family}\{{\w+="([^"]*)"\}} (\S+)$', text or self.after, re.MULTILINE
+        )
+        return {label: float(value) for label, value in found}
+
+    def logged(self, field: str) -> dict[int, float]:
+        """Returns a number from the log for each stream that has the number."""
+        return {int(end["stream"]): float(end[field]) for end in self.ends if end[field] != "None"}
+
+
+@pytest.fixture(scope="module")
+def seen(golden: GoldenSet, tmp_path_factory: pytest.TempPathFactory) -> Seen:
+    """Runs the load on a separate server without other clients."""
+    folder = tmp_path_factory.mktemp("metrics")
+    with Rig.start(TINY, folder, SETTINGS) as rig:
+        with rig.connect() as connection:
+            speak(connection, golden)
+            be_late(connection, golden)
+            be_refused(connection, golden)
+        with rig.connect() as connection:
+            connection.send([1], golden.voice, "leaves", start=True, parameters={"keep_open": True})
+            wait_for_stream(rig)
+            during = rig.metrics()
+        rig.wait_until_empty()
+        after = rig.metrics()
+    lines = (folder / "triton.log").read_text().splitlines()
+    return Seen(
+        after, during, [found.groupdict() for line in lines if (found := _LOG_LINE.search(line))]
+    )
+
+
+def speak(connection: Connection, golden: GoldenSet) -> None:
+    tokens, voice = golden.tokens, golden.voice
+    for speaker in (voice, named(voice.content_hash)):  # chunks of 45, 50 and 55 tokens
+        connection.send(tokens[:150], speaker, "whole", start=True, end=True)
+        assert len(connection.answers().chunks) == 3
+    for sequence in ("one", "other"):
+        connection.send(tokens[:60], voice, sequence, start=True, end=True)  # 45 and 15
+    assert len(connection.answers(requests=2).chunks) == 4
+
+
+def be_late(connection: Connection, golden: GoldenSet) -> None:
+    """Lets the player of a stream run dry.
+
+    The player has 25 tokens of audio less the holdback, 0.92 s, and 2 s of buffer.
+    """
+    speaker = Voice([], np.zeros((0, 80)), golden.voice.speaker_embedding)
+    connection.send(golden.tokens[:28], speaker, "late", start=True)
+    assert len(connection.answers().chunks) == 1
+    time.sleep(3.2)
+    connection.send([], None, "late", end=True)
+    assert len(connection.answers().audio) == 3 * SAMPLES_PER_TOKEN + HELD_BACK
+
+
+def be_refused(connection: Connection, golden: GoldenSet) -> None:
+    """Sends requests that the server rejects for tokens, sequence, voice and number of streams.
+
+    Two streams wait until the server drops them.
+    """
+    connection.send([1], golden.voice, "out of vocabulary", start=True)
+    # without this wait, the message could fail together with the next one
+    assert not connection.answers().errors
+    connection.send([-1], None, "out of vocabulary")
+    connection.send([1], None, "nobody")
+    connection.send([1], named("0" * 64), "unknown voice", start=True)
+    assert len(connection.answers(requests=3).errors) == 3
+    for sequence in ("first", "second", "third"):
+        connection.send([1], golden.voice, sequence, start=True, parameters={"keep_open": True})
+    errors = connection.answers(requests=3).errors
+    assert sorted(error.partition(":")[0] for error in errors) == ["stream", "stream", "streams"]
+
+
+def wait_for_stream(served: Rig) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while served.open_streams() != {"scheduler": 1, "engine": 1}:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_all_families_are_there_and_told_to_users(seen: Seen) -> None:
+    source = (ROOT / "server" / "token2wav_server" / "metrics.py").read_text()
+    names = set(re.findall(r'(?:Family\(\s*|= \(\s*)"(\w+)"', source))
+    assert len(names) > 10
+    assert set(seen.families()) == names | {name.removesuffix("_total") for name in names}
+    assert set(re.findall(r"^# HELP token2wav_(\w+) [A-Z]", seen.after, re.MULTILINE)) == set(
+        seen.families()
+    )
+    assert names <= set(re.findall(r"`token2wav_(\w+)`", (ROOT / "docs/deployment.md").read_text()))
+
+
+def test_names_follow_the_conventions_of_prometheus(seen: Seen) -> None:
+    """Only counters end with `_total`, and names end with base units before any suffix."""
+    for name, kind in seen.families().items():
+        assert re.fullmatch("[a-z]+(_[a-z]+)*", name)
+        assert name.endswith("_total") == (kind == "counter"), name
+        assert not re.search(
+            "_(ms|milliseconds|minutes|mib|kib|percent|count|sum|bucket|gauge|histogram)(_|$)", name
+        )
+        assert not re.search("_(seconds|bytes|factor)_(?!total$)", name), name
+
+
+def test_promtool_has_no_complaints(seen: Seen) -> None:
+    """Checks our metrics alone.
+
+    Triton's metrics share the port, and promtool complains about several of their names.
+    """
+    if (promtool := shutil.which("promtool")) is None:
+        pytest.skip("needs promtool: apt-get install prometheus")
+    ours = "".join(
+        line
+        for line in seen.after.splitlines(keepends=True)
+        if re.match(r"(# (HELP|TYPE) )?token2wav_", line)
+    )
+    done = subprocess.run(
+        [promtool, "check", "metrics"],
+        input=ours,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_SECONDS,
+    )
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+def test_counters_keep_their_earlier_names_for_one_release(seen: Seen) -> None:
+    counters = [name for name, kind in seen.families().items() if kind == "counter"]
+    assert len(counters) == 5
+    for name in counters:
+        earlier = name.removesuffix("_total")
+        help_text = f"# HELP token2wav_{earlier} Deprecated: use token2wav_{name}\n"
+        assert help_text in seen.after
+        assert seen.samples(earlier) == seen.samples(name) != {}
+
+
+def test_open_streams(seen: Seen) -> None:
+    assert seen.by_label("open_streams", seen.during) == {"scheduler": 1, "engine": 1}
+    assert seen.by_label("open_streams") == {"scheduler": 0, "engine": 0}
+
+
+def test_cache(seen: Seen) -> None:
+    """One block of the prompt of 30 tokens is shared; a stream reserves three pages to open."""
+    assert seen.by_label("cache_pages", seen.during) == {
+        "capacity": CAPACITY,
+        "used": 4,
+        "shared": 1,
+        "idle": 0,
+    }
+    assert seen.by_label("cache_pages") == {"capacity": CAPACITY, "used": 1, "shared": 1, "idle": 1}
+    assert seen.value("cache_used_bytes") == PAGE_BYTES
+
+
+def test_voice_prompts(seen: Seen) -> None:
+    """Three voices were new: two of the load, and one of the probe before the server is ready."""
+    assert seen.by_label("voice_prompts_total") == {"hit": len(STREAMS) - 2, "miss": 3}
+
+
+def test_audio_seconds_are_exact(seen: Seen) -> None:
+    spoken = sum(tokens for reason, tokens in STREAMS.values() if reason == "finished")
+    assert seen.value("audio_seconds_total") == pytest.approx(spoken / 25, abs=1e-9)
+
+
+def test_streams_ended(seen: Seen) -> None:
+    assert seen.by_label("streams_ended_total") == Counter(reason for reason, _ in STREAMS.values())
+
+
+def test_refused(seen: Seen) -> None:
+    assert seen.by_label("refused_total") == {
+        "tokens": 1,
+        "sequence_id": 1,
+        "voice_id": 1,
+        "streams": 1,
+    }
+
+
+def test_batches_and_stages(seen: Seen) -> None:
+    """Two streams may share a batch, but need not."""
+    batches = seen.value("batch_streams_count")
+    alone, at_most_two = (seen.value(f'batch_streams_bucket{{le="{most}"}}') for most in (1, 2))
+    assert seen.value("batch_streams_sum") == CHUNKS
+    assert CHUNKS - 2 <= alone + (batches - alone) <= CHUNKS
+    assert alone + 2 * (batches - alone) == CHUNKS
+    assert at_most_two == seen.value('batch_streams_bucket{le="+Inf"}') == batches
+    assert seen.by_label("chunk_seconds_count") == {
+        "wait": CHUNKS,
+        "flow": batches,
+        "vocoder": batches,
+    }
+    assert all(seconds > 0 for seconds in seen.by_label("chunk_seconds_sum").values())
+
+
+def test_first_audio_and_real_time_factor(seen: Seen) -> None:
+    """One value for each stream that sent audio, equal to the value in the log."""
+    finished = {stream for stream, (reason, _) in STREAMS.items() if reason == "finished"}
+    for family, field in (
+        ("first_audio_seconds", "first_audio_s"),
+        ("first_sound_seconds", "first_sound_s"),
+        ("real_time_factor", "real_time_factor"),
+    ):
+        logged = {
+            stream: number for stream, number in seen.logged(field).items() if stream in finished
+        }
+        assert logged.keys() == finished
+        assert min(logged.values()) > 0
+        assert seen.value(f"{family}_count") == len(finished)
+        assert seen.value(f"{family}_sum") == pytest.approx(
+            sum(logged.values()), abs=0.0005 * len(finished) + 1e-6
+        )
+
+
+def test_first_sound_is_not_before_the_first_audio(seen: Seen) -> None:
+    audio, sound = seen.logged("first_audio_s"), seen.logged("first_sound_s")
+    # audio of the tiny model is loud from its first sample
+    assert all(0 <= sound[stream] - audio[stream] < 0.1 for stream in audio)
+
+
+def test_underruns(seen: Seen) -> None:
+    logged = seen.logged("underruns")
+    assert logged[LATE] == 1
+    assert seen.value("underruns_total") == sum(logged.values())
+
+
+def test_every_stream_has_a_line_in_the_log(seen: Seen) -> None:
+    ends = {int(end["stream"]): end for end in seen.ends}
+    assert len(seen.ends) == len(ends)
+    assert {stream: (end["reason"], int(end["tokens"])) for stream, end in ends.items()} == STREAMS
+    for stream, (reason, tokens) in STREAMS.items():
+        heard = reason == "finished"
+        assert float(ends[stream]["audio_s"]) == pytest.approx(
+            tokens / 25 if heard else 0.0, abs=0.005
+        )
+        assert (ends[stream]["first_audio_s"] != "None") == heard

@@ -1,0 +1,73 @@
+"""Triton without the launcher, as deploy/plain_tritonserver.sh runs it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from tests.served.test_streaming import SERVER_EQUALS_LIBRARY
+from tests.support.golden import ROOT, TINY, GoldenSet
+from tests.support.patience import PATIENCE_SECONDS
+from token2wav import Token2Wav
+from token2wav_client import Client, ClientVoice, ModelNotReadyError, ServerUnavailable
+from token2wav_server.launcher.ports import Ports
+
+
+def recipe(ports: Ports) -> str:
+    script = (ROOT / "deploy" / "plain_tritonserver.sh").read_text(encoding="utf-8")
+    assert "0.0.0.0" not in script, (
+        "who calls is not asked: only this machine may, unless TOKEN2WAV_HOST says otherwise"
+    )
+    for port, free in (("8001", ports.grpc), ("8002", ports.metrics)):
+        assert script.count(f"={port}") == 1
+        script = script.replace(f"={port}", f"={free}")
+    return script
+
+
+def test_it_speaks(tmp_path: Path, golden: GoldenSet, voice: ClientVoice, model: Token2Wav) -> None:
+    (tmp_path / "model_repository").symlink_to(ROOT / "model_repository")
+    config = tmp_path / "server.yaml"
+    config.write_text("limits: {streams: 2}\n")
+    ports = Ports.free()
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    some_shells_export = {"HOST": "nowhere.invalid"}
+    environment = (
+        os.environ | some_shells_export | {"PATH": path, "MODEL": str(TINY), "CONFIG": str(config)}
+    )
+    with (
+        (tmp_path / "log").open("w") as log,
+        subprocess.Popen(
+            ["bash", "-c", recipe(ports)], cwd=tmp_path, env=environment, stdout=log, stderr=log
+        ) as server,
+    ):
+        try:
+            wait_until_healthy(f"127.0.0.1:{ports.grpc}", server)
+            with Client(f"127.0.0.1:{ports.grpc}") as client:
+                audio = np.concatenate(
+                    [chunk.audio for chunk in client.synthesize([golden.tokens], voice)]
+                )
+            assert (
+                np.abs(audio - model.synthesize(golden.tokens, golden.voice)).max()
+                <= SERVER_EQUALS_LIBRARY
+            )
+        finally:
+            server.terminate()
+            server.wait(PATIENCE_SECONDS)
+
+
+def wait_until_healthy(url: str, server: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        try:
+            with Client(url, connect_timeout_s=1.0) as client:
+                client.health(timeout_s=PATIENCE_SECONDS)
+            return
+        except (ServerUnavailable, ModelNotReadyError):
+            assert server.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.2)

@@ -1,0 +1,469 @@
+"""TLS, closed protocols, and requests via the balancer to a server that requires certificates."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from tests.served.test_streaming import SERVER_EQUALS_LIBRARY
+from tests.support.balancer import Balancer
+from tests.support.certificates import Authority
+from tests.support.golden import TINY, GoldenSet
+from tests.support.patience import PATIENCE_SECONDS
+from tests.support.replica import Replica
+from token2wav import ConfigError, Token2Wav
+from token2wav_client import Client, ClientVoice, ServerError, ServerUnavailable, Tls
+from token2wav_client.errors import AccessError as NoAccess
+from token2wav_server.launcher.access import CLIENT_HEADER, Certificates, read_or_make_key
+from token2wav_server.launcher.ports import Ports
+from token2wav_server.launcher.supervisor import Canary
+
+ADDRESS, OTHER = "127.0.0.2", "127.0.0.3"
+TOKEN = "a-token-for-tests-only"
+MESSAGE_BYTES = 200_000
+REPOSITORY = Path(__file__).resolve().parents[2] / "model_repository"
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority.make(tmp_path_factory.mktemp("authority"), "token2wav.test", "balancer.test")
+
+
+@pytest.fixture(scope="module")
+def stranger(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """Authority that signs for the same names, but that no server or client trusts."""
+    return Authority.make(tmp_path_factory.mktemp("stranger"), "token2wav.test")
+
+
+@pytest.fixture(scope="module")
+def admin_key(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("admin") / "key"
+
+
+@pytest.fixture(scope="module")
+def servers(
+    authority: Authority, admin_key: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Replica, Replica]]:
+    """Two servers that start together: one requires client certificates, one has TLS for all."""
+    tls = [
+        f"--tls-certificate={authority.certificate('token2wav.test')}",
+        f"--tls-key={authority.key('token2wav.test')}",
+        "--canary-seconds=0",
+    ]
+    settings = tmp_path_factory.mktemp("settings") / "server.yaml"
+    settings.write_text("limits: {streams_per_client: 2}\n")
+    closed = [
+        *tls,
+        f"--config={settings}",
+        f"--tls-client-ca={authority.ca}",
+        f"--admin-key-file={admin_key}",
+        "--verbose",
+    ]
+    with (
+        Replica.start(
+            TINY, ADDRESS, Ports.free(ADDRESS), Ports.free(ADDRESS).http, *closed
+        ) as mutual_server,
+        Replica.start(TINY, OTHER, Ports.free(OTHER), Ports.free(OTHER).http, *tls) as tls_server,
+    ):
+        for server in (mutual_server, tls_server):
+            server.wait_for_line("^token2wav: ready, ")
+        yield mutual_server, tls_server
+
+
+@pytest.fixture(scope="module")
+def server(servers: tuple[Replica, Replica]) -> Replica:
+    return servers[0]
+
+
+@pytest.fixture(scope="module")
+def balancer(
+    server: Replica, authority: Authority, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Balancer]:
+    """Balancer that admits clients with a token over TLS, and has a certificate for the server."""
+    folder = tmp_path_factory.mktemp("balancer")
+    tokens = folder / "tokens"
+    tokens.write_text(f"{hashlib.sha256(TOKEN.encode()).hexdigest()} alice\n")
+    with Balancer.start(
+        folder,
+        [ADDRESS],
+        grpc_port=server.ports.grpc,
+        status_port=server.status_port,
+        TOKEN2WAV_CERTIFICATE=str(authority.both("balancer.test")),
+        TOKEN2WAV_TOKENS=str(tokens),
+        TOKEN2WAV_REPLICA_CA=str(authority.ca),
+        TOKEN2WAV_REPLICA_NAME="token2wav.test",
+        TOKEN2WAV_REPLICA_CERTIFICATE=str(authority.both("client")),
+        TOKEN2WAV_MESSAGE_BYTES=str(MESSAGE_BYTES),
+    ) as balancer:
+        balancer.wait_for("UP")
+        yield balancer
+
+
+def mutual(authority: Authority, **other: Path | str) -> Tls:
+    given: dict[str, Any] = {
+        "ca": authority.ca,
+        "cert": authority.certificate("client"),
+        "key": authority.key("client"),
+        "server_name": "token2wav.test",
+    }
+    return Tls(**(given | other))
+
+
+def speaks(url: str, **how: Any) -> bool:
+    with Client(url, **how) as client:
+        return client.health(timeout_s=PATIENCE_SECONDS).first_audio_s is not None
+
+
+def test_tls_without_certificates_of_clients(
+    servers: tuple[Replica, Replica], authority: Authority
+) -> None:
+    url = servers[1].url
+    assert speaks(url, tls=Tls(ca=authority.ca, server_name="token2wav.test"))
+    with pytest.raises(ServerUnavailable, match=r"hangs up: does it want TLS, or a certificate\?"):
+        speaks(url)
+    certificates = Certificates(
+        authority.certificate("token2wav.test"), authority.key("token2wav.test")
+    )
+    canary = Canary(60.0, REPOSITORY, certificates)
+    assert canary.problem(url) == ""
+
+
+def test_mutual_tls_lets_in_who_has_a_certificate(server: Replica, authority: Authority) -> None:
+    assert speaks(server.url, tls=mutual(authority))
+
+
+def test_a_plain_client_is_refused_with_a_clear_error(server: Replica) -> None:
+    with pytest.raises(ServerUnavailable, match=r"hangs up: does it want TLS, or a certificate\?"):
+        speaks(server.url)
+
+
+def test_clients_without_the_right_certificate_are_refused(
+    server: Replica, authority: Authority, stranger: Authority
+) -> None:
+    strange = {"cert": stranger.certificate("client"), "key": stranger.key("client")}
+    for tls in (Tls(ca=authority.ca, server_name="token2wav.test"), mutual(authority, **strange)):
+        with pytest.raises(ServerUnavailable):
+            speaks(server.url, tls=tls)
+
+
+def test_a_server_that_is_somebody_else_is_refused(
+    server: Replica, authority: Authority, stranger: Authority
+) -> None:
+    for tls in (mutual(authority, ca=stranger.ca), mutual(authority, server_name="other.test")):
+        with pytest.raises(NoAccess, match=r"^no secure connection to "):
+            speaks(server.url, tls=tls)
+
+
+def test_the_canary_gets_through_mutual_tls(server: Replica, authority: Authority) -> None:
+    certificates = Certificates(
+        authority.certificate("token2wav.test"), authority.key("token2wav.test"), authority.ca
+    )
+    canary = Canary(60.0, REPOSITORY, certificates)
+    assert canary.problem(server.url) == ""
+
+
+CLOSED: dict[str, tuple[str, Any]] = {
+    "trace": ("TraceSetting", service_pb2.TraceSettingRequest()),
+    "logging": ("LogSettings", service_pb2.LogSettingsRequest()),
+    "repository": ("RepositoryIndex", service_pb2.RepositoryIndexRequest()),
+}
+SHARED_MEMORY: dict[str, tuple[str, Any]] = {
+    "system": ("SystemSharedMemoryStatus", service_pb2.SystemSharedMemoryStatusRequest()),
+    "CUDA": ("CudaSharedMemoryStatus", service_pb2.CudaSharedMemoryStatusRequest()),
+    "register": (
+        "SystemSharedMemoryRegister",
+        service_pb2.SystemSharedMemoryRegisterRequest(name="a", key="/b"),
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def direct(server: Replica, authority: Authority) -> Iterator[Any]:
+    """Yields a stub of Triton's calls, connected to the server itself."""
+    files = (authority.ca, authority.key("client"), authority.certificate("client"))
+    with _channel(server.url, "token2wav.test", *files) as channel:
+        yield service_pb2_grpc.GRPCInferenceServiceStub(channel)
+
+
+@pytest.mark.parametrize("what", CLOSED)
+def test_protocols_that_clients_dont_need_are_closed(
+    what: str, direct: Any, admin_key: Path
+) -> None:
+    name, request = CLOSED[what]
+    for metadata in ((), (("triton-grpc-protocol-admin-key", "guessed"),)):
+        with pytest.raises(grpc.RpcError, match="This protocol is restricted"):
+            getattr(direct, name)(request, metadata=metadata)
+    getattr(direct, name)(request, metadata=_admin(admin_key))
+
+
+@pytest.mark.parametrize("what", SHARED_MEMORY)
+def test_nobody_shares_memory(what: str, direct: Any, admin_key: Path) -> None:
+    name, request = SHARED_MEMORY[what]
+    for metadata in ((), _admin(admin_key)):
+        with pytest.raises(grpc.RpcError, match="This protocol is restricted"):
+            getattr(direct, name)(request, metadata=metadata)
+
+
+def test_nobody_loads_or_unloads_models(direct: Any, admin_key: Path) -> None:
+    unload = service_pb2.RepositoryModelUnloadRequest(model_name="token2wav")
+    with pytest.raises(grpc.RpcError, match="This protocol is restricted"):
+        direct.RepositoryModelUnload(unload)
+    with pytest.raises(grpc.RpcError, match="explicit model load / unload is not allowed"):
+        direct.RepositoryModelUnload(unload, metadata=_admin(admin_key))
+    assert direct.ModelReady(service_pb2.ModelReadyRequest(name="token2wav")).ready
+
+
+def test_http_tells_its_health_and_nothing_that_matters(server: Replica, admin_key: Path) -> None:
+    def status(path: str, body: bytes | None = None, key: str = "") -> int:
+        request = urllib.request.Request(
+            f"http://{ADDRESS}:{server.ports.http}/v2/{path}", body, headers={"admin-key": key}
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS) as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as error:
+            return error.code
+
+    assert status("health/ready") == status("models/token2wav") == 200
+    key = admin_key.read_text().strip()
+    for path in (
+        "logging",
+        "trace/setting",
+        "systemsharedmemory/status",
+        "cudasharedmemory/status",
+    ):
+        assert status(path) == status(path, key=key) == 403, path
+    for path in (
+        "repository/index",
+        "repository/models/token2wav/unload",
+        "systemsharedmemory/region/a/register",
+    ):
+        assert status(path, b"{}") == status(path, b"{}", key) == 403, path
+    for path in ("models/token2wav/infer", "models/token2wav/generate_stream"):
+        assert status(path, json.dumps({}).encode()) == 403, path
+
+
+def test_a_token_lets_in(
+    balancer: Balancer, authority: Authority, golden: GoldenSet, model: Token2Wav
+) -> None:
+    tls = Tls(ca=authority.ca, server_name="balancer.test")
+    spoken = golden.voice
+    voice = ClientVoice(spoken.prompt_tokens, spoken.prompt_mel, spoken.speaker_embedding)
+    with Client(balancer.url, tls=tls, token=TOKEN) as client:
+        audio = np.concatenate([chunk.audio for chunk in client.synthesize([golden.tokens], voice)])
+    assert (
+        np.abs(audio - model.synthesize(golden.tokens, golden.voice)).max() <= SERVER_EQUALS_LIBRARY
+    )
+
+
+def test_a_client_gets_its_share_and_cannot_take_another_name(
+    balancer: Balancer, server: Replica, authority: Authority
+) -> None:
+    tls = Tls(ca=authority.ca, server_name="balancer.test")
+    speaker = ClientVoice(
+        np.zeros(0, np.int32), np.zeros((0, 80), np.float32), np.ones(192, np.float32)
+    )
+    with ExitStack() as stack:
+        for name in ("bob", "carol"):
+            client = stack.enter_context(
+                Client(balancer.url, tls=tls, token=TOKEN, headers={CLIENT_HEADER: name})
+            )
+            stack.enter_context(client.open(speaker)).push([1])
+        wait_until(lambda: server.open_streams() == 2)
+        client = stack.enter_context(
+            Client(balancer.url, tls=tls, token=TOKEN, headers={CLIENT_HEADER: "dave"})
+        )
+        with pytest.raises(
+            ServerError, match=r"^streams: client 'alice' has 2 open, .*; try again later$"
+        ):
+            list(client.synthesize([[1]], speaker))
+        assert speaks(server.url, tls=mutual(authority))  # direct, so without a client name
+    wait_until(lambda: server.open_streams() == 0)
+    assert speaks(balancer.url, tls=tls, token=TOKEN)
+
+
+@pytest.mark.parametrize("token", [None, "nobody", "wrong", TOKEN[:-1]])
+def test_without_a_token_nobody_gets_in(
+    balancer: Balancer, authority: Authority, token: str | None
+) -> None:
+    tls = Tls(ca=authority.ca, server_name="balancer.test")
+    with pytest.raises(
+        NoAccess, match="balancer: no valid token; send the header authorization: Bearer TOKEN"
+    ):
+        speaks(balancer.url, tls=tls, token=token)
+
+
+def test_the_balancer_wants_tls(balancer: Balancer) -> None:
+    with pytest.raises(ServerUnavailable, match="hangs up: does it want TLS"):
+        speaks(balancer.url, token=TOKEN)
+
+
+def test_the_balancer_passes_on_what_speaking_takes(
+    balancer: Balancer, authority: Authority, admin_key: Path
+) -> None:
+    metadata = (("authorization", f"Bearer {TOKEN}"), *_admin(admin_key))
+    with _channel(balancer.url, "balancer.test", authority.ca) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        assert stub.ServerLive(service_pb2.ServerLiveRequest(), metadata=metadata).live
+        assert stub.ModelMetadata(
+            service_pb2.ModelMetadataRequest(name="token2wav"), metadata=metadata
+        ).inputs
+        others = {
+            **CLOSED,
+            **SHARED_MEMORY,
+            "statistics": ("ModelStatistics", service_pb2.ModelStatisticsRequest()),
+            "configuration": ("ModelConfig", service_pb2.ModelConfigRequest(name="token2wav")),
+        }
+        for name, request in others.values():
+            with pytest.raises(grpc.RpcError, match="balancer: this call is not open to clients"):
+                getattr(stub, name)(request, metadata=metadata)
+
+
+def test_a_message_that_is_too_long_ends_its_stream_only(
+    balancer: Balancer, authority: Authority
+) -> None:
+    tls = Tls(ca=authority.ca, server_name="balancer.test")
+    tokens = MESSAGE_BYTES // (2 * 80 * 4) + 1
+    long = ClientVoice(
+        np.zeros(tokens, np.int32), np.zeros((2 * tokens, 80), np.float32), np.ones(192, np.float32)
+    )
+    with Client(balancer.url, tls=tls, token=TOKEN) as client:
+        with pytest.raises(ServerError, match="status: 400"):
+            list(client.synthesize([[1, 2, 3]], long))
+        assert client.health(timeout_s=PATIENCE_SECONDS).first_audio_s is not None
+    wait_until(
+        lambda: re.search(r"message of \d+ bytes refused, limit 200000", balancer.log.read_text())
+    )
+
+
+def test_no_secret_is_printed(server: Replica, balancer: Balancer, admin_key: Path) -> None:
+    """Comes last in this file, so that the log has everything from the tests above."""
+    said = "\n".join(server.printed) + balancer.log.read_text()
+    assert "client=alice" in said
+    assert TOKEN not in said
+    assert hashlib.sha256(TOKEN.encode()).hexdigest() not in said
+    assert admin_key.read_text().strip() not in said
+    assert admin_key.stat().st_mode & 0o777 == 0o600
+
+
+def test_certificates_that_cannot_be_used(
+    authority: Authority, stranger: Authority, tmp_path: Path
+) -> None:
+    certificate, key = authority.certificate("token2wav.test"), authority.key("token2wav.test")
+    junk = tmp_path / "junk"
+    junk.write_text("no certificate")
+    for files, problem in (
+        ((tmp_path / "none", key), "No such file or directory"),
+        ((junk, key), "certificate .*junk with key "),
+        ((certificate, stranger.key("token2wav.test")), "key values mismatch"),
+        ((certificate, _encrypted(key, tmp_path)), "the key is encrypted"),
+    ):
+        with pytest.raises(ConfigError, match=problem):
+            Certificates(*files)
+    with pytest.raises(ConfigError, match=r"client CA .*junk"):
+        Certificates(certificate, key, junk)
+    with pytest.raises(
+        ConfigError,
+        match=r"must be valid, and signed by .* for clients too, for the canary; or --can",
+    ):
+        Certificates(certificate, key, stranger.ca).for_canary()
+    with pytest.raises(
+        ConfigError, match=r"nameless\.crt: names nobody; it needs a subjectAltName"
+    ):
+        Certificates(*_nameless(tmp_path)).for_canary()
+
+
+def test_a_key_file_that_is_no_key(tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    made = read_or_make_key(file)
+    assert len(made) >= 32
+    assert read_or_make_key(file) == made
+    for text in ("short", "with spaces in between it", "äöüäöüäöüäöüäöüäöü"):
+        file.write_text(text)
+        with pytest.raises(ConfigError, match=r"^admin key file "):
+            read_or_make_key(file)
+    with pytest.raises(ConfigError, match="No such file or directory"):
+        read_or_make_key(tmp_path / "none" / "key")
+
+
+def test_half_a_certificate_is_wrong_usage(authority: Authority) -> None:
+    program = Path(sys.executable).with_name("token2wav-serve")
+    arguments = [
+        "--model",
+        str(TINY),
+        "--tls-certificate",
+        str(authority.certificate("token2wav.test")),
+    ]
+    completed = subprocess.run(
+        [program, *arguments], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
+    )
+    assert completed.returncode == 2
+    assert (
+        completed.stderr
+        == "token2wav-serve: error: TLS needs both --tls-certificate and --tls-key\n"
+    )
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def _channel(url: str, name: str, *files: Path) -> Any:
+    credentials = grpc.ssl_channel_credentials(*(file.read_bytes() for file in files))
+    return grpc.secure_channel(url, credentials, options=[("grpc.ssl_target_name_override", name)])
+
+
+def _admin(key: Path) -> tuple[tuple[str, str], ...]:
+    return (("triton-grpc-protocol-admin-key", key.read_text().strip()),)
+
+
+def _encrypted(key: Path, folder: Path) -> Path:
+    out = folder / "encrypted.key"
+    subprocess.run(
+        ["openssl", "pkcs8", "-topk8", "-in", key, "-out", out, "-passout", "pass:secret"],
+        check=True,
+        timeout=PATIENCE_SECONDS,
+    )
+    return out
+
+
+def _nameless(folder: Path) -> tuple[Path, Path]:
+    files = folder / "nameless.crt", folder / "nameless.key"
+    subprocess.run(
+        [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "rsa:2048",
+            "-nodes",
+            "-subj",
+            "/CN=x",
+            "-out",
+            files[0],
+            "-keyout",
+            files[1],
+        ],
+        check=True,
+        capture_output=True,
+        timeout=PATIENCE_SECONDS,
+    )
+    return files

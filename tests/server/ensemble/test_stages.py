@@ -1,0 +1,100 @@
+"""Stages of the ensemble on a batch: the library's audio; bad numbers fail only their stream."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from tests.support.tiny_model import TINY, FaultyVocoder, demo_tokens, demo_voice, schedule_of
+from token2wav import AudioChunk, Token2Wav, Voice
+from token2wav.config import StreamConfig
+from token2wav.errors import EngineError, StreamClosedError
+from token2wav.execution.stages import FrameChunk, TokenChunk
+from token2wav.serving.audio_output import AudioFormat
+from token2wav.serving.chunking import Chunker
+from token2wav_server.ensemble.ordered_stage import Label
+from token2wav_server.ensemble.stages import FlowContent, FlowStage, VocoderStage, held_back_seconds
+
+LABEL = Label(1, 0, last=False, audio_format=AudioFormat())
+
+
+def contents(model: Token2Wav, tokens: NDArray[np.int32], voice: Voice) -> list[FlowContent]:
+    """The chunks of a whole utterance, as the accumulator sends them."""
+    chunker = Chunker(voice.prompt_tokens, model.config, schedule_of(model.config))
+    chunker.push(tokens, end=True)
+    found: list[FlowContent] = []
+    while (chunk := chunker.next_chunk) is not None:
+        found.append(FlowContent(chunk, None if found else voice))
+        chunker.computed()
+    return found
+
+
+@pytest.mark.parametrize("prompt_tokens", [0, 25, 30])
+def test_stages_give_the_audio_of_the_library(model: Token2Wav, prompt_tokens: int) -> None:
+    tokens, voice = demo_tokens(90), demo_voice(prompt_tokens)
+    flow, vocoder = FlowStage(model), VocoderStage(model)
+    chunks = contents(model, tokens, voice)
+    assert len(chunks) > 1
+    flow_state, vocoder_state = (
+        flow.open(LABEL, chunks[0]),
+        vocoder.open(LABEL, FrameChunk(torch.zeros(80, 0), last=False)),
+    )
+    audio = []
+    for content in chunks:
+        [mel] = flow.advance([(flow_state, content)])
+        assert not isinstance(mel, EngineError)
+        [chunk] = vocoder.advance(
+            [(vocoder_state, FrameChunk(torch.from_numpy(mel).T, content.chunk.last))]
+        )
+        assert isinstance(chunk, AudioChunk)
+        audio.append(chunk.audio)
+    flow.close(flow_state)
+    vocoder.close(vocoder_state)
+    assert np.array_equal(np.concatenate(audio), model.synthesize(tokens, voice))
+
+
+def test_broken_audio_is_found_and_stays_with_its_stream(
+    faulty: tuple[Token2Wav, FaultyVocoder],
+) -> None:
+    model, engine = faulty
+    stage = VocoderStage(model)
+    mel = FrameChunk(torch.zeros(80, 40), last=True)
+    states = [stage.open(LABEL, mel) for _ in range(2)]
+    engine.fault = float("nan")
+    broken, whole = stage.advance([(state, mel) for state in states])
+    assert isinstance(broken, EngineError)
+    assert str(broken) == "engine: the model produced NaN or infinite audio"
+    assert not isinstance(whole, EngineError)
+    for state in states:
+        stage.close(state)
+
+
+def test_first_chunk_without_a_voice_is_refused(model: Token2Wav) -> None:
+    flow = FlowStage(model)
+    with pytest.raises(StreamClosedError, match="first chunk came without a voice"):
+        flow.open(LABEL, FlowContent(TokenChunk(demo_tokens(28), 0, 0, 25, last=False), None))
+
+
+@pytest.mark.parametrize(("hold_frames", "trim_silence_ms"), [(0, 0.0), (2, 0.0), (0, 100.0)])
+def test_held_back_is_what_the_vocoder_does_not_send(
+    hold_frames: int, trim_silence_ms: float
+) -> None:
+    """The mel is loud, so that nothing is trimmed: the silence that could be is counted beside what
+    is held back.
+    """
+    stream = StreamConfig(hold_frames=hold_frames)
+    model = Token2Wav.load(TINY, stream=stream)
+    stage = VocoderStage(model)
+    mel = FrameChunk(torch.zeros(80, 50), last=False)
+    state = stage.open(LABEL, mel)
+    [chunk] = stage.advance([(state, mel)])
+    stage.close(state)
+    assert isinstance(chunk, AudioChunk)
+    missing = 50 * model.config.samples_per_token // model.config.token_mel_ratio - len(chunk.audio)
+    assert missing > 0
+    seconds = held_back_seconds(model.config, replace(stream, trim_silence_ms=trim_silence_ms))
+    assert seconds == pytest.approx(missing / model.config.sample_rate + trim_silence_ms / 1000)

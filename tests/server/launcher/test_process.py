@@ -1,0 +1,221 @@
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from ast import literal_eval
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.patience import PATIENCE_SECONDS
+from tests.support.traces import Traces
+from token2wav_server import PortInUseError, Ports, ServerError, ServerStartError, TritonServer
+
+
+def test_serves_and_leaves_nothing_behind(
+    repository: Path,
+    tmp_path: Path,
+    private_temporary_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TOKEN2WAV_CONFIG", "of somebody else")
+    log = tmp_path / "server.log"
+    server = TritonServer(tmp_path, model_repository=repository, ports=Ports.free(), log_file=log)
+    with server:
+        # one more, as of a backend that was killed
+        tempfile.mkdtemp(prefix="python_env_", dir="/tmp")
+        traces = Traces.of(server.pid)
+        assert len(traces.processes) == 3, "reaper, tritonserver and one stub"
+        left = [name for name in traces.remaining() if "python_env_" not in name]
+        assert len(left) == 5, "one segment, its own folder, and all of those"
+        with urllib.request.urlopen(f"http://{server.metrics_url}/metrics") as metrics:
+            assert b"nv_inference_count" in metrics.read()
+        started = literal_eval((tmp_path / "started.txt").read_text())
+        assert started == [sys.prefix, str(tmp_path), None], "the stub uses this environment"
+        with pytest.raises(ServerError, match="already started"):
+            server.start()
+    assert traces.remaining() == []
+    assert list(private_temporary_folder.iterdir()) == []
+    assert "successfully loaded 'echo'" in log.read_text()
+    server.stop()
+    with pytest.raises(ServerError, match="not running"):
+        _ = server.pid
+
+
+def test_the_end_of_one_server_leaves_another_what_it_needs(
+    repository: Path, tmp_path: Path
+) -> None:
+    logs = [tmp_path / "first.log", tmp_path / "second.log"]
+    first, second = (
+        TritonServer(tmp_path, model_repository=repository, ports=Ports.free(), log_file=log)
+        for log in logs
+    )
+    with first, second:
+        os.kill(first.pid, signal.SIGKILL)  # its reaper cleans up
+        assert first.wait(PATIENCE_SECONDS) == 128 + signal.SIGKILL
+    assert "terminate called" not in logs[1].read_text(), (
+        "a server that misses its backend folder aborts"
+    )
+
+
+def test_model_that_fails_to_load(
+    failing_repository: Path,
+    tmp_path: Path,
+    private_temporary_folder: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    server = TritonServer(
+        tmp_path, model_repository=failing_repository, ports=Ports.free(), verbose=False
+    )
+    with pytest.raises(ServerStartError) as failure:
+        server.start()
+    assert str(failure.value) == (
+        "tritonserver could not start: "
+        "model 'echo' failed to load: ValueError: hop of 7 tokens: must be a multiple of 25"
+    )
+    assert "NVML" not in capfd.readouterr().err
+    assert list(private_temporary_folder.iterdir()) == []
+
+
+def test_a_crash_while_it_starts_costs_a_second_try(
+    crashing_repository: Callable[[int], Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Triton's Python backend does that now and then."""
+    with TritonServer(
+        tmp_path, model_repository=crashing_repository(1), ports=Ports.free(), verbose=False
+    ) as server:
+        assert server.wait(timeout_s=0) is None
+    assert capfd.readouterr().err.count("killed by SIGABRT; trying once more\n") == 1
+
+
+def test_two_crashes_are_told(
+    crashing_repository: Callable[[int], Path], tmp_path: Path, private_temporary_folder: Path
+) -> None:
+    server = TritonServer(
+        tmp_path, model_repository=crashing_repository(9), ports=Ports.free(), verbose=False
+    )
+    with pytest.raises(
+        ServerStartError, match="could not start: tritonserver was killed by SIGABRT"
+    ):
+        server.start()
+    assert (tmp_path / "starts").read_text() == ".."
+    assert list(private_temporary_folder.iterdir()) == []
+
+
+def test_model_that_takes_too_long(
+    repository: Path, tmp_path: Path, private_temporary_folder: Path
+) -> None:
+    server = TritonServer(
+        tmp_path, model_repository=repository, ports=Ports.free(), ready_timeout_s=0
+    )
+    with pytest.raises(ServerStartError, match="not ready after 0 s"):
+        server.start()
+    assert list(private_temporary_folder.iterdir()) == []
+
+
+def test_server_that_dies(repository: Path, tmp_path: Path) -> None:
+    with TritonServer(tmp_path, model_repository=repository, ports=Ports.free()) as server:
+        traces = Traces.of(server.pid)
+        assert server.wait(timeout_s=0) is None
+        os.kill(server.pid, signal.SIGKILL)
+        assert server.wait(PATIENCE_SECONDS) == 128 + signal.SIGKILL
+        assert traces.remaining() == []
+        assert server.drain(1.0) == 0
+
+
+def test_model_process_that_dies(
+    repository: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Triton itself would go on, and say that it is ready."""
+    with TritonServer(
+        tmp_path, model_repository=repository, ports=Ports.free(), verbose=False
+    ) as server:
+        traces = Traces.of(server.pid)
+        os.kill(traces.processes[2], signal.SIGKILL)
+        # SIGABRT where Triton aborts, by what was left half done in shared memory, before the
+        # reaper can end it.
+        assert server.wait(PATIENCE_SECONDS) in (128 + signal.SIGABRT, 128 + signal.SIGKILL)
+        assert server.failure_reason() == "the model process was killed by signal SIGKILL"
+        assert traces.remaining() == []
+    assert capfd.readouterr().err == "", "the reason is for whoever asks"
+
+
+def test_stop_at_once(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even a server that hangs takes time."""
+    monkeypatch.setattr("token2wav_server.launcher.process._GRACE_S", 2 * PATIENCE_SECONDS)
+    with TritonServer(tmp_path, model_repository=repository, ports=Ports.free()) as server:
+        traces = Traces.of(server.pid)
+        for process in traces.processes[1:]:
+            os.kill(process, signal.SIGSTOP)
+        began = time.monotonic()
+        server.stop(at_once=True)
+        assert time.monotonic() - began < PATIENCE_SECONDS
+    assert traces.remaining() == []
+
+
+def test_launcher_that_is_killed(repository: Path, tmp_path: Path) -> None:
+    script = (
+        "import sys, time; from token2wav_server import Ports, TritonServer\n"
+        f"with TritonServer('.', model_repository={str(repository)!r}, ports={Ports.free()!r}) as "
+        f"server:\n"
+        "    print(server.pid, flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True
+    ) as launcher:
+        assert launcher.stdout is not None
+        traces = Traces.of(int(launcher.stdout.readline()))
+        launcher.kill()
+    assert traces.remaining_after(PATIENCE_SECONDS) == []
+
+
+def test_reaper_that_is_killed(repository: Path, tmp_path: Path) -> None:
+    with TritonServer(tmp_path, model_repository=repository, ports=Ports.free()) as server:
+        traces = Traces.of(server.pid)
+        # a model process that hangs does not notice its server's end
+        os.kill(traces.processes[2], signal.SIGSTOP)
+        os.kill(traces.processes[0], signal.SIGKILL)
+        assert server.wait(PATIENCE_SECONDS) == -signal.SIGKILL
+        assert (
+            server.failure_reason()
+            == "the reaper, which is the parent of tritonserver, was killed by SIGKILL"
+        )
+    assert traces.remaining() == []
+
+
+@pytest.mark.parametrize("service", ["http", "grpc", "metrics"])
+def test_port_in_use(
+    service: str, repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is found out before anything is started."""
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a process was started"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ports = Ports(**{**vars(Ports.free()), service: port})
+        with pytest.raises(
+            PortInUseError, match=f"{service} port {port} on 127.0.0.1 .*Address already in use"
+        ):
+            TritonServer(tmp_path, model_repository=repository, ports=ports).start()
+
+
+def test_same_port_twice() -> None:
+    port = Ports.free().http
+    with pytest.raises(PortInUseError, match=f"grpc port {port}"):
+        Ports(port, port, port + 1).check_free("127.0.0.1")
+
+
+def test_port_out_of_range() -> None:
+    with pytest.raises(PortInUseError, match=r"65536 .*between 1 and 65535"):
+        Ports(http=65536).check_free("127.0.0.1")
+
+
+def test_missing_model_repository(tmp_path: Path) -> None:
+    with pytest.raises(ServerError, match="nowhere is not a folder"):
+        TritonServer(tmp_path, model_repository=tmp_path / "nowhere").start()

@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.support.patience import PATIENCE_SECONDS
+from tests.support.traces import Traces
+from token2wav_server import Ports, TritonServer, cli
+
+TINY = Path(__file__).parents[2] / "data" / "tiny"
+
+
+def port_arguments() -> list[str]:
+    ports = Ports.free()
+    return [
+        f"--http-port={ports.http}",
+        f"--grpc-port={ports.grpc}",
+        f"--metrics-port={ports.metrics}",
+    ]
+
+
+@contextmanager
+def serving(repository: Path) -> Iterator[tuple[subprocess.Popen[str], Traces]]:
+    """Runs the command until it says that it is ready."""
+    options = [
+        "--model",
+        str(TINY),
+        "--model-repository",
+        str(repository),
+        *port_arguments(),
+        "--canary-seconds=0",
+    ]
+    command = [sys.executable, "-m", "token2wav_server.cli", *options, "--", "--log-verbose=0"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        ready = process.stdout.readline()
+        assert re.fullmatch(
+            r"token2wav: ready, gRPC 127.0.0.1:\d+, HTTP 127.0.0.1:\d+, metrics 127.0.0.1:\d+; "
+            r"Triton \d+\.\d+\.\d+, its HTTP and metrics behind a front\n",
+            ready,
+        )
+        reaper = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0]
+        server = int(Path(f"/proc/{reaper}/task/{reaper}/children").read_text())
+        yield process, Traces.of(server)
+
+
+def test_stops_on_request(repository: Path) -> None:
+    with serving(repository) as (process, traces):
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 0
+    assert errors == "", "Triton's own noise is kept away"
+    assert traces.remaining() == []
+
+
+def test_server_that_dies(
+    repository: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(server: TritonServer, timeout_s: float | None = None) -> int | None:
+        if timeout_s is None:  # not the wait for readiness
+            os.kill(server.pid, signal.SIGSEGV)
+            starts.append(server)
+            if len(starts) == 2:
+                (repository / "echo" / "1" / "model.py").write_text("raise ValueError('no GPU')")
+        return wait(server, timeout_s)
+
+    starts: list[TritonServer] = []
+    wait = TritonServer.wait
+    monkeypatch.setattr(TritonServer, "wait", killed)
+    options = ["--model", str(TINY), "--model-repository", str(repository), *port_arguments()]
+    # so that it waits for the end alone, without a time
+    assert run(*options, "--memory-mib=0") == 3
+    output = capfd.readouterr()
+    lines = output.out.splitlines()
+    assert lines[0] == (
+        "token2wav: a model process that hangs will not be noticed: there is no model token2wav "
+        "or token2wav_ensemble"
+    )
+    assert lines[1].startswith("token2wav: ready, gRPC ")
+    ended = "the server ended by itself (status 139): tritonserver was killed by SIGSEGV"
+    assert lines[2:] == [f"token2wav: {ended}; restarting it", lines[1], f"{lines[2]} in 1 s"], (
+        "the same ports"
+    )
+    [error] = [
+        line for line in output.err.splitlines() if line.startswith("token2wav-serve: error: ")
+    ]
+    assert "failed to load" in error
+    assert "no GPU" in error
+    assert "SIGSEGV" not in output.err, "the stack is for --verbose"
+
+
+def test_model_folder_that_cannot_be_served(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run("--model", str(tmp_path)) == 2
+    assert_one_error(capfd, str(tmp_path))
+
+
+def test_nothing_in_the_working_directory_is_executed(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torch.py").write_text("raise SystemExit('executed')")
+    monkeypatch.chdir(tmp_path)
+    assert run("--model", str(TINY), "--model-repository", "none", "--canary-seconds=0") == 3
+    assert_one_error(capfd, "none is not a folder")
+
+
+def test_unreadable_config(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run("--model", str(TINY), "--config", str(tmp_path / "none.yaml")) == 2
+    assert_one_error(capfd, "none.yaml")
+
+
+@pytest.mark.parametrize(
+    ("settings", "part"),
+    [
+        ("runtime: {device: 'cuda:99'}", "runtime.device: 'cuda:99' was asked for, but torch sees"),
+        ("runtime: {device: cpu, engine: onnx}", "run: token2wav-export onnx --model"),
+        (
+            "runtime: {device: cpu, engine: tensorrt}",
+            "tensorrt runs on NVIDIA GPUs, and the device is cpu",
+        ),
+        ("runtime: {device: cpu, cache_mib: 10000000}", "runtime.cache_mib: 10000000 MiB, but "),
+        ("stream: {max_hop_tokens: 30}", "stream.max_hop_tokens: 30 is not a multiple"),
+        ("limits: {streams: 100000000}", "limits.streams: 100000000 is not between 1 and 10000"),
+        ("limits: {streams: 2, streams: 3}", "key 'streams' is given twice"),
+    ],
+)
+def test_settings_that_this_machine_cannot_serve(
+    settings: str, part: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "server.yaml").write_text(settings)
+    assert run("--model", str(TINY), "--config", str(tmp_path / "server.yaml")) == 2
+    assert_one_error(capfd, part)
+
+
+@pytest.mark.parametrize("host", ["203.0.113.5", "::1%none", "x" * 300, ""])
+def test_a_host_that_is_not_of_this_machine(host: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run("--model", str(TINY), "--host", host) == 2
+    assert_one_error(capfd, f"--host {host}: not an address" if host else "--host: empty")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("http", "grpc"), ("http", "metrics"), ("grpc", "metrics"), ("grpc", "status")],
+)
+def test_two_services_on_one_port(one: str, other: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run("--model", str(TINY), f"--{one}-port=9000", f"--{other}-port=9000") == 2
+    assert_one_error(
+        capfd, f"--{one}-port and --{other}-port are both 9000; give each its own port"
+    )
+
+
+def test_port_in_use(repository: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        options = [
+            "--model",
+            str(TINY),
+            "--model-repository",
+            str(repository),
+            *port_arguments(),
+            "--canary-seconds=0",
+        ]
+        assert run(*options, "--grpc-port", str(port)) == 3
+    assert_one_error(capfd, f"grpc port {port}")
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "-1", "http"])
+def test_port_that_is_none(port: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        run("--model", str(TINY), f"--http-port={port}")
+    assert end.value.code == 2
+    assert "is not a port" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "option", ["--grace-seconds=-1", "--canary-seconds=often", "--notice-seconds=1s"]
+)
+def test_number_that_is_none(option: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        run("--model", str(TINY), option)
+    assert end.value.code == 2
+    assert "of at least 0" in capfd.readouterr().err
+
+
+def run(*arguments: str) -> int:
+    handlers = {
+        number: signal.getsignal(number)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    }
+    try:
+        return cli.main(arguments)
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def assert_one_error(capfd: pytest.CaptureFixture[str], part: str) -> None:
+    output = capfd.readouterr()
+    assert output.out == ""
+    assert re.fullmatch(rf"token2wav-serve: error: .*{re.escape(part)}.*\n", output.err), output.err

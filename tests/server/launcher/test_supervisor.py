@@ -1,0 +1,257 @@
+"""The supervisor's decisions, with a server that only pretends.
+
+Real ones: tests/served/test_faults_restart.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from token2wav_server import PortInUseError, ServerError, TritonServer
+from token2wav_server.launcher.http_ports import Status
+from token2wav_server.launcher.supervisor import Canary, Supervisor
+
+
+class Script(TritonServer):
+    """Does what it is told, one step for every call; an exception is raised, anything else
+    returned.
+    """
+
+    def __init__(
+        self,
+        *,
+        starts: Iterable[object] = (),
+        waits: Iterable[object] = (),
+        drains: Iterable[object] = (),
+        memory: Iterable[object] = (),
+    ) -> None:
+        super().__init__(".")
+        self._steps = {
+            "start": iter(starts),
+            "wait": iter(waits),
+            "drain": iter(drains),
+            "memory": iter(memory),
+        }
+        self.calls: list[str] = []
+        self.up = False
+
+    @property
+    def running(self) -> bool:
+        return self.up
+
+    def start(self) -> None:
+        self._next("start")
+        self.up = True
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        return self._next("wait")
+
+    def memory_mib(self) -> int:
+        return self._next("memory") or 0
+
+    def drain(self, grace_s: float) -> int:
+        return self._next(f"drain {grace_s:g}") or 0
+
+    def failure_reason(self) -> str:
+        return "no reason"
+
+    def stop(self, *, at_once: bool = False) -> None:
+        if self.up:
+            self.calls.append("stop at once" if at_once else "stop")
+        self.up = False
+
+    def _next(self, call: str) -> int | None:
+        self.calls.append(call)
+        step = next(self._steps[call.split()[0]], None)
+        if isinstance(step, BaseException):
+            raise step
+        assert step is None or isinstance(step, int)
+        return step
+
+
+class Answers(Canary):
+    def __init__(self, *answers: str) -> None:
+        super().__init__(1.0, Path())
+        self._answers = iter(answers)
+
+    def problem(self, grpc_url: str) -> str:
+        return next(self._answers)
+
+
+def serve(
+    server: TritonServer,
+    *,
+    canary: Canary | None = None,
+    times: Iterable[float] = (),
+    pauses: list[float] | None = None,
+) -> tuple[int, list[str]]:
+    """Serves, with a clock that is read when a server is ready and when it has failed; all at once
+    without times.
+    """
+    said: list[str] = []
+    clock, slept = iter(times), [] if pauses is None else pauses
+    supervisor = Supervisor(
+        server, canary, 30.0, said.append, clock=lambda: next(clock, 0.0), sleep=slept.append
+    )
+    return supervisor.serve(), [line for line in said if not line.startswith("ready, ")]
+
+
+def test_stops_in_good_order() -> None:
+    server = Script(waits=[None, KeyboardInterrupt()])
+    assert serve(server) == (0, ["draining: new streams are refused, open ones have 30 s"])
+    assert server.calls == ["start", "wait", "wait", "drain 30", "stop"]
+
+
+def test_streams_that_outlive_the_grace_time_are_counted_and_cut_off() -> None:
+    server = Script(waits=[None, KeyboardInterrupt()], drains=[3])
+    assert serve(server)[0] == 3
+    assert server.calls == ["start", "wait", "wait", "drain 30", "stop at once"]
+
+
+def test_a_second_interrupt_ends_the_drain() -> None:
+    server = Script(waits=[None, KeyboardInterrupt()], drains=[KeyboardInterrupt(), 2])
+    assert serve(server)[0] == 2
+    assert server.calls == ["start", "wait", "wait", "drain 30", "drain 0", "stop at once"]
+
+
+def test_an_interrupt_while_it_starts() -> None:
+    server = Script(starts=[KeyboardInterrupt()])
+    assert serve(server) == (0, [])
+    assert server.calls == ["start"]
+
+
+def test_a_server_that_cannot_start_is_not_tried_again() -> None:
+    server = Script(starts=[PortInUseError("taken")])
+    with pytest.raises(PortInUseError):
+        serve(server)
+    assert server.calls == ["start"]
+
+
+def test_a_server_that_ends_is_started_again_at_once() -> None:
+    server = Script(waits=[None, 137, None, KeyboardInterrupt()])
+    assert (
+        serve(server)[1][0] == "the server ended by itself (status 137): no reason; restarting it"
+    )
+    assert server.calls == [
+        "start",
+        "wait",
+        "wait",
+        "stop at once",
+        "start",
+        "wait",
+        "wait",
+        "drain 30",
+        "stop",
+    ]
+
+
+def test_a_server_that_cannot_be_started_again_is_given_up() -> None:
+    server = Script(waits=[None, 1], starts=[None, ServerError("no GPU")])
+    with pytest.raises(ServerError, match="no GPU"):
+        serve(server)
+    assert server.calls == ["start", "wait", "wait", "stop at once", "start"]
+
+
+def test_servers_that_spoke_before_they_ended_are_restarted_for_ever() -> None:
+    """One client that can crash a server must not end it for all."""
+    server = Script(waits=[None, 139] * 20 + [KeyboardInterrupt()])
+    _, said = serve(server, canary=Answers(*[""] * 20))
+    assert [line.partition("; ")[0] for line in said[:20]] == [
+        "the server ended by itself (status 139): no reason"
+    ] * 20
+
+
+def test_restarts_in_a_row_pause_longer_and_longer() -> None:
+    """A server that ends as soon as it is ready must not be started without a break."""
+    server, pauses = Script(waits=[None, 139] * 9 + [KeyboardInterrupt()]), list[float]()
+    lasted = [0, 1, 59, 0, 0, 0, 0, 60, 0]
+    times = [time for seconds in lasted for time in (1000.0, 1000.0 + seconds)]
+    _, said = serve(server, times=times, pauses=pauses)
+    assert pauses == [0, 1, 2, 4, 8, 16, 30, 0, 1]
+    assert [line.partition("; ")[2] for line in said[:2]] == [
+        "restarting it",
+        "restarting it in 1 s",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("waits", "answers", "failure"),
+    [
+        ([139], [], r"^the server ended by itself \(status 139\): no reason$"),
+        ([None, 139], ["it is silent"], r"^the server ended by itself \(status 139\): no reason$"),
+        (
+            [None, None],
+            ["it is silent", "it is still silent"],
+            "^the model does not work: it is still silent$",
+        ),
+    ],
+)
+def test_a_server_that_never_spoke_is_given_up(
+    waits: list[object], answers: list[str], failure: str
+) -> None:
+    server = Script(waits=waits)
+    with pytest.raises(ServerError, match=failure):
+        serve(server, canary=Answers(*answers))
+    assert server.calls == ["start", *["wait"] * len(waits), "stop"]
+
+
+def test_a_server_that_works_no_more_is_restarted() -> None:
+    """The canary needs two failures in a row."""
+    server = Script(waits=[None] * 7 + [KeyboardInterrupt()])
+    _, said = serve(server, canary=Answers("first", "", "second", "", "third", "fourth", ""))
+    assert said[0] == "the model does not work: fourth; restarting it"
+    assert server.calls[:9] == ["start", *["wait"] * 6, "stop at once", "start"]
+
+
+def test_a_server_that_takes_too_much_memory_is_drained_and_restarted() -> None:
+    server = Script(
+        waits=[None] * 4 + [KeyboardInterrupt()], memory=[900, 1000, 1001, 900], drains=[2, 0]
+    )
+    said: list[str] = []
+    told: list[Status] = []
+    supervisor = Supervisor(
+        server, None, 30.0, said.append, told.append, memory_mib=1000, sleep=lambda _: None
+    )
+    assert supervisor.serve() == 0
+    excess = "the server takes 1001 MiB of memory, more than --memory-mib=1000"
+    assert [line for line in said if not line.startswith("ready, ")] == [
+        f"{excess}; draining: new streams are refused, open ones have 30 s",
+        f"{excess}, streams that were cut off: 2; restarting it",
+        "draining: new streams are refused, open ones have 30 s",
+    ]
+    assert told == [Status.READY, Status.DRAINING, Status.STARTING, Status.READY, Status.DRAINING]
+    once = ["start", "wait", "memory"]
+    assert server.calls == [
+        *[*once, "wait", "memory", "wait", "memory", "drain 30", "stop at once"],
+        *[*once, "wait", "drain 30", "stop"],
+    ]
+
+
+@pytest.mark.parametrize("model", ["token2wav", "token2wav_ensemble"])
+def test_the_canary_speaks_with_what_there_is(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from token2wav_client import Client
+
+    asked: list[str] = []
+    monkeypatch.setattr(Client, "health", lambda self, **_: asked.append(self._model))
+    assert Canary(1.0, tmp_path).why_none == "there is no model token2wav or token2wav_ensemble"
+    (tmp_path / model).mkdir()
+    canary = Canary(1.0, tmp_path)
+    assert canary.why_none == ""
+    assert canary.problem("localhost:1") == ""
+    assert asked == [model]
+
+
+def test_the_canary_tells_what_went_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    from token2wav_client import Client
+    from token2wav_client import ServerError as Refusal
+
+    def health(self: Client, **options: object) -> None:
+        raise Refusal("no voice")
+
+    monkeypatch.setattr(Client, "health", health)
+    assert Canary(1.0, Path()).problem("localhost:1") == "no voice"

@@ -1,0 +1,242 @@
+"""`token2wav-plan`: memory equals that of real engines, and compute comes from measurements."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.gpu.report import write_report
+from tests.benchmarks.test_gpu_report import chunk, good
+from tests.execution.rig import CheapSolver, FlowStream, Parts, a_voice, portions, some_tokens
+from tests.support.golden import TINY
+from token2wav import StreamConfig, Token2Wav
+from token2wav.cache.paged_kv_cache import PagedKVCache, Storage
+from token2wav.execution.assemble import flow_networks, load_network
+from token2wav.execution.cached_flow import CachedFlow
+from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav_server.plan import main
+from token2wav_server.plan_memory import StreamNeeds, share_out, stream_needs, weight_bytes
+
+GIB = 2**30
+FULL = TINY.parent / "full_size"
+# Streams, tokens of a chunk, seconds spoken before, milliseconds.
+ROWS = [(4, 25, 30.0, 90.0), (4, 100, 10.0, 150.0), (1, 100, 30.0, 200.0), (4, 100, 30.0, 260.0)]
+
+
+@pytest.fixture(scope="module")
+def parts() -> Parts:
+    return Parts.load()
+
+
+def speak_side_by_side(
+    parts: Parts,
+    engine: CachedFlow,
+    stream: StreamConfig,
+    prompt_tokens: int,
+    tokens: int,
+    count: int,
+) -> int:
+    """Runs `count` streams at once, with tokens in portions.
+
+    Returns:
+        The largest number of pages in use.
+    """
+    streams = [
+        FlowStream(engine, a_voice(prompt_tokens), parts.config, stream) for _ in range(count)
+    ]
+    most = engine.pool.used
+    for portion in portions(some_tokens(tokens), [40]):
+        for each in streams:
+            each.push(portion)
+            most = max(most, engine.pool.used)
+    for each in streams:
+        each.finish()
+    most = max(most, engine.pool.used)
+    for each in streams:
+        each.close()
+    return most
+
+
+@pytest.mark.parametrize("storage", ["float32", "int8"])
+@pytest.mark.parametrize("left_blocks", [-1, 0, 8])
+@pytest.mark.parametrize(
+    ("prompt_tokens", "tokens"), [(0, 1), (0, 300), (75, 10), (80, 260), (99, 603)]
+)
+def test_pages_are_those_of_real_engines(
+    parts: Parts, storage: Storage, left_blocks: int, prompt_tokens: int, tokens: int
+) -> None:
+    stream, count = StreamConfig(left_blocks=left_blocks), 3
+    needs = stream_needs(parts.config, stream, storage, prompt_tokens, tokens)
+    engine = parts.incremental(256, storage=storage, left_blocks=left_blocks, solver=CheapSolver())
+    most = speak_side_by_side(parts, engine, stream, prompt_tokens, tokens, count)
+    assert most == needs.prompt_pages + count * needs.pages
+    assert engine.usage().page_bytes == needs.page_bytes
+
+
+def test_as_many_streams_fit_as_planned_and_not_one_more(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs = stream_needs(parts.config, StreamConfig(), "float32", 80, 260)
+    cache = 60 * needs.page_bytes
+    plan = share_out(1 << 30, 0, weight_bytes(parts.config, "float32"), cache, needs, voices=1)
+    assert plan.streams == (60 - needs.prompt_pages) // needs.pages
+    assert _recomputing(parts, plan.streams, monkeypatch) == 0
+    assert _recomputing(parts, plan.streams + 1, monkeypatch) > 0
+
+
+def _recomputing(parts: Parts, streams: int, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Counts the streams that continue without the cache of 60 pages."""
+    engine, seen = parts.incremental(60, solver=CheapSolver()), []
+    resume = engine._recompute.resume
+
+    def noted(*arguments: Any) -> int:
+        seen.append(arguments)
+        return resume(*arguments)
+
+    monkeypatch.setattr(engine._recompute, "resume", noted)
+    speak_side_by_side(parts, engine, StreamConfig(), 80, 260, streams)
+    return len(seen)
+
+
+@pytest.mark.parametrize("storage", ["float32", "float16", "int8"])
+def test_a_page_is_as_large_as_in_the_store(parts: Parts, storage: Storage) -> None:
+    layout = flow_networks(parts.config, storage).layout
+    store = PagedKVCache(layout, 3, torch.device("cpu"))
+    tensors = [store._data] + ([] if store._scales is None else [store._scales])
+    assert sum(tensor.nbytes for tensor in tensors) == (3 + 2) * layout.page_bytes
+    assert (
+        stream_needs(parts.config, StreamConfig(), storage, 0, 25).page_bytes == layout.page_bytes
+    )
+
+
+def test_weights_and_contexts_are_those_of_a_loaded_model() -> None:
+    model, config = Token2Wav.load(TINY), CosyVoice3Config.read(TINY)
+    flow, hift = model.pipeline.flow, load_network(TINY, config, "vocoder")
+    modulation = next(iter(flow._runners.values())).step.tables.modulation
+    loaded = [*flow._encoder.state_dict().values(), *hift.state_dict().values()]
+    tables = [tensor for step in modulation for tensor in _tensors(step)]
+    assert weight_bytes(config, "float32") == sum(tensor.nbytes for tensor in [*loaded, *tables])
+    handle = flow.open(a_voice(30))
+    conv_state = flow._streams[handle].conv_state
+    assert (
+        stream_needs(config, StreamConfig(), "float32", 30, 50).context_bytes == conv_state.nbytes
+    )
+    flow.close(handle)
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    fields = vars(value).values() if hasattr(value, "__dict__") else value
+    return [tensor for each in fields for tensor in _tensors(each)]
+
+
+def test_public_size_in_float16_takes_ninety_megabytes_a_second(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["--model", str(FULL), "--gpu", "L4", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["bytes_per_second_of_audio"] == 2 * 22 * 16 * 64 * 2 * 10 * 2 * 50
+    assert plan["binds"] == "cache pages"
+    assert plan["compute"] is None
+    assert main(["--model", str(FULL), "--gpu", "L4"]) == 0
+    assert "compute     not measured" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("cache", "free", "streams", "binds"),
+    [
+        (0, 1000, 7, "cache pages"),
+        (990, 1000, 0, "memory beside the cache, for streams' contexts"),
+        (0, 0, 0, "weights"),
+    ],
+)
+def test_what_binds(cache: int, free: int, streams: int, binds: str) -> None:
+    needs = StreamNeeds(page_bytes=10 * GIB, prompt_pages=3, pages=11, context_bytes=20 * GIB)
+    plan = share_out((100 + 50 + free) * GIB, 50 * GIB, 100 * GIB, cache * GIB, needs, voices=1)
+    assert (plan.streams, plan.binds) == (streams, binds)
+
+
+def report_in(folder: Path, gpu: str | None = "NVIDIA H200") -> Path:
+    rows = [chunk(*measured) | {"history_s": measured[2] + 3.0} for measured in ROWS]
+    write_report(good() | {"rows": rows}, folder)
+    path = folder / "report.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"gpu": gpu}))
+    return path
+
+
+def test_compute_binds_where_it_was_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    common = ["--model", str(TINY), "--gpu", "H200", "--costs", str(report_in(tmp_path))]
+    assert main([*common, "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    # The longest chunks after the longest history.
+    assert (plan["compute"]["hop_tokens"], plan["compute"]["history_s"]) == (100, 33.0)
+    assert plan["compute"]["streams"] == {"1": int(4.0 / 0.2), "4": int(4 * 4.0 / 0.26)}
+    assert (plan["streams"], plan["binds"]) == (int(4 * 4.0 / 0.26), "compute")
+    assert main(common) == 0
+    table = capsys.readouterr().out
+    assert "NVIDIA H200, full in float16, chunks of 100 tokens after 33 s" in table
+    assert "61; bound by compute" in table
+
+
+@pytest.mark.parametrize(
+    ("measured", "planned", "said"),
+    [
+        ("NVIDIA L4", ["--gpu", "L4"], None),
+        ("NVIDIA A100-SXM4-40GB", ["--gpu", "A100 40GB"], None),
+        ("NVIDIA RTX A4000", ["--memory-mib", "16376"], None),
+        ("NVIDIA L40S", ["--gpu", "L4"], "report.json is of NVIDIA L40S"),
+        (
+            "NVIDIA A100 80GB PCIe",
+            ["--gpu", "A100 40GB"],
+            "report.json is of NVIDIA A100 80GB PCIe",
+        ),
+        (None, ["--gpu", "L4"], "report.json is of a computer without one"),
+        (None, ["--memory-mib", "16376"], "report.json is of a computer without one"),
+    ],
+)
+def test_a_report_of_another_gpu_is_left_out(
+    measured: str | None,
+    planned: list[str],
+    said: str | None,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    common = ["--model", str(TINY), *planned, "--costs", str(report_in(tmp_path, measured))]
+    assert main([*common, "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert (plan["compute"] is None) == (said is not None) == (plan["binds"] != "compute")
+    assert main(common) == 0
+    assert (
+        f"compute     not measured on this GPU: {tmp_path}/{said}" in capsys.readouterr().out
+    ) == bool(said)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model", "nowhere"], "nowhere: no such model folder"),
+        (
+            ["--model", str(TINY), "--left-blocks", "-2"],
+            "stream.left_blocks: -2 is not between -1 and 1000000",
+        ),
+        (["--model", str(TINY), "--max-hop-tokens", "30"], "max_hop_tokens: 30 is not a multiple"),
+        (
+            ["--model", str(TINY), "--costs", str(TINY / "cosyvoice3.yaml")],
+            "is no report.json of make gpu-check",
+        ),
+    ],
+)
+def test_errors_are_one_sentence(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--gpu", "L4", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert message in error

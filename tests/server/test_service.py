@@ -1,0 +1,229 @@
+"""Service of the one-process model, with stand-ins for Triton's objects of a Python backend."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.replies import until
+from tests.support.tiny_model import FaultyVocoder, demo_tokens
+from token2wav import Token2Wav, Voice
+from token2wav.cache.block_pool import OutOfBlocksError
+from token2wav.config import LimitConfig, ServerConfig, StreamConfig
+from token2wav.errors import (
+    DeviceLostError,
+    EngineError,
+    ExpiredError,
+    IdleError,
+    InputError,
+    LimitError,
+    StreamClosedError,
+    Token2WavError,
+)
+
+IMPORTED = [f"token2wav_server.{name}" for name in ("protocol", "metrics", "voices", "service")]
+
+
+class FakeTriton(SimpleNamespace):
+    """Stand-in for `triton_python_backend_utils`.
+
+    Attributes:
+        values: of all metrics, by name and labels.
+        fault: error that every change of a metric raises.
+    """
+
+    TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
+
+    def __init__(self) -> None:
+        self.values: dict[tuple[str, ...], float] = {}
+        self.fault: Exception | None = None
+
+        class Error(str):
+            INVALID_ARG, NOT_FOUND, UNAVAILABLE, INTERNAL = (
+                "INVALID_ARG",
+                "NOT_FOUND",
+                "UNAVAILABLE",
+                "INTERNAL",
+            )
+
+            def __new__(cls, message: str, status: str) -> Error:
+                return super().__new__(cls, f"{status} {message}")
+
+        class MetricFamily:
+            GAUGE = COUNTER = HISTOGRAM = 0
+
+            def __init__(family, name: str, **_: object) -> None:  # noqa: N805
+                family.name = name.removeprefix("token2wav_")
+
+            def Metric(family, labels: dict[str, str], **_: object) -> Any:  # noqa: N805
+                key = family.name, *labels.values()
+
+                def change(value: float, before: float | None = None) -> None:
+                    if self.fault:
+                        raise self.fault
+                    self.values[key] = value + (
+                        self.values.get(key, 0) if before is None else before
+                    )
+
+                return SimpleNamespace(
+                    set=lambda value: change(value, 0), increment=change, observe=change
+                )
+
+        self.TritonError, self.MetricFamily = Error, MetricFamily
+
+    @staticmethod
+    def InferenceResponse(tensors: object = None, error: str | None = None) -> str | None:
+        return error
+
+    class Tensor:
+        @staticmethod
+        def from_dlpack(name: str, tensor: torch.Tensor) -> None:
+            """Makes no tensor: nobody looks at it."""
+
+    @staticmethod
+    def get_input_tensor_by_name(request: FakeRequest, name: str) -> Any:
+        if (array := request.inputs.get(name)) is None:
+            return None
+        return SimpleNamespace(to_dlpack=torch.from_numpy(array.copy()).__dlpack__)
+
+
+class FakeRequest:
+    """Request of a whole utterance, or of nothing without inputs; it is its own response sender."""
+
+    def __init__(self, **inputs: Any) -> None:
+        self.inputs = inputs
+        self.errors: list[str | None] = []  # of all answers but the empty last word
+        self.over = False
+
+    def correlation_id(self) -> int:
+        return 0
+
+    def flags(self) -> int:
+        return 0
+
+    def parameters(self) -> str:
+        return "{}"
+
+    def get_response_sender(self) -> FakeRequest:
+        return self
+
+    def is_cancelled(self) -> bool:
+        return False
+
+    def send(self, *responses: str | None, flags: int = 0) -> None:
+        assert not self.over, "an answer after the last word"
+        self.errors += responses
+        self.over = bool(flags)
+
+
+def spoken(voice: Voice) -> FakeRequest:
+    return FakeRequest(tokens=demo_tokens(4), **vars(voice))
+
+
+@pytest.fixture
+def triton(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTriton]:
+    fake = FakeTriton()
+    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", fake)
+    yield fake
+    for name in IMPORTED:
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def service(triton: FakeTriton, faulty: tuple[Token2Wav, FaultyVocoder]) -> Iterator[Any]:
+    made = importlib.import_module("token2wav_server.service").Service(faulty[0], ServerConfig())
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (InputError("tokens", "none"), "INVALID_ARG"),
+        (StreamClosedError("stream: gone"), "NOT_FOUND"),
+        (IdleError("stream: idle"), "NOT_FOUND"),
+        (ExpiredError("stream: old"), "NOT_FOUND"),
+        (LimitError("streams: full"), "UNAVAILABLE"),
+        (OutOfBlocksError("cache: full"), "UNAVAILABLE"),
+        (EngineError("engine: broken"), "INTERNAL"),
+        (DeviceLostError("engine: lost"), "INTERNAL"),
+        (Token2WavError("something"), "INTERNAL"),
+    ],
+)
+def test_status_of_an_error_holds_for_its_subclasses(
+    triton: FakeTriton, error: Token2WavError, status: str
+) -> None:
+    request = FakeRequest()
+    importlib.import_module("token2wav_server.protocol").TritonReply(request).fail(error)
+    assert request.errors == [f"{status} {error}"]
+
+
+def test_a_full_cache_is_unavailable_and_counts_as_a_refusal(
+    service: Any, triton: FakeTriton, faulty: tuple[Token2Wav, FaultyVocoder], voice: Voice
+) -> None:
+    faulty[1].open_fault = OutOfBlocksError("cache: 3 pages needed, 0 of 64 free; try again later")
+    service.handle(request := spoken(voice))
+    until(lambda: request.over)
+    assert request.errors == [f"UNAVAILABLE {faulty[1].open_fault}"]
+    assert triton.values["refused_total", "cache"] == 1
+
+
+def test_an_unexpected_failure_ends_its_request_alone(
+    service: Any, triton: FakeTriton, voice: Voice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(service._workers._scheduler, "push", lambda *_, **__: [][0])
+        service.handle(request := spoken(voice))
+    assert request.errors == ["INTERNAL engine: IndexError: list index out of range"]
+    assert triton.values["refused_total", "engine"] == 1
+    assert service._workers.open_requests == 0
+    service.handle(request := spoken(voice))
+    until(lambda: request.over)
+    assert request.errors == [None]  # its audio
+
+
+def test_metrics_that_fail_harm_no_request(service: Any, triton: FakeTriton, voice: Voice) -> None:
+    triton.fault = RuntimeError("TRITONSERVER_METRIC_KIND_COUNTER does not support Observe")
+    service.handle(refused := FakeRequest())
+    assert [error.partition(" ")[0] for error in refused.errors if error] == ["INVALID_ARG"]
+    service.handle(request := spoken(voice))
+    until(lambda: request.over)
+    assert request.errors == [None]
+
+
+@pytest.mark.parametrize(
+    ("streams", "left_blocks", "fit"),
+    [(64, -1, 2), (2, -1, None), (64, 8, 4), (64, 0, 9), (9, 0, None)],
+)
+def test_more_streams_than_the_cache_has_pages_for_are_warned_of(
+    triton: FakeTriton,
+    faulty: tuple[Token2Wav, FaultyVocoder],
+    caplog: pytest.LogCaptureFixture,
+    streams: int,
+    left_blocks: int,
+    fit: int | None,
+) -> None:
+    """A stream of 30 s has 30 blocks, and one that its prompt begins; 65 pages are 64 MiB of the
+    tiny model's.
+    """
+    config = ServerConfig(
+        limits=LimitConfig(streams=streams), stream=StreamConfig(left_blocks=left_blocks)
+    )
+    assert faulty[0].pipeline.flow.usage().capacity == 65
+    importlib.import_module("token2wav_server.service").Service(faulty[0], config).close()
+    warnings = [
+        record.getMessage()
+        for record in caplog.records
+        if "the cache has pages" in record.getMessage()
+    ]
+    assert [warning.partition(":")[0] for warning in warnings] == (
+        []
+        if fit is None
+        else [f"the cache has pages for {fit} streams of 30 s, and limits.streams admits {streams}"]
+    )

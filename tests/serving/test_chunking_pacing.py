@@ -1,0 +1,184 @@
+"""Hops that follow the listener: replayed at many paces of tokens, on a clock that is only counted
+on.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from benchmarks.pacing import BUFFER_S, PACES, PATTERNS, policies, replay
+from tests.support.tiny_model import TINY
+from token2wav import StreamConfig
+from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.serving.chunking import Chunker, HopSchedule
+from token2wav.serving.clocks import Arrivals, Load, Playback
+
+FLOW = CosyVoice3Config.read(TINY)
+GROWING, _, WAITING, EARLY = policies(FLOW).values()
+FIRST, LOOKAHEAD = StreamConfig().first_tokens, 3
+
+
+@pytest.mark.parametrize("pattern", ["steady", "messages of 5"])
+@pytest.mark.parametrize("schedule", [WAITING, EARLY], ids=["whole blocks", "early"])
+def test_no_listener_starves_who_holds_200_ms_and_gets_tokens_at_the_pace_of_speech(
+    schedule: HopSchedule, pattern: str
+) -> None:
+    for pace in (pace for pace in PACES if pace >= 25):
+        assert replay(schedule, FLOW, pace, pattern).underruns == 0, pace
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_nobody_hears_less_than_with_hops_that_grow_regardless(pattern: str) -> None:
+    for pace in PACES:
+        grown, ours = (replay(schedule, FLOW, pace, pattern) for schedule in (GROWING, WAITING))
+        assert ours.silent_s <= grown.silent_s
+        early = replay(EARLY, FLOW, pace, pattern)
+        assert early.first_s < 0.7 * ours.first_s
+        # Where tokens come too slowly, silence comes later instead.
+        assert early.first_s + early.silent_s <= ours.first_s + ours.silent_s + 0.1
+
+
+@pytest.mark.parametrize("pace", [50, 100, 200])
+def test_tokens_that_come_fast_are_spoken_early_once_and_then_in_hops_that_grow(
+    pace: float,
+) -> None:
+    heard = replay(EARLY, FLOW, pace)
+    assert heard.provisional <= 0.06  # the first 12 of 250 tokens, or two more
+    assert heard.chunks <= 7
+    assert replay(WAITING, FLOW, pace).chunks == 4
+
+
+def test_first_audio_needs_the_first_tokens_and_their_lookahead() -> None:
+    for pace in PACES:
+        assert replay(EARLY, FLOW, pace).first_s == pytest.approx(
+            (FIRST + LOOKAHEAD) / pace + 0.05 + 0.001 * (25 + FIRST), abs=0.002
+        )
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def chunker_of(
+    clock: Clock, first_tokens: int = FIRST, load: Load | None = None
+) -> tuple[Chunker, Playback]:
+    playback = Playback(clock, BUFFER_S)
+    schedule = HopSchedule.of(StreamConfig(first_tokens=first_tokens), FLOW)
+    return Chunker(np.zeros(75, np.int32), FLOW, schedule, playback, load), playback
+
+
+def tokens(count: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    return np.zeros(count, np.int32)
+
+
+def test_a_hop_is_cut_down_when_the_tokens_for_more_do_not_come() -> None:
+    clock = Clock()
+    chunker, playback = chunker_of(clock, first_tokens=0)
+    chunker.push(tokens(28))
+    playback.sent(0.92)
+    chunker.computed()
+    clock.now = 0.1
+    chunker.push(tokens(40))  # 40 of 53, at 400 a second
+    assert chunker.next_chunk is None
+    clock.now = 0.4
+    chunker.decide()
+    assert chunker.next_chunk is None
+    # 0.2 s of audio are left, and 13 tokens take as long at the pace that has become of it
+    clock.now = 0.9
+    chunker.decide()
+    assert chunker.next_chunk is not None
+    assert (chunker.next_chunk.start, chunker.next_chunk.stop) == (100, 125)
+
+
+def test_a_piece_that_waited_for_a_worker_becomes_the_block_that_is_complete_by_then() -> None:
+    chunker, _ = chunker_of(Clock())
+    chunker.push(tokens(15))
+    assert chunker.next_chunk is not None
+    assert chunker.next_chunk.stop == 87
+    chunker.push(tokens(13))
+    chunker.decide()
+    assert (chunker.next_chunk.stop, chunker.next_chunk.provisional) == (100, False)
+
+
+def test_who_fell_silent_waits_for_a_whole_block() -> None:
+    clock = Clock()
+    chunker, playback = chunker_of(clock)
+    chunker.push(tokens(15))
+    playback.sent(0.4)
+    chunker.computed()
+    clock.now = 0.7  # silent for 0.1 s
+    chunker.push(tokens(10))
+    assert chunker.next_chunk is None
+    chunker.push(tokens(3))
+    assert chunker.next_chunk is not None
+    assert not chunker.next_chunk.provisional
+
+
+def test_where_chunks_take_long_nobody_speaks_early() -> None:
+    load = Load()
+    for _ in range(30):
+        load.delayed(0.3)
+    chunker, _ = chunker_of(Clock(), load=load)
+    chunker.push(tokens(27))
+    assert chunker.next_chunk is None
+    chunker.push(tokens(1))
+    assert chunker.next_chunk is not None
+
+
+@pytest.mark.parametrize(
+    ("batches", "most"), [({1: 0.02}, 2), ({1: 0.02, 3: 0.04}, 3), ({1: 0.005, 9: 0.006}, 100)]
+)
+def test_as_many_speak_early_as_the_workers_compute_in_time(
+    batches: dict[int, float], most: int
+) -> None:
+    load = Load()
+    load.computed(1, 3.0)  # the first of all does not count
+    for _ in range(100):
+        for chunks, seconds in batches.items():
+            load.computed(chunks, seconds)
+    streams = [chunker_of(Clock(), load=load)[0] for _ in range(100)]
+    for stream in streams:
+        stream.push(tokens(15))
+    assert sum(stream.next_chunk is not None for stream in streams) == most
+    del streams
+    assert load.try_admit_early(chunker_of(Clock(), load=load)[0])  # the others are gone
+
+
+def test_who_speaks_of_whole_blocks_makes_room_for_another() -> None:
+    load = Load()
+    for _ in range(2):
+        load.computed(1, 0.04)
+    other, _ = chunker_of(Clock(), load=load)
+    chunker, _ = chunker_of(Clock(), load=load)
+    chunker.push(tokens(15))
+    chunker.computed()  # 8 of them
+    chunker.push(tokens(100))
+    chunker.computed()  # up to the first block's end
+    assert not load.try_admit_early(other)
+    chunker.computed()  # the next block as a whole
+    assert load.try_admit_early(other)
+
+
+def test_a_first_chunk_that_nothing_is_sent_of_is_followed_by_another_soon() -> None:
+    chunker, _ = chunker_of(Clock())
+    chunker.push(tokens(15))
+    chunker.computed(heard=False)  # silence that was trimmed
+    chunker.push(tokens(12))
+    assert chunker.next_chunk is not None
+    assert chunker.next_chunk.stop == 99
+
+
+def test_arrivals_tell_pace_and_rhythm() -> None:
+    arrivals = Arrivals()
+    assert arrivals.seconds_for(10, 3.0) == 0
+    for at in (1.0, 1.2, 1.4):
+        arrivals.add(5, at)
+    assert arrivals.seconds_for(10, 1.4) == pytest.approx(0.4)
+    assert arrivals.seconds_for(10, 1.8) == pytest.approx(0.8)  # a stall slows them down
+    assert arrivals.seconds_until_next(1.5) == pytest.approx(0.1)
+    assert arrivals.seconds_until_next(2.0) == 0

@@ -1,0 +1,45 @@
+"""Shutdown of workers: open streams, rejected requests, and the length of the wait."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from tests.support.replies import SECOND, Counter, GatedReply, Make, RecordingReply
+from tests.support.tiny_model import WAIT_SECONDS, demo_tokens
+from token2wav import LimitError, Token2Wav, Voice
+
+
+def test_close_ends_what_is_open_and_takes_nothing_new(
+    make: Make, model: Token2Wav, voice: Voice
+) -> None:
+    workers, closed = make(), Counter()
+    utterance = workers.open(voice, closed)
+    reply, waiting = GatedReply(), RecordingReply()
+    workers.push(utterance, demo_tokens(SECOND), reply, end=False)
+    workers.push(utterance, [1], waiting, end=True)
+    assert reply.reached.wait(WAIT_SECONDS)
+    closer = threading.Thread(target=workers.close)
+    closer.start()
+    for each in (reply, waiting):
+        error = each.failed()
+        assert isinstance(error, LimitError)
+        assert "shutting down" in str(error)
+    reply.gate.set()
+    closer.join(WAIT_SECONDS)
+    assert not closer.is_alive()
+    assert closed.count == 1
+    assert model.pipeline.open_streams == 0
+    with pytest.raises(LimitError, match="shutting down"):
+        workers.open(voice)
+
+
+def test_the_thread_of_a_closed_scheduler_is_gone(make: Make) -> None:
+    workers = make()
+    running = [
+        thread for thread in threading.enumerate() if thread.name.startswith("token2wav-worker-")
+    ]
+    workers.close()
+    assert len(running) == 1
+    assert not running[0].is_alive()

@@ -1,0 +1,268 @@
+"""Failures of one utterance do not harm other utterances."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from tests.support.batches import WHOLE_BLOCKS
+from tests.support.replies import (
+    FIRST,
+    LIMITS,
+    SECOND,
+    BrokenReply,
+    Counter,
+    Expected,
+    Make,
+    RecordingReply,
+    assert_serves,
+    joined,
+    speak,
+    until,
+)
+from tests.support.stages import two_stages
+from tests.support.tiny_model import WAIT_SECONDS, FaultyVocoder, demo_tokens
+from token2wav import EngineError, StreamClosedError, Token2Wav, Voice
+from token2wav.errors import DeviceLostError
+from token2wav.execution.stages import (
+    FlowStage,
+    FrameChunk,
+    StatefulStage,
+    TokenChunk,
+    VocoderStage,
+)
+from token2wav.model_config import ModelConfig
+from token2wav.serving import pipeline
+from token2wav.serving.request import Reply, Request
+from token2wav.serving.worker import Observer, WorkerPool
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [RuntimeError("out of memory\non two lines"), ValueError("a bug"), float("nan")],
+    ids=["engine", "bug", "NaN"],
+)
+def test_an_engine_failure_ends_one_utterance_and_no_other(
+    make: Make,
+    faulty: tuple[Token2Wav, FaultyVocoder],
+    voice: Voice,
+    expected: Expected,
+    fault: BaseException | float,
+) -> None:
+    model, vocoder = faulty
+    workers = make(model)
+    other, started = workers.open(voice), RecordingReply()
+    workers.push(other, demo_tokens(FIRST), started, end=False)
+    started.succeeded()
+
+    vocoder.fault = fault
+    closed, reply, kept = Counter(), RecordingReply(), RecordingReply()
+    utterance = workers.open(voice, closed)
+    workers.push(utterance, [1], kept, end=False, keep_open=True)
+    workers.push(utterance, demo_tokens(FIRST), reply, end=False)
+    error = reply.failed()
+    assert isinstance(error, EngineError)
+    assert str(error).startswith("engine: ")
+    assert kept.failed() is error
+    assert closed.count == 1
+
+    rest = RecordingReply()
+    workers.push(other, demo_tokens(40)[FIRST:], rest, end=True)
+    assert np.array_equal(joined(started, rest), expected(40))
+    assert model.pipeline.open_streams == 0
+
+
+def test_a_lost_device_is_told_once_its_utterances_have_failed(
+    faulty: tuple[Token2Wav, FaultyVocoder], voice: Voice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(device: torch.device, cause: BaseException) -> None:
+        raise DeviceLostError("engine: the GPU cannot be used any more by this process")
+
+    monkeypatch.setattr(pipeline, "check_device", lost)
+    model, vocoder = faulty
+    told, reply = threading.Event(), RecordingReply()
+
+    def tell() -> None:
+        assert reply.outcomes == ["failed"]
+        told.set()
+
+    workers = WorkerPool(model.pipeline, LIMITS, on_device_lost=tell)
+    vocoder.fault = RuntimeError("CUDA error: device-side assert triggered")
+    workers.push(workers.open(voice), demo_tokens(FIRST), reply, end=False)
+    assert isinstance(reply.failed(), DeviceLostError)
+    assert told.wait(WAIT_SECONDS)
+    workers.close()
+
+
+def test_an_engine_that_cannot_open_fails_the_request(
+    make: Make, faulty: tuple[Token2Wav, FaultyVocoder], voice: Voice, expected: Expected
+) -> None:
+    model, vocoder = faulty
+    workers = make(model)
+    vocoder.open_fault = RuntimeError("no room")
+    assert isinstance(speak(workers, voice, 4).failed(), EngineError)
+    vocoder.open_fault = None
+    assert_serves(workers, voice, expected)
+
+
+def test_a_reply_that_raises_harms_nobody(
+    workers: WorkerPool, model: Token2Wav, voice: Voice, expected: Expected
+) -> None:
+    closed, reply = Counter(), BrokenReply()
+    workers.push(workers.open(voice, closed), demo_tokens(FIRST), reply, end=True)
+    reply.failed()
+    assert closed.count == 1
+    assert model.pipeline.open_streams == 0
+    assert_serves(workers, voice, expected)
+
+
+def test_a_reply_that_cannot_even_be_asked_harms_nobody(
+    workers: WorkerPool, voice: Voice, expected: Expected
+) -> None:
+    class Unaskable(RecordingReply):
+        def is_cancelled(self) -> bool:
+            raise ConnectionError("gone")
+
+    reply = Unaskable()
+    utterance = workers.open(voice)
+    workers.push(utterance, [1], reply, end=False, keep_open=True)
+    reply.failed()
+    assert_serves(workers, voice, expected)
+
+
+def test_a_fault_of_ours_frees_what_a_stream_cancelled_meanwhile_held(
+    make: Make,
+    faulty: tuple[Token2Wav, FaultyVocoder],
+    voice: Voice,
+    expected: Expected,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A cancelled stream has left the scheduler, but its worker still has to free its state."""
+    model, vocoder = faulty
+    workers, reply = make(model), RecordingReply()
+    utterance, settle, faults = (
+        workers.open(voice),
+        workers._scheduler.finish_consumed_messages,
+        [ValueError("a bug")] * 2,
+    )
+
+    def failing(request: Request) -> list[Reply]:
+        if utterance.over and faults:
+            raise faults.pop()
+        return settle(request)
+
+    def cancel() -> None:  # not by the worker itself, which would free it at once
+        elsewhere = threading.Thread(target=workers.cancel, args=(utterance,))
+        elsewhere.start()
+        elsewhere.join()
+
+    monkeypatch.setattr(workers._scheduler, "finish_consumed_messages", failing)
+    vocoder.meanwhile["advance"] = cancel
+    workers.push(utterance, demo_tokens(FIRST), reply, end=True)
+    assert isinstance(reply.failed(), StreamClosedError)
+    until(lambda: not faults)
+    assert_serves(workers, voice, expected)
+    assert model.pipeline.open_streams == 0
+
+
+class FlowWithoutLookahead(StatefulStage[Voice], FlowStage):
+    """Flow without look-ahead, so that no token is left for a last chunk at a chunk's border."""
+
+    def open(self, voice: Voice, steps: int = 0) -> int:
+        return self.register(voice)
+
+    def advance(self, batch: Sequence[tuple[int, TokenChunk]]) -> list[torch.Tensor]:
+        return [torch.zeros(1, 2 * (chunk.stop - chunk.start)) for _, chunk in batch]
+
+    def whole(
+        self, tokens: NDArray[np.int32], voice: Voice, *, streaming: bool, steps: int = 0
+    ) -> torch.Tensor:
+        return torch.zeros(1, 2 * len(tokens))
+
+
+class TenSamplesOfEachFrame(StatefulStage[None], VocoderStage):
+    def open(self, voice: Voice, steps: int = 0) -> int:
+        return self.register(None)
+
+    def advance(self, batch: Sequence[tuple[int, FrameChunk]]) -> list[torch.Tensor]:
+        return [self.whole(chunk.frames) for _, chunk in batch]
+
+    def whole(self, mel: torch.Tensor) -> torch.Tensor:
+        return mel[0].repeat_interleave(10)
+
+
+def test_an_end_alone_at_a_chunks_border_is_no_fault(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = ModelConfig(
+        vocab_size=100,
+        token_frame_rate=25,
+        block_tokens=5,
+        token_mel_ratio=2,
+        mel_bands=1,
+        speaker_size=3,
+        sample_rate=500,
+        samples_per_token=20,
+    )
+    workers = make(
+        Token2Wav(config, two_stages(FlowWithoutLookahead(), TenSamplesOfEachFrame()), WHOLE_BLOCKS)
+    )
+    utterance = workers.open(
+        Voice(np.zeros(0, np.int32), np.zeros((0, 1), np.float32), np.ones(3, np.float32))
+    )
+    first, end = RecordingReply(), RecordingReply()
+    workers.push(utterance, np.arange(5), first, end=False)
+    assert [len(chunk.audio) for chunk in first.succeeded()] == [100]
+    workers.push(utterance, [], end, end=True)
+    assert [(len(chunk.audio), chunk.final) for chunk in end.succeeded()] == [(0, True)]
+    workers.close()  # after its last turn
+    assert not caplog.records
+
+
+def broken(*_: object) -> None:
+    raise OSError("a metric is gone")
+
+
+def test_an_observer_that_raises_at_every_call_harms_nobody(
+    make: Make, model: Token2Wav, voice: Voice, expected: Expected
+) -> None:
+    class Broken(Observer):
+        changed = computed = sent = ended = broken  # type: ignore[assignment]
+
+    workers = make(observer=Broken())
+    workers.cancel(workers.open(voice))
+    replies = {count: RecordingReply() for count in (4, FIRST, SECOND + 1)}
+    for count, reply in replies.items():
+        workers.push(workers.open(voice, broken), demo_tokens(count), reply, end=True)
+        assert np.array_equal(joined(reply), expected(count))
+    assert model.pipeline.open_streams == 0
+
+
+@pytest.mark.parametrize(
+    "call", ["next_to_open", "next_batch", "computed", "finish_consumed_messages", "overdue"]
+)
+def test_a_worker_outlives_a_fault_of_ours(
+    make: Make, voice: Voice, expected: Expected, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The affected request receives an error, or its audio all the same."""
+    workers = make()
+    real, faults = getattr(workers._scheduler, call), [ValueError("a bug")]
+
+    def once(*given: object) -> object:
+        if threading.current_thread().name.startswith("token2wav") and faults:
+            raise faults.pop()
+        return real(*given)
+
+    monkeypatch.setattr(workers._scheduler, call, once)
+    utterance, reply = workers.open(voice), RecordingReply()
+    workers.push(utterance, demo_tokens(FIRST), reply, end=True, keep_open=True)
+    reply.wait()
+    until(lambda: not faults)
+    assert_serves(workers, voice, expected)
+    assert workers._idle_workers == 1
+    assert all(thread.is_alive() for thread in workers._threads)

@@ -1,0 +1,152 @@
+"""The scheduler's limits, each checked before any work starts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.support.replies import (
+    FIRST,
+    SECOND,
+    Counter,
+    Expected,
+    GatedReply,
+    Make,
+    RecordingReply,
+    assert_serves,
+    joined,
+    refused,
+)
+from tests.support.tiny_model import WAIT_SECONDS, demo_tokens
+from token2wav import InputError, LimitError, StreamClosedError, Voice
+from token2wav.serving.scheduler import MOST_QUEUED_REQUESTS
+from token2wav.serving.worker import WorkerPool
+
+
+def test_streams_are_limited_and_a_freed_one_can_be_taken(
+    make: Make, voice: Voice, expected: Expected
+) -> None:
+    workers = make(streams=2)
+    first, second = workers.open(voice), workers.open(voice)
+    with pytest.raises(LimitError, match=r"^streams: all 2 are in use"):
+        workers.open(voice)
+    workers.cancel(first)
+    assert_serves(workers, voice, expected)
+    workers.cancel(second)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "end", "words"),
+    [
+        (
+            np.zeros(901, np.int32),
+            False,
+            "tokens: the utterance would exceed 900 tokens, the limit of one stream",
+        ),
+        ([0, 6561], False, "tokens: 6561 at index 1 is outside the vocabulary 0 to 6560"),
+        ([-1], True, "tokens: -1 at index 0 is outside the vocabulary 0 to 6560"),
+        ([[1]], False, "tokens: shape (1, 1), expected one dimension"),
+        ([0.5], False, "tokens: type float64, expected integers"),
+        ([[1], [1, 2]], False, "tokens: not an array"),
+        ([], True, "tokens: the utterance ended without any; at least 1 is needed"),
+    ],
+)
+def test_a_bad_request_ends_its_utterance_alone(
+    workers: WorkerPool, voice: Voice, expected: Expected, tokens: object, end: bool, words: str
+) -> None:
+    closed, other = Counter(), workers.open(voice)
+    utterance = workers.open(voice, closed)
+    error = refused(workers, utterance, tokens, end=end)
+    assert isinstance(error, InputError)
+    assert words in str(error)
+    assert utterance.over
+    assert closed.count == 1
+    assert isinstance(refused(workers, utterance, [1]), StreamClosedError)
+    assert closed.count == 1
+    reply = RecordingReply()
+    workers.push(other, demo_tokens(4), reply, end=True)
+    assert np.array_equal(joined(reply), expected(4))
+
+
+def test_tokens_of_an_utterance_are_limited_over_all_its_requests(make: Make, voice: Voice) -> None:
+    workers = make(stream_tokens=30)
+    utterance = workers.open(voice)
+    for count in (20, 10):
+        workers.push(utterance, demo_tokens(count), reply := RecordingReply(), end=False)
+        reply.succeeded()
+    assert "tokens: the utterance would exceed 30 tokens" in str(refused(workers, utterance, [1]))
+    assert utterance.over
+
+
+def test_requests_that_wait_are_limited(make: Make, voice: Voice) -> None:
+    workers = make(stream_tokens=2000)
+    running = GatedReply()
+    # beside the one that runs
+    waiting = [RecordingReply() for _ in range(MOST_QUEUED_REQUESTS - 1)]
+    utterance = workers.open(voice)
+    workers.push(utterance, demo_tokens(FIRST), running, end=False)
+    assert running.reached.wait(WAIT_SECONDS)
+    for reply in waiting:
+        workers.push(utterance, [1], reply, end=False)
+    error = refused(workers, utterance, [1])
+    running.gate.set()
+    assert isinstance(error, LimitError)
+    assert str(error).startswith("requests: 1024 of this stream already wait")
+    assert running.failed() is error
+    assert all(reply.failed() is error for reply in waiting)
+
+
+def test_what_waits_is_failed_with_the_reason_of_the_refusal(
+    workers: WorkerPool, voice: Voice
+) -> None:
+    kept = RecordingReply()
+    utterance = workers.open(voice)
+    workers.push(utterance, [1, 2], kept, end=False, keep_open=True)
+    error = refused(workers, utterance, [-5])
+    assert kept.failed() is error
+
+
+@pytest.mark.parametrize("late", [[1], [], [-1], [0.5]])
+def test_tokens_after_the_end_are_refused_and_cost_nothing(
+    workers: WorkerPool, voice: Voice, expected: Expected, late: object
+) -> None:
+    running = GatedReply()
+    utterance = workers.open(voice)
+    workers.push(utterance, demo_tokens(SECOND), running, end=True)
+    assert running.reached.wait(WAIT_SECONDS)
+    for end in (False, True):
+        error = refused(workers, utterance, late, end=end)
+        assert isinstance(error, StreamClosedError)
+        assert str(error) == "stream: it has ended; tokens after the end are not taken"
+    running.gate.set()
+    assert np.array_equal(joined(running), expected(SECOND))
+
+
+def test_clients_with_a_name_are_limited_each_and_those_without_are_not(
+    make: Make, voice: Voice
+) -> None:
+    workers = make(streams=5)
+    opened = [workers.open(voice, client="alice") for _ in range(3)]  # half of 5, rounded up
+    with pytest.raises(
+        LimitError,
+        match=r"^streams: client 'alice' has 3 open, all that one may have .*try again later$",
+    ):
+        workers.open(voice, client="alice")
+    opened += [workers.open(voice, client="bob"), workers.open(voice)]
+    with pytest.raises(LimitError, match=r"^streams: all 5 are in use"):
+        workers.open(voice, client="bob")
+    workers.cancel(opened.pop(0))
+    opened.append(workers.open(voice, client="alice"))
+    for utterance in opened:
+        workers.cancel(utterance)
+    opened = [workers.open(voice) for _ in range(5)]  # without a balancer nobody has a name
+    for utterance in opened:
+        workers.cancel(utterance)
+
+
+def test_the_limit_of_a_client_can_be_set(make: Make, voice: Voice) -> None:
+    workers = make(streams=5, streams_per_client=1)
+    utterance = workers.open(voice, client="alice")
+    with pytest.raises(LimitError, match="has 1 open"):
+        workers.open(voice, client="alice")
+    workers.cancel(utterance)

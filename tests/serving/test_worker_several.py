@@ -1,0 +1,174 @@
+"""Several workers: the same audio, utterance by utterance in order, and nothing is held or
+forgotten by any.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.support.golden import snr_db
+from tests.support.replies import (
+    FIRST,
+    LIMITS,
+    SECOND,
+    Expected,
+    FakeClock,
+    Hanging,
+    RecordingReply,
+    joined,
+    speak,
+    until,
+)
+from tests.support.tiny_model import WAIT_SECONDS, FaultyVocoder, demo_tokens
+from token2wav import EngineError, StreamClosedError, Token2Wav, Voice
+from token2wav.serving.worker import WorkerPool, default_workers, hang_seconds
+
+WORKERS = 3
+# batches sum in another order than single streams, and phase integrates the difference
+SAME_DB = 60
+
+
+@pytest.fixture
+def several(model: Token2Wav) -> Iterator[WorkerPool]:
+    workers = WorkerPool(model.pipeline, LIMITS, workers=WORKERS)
+    yield workers
+    workers.close()
+    assert model.pipeline.open_streams == 0
+
+
+def test_many_utterances_in_portions_are_those_of_the_library(
+    several: WorkerPool, voice: Voice, expected: Expected
+) -> None:
+    rng = random.Random(3)
+    spoken = []
+    for _ in range(12):
+        count = rng.choice([4, FIRST, SECOND + 1])
+        utterance, replies, sent = several.open(voice), [], 0
+        while sent < count:
+            stop = min(count, sent + rng.choice([3, 20, 60]))
+            replies.append(RecordingReply())
+            several.push(utterance, demo_tokens(count)[sent:stop], replies[-1], end=stop == count)
+            sent = stop
+        spoken.append((count, replies))
+    for count, replies in spoken:
+        audio = joined(*replies)
+        assert [chunk.index for reply in replies for chunk in reply.chunks] == list(
+            range(sum(len(reply.chunks) for reply in replies))
+        )
+        assert audio.shape == expected(count).shape
+        assert snr_db(expected(count), audio) > SAME_DB
+
+
+def test_workers_compute_at_the_same_time(
+    faulty: tuple[Token2Wav, FaultyVocoder], voice: Voice
+) -> None:
+    model, vocoder = faulty
+    barrier = threading.Barrier(2, timeout=WAIT_SECONDS)
+
+    def meeting() -> None:
+        barrier.wait()
+
+    workers = WorkerPool(model.pipeline, LIMITS, workers=2)
+    try:
+        first = workers.open(voice)
+        vocoder.meanwhile["advance"] = meeting
+        reply = RecordingReply()
+        workers.push(first, demo_tokens(FIRST), reply, end=True)
+        until(lambda: barrier.n_waiting == 1)
+        vocoder.meanwhile["advance"] = meeting  # the first call took it
+        second = speak(workers, voice, FIRST)
+        reply.succeeded()
+        second.succeeded()
+    finally:
+        workers.close()
+
+
+def test_a_stream_cancelled_in_one_worker_is_freed_and_others_go_on(
+    faulty: tuple[Token2Wav, FaultyVocoder], voice: Voice, expected: Expected
+) -> None:
+    model, vocoder = faulty
+    workers = WorkerPool(model.pipeline, LIMITS, workers=2)
+    try:
+        utterance, reply = workers.open(voice), RecordingReply()
+        vocoder.meanwhile["advance"] = lambda: workers.cancel(utterance)
+        workers.push(utterance, demo_tokens(FIRST), reply, end=False)
+        assert isinstance(reply.failed(), StreamClosedError)
+        audio = joined(speak(workers, voice, FIRST))
+        until(lambda: model.pipeline.open_streams == 0)
+    finally:
+        workers.close()
+    assert np.array_equal(audio, expected(FIRST))
+
+
+def test_a_worker_that_hangs_loses_its_streams_and_the_others_go_on(
+    faulty: tuple[Token2Wav, FaultyVocoder],
+    voice: Voice,
+    expected: Expected,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model, vocoder = faulty
+    clock, first, second = FakeClock(), Hanging(), Hanging()
+    workers = WorkerPool(
+        model.pipeline, replace(LIMITS, stream_tokens=15000), clock=clock, workers=2
+    )
+    try:
+        vocoder.meanwhile["advance"] = first
+        lost = speak(workers, voice, FIRST)
+        assert first.reached.wait(WAIT_SECONDS)
+        clock.now += 179.0
+        assert np.array_equal(joined(speak(workers, voice, FIRST)), expected(FIRST))
+        assert not lost.outcomes
+        clock.now += 2.0
+        assert isinstance(lost.failed(), EngineError)
+        assert str(lost.error) == "engine: a batch has not ended for 181 s; it hangs"
+        assert np.array_equal(joined(speak(workers, voice, FIRST)), expected(FIRST))
+        assert workers.open_requests == 0
+        until(lambda: model.pipeline.open_streams == 1)  # the engines may still write there
+
+        vocoder.meanwhile["advance"] = second
+        lost = speak(workers, voice, FIRST)
+        assert second.reached.wait(WAIT_SECONDS)
+        clock.now += 181.0
+        assert isinstance(lost.failed(), EngineError)
+        with pytest.raises(EngineError, match=r"^engine: no batch has ended for 181 s; it hangs$"):
+            workers.open(voice)
+
+        second.gate.set()
+        until(lambda: workers._idle_workers == 1)
+        assert np.array_equal(joined(speak(workers, voice, FIRST)), expected(FIRST))
+        first.gate.set()
+        until(lambda: workers._idle_workers == 2)
+        assert model.pipeline.open_streams == 0
+    finally:
+        for hanging in (first, second):
+            hanging.gate.set()
+        workers.close()
+    told = [record.getMessage() for record in caplog.records if "worker" in record.getMessage()]
+    assert [re.sub(r"worker \d", "a worker", line) for line in told] == [
+        "a worker hangs: its batch has not ended for 181 s, and its 1 streams have failed; 1 of 2 "
+        "workers go on",
+        "a worker hangs: its batch has not ended for 181 s, and its 1 streams have failed; 0 of 2 "
+        "workers go on",
+        "a worker is back after 181 s, and takes requests again",
+        "a worker is back after 362 s, and takes requests again",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "seconds"), [(0, 180.0), (800, 180.0), (1600, 360.0), (3200, 720.0)]
+)
+def test_a_large_batch_may_take_longer(tokens: int, seconds: float) -> None:
+    """Else `limits.batch_streams` of 32 would make a slow CPU look as if it hung."""
+    assert hang_seconds(tokens) == seconds
+
+
+def test_a_cpu_has_as_many_workers_as_cores_up_to_four_and_a_gpu_has_one() -> None:
+    assert 1 <= default_workers("cpu") <= 4
+    assert default_workers("cuda:0") == 1

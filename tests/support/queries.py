@@ -1,0 +1,77 @@
+"""The PromQL of the monitoring files: of the dashboard and of the alert rules."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from tests.support.container import DOCKER
+
+DASHBOARD = DOCKER / "grafana" / "dashboards" / "token2wav.json"
+ALERTS = DOCKER / "prometheus" / "alerts.yml"
+_OURS = re.compile(r"\b(token2wav_\w+)(?:\{([^}]*)\})?")
+_MATCHER = re.compile(r'(\w+)(=~|!~|!=|=)"([^"]*)"')
+_ADDED = {"instance", "job"}  # by Prometheus
+_RARE = {"reason", "what"}  # whose values show only once something has failed
+
+
+@dataclass(frozen=True)
+class Selector:
+    """A metric of ours, and its labels: the value that one must have, or None where there is a
+    choice.
+    """
+
+    metric: str
+    labels: dict[str, str | None]
+
+
+@dataclass(frozen=True)
+class Query:
+    """One expression and where it stands."""
+
+    place: str
+    expression: str
+
+    def __str__(self) -> str:
+        return self.place
+
+    @property
+    def selectors(self) -> list[Selector]:
+        return [
+            Selector(
+                metric,
+                {
+                    label: value if operator == "=" and label not in _RARE else None
+                    for label, operator, value in _MATCHER.findall(matchers)
+                    if label not in _ADDED
+                },
+            )
+            for metric, matchers in _OURS.findall(self.expression)
+        ]
+
+
+def queries() -> list[Query]:
+    return [*_of_dashboard(), *_of_alerts()]
+
+
+def panels() -> list[dict[str, Any]]:
+    """Of the dashboard."""
+    found: list[dict[str, Any]] = json.loads(DASHBOARD.read_text())["panels"]
+    return found
+
+
+def _of_dashboard() -> Iterator[Query]:
+    for panel in panels():
+        for target in panel["targets"]:
+            yield Query(f"panel {panel['id']} {target['refId']}", target["expr"])
+
+
+def _of_alerts() -> Iterator[Query]:
+    for group in yaml.safe_load(ALERTS.read_text())["groups"]:
+        for rule in group["rules"]:
+            yield Query(rule["alert"], rule["expr"])

@@ -1,0 +1,195 @@
+"""The command `token2wav-serve` as an operator runs it, and streams at a language model's pace."""
+
+from __future__ import annotations
+
+import queue
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tests.support.patience import PATIENCE_SECONDS
+from tests.support.traces import Traces
+from token2wav_client import Client, ClientError, ClientVoice, Tls
+from token2wav_server.launcher.ports import Ports
+
+TOKENS_PER_SECOND = 25
+WHOLE_BLOCKS = Path(__file__).parent / "whole_blocks.yaml"
+
+
+@dataclass
+class Serving:
+    """A running command.
+
+    Attributes:
+        process: process of the launcher.
+        ports: ports of the server.
+    """
+
+    process: subprocess.Popen[str]
+    ports: Ports
+    _lines: queue.Queue[str] = field(default_factory=queue.Queue)
+
+    @classmethod
+    @contextmanager
+    def start(cls, model: Path, *arguments: str, inside: Sequence[str] = ()) -> Iterator[Serving]:
+        """Runs the command, and reads its stderr together with its stdout.
+
+        Args:
+            model: model folder.
+            arguments: further arguments of the command.
+            inside: outer command that runs this command, such as a container.
+        """
+        ports = Ports.free()
+        with subprocess.Popen(
+            [*inside, *command(model, ports), f"--config={WHOLE_BLOCKS}", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        ) as process:
+            serving = cls(process, ports)
+            threading.Thread(target=serving._read, daemon=True).start()
+            try:
+                yield serving
+            finally:
+                if process.poll() is None:
+                    process.kill()
+
+    @property
+    def url(self) -> str:
+        return f"127.0.0.1:{self.ports.grpc}"
+
+    @property
+    def traces(self) -> Traces:
+        """Returns the traces of the running server: reaper, tritonserver and model process."""
+        [reaper] = _children(self.process.pid)
+        [server] = _children(reaper)
+        return Traces.of(server)
+
+    def wait_for_line(self, pattern: str) -> str:
+        """Reads the output of the command until a line matches."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not re.search(
+            pattern, line := self._lines.get(timeout=max(deadline - time.monotonic(), 0.0))
+        ):
+            pass
+        return line
+
+    def wait(self) -> int:
+        return self.process.wait(PATIENCE_SECONDS)
+
+    def health(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return health(self.url, *arguments)
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._lines.put(line.rstrip("\n"))
+
+
+class Speaker(threading.Thread):
+    """Stream that pushes its tokens one by one at their pace, and keeps the result.
+
+    Attributes:
+        audio: audio of a stream that has ended normally.
+        error: error of a stream that has failed.
+        ended_at: time of the end on the monotonic clock.
+        heard: set with the first chunk.
+        may_end: must be set before the last token is sent, unless the stream ends by itself.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        voice: ClientVoice,
+        tokens: NDArray[np.int32],
+        *,
+        at_once: int = 60,
+        ends: bool = True,
+        tls: Tls | None = None,
+    ) -> None:
+        super().__init__(daemon=True)
+        self.audio: NDArray[Any] | None = None
+        self.error: ClientError | None = None
+        self.ended_at = 0.0
+        self.heard, self.may_end = threading.Event(), threading.Event()
+        if ends:
+            self.may_end.set()
+        self._url, self._voice, self._tls = url, voice, tls
+        self._portions = [tokens[:at_once], *np.split(tokens[at_once:], len(tokens) - at_once)]
+
+    def run(self) -> None:
+        chunks = []
+        try:
+            with Client(self._url, tls=self._tls) as client:
+                for chunk in client.synthesize(self._paced(), self._voice):
+                    chunks.append(chunk.audio)
+                    self.heard.set()
+            self.audio = np.concatenate(chunks)
+        except ClientError as error:
+            self.error = error
+        self.ended_at = time.monotonic()
+
+    def _paced(self) -> Iterator[NDArray[np.int32]]:
+        *portions, last = self._portions
+        for portion in portions:
+            yield portion
+            time.sleep(1 / TOKENS_PER_SECOND)
+        self.may_end.wait()
+        yield last
+
+
+def speak(
+    url: str, voice: ClientVoice, tokens: NDArray[np.int32], streams: int, *, ends: bool = True
+) -> list[Speaker]:
+    """Starts several streams, and returns when each has received its first audio."""
+    speakers = [Speaker(url, voice, tokens, ends=ends) for _ in range(streams)]
+    for speaker in speakers:
+        speaker.start()
+    for speaker in speakers:
+        assert speaker.heard.wait(PATIENCE_SECONDS), speaker.error
+    return speakers
+
+
+def command(model: Path, ports: Ports) -> list[str]:
+    program = Path(sys.executable).with_name("token2wav-serve")
+    numbers = [
+        f"--http-port={ports.http}",
+        f"--grpc-port={ports.grpc}",
+        f"--metrics-port={ports.metrics}",
+    ]
+    return [str(program), "--model", str(model), *numbers]
+
+
+def health(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    program = [
+        sys.executable,
+        "-m",
+        "token2wav_client",
+        "health",
+        "--url",
+        url,
+        "--connect-timeout=60",
+        "--timeout=60",
+    ]
+    return subprocess.run(
+        [*program, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
+
+
+def _children(process: int) -> list[int]:
+    tasks = Path(f"/proc/{process}/task").glob("*/children")
+    return [int(child) for children in tasks for child in children.read_text().split()]

@@ -1,0 +1,213 @@
+"""Voices: read-only copies of what was given, or an error that names the field."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import save_file
+
+from tests.support.tiny_model import demo_voice
+from token2wav import InputError, Voice
+from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.model_config import ModelConfig
+
+FIELDS = ("prompt_tokens", "prompt_mel", "speaker_embedding")
+
+
+def arguments() -> dict[str, Any]:
+    voice = demo_voice(4)
+    return {field: getattr(voice, field).copy() for field in FIELDS}
+
+
+def with_one_value(array: Any, value: float) -> Any:
+    array.reshape(-1)[5] = value
+    return array
+
+
+BAD: dict[str, tuple[str, Any, str]] = {
+    "tokens in three dimensions": (
+        "prompt_tokens",
+        np.zeros((1, 1, 4), np.int32),
+        r"shape \(1, 1, 4\), expected one or two dimensions",
+    ),
+    "fractions as tokens": ("prompt_tokens", [1.0, 2.0], "type float64, expected integers"),
+    "ragged tokens": ("prompt_tokens", [[1], [2, 3]], "not an array"),
+    "huge token": ("prompt_tokens", [1 << 35], "32 bits"),
+    "flat mel": ("prompt_mel", np.zeros(640), r"shape \(640,\), expected 2 dimensions"),
+    "mel with a batch": (
+        "prompt_mel",
+        np.zeros((1, 8, 80)),
+        r"shape \(1, 8, 80\), expected 2 dimensions",
+    ),
+    "mel with a NaN": ("prompt_mel", with_one_value(np.zeros((8, 80)), np.nan), "NaN or infinite"),
+    "mel beyond float32": (
+        "prompt_mel",
+        with_one_value(np.zeros((8, 80)), 1e300),
+        "NaN or infinite",
+    ),
+    "mel beyond what a logarithm can be": (
+        "prompt_mel",
+        with_one_value(np.zeros((8, 80)), 1e30),
+        r"1e\+30 at index 0, 5 is outside -100 to 100$",
+    ),
+    "mel far below silence": (
+        "prompt_mel",
+        with_one_value(np.zeros((8, 80)), -101),
+        "-101 at index 0, 5 is outside",
+    ),
+    "huge embedding": (
+        "speaker_embedding",
+        with_one_value(np.ones(192), -2000),
+        "-2000 at index 5 is outside -1000 to 1000$",
+    ),
+    "mel of text": ("prompt_mel", [["a"]], "not an array of numbers"),
+    "ragged mel": ("prompt_mel", [[1.0], [1.0, 2.0]], "not an array of numbers"),
+    "no mel": ("prompt_mel", None, "expected 2 dimensions"),
+    "embedding with a batch": (
+        "speaker_embedding",
+        np.ones((1, 192)),
+        r"shape \(1, 192\), expected 1 dimension$",
+    ),
+    "embedding with infinity": (
+        "speaker_embedding",
+        with_one_value(np.ones(192), -np.inf),
+        "NaN or infinite",
+    ),
+    "embedding with a gradient": (
+        "speaker_embedding",
+        torch.ones(192, requires_grad=True),
+        "not an array of numbers",
+    ),
+}
+
+
+@pytest.mark.parametrize(("field", "value", "words"), BAD.values(), ids=BAD.keys())
+def test_a_bad_argument_is_refused_by_name(field: str, value: Any, words: str) -> None:
+    with pytest.raises(InputError, match=f"^{field}: .*{words}") as caught:
+        Voice(**{**arguments(), field: value})
+    assert caught.value.field == field
+    assert "\n" not in str(caught.value)
+
+
+MISFITS: dict[str, tuple[str, Any, str]] = {
+    "token outside the vocabulary": (
+        "prompt_tokens",
+        [0, 6560, 6561, 0],
+        "6561 at index 2 .* 0 to 6560",
+    ),
+    "negative token": ("prompt_tokens", [0, 0, 0, -1], "-1 at index 3 .* 0 to 6560"),
+    "too few tokens for the mel": (
+        "prompt_tokens",
+        [1, 2, 3],
+        r"shape \(8, 80\), expected \(6, 80\)",
+    ),
+    "one frame too few": (
+        "prompt_mel",
+        np.zeros((7, 80)),
+        r"shape \(7, 80\), expected \(8, 80\): 2 frames of 80 bands",
+    ),
+    "transposed mel": ("prompt_mel", np.zeros((80, 8)), r"shape \(80, 8\), expected \(8, 80\)"),
+    "no frames": ("prompt_mel", np.zeros((0, 80)), r"shape \(0, 80\), expected \(8, 80\)"),
+    "embedding of another model": (
+        "speaker_embedding",
+        np.ones(256),
+        r"shape \(256,\), expected \(192,\)",
+    ),
+    "embedding without direction": ("speaker_embedding", np.zeros(192), "all zeros"),
+}
+
+
+@pytest.mark.parametrize(("field", "value", "words"), MISFITS.values(), ids=MISFITS.keys())
+def test_a_voice_of_another_model_is_refused_by_name(
+    config: CosyVoice3Config, field: str, value: Any, words: str
+) -> None:
+    voice = Voice(**{**arguments(), field: value})
+    refused = "prompt_mel" if words.startswith("shape") and field == "prompt_tokens" else field
+    with pytest.raises(InputError, match=f"^{refused}: .*{words}") as caught:
+        voice.check(config)
+    assert caught.value.field == refused
+
+
+def test_a_voice_that_fits_passes(config: ModelConfig) -> None:
+    for prompt in (1, 2, 25, 750):
+        demo_voice(prompt).check(config)
+
+
+def test_prompts_are_limited(config: ModelConfig) -> None:
+    with pytest.raises(InputError, match=r"^prompt_tokens: 751 tokens, at most 750"):
+        demo_voice(751).check(config)
+
+
+def test_a_voice_keeps_copies_that_nobody_can_change() -> None:
+    given = arguments()
+    voice = Voice(**given)
+    before = {field: getattr(voice, field).copy() for field in FIELDS}
+    for array in given.values():
+        array[:] = 1
+    for field in FIELDS:
+        kept = getattr(voice, field)
+        assert np.array_equal(kept, before[field])
+        with pytest.raises(ValueError, match="read-only"):
+            kept[0] = 0
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(voice, field, kept)
+    assert given["prompt_mel"].flags.writeable  # the caller's own array is not frozen
+
+
+def test_a_voice_converts_to_its_types() -> None:
+    given = arguments()
+    voice = Voice(
+        torch.from_numpy(given["prompt_tokens"]).long(),
+        given["prompt_mel"].tolist(),
+        given["speaker_embedding"].astype(float),
+    )
+    for field, dtype in zip(FIELDS, (np.int32, np.float32, np.float32), strict=True):
+        assert getattr(voice, field).dtype == dtype
+        assert np.array_equal(getattr(voice, field), given[field])
+
+
+def test_voices_can_be_keys_because_they_compare_by_identity() -> None:
+    first, second = demo_voice(4), demo_voice(4)
+    assert len({first: 1, second: 2}) == 2
+    assert first != second
+
+
+def test_a_voice_is_loaded_from_its_file(tmp_path: Path) -> None:
+    save_file(arguments(), tmp_path / "v.safetensors")
+    assert Voice.load(tmp_path / "v.safetensors").content_hash == demo_voice(4).content_hash
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, r"cannot be read as a voice \(No such file"),
+        (b"", r"cannot be read as a voice \("),
+        (b"garbage" * 100, r"cannot be read as a voice \("),
+        (
+            {"prompt_mel": None},
+            "prompt_mel: missing; a voice has prompt_tokens, prompt_mel, speaker_embedding",
+        ),
+        (
+            {"prompt_tokens": np.ones(4, np.float32)},
+            "prompt_tokens: type float32, expected integers",
+        ),
+        (
+            {"speaker_embedding": np.full(192, np.nan)},
+            "speaker_embedding: holds NaN or infinite values",
+        ),
+    ],
+)
+def test_a_file_that_is_no_voice_is_named(tmp_path: Path, content: Any, message: str) -> None:
+    path = tmp_path / "v.safetensors"
+    if isinstance(content, dict):
+        arrays = arguments() | content
+        save_file({name: array for name, array in arrays.items() if array is not None}, path)
+    elif content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InputError, match=f"^{path}: {message}"):
+        Voice.load(path)

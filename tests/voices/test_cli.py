@@ -1,0 +1,236 @@
+"""Both commands on real files, and the way of a voice to the client and through the library."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.patience import PATIENCE_SECONDS
+from tests.voices import graphs, reference
+from tests.voices.material import WriteWav, speechlike
+from token2wav import Token2Wav, Voice
+from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav_client import ClientVoice
+from token2wav_client.tokens import TokenParser
+from token2wav_voice import OutputError
+from token2wav_voice.cli import main, tokenize
+from token2wav_voice.front_end import write
+
+TINY = Path(__file__).resolve().parents[1] / "data" / "tiny"
+
+
+def error_of(capsys: pytest.CaptureFixture[str], program: str) -> str:
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    (line,) = shown.err.splitlines()
+    assert line.startswith(f"{program}: error: ")
+    return line
+
+
+@pytest.mark.parametrize(("rate", "channels"), [(16_000, 1), (24_000, 1), (44_100, 2), (48_000, 3)])
+def test_a_voice_is_created(
+    rate: int,
+    channels: int,
+    folder: Path,
+    write_wav: WriteWav,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    signal = speechlike(1.4, rate)
+    wav = write_wav(np.stack([signal] * channels, axis=1), rate, subtype="PCM_24")
+    out = tmp_path / "voice.safetensors"
+    assert main(["create", "--model", str(folder), "--wav", str(wav), "--out", str(out)]) == 0
+    shown = capsys.readouterr()
+    assert (
+        shown.out
+        == f"{out}: 1.40 s, 35 tokens, level -23.1 dBFS, peak -{shown.out.partition('peak -')[2]}"
+    )
+    assert ("channels are mixed to one" in shown.err) == (channels > 1)
+    assert ("so the voice has nothing above 8000 Hz" in shown.err) == (rate == 16_000)
+    assert [path for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+    loaded = ClientVoice.load(out)
+    assert loaded.prompt_tokens.shape == (35,)
+    if rate == 24_000:
+        # of 24 bits
+        np.testing.assert_allclose(loaded.prompt_mel, reference.prompt_mel(signal), atol=1e-3)
+    Voice(loaded.prompt_tokens, loaded.prompt_mel, loaded.speaker_embedding).check(
+        CosyVoice3Config.read(TINY)
+    )
+
+
+def test_a_voice_is_spoken_with(folder: Path, write_wav: WriteWav, tmp_path: Path) -> None:
+    wav, out = write_wav(speechlike(1.3, 48_000), 48_000), tmp_path / "voice.safetensors"
+    assert main(["create", "--model", str(folder), "--wav", str(wav), "--out", str(out)]) == 0
+    voice = Voice(**vars(ClientVoice.load(out)))
+    audio = Token2Wav.load(TINY).synthesize(np.arange(10), voice)
+    assert audio.shape == (9600,)
+    assert np.isfinite(audio).all()
+
+
+def test_a_part_and_the_report(
+    folder: Path, write_wav: WriteWav, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wav = write_wav(np.tile(speechlike(1, 22_050), 40), 22_050, subtype="PCM_16")
+    out = tmp_path / "voice.safetensors"
+    out.write_bytes(b"an older one")
+    arguments = ["--model", str(folder), "--wav", str(wav), "--out", str(out)]
+    assert main(["create", *arguments, "--start", "3.5", "--end", "5.5", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    (note,) = report.pop("notes")
+    assert note.startswith(f"{wav}: 22050 Hz, so the voice has nothing above 11025 Hz")
+    assert -24 < report.pop("rms_dbfs") < -22
+    assert -15 < report.pop("peak_dbfs") < 0
+    assert report == {
+        "wav": str(wav),
+        "out": str(out),
+        "seconds": 2.0,
+        "rate_hz": 22_050,
+        "channels": 1,
+        "tokens": 50,
+        "full_scale_share": 0.0,
+    }
+    assert len(ClientVoice.load(out).prompt_tokens) == 50
+
+
+def test_tokens_of_a_tone(folder: Path, write_wav: WriteWav, tmp_path: Path) -> None:
+    """The graph says which band is loudest; which one holds a tone is known."""
+    rate, hz = 44_100, 1_000
+    t = np.arange(rate) / rate
+    wav = write_wav(0.3 * np.sin(2 * np.pi * hz * t), rate)
+    out = tmp_path / "tokens.npy"
+    assert tokenize(["--model", str(folder), "--wav", str(wav), "--out", str(out)]) == 0
+    tokens = np.load(out, allow_pickle=False)
+    assert tokens.dtype == np.int32
+    assert tokens.shape == (25,)
+    filters = reference.slaney_filters(16_000, 400, 128)
+    assert set(tokens[1:-1] // 50) == {filters[:, hz * 400 // 16_000].argmax()}
+
+
+def test_tokens_as_text(
+    folder: Path, write_wav: WriteWav, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wav = write_wav(speechlike(0.5, 16_000), 16_000)
+    out = tmp_path / "tokens.npy"
+    arguments = ["--model", str(folder), "--wav", str(wav), "--json"]
+    assert tokenize([*arguments, "--out", str(out)]) == 0
+    assert json.loads(capsys.readouterr().out)["tokens"] == 13
+    assert tokenize(arguments) == 0
+    shown = capsys.readouterr()
+    parser = TokenParser()
+    np.testing.assert_array_equal(parser.feed(shown.out.encode()) + parser.close(), np.load(out))
+    note, report = shown.err.split("\n", 1)
+    assert note.startswith("token2wav-tokenize: note: ")
+    assert json.loads(report)["out"] is None
+
+
+def test_recordings_and_models_that_are_refused(
+    folder: Path, write_wav: WriteWav, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    short = str(write_wav(speechlike(0.99, 24_000), 24_000))
+    out = tmp_path / "voice.safetensors"
+    assert main(["create", "--model", str(folder), "--wav", short, "--out", str(out)]) == 2
+    assert error_of(capsys, "token2wav-voice").endswith(
+        f"{short}: too short: 0.99 s, at least 1 s is needed"
+    )
+    assert tokenize(["--model", str(tmp_path / "none"), "--wav", short]) == 2
+    assert error_of(capsys, "token2wav-tokenize").endswith("none: no such folder")
+    (folder / graphs.TOKENIZER).unlink()
+    assert tokenize(["--model", str(folder), "--wav", short]) == 2
+    assert f"{graphs.TOKENIZER}: no such file" in error_of(capsys, "token2wav-tokenize")
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("voice.npz", "the name must end in .safetensors"),
+        ("none/voice.safetensors", "the folder .*none does not exist"),
+        ("folder.safetensors", "exists and is no regular file"),
+    ],
+)
+def test_outputs_that_are_refused_first(
+    name: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "folder.safetensors").mkdir()
+    out = str(tmp_path / name)
+    assert main(["create", "--model", "none", "--wav", "none", "--out", out]) == 2
+    line = error_of(capsys, "token2wav-voice")
+    assert re.fullmatch(f"token2wav-voice: error: {re.escape(out)}: {message}", line), line
+
+
+@pytest.mark.parametrize(
+    "wrong", [["--start", "-1"], ["--end", "nan"], ["--start", "soon"], ["--out"]]
+)
+def test_wrong_usage(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        tokenize(["--model", "m", "--wav", "w", *wrong])
+    assert stop.value.code == 2
+    assert wrong[0] in capsys.readouterr().err
+
+
+def test_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for command, arguments in (
+        (main, ["--help"]),
+        (main, ["create", "--help"]),
+        (tokenize, ["--help"]),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            command(arguments)
+        assert stop.value.code == 0
+        assert "exit codes:" in capsys.readouterr().out
+
+
+def test_it_needs_neither_torch_nor_the_client(
+    folder: Path, write_wav: WriteWav, tmp_path: Path
+) -> None:
+    wav = write_wav(speechlike(1, 24_000), 24_000)
+    code = (
+        "import sys\n"
+        "for name in ('torch', 'tritonclient', 'onnx', 'token2wav_client'): sys.modules[name] = "
+        "None\n"
+        "from token2wav_voice.cli import main\n"
+        "sys.exit(main())"
+    )
+    arguments = [
+        "create",
+        "--model",
+        str(folder),
+        "--wav",
+        str(wav),
+        "--out",
+        str(tmp_path / "v.safetensors"),
+    ]
+    subprocess.run([sys.executable, "-c", code, *arguments], check=True, timeout=PATIENCE_SECONDS)
+    assert len(ClientVoice.load(tmp_path / "v.safetensors").prompt_tokens) == 25
+
+
+def test_a_reader_that_goes_away(folder: Path, write_wav: WriteWav) -> None:
+    wav = write_wav(speechlike(1, 24_000), 24_000)
+    code = "import sys; from token2wav_voice.cli import tokenize; sys.exit(tokenize())"
+    command = [sys.executable, "-c", code, "--model", str(folder), "--wav", str(wav)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+    assert process.returncode == 0
+
+
+def test_a_file_system_that_refuses(tmp_path: Path) -> None:
+    out = tmp_path / "tokens.npy"
+    out.write_bytes(b"before")
+    long = out.with_name("x" * 300 + ".npy")
+    with pytest.raises(OutputError, match=r"cannot be written \(File name too long\)"):
+        write(long, b"after")
+    write(out, b"after")
+    assert out.read_bytes() == b"after"
+    assert list(tmp_path.iterdir()) == [out]

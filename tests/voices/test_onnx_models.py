@@ -1,0 +1,263 @@
+"""Every ONNX file that is refused, and every answer of one."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto
+
+from tests.voices import graphs, reference
+from tests.voices.graphs import TOKENIZER
+from tests.voices.material import WriteWav, speechlike
+from token2wav_voice import FrontEnd, ModelError, Recording
+from token2wav_voice.features import prompt_mel
+from token2wav_voice.onnx_models import EARLIER_TOKENIZER_FILES
+
+TINY = Path(__file__).resolve().parents[1] / "data" / "tiny"
+
+
+@pytest.fixture
+def recording(write_wav: WriteWav) -> Recording:
+    return Recording.load(write_wav(speechlike(1.5, 24_000), 24_000))
+
+
+def refused(folder: Path, recording: Recording, file: str, message: str) -> None:
+    with pytest.raises(ModelError) as error:
+        FrontEnd(folder).voice(recording)
+    text = str(error.value)
+    assert re.fullmatch(f"{re.escape(str(folder / file))}: {message}", text), text
+    assert "\n" not in text
+
+
+def test_the_graphs_get_the_features(folder: Path, recording: Recording) -> None:
+    front_end = FrontEnd(folder)
+    heard = recording.at(16_000)
+    tokens = graphs.tokens_of(reference.whisper_log_mel(heard))
+    np.testing.assert_array_equal(front_end.tokens(recording), tokens)
+    voice = front_end.voice(recording)
+    np.testing.assert_array_equal(voice.prompt_tokens, tokens[:37])  # of 37.5
+    np.testing.assert_allclose(
+        voice.prompt_mel, reference.prompt_mel(recording.samples)[:74], atol=2e-5
+    )
+    expected = graphs.embedding_of(reference.kaldi_fbank(heard))
+    np.testing.assert_allclose(voice.speaker_embedding, expected, rtol=1e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("samples", range(24_000, 24_000 + 2 * 960, 191))
+def test_two_frames_for_each_token(samples: int, folder: Path, write_wav: WriteWav) -> None:
+    recording = Recording.load(write_wav(speechlike(samples / 24_000, 24_000), 24_000))
+    voice = FrontEnd(folder).voice(recording)
+    assert len(voice.prompt_mel) == 2 * len(voice.prompt_tokens)
+    assert len(voice.prompt_tokens) == samples // 960  # the tokenizer gives one more where it can
+    np.testing.assert_allclose(
+        voice.prompt_mel,
+        reference.prompt_mel(recording.samples)[: len(voice.prompt_mel)],
+        atol=2e-5,
+    )
+
+
+@pytest.mark.parametrize("output_type", [TensorProto.INT32, TensorProto.INT64])
+def test_tokens_of_either_type(output_type: int, folder: Path, recording: Recording) -> None:
+    graphs.save(graphs.tokenizer(output_type=output_type), folder / graphs.TOKENIZER)
+    assert FrontEnd(folder).tokens(recording).dtype == np.int32
+
+
+@pytest.mark.parametrize("name", EARLIER_TOKENIZER_FILES)
+def test_folders_of_earlier_generations(name: str, folder: Path, recording: Recording) -> None:
+    later = FrontEnd(folder).voice(recording)
+    (folder / TOKENIZER).rename(folder / name)
+    earlier = FrontEnd(folder).voice(recording)
+    np.testing.assert_array_equal(earlier.prompt_tokens, later.prompt_tokens)
+    frames = len(earlier.prompt_mel)
+    np.testing.assert_array_equal(
+        earlier.prompt_mel, prompt_mel(recording.at(24_000), 8_000)[:frames]
+    )
+    assert np.abs(earlier.prompt_mel - later.prompt_mel).max() > 0.1
+
+
+def test_prompts_of_step_audio2_keep_all_tokens(folder: Path, write_wav: WriteWav) -> None:
+    """The last frame of mel is repeated where public code repeats it; other families drop the last
+    token there.
+    """
+    recording = Recording.load(write_wav(speechlike(1.03, 24_000), 24_000))
+    other, tokens = FrontEnd(folder).voice(recording), FrontEnd(folder).tokens(recording)
+    (folder / "flow.yaml").touch()
+    voice = FrontEnd(folder).voice(recording)
+    assert len(voice.prompt_tokens) == len(tokens) == len(other.prompt_tokens) + 1
+    assert voice.prompt_mel.shape == (2 * len(tokens), 80)
+    np.testing.assert_array_equal(voice.prompt_mel[: len(other.prompt_mel)], other.prompt_mel)
+    np.testing.assert_array_equal(voice.prompt_mel[-1], voice.prompt_mel[-2])
+
+
+def test_the_longest_recording(folder: Path, write_wav: WriteWav) -> None:
+    """At 44.1 kHz, of which 30 s are no whole number of samples at the other rates' steps."""
+    recording = Recording.load(
+        write_wav(np.tile(speechlike(1, 44_100), 30), 44_100, subtype="PCM_16")
+    )
+    assert len(FrontEnd(folder).voice(recording).prompt_tokens) == 750
+
+
+def test_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="none: no such folder"):
+        FrontEnd(tmp_path / "none")
+
+
+@pytest.mark.parametrize("file", [graphs.TOKENIZER, graphs.SPEAKER])
+def test_no_file(file: str, folder: Path, recording: Recording) -> None:
+    (folder / file).unlink()
+    refused(
+        folder,
+        recording,
+        file,
+        "no such file; a published model folder has one, from which voices are made",
+    )
+
+
+@pytest.mark.parametrize("file", [graphs.TOKENIZER, graphs.SPEAKER])
+@pytest.mark.parametrize("content", [b"", b"\x00", b"not a model" * 100])
+def test_what_is_no_model(file: str, content: bytes, folder: Path, recording: Recording) -> None:
+    (folder / file).write_bytes(content)
+    refused(folder, recording, file, r"cannot be loaded as an ONNX model \(.+\)")
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (graphs.speaker(), "has 1 inputs, expected 2"),
+        (
+            graphs.tokenizer(bands=80),
+            r"failed on inputs of shape \(1, 128, 150\) and \(1,\) \(.*128 Expected: 80.*\)",
+        ),
+        (
+            graphs.tokenizer(rank=2),
+            r"failed on inputs of shape .* \(.*rank for input: feats Got: 3 Expected: 2.*\)",
+        ),
+        (
+            graphs.tokenizer(length_type=TensorProto.INT64),
+            r"failed on .*expected: \(tensor\(int64\)\)\)",
+        ),
+        (
+            graphs.tokenizer(output_type=TensorProto.FLOAT),
+            r"gave an output float32 \(1, 38\), expected integer \(1, any\)",
+        ),
+    ],
+    ids=["another model", "bands", "rank", "length", "output"],
+)
+def test_another_interface(
+    model: onnx.ModelProto, message: str, folder: Path, recording: Recording
+) -> None:
+    graphs.save(model, folder / graphs.TOKENIZER)
+    refused(folder, recording, graphs.TOKENIZER, message)
+
+
+def test_another_speaker_model(folder: Path, recording: Recording) -> None:
+    graphs.save(graphs.speaker(bands=60), folder / graphs.SPEAKER)
+    refused(
+        folder,
+        recording,
+        graphs.SPEAKER,
+        r"failed on inputs of shape \(1, 148, 80\) \(.*Got: 80 Expected: 60.*\)",
+    )
+    graphs.save(graphs.speaker(size=200), folder / graphs.SPEAKER)
+    refused(folder, recording, graphs.SPEAKER, "gave an embedding of 200 numbers, not 192")
+
+
+def test_operators_from_elsewhere_are_not_looked_for(folder: Path, recording: Recording) -> None:
+    graphs.save(graphs.tokenizer(domain="elsewhere"), folder / graphs.TOKENIZER)
+    refused(
+        folder, recording, graphs.TOKENIZER, r"cannot be loaded as an ONNX model \(.*elsewhere.*\)"
+    )
+
+
+def test_another_token_rate(folder: Path, recording: Recording) -> None:
+    graphs.save(graphs.tokenizer(stride=2), folder / graphs.TOKENIZER)
+    refused(folder, recording, graphs.TOKENIZER, "gave 75 tokens for 1.50 s, expected 25 a second")
+
+
+def test_the_public_vocabulary(folder: Path, recording: Recording) -> None:
+    first = FrontEnd(folder).tokens(recording)
+    graphs.save(graphs.tokenizer(add=6561 - int(first.max())), folder / graphs.TOKENIZER)
+    position = int(first.argmax())
+    refused(
+        folder,
+        recording,
+        graphs.TOKENIZER,
+        f"token 6561 at position {position} is outside the vocabulary 0 to 6560",
+    )
+    graphs.save(graphs.tokenizer(add=6560 - int(first.max())), folder / graphs.TOKENIZER)
+    assert FrontEnd(folder).tokens(recording).max() == 6560
+    graphs.save(graphs.tokenizer(add=-10_000), folder / graphs.TOKENIZER)
+    refused(
+        folder,
+        recording,
+        graphs.TOKENIZER,
+        r"token -\d+ at position 0 is outside the vocabulary 0 to 6560",
+    )
+
+
+def test_the_vocabulary_of_the_folder(folder: Path, recording: Recording) -> None:
+    text = (TINY / "cosyvoice3.yaml").read_text(encoding="utf-8")
+    (folder / "cosyvoice3.yaml").write_text(text.replace("vocab_size: 6561", "vocab_size: 20"))
+    refused(
+        folder,
+        recording,
+        graphs.TOKENIZER,
+        r"token \d+ at position 0 is outside the vocabulary 0 to 19",
+    )
+    shutil.copy(TINY / "cosyvoice3.yaml", folder)
+    FrontEnd(folder).voice(recording)
+    (folder / "cosyvoice3.yaml").write_text("flow: [")
+    with pytest.raises(ModelError, match=r"cosyvoice3\.yaml"):
+        FrontEnd(folder)
+
+
+@pytest.mark.parametrize(
+    ("scale", "message"),
+    [
+        (np.nan, "with NaN or infinite values"),
+        (np.inf, "with NaN or infinite values"),
+        (0, "of zeros, .+"),
+    ],
+)
+def test_embeddings_that_cannot_be(
+    scale: float, message: str, folder: Path, recording: Recording
+) -> None:
+    graphs.save(graphs.speaker(scale=scale), folder / graphs.SPEAKER)
+    refused(folder, recording, graphs.SPEAKER, f"gave an embedding {message}")
+
+
+def test_a_graph_that_fails(folder: Path, recording: Recording) -> None:
+    model = graphs.speaker()
+    shape = onnx.helper.make_node("Reshape", ["all", "wrong"], ["reshaped"])
+    model.graph.node.insert(len(model.graph.node) - 1, shape)
+    model.graph.node[-1].input[0] = "reshaped"
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([1, 7]), "wrong"))
+    graphs.save(model, folder / graphs.SPEAKER)
+    refused(folder, recording, graphs.SPEAKER, r"failed on inputs of shape \(1, 148, 80\) \(.+\)")
+
+
+def test_an_answer_in_rows(folder: Path, recording: Recording) -> None:
+    model = graphs.tokenizer()
+    model.graph.node[-1].output[0] = "row"
+    model.graph.node.append(onnx.helper.make_node("Concat", ["row", "row"], ["indices"], axis=0))
+    model.graph.output[0].type.tensor_type.shape.dim[0].dim_value = 2
+    graphs.save(model, folder / graphs.TOKENIZER)
+    refused(
+        folder,
+        recording,
+        graphs.TOKENIZER,
+        r"gave an output int64 \(2, 38\), expected integer \(1, any\)",
+    )
+
+
+def test_each_model_is_loaded_once_and_only_when_needed(folder: Path, recording: Recording) -> None:
+    front_end = FrontEnd(folder)
+    (folder / graphs.SPEAKER).unlink()
+    tokens = front_end.tokens(recording)
+    (folder / graphs.TOKENIZER).unlink()
+    np.testing.assert_array_equal(front_end.tokens(recording), tokens)

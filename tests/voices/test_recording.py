@@ -1,0 +1,153 @@
+"""Every recording that is refused, with the file and the bound in one sentence; and those that just
+pass.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.voices.material import WriteWav, speechlike
+from token2wav_voice import Recording, RecordingError
+from token2wav_voice.recording import FULL_RATE_HZ, MAX_FULL_SCALE_SHARE, MIN_RMS_DBFS
+
+
+def refused(path: Path, message: str, **part: float) -> None:
+    with pytest.raises(RecordingError) as error:
+        Recording.load(path, **part)
+    text = str(error.value)
+    assert re.fullmatch(f"{re.escape(str(path))}: {message}", text), text
+    assert "\n" not in text
+
+
+def test_no_file(tmp_path: Path) -> None:
+    refused(tmp_path / "none.wav", "no such file")
+    refused(tmp_path, "no such file")
+
+
+@pytest.mark.parametrize("name", ["x.wav", "x.raw", "x.mp3", "x"])
+def test_what_is_no_audio(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_bytes(b"")
+    refused(path, "empty, 0 bytes")
+    path.write_bytes(b"not audio" * 1000)
+    refused(path, r"cannot be read as audio \(.+\)")
+
+
+def test_no_samples(write_wav: WriteWav) -> None:
+    refused(write_wav(np.zeros(0, np.float32), 24_000), "empty, it holds no samples")
+
+
+def test_a_file_that_was_cut_off(write_wav: WriteWav) -> None:
+    path = write_wav(speechlike(2, 24_000), 24_000, "cut.flac", "PCM_16")
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    refused(
+        path, r"(cut off, \d+ samples of its header's are not there|cannot be read as audio \(.+\))"
+    )
+
+
+@pytest.mark.parametrize(("rate", "top"), [(8_000, 4_000), (11_025, 5_512), (15_999, 7_999)])
+def test_low_rates(rate: int, top: int, write_wav: WriteWav) -> None:
+    refused(
+        write_wav(speechlike(1, rate), rate),
+        f"{rate} Hz, at least 16000 Hz is needed: what was never recorded above {top} Hz cannot "
+        f"be put back",
+    )
+
+
+def test_a_rate_below_that_of_the_model_is_noted(write_wav: WriteWav) -> None:
+    (note,) = Recording.load(write_wav(speechlike(1, 16_000), 16_000)).notes
+    assert note.endswith(
+        "16000 Hz, so the voice has nothing above 8000 Hz; 24000 Hz or more is better"
+    )
+    assert not Recording.load(write_wav(speechlike(1, FULL_RATE_HZ), FULL_RATE_HZ)).notes
+
+
+def test_length(write_wav: WriteWav) -> None:
+    long = write_wav(np.resize(speechlike(1, 16_000), 480_160), 16_000, "long.wav", "PCM_16")
+    refused(
+        long, "too long: 30.01 s, at most 30 s can be used; choose a part with --start and --end"
+    )
+    assert Recording.load(long, end_s=30).seconds == 30
+    assert len(Recording.load(long, start_s=0.01).at(16_000)) == 480_000
+    short = write_wav(speechlike(0.9, 16_000), 16_000, "short.wav")
+    refused(short, "too short: 0.90 s, at least 1 s is needed", min_seconds=1.0)
+    refused(short, "too short: 0.05 s, at least 0.1 s is needed", end_s=0.05)
+    assert Recording.load(short, end_s=0.1).seconds == pytest.approx(0.1)
+
+
+def test_a_part_that_is_not_there(write_wav: WriteWav) -> None:
+    path = write_wav(speechlike(2, 16_000), 16_000)
+    refused(path, "start: 2 s, but the recording is 2.00 s long", start_s=2)
+    refused(path, "end: 2.5 s, but the recording is 2.00 s long", end_s=2.5)
+    refused(path, "end: 1 s, but the start is at 1.5 s", start_s=1.5, end_s=1)
+    refused(path, "end: 1 s, but the start is at 1 s", start_s=1, end_s=1)
+
+
+def test_silence(write_wav: WriteWav) -> None:
+    refused(
+        write_wav(np.zeros(24_000, np.float32), 24_000),
+        r"silent: its level is -inf dBFS \(rms\), at least -60 dBFS is needed",
+    )
+    signal = speechlike(1, 24_000)
+    level = Recording.load(write_wav(signal, 24_000)).rms_dbfs
+    assert level == pytest.approx(20 * np.log10(0.07), abs=1e-3)
+    Recording.load(write_wav(signal * 10 ** ((MIN_RMS_DBFS - level + 0.1) / 20), 24_000))
+    refused(
+        write_wav(signal * 10 ** ((MIN_RMS_DBFS - level - 0.2) / 20), 24_000),
+        r"silent: its level is -60\.2 dBFS .+",
+    )
+
+
+def test_channels_that_cancel_each_other(write_wav: WriteWav) -> None:
+    signal = speechlike(1, 24_000)
+    refused(
+        write_wav(np.stack([signal, -signal], axis=1), 24_000),
+        r"silent: its level is -inf dBFS \(rms, its channels mixed\), .+",
+    )
+
+
+@pytest.mark.parametrize("subtype", ["PCM_16", "PCM_24", "FLOAT"])
+def test_clipping(subtype: str, write_wav: WriteWav) -> None:
+    """Speech's amplitudes are distributed about as Laplace's: reaching full scale is no harm, 9 dB
+    more is.
+    """
+    speech = np.random.default_rng(0).laplace(size=240_000)
+    normalised = speech / np.abs(speech).max()
+    Recording.load(write_wav(normalised, 24_000, subtype=subtype))
+    refused(
+        write_wav(np.clip(normalised * 10 ** (9 / 20), -1, 1), 24_000, subtype=subtype),
+        r"clipped: \d\.\d\d% of its samples are at full scale, at most 0\.1% may be; record it at "
+        r"a lower level",
+    )
+
+
+def test_clipping_of_one_channel_counts(write_wav: WriteWav) -> None:
+    clean = speechlike(1, 24_000)
+    clipped = clean.copy()
+    clipped[: round(2 * MAX_FULL_SCALE_SHARE * len(clipped))] = 1.0
+    refused(write_wav(np.stack([clean, clean, clipped], axis=1), 24_000), r"clipped: 0\.20% .+")
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_not_a_number(value: float, write_wav: WriteWav, recwarn: pytest.WarningsRecorder) -> None:
+    signal = np.stack([speechlike(1, 24_000)] * 2, axis=1)
+    signal[[0, 5000], [0, 1]] = value, -value
+    refused(write_wav(signal, 24_000), "holds samples that are NaN or infinite")
+    assert not recwarn
+
+
+def test_floats_far_beyond_full_scale(write_wav: WriteWav) -> None:
+    signal = speechlike(1, 24_000)
+    signal[100] = 1.9
+    Recording.load(write_wav(signal, 24_000))
+    signal[100] = 1e30
+    refused(
+        write_wav(signal, 24_000),
+        r"its loudest sample is at 600\.0 dBFS, at most 6 dBFS can be used; .+",
+    )
+    # integers in a file of floats
+    refused(write_wav(speechlike(1, 24_000) * 32_768, 24_000), "clipped: .+")
