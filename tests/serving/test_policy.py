@@ -1,4 +1,4 @@
-"""Choice of the next streams: single rules, then simulated days of a server with its own clock."""
+"""Policy of the scheduler: single rules, then simulations of a server with its own clock."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from token2wav.serving.policy import AHEAD_SECONDS, RESERVE_SECONDS, Policy, Ready
+from token2wav.serving.policy import AHEAD_SECONDS, RESERVE_SECONDS, Policy
 
 TOKENS_PER_SECOND = 25
 HOP, LOOKAHEAD = 25, 3
@@ -16,16 +16,32 @@ POLL_SECONDS = 0.05  # a worker looks for new chunks at this interval
 VOCODER_HOLDS = 0.16  # holdback of the vocoder in seconds of audio
 
 
-def heard(owner: str, plays_until: float, tokens: int = 25, since: float = 0.0) -> Ready[str]:
-    return Ready(owner, since, plays_until, tokens)
+@dataclass(frozen=True)
+class Ready:
+    """Request with a name, as far as the policy reads it."""
+
+    name: str
+    ready_since: float = 0.0
+    plays_until: float | None = None
+    next_tokens: int = 25
+    ode_steps: int = 10
+    admitted: float = 0.0
 
 
-def fresh(owner: str, since: float, tokens: int = 25) -> Ready[str]:
-    return Ready(owner, since, None, tokens)
+def heard(name: str, plays_until: float, tokens: int = 25, since: float = 0.0) -> Ready:
+    return Ready(name, since, plays_until, tokens)
 
 
-def first_batch(chunks: list[Ready[str]], most: int = 8, now: float = 0.0) -> str:
-    return "".join(chunk.owner for chunk in Policy[str](most).next_batch(chunks, now))
+def fresh(name: str, since: float, tokens: int = 25) -> Ready:
+    return Ready(name, since, None, tokens)
+
+
+def names(batch: list[Ready]) -> str:
+    return "".join(request.name for request in batch)
+
+
+def first_batch(requests: list[Ready], most: int = 8, now: float = 0.0) -> str:
+    return names(Policy[Ready](most).next_batch(requests, now))
 
 
 @pytest.mark.parametrize(
@@ -45,7 +61,7 @@ def first_batch(chunks: list[Ready[str]], most: int = 8, now: float = 0.0) -> st
         ([heard("a", 8), heard("b", 7)], "ba"),  # streams far ahead share a batch of their own
     ],
 )
-def test_who_comes_first_and_who_rides_along(chunks: list[Ready[str]], batch: str) -> None:
+def test_order_of_requests_and_members_of_a_batch(chunks: list[Ready], batch: str) -> None:
     assert first_batch(chunks) == batch
 
 
@@ -54,19 +70,15 @@ def test_a_batch_is_bounded() -> None:
 
 
 @pytest.mark.parametrize(("workers", "batch"), [(1, "abcde"), (2, "abc"), (4, "ab"), (9, "a")])
-def test_idle_workers_share_what_is_there(workers: int, batch: str) -> None:
-    chunks = [fresh(owner, since) for since, owner in enumerate("abcde")]
-    assert (
-        "".join(chunk.owner for chunk in Policy[str](8).next_batch(chunks, 0.0, workers)) == batch
-    )
+def test_idle_workers_share_the_ready_chunks(workers: int, batch: str) -> None:
+    requests = [fresh(name, since) for since, name in enumerate("abcde")]
+    assert names(Policy[Ready](8).next_batch(requests, 0.0, workers)) == batch
 
 
-def test_every_fourth_batch_goes_by_waiting_time_of_those_that_have_none_to_spare() -> None:
-    policy, relaxed = Policy[str](1), heard("relaxed", 4.0, since=-90.0)
-    heads = []
-    for _ in range(8):
-        chunks = [heard("urgent", -9.0, since=-9.0), fresh("old", -50.0), relaxed]
-        heads.append(policy.next_batch(chunks, 0.0)[0].owner)
+def test_every_fourth_batch_ranks_urgent_and_unheard_chunks_by_waiting_time() -> None:
+    policy, relaxed = Policy[Ready](1), heard("relaxed", 4.0, since=-90.0)
+    requests = [heard("urgent", -9.0, since=-9.0), fresh("old", -50.0), relaxed]
+    heads = [names(policy.next_batch(requests, 0.0)) for _ in range(8)]
     assert heads == ["urgent", "urgent", "urgent", "old"] * 2
 
 
@@ -90,26 +102,38 @@ def test_every_fourth_batch_goes_by_waiting_time_of_those_that_have_none_to_spar
 def test_chunks_that_have_time_leave_the_last_worker_to_others(
     in_hand: float, tokens: int, due: list[float], workers: int, batch: str
 ) -> None:
-    policy = Policy[str](8)
+    policy = Policy[Ready](8)
     policy.computed(100, 1.0)
-    chunks = [heard(owner, in_hand, tokens) for owner in "abcd"]
-    assert "".join(chunk.owner for chunk in policy.next_batch(chunks, 0.0, workers, due)) == batch
+    ready = [heard(name, in_hand, tokens) for name in "abcd"]
+    waiting = [heard("waiting", plays_until) for plays_until in due]
+    assert names(policy.next_batch(ready, 0.0, workers, waiting)) == batch
+
+
+@pytest.mark.parametrize(("admitted", "batch"), [(0.75, "a"), (2.75, "ab"), (9.0, "abcd")])
+def test_a_waiting_stream_without_audio_counts_by_its_admission(
+    admitted: float, batch: str
+) -> None:
+    policy = Policy[Ready](8)
+    policy.computed(100, 1.0)
+    ready = [heard(name, 4.5, 100) for name in "abcd"]
+    waiting = [Ready("waiting", admitted=admitted)]
+    assert names(policy.next_batch(ready, 0.0, 1, waiting)) == batch
 
 
 def test_the_speed_of_a_worker_is_learned() -> None:
-    policy = Policy[str](8)
-    chunks = [heard(owner, 4.0, 100) for owner in "abcd"]
+    policy = Policy[Ready](8)
+    requests = [heard(name, 4.0, 100) for name in "abcd"]
     # for 100 tokens
     for seconds, most in ((2.0, 2), (1.0, 2), (1.0, 2), (1.0, 2), (1.0, 2), (1.0, 3)):
         policy.computed(100, seconds)
-        assert len(policy.next_batch(chunks, 0.0)) == most
+        assert len(policy.next_batch(requests, 0.0)) == most
 
 
 def test_a_batch_that_only_ends_streams_teaches_nothing() -> None:
-    policy = Policy[str](8)
+    policy = Policy[Ready](8)
     policy.computed(100, 1.0)
     policy.computed(0, 50.0)
-    assert len(policy.next_batch([heard(owner, 3.5, 100) for owner in "abcd"], 0.0)) == 3
+    assert len(policy.next_batch([heard(name, 3.5, 100) for name in "abcd"], 0.0)) == 3
 
 
 @dataclass(eq=False)
@@ -122,29 +146,29 @@ class Listener:
         at_once: whether all tokens arrive together.
     """
 
-    arrives: float
+    admitted: float
     longest: int = HOP
     at_once: bool = False
     tokens: int = 0
     plays_until: float | None = None
     gaps: list[float] = field(default_factory=list)
     first: float = 0.0
+    ode_steps: int = 10
 
     @property
-    def hop(self) -> int:
+    def next_tokens(self) -> int:
         return min(self.longest, HOP << len(self.gaps) + 1 if self.plays_until is not None else HOP)
 
     @property
-    def ready_at(self) -> float:
-        return self.arrives + (
-            0 if self.at_once else (self.tokens + self.hop + LOOKAHEAD) / TOKENS_PER_SECOND
-        )
+    def ready_since(self) -> float:
+        needed = self.tokens + self.next_tokens + LOOKAHEAD
+        return self.admitted + (0 if self.at_once else needed / TOKENS_PER_SECOND)
 
     def take(self, now: float) -> None:
-        held_back, hop = 0.0, self.hop
+        held_back, hop = 0.0, self.next_tokens
         if self.plays_until is None:
             self.first, self.plays_until, held_back = (
-                now - self.ready_at,
+                now - self.ready_since,
                 now + BUFFER,
                 VOCODER_HOLDS,
             )
@@ -158,7 +182,7 @@ class Listener:
 class Running:
     """Batch that a worker is computing."""
 
-    batch: list[Ready[Listener]]
+    batch: list[Listener]
     until: float
 
 
@@ -177,18 +201,17 @@ def replay(
     while now < seconds:
         for worker in [worker for worker in running if worker.until <= now]:
             running.remove(worker)
-            tokens = sum(chunk.tokens for chunk in worker.batch)
+            tokens = sum(listener.next_tokens for listener in worker.batch)
             policy.computed(tokens, fixed + per_token * tokens)
-            for chunk in worker.batch:
-                chunk.owner.take(now)
+            for listener in worker.batch:
+                listener.take(now)
         while len(running) < workers and (
             batch := policy.next_batch(*waiting(listeners, running, now, workers))
         ):
-            running.append(
-                Running(batch, now + fixed + per_token * sum(chunk.tokens for chunk in batch))
-            )
+            tokens = sum(listener.next_tokens for listener in batch)
+            running.append(Running(batch, now + fixed + per_token * tokens))
         events = [worker.until for worker in running] + [
-            each.ready_at for each in listeners if each.ready_at > now
+            each.ready_since for each in listeners if each.ready_since > now
         ]
         now = min(
             [now + POLL_SECONDS, *events]
@@ -200,21 +223,13 @@ def replay(
 
 def waiting(
     listeners: list[Listener], running: list[Running], now: float, workers: int
-) -> tuple[list[Ready[Listener]], float, int, list[float]]:
-    """Returns the arguments with which the scheduler asks the policy."""
-    computed = {id(chunk.owner) for worker in running for chunk in worker.batch}
-    idle = [each for each in listeners if each.arrives <= now and id(each) not in computed]
-    ready = [
-        Ready(each, each.ready_at, each.plays_until, each.hop)
-        for each in idle
-        if each.ready_at <= now
-    ]
-    ends = [
-        each.arrives if each.plays_until is None else each.plays_until
-        for each in idle
-        if each.ready_at > now
-    ]
-    return ready, now, workers - len(running), ends
+) -> tuple[list[Listener], float, int, list[Listener]]:
+    """Returns the arguments with which the scheduler calls the policy."""
+    computed = [listener for worker in running for listener in worker.batch]
+    idle = [each for each in listeners if each.admitted <= now and each not in computed]
+    ready = [each for each in idle if each.ready_since <= now]
+    awaited = [each for each in idle if each.ready_since > now]
+    return ready, now, workers - len(running), awaited
 
 
 def poisson(count: int, mean_gap: float, seed: int) -> list[float]:
@@ -246,7 +261,7 @@ def test_overload_starves_nobody() -> None:
     listeners = replay(
         arriving(poisson(32, 0.5, 0)), 60.0, most=8, fixed=0.004, per_token=2 * FULL_LOAD
     )
-    progress = [listener.tokens / (60.0 - listener.arrives) for listener in listeners]
+    progress = [listener.tokens / (60.0 - listener.admitted) for listener in listeners]
     assert max(listener.first for listener in listeners) < 8
     assert min(progress) > 0.6 * max(progress)
 

@@ -1,4 +1,4 @@
-"""Policy of the scheduler: forms the next batch from the chunks that are ready.
+"""Policy of the scheduler: selects the requests whose next chunks run as one batch.
 
 A chunk has one of four kinds. The kinds are served in this order:
 
@@ -18,10 +18,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Generic, TypeVar
-
-Owner = TypeVar("Owner")
+from typing import Generic, Protocol, TypeVar
 
 RESERVE_SECONDS = 0.25  # a listener with less audio than this is served before new streams
 AHEAD_SECONDS = 5.0  # a stream with more unplayed audio than this can wait for its next chunk
@@ -32,28 +29,39 @@ _NEWEST = 0.2  # weight of the latest batch in the mean time of a token
 _URGENT, _UNHEARD, _RELAXED, _AHEAD = range(4)
 
 
-@dataclass(frozen=True)
-class Ready(Generic[Owner]):
-    """Chunk that is ready to run. Times are seconds of the scheduler's clock.
+class Schedulable(Protocol):
+    """Properties of a request that the policy reads. Times are seconds of the scheduler's clock.
 
-    Attributes:
-        owner: request that the chunk belongs to.
-        since: time at which the chunk became ready: its tokens have arrived, and no earlier chunk
-            of the request is running.
-        plays_until: time at which the listener runs out of audio; None if no audio of the stream
-            was sent yet.
-        tokens: number of tokens in the chunk.
-        steps: number of ODE steps. A batch holds only chunks with the same number.
+    `Request` has all these properties. The policy changes none.
     """
 
-    owner: Owner
-    since: float
-    plays_until: float | None
-    tokens: int
-    steps: int = 0
+    @property
+    def admitted(self) -> float:
+        """Time of admission."""
+
+    @property
+    def ready_since(self) -> float:
+        """Time at which the next chunk became ready: its tokens have arrived, and no earlier chunk
+        of the request is running.
+        """
+
+    @property
+    def plays_until(self) -> float | None:
+        """Time at which the listener runs out of audio; None if no audio was sent yet."""
+
+    @property
+    def next_tokens(self) -> int:
+        """Number of tokens in the next chunk."""
+
+    @property
+    def ode_steps(self) -> int:
+        """Number of ODE steps. All chunks of a batch have the same number."""
 
 
-class Policy(Generic[Owner]):
+RequestT = TypeVar("RequestT", bound=Schedulable)
+
+
+class Policy(Generic[RequestT]):
     """Policy that forms batches. It measures the speed of the workers from finished batches.
 
     Args:
@@ -80,12 +88,13 @@ class Policy(Generic[Owner]):
 
     def next_batch(
         self,
-        ready: Sequence[Ready[Owner]],
+        ready: Sequence[RequestT],
         now: float,
-        workers: int = 1,
-        awaited: Sequence[float] = (),
-    ) -> list[Ready[Owner]]:
-        """Forms the next batch of a worker: the first chunk by rank, and chunks that run with it.
+        idle_workers: int = 1,
+        waiting: Sequence[RequestT] = (),
+    ) -> list[RequestT]:
+        """Forms the next batch of a worker: the first request by rank, and requests that run with
+        it.
 
         A batch holds only chunks that are no longer than its first chunk and use the same number of
         ODE steps. If several workers are idle, each of them gets an equal share of the ready
@@ -97,72 +106,78 @@ class Policy(Generic[Owner]):
         relaxed chunk always runs, in a batch that may always have `_SHORT_TOKENS`.
 
         Args:
-            ready: chunks that could run.
+            ready: requests whose next chunk could run.
             now: present time on the same clock.
-            workers: number of idle workers, the calling one included.
-            awaited: for each stream that waits for tokens, the time at which its listener runs out
-                of audio, or the time of its admission if no audio was sent yet.
+            idle_workers: number of idle workers, the calling one included.
+            waiting: requests that wait for tokens or for their opening.
 
         Returns:
-            Chunks of the batch. Empty if no chunk is ready. Empty also if every ready chunk is far
-            ahead of playback, and another stream may need the worker before a batch could finish.
+            Requests of the batch. Empty if no chunk is ready. Empty also if every ready chunk is
+            far ahead of playback, and another stream may need the worker before a batch could
+            finish.
         """
         if not ready:
             return []
         self._turn += 1
         by_waiting = not self._turn % _FAIR_TURN
-        ranked = sorted(ready, key=lambda chunk: _rank(chunk, now, by_waiting=by_waiting))
+        ranked = sorted(ready, key=lambda request: _rank(request, now, by_waiting=by_waiting))
         head = ranked[0]
         kind = _kind(head, now)
         candidates = [
-            chunk
-            for chunk in ranked
-            if chunk.steps == head.steps
-            and chunk.tokens <= head.tokens
-            and _kind(chunk, now) <= max(kind, _UNHEARD)
+            request
+            for request in ranked
+            if request.ode_steps == head.ode_steps
+            and request.next_tokens <= head.next_tokens
+            and _kind(request, now) <= max(kind, _UNHEARD)
         ]
-        batch = candidates[: min(self._most, math.ceil(len(ready) / workers))]
+        batch = candidates[: min(self._most, math.ceil(len(ready) / idle_workers))]
         if not has_time(head, now):
             return batch
-        fitting = self._fitting_tokens(head, now, awaited if workers == 1 else ())
+        fitting = self._fitting_tokens(head, now, waiting if idle_workers == 1 else ())
         if kind == _AHEAD:
             return _within(batch, fitting)
         return _within(batch, max(fitting, _SHORT_TOKENS)) or [head]
 
-    def _fitting_tokens(self, head: Ready[Owner], now: float, awaited: Sequence[float]) -> float:
+    def _fitting_tokens(self, head: RequestT, now: float, waiting: Sequence[RequestT]) -> float:
         """Estimates the number of tokens that a worker can compute before a listener needs audio.
 
-        The listener of `head` needs audio when its own ends. A listener in `awaited` needs it
-        `RESERVE_SECONDS` earlier than that.
+        The listener of `head` needs audio when its own ends. The listener of a waiting request
+        needs audio `RESERVE_SECONDS` before its own ends. A waiting request without audio needs
+        some since its admission.
         """
         due = [] if head.plays_until is None else [head.plays_until]
-        # Streams that have been silent for longer than AHEAD_SECONDS do not count.
-        due += [at - RESERVE_SECONDS for at in awaited if at > now - AHEAD_SECONDS]
+        for request in waiting:
+            ends = request.admitted if request.plays_until is None else request.plays_until
+            # Streams that have been silent for longer than AHEAD_SECONDS do not count.
+            if ends > now - AHEAD_SECONDS:
+                due.append(ends - RESERVE_SECONDS)
         seconds = max(min(due, default=math.inf) - now, _HARMLESS_SECONDS)
         return seconds / self._token_seconds if self._token_seconds else math.inf
 
 
-def has_time(chunk: Ready[Owner], now: float) -> bool:
-    """Returns whether a chunk is relaxed or ahead: its listener still has audio to spare."""
-    return _kind(chunk, now) >= _RELAXED
+def has_time(request: Schedulable, now: float) -> bool:
+    """Returns whether a next chunk is relaxed or ahead: its listener still has audio to spare."""
+    return _kind(request, now) >= _RELAXED
 
 
-def _kind(chunk: Ready[Owner], now: float) -> int:
-    if chunk.plays_until is None:
+def _kind(request: Schedulable, now: float) -> int:
+    if request.plays_until is None:
         return _UNHEARD
-    in_hand = chunk.plays_until - now
+    in_hand = request.plays_until - now
     return (
         _URGENT if in_hand < RESERVE_SECONDS else _RELAXED if in_hand <= AHEAD_SECONDS else _AHEAD
     )
 
 
-def _rank(chunk: Ready[Owner], now: float, *, by_waiting: bool) -> tuple[int, float]:
-    if by_waiting and not has_time(chunk, now):
-        return _URGENT, chunk.since
-    return _kind(chunk, now), chunk.since if chunk.plays_until is None else chunk.plays_until
+def _rank(request: Schedulable, now: float, *, by_waiting: bool) -> tuple[int, float]:
+    if by_waiting and not has_time(request, now):
+        return _URGENT, request.ready_since
+    if request.plays_until is None:
+        return _UNHEARD, request.ready_since
+    return _kind(request, now), request.plays_until
 
 
-def _within(batch: Sequence[Ready[Owner]], tokens: float) -> list[Ready[Owner]]:
+def _within(batch: Sequence[RequestT], tokens: float) -> list[RequestT]:
     """Returns the longest start of a batch whose chunks have at most `tokens` tokens in total."""
-    sums = itertools.accumulate(chunk.tokens for chunk in batch)
-    return [chunk for chunk, total in zip(batch, sums, strict=True) if total <= tokens]
+    sums = itertools.accumulate(request.next_tokens for request in batch)
+    return [request for request, total in zip(batch, sums, strict=True) if total <= tokens]

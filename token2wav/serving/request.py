@@ -114,6 +114,16 @@ class Request:
     why_closed: str = ENDED
 
     @property
+    def plays_until(self) -> float | None:
+        """Time at which the listener runs out of audio; None before the first audio is sent."""
+        return self.playback.plays_until
+
+    @property
+    def next_tokens(self) -> int:
+        """Number of tokens of the next chunk, without its context; 0 if no chunk can run."""
+        return self.chunker.next_tokens
+
+    @property
     def over(self) -> bool:
         return self.status in (Status.FINISHED, Status.FAILED)
 

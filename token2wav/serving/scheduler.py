@@ -21,7 +21,7 @@ from token2wav.errors import (
     StreamClosedError,
     Token2WavError,
 )
-from token2wav.serving.policy import Policy, Ready, has_time
+from token2wav.serving.policy import Policy, has_time
 from token2wav.serving.request import Message, Reply, Request, Status
 
 MOST_QUEUED_REQUESTS = 1024  # messages of one request that wait to be consumed
@@ -176,7 +176,8 @@ class Scheduler:
         """
         now = self._clock()
         urgent = min(
-            (chunk.since for chunk in self._ready() if not has_time(chunk, now)), default=now
+            (request.ready_since for request in self._ready() if not has_time(request, now)),
+            default=now,
         )
         for request in self.requests:
             if (
@@ -198,21 +199,13 @@ class Scheduler:
         Returns:
             Requests, which the worker owns from now on; empty if no chunk is to run now.
         """
-        # A request that is not opened yet counts by its admission, like any unheard stream.
-        awaited = [
-            request.admitted
-            if request.playback.plays_until is None
-            else request.playback.plays_until
+        waiting = [
+            request
             for request in self.requests
             if request.status is Status.WAITING
             or (request.status is Status.READY and request.handles is None)
         ]
-        batch = [
-            chunk.owner
-            for chunk in self._policy.next_batch(
-                self._ready(), self._clock(), idle_workers, awaited
-            )
-        ]
+        batch = self._policy.next_batch(self._ready(), self._clock(), idle_workers, waiting)
         for request in batch:
             request.owner, request.status = owner, Status.RUNNING
         return batch
@@ -265,16 +258,10 @@ class Scheduler:
         self._end(request, Status.FAILED)
         return replies
 
-    def _ready(self) -> list[Ready[Request]]:
-        """Returns the chunks that could run now: opened, ready and owned by no worker."""
+    def _ready(self) -> list[Request]:
+        """Returns the requests whose next chunk could run now."""
         return [
-            Ready(
-                owner=request,
-                since=request.ready_since,
-                plays_until=request.playback.plays_until,
-                tokens=request.chunker.next_tokens,
-                steps=request.ode_steps,
-            )
+            request
             for request in self.requests
             if request.status is Status.READY and request.handles is not None
         ]

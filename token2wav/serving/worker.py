@@ -337,8 +337,7 @@ class WorkerPool:
                 return True
             worker.taken, worker.since = taken, self._clock()
             tokens = [
-                len(each.voice.prompt_tokens) if unopened else each.chunker.next_tokens
-                for each in taken
+                len(each.voice.prompt_tokens) if unopened else each.next_tokens for each in taken
             ]
             worker.hang_seconds = hang_seconds(sum(tokens))
             if not unopened:
@@ -412,7 +411,7 @@ class WorkerPool:
 
     def _compute(self, batch: list[Request]) -> None:
         """Computes the next chunk of every request, and sends the audio."""
-        start, tokens = self._clock(), sum(request.chunker.next_tokens for request in batch)
+        start, tokens = self._clock(), sum(request.next_tokens for request in batch)
         waited = [start - request.ready_since for request in batch]
         results: Sequence[AudioChunk | Token2WavError | None]
         try:
