@@ -35,7 +35,8 @@ class Rig:
 
     def opened(self) -> Request:
         request = self.admitted()
-        request.handles = (1, 1)
+        request.start(WORKER)
+        request.release(self.clock())
         return request
 
     def push(
@@ -60,7 +61,13 @@ class Rig:
 
 def test_a_request_waits_is_ready_runs_and_is_finished() -> None:
     rig = Rig()
-    request = rig.opened()
+    request = rig.admitted()
+    assert request.status is Status.UNOPENED
+    assert rig.push(request, 0) == []
+    assert rig.scheduler.next_to_open(WORKER) is request
+    assert (request.status, request.owner) == (Status.RUNNING, WORKER)
+    assert len(rig.scheduler.finish_consumed_messages(request)) == 1
+    rig.scheduler.release(request)
     seen = [request.status]
     assert rig.push(request, FIRST - 1) == [0]  # consumed: the tokens complete no chunk
     seen.append(request.status)
@@ -99,7 +106,7 @@ def test_a_message_stays_until_its_request_is_opened_so_that_it_can_tell_of_a_fa
     rig = Rig()
     request = rig.admitted()
     assert rig.push(request, 1) == []
-    assert request.status is Status.READY
+    assert request.status is Status.UNOPENED
     assert len(rig.scheduler.fail(request, LimitError("cache: full"))) == 1
     assert (request.status, request.why_closed) == (Status.FAILED, "stream: it failed: cache: full")
     assert rig.scheduler.fail(request, LimitError("again")) == []
@@ -115,18 +122,18 @@ def test_a_worker_answers_what_comes_while_it_computes() -> None:
     assert len(rig.scheduler.finish_consumed_messages(request)) == 2
 
 
-def test_only_who_waits_for_tokens_is_idle() -> None:
+def test_only_a_request_that_awaits_tokens_is_idle() -> None:
     rig = Rig(idle_seconds=30.0)
-    ready, waiting, unopened = rig.opened(), rig.opened(), rig.admitted()
+    ready, waiting, unopened, empty = rig.opened(), rig.opened(), rig.admitted(), rig.admitted()
     rig.push(ready, FIRST)
     rig.push(waiting, 1)
     rig.push(unopened, 1)
     rig.clock.now += 29
     assert rig.push(waiting, 0) == [0]  # an empty message does not count as activity
     rig.clock.now += 2
-    [(request, error)] = rig.scheduler.overdue()
-    assert request is waiting
-    assert isinstance(error, IdleError)
+    overdue = rig.scheduler.overdue()
+    assert [request for request, _ in overdue] == [waiting, empty]
+    assert all(isinstance(error, IdleError) for _, error in overdue)
 
 
 @pytest.mark.parametrize("keep_open", [True, False])

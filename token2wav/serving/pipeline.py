@@ -102,10 +102,10 @@ class Pipeline:
     def close(self, request: Request) -> None:
         """Frees the memory of a request in every stage. A second call does nothing."""
         self.load.remove(request.chunker)
-        if request.handles is not None:
-            for stage, handle in zip(self.stages.values(), request.handles, strict=True):
-                stage.close(handle)
-            request.handles = None
+        # An unopened request has no handles, and a closed one has none any more.
+        for stage, handle in zip(self.stages.values(), request.handles, strict=False):
+            stage.close(handle)
+        request.handles = ()
 
     def drop(self, request: Request) -> None:
         """Marks a request that the next call of the pipeline closes.
@@ -145,11 +145,7 @@ class Pipeline:
             DeviceLostError: the GPU is lost; no request of this process can go on.
         """
         self._close_dropped()
-        batch = [
-            (request, request.handles, chunk)
-            for request in requests
-            if request.handles is not None and (chunk := request.chunker.next_chunk) is not None
-        ]
+        batch = [(request, request.handles, _next_chunk(request)) for request in requests]
         seconds: dict[StageName, float] = {}
         with self.running():
             audio = self._through_stages(batch, seconds)
@@ -239,6 +235,12 @@ class Pipeline:
                 f"{name}: this model has no such stage; it has {', '.join(self.stages)}"
             )
         return self.stages[name]
+
+
+def _next_chunk(request: Request) -> TokenChunk:
+    chunk = request.chunker.next_chunk
+    assert chunk is not None  # the scheduler selects only requests with a next chunk
+    return chunk
 
 
 def _on_host(audio: list[torch.Tensor]) -> list[NDArray[np.float32]]:

@@ -55,11 +55,16 @@ class Message(NamedTuple):
 
 
 class Status(Enum):
-    """Status of a request."""
+    """Status of a request. Methods of `Request` make every transition.
 
-    WAITING = "waiting"  # needs more tokens
-    READY = "ready"  # can be opened in the stages, or its next chunk can be computed
-    RUNNING = "running"  # a worker owns the request
+    A request begins as unopened. `start` makes it running, and `release` makes it waiting or ready.
+    `finish` and `fail` end it.
+    """
+
+    UNOPENED = "unopened"  # admitted, and not yet opened in the stages
+    WAITING = "waiting"  # opened; its next chunk needs more tokens
+    READY = "ready"  # opened; its next chunk can be computed
+    RUNNING = "running"  # its owner opens it, or computes its next chunk
     FINISHED = "finished"
     FAILED = "failed"
 
@@ -76,15 +81,16 @@ class Request:
         chunker: collects the tokens, and decides which chunk runs next.
         playback: playback clock of the listener.
         output: trims, resamples and encodes the audio.
-        handles: handle of the utterance in each stage; None before the request is opened, and after
-            it is closed.
+        handles: handle of the utterance in each stage; empty before the request is opened, and
+            after it is closed.
         number: 1, 2, 3 ... in the order of admission, for logs.
         client: name of the client; empty if it has no name.
         on_close: called once when the request is over.
         admitted: time of admission.
         status: status of the request.
-        owner: thread id of the worker that has the request; None if no worker has it. Only the
-            owner uses or releases the handles.
+        owner: thread id of the worker that has started the request and not released it; None if
+            there is none. A request that fails meanwhile keeps its owner. Only the owner uses or
+            releases the handles.
         messages: messages that are not consumed yet.
         kept_open: replies that stay unfinished until the request is over.
         last_progress: time at which tokens last arrived, or audio was last sent.
@@ -99,12 +105,12 @@ class Request:
     chunker: Chunker
     playback: Playback
     output: AudioOutput
-    handles: tuple[int, ...] | None = None
+    handles: tuple[int, ...] = ()
     number: int = 0
     client: str = ""
     on_close: Callable[[], None] = lambda: None
     admitted: float = 0.0
-    status: Status = Status.WAITING
+    status: Status = Status.UNOPENED
     owner: int | None = None
     messages: deque[Message] = field(default_factory=deque)
     kept_open: list[Reply] = field(default_factory=list)
@@ -126,6 +132,48 @@ class Request:
     @property
     def over(self) -> bool:
         return self.status in (Status.FINISHED, Status.FAILED)
+
+    @property
+    def awaits_tokens(self) -> bool:
+        """Whether nothing can be done for the request until its client sends tokens."""
+        if self.status is Status.UNOPENED:
+            return not self.messages
+        return self.status is Status.WAITING
+
+    def start(self, owner: int) -> None:
+        """Gives the request to a worker, which opens it or computes its next chunk.
+
+        Args:
+            owner: thread id of the worker.
+        """
+        assert self.owner is None
+        assert not self.over
+        self.owner, self.status = owner, Status.RUNNING
+
+    def release(self, now: float) -> None:
+        """Takes an opened request back from its worker: it is ready if its next chunk can run.
+
+        A request without a worker may have become ready by new tokens, or by the passage of time.
+        A request that is over loses only its owner.
+        """
+        self.owner = None
+        if self.over:
+            return
+        if self.chunker.next_chunk is None:
+            self.status = Status.WAITING
+        elif self.status is not Status.READY:
+            self.status, self.ready_since = Status.READY, now
+
+    def finish(self) -> None:
+        """Ends the request after its last chunk."""
+        self.status = Status.FINISHED
+
+    def fail(self, error: Token2WavError) -> None:
+        """Ends the request with an error, which later messages are answered with."""
+        self.status = Status.FAILED
+        self.why_closed = (
+            str(error) if isinstance(error, StreamClosedError) else f"stream: it failed: {error}"
+        )
 
     def check_open(self) -> None:
         """Raises StreamClosedError, with the reason, if the request takes no more tokens."""

@@ -100,7 +100,7 @@ class Scheduler:
                 f"in each"
             )
         request.chunker.push(tokens, end=end)
-        if request.owner is None:
+        if request.status is not Status.RUNNING:
             # The next chunk may have waited for a worker. With the new tokens it may be longer.
             request.chunker.decide()
         request.messages.append(Message(request.chunker.received, end, reply, keep_open))
@@ -108,8 +108,9 @@ class Scheduler:
             request.kept_open.append(reply)
         if len(tokens) or end:
             request.last_progress = self._clock()
-        # A worker has the request. It finishes the replies, in the order of their messages.
-        if request.owner is not None:
+        # The worker that runs the request finishes the replies, in the order of their messages. An
+        # unopened request keeps its replies: opening may fail, and the error is sent through one.
+        if request.status in (Status.RUNNING, Status.UNOPENED):
             return []
         finished = self.finish_consumed_messages(request)
         self.release(request)
@@ -121,9 +122,7 @@ class Scheduler:
         A message is consumed when every chunk that its tokens make possible was sent. Often its
         tokens complete no chunk at all. After the last chunk was sent, the request is finished.
         """
-        # A request that is not opened yet keeps its replies: opening may fail, and the error is
-        # sent through one of them.
-        if request.over or request.handles is None:
+        if request.over:
             return []
         finished, messages, chunker = list[Reply](), request.messages, request.chunker
         while messages and (
@@ -133,18 +132,13 @@ class Scheduler:
             finished += [] if message.keep_open else [message.reply]
         if chunker.done:
             finished += request.kept_open
-            self._end(request, Status.FINISHED)
+            request.finish()
+            self._forget(request)
         return finished
 
     def release(self, request: Request) -> None:
         """Takes a request back from its worker, and sets its status to waiting or ready."""
-        request.owner = None
-        if request.over:
-            return
-        if not (request.chunker.next_chunk if request.handles else request.messages):
-            request.status = Status.WAITING
-        elif request.status is not Status.READY:
-            request.status, request.ready_since = Status.READY, self._clock()
+        request.release(self._clock())
 
     def recheck_waiting(self) -> None:
         """Decides again about the next chunk of requests that wait for tokens.
@@ -154,11 +148,7 @@ class Scheduler:
         reply that is kept open can still take the chunk. So requests without one are left out.
         """
         for request in self.requests:
-            if (
-                request.status is Status.WAITING
-                and request.handles is not None
-                and request.kept_open
-            ):
+            if request.status is Status.WAITING and request.kept_open:
                 request.chunker.decide()
                 self.release(request)
 
@@ -180,12 +170,9 @@ class Scheduler:
             default=now,
         )
         for request in self.requests:
-            if (
-                request.status is Status.READY
-                and request.handles is None
-                and request.admitted <= urgent
-            ):
-                request.owner, request.status = owner, Status.RUNNING
+            unopened = request.status is Status.UNOPENED
+            if unopened and request.messages and request.admitted <= urgent:
+                request.start(owner)
                 return request
         return None
 
@@ -202,12 +189,11 @@ class Scheduler:
         waiting = [
             request
             for request in self.requests
-            if request.status is Status.WAITING
-            or (request.status is Status.READY and request.handles is None)
+            if request.status in (Status.WAITING, Status.UNOPENED)
         ]
         batch = self._policy.next_batch(self._ready(), self._clock(), idle_workers, waiting)
         for request in batch:
-            request.owner, request.status = owner, Status.RUNNING
+            request.start(owner)
         return batch
 
     def computed(self, tokens: int, seconds: float) -> None:
@@ -234,7 +220,7 @@ class Scheduler:
                     f"it was dropped"
                 )
                 found.append((request, ExpiredError(told)))
-            elif request.status is Status.WAITING and now - request.last_progress > (
+            elif request.awaits_tokens and now - request.last_progress > (
                 seconds := limits.idle_seconds
             ):
                 found.append(
@@ -250,23 +236,17 @@ class Scheduler:
         """
         if request.over:
             return []
-        request.why_closed = (
-            str(error) if isinstance(error, StreamClosedError) else f"stream: it failed: {error}"
-        )
         replies = [message.reply for message in request.messages]
         replies += [reply for reply in request.kept_open if reply not in replies]
-        self._end(request, Status.FAILED)
+        request.fail(error)
+        self._forget(request)
         return replies
 
     def _ready(self) -> list[Request]:
         """Returns the requests whose next chunk could run now."""
-        return [
-            request
-            for request in self.requests
-            if request.status is Status.READY and request.handles is not None
-        ]
+        return [request for request in self.requests if request.status is Status.READY]
 
-    def _end(self, request: Request, status: Status) -> None:
-        request.status = status
+    def _forget(self, request: Request) -> None:
+        """Removes a request that is over from the open ones."""
         request.messages.clear()
         self.requests.remove(request)

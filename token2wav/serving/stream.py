@@ -10,7 +10,7 @@ from types import TracebackType
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from token2wav.errors import EngineError, StreamClosedError
+from token2wav.errors import EngineError, StreamClosedError, Token2WavError
 from token2wav.serving.audio_output import AudioChunk
 from token2wav.serving.chunking import checked_tokens
 from token2wav.serving.pipeline import Pipeline
@@ -36,12 +36,13 @@ class Stream:
     def __init__(self, pipeline: Pipeline, voice: Voice, steps: int = 0) -> None:
         self._pipeline = pipeline
         self._request = pipeline.request(voice, steps)
-        pipeline.open(self._request)
-        self._forgotten = weakref.finalize(self, pipeline.drop, self._request)
-        self._cancelled = False
-        self._computing = False  # a stage may write to the memory of the stream
-        # Reentrant, because a signal handler may call `cancel` while its own thread has the lock.
+        # Guards the status of the request. Reentrant, because a signal handler may call `cancel`
+        # while its own thread has the lock.
         self._lock = threading.RLock()
+        self._request.start(threading.get_ident())
+        pipeline.open(self._request)
+        self._request.release(pipeline.clock())
+        self._drop_if_collected = weakref.finalize(self, pipeline.drop, self._request)
 
     def push(self, tokens: ArrayLike) -> list[AudioChunk]:
         """Takes any number of tokens, and returns the chunks that they make possible, often none.
@@ -54,7 +55,7 @@ class Stream:
             StreamClosedError: the stream has ended, was cancelled, or is cancelled during the call.
             EngineError: the backend failed; the stream is closed.
         """
-        self._check_open()
+        self._request.check_open()
         return self._run(checked_tokens(tokens, self._pipeline.config), end=False)
 
     def finish(self, tokens: ArrayLike = ()) -> list[AudioChunk]:
@@ -72,7 +73,7 @@ class Stream:
             StreamClosedError: the stream has ended, was cancelled, or is cancelled during the call.
             EngineError: the backend failed; the stream is closed.
         """
-        self._check_open()
+        self._request.check_open()
         return self._run(checked_tokens(tokens, self._pipeline.config), end=True)
 
     def cancel(self) -> None:
@@ -83,8 +84,7 @@ class Stream:
         `StreamClosedError`.
         """
         with self._lock:
-            self._cancelled = self._cancelled or self._forgotten.alive
-            self._close()
+            self._fail(StreamClosedError("stream: it was cancelled"))
 
     def __enter__(self) -> Stream:
         return self
@@ -97,44 +97,54 @@ class Stream:
     ) -> None:
         self.cancel()
 
-    def _check_open(self) -> None:
-        if not self._forgotten.alive:
-            raise StreamClosedError(
-                f"stream: it {'was cancelled' if self._cancelled else 'has ended'}"
-            )
-
-    def _close(self) -> None:
-        """Ends the stream, and frees its memory now, or when the thread that computes is done."""
-        if self._forgotten.detach() is not None and not self._computing:
-            self._pipeline.close(self._request)
-
     def _run(self, tokens: NDArray[np.int32], *, end: bool) -> list[AudioChunk]:
         """Takes checked tokens, and computes the chunks that they make possible."""
+        request = self._request
         with self._lock:
-            self._check_open()
-            self._computing = True
-        going_on = False
+            request.check_open()
+            request.start(threading.get_ident())
         try:
-            self._request.chunker.push(tokens, end=end)
-            chunks = list(self._chunks())
-            going_on = not end
-            return chunks
+            request.chunker.push(tokens, end=end)
+            return list(self._chunks())
+        except BaseException as error:
+            if not isinstance(error, Token2WavError):  # such as KeyboardInterrupt
+                error = StreamClosedError("stream: it was interrupted")
+            with self._lock:
+                self._fail(error)
+            raise
         finally:
             with self._lock:
-                self._computing = False
-                if not self._forgotten.alive:  # cancelled during the computation
-                    self._pipeline.close(self._request)
-                elif not going_on:
+                if request.chunker.done and not request.over:
+                    request.finish()
+                request.release(self._pipeline.clock())
+                if request.over:
                     self._close()
 
     def _chunks(self) -> Iterator[AudioChunk]:
         request = self._request
         while request.chunker.next_chunk is not None:
             [result] = self._pipeline.advance([request])
-            self._check_open()
+            if request.over:  # cancelled during the computation
+                raise StreamClosedError(request.why_closed)
             if isinstance(result, EngineError):
                 raise result
             if result is not None:
                 request.playback.sent(result.duration_s, result.sound_s, result.trimmed_s)
                 yield result
             request.chunker.computed(heard=result is not None)
+
+    def _fail(self, error: Token2WavError) -> None:
+        """Ends the stream with an error. Does nothing if the stream is over.
+
+        The memory is freed now, or by the thread that computes, because a stage may still write to
+        the memory.
+        """
+        if not self._request.over:
+            self._request.fail(error)
+            if self._request.owner is None:
+                self._close()
+
+    def _close(self) -> None:
+        """Frees the memory of the stream."""
+        self._drop_if_collected.detach()
+        self._pipeline.close(self._request)

@@ -462,7 +462,7 @@ class WorkerPool:
         finished: list[Reply] | None = None
         while finished is None or finished:
             with self._wake:
-                cancelled, held = request.over, request.handles is not None
+                cancelled, held = request.over, bool(request.handles)
                 finished = self._scheduler.finish_consumed_messages(request)
                 over = request.over
                 if over:
