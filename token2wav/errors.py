@@ -1,7 +1,7 @@
 """Errors of the library. There is one class for each kind of error, and a message is one sentence.
 
 A message names the field, the value that was received and the values that are allowed. The server
-maps these classes to status codes in one table (`token2wav_server.protocol`). Users of the project
+maps these classes to status codes in one table (`token2wav_server.triton_reply`). Users of the project
 see no other exceptions.
 """
 

@@ -1,4 +1,4 @@
-"""Environment and end of a model process.
+"""Environment, drain and end of a model process.
 
 Triton runs each Python model in a process of its own. These functions run inside that process.
 """
@@ -11,7 +11,7 @@ import threading
 from pathlib import Path
 
 from token2wav.config import ServerConfig, load_server_config
-from token2wav.errors import ConfigError
+from token2wav.errors import ConfigError, LimitError
 
 log = logging.getLogger(__name__)
 
@@ -20,6 +20,9 @@ DEVICE_LOST_STATUS = 70
 # Prefix of the summary lines of a model in Triton's log. The launcher finds these lines by it, and
 # shows them without the header that Triton adds.
 SUMMARY = "token2wav: "
+# Environment variable with the path of a file. The models refuse new utterances once the file
+# exists.
+DRAIN_VARIABLE = "TOKEN2WAV_DRAIN_FILE"
 
 
 def read_environment() -> tuple[Path, ServerConfig]:
@@ -36,6 +39,14 @@ def read_environment() -> tuple[Path, ServerConfig]:
     if not folder:
         raise ConfigError("TOKEN2WAV_MODEL: not set; it names the model folder to serve")
     return Path(folder), load_server_config(Path(file) if file else None)
+
+
+def check_not_draining() -> None:
+    """Raises LimitError while the server drains, when it refuses requests that start utterances."""
+    # The launcher sets the variable. A server that was started in another way never drains.
+    file = os.environ.get(DRAIN_VARIABLE)
+    if file and Path(file).exists():
+        raise LimitError("server: it is shutting down; try another one")
 
 
 def end_process(reason: str = "has lost its GPU") -> None:

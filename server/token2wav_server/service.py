@@ -21,19 +21,15 @@ from token2wav.serving.request import Request
 from token2wav.serving.worker import WorkerPool, default_workers, to_public_error
 from token2wav.voice import Voice
 from token2wav_server.metrics import ServerMetrics
-from token2wav_server.model_process import SUMMARY, end_process, read_environment
-from token2wav_server.protocol import (
-    Options,
-    Parameters,
-    Position,
-    TritonReply,
-    owner_of,
-    parameters_of,
-    refuse_voice,
-    tokens_of,
-    voice_of,
+from token2wav_server.model_process import (
+    SUMMARY,
+    check_not_draining,
+    end_process,
+    read_environment,
 )
-from token2wav_server.sequences import OPEN_TO_OTHERS, Owner, SequenceId, Sequences, started_twice
+from token2wav_server.sequences import OPEN_TO_OTHERS, Sequences, started_twice
+from token2wav_server.triton_reply import TritonReply
+from token2wav_server.triton_request import Options, TritonRequest
 from token2wav_server.voices import registry
 
 log = logging.getLogger(__name__)
@@ -96,7 +92,7 @@ class Service:
         """
         reply = TritonReply(request)
         try:
-            self._handle(request, reply)
+            self._handle(TritonRequest.read(request), reply)
         except Exception as error:  # any exception, because further requests have to be handled
             # The public error replaces the variable `error`, which Python deletes at the end of
             # this clause. A second variable would stay: error, traceback and this frame would form
@@ -110,33 +106,23 @@ class Service:
         """Ends all utterances."""
         self._workers.close()
 
-    def _handle(self, request: Any, reply: TritonReply) -> None:
-        position, parameters = Position.of(request), parameters_of(request)
-        owner = owner_of(parameters)
-        if position.start:
-            options = Options.of(parameters)
-            utterance, keep_open = (
-                self._open(request, position.sequence_id, owner, options),
-                options.keep_open,
-            )
+    def _handle(self, request: TritonRequest, reply: TritonReply) -> None:
+        if request.start:
+            check_not_draining()
+            options = request.options()
+            utterance, keep_open = self._open(request, options), options.keep_open
         else:
-            utterance, keep_open = (
-                self._continued(request, position.sequence_id, owner, parameters),
-                False,
-            )
-        self._workers.push(
-            utterance, tokens_of(request), reply, end=position.end, keep_open=keep_open
-        )
-        if position.end:
-            self._sequences.remove(position.sequence_id, utterance, utterance.why_closed)
+            utterance, keep_open = self._continued(request), False
+        self._workers.push(utterance, request.tokens, reply, end=request.end, keep_open=keep_open)
+        if request.end:
+            self._sequences.remove(request.sequence_id, utterance, utterance.why_closed)
 
-    def _open(
-        self, request: Any, sequence_id: SequenceId, owner: Owner, options: Options
-    ) -> Request:
+    def _open(self, request: TritonRequest, options: Options) -> Request:
+        sequence_id, owner = request.sequence_id, request.owner
         if (open_utterance := self._sequences.started_by(sequence_id, owner)) is not None:
             self._workers.cancel(open_utterance, started_twice(sequence_id))
             raise started_twice(sequence_id)
-        voice = voice_of(request, options.voice, self._voices, self._model.config)
+        voice = request.voice(options.voice, self._voices, self._model.config)
         utterance = self._workers.open(
             voice,
             lambda: self._sequences.remove(sequence_id, utterance, utterance.why_closed),
@@ -149,14 +135,11 @@ class Service:
         self._voices.register(voice)
         return utterance
 
-    def _continued(
-        self, request: Any, sequence_id: SequenceId, owner: Owner, parameters: Parameters
-    ) -> Request:
-        utterance = self._sequences.find(sequence_id, owner)
+    def _continued(self, request: TritonRequest) -> Request:
+        utterance = self._sequences.find(request.sequence_id, request.owner)
         utterance.check_open()
         try:
-            Options.of(parameters)
-            refuse_voice(request)
+            request.options()
         except InputError as error:
             self._workers.cancel(utterance, error)
             raise

@@ -27,7 +27,10 @@ from token2wav.errors import (
     Token2WavError,
 )
 
-IMPORTED = [f"token2wav_server.{name}" for name in ("protocol", "metrics", "voices", "service")]
+IMPORTED = [
+    f"token2wav_server.{name}"
+    for name in ("triton_request", "triton_reply", "metrics", "voices", "service")
+]
 
 
 class FakeTriton(SimpleNamespace):
@@ -160,7 +163,7 @@ def test_status_of_an_error_holds_for_its_subclasses(
     triton: FakeTriton, error: Token2WavError, status: str
 ) -> None:
     request = FakeRequest()
-    importlib.import_module("token2wav_server.protocol").TritonReply(request).fail(error)
+    importlib.import_module("token2wav_server.triton_reply").TritonReply(request).fail(error)
     assert request.errors == [f"{status} {error}"]
 
 

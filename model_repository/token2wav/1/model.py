@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from token2wav_server.protocol import admitted
 from token2wav_server.service import Service
 
 
@@ -19,8 +18,7 @@ class TritonPythonModel:
 
     def execute(self, requests: list[Any]) -> None:
         for request in requests:
-            if admitted(request):
-                self._service.handle(request)
+            self._service.handle(request)
 
     def finalize(self) -> None:
         self._service.close()

@@ -6,7 +6,6 @@ from typing import Any
 
 from token2wav_server.ensemble.accumulator import Accumulator
 from token2wav_server.model_process import read_environment
-from token2wav_server.protocol import admitted
 
 
 class TritonPythonModel:
@@ -17,8 +16,7 @@ class TritonPythonModel:
 
     def execute(self, requests: list[Any]) -> None:
         for request in requests:
-            if admitted(request):
-                self._accumulator.handle(request)
+            self._accumulator.handle(request)
 
     def finalize(self) -> None:
         self._accumulator.close()

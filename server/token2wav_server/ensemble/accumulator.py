@@ -25,17 +25,10 @@ from token2wav_server.ensemble.ordered_stage import Label, ticker
 from token2wav_server.ensemble.stages import FlowContent, held_back_seconds
 from token2wav_server.ensemble.wire import ToFlow
 from token2wav_server.metrics import open_streams, refusals
-from token2wav_server.protocol import (
-    Options,
-    Position,
-    TritonReply,
-    owner_of,
-    parameters_of,
-    refuse_voice,
-    tokens_of,
-    voice_of,
-)
-from token2wav_server.sequences import OPEN_TO_OTHERS, Owner, SequenceId, Sequences, started_twice
+from token2wav_server.model_process import check_not_draining
+from token2wav_server.sequences import OPEN_TO_OTHERS, Sequences, started_twice
+from token2wav_server.triton_reply import TritonReply
+from token2wav_server.triton_request import Options, TritonRequest
 from token2wav_server.voices import registry
 
 log = logging.getLogger(__name__)
@@ -106,7 +99,7 @@ class Accumulator:
         """Answers one request with the chunks whose tokens are complete now."""
         try:
             with self._lock:
-                self._handle(request)
+                self._handle(TritonRequest.read(request), ToFlow(request, self._config))
         except Token2WavError as error:
             self._refused(error)
             TritonReply(request).fail(error)
@@ -117,33 +110,29 @@ class Accumulator:
             )
         self._open_streams(len(self._streams))
 
-    def _handle(self, request: Any) -> None:
-        position, parameters = Position.of(request), parameters_of(request)
-        sequence_id, owner = position.sequence_id, owner_of(parameters)
-        if position.start:
-            stream = self._open(request, sequence_id, owner, Options.of(parameters))
+    def _handle(self, request: TritonRequest, sender: ToFlow) -> None:
+        if request.start:
+            check_not_draining()
+            stream = self._open(request, request.options())
         else:
-            stream = self._streams.find(sequence_id, owner)
-        sender = ToFlow(request, self._config)
+            stream = self._streams.find(request.sequence_id, request.owner)
         try:
-            if not position.start:
-                Options.of(parameters)
-                refuse_voice(request)
-            self._push(stream, request, end=position.end)
+            if not request.start:
+                request.options()
+            self._push(stream, request)
             self._send_chunks(stream, sender)
         except BaseException as error:
-            self._streams.remove(sequence_id, stream, f"stream: it failed: {error}")
+            self._streams.remove(request.sequence_id, stream, f"stream: it failed: {error}")
             if not isinstance(error, Token2WavError) or not stream.chunker.chunks:
                 raise
             self._refused(error)
             sender.send(stream.label(last=True), error)  # later stages hold state of the stream
         if stream.chunker.done:
-            self._streams.remove(sequence_id, stream, ENDED)
+            self._streams.remove(request.sequence_id, stream, ENDED)
         sender.finish()
 
-    def _open(
-        self, request: Any, sequence_id: SequenceId, owner: Owner, options: Options
-    ) -> _Stream:
+    def _open(self, request: TritonRequest, options: Options) -> _Stream:
+        sequence_id, owner = request.sequence_id, request.owner
         if (open_stream := self._streams.started_by(sequence_id, owner)) is not None:
             # The later stages drop the stream after their idle time. An error could reach them only
             # in answer to a request that continues the stream.
@@ -151,7 +140,7 @@ class Accumulator:
                 sequence_id, open_stream, f"stream: it failed: {started_twice(sequence_id)}"
             )
             raise started_twice(sequence_id)
-        voice = voice_of(request, options.voice, self._voices, self._config)
+        voice = request.voice(options.voice, self._voices, self._config)
         check_steps(options.steps, self._steps)
         AudioOutput(self._config, options.audio_format)  # raises InputError for a bad sample rate
         self._limits.check_room(
@@ -167,16 +156,16 @@ class Accumulator:
         self._voices.register(voice)
         return stream
 
-    def _push(self, stream: _Stream, request: Any, *, end: bool) -> None:
-        tokens = checked_tokens(tokens_of(request), self._config)
+    def _push(self, stream: _Stream, request: TritonRequest) -> None:
+        tokens = checked_tokens(request.tokens, self._config)
         if stream.chunker.new_tokens + len(tokens) > self._limits.stream_tokens:
             raise InputError(
                 "tokens",
                 f"the utterance would exceed {self._limits.stream_tokens} tokens, the limit of "
                 f"one stream",
             )
-        stream.chunker.push(tokens, end=end)
-        if len(tokens) or end:
+        stream.chunker.push(tokens, end=request.end)
+        if len(tokens) or request.end:
             stream.last_progress = time.monotonic()
 
     def _send_chunks(self, stream: _Stream, sender: ToFlow) -> None:

@@ -1,7 +1,7 @@
 """Stages as Triton models, and the tensors that carry chunks and errors between them.
 
 This module runs only inside Triton's Python backend. Tensors are passed as DLPack, for the reason
-given in `protocol.py`.
+given in `triton_request.py`.
 
 Every tensor has a leading batch axis of 1, which Triton's dynamic batching needs. An error is sent
 in the place of a chunk. So it arrives after the audio of all earlier chunks, and every stage
@@ -29,7 +29,8 @@ from token2wav_server.ensemble.ordered_stage import Label, OrderedStage, Part, S
 from token2wav_server.ensemble.stages import FlowContent
 from token2wav_server.metrics import batch_streams, open_streams
 from token2wav_server.model_process import end_process
-from token2wav_server.protocol import VOICE_INPUTS, TritonReply, tensor
+from token2wav_server.triton_reply import TritonReply
+from token2wav_server.triton_request import VOICE_INPUTS, tensor
 
 log = logging.getLogger(__name__)
 

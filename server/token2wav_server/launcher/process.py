@@ -24,6 +24,7 @@ from token2wav_server.launcher.log import LogPump, failure_reason, last_words, m
 from token2wav_server.launcher.memory import resident_mib
 from token2wav_server.launcher.ports import LOOPBACK, Ports, fetched, reserved
 from token2wav_server.launcher.repository import fitted
+from token2wav_server.model_process import DRAIN_VARIABLE
 
 _CHECKOUT_REPOSITORY = Path(__file__).resolve().parents[3] / "model_repository"
 # Time from SIGTERM to SIGKILL, in which clients can read the audio of utterances that have ended.
@@ -36,8 +37,6 @@ _IDLE_GRACE_S = 2.0
 _EXIT_TIMEOUT_S = 10  # longer than the grace period, because Triton logs an error after this time
 _POLL_S = 0.05
 _CRASHES = (128 + signal.SIGABRT, 128 + signal.SIGSEGV)
-# Variable with the path of a file. The models refuse new utterances once the file exists.
-DRAIN_VARIABLE = "TOKEN2WAV_DRAIN_FILE"
 _DRAIN_POLL_S = 0.1
 # The gauge of open streams, which has one value for each part of the server that holds streams.
 _OPEN_STREAMS = re.compile(rb"^token2wav_open_streams\{[^}]*\} (\S+)$", re.MULTILINE)

@@ -19,7 +19,8 @@ from token2wav.serving.clocks import Playback
 
 HELD_BACK_SECONDS = (4 * 480 + 4) / 24_000  # by the vocoder of the tiny model
 MODULES = [
-    f"token2wav_server.{name}" for name in ("protocol", "metrics", "voices", "ensemble.wire")
+    f"token2wav_server.{name}"
+    for name in ("triton_request", "triton_reply", "metrics", "voices", "ensemble.wire")
 ]
 MODULES.append("token2wav_server.ensemble.accumulator")
 

@@ -1,0 +1,79 @@
+"""Replies to Triton requests: audio, the end of a reply, and errors with their status codes.
+
+This module runs only inside Triton's Python backend, which provides
+`triton_python_backend_utils`. Tensors are passed as DLPack, for the reason given in
+`triton_request.py`.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import torch
+import triton_python_backend_utils as pb_utils
+
+from token2wav.errors import EngineError, InputError, LimitError, StreamClosedError, Token2WavError
+from token2wav.serving.audio_output import AudioChunk
+
+# Status code of Triton for each class of error, subclasses included. The codes are attribute names
+# of `pb_utils.TritonError`, because Triton sets these attributes only after it has imported this
+# module.
+STATUS: dict[type[Token2WavError], str] = {
+    InputError: "INVALID_ARG",
+    StreamClosedError: "NOT_FOUND",
+    LimitError: "UNAVAILABLE",
+    EngineError: "INTERNAL",
+}
+
+
+class TritonReply:
+    """Reply to one request, sent through Triton's response sender. It is thread-safe.
+
+    Args:
+        request: Triton's request.
+    """
+
+    def __init__(self, request: Any) -> None:
+        self._sender = request.get_response_sender()
+        # After the final response Triton frees the memory that the sender refers to. A call of the
+        # sender after that, `is_cancelled` included, crashes tritonserver. The lock and `_over`
+        # prevent such calls.
+        self._lock = threading.Lock()
+        self._over = False
+
+    def send(self, chunk: AudioChunk) -> None:
+        outputs = {
+            "audio": chunk.audio,
+            "chunk_index": np.array([chunk.index], np.int32),
+            "final": np.array([chunk.final]),
+            "sample_rate": np.array([chunk.sample_rate], np.int32),
+            "samples_per_token": np.array([chunk.samples_per_token], np.int32),
+            "samples_trimmed": np.array([chunk.samples_trimmed], np.int32),
+        }
+        tensors = [
+            pb_utils.Tensor.from_dlpack(name, torch.from_numpy(array))
+            for name, array in outputs.items()
+        ]
+        with self._lock:
+            if not self._over:  # false if the utterance was cancelled while the chunk was computed
+                self._sender.send(pb_utils.InferenceResponse(tensors))
+
+    def finish(self) -> None:
+        self._send_final()
+
+    def fail(self, error: Token2WavError) -> None:
+        name = next((name for kind, name in STATUS.items() if isinstance(error, kind)), "INTERNAL")
+        status = getattr(pb_utils.TritonError, name)
+        self._send_final(pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), status)))
+
+    def is_cancelled(self) -> bool:
+        with self._lock:
+            return not self._over and self._sender.is_cancelled()
+
+    def _send_final(self, *response: Any) -> None:
+        with self._lock:
+            if not self._over:
+                self._over = True
+                self._sender.send(*response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)

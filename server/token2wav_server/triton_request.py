@@ -1,0 +1,229 @@
+"""Requests of clients, parsed into values.
+
+This module defines the names of all input tensors and request parameters. It runs only inside
+Triton's Python backend, which provides `triton_python_backend_utils`.
+
+Tensors are passed as DLPack, not as NumPy arrays. The stub is the process that Triton starts for
+each Python model. The stubs of servers up to 2.51 misread arrays of NumPy 2: input arrays get wrong
+strides, and output arrays lose their bytes. These stubs also crash on tensors of strings.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+from numpy.typing import NDArray
+from torch.utils.dlpack import from_dlpack
+
+from token2wav.config.values import shown
+from token2wav.errors import InputError
+from token2wav.model_config import ModelConfig
+from token2wav.serving.audio_output import AudioFormat
+from token2wav.voice import FIELDS, Voice
+from token2wav_server.launcher.access import CLIENT_HEADER
+from token2wav_server.sequences import Owner, SequenceId
+from token2wav_server.voices import VoiceRegistry
+
+VOICE_INPUTS = FIELDS
+VOICE_ID = "voice_id"
+STREAM_KEY = "stream_key"
+PARAMETERS = (
+    "audio_format",
+    "sample_rate",
+    "keep_open",
+    "steps",
+    "voice",
+    STREAM_KEY,
+    CLIENT_HEADER,
+)
+_NAME_CHARS = 128
+_START, _END = 1, 2  # bits of InferenceRequest.flags()
+
+Parameters = dict[str, Any]  # parameters of a request by name: strings, numbers and booleans
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of an utterance, from the parameters of its first request.
+
+    Later requests may repeat the parameters. They are checked again, but have no effect.
+
+    Attributes:
+        audio_format: encoding and sample rate of the audio that the client receives.
+        keep_open: whether the reply to the first request stays open until the utterance ends.
+        steps: number of ODE steps; 0 for the default of the model.
+        voice: name of a voice of the server; empty if the request gives no name.
+    """
+
+    audio_format: AudioFormat = field(default_factory=AudioFormat)
+    keep_open: bool = False
+    steps: int = 0
+    voice: str = ""
+
+    @classmethod
+    def of(cls, parameters: Parameters) -> Options:
+        """Reads the options from the parameters of a request.
+
+        Raises:
+            InputError: a parameter is unknown, or its value is not allowed.
+        """
+        for name in parameters:
+            if name not in PARAMETERS:
+                known = ", ".join(each for each in PARAMETERS if each != CLIENT_HEADER)
+                # The error names the field "parameters" and not the unknown parameter. Errors are
+                # counted by field, and clients could invent any number of names.
+                raise InputError(
+                    "parameters", f"{shown(name)} is not a request parameter; known are {known}"
+                )
+        audio_format = AudioFormat(
+            parameters.get("audio_format", "float32"), parameters.get("sample_rate")
+        )
+        keep_open = parameters.get("keep_open", False)
+        if not isinstance(keep_open, bool):
+            raise InputError("keep_open", f"{shown(keep_open)} is not a boolean")
+        steps = parameters.get("steps")
+        if steps is not None and (type(steps) is not int or steps < 1):
+            raise InputError("steps", f"{shown(steps)} is not an integer of at least 1")
+        voice = parameters.get("voice")
+        if voice is not None and (not isinstance(voice, str) or not voice):
+            raise InputError("voice", f"{shown(voice)} is not the name of a voice")
+        return cls(audio_format, keep_open, steps or 0, voice or "")
+
+
+@dataclass(frozen=True, eq=False)
+class TritonRequest:
+    """Request of a client: some tokens of one utterance.
+
+    An error in the owner only refuses the request. An error in the options, in the voice or in the
+    tokens also closes the stream that the request continues. So `read` raises the former, and
+    the caller calls `options` and `voice` after it has found the stream.
+
+    Attributes:
+        sequence_id: id that all requests of the utterance share. A request with an empty id (0 or
+            "") is a whole utterance.
+        start: whether the utterance starts with this request.
+        end: whether the utterance ends with this request.
+        owner: client name and stream key.
+        parameters: parameters of the request, not checked.
+        tokens: tokens, not checked; empty if the request has none. This array and the arrays of
+            `voice_inputs` are views of Triton's memory, as `tensor` returns them.
+        voice_inputs: input tensors of a voice that the request has, by name.
+    """
+
+    sequence_id: SequenceId
+    start: bool
+    end: bool
+    owner: Owner
+    parameters: Parameters
+    tokens: NDArray[Any]
+    voice_inputs: dict[str, NDArray[Any]]
+
+    @classmethod
+    def read(cls, request: Any) -> TritonRequest:
+        """Parses a request of Triton.
+
+        Raises:
+            InputError: the client name or the stream key is not a string, or is longer than 128
+                characters; or the key is empty.
+        """
+        sequence_id, flags = request.correlation_id(), request.flags()
+        whole = not sequence_id
+        parameters = {
+            name: value
+            for name, value in json.loads(request.parameters() or "{}").items()
+            if not _of_triton(name)
+        }
+        inputs = {name: tensor(request, name) for name in ("tokens", *VOICE_INPUTS, VOICE_ID)}
+        tokens = inputs.pop("tokens")
+        return cls(
+            sequence_id,
+            start=whole or bool(flags & _START),
+            end=whole or bool(flags & _END),
+            owner=_owner(parameters),
+            parameters=parameters,
+            tokens=np.zeros(0, np.int32) if tokens is None else tokens,
+            voice_inputs={name: array for name, array in inputs.items() if array is not None},
+        )
+
+    def options(self) -> Options:
+        """Returns the options in the parameters.
+
+        Raises:
+            InputError: a parameter is unknown, or its value is not allowed; or the request
+                continues an utterance and carries a voice.
+        """
+        options = Options.of(self.parameters)
+        if self.voice_inputs and not self.start:
+            name = next(iter(self.voice_inputs))
+            raise InputError(name, "only the first request of an utterance carries it")
+        return options
+
+    def voice(self, name: str, voices: VoiceRegistry, config: ModelConfig) -> Voice:
+        """Returns the voice of an utterance from its first request.
+
+        A request gives the voice in one of three ways: by name, by its id (a hash), or as tensors.
+
+        Args:
+            name: name of the voice in the options; empty if there is none.
+            voices: registry that finds a voice by name or by id.
+            config: configuration of the model, which limits the shapes of the voice.
+
+        Raises:
+            InputError: the name or the id is unknown; the request gives the voice in more than one
+                way; a tensor of the voice is missing; or the voice does not fit the model.
+        """
+        tensors = {
+            each: self.voice_inputs[each] for each in VOICE_INPUTS if each in self.voice_inputs
+        }
+        digest = self.voice_inputs.get(VOICE_ID)
+        if name or digest is not None:
+            if tensors or (name and digest is not None):
+                raise InputError("voice" if name else VOICE_ID, "comes with a voice; send either")
+            return voices.named(name) if digest is None else voices.get(digest.tobytes().hex())
+        if missing := [each for each in VOICE_INPUTS if each not in tensors]:
+            raise InputError(
+                missing[0], "missing; the first request of an utterance carries it, or a voice_id"
+            )
+        voice = Voice(**tensors)
+        voice.check(config)
+        return voice
+
+
+def _owner(parameters: Parameters) -> Owner:
+    """Reads the client name and the stream key of a request.
+
+    Raises:
+        InputError: the name or the key is not a string, or is longer than 128 characters; or the
+            key is empty.
+    """
+    # Triton stores the forwarded gRPC header as a parameter of this name, and replaces a parameter
+    # that the client itself has sent under this name.
+    client = parameters.get(CLIENT_HEADER, "")
+    if not isinstance(client, str) or len(client) > _NAME_CHARS:
+        raise InputError(CLIENT_HEADER, f"not a name of at most {_NAME_CHARS} characters")
+    key = parameters.get(STREAM_KEY)
+    if key is not None and not (isinstance(key, str) and 1 <= len(key) <= _NAME_CHARS):
+        raise InputError(STREAM_KEY, f"not a text of 1 to {_NAME_CHARS} characters")
+    return Owner(client, key or "")
+
+
+def _of_triton(name: str) -> bool:
+    return name.startswith("triton_") or name in (
+        "id",
+        "sequence_id",
+        "sequence_start",
+        "sequence_end",
+    )
+
+
+def tensor(request: Any, name: str) -> NDArray[Any] | None:
+    """Returns an input tensor of a request, or None if the request has no such tensor.
+
+    The array is a view of Triton's memory, which is freed once the request has been answered.
+    """
+    found = pb_utils.get_input_tensor_by_name(request, name)
+    return None if found is None else from_dlpack(found.to_dlpack()).numpy()
