@@ -1,11 +1,15 @@
 """Errors of the library. There is one class for each kind of error, and a message is one sentence.
 
 A message names the field, the value that was received and the values that are allowed. The server
-maps these classes to status codes in one table (`token2wav_server.triton_reply`). Users of the project
-see no other exceptions.
+maps these classes to status codes in one table (`token2wav_server.triton_reply`). Users of the
+project see no other exceptions.
 """
 
 from __future__ import annotations
+
+import logging
+
+log = logging.getLogger(__name__)
 
 
 class Token2WavError(Exception):
@@ -75,3 +79,14 @@ class DeviceLostError(EngineError):
 
     Every stream is lost, and only a new process can go on.
     """
+
+
+def to_public_error(error: Exception) -> Token2WavError:
+    """Returns an error of this library, as it is sent to clients.
+
+    Any other exception is logged, and becomes an EngineError.
+    """
+    if isinstance(error, Token2WavError):
+        return error
+    log.error("the engine failed", exc_info=error)
+    return EngineError(f"engine: {type(error).__name__}: {' '.join(str(error).split())[:300]}")

@@ -53,7 +53,7 @@ class Rig:
         """Runs the next chunk of a request, and returns the number of replies that it finishes."""
         assert self.scheduler.next_batch(WORKER, 1) == [request]
         assert (request.status, request.owner) == (Status.RUNNING, WORKER)
-        self.scheduler.sent(request)
+        request.chunker.computed()
         finished = self.scheduler.finish_consumed_messages(request)
         self.scheduler.release(request)
         return len(finished)
@@ -118,7 +118,7 @@ def test_a_worker_answers_what_comes_while_it_computes() -> None:
     rig.push(request, FIRST)
     assert rig.scheduler.next_batch(WORKER, 1) == [request]
     assert rig.push(request, 1) == []
-    rig.scheduler.sent(request)
+    request.chunker.computed()
     assert len(rig.scheduler.finish_consumed_messages(request)) == 2
 
 

@@ -148,7 +148,7 @@ def test_a_fault_of_ours_frees_what_a_stream_cancelled_meanwhile_held(
     utterance, settle, faults = (
         workers.open(voice),
         workers._scheduler.finish_consumed_messages,
-        [ValueError("a bug")] * 2,
+        [ValueError("a bug")],
     )
 
     def failing(request: Request) -> list[Reply]:

@@ -79,10 +79,6 @@ class AudioChunk:
     def duration_s(self) -> float:
         return len(self.audio) / self.sample_rate
 
-    @property
-    def trimmed_s(self) -> float:
-        return self.samples_trimmed / self.sample_rate
-
 
 @dataclass(frozen=True)
 class AudioFormat:

@@ -35,7 +35,6 @@ class Playback:
         sound_since: time at which a listener whose player starts at once hears the first sound;
             None before that sound is sent.
         seconds_sent: seconds of audio sent so far.
-        seconds_trimmed: seconds of silence that were removed before the first audio.
         underruns: number of chunks that were sent after the listener had run out of audio.
     """
 
@@ -47,17 +46,16 @@ class Playback:
         self.started: float | None = None
         self.plays_until: float | None = None
         self.sound_since: float | None = None
-        self.seconds_sent = self.seconds_trimmed = 0.0
+        self.seconds_sent = 0.0
         self.underruns = 0
 
-    def sent(self, seconds: float, sound_s: float | None = None, trimmed_s: float = 0.0) -> float:
+    def sent(self, seconds: float, sound_s: float | None = None) -> float:
         """Records audio that is sent now, and returns the seconds of silence before it.
 
         Args:
             seconds: duration of the audio.
             sound_s: offset in seconds of the utterance's first sound in this audio; None if the
                 first sound is in another chunk.
-            trimmed_s: seconds of silence that were removed before the first audio.
 
         Returns:
             Seconds between the end of the earlier audio and now; 0 if that audio still plays.
@@ -72,7 +70,6 @@ class Playback:
             self.sound_since = max(now, self.plays_until - self._buffer_seconds) + sound_s
         self.plays_until += seconds
         self.seconds_sent += seconds
-        self.seconds_trimmed = trimmed_s
         return late
 
     @property

@@ -179,3 +179,17 @@ class Request:
         """Raises StreamClosedError, with the reason, if the request takes no more tokens."""
         if self.over or self.chunker.ended:
             raise StreamClosedError(self.why_closed)
+
+    def check_not_over(self) -> None:
+        """Raises StreamClosedError, with the reason, if the request has finished or failed."""
+        if self.over:
+            raise StreamClosedError(self.why_closed)
+
+    def next_reply(self) -> Reply:
+        """Returns the reply that takes the next chunk: that of the oldest message that waits.
+
+        Raises:
+            StreamClosedError: the request has finished or failed.
+        """
+        self.check_not_over()
+        return self.messages[0].reply if self.messages else self.kept_open[0]

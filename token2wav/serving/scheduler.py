@@ -200,16 +200,6 @@ class Scheduler:
         """Passes the tokens and seconds of a finished batch to the policy, which measures speed."""
         self._policy.computed(tokens, seconds)
 
-    def sent(self, request: Request, *, heard: bool = True) -> None:
-        """Records that the next chunk of a request was computed.
-
-        Args:
-            request: request of the chunk.
-            heard: whether audio was sent.
-        """
-        request.chunker.computed(heard=heard)
-        request.last_progress = self._clock()
-
     def overdue(self) -> list[tuple[Request, StreamClosedError]]:
         """Returns the requests that were open or idle for too long, each with the error for it."""
         now, limits, found = self._clock(), self._limits, list[tuple[Request, StreamClosedError]]()

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator
 from types import TracebackType
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from token2wav.errors import EngineError, StreamClosedError, Token2WavError
+from token2wav.errors import StreamClosedError, Token2WavError
 from token2wav.serving.audio_output import AudioChunk
 from token2wav.serving.chunking import checked_tokens
+from token2wav.serving.delivery import deliver
 from token2wav.serving.pipeline import Pipeline
 from token2wav.voice import Voice
 
@@ -105,7 +105,7 @@ class Stream:
             request.start(threading.get_ident())
         try:
             request.chunker.push(tokens, end=end)
-            return list(self._chunks())
+            return self._compute()
         except BaseException as error:
             if not isinstance(error, Token2WavError):  # such as KeyboardInterrupt
                 error = StreamClosedError("stream: it was interrupted")
@@ -120,18 +120,13 @@ class Stream:
                 if request.over:
                     self._close()
 
-    def _chunks(self) -> Iterator[AudioChunk]:
-        request = self._request
+    def _compute(self) -> list[AudioChunk]:
+        """Computes all chunks whose tokens have arrived."""
+        request, chunks = self._request, list[AudioChunk]()
         while request.chunker.next_chunk is not None:
             [result] = self._pipeline.advance([request])
-            if request.over:  # cancelled during the computation
-                raise StreamClosedError(request.why_closed)
-            if isinstance(result, EngineError):
-                raise result
-            if result is not None:
-                request.playback.sent(result.duration_s, result.sound_s, result.trimmed_s)
-                yield result
-            request.chunker.computed(heard=result is not None)
+            deliver(request, result, lambda chunk, _: chunks.append(chunk), self._lock)
+        return chunks
 
     def _fail(self, error: Token2WavError) -> None:
         """Ends the stream with an error. Does nothing if the stream is over.

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from numpy.typing import ArrayLike
@@ -21,10 +20,12 @@ from token2wav.errors import (
     LimitError,
     StreamClosedError,
     Token2WavError,
+    to_public_error,
 )
 from token2wav.model_config import StageName
 from token2wav.serving.audio_output import AudioChunk, AudioFormat
 from token2wav.serving.chunking import checked_tokens
+from token2wav.serving.delivery import attempt, deliver, fail, finish, is_cancelled
 from token2wav.serving.pipeline import Pipeline
 from token2wav.serving.request import Reply, Request
 from token2wav.serving.scheduler import Scheduler
@@ -259,7 +260,7 @@ class WorkerPool:
         except Exception as error:
             self.cancel(request, to_public_error(error))
             raise
-        _finish(finished)
+        finish(finished)
 
     def cancel(self, request: Request, reason: Token2WavError | None = None) -> None:
         """Ends a request, and fails the replies of its waiting messages.
@@ -276,12 +277,11 @@ class WorkerPool:
                 return
             replies = self._scheduler.fail(request, error)
             if request.owner in (None, threading.get_ident()):
-                _attempt(self._pipeline.close, request)
+                attempt(self._pipeline.close, request)
         self._over(request, type(reason).__name__ if reason else "cancelled")
-        for reply in replies:
-            _attempt(reply.fail, error)
+        fail(replies, error)
         if isinstance(reason, DeviceLostError):
-            _attempt(self._on_device_lost)
+            attempt(self._on_device_lost)
 
     def close(self) -> None:
         """Stops the admission of requests, ends the open ones, and waits for all threads to end."""
@@ -355,14 +355,14 @@ class WorkerPool:
                 self.cancel(request, error)
                 with self._wake:
                     # If another thread cancelled the request, its memory is still to be freed.
-                    _attempt(self._pipeline.close, request)
+                    attempt(self._pipeline.close, request)
                     self._scheduler.release(request)
         self._changed()
 
     def _watch(self) -> None:
         while not self._closed.wait(_POLL_SECONDS):
-            _attempt(self._drop_abandoned)
-            _attempt(self._fail_hung)
+            attempt(self._drop_abandoned)
+            attempt(self._fail_hung)
 
     def _drop_abandoned(self) -> None:
         """Ends requests that are idle, open for too long, or whose client has vanished."""
@@ -376,7 +376,7 @@ class WorkerPool:
                 for request in self._scheduler.requests
             ]
         vanished = [
-            (request, None) for request, replies in waiting if any(map(_is_cancelled, replies))
+            (request, None) for request, replies in waiting if any(map(is_cancelled, replies))
         ]
         for request, error in vanished + overdue:
             self.cancel(request, error)
@@ -405,7 +405,7 @@ class WorkerPool:
         try:
             self._pipeline.open(request)
         except LimitError as error:
-            _attempt(self._observer.refused, error)
+            attempt(self._observer.refused, error)
             raise
         self._changed()
 
@@ -416,31 +416,23 @@ class WorkerPool:
         results: Sequence[AudioChunk | Token2WavError | None]
         try:
             results = self._pipeline.advance(
-                batch, partial(_attempt, self._observer.computed, waited)
+                batch, partial(attempt, self._observer.computed, waited)
             )
         except Exception as error:  # the backend failed, so no request of the batch can go on
             results = [to_public_error(error)] * len(batch)
         took = self._clock() - start
         for request, result in zip(batch, results, strict=True):
             request.compute_seconds += took
-            self._serve(request, partial(self._send, result=result))
+            send = partial(self._send, request=request)
+            self._serve(request, partial(deliver, result=result, send=send, lock=self._wake))
         with self._wake:
             self._scheduler.computed(tokens, took)
 
-    def _send(self, request: Request, result: AudioChunk | Token2WavError | None) -> None:
-        if isinstance(result, Token2WavError):
-            raise result
-        if result is not None:
-            with self._wake:
-                if request.over:
-                    return
-                reply = request.messages[0].reply if request.messages else request.kept_open[0]
-                late = request.playback.sent(result.duration_s, result.sound_s, result.trimmed_s)
-            reply.send(result)
-            _attempt(self._observer.sent, request, result.duration_s, late)
+    def _send(self, chunk: AudioChunk, late: float, request: Request) -> None:
         with self._wake:
-            if not request.over:
-                self._scheduler.sent(request, heard=result is not None)
+            reply = request.next_reply()
+        reply.send(chunk)
+        attempt(self._observer.sent, request, chunk.duration_s, late)
 
     def _serve(self, request: Request, work: Callable[[Request], None]) -> None:
         """Calls `work` for a request of this worker, and then releases the request.
@@ -466,64 +458,24 @@ class WorkerPool:
                 finished = self._scheduler.finish_consumed_messages(request)
                 over = request.over
                 if over:
-                    _attempt(self._pipeline.close, request)
+                    attempt(self._pipeline.close, request)
                 if over or not finished:
                     self._scheduler.release(request)
             if over and not cancelled:
                 self._over(request, "finished")
             elif over and held:  # cancelled by another thread, and freed only now
                 self._changed()
-            _finish(finished)
+            finish(finished)
             if over:
                 return
 
     def _over(self, request: Request, reason: str) -> None:
-        _attempt(request.on_close)
-        _attempt(self._observer.ended, request, reason)
+        attempt(request.on_close)
+        attempt(self._observer.ended, request, reason)
         # Last, so that an observer that sees no open request was called for every end before.
         self._changed()
 
     def _changed(self) -> None:
         # The lock keeps the order: without it an older number could overwrite a newer one.
         with self._telling:
-            _attempt(self._observer.changed, self.open_requests)
-
-
-def to_public_error(error: Exception) -> Token2WavError:
-    """Returns an error of this library, as it is sent to clients.
-
-    Any other exception is logged, and becomes an EngineError.
-    """
-    if isinstance(error, Token2WavError):
-        return error
-    log.error("the engine failed", exc_info=error)
-    return EngineError(f"engine: {type(error).__name__}: {error}")
-
-
-def _is_cancelled(reply: Reply) -> bool:
-    try:
-        return reply.is_cancelled()
-    except Exception:
-        log.warning(
-            "a request could not say whether it was cancelled, so it is taken to be", exc_info=True
-        )
-        return True
-
-
-def _finish(replies: list[Reply]) -> None:
-    for reply in replies:
-        _attempt(reply.finish)
-
-
-def _attempt(call: Callable[..., None], *given: Any) -> None:
-    """Calls a function, and logs its exception instead of raising it.
-
-    An observer, or the reply to a client that has vanished, may fail. This must not affect other
-    requests.
-    """
-    try:
-        call(*given)
-    except Exception:
-        log.warning(
-            "%s failed, and is passed over", getattr(call, "__qualname__", call), exc_info=True
-        )
+            attempt(self._observer.changed, self.open_requests)

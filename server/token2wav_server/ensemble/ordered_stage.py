@@ -16,7 +16,13 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from token2wav.config import LimitConfig
-from token2wav.errors import DeviceLostError, EngineError, StreamClosedError, Token2WavError
+from token2wav.errors import (
+    DeviceLostError,
+    EngineError,
+    StreamClosedError,
+    Token2WavError,
+    to_public_error,
+)
 from token2wav.serving.audio_output import AudioFormat
 
 log = logging.getLogger(__name__)
@@ -238,7 +244,7 @@ class OrderedStage:
                     stream.state = self._stage.open(part.label, part.content)
                 runnable.append((stream, part))
             except Exception as error:
-                self._fail(stream, _public_error(error), part)
+                self._fail(stream, to_public_error(error), part)
         self._changed(self.open_streams)
         results = self._advance([(stream.state, part.content) for stream, part in runnable])
         for (stream, part), result in zip(runnable, results, strict=True):
@@ -259,10 +265,12 @@ class OrderedStage:
         try:
             return self._stage.advance(batch)
         except Exception as error:
-            log.exception("a batch failed")
-            return [
-                error if isinstance(error, EngineError) else EngineError(str(_public_error(error)))
-            ] * len(batch)
+            public = to_public_error(error)
+            if public is error:  # else it is logged already
+                log.exception("a batch failed")
+            if not isinstance(public, EngineError):
+                public = EngineError(str(public))
+            return [public] * len(batch)
 
     def _fail(self, stream: _Stream, error: Token2WavError, *failed: Part) -> None:
         """Ends a stream with an error.
@@ -325,9 +333,3 @@ def _answer(part: Part, what: Any) -> None:
         part.answer(what)
     except Exception:
         log.warning("a chunk could not be answered", exc_info=True)
-
-
-def _public_error(error: Exception) -> Token2WavError:
-    if isinstance(error, Token2WavError):
-        return error
-    return EngineError(f"engine: {type(error).__name__}: {' '.join(str(error).split())[:300]}")

@@ -1,0 +1,106 @@
+"""Delivery of results to clients, for each driver of a request.
+
+Three drivers compute the chunks of a request: the workers of a server, a stream of the library, and
+the accumulator of the ensemble. They deliver the result of every chunk by `deliver`. A result that
+is an error is raised, and the driver ends the request with it.
+
+A reply belongs to a client that may have vanished, so calling it may fail. Such a failure is logged
+and affects no other request.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol, TypeVar
+
+from token2wav.errors import Token2WavError
+from token2wav.serving.request import Reply, Request
+
+log = logging.getLogger(__name__)
+
+
+class Result(Protocol):
+    """Result of a chunk, as far as it concerns the playback clock of the listener."""
+
+    @property
+    def duration_s(self) -> float:
+        """Duration of its audio in seconds. A result without audio may still have to be sent."""
+
+    @property
+    def sound_s(self) -> float | None:
+        """Offset in seconds of the utterance's first sound in its audio; None if the first sound is
+        in another chunk.
+        """
+
+
+ResultT = TypeVar("ResultT", bound=Result)
+
+
+def deliver(
+    request: Request,
+    result: ResultT | Token2WavError | None,
+    send: Callable[[ResultT, float], None],
+    lock: AbstractContextManager[object] | None = None,
+) -> None:
+    """Delivers the result of the next chunk of a request, and records that the chunk was computed.
+
+    Args:
+        request: request that the caller owns.
+        result: result to send; None if the chunk has none; an error if its computation failed.
+        send: sends the result. Its second argument is the number of seconds that the listener heard
+            nothing before the audio of the result. It is called without the lock.
+        lock: guards the state of the request, if other threads may change it.
+
+    Raises:
+        Token2WavError: the result is an error; nothing was sent.
+        StreamClosedError: another thread has ended the request meanwhile.
+    """
+    if isinstance(result, Token2WavError):
+        raise result
+    lock, heard, late = lock or nullcontext(), False, 0.0
+    if result is not None:
+        heard = result.duration_s > 0
+        with lock:
+            request.check_not_over()
+            if heard:
+                late = request.playback.sent(result.duration_s, result.sound_s)
+        send(result, late)
+    with lock:
+        request.check_not_over()
+        request.chunker.computed(heard=heard)
+        request.last_progress = request.playback.now()
+
+
+def finish(replies: Iterable[Reply]) -> None:
+    """Finishes replies."""
+    for reply in replies:
+        attempt(reply.finish)
+
+
+def fail(replies: Iterable[Reply], error: Token2WavError) -> None:
+    """Ends replies with an error."""
+    for reply in replies:
+        attempt(reply.fail, error)
+
+
+def is_cancelled(reply: Reply) -> bool:
+    """Returns whether the client of a reply has cancelled or vanished."""
+    try:
+        return reply.is_cancelled()
+    except Exception:
+        log.warning(
+            "a request could not say whether it was cancelled, so it is taken to be", exc_info=True
+        )
+        return True
+
+
+def attempt(call: Callable[..., None], *arguments: Any) -> None:
+    """Calls a function of a client or an observer, and logs its exception instead of raising it."""
+    try:
+        call(*arguments)
+    except Exception:
+        log.warning(
+            "%s failed, and is passed over", getattr(call, "__qualname__", call), exc_info=True
+        )
