@@ -59,14 +59,6 @@ class Sequences(Generic[StreamT]):
         self._closed: OrderedDict[SequenceId, str] = OrderedDict()
         self._lock = threading.Lock()
 
-    def __len__(self) -> int:
-        return len(self._open)
-
-    def items(self) -> list[tuple[SequenceId, StreamT]]:
-        """Returns a copy of the list of open streams, with their sequence ids."""
-        with self._lock:
-            return [(sequence_id, stream) for sequence_id, (_, stream) in self._open.items()]
-
     def started_by(self, sequence_id: SequenceId, owner: Owner) -> StreamT | None:
         """Finds the open stream that already has the sequence id of a first request.
 

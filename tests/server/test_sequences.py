@@ -46,7 +46,6 @@ def test_a_stream_that_is_closed_late_does_not_take_the_id_of_the_next_one() -> 
     sequences.add(1, BOB, "second")
     sequences.remove(1, "first", "it failed afterwards")
     assert sequences.find(1, BOB) == "second"
-    assert sequences.items() == [(1, "second")]
 
 
 def test_reasons_of_a_thousand_closed_streams_are_kept() -> None:
@@ -54,7 +53,6 @@ def test_reasons_of_a_thousand_closed_streams_are_kept() -> None:
     for number in range(1, 3001):
         sequences.add(number, ALICE, number)
         sequences.remove(number, number, "it ended")
-    assert len(sequences) == 0
     with pytest.raises(StreamClosedError, match="it ended"):
         sequences.find(3000, ALICE)
     with pytest.raises(StreamClosedError, match="closed long ago"):
@@ -66,4 +64,3 @@ def test_whole_utterances_have_no_id() -> None:
     for nothing in (0, ""):
         sequences.add(nothing, ALICE, "whole")
         assert sequences.started_by(nothing, ALICE) is None
-    assert len(sequences) == 0

@@ -14,13 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from token2wav.config import ServerConfig
-from token2wav.errors import EngineError, InputError, Token2WavError
+from token2wav.errors import Token2WavError, to_public_error
+from token2wav.execution.stages import TokenChunk
 from token2wav.families import read_config
-from token2wav.serving.audio_output import AudioOutput
+from token2wav.serving.audio_output import AudioFormat, AudioOutput
 from token2wav.serving.chunking import Chunker, HopSchedule, checked_tokens
 from token2wav.serving.clocks import Playback
-from token2wav.serving.request import ENDED
-from token2wav.voice import Voice, check_steps
+from token2wav.serving.delivery import deliver, finish
+from token2wav.serving.request import Request
+from token2wav.serving.scheduler import Scheduler
+from token2wav.voice import check_steps
 from token2wav_server.ensemble.ordered_stage import Label, ticker
 from token2wav_server.ensemble.stages import FlowContent, held_back_seconds
 from token2wav_server.ensemble.wire import ToFlow
@@ -36,37 +39,52 @@ log = logging.getLogger(__name__)
 _RESAMPLER_SECONDS = 0.075  # largest duration of audio that a resampler holds back
 
 
+@dataclass(frozen=True, eq=False)
+class _FlowInput:
+    """Result of the accumulator for a chunk: the input of the flow, and an estimate of its audio.
+
+    Attributes:
+        content: input of the flow.
+        duration_s: estimated seconds of audio that the later stages send soon because of it.
+        sound_s: None, because the accumulator does not know where the first sound is.
+    """
+
+    content: FlowContent
+    duration_s: float
+    sound_s: None = None
+
+
 @dataclass(eq=False)
 class _Stream:
     """Stream of one utterance whose last tokens have not arrived yet.
 
     Attributes:
-        chunker: tokens of the stream, and the chunk that is sent next.
-        playback: playback clock of the listener.
-        voice: prompt and speaker, which are sent with the first chunk.
-        client: name of the client; empty if it has none.
-        options: parameters of the first request.
+        request: state of the utterance.
+        audio_format: encoding and sample rate of the audio that the client receives.
+        token_rate: tokens per second of audio.
         held_back: seconds of audio that the later stages will still hold back from coming chunks.
         stream_id: number that identifies the stream in the later stages. It is random, because a
             later stage may still hold state of an earlier stream after a client has reused its
             sequence id, or after this process was restarted.
-        admitted: monotonic time of the first request, in seconds.
-        last_progress: monotonic time at which the latest tokens arrived, in seconds.
     """
 
-    chunker: Chunker
-    playback: Playback
-    voice: Voice
-    client: str
-    options: Options
+    request: Request
+    audio_format: AudioFormat
+    token_rate: float
     held_back: float
     stream_id: int = field(default_factory=lambda: secrets.randbits(63))
-    admitted: float = field(default_factory=time.monotonic)
-    last_progress: float = field(default_factory=time.monotonic)
 
     def label(self, *, last: bool) -> Label:
         """Returns the label of the next chunk."""
-        return Label(self.stream_id, self.chunker.chunks, last, self.options.audio_format)
+        return Label(self.stream_id, self.request.chunker.chunks, last, self.audio_format)
+
+    def flow_input(self, chunk: TokenChunk) -> _FlowInput:
+        """Returns the result for a chunk, and counts its audio as held back or as sent."""
+        request, chunker = self.request, self.request.chunker
+        voice = None if chunker.chunks else request.voice
+        seconds = (chunk.stop - chunker.spoken) / self.token_rate - self.held_back
+        self.held_back = max(0.0, -seconds)
+        return _FlowInput(FlowContent(chunk, voice, request.ode_steps), max(0.0, seconds))
 
 
 class Accumulator:
@@ -89,6 +107,7 @@ class Accumulator:
         self._held_back = held_back_seconds(self._config, server.stream)
         self._voices = registry(server, self._config)
         self._streams: Sequences[_Stream] = Sequences()
+        self._scheduler = Scheduler(server.limits, self._config.token_frame_rate, time.monotonic)
         self._lock = threading.Lock()
         self._open_streams = open_streams("scheduler")
         self._refused = refusals()
@@ -97,108 +116,94 @@ class Accumulator:
 
     def handle(self, request: Any) -> None:
         """Answers one request with the chunks whose tokens are complete now."""
+        reply = TritonReply(request)
         try:
             with self._lock:
-                self._handle(TritonRequest.read(request), ToFlow(request, self._config))
-        except Token2WavError as error:
-            self._refused(error)
-            TritonReply(request).fail(error)
+                self._handle(TritonRequest.read(request), reply, ToFlow(request, self._config))
         except Exception as error:
-            log.exception("a request failed")
-            TritonReply(request).fail(
-                EngineError(f"token_accumulator: {type(error).__name__}: {error}")
-            )
-        self._open_streams(len(self._streams))
+            error = to_public_error(error)  # no second variable, for the reason in `Service.handle`
+            self._refused(error)
+            reply.fail(error)
+        self._open_streams(len(self._scheduler.requests))
 
-    def _handle(self, request: TritonRequest, sender: ToFlow) -> None:
-        if request.start:
+    def _handle(self, message: TritonRequest, reply: TritonReply, sender: ToFlow) -> None:
+        if message.start:
             check_not_draining()
-            stream = self._open(request, request.options())
+            stream = self._open(message, message.options())
         else:
-            stream = self._streams.find(request.sequence_id, request.owner)
+            stream = self._streams.find(message.sequence_id, message.owner)
         try:
-            if not request.start:
-                request.options()
-            self._push(stream, request)
-            self._send_chunks(stream, sender)
-        except BaseException as error:
-            self._streams.remove(request.sequence_id, stream, f"stream: it failed: {error}")
-            if not isinstance(error, Token2WavError) or not stream.chunker.chunks:
-                raise
+            if not message.start:
+                message.options()
+            self._push(stream, message, reply, sender)
+        except Exception as error:
+            error = to_public_error(error)
+            self._fail(stream.request, error)
+            if not stream.request.chunker.chunks:
+                raise error from None
             self._refused(error)
             sender.send(stream.label(last=True), error)  # later stages hold state of the stream
-        if stream.chunker.done:
-            self._streams.remove(request.sequence_id, stream, ENDED)
-        sender.finish()
+            reply.finish()
 
-    def _open(self, request: TritonRequest, options: Options) -> _Stream:
-        sequence_id, owner = request.sequence_id, request.owner
+    def _open(self, message: TritonRequest, options: Options) -> _Stream:
+        sequence_id, owner = message.sequence_id, message.owner
         if (open_stream := self._streams.started_by(sequence_id, owner)) is not None:
             # The later stages drop the stream after their idle time. An error could reach them only
             # in answer to a request that continues the stream.
-            self._streams.remove(
-                sequence_id, open_stream, f"stream: it failed: {started_twice(sequence_id)}"
-            )
+            self._fail(open_stream.request, started_twice(sequence_id))
             raise started_twice(sequence_id)
-        voice = request.voice(options.voice, self._voices, self._config)
+        voice = message.voice(options.voice, self._voices, self._config)
         check_steps(options.steps, self._steps)
-        AudioOutput(self._config, options.audio_format)  # raises InputError for a bad sample rate
-        self._limits.check_room(
-            [stream.client for _, stream in self._streams.items()], owner.client
-        )
         playback = Playback(buffer_seconds=self._limits.player_buffer_seconds)
-        chunker = Chunker(voice.prompt_tokens, self._config, self._schedule, playback)
+        request = Request(
+            voice,
+            options.steps or self._steps[0],
+            Chunker(voice.prompt_tokens, self._config, self._schedule, playback),
+            playback,
+            AudioOutput(self._config, options.audio_format),  # InputError for a bad sample rate
+            client=owner.client,
+        )
+        self._scheduler.admit(request)
+        self._scheduler.release(request)  # no stage of this process opens it
         resampled = options.audio_format.sample_rate not in (None, self._config.sample_rate)
-        held_back = self._held_back + _RESAMPLER_SECONDS * resampled
-        stream = _Stream(chunker, playback, voice, owner.client, options, held_back)
+        stream = _Stream(
+            request,
+            options.audio_format,
+            self._config.token_frame_rate,
+            self._held_back + _RESAMPLER_SECONDS * resampled,
+        )
+        request.on_close = lambda: self._streams.remove(sequence_id, stream, request.why_closed)
         self._streams.add(sequence_id, owner, stream)
         # After the client was admitted, because a new voice may evict the voice of another client.
         self._voices.register(voice)
         return stream
 
-    def _push(self, stream: _Stream, request: TritonRequest) -> None:
-        tokens = checked_tokens(request.tokens, self._config)
-        if stream.chunker.new_tokens + len(tokens) > self._limits.stream_tokens:
-            raise InputError(
-                "tokens",
-                f"the utterance would exceed {self._limits.stream_tokens} tokens, the limit of "
-                f"one stream",
-            )
-        stream.chunker.push(tokens, end=request.end)
-        if len(tokens) or request.end:
-            stream.last_progress = time.monotonic()
+    def _push(
+        self, stream: _Stream, message: TritonRequest, reply: TritonReply, sender: ToFlow
+    ) -> None:
+        """Takes the tokens of a message, and sends the chunks that they make possible."""
+        request = stream.request
+        tokens = checked_tokens(message.tokens, self._config)
+        consumed = self._scheduler.push(request, tokens, reply, end=message.end, keep_open=False)
 
-    def _send_chunks(self, stream: _Stream, sender: ToFlow) -> None:
-        chunker = stream.chunker
-        while (chunk := chunker.next_chunk) is not None:
-            voice = None if chunker.chunks else stream.voice
-            sender.send(
-                stream.label(last=chunk.last), FlowContent(chunk, voice, stream.options.steps)
-            )
-            seconds = (
-                chunk.stop - chunker.spoken
-            ) / self._config.token_frame_rate - stream.held_back
-            stream.held_back = max(0.0, -seconds)
-            if seconds > 0:
-                stream.playback.sent(seconds)  # an estimate: the later stages send it soon
-            chunker.computed(heard=seconds > 0)
+        def send(result: _FlowInput, _: float) -> None:
+            sender.send(stream.label(last=result.content.chunk.last), result.content)
+
+        request.start(threading.get_ident())
+        while (chunk := request.chunker.next_chunk) is not None:
+            deliver(request, stream.flow_input(chunk), send)
+        consumed += self._scheduler.finish_consumed_messages(request)
+        self._scheduler.release(request)
+        if request.over:
+            request.on_close()
+        finish(consumed)
+
+    def _fail(self, request: Request, error: Token2WavError) -> None:
+        self._scheduler.fail(request, error)
+        request.on_close()
 
     def _expire(self) -> None:
-        open_seconds = self._limits.open_seconds(self._config.token_frame_rate)
-        idle_seconds = self._limits.idle_seconds
         with self._lock:
-            now = time.monotonic()
-            for sequence_id, stream in self._streams.items():
-                if now - stream.last_progress > idle_seconds:
-                    self._streams.remove(
-                        sequence_id,
-                        stream,
-                        f"stream: no tokens for {idle_seconds:g} s; it was dropped",
-                    )
-                elif now - stream.admitted > open_seconds:
-                    self._streams.remove(
-                        sequence_id,
-                        stream,
-                        f"stream: open for {open_seconds:g} s, the limit of one; it was dropped",
-                    )
-            self._open_streams(len(self._streams))
+            for request, error in self._scheduler.overdue():
+                self._fail(request, error)
+            self._open_streams(len(self._scheduler.requests))

@@ -137,9 +137,6 @@ class ToFlow:
         }
         self._sender.send(_response(arrays | dict(zip(VOICE_INPUTS, given, strict=True))))
 
-    def finish(self) -> None:
-        self._sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-
 
 def flow_part(request: Any) -> Part:
     """Reads, in the flow, a chunk that `ToFlow` sent.

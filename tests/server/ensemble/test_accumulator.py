@@ -6,6 +6,7 @@ import importlib
 import sys
 from collections.abc import Iterator
 from types import ModuleType
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -13,9 +14,7 @@ import pytest
 from tests.server.test_service import FakeTriton
 from tests.support.tiny_model import TINY, demo_tokens, demo_voice
 from token2wav.config import ServerConfig
-from token2wav.serving.audio_output import AudioFormat
-from token2wav.serving.chunking import Chunker, HopSchedule
-from token2wav.serving.clocks import Playback
+from token2wav_server.sequences import Owner
 
 HELD_BACK_SECONDS = (4 * 480 + 4) / 24_000  # by the vocoder of the tiny model
 MODULES = [
@@ -41,27 +40,35 @@ def test_audio_that_the_vocoder_holds_back_does_not_count_as_sent(
     """`more` seconds are held back, as by a trimming of silence: until they are over, the stream
     counts as unheard.
     """
-    server, voice = ServerConfig(), demo_voice(0)
-    made = accumulator.Accumulator(TINY, server)
+    made = accumulator.Accumulator(TINY, ServerConfig())
+    lookahead = made._config.lookahead_tokens
+
+    def message(tokens: int) -> Any:
+        return accumulator.TritonRequest(
+            sequence_id=1,
+            start=True,
+            end=False,
+            owner=Owner(),
+            parameters={},
+            tokens=demo_tokens(tokens),
+            voice_inputs=vars(demo_voice(0)),
+        )
+
     try:
-        playback = Playback(clock=lambda: 0.0)
-        config = made._config
-        chunker = Chunker(
-            voice.prompt_tokens, config, HopSchedule.of(server.stream, config), playback
-        )
-        held_back = made._held_back + more
-        assert made._held_back == pytest.approx(HELD_BACK_SECONDS)
-        stream = accumulator._Stream(
-            chunker, playback, voice, "", Mock(steps=0, audio_format=AudioFormat()), held_back
-        )
-        chunker.push(demo_tokens(8 + config.lookahead_tokens))
-        made._send_chunks(stream, Mock())
+        first = message(8 + lookahead)
+        stream = made._open(first, first.options())
+        assert stream.held_back == pytest.approx(HELD_BACK_SECONDS)
+        stream.held_back += more
+        chunker, playback = stream.request.chunker, stream.request.playback
+        playback.now = lambda: 0.0
+        made._push(stream, first, Mock(), Mock())
         assert chunker.spoken == 8
         expected = 8 / 25 - HELD_BACK_SECONDS if not more else 0.0
         assert playback.seconds_sent == pytest.approx(expected)
         assert (playback.started is None) == bool(more)
-        chunker.push(demo_tokens(60))
-        made._send_chunks(stream, Mock())
-        assert playback.seconds_sent == pytest.approx(chunker.spoken / 25 - held_back)
+        made._push(stream, message(60), Mock(), Mock())
+        assert playback.seconds_sent == pytest.approx(
+            chunker.spoken / 25 - HELD_BACK_SECONDS - more
+        )
     finally:
         made.close()
