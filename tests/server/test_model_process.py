@@ -26,7 +26,7 @@ from token2wav.serving.audio_output import AudioFormat
 from token2wav_server.ensemble import ordered_stage
 from token2wav_server.model_process import end_process
 
-ordered_stage._HANG_SECONDS = 0.2
+ordered_stage.hang_seconds = lambda tokens: 0.2
 stage = mock.Mock(advance=lambda batch: time.sleep(600))
 hang = lambda seconds: end_process(f"has computed one batch for {seconds:.0f} s; it hangs")
 ordered = ordered_stage.OrderedStage(stage, LimitConfig(), on_hang=hang)

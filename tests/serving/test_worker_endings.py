@@ -26,7 +26,8 @@ from tests.support.replies import (
 from tests.support.tiny_model import WAIT_SECONDS, FaultyVocoder, demo_tokens
 from token2wav import EngineError, LimitError, StreamClosedError, Token2Wav, Voice
 from token2wav.errors import ExpiredError, IdleError
-from token2wav.serving.worker import Observer, WorkerPool
+from token2wav.serving.observer import Observer
+from token2wav.serving.worker import WorkerPool
 
 
 def test_an_idle_utterance_is_dropped(make: Make, model: Token2Wav, voice: Voice) -> None:

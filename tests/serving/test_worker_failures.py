@@ -38,8 +38,9 @@ from token2wav.execution.stages import (
 )
 from token2wav.model_config import ModelConfig
 from token2wav.serving import pipeline
+from token2wav.serving.observer import Observer
 from token2wav.serving.request import Reply, Request
-from token2wav.serving.worker import Observer, WorkerPool
+from token2wav.serving.worker import WorkerPool
 
 
 @pytest.mark.parametrize(

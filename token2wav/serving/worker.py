@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -22,10 +22,11 @@ from token2wav.errors import (
     Token2WavError,
     to_public_error,
 )
-from token2wav.model_config import StageName
 from token2wav.serving.audio_output import AudioChunk, AudioFormat
 from token2wav.serving.chunking import checked_tokens
 from token2wav.serving.delivery import attempt, deliver, fail, finish, is_cancelled
+from token2wav.serving.hang import hang_seconds
+from token2wav.serving.observer import Observer
 from token2wav.serving.pipeline import Pipeline
 from token2wav.serving.request import Reply, Request
 from token2wav.serving.scheduler import Scheduler
@@ -34,49 +35,7 @@ from token2wav.voice import Voice
 log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.05  # how soon a vanished client or an idle request is noticed
-_HANG_SECONDS = 180.0  # a batch of eight chunks of 100 tokens takes 130 s on a slow CPU
-# Tokens in that batch. A larger batch, which `limits.batch_streams` may allow, gets more time in
-# proportion.
-_HANG_TOKENS = 800
 _MOST_WORKERS = 4
-
-
-class Observer:
-    """Observer of the workers, for example for metrics. Its methods are called from any thread.
-
-    The methods of this base class do nothing.
-    """
-
-    def changed(self, open_requests: int) -> None:
-        """Called with the number of open requests after one was admitted, opened or ended."""
-
-    def computed(self, waited: list[float], seconds: Mapping[StageName, float]) -> None:
-        """Called after a batch.
-
-        Args:
-            waited: seconds that each chunk was ready before the batch began.
-            seconds: seconds that each stage took.
-        """
-
-    def refused(self, error: Token2WavError) -> None:
-        """Called when the cache has no room to open an admitted request."""
-
-    def sent(self, request: Request, seconds: float, late: float) -> None:
-        """Called after audio was sent.
-
-        Args:
-            request: request of the audio.
-            seconds: duration of the audio.
-            late: seconds of silence before the audio; 0 if it was in time.
-        """
-
-    def ended(self, request: Request, reason: str) -> None:
-        """Called when a request is over.
-
-        Args:
-            request: request that is over.
-            reason: `finished`, `cancelled`, or the name of an error class such as `IdleError`.
-        """
 
 
 def default_workers(device: str) -> int:
@@ -85,11 +44,6 @@ def default_workers(device: str) -> int:
     A single worker keeps a GPU busy.
     """
     return min(_MOST_WORKERS, len(os.sched_getaffinity(0))) if device == "cpu" else 1
-
-
-def hang_seconds(tokens: int) -> float:
-    """Returns the seconds after which a batch of `tokens` tokens counts as hung."""
-    return _HANG_SECONDS * max(1.0, tokens / _HANG_TOKENS)
 
 
 @dataclass(eq=False)
@@ -107,7 +61,7 @@ class _Worker:
     number: int
     taken: Sequence[Request] = ()
     since: float = 0.0
-    hang_seconds: float = _HANG_SECONDS
+    hang_seconds: float = 0.0
     lost: bool = False
 
     def hangs(self, now: float) -> bool:

@@ -24,15 +24,11 @@ from token2wav.errors import (
     to_public_error,
 )
 from token2wav.serving.audio_output import AudioFormat
+from token2wav.serving.hang import LONGEST_CHUNK_TOKENS, hang_seconds
 
 log = logging.getLogger(__name__)
 
 _LONGEST_TICK_S = 1.0
-# A batch that runs longer than this time is taken to hang. A batch of eight chunks of 100 tokens
-# takes 130 s on a slow CPU. If the limits allow more than eight streams in a batch, the time grows
-# in proportion.
-_HANG_SECONDS = 180.0
-_HANG_STREAMS = 8
 
 
 @dataclass(frozen=True)
@@ -152,7 +148,7 @@ class OrderedStage:
         self._computed = computed
         self._on_device_lost = on_device_lost
         self._on_hang = on_hang
-        self._hang_seconds = _HANG_SECONDS * max(1.0, limits.batch_streams / _HANG_STREAMS)
+        self._hang_seconds = hang_seconds(limits.batch_streams * LONGEST_CHUNK_TOKENS)
         self._clock = clock
         self._batch_began: float | None = None  # while a batch runs
         self._streams: dict[int, _Stream] = {}

@@ -1,0 +1,12 @@
+"""Time after which a batch counts as hung, for the workers and for the stages of the ensemble."""
+
+LONGEST_CHUNK_TOKENS = 100
+_SECONDS = 180.0  # a batch of eight chunks of 100 tokens takes 130 s on a slow CPU
+# Tokens in that batch. A larger batch, which `limits.batch_streams` may allow, gets more time in
+# proportion.
+_TOKENS = 8 * LONGEST_CHUNK_TOKENS
+
+
+def hang_seconds(tokens: int) -> float:
+    """Returns the seconds after which a batch of `tokens` tokens counts as hung."""
+    return _SECONDS * max(1.0, tokens / _TOKENS)

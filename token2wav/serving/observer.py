@@ -1,0 +1,47 @@
+"""Observer of the workers: the interface through which a server measures them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from token2wav.errors import Token2WavError
+from token2wav.model_config import StageName
+from token2wav.serving.request import Request
+
+
+class Observer:
+    """Observer of the workers, for example for metrics. Its methods are called from any thread.
+
+    The methods of this base class do nothing.
+    """
+
+    def changed(self, open_requests: int) -> None:
+        """Called with the number of open requests after one was admitted, opened or ended."""
+
+    def computed(self, waited: list[float], seconds: Mapping[StageName, float]) -> None:
+        """Called after a batch.
+
+        Args:
+            waited: seconds that each chunk was ready before the batch began.
+            seconds: seconds that each stage took.
+        """
+
+    def refused(self, error: Token2WavError) -> None:
+        """Called when the cache has no room to open an admitted request."""
+
+    def sent(self, request: Request, seconds: float, late: float) -> None:
+        """Called after audio was sent.
+
+        Args:
+            request: request of the audio.
+            seconds: duration of the audio.
+            late: seconds of silence before the audio; 0 if it was in time.
+        """
+
+    def ended(self, request: Request, reason: str) -> None:
+        """Called when a request is over.
+
+        Args:
+            request: request that is over.
+            reason: `finished`, `cancelled`, or the name of an error class such as `IdleError`.
+        """
