@@ -1,7 +1,7 @@
 """Load test of the server as listeners hear it: first audio, gaps and throughput, by batching mode.
 
 Starts real tritonservers on the same model, one after the other: with batching, without, with one
-lane, and the ensemble. Each server gets the same loads:
+worker, and the ensemble. Each server gets the same loads:
 
   closed loop  N clients, each sends one utterance after the other
   open loop    utterances start at random (Poisson), even if the server falls behind
@@ -46,10 +46,10 @@ DEMO = ROOT / "tests" / "data" / "demo"
 # Changes of the server's settings, and the name of the served model.
 MODES: dict[str, tuple[dict[str, dict[str, int]], str]] = {
     "batching": ({}, "token2wav"),
-    "batching, one lane": ({"runtime": {"lanes": 1}}, "token2wav"),
+    "batching, one lane": ({"runtime": {"workers": 1}}, "token2wav"),
     "no batching": ({"limits": {"batch_streams": 1}}, "token2wav"),
     "no batching, one lane": (
-        {"limits": {"batch_streams": 1}, "runtime": {"lanes": 1}},
+        {"limits": {"batch_streams": 1}, "runtime": {"workers": 1}},
         "token2wav",
     ),
     "ensemble": ({}, "token2wav_ensemble"),

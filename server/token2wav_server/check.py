@@ -36,7 +36,7 @@ def check(model: Path, config: Path | None) -> None:
     """
     # These two calls need no torch. They repeat a part of the check here, so that a wrong value is
     # reported at once.
-    load_server_config(config)
+    load_server_config(config, warn=False)
     read_config(model)
     command = [
         sys.executable,
@@ -66,7 +66,7 @@ def main() -> None:
 
     model, *config = map(Path, sys.argv[1:])
     try:
-        settings = load_server_config(config[0] if config else None)
+        settings = load_server_config(config[0] if config else None, warn=False)
         check_settings(model, settings.stream, settings.runtime)
         check_folder(model)
         voices_in(settings, read_config(model))

@@ -59,7 +59,7 @@ class Service:
         self._sequences: Sequences[Request] = Sequences()
         self._metrics = ServerMetrics(model)
         _warn_of_small_cache(model, config)
-        workers = config.runtime.lanes or default_workers(model.engine.device)
+        workers = config.runtime.workers or default_workers(model.engine.device)
         self._workers = WorkerPool(
             model.pipeline,
             config.limits,

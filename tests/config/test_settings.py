@@ -43,7 +43,7 @@ FULL = """
 stream: {first_tokens: 12, max_hop_tokens: 200, left_blocks: 8, steps: [10, 4], hold_frames: 8, \
 trim_silence_ms: 200,
          reference: true}
-runtime: {device: "cuda:1", engine: torch, engines: made, precision: float16, lanes: 3, \
+runtime: {device: "cuda:1", engine: torch, engines: made, precision: float16, workers: 3, \
 cache_mib: 512,
           cache_storage: int8}
 limits:
@@ -70,6 +70,20 @@ def test_a_full_file_sets_everything(tmp_path: Path) -> None:
         assert given != default, part.name
         for item in dataclasses.fields(given) if dataclasses.is_dataclass(given) else ():
             assert getattr(given, item.name) != getattr(default, item.name), item.name
+
+
+def test_an_earlier_name_works_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = written(tmp_path, "runtime: {lanes: 3}\n")
+    assert load_server_config(file, warn=False).runtime.workers == 3
+    assert not caplog.records
+    assert load_server_config(file).runtime.workers == 3
+    [record] = caplog.records
+    assert record.getMessage() == (
+        "runtime.lanes: the setting is called runtime.workers now; the next release refuses the "
+        "earlier name"
+    )
 
 
 def test_whole_floats_pass_as_integers_and_integers_as_floats(tmp_path: Path) -> None:
@@ -154,7 +168,10 @@ BAD: dict[str, tuple[str | bytes, list[str]]] = {
     "device without number": ("runtime: {device: 'cuda:'}\n", ["runtime.device: 'cuda:'"]),
     "negative device": ("runtime: {device: 'cuda:-1'}\n", ["runtime.device: 'cuda:-1'"]),
     "device is a number": ("runtime: {device: 0}\n", ["runtime.device: expected str, got 0"]),
-    "negative lanes": ("runtime: {lanes: -1}\n", ["runtime.lanes: -1 is not between 0 and 256"]),
+    "negative workers": (
+        "runtime: {workers: -1}\n",
+        ["runtime.workers: -1 is not between 0 and 256"],
+    ),
     "huge number": (
         "limits: {streams: 1" + "0" * 400 + "}\n",
         ["limits.streams: expected int, got 1000"],
@@ -162,6 +179,10 @@ BAD: dict[str, tuple[str | bytes, list[str]]] = {
     "no YAML": ("stream: [1\n", ["cannot be read as YAML"]),
     "no date": ("stream: 2024-99-99\n", ["cannot be read as YAML"]),
     "nested without end": ("stream: " + "[" * 3000, ["cannot be read as YAML"]),
+    "both names": (
+        "runtime: {lanes: 1, workers: 1}\n",
+        ["runtime.lanes: the earlier name of runtime.workers, which is there too; remove one"],
+    ),
     "in itself": ("runtime: &a {engine: *a}\n", ["runtime.engine", "auto, torch, onnx"]),
     "binary": (b"\x00\x80\xff", ["cannot be read as YAML"]),
     "code to run": (

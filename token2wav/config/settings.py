@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import logging
 import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -21,6 +22,11 @@ _PATIENCE = 3  # a stream may be open this many times as long as its longest aud
 _VOICES_PER_STREAM = 4
 PLAYER_BUFFER_SECONDS = 0.2  # default: audio that a player collects before it starts
 _LEAST_FIRST_TOKENS = 5
+
+# Earlier names of settings in `runtime`, which files may use until the next release.
+_EARLIER_NAMES = {"lanes": "workers"}
+
+log = logging.getLogger(__name__)
 
 Steps = Annotated[int, Bounds(1, MOST_STEPS)]
 
@@ -89,9 +95,9 @@ class RuntimeConfig:
             whose library and graphs are installed.
         engines: folder of the exported graphs; empty for `engines` in the model folder.
         precision: dtype of the estimator's layers; `auto` is float16 on a GPU and float32 on a CPU.
-        lanes: number of workers, the batches that a server computes at the same time. Each worker
-            has an equal share of torch's threads (OMP_NUM_THREADS). 0 takes one worker for each CPU
-            core, up to 4, or a single worker on a GPU.
+        workers: number of workers, each of which computes one batch at a time. Each worker has an
+            equal share of torch's threads (OMP_NUM_THREADS). 0 takes one worker for each CPU core,
+            up to 4, or a single worker on a GPU.
         cache_mib: size of the key-value cache in MiB; 0 takes a quarter of the free memory of a
             CPU, or 80 % of the free memory of a GPU.
         cache_storage: dtype of the cached keys and values; `auto` is the dtype of `precision`.
@@ -103,7 +109,7 @@ class RuntimeConfig:
     engine: Literal["auto", "torch", "onnx", "tensorrt"] = "auto"
     engines: str = ""
     precision: Literal["auto", "float32", "float16"] = "auto"
-    lanes: Annotated[int, Bounds(0, 256)] = 0  # workers; the name is kept for existing settings
+    workers: Annotated[int, Bounds(0, 256)] = 0
     # Up to 16 TiB. The free memory is checked when the cache is allocated.
     cache_mib: Annotated[int, Bounds(0, 1 << 24)] = 0
     cache_storage: Literal["auto", "float32", "float16", "int8"] = "auto"
@@ -199,8 +205,13 @@ class ServerConfig:
     voices: tuple[str, ...] = ()
 
 
-def load_server_config(path: Path | None) -> ServerConfig:
+def load_server_config(path: Path | None, *, warn: bool = True) -> ServerConfig:
     """Reads a server configuration; None returns the defaults.
+
+    Args:
+        path: settings file.
+        warn: whether to log a warning for each setting with an earlier name. Only one of the
+            processes of a server does so.
 
     Raises:
         ConfigError: the file cannot be read as YAML (see `read_yaml`), has an unknown key, or has a
@@ -210,12 +221,38 @@ def load_server_config(path: Path | None) -> ServerConfig:
         return ServerConfig()
     data = read_yaml(path)
     try:
-        config = from_mapping(ServerConfig, {} if data is None else data, "")
+        config = from_mapping(ServerConfig, _with_new_names({} if data is None else data, warn), "")
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
     return dataclasses.replace(
         config, voices=tuple(str(path.parent / file) for file in config.voices)
     )
+
+
+def _with_new_names(data: Any, warn: bool) -> Any:
+    """Replaces the earlier names of settings in the content of a settings file.
+
+    Raises:
+        ConfigError: a setting is there under both of its names.
+    """
+    runtime = data.get("runtime") if isinstance(data, dict) else None
+    if not isinstance(runtime, dict):
+        return data
+    for earlier, name in _EARLIER_NAMES.items():
+        if earlier in runtime and name in runtime:
+            raise ConfigError(
+                f"runtime.{earlier}: the earlier name of runtime.{name}, which is there too; "
+                "remove one"
+            )
+        if earlier in runtime and warn:
+            log.warning(
+                "runtime.%s: the setting is called runtime.%s now; the next release refuses the "
+                "earlier name",
+                earlier,
+                name,
+            )
+    renamed = {_EARLIER_NAMES.get(key, key): value for key, value in runtime.items()}
+    return {**data, "runtime": renamed}
 
 
 def config_hash(*configs: Any) -> str:
