@@ -81,7 +81,7 @@ def run_case(job: tuple[Path, str, Case, str, list[int], list[float]]) -> Result
     folder, size, case, device, batches, histories = job
     os.environ[SWITCH] = "1" if case.graphs else "0"
     result = Result(size, case)
-    runtime = RuntimeConfig(device=device, engine=case.engine, precision=case.precision)  # type: ignore[arg-type]
+    runtime = RuntimeConfig(device=device, backend=case.engine, precision=case.precision)  # type: ignore[arg-type]
     try:
         export(folder, case)
         result.verification = asdict(verify(folder, runtime, seconds=6.0))

@@ -170,7 +170,7 @@ def early(folder: Path, prompt: PromptVoice) -> Iterator[tuple[str, Speak]]:
 
 def _load(folder: Path, stream: StreamConfig | None = None, **runtime: Any) -> Token2Wav:
     return Token2Wav.load(
-        folder, stream=stream, runtime=RuntimeConfig(device="cpu", engine="torch", **runtime)
+        folder, stream=stream, runtime=RuntimeConfig(device="cpu", backend="torch", **runtime)
     )
 
 

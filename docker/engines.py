@@ -123,12 +123,12 @@ def folder(root: Path) -> Path:
 def build(root: Path, model: Path, config_file: Path | None) -> int:
     """Builds what this machine's server would use and finds neither whole nor up to date."""
     config = load_server_config(config_file)
-    if config.runtime.engine == "torch" or config.stream.reference:
+    if config.runtime.backend == "torch" or config.stream.reference:
         return _nothing("the settings ask for torch")
     try:
         machine = Machine.own()
     except ConfigError as error:
-        if config.runtime.engine != "auto":
+        if config.runtime.backend != "auto":
             raise
         return _nothing(f"the server will run on torch: {error}")
     place = root / machine.key

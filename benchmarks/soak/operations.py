@@ -149,7 +149,7 @@ class Round:
             Token2Wav.load(
                 TINY,
                 stream=SETTINGS[settings],
-                runtime=RuntimeConfig(device="cpu", engine="torch", cache_mib=mib),
+                runtime=RuntimeConfig(device="cpu", backend="torch", cache_mib=mib),
             )
             for mib in (CACHE_MIB, 4 * CACHE_MIB)
         )

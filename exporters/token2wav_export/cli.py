@@ -244,13 +244,13 @@ def _run_verify(options: argparse.Namespace) -> int:
         _check_there(options)
     runtime = RuntimeConfig(
         device=options.device,
-        engine=options.engine,
+        backend=options.engine,
         engines=str(options.out or ""),
         precision=options.precision,
     )
     if options.engine == "auto":
         runtime = exported_runtime(options.model, runtime)
-        if runtime.engine == "torch":
+        if runtime.backend == "torch":
             print(
                 f"{PROGRAM}: {_engines(options).path} holds no graph that can run on this device, "
                 f"so torch is compared "

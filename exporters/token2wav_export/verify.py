@@ -113,8 +113,8 @@ def exported_runtime(folder: Path, runtime: RuntimeConfig) -> RuntimeConfig:
             precisions = {artifact.precision for artifact in exported if artifact.graph == "step"}
             if runtime.precision == "auto" and precisions and host.precision not in precisions:
                 runtime = replace(runtime, precision=precisions.pop())
-            return replace(runtime, engine=engine)
-    return replace(runtime, engine="torch")
+            return replace(runtime, backend=engine)
+    return replace(runtime, backend="torch")
 
 
 def verify(folder: Path, runtime: RuntimeConfig, seconds: float) -> Report:
@@ -131,7 +131,7 @@ def verify(folder: Path, runtime: RuntimeConfig, seconds: float) -> Report:
     from tqdm import tqdm  # only here: the library alone is enough for the rest of this file
 
     reference = Token2Wav.load(
-        folder, runtime=RuntimeConfig(device=runtime.device, engine="torch", precision="float32")
+        folder, runtime=RuntimeConfig(device=runtime.device, backend="torch", precision="float32")
     )
     candidate = Token2Wav.load(folder, runtime=runtime)
     random = np.random.default_rng(0)

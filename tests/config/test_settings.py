@@ -43,7 +43,7 @@ FULL = """
 stream: {first_tokens: 12, max_hop_tokens: 200, left_blocks: 8, steps: [10, 4], hold_frames: 8, \
 trim_silence_ms: 200,
          reference: true}
-runtime: {device: "cuda:1", engine: torch, engines: made, precision: float16, workers: 3, \
+runtime: {device: "cuda:1", backend: torch, engines: made, precision: float16, workers: 3, \
 cache_mib: 512,
           cache_storage: int8}
 limits:
@@ -72,17 +72,20 @@ def test_a_full_file_sets_everything(tmp_path: Path) -> None:
             assert getattr(given, item.name) != getattr(default, item.name), item.name
 
 
+@pytest.mark.parametrize(
+    ("earlier", "name", "value"), [("lanes", "workers", 3), ("engine", "backend", "torch")]
+)
 def test_an_earlier_name_works_with_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, earlier: str, name: str, value: int | str
 ) -> None:
-    file = written(tmp_path, "runtime: {lanes: 3}\n")
-    assert load_server_config(file, warn=False).runtime.workers == 3
+    file = written(tmp_path, f"runtime: {{{earlier}: {value}}}\n")
+    assert getattr(load_server_config(file, warn=False).runtime, name) == value
     assert not caplog.records
-    assert load_server_config(file).runtime.workers == 3
+    assert getattr(load_server_config(file).runtime, name) == value
     [record] = caplog.records
     assert record.getMessage() == (
-        "runtime.lanes: the setting is called runtime.workers now; the next release refuses the "
-        "earlier name"
+        f"runtime.{earlier}: the setting is called runtime.{name} now; the next release refuses "
+        "the earlier name"
     )
 
 
@@ -106,16 +109,16 @@ BAD: dict[str, tuple[str | bytes, list[str]]] = {
     "section is no mapping": ("stream: fixed\n", ["stream: expected a mapping, got str"]),
     "section is empty": ("limits:\n", ["limits: expected a mapping, got NoneType"]),
     "unknown engine": (
-        "runtime: {engine: random}\n",
-        ["runtime.engine: 'random'", "auto, torch, onnx, tensorrt"],
+        "runtime: {backend: random}\n",
+        ["runtime.backend: 'random'", "auto, torch, onnx, tensorrt"],
     ),
     "engine is a number": (
-        "runtime: {engine: 25}\n",
-        ["runtime.engine: 25", "auto, torch, onnx, tensorrt"],
+        "runtime: {backend: 25}\n",
+        ["runtime.backend: 25", "auto, torch, onnx, tensorrt"],
     ),
     "engine is a list": (
-        "runtime: {engine: [torch]}\n",
-        ["runtime.engine", "auto, torch, onnx, tensorrt"],
+        "runtime: {backend: [torch]}\n",
+        ["runtime.backend", "auto, torch, onnx, tensorrt"],
     ),
     "key that went": (
         "stream: {hop: lead}\n",
@@ -183,7 +186,7 @@ BAD: dict[str, tuple[str | bytes, list[str]]] = {
         "runtime: {lanes: 1, workers: 1}\n",
         ["runtime.lanes: the earlier name of runtime.workers, which is there too; remove one"],
     ),
-    "in itself": ("runtime: &a {engine: *a}\n", ["runtime.engine", "auto, torch, onnx"]),
+    "in itself": ("runtime: &a {backend: *a}\n", ["runtime.backend", "auto, torch, onnx"]),
     "binary": (b"\x00\x80\xff", ["cannot be read as YAML"]),
     "code to run": (
         "stream: !!python/object/apply:os.system ['touch executed']\n",

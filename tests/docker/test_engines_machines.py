@@ -86,7 +86,7 @@ def test_gpu_that_the_installed_tensorrt_cannot_build_for(
         "the server will run on torch: --compute-capability: 9.0 is not one of"
         in capsys.readouterr().out
     )
-    assert run(engines, tmp_path, "{engine: tensorrt}", monkeypatch) == 2
+    assert run(engines, tmp_path, "{backend: tensorrt}", monkeypatch) == 2
     assert "other GPUs need ordinary TensorRT" in capsys.readouterr().err
 
 
@@ -111,7 +111,7 @@ def test_settings_that_need_no_engines(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert run(engines, tmp_path, "{engine: torch}", monkeypatch) == 0
+    assert run(engines, tmp_path, "{backend: torch}", monkeypatch) == 0
     assert capsys.readouterr().out == "engines: nothing to build: the settings ask for torch\n"
     assert not (tmp_path / "engines").exists()
 

@@ -72,7 +72,7 @@ def test_before_weights_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(assemble, "graphs_enabled", lambda device: False)
     with pytest.raises(InterruptedError):
         assemble.assemble(
-            TINY, CosyVoice3Config.read(TINY), StreamConfig(), RuntimeConfig(engine="torch")
+            TINY, CosyVoice3Config.read(TINY), StreamConfig(), RuntimeConfig(backend="torch")
         )
 
 

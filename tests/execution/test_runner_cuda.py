@@ -30,13 +30,13 @@ CASES = [(0, 30), (41, 60), (75, 260)]
 
 
 def load(precision: str, stream: StreamConfig | None = None) -> Token2Wav:
-    runtime = RuntimeConfig(device="cuda", engine="torch", precision=precision, cache_mib=512)  # type: ignore[arg-type]
+    runtime = RuntimeConfig(device="cuda", backend="torch", precision=precision, cache_mib=512)  # type: ignore[arg-type]
     return Token2Wav.load(TINY, stream=stream, runtime=runtime)
 
 
 @pytest.fixture(scope="module")
 def reference() -> Token2Wav:
-    return Token2Wav.load(TINY, runtime=RuntimeConfig(device="cpu", engine="torch"))
+    return Token2Wav.load(TINY, runtime=RuntimeConfig(device="cpu", backend="torch"))
 
 
 @pytest.fixture(params=["float32", "float16"])
@@ -81,7 +81,7 @@ def test_a_second_model_has_graphs_of_its_own(reference: Token2Wav) -> None:
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="torch sees no second CUDA device")
 def test_a_model_on_another_gpu(reference: Token2Wav) -> None:
     tokens, voice = some_tokens(60), a_voice(41)
-    runtime = RuntimeConfig(device="cuda:1", engine="torch", precision="float32", cache_mib=512)
+    runtime = RuntimeConfig(device="cuda:1", backend="torch", precision="float32", cache_mib=512)
     audio = Token2Wav.load(TINY, runtime=runtime).synthesize(tokens, voice)
     assert snr_db(audio, reference.synthesize(tokens, voice)) >= 35
 
@@ -91,7 +91,7 @@ import sys, numpy, torch
 from tests.execution.rig import a_voice, some_tokens
 from token2wav import RuntimeConfig, Token2Wav
 from token2wav.errors import DeviceLostError
-model = Token2Wav.load(sys.argv[1], runtime=RuntimeConfig(device="cuda", engine="torch", \
+model = Token2Wav.load(sys.argv[1], runtime=RuntimeConfig(device="cuda", backend="torch", \
 cache_mib=512))
 assert len(model.synthesize(some_tokens(30), a_voice(0)))
 torch.zeros(4, device="cuda")[torch.tensor([1 << 20], device="cuda")]  # fails in the kernel, \
@@ -122,7 +122,9 @@ def test_audio_of_a_stream_on_the_gpu(reference: Token2Wav) -> None:
 def test_a_window_on_the_gpu() -> None:
     stream = StreamConfig(left_blocks=2)
     tokens, voice = some_tokens(260), a_voice(30)
-    exact = Token2Wav.load(TINY, stream=stream, runtime=RuntimeConfig(device="cpu", engine="torch"))
+    exact = Token2Wav.load(
+        TINY, stream=stream, runtime=RuntimeConfig(device="cpu", backend="torch")
+    )
     assert (
         np.abs(
             stream_mel(load("float32", stream), tokens, voice) - stream_mel(exact, tokens, voice)

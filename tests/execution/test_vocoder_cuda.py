@@ -99,7 +99,7 @@ def test_nothing_waits_for_the_device(
 
 
 def test_a_model_chooses_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    runtime = RuntimeConfig(device="cuda", engine="torch", cache_mib=512)
+    runtime = RuntimeConfig(device="cuda", backend="torch", cache_mib=512)
     engine = Token2Wav.load(TINY, runtime=runtime).pipeline.vocoder
     assert isinstance(engine, StreamingVocoder)
     assert engine._lengths

@@ -41,7 +41,7 @@ def engines(export: Export, engine_folders: dict[str, EngineFolder]) -> str:
 def load(
     engines: str, engine: str = "onnx", stream: StreamConfig | None = None, **options: str
 ) -> Token2Wav:
-    runtime = RuntimeConfig(device="cpu", engine=engine, engines=engines, cache_mib=64, **options)  # type: ignore[arg-type]
+    runtime = RuntimeConfig(device="cpu", backend=engine, engines=engines, cache_mib=64, **options)  # type: ignore[arg-type]
     return Token2Wav.load(TINY, stream=stream, runtime=runtime)
 
 
@@ -132,7 +132,7 @@ def test_tensorrt_needs_a_gpu(engines: str) -> None:
 
 def test_recomputing_has_no_other_engine() -> None:
     with pytest.raises(
-        ConfigError, match=r"runtime\.engine: onnx does not run stream\.reference; take torch"
+        ConfigError, match=r"runtime\.backend: onnx does not run stream\.reference; take torch"
     ):
         load("", "onnx", StreamConfig(reference=True))
 
@@ -220,7 +220,7 @@ def test_verify_refuses_an_engine_that_differs(
 def test_a_server_serves_on_onnx_by_configuration_alone(
     engines: str, onnx: Token2Wav, tmp_path: Path
 ) -> None:
-    settings = f"runtime: {{engine: onnx, engines: '{engines}', device: cpu}}"
+    settings = f"runtime: {{backend: onnx, engines: '{engines}', device: cpu}}"
     tokens, voice = some_tokens(90), a_voice(30)
     with Rig.start(TINY, tmp_path, settings) as rig, rig.connect() as connection:
         connection.send(tokens, voice)
@@ -232,7 +232,7 @@ def test_a_server_serves_on_onnx_by_configuration_alone(
 
 
 def test_a_server_without_the_graphs_says_how_to_make_them(tmp_path: Path) -> None:
-    settings = f"runtime: {{engine: onnx, engines: '{tmp_path}', device: cpu}}"
+    settings = f"runtime: {{backend: onnx, engines: '{tmp_path}', device: cpu}}"
     with (
         pytest.raises(ServerError, match="token2wav-export onnx"),
         Rig.start(TINY, tmp_path, settings),

@@ -54,7 +54,7 @@ Pair = tuple[Token2Wav, Token2Wav]
 
 
 def load(folder: Path, engine: str) -> Token2Wav:
-    runtime = RuntimeConfig(device="cpu", engine=engine, cache_mib=200)  # type: ignore[arg-type]
+    runtime = RuntimeConfig(device="cpu", backend=engine, cache_mib=200)  # type: ignore[arg-type]
     return Token2Wav.load(folder, stream=WHOLE_BLOCKS, runtime=runtime)
 
 
@@ -144,8 +144,8 @@ def test_the_public_call_is_of_cosyvoice3_only(
 def test_whole_utterances_have_no_other_engine(tmp_path: Path) -> None:
     folder = chatterbox_model.write_model(tmp_path, FamilyGolden("chatterbox", "tiny"))
     with pytest.raises(
-        ConfigError, match=r"runtime\.engine: onnx does not run stream\.reference; take torch"
+        ConfigError, match=r"runtime\.backend: onnx does not run stream\.reference; take torch"
     ):
         Token2Wav.load(
-            folder, stream=StreamConfig(reference=True), runtime=RuntimeConfig(engine="onnx")
+            folder, stream=StreamConfig(reference=True), runtime=RuntimeConfig(backend="onnx")
         )

@@ -110,7 +110,7 @@ def test_streams_equal_the_whole(folder: Path) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
 @pytest.mark.parametrize("precision", ["float32", "float16"])
 def test_captured_graphs_equal_the_cpu(folder: Path, precision: str) -> None:
-    runtime = RuntimeConfig(device="cuda", engine="torch", precision=precision, cache_mib=512)  # type: ignore[arg-type]
+    runtime = RuntimeConfig(device="cuda", backend="torch", precision=precision, cache_mib=512)  # type: ignore[arg-type]
     model, reference = Token2Wav.load(folder, runtime=runtime), Token2Wav.load(folder, runtime=CPU)
     [runner] = model.pipeline.flow._runners.values()
     assert isinstance(runner, GraphRunner)

@@ -24,7 +24,7 @@ PLAYER_BUFFER_SECONDS = 0.2  # default: audio that a player collects before it s
 _LEAST_FIRST_TOKENS = 5
 
 # Earlier names of settings in `runtime`, which files may use until the next release.
-_EARLIER_NAMES = {"lanes": "workers"}
+_EARLIER_NAMES = {"engine": "backend", "lanes": "workers"}
 
 log = logging.getLogger(__name__)
 
@@ -90,9 +90,9 @@ class RuntimeConfig:
 
     Attributes:
         device: `auto` (CUDA if torch sees a GPU, else CPU), `cpu`, `cuda` or `cuda:N`.
-        engine: backend, the library that executes the networks: `torch`, `onnx` or `tensorrt`. The
-            last two need graphs that `token2wav-export` made. `auto` takes the fastest backend
-            whose library and graphs are installed.
+        backend: library that executes the networks: `torch`, `onnx` or `tensorrt`. The last two
+            need graphs that `token2wav-export` made. `auto` takes the fastest backend whose library
+            and graphs are installed.
         engines: folder of the exported graphs; empty for `engines` in the model folder.
         precision: dtype of the estimator's layers; `auto` is float16 on a GPU and float32 on a CPU.
         workers: number of workers, each of which computes one batch at a time. Each worker has an
@@ -106,7 +106,7 @@ class RuntimeConfig:
     """
 
     device: str = "auto"
-    engine: Literal["auto", "torch", "onnx", "tensorrt"] = "auto"
+    backend: Literal["auto", "torch", "onnx", "tensorrt"] = "auto"
     engines: str = ""
     precision: Literal["auto", "float32", "float16"] = "auto"
     workers: Annotated[int, Bounds(0, 256)] = 0

@@ -129,7 +129,7 @@ def check_runtime(
     with entered(context.device):
         cache_bytes(runtime.cache_mib, context.device)
         # `auto` never fails: it falls back to torch
-        if runtime.engine != "auto" or stream.reference:
+        if runtime.backend != "auto" or stream.reference:
             _backend_of(context, family_of(config), stream)
 
 

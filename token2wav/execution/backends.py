@@ -106,9 +106,9 @@ def choose(context: LoadContext, *, torch_only: str = "") -> Backend:
         ConfigError: the configured backend cannot run here, or cannot run the feature.
     """
     if torch_only:
-        if context.runtime.engine not in ("auto", "torch"):
+        if context.runtime.backend not in ("auto", "torch"):
             raise ConfigError(
-                f"runtime.engine: {context.runtime.engine} does not run {torch_only}; take torch"
+                f"runtime.backend: {context.runtime.backend} does not run {torch_only}; take torch"
             )
         return Backend("torch")
     loaders: dict[BackendName, Callable[[], Backend]] = {
@@ -116,8 +116,8 @@ def choose(context: LoadContext, *, torch_only: str = "") -> Backend:
         "onnx": lambda: _onnx(context),
         "tensorrt": lambda: _tensorrt(context),
     }
-    if context.runtime.engine != "auto":
-        return loaders[context.runtime.engine]()
+    if context.runtime.backend != "auto":
+        return loaders[context.runtime.backend]()
     for name in _ORDER[context.device.type]:
         try:
             return loaders[name]()

@@ -95,7 +95,7 @@ def test_its_graphs_serve(folder: Path, tmp_path: Path, precision: Precision) ->
     if precision == "float32":  # what the engine takes
         maker.onnx("step", precision)
         model, voice = Token2Wav.load(folder), a_voice()
-        other = Token2Wav.load(folder, runtime=RuntimeConfig(engine="onnx", engines=str(tmp_path)))
+        other = Token2Wav.load(folder, runtime=RuntimeConfig(backend="onnx", engines=str(tmp_path)))
         assert other.engine.name == "onnx"
         assert (
             np.abs(other.synthesize(TOKENS, voice) - model.synthesize(TOKENS, voice)).max() <= AUDIO

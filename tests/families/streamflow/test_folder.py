@@ -100,8 +100,8 @@ def test_a_section_that_cannot_be_is_refused(folder: Path, tmp_path: Path, case:
 
 
 def test_an_engine_that_cannot_run_it_says_so(folder: Path) -> None:
-    with pytest.raises(ConfigError, match=r"runtime\.engine: onnx does not run guided attention"):
-        Token2Wav.load(folder, runtime=RuntimeConfig(device="cpu", engine="onnx"))
+    with pytest.raises(ConfigError, match=r"runtime\.backend: onnx does not run guided attention"):
+        Token2Wav.load(folder, runtime=RuntimeConfig(device="cpu", backend="onnx"))
 
 
 def test_the_folder_is_checked_like_any_other(folder: Path) -> None:

@@ -125,9 +125,9 @@ def test_unreadable_config(tmp_path: Path, capfd: pytest.CaptureFixture[str]) ->
     ("settings", "part"),
     [
         ("runtime: {device: 'cuda:99'}", "runtime.device: 'cuda:99' was asked for, but torch sees"),
-        ("runtime: {device: cpu, engine: onnx}", "run: token2wav-export onnx --model"),
+        ("runtime: {device: cpu, backend: onnx}", "run: token2wav-export onnx --model"),
         (
-            "runtime: {device: cpu, engine: tensorrt}",
+            "runtime: {device: cpu, backend: tensorrt}",
             "tensorrt runs on NVIDIA GPUs, and the device is cpu",
         ),
         ("runtime: {device: cpu, cache_mib: 10000000}", "runtime.cache_mib: 10000000 MiB, but "),
