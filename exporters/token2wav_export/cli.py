@@ -20,6 +20,7 @@ from token2wav_export import ExportError
 
 PROGRAM = "token2wav-export"
 DONE, DIFFERENT, UNUSABLE, FAILED, INTERRUPTED = 0, 1, 2, 3, 130
+_BACKENDS = ("auto", "torch", "onnx", "tensorrt")
 _EXIT_CODES = """\
 exit codes:
   0    done
@@ -52,6 +53,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _give_up(message: str, exit_code: int) -> int:
     print(f"{PROGRAM}: {message}", file=sys.stderr)
     return exit_code
+
+
+class _EarlierName(argparse.Action):
+    """Action of `--engine`, which is called `--backend` now: prints a warning."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        options: argparse.Namespace,
+        values: object,
+        name: str | None = None,
+    ) -> None:
+        print(
+            f"{PROGRAM}: {name} is called --{self.dest} now; the next release refuses the earlier "
+            "name",
+            file=sys.stderr,
+        )
+        setattr(options, self.dest, values)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -134,12 +153,19 @@ def _parser() -> argparse.ArgumentParser:
         "exit code is 1 if the difference exceeds a bound.",
     )
     verify.add_argument(
-        "--engine",
-        choices=("auto", "torch", "onnx", "tensorrt"),
+        "--backend",
+        choices=_BACKENDS,
         default="auto",
-        help="engine to compare; auto takes TensorRT engines on a GPU, else ONNX graphs, "
+        help="backend to compare; auto takes TensorRT engines on a GPU, else ONNX graphs, "
         "if there are any, else torch "
         "(default: auto)",
+    )
+    verify.add_argument(
+        "--engine",
+        dest="backend",
+        action=_EarlierName,
+        choices=_BACKENDS,
+        help=argparse.SUPPRESS,
     )
     verify.add_argument(
         "--precision",
@@ -244,11 +270,11 @@ def _run_verify(options: argparse.Namespace) -> int:
         _check_there(options)
     runtime = RuntimeConfig(
         device=options.device,
-        backend=options.engine,
+        backend=options.backend,
         engines=str(options.out or ""),
         precision=options.precision,
     )
-    if options.engine == "auto":
+    if options.backend == "auto":
         runtime = exported_runtime(options.model, runtime)
         if runtime.backend == "torch":
             print(

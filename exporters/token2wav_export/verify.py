@@ -104,29 +104,29 @@ def exported_runtime(folder: Path, runtime: RuntimeConfig) -> RuntimeConfig:
     artifacts = [
         artifact for artifact in host.engines.artifacts() if artifact.graph in ("step", "vocoder")
     ]
-    engines: tuple[BackendName, ...] = (
+    backends: tuple[BackendName, ...] = (
         ("tensorrt", "onnx") if host.device.type == "cuda" else ("onnx",)
     )
-    for engine in engines:
-        exported = [artifact for artifact in artifacts if artifact.backend.startswith(engine)]
+    for backend in backends:
+        exported = [artifact for artifact in artifacts if artifact.backend.startswith(backend)]
         if exported:
             precisions = {artifact.precision for artifact in exported if artifact.graph == "step"}
             if runtime.precision == "auto" and precisions and host.precision not in precisions:
                 runtime = replace(runtime, precision=precisions.pop())
-            return replace(runtime, backend=engine)
+            return replace(runtime, backend=backend)
     return replace(runtime, backend="torch")
 
 
 def verify(folder: Path, runtime: RuntimeConfig, seconds: float) -> Report:
-    """Compares the engine of a configuration with torch in float32 on the same device.
+    """Compares the backend of a configuration with torch in float32 on the same device.
 
     Args:
         folder: model folder.
-        runtime: settings that name the engine.
+        runtime: settings that name the backend.
         seconds: duration of the audio.
 
     Raises:
-        Token2WavError: the model or the engine cannot be loaded.
+        Token2WavError: the model or the backend cannot be loaded.
     """
     from tqdm import tqdm  # only here: the library alone is enough for the rest of this file
 

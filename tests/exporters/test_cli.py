@@ -165,8 +165,15 @@ def test_verify_says_that_it_compares_torch_with_itself(
         f"compared with itself; "
         f"to export graphs, run: token2wav-export onnx --model {TINY} --out {tmp_path}\n"
     ) in told.err
+    assert main([*arguments, "--backend", "torch"]) == 0
+    err = capsys.readouterr().err
+    assert "compared with itself" not in err  # it was asked for
+    assert "called" not in err
     assert main([*arguments, "--engine", "torch"]) == 0
-    assert "compared with itself" not in capsys.readouterr().err  # it was asked for
+    assert (
+        "token2wav-export: --engine is called --backend now; the next release refuses the earlier "
+        "name\n"
+    ) in capsys.readouterr().err
 
 
 def test_verify_does_not_skip_a_graph_that_cannot_be_used(
