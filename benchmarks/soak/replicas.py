@@ -85,7 +85,7 @@ class Server:
 
     def look(self) -> None:
         metrics = scrape(f"{self.address}:8002")
-        self.held = int(metrics['token2wav_open_streams{holder="scheduler"}'])
+        self.held = int(metrics['token2wav_open_streams{owner="scheduler"}'])
 
     def kill(self) -> None:
         """Kills all processes of the host at once."""

@@ -31,7 +31,7 @@ _FACTORS = [0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 5.0]
 # Arguments of the families that both the one-process model and the stages of the ensemble have.
 _OPEN_STREAMS = (
     "open_streams",
-    "Utterances that are open, by who holds something for them",
+    "Open utterances, by the part of the server that stores them",
     "GAUGE",
 )
 _BATCH_STREAMS = ("batch_streams", "Chunks that were computed together", "HISTOGRAM", _STREAMS)
@@ -109,7 +109,7 @@ class ServerMetrics(Observer):
             "Utterances whose voice's prompt was there, or had to be computed",
             "COUNTER",
         )
-        self._prompts_told = {"hit": 0, "miss": 0}
+        self._prompts_recorded = {"hit": 0, "miss": 0}
         self._first = Family(
             "first_audio_seconds",
             "From the admission of an utterance to its first audio",
@@ -151,12 +151,12 @@ class ServerMetrics(Observer):
             self._pages.record(getattr(usage, state), state=state)
         self._bytes.record(usage.used * usage.page_bytes)
         for result, count in (("hit", usage.prompt_hits), ("miss", usage.prompt_misses)):
-            self._voices.record(count - self._prompts_told[result], result=result)
-            self._prompts_told[result] = count
+            self._voices.record(count - self._prompts_recorded[result], result=result)
+            self._prompts_recorded[result] = count
         # These gauges are set last. Once a reader of the metrics port sees that no stream is open,
         # all other values are up to date.
-        self._open.record(self._model.pipeline.open_streams, holder="engine")
-        self._open.record(open_requests, holder="scheduler")
+        self._open.record(self._model.pipeline.open_streams, owner="engine")
+        self._open.record(open_requests, owner="scheduler")
 
     def computed(self, waited: list[float], stages: Mapping[StageName, float]) -> None:
         self._batches.record(len(waited))
@@ -204,17 +204,17 @@ class ServerMetrics(Observer):
         )
 
 
-def open_streams(holder: str) -> Callable[[int], None]:
+def open_streams(owner: str) -> Callable[[int], None]:
     """Creates the gauge of the streams that are open in a stage.
 
     Args:
-        holder: label of the stage: `flow`, `vocoder`, or `scheduler` for the accumulator, which
+        owner: label of the stage: `flow`, `vocoder`, or `scheduler` for the accumulator, which
             admits streams as the scheduler of the one-process model does.
 
     Returns:
         A function that sets the gauge.
     """
-    change = partial(Family(*_OPEN_STREAMS).record, holder=holder)
+    change = partial(Family(*_OPEN_STREAMS).record, owner=owner)
     change(0)
     return change
 

@@ -88,7 +88,7 @@ class Replica:
         url = f"http://{self.address}:{self.ports.metrics}/metrics"
         with urllib.request.urlopen(url, timeout=PATIENCE_SECONDS) as response:
             text = response.read().decode()
-        [count] = re.findall(r'token2wav_open_streams\{holder="scheduler"\} (\S+)', text)
+        [count] = re.findall(r'token2wav_open_streams\{owner="scheduler"\} (\S+)', text)
         return int(float(count))
 
     def kill(self) -> None:

@@ -97,9 +97,9 @@ class Rig:
     def open_streams(self) -> dict[str, int]:
         """Returns the gauges of the metrics port."""
         return {
-            holder: int(float(value))
-            for holder, value in re.findall(
-                r'token2wav_open_streams\{holder="(\w+)"\} (\S+)', self.metrics()
+            owner: int(float(value))
+            for owner, value in re.findall(
+                r'token2wav_open_streams\{owner="(\w+)"\} (\S+)', self.metrics()
             )
         }
 
