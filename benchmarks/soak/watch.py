@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 from token2wav_server import TritonServer
-from token2wav_server.launcher.log import matters
+from token2wav_server.launcher.log import is_relevant
 
 _SHM = Path("/dev/shm")
 _LINE = re.compile(r'\] "stream=(\d+) reason=(\w+) .*underruns=(\d+)"$')
@@ -159,7 +159,7 @@ class Log:
         wrong = [
             line
             for line in lines
-            if matters(line) and _WRONG.search(line) and not _EXPECTED.search(line)
+            if is_relevant(line) and _WRONG.search(line) and not _EXPECTED.search(line)
         ]
         times = Counter(int(end[1]) for end in ends)
         streams = max(times, default=0)

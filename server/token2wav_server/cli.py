@@ -47,9 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code of the command, one of the codes that ``--help`` lists.
     """
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    own = given.index("--") if "--" in given else len(given)
-    options = _parser().parse_args(given[:own])
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    own_count = words.index("--") if "--" in words else len(words)
+    options = _parser().parse_args(words[:own_count])
     signal.signal(signal.SIGINT, _interrupt)
     signal.signal(signal.SIGTERM, _interrupt)
     if (
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ):  # `nohup` ignores SIGHUP, so that closing the terminal does not stop the server
         signal.signal(signal.SIGHUP, _interrupt)
     try:
-        return _serve(options, given[own + 1 :])
+        return _serve(options, words[own_count + 1 :])
     except KeyboardInterrupt:
         return STOPPED
     except Token2WavError as error:
@@ -88,7 +88,7 @@ def _serve(options: argparse.Namespace, extra_args: list[str]) -> int:
             canary=_canary(options.canary_seconds, server),
             grace_s=options.grace_seconds,
             announce=_announce,
-            tell=status.tell if status else lambda status: None,
+            set_status=status.set_status if status else lambda status: None,
             notice_s=options.notice_seconds,
             memory_mib=default_bound_mib() if options.memory_mib is None else options.memory_mib,
         )
@@ -142,8 +142,8 @@ def _canary(interval_s: float, server: TritonServer) -> Canary | None:
     if not interval_s:
         return None
     canary = Canary(interval_s, server.model_repository, server.access.certificates)
-    if canary.why_none:
-        _announce(f"a model process that hangs will not be noticed: {canary.why_none}")
+    if canary.unavailable_reason:
+        _announce(f"a model process that hangs will not be noticed: {canary.unavailable_reason}")
         return None
     return canary
 

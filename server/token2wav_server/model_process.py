@@ -15,7 +15,7 @@ from token2wav.errors import ConfigError, LimitError
 
 log = logging.getLogger(__name__)
 
-_LAST_WORDS_SECONDS = 0.5
+_FLUSH_SECONDS = 0.5
 DEVICE_LOST_STATUS = 70
 # Prefix of the summary lines of a model in Triton's log. The launcher finds these lines by it, and
 # shows them without the header that Triton adds.
@@ -63,4 +63,4 @@ def end_process(reason: str = "has lost its GPU") -> None:
         reason: reason of the end for the log, as a predicate: "has lost its GPU".
     """
     log.error("this process %s; it ends with status %d", reason, DEVICE_LOST_STATUS)
-    threading.Timer(_LAST_WORDS_SECONDS, os._exit, (DEVICE_LOST_STATUS,)).start()
+    threading.Timer(_FLUSH_SECONDS, os._exit, (DEVICE_LOST_STATUS,)).start()

@@ -19,7 +19,7 @@ from token2wav.model_config import ModelConfig
 from token2wav.voice import Voice
 
 _ID = re.compile("[0-9a-f]{64}")
-_MOST_NAMES_TOLD = 20
+_MAX_NAMES_LISTED = 20
 
 
 class VoiceRegistry:
@@ -97,10 +97,10 @@ class VoiceRegistry:
             if name in self._ids:
                 return self._kept[self._ids[name]]
             names = [*self._ids]
-        told, more = ", ".join(names[:_MOST_NAMES_TOLD]), len(names) - _MOST_NAMES_TOLD
+        listed, more = ", ".join(names[:_MAX_NAMES_LISTED]), len(names) - _MAX_NAMES_LISTED
         others = f" and {more} others" if more > 0 else ""
         known = (
-            f"voices of this server are {told}{others}"
+            f"voices of this server are {listed}{others}"
             if names
             else "this server has no named voices"
         )

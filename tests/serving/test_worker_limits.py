@@ -19,7 +19,7 @@ from tests.support.replies import (
 )
 from tests.support.tiny_model import WAIT_SECONDS, demo_tokens
 from token2wav import InputError, LimitError, StreamClosedError, Voice
-from token2wav.serving.scheduler import MOST_QUEUED_REQUESTS
+from token2wav.serving.scheduler import MAX_WAITING_MESSAGES
 from token2wav.serving.worker import WorkerPool
 
 
@@ -82,7 +82,7 @@ def test_requests_that_wait_are_limited(make: Make, voice: Voice) -> None:
     workers = make(stream_tokens=2000)
     running = GatedReply()
     # beside the one that runs
-    waiting = [RecordingReply() for _ in range(MOST_QUEUED_REQUESTS - 1)]
+    waiting = [RecordingReply() for _ in range(MAX_WAITING_MESSAGES - 1)]
     utterance = workers.open(voice)
     workers.push(utterance, demo_tokens(FIRST), running, end=False)
     assert running.reached.wait(WAIT_SECONDS)

@@ -261,12 +261,12 @@ def config_hash(*configs: Any) -> str:
     """
     # Fields that are None are left out. So a new optional field in a later release does not change
     # the hashes of configurations without it.
-    said = [
+    values = [
         dataclasses.asdict(
             config,
             dict_factory=lambda items: {key: value for key, value in items if value is not None},
         )
         for config in configs
     ]
-    text = json.dumps(said, sort_keys=True)
+    text = json.dumps(values, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]

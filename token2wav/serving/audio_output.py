@@ -155,7 +155,7 @@ class AudioOutput:
         self._windows_to_trim = int(trim_silence_ms / _WINDOW_MS)
         # Incomplete window at the end of the audio, while silence is trimmed.
         self._undecided = np.zeros(0, np.float32)
-        self._given = self._kept = self._sent = self._samples_trimmed = self._index = 0
+        self._received = self._kept = self._sent = self._samples_trimmed = self._index = 0
         self._sound_s: float | None = None
 
     def take(self, audio: NDArray[np.float32], *, last: bool) -> AudioChunk | None:
@@ -169,7 +169,7 @@ class AudioOutput:
             Chunk to send; None if no samples are to be sent yet. The `last` audio always yields a
             chunk, which may be empty.
         """
-        self._given += len(audio)
+        self._received += len(audio)
         audio = self._trimmed(audio, last)
         if self._sound_s is None and (audible := np.flatnonzero(self._audible(audio))).size:
             self._sound_s = (self._kept + int(audible[0]) * self._window) / self._model_rate
@@ -177,7 +177,7 @@ class AudioOutput:
         if self._resampler is not None:
             audio = self._resampler.resample_chunk(audio, last=last)
         if last:
-            audio = audio[: int(self._given * self._ratio) - self._samples_trimmed - self._sent]
+            audio = audio[: int(self._received * self._ratio) - self._samples_trimmed - self._sent]
         if not len(audio) and not last:
             return None
         start_s, self._sent = self._sent / self._sample_rate, self._sent + len(audio)
@@ -207,7 +207,7 @@ class AudioOutput:
         windows = int(audible.argmax()) if audible.any() else len(audible)
         self._windows_to_trim = 0 if audible.any() else self._windows_to_trim - windows
         # Rounded up, so that the resampler always yields enough samples for N tokens.
-        dropped = (self._given - len(audio) + windows * self._window) * self._ratio
+        dropped = (self._received - len(audio) + windows * self._window) * self._ratio
         self._samples_trimmed = -int(-dropped // 1)
         audio = audio[windows * self._window :]
         self._undecided = np.zeros(0, np.float32)

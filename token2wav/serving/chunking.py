@@ -135,8 +135,8 @@ class Chunker:
         self._arrivals = Arrivals()
         self._hops = 0  # number of computed chunks that were not provisional
         self._heard = False  # whether audio was sent
-        self._in_pieces = False  # whether the latest chunk was provisional
-        self._decided_at = self._took = 0.0
+        self._was_provisional = False  # whether the latest chunk was provisional
+        self._decided_at = self._latest_seconds = 0.0
         self._load = load or Load()
         self._start = config.prefix_tokens(self.prompt_tokens)
         self._tokens = np.empty(
@@ -182,17 +182,17 @@ class Chunker:
         """
         chunk, self.next_chunk = self.next_chunk, None
         assert chunk is not None
-        self._took = self._playback.now() - self._decided_at
-        self._load.delayed(self._took)
+        self._latest_seconds = self._playback.now() - self._decided_at
+        self._load.delayed(self._latest_seconds)
         self.chunks += 1
         self._heard = self._heard or heard
         self.spoken, self.done = chunk.stop, chunk.last
         if not chunk.provisional:
             self._start = chunk.stop
             self._hops += 1
-        if not (chunk.provisional or self._in_pieces) or chunk.last:
+        if not (chunk.provisional or self._was_provisional) or chunk.last:
             self._load.remove(self)
-        self._in_pieces = chunk.provisional
+        self._was_provisional = chunk.provisional
         if not self.done:
             self.decide()
 
@@ -217,17 +217,19 @@ class Chunker:
     def _next_stop(self) -> int | None:
         """Returns the position at which the next chunk ends; None to wait for tokens."""
         schedule, available = self._schedule, self.received - self._config.lookahead_tokens
-        wanted = (
+        hop_stop = (
             self._start + schedule.hop(self._hops)
             if self._hops
             else schedule.first_stop(self.prompt_tokens)
         )
-        if available >= wanted:
-            return wanted
+        if available >= hop_stop:
+            return hop_stop
         if self.ended:
             return self.received
         blocks = self._whole_blocks(available)
-        piece = min(available, self.received - 1)  # leaves at least one token to the last chunk
+        partial_stop = min(
+            available, self.received - 1
+        )  # leaves at least one token to the last chunk
         if not self._heard:
             first = self.spoken + schedule.first_tokens
             if (
@@ -236,26 +238,26 @@ class Chunker:
                 or not self._load.try_admit_early(self)
             ):
                 return None
-            return blocks if blocks >= first else piece
+            return blocks if blocks >= first else partial_stop
         if not schedule.adaptive:
             return None
         lead = self._playback.lead_seconds
-        spare = lead - max(self._load.delay_seconds, self._took) - _MARGIN_SECONDS
+        spare = lead - max(self._load.delay_seconds, self._latest_seconds) - _MARGIN_SECONDS
         if blocks > self.spoken:
-            return blocks if spare < self._seconds_until(wanted) else None
+            return blocks if spare < self._seconds_until(hop_stop) else None
         # A stream that has run out of audio waits for a whole block. Its tokens arrive too slowly,
         # and provisional chunks would only add gaps.
         if (
             not schedule.first_tokens
             or lead <= 0
-            or piece - self.spoken < schedule.first_tokens // 2
+            or partial_stop - self.spoken < schedule.first_tokens // 2
         ):
             return None
         complete = self._whole_blocks(self.spoken) + schedule.block
         soon = min(
             self._seconds_until(complete), self._arrivals.seconds_until_next(self._playback.now())
         )
-        return piece if spare < soon and self._load.try_admit_early(self) else None
+        return partial_stop if spare < soon and self._load.try_admit_early(self) else None
 
     def _whole_blocks(self, stop: int) -> int:
         """Returns the end of the last block that is complete at position `stop`."""

@@ -172,8 +172,8 @@ class Pipeline:
             start = time.perf_counter()
             outputs = stage.advance(
                 [
-                    (handles[index], given)
-                    for (_, handles, _), given in zip(batch, inputs, strict=True)
+                    (handles[index], content)
+                    for (_, handles, _), content in zip(batch, inputs, strict=True)
                 ]
             )
             if index == len(self.stages) - 1:

@@ -24,7 +24,7 @@ from token2wav.errors import (
 from token2wav.serving.policy import Policy, has_time
 from token2wav.serving.request import Message, Reply, Request, Status
 
-MOST_QUEUED_REQUESTS = 1024  # messages of one request that wait to be consumed
+MAX_WAITING_MESSAGES = 1024  # messages of one request that wait to be consumed
 
 
 class Scheduler:
@@ -94,9 +94,9 @@ class Scheduler:
                 f"the utterance would exceed {self._limits.stream_tokens} tokens, the limit of "
                 f"one stream",
             )
-        if len(request.messages) >= MOST_QUEUED_REQUESTS:
+        if len(request.messages) >= MAX_WAITING_MESSAGES:
             raise LimitError(
-                f"requests: {MOST_QUEUED_REQUESTS} of this stream already wait; send more tokens "
+                f"requests: {MAX_WAITING_MESSAGES} of this stream already wait; send more tokens "
                 f"in each"
             )
         request.chunker.push(tokens, end=end)
@@ -205,11 +205,11 @@ class Scheduler:
         now, limits, found = self._clock(), self._limits, list[tuple[Request, StreamClosedError]]()
         for request in self.requests:
             if now - request.admitted > (seconds := self._open_seconds):
-                told = (
+                message = (
                     f"stream: open for {seconds:g} s, which is the limit of one stream; "
                     f"it was dropped"
                 )
-                found.append((request, ExpiredError(told)))
+                found.append((request, ExpiredError(message)))
             elif request.awaits_tokens and now - request.last_progress > (
                 seconds := limits.idle_seconds
             ):

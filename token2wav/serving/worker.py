@@ -111,7 +111,7 @@ class WorkerPool:
         self._scheduler = Scheduler(limits, pipeline.config.token_frame_rate, clock)
         self._closed = threading.Event()
         self._wake = threading.Condition()  # guards the scheduler and the state of requests
-        self._telling = threading.Lock()
+        self._changed_lock = threading.Lock()
         self._torch_threads = max(1, torch.get_num_threads() // workers)
         self._workers = [_Worker(number) for number in range(workers)]
         self._threads = [
@@ -340,11 +340,11 @@ class WorkerPool:
         with self._wake:
             now = self._clock()
             hung = [worker for worker in self._workers if worker.hangs(now) and not worker.lost]
-            held = [(worker, list(worker.taken), now - worker.since) for worker in hung]
+            hung_batches = [(worker, list(worker.taken), now - worker.since) for worker in hung]
             for worker in hung:
                 worker.lost = True
             working = sum(not worker.hangs(now) for worker in self._workers)
-        for worker, requests, seconds in held:
+        for worker, requests, seconds in hung_batches:
             log.error(
                 "worker %d hangs: its batch has not ended for %.0f s, and its %d streams have "
                 "failed; %d of %d workers "
@@ -374,13 +374,13 @@ class WorkerPool:
             )
         except Exception as error:  # the backend failed, so no request of the batch can go on
             results = [to_public_error(error)] * len(batch)
-        took = self._clock() - start
+        seconds = self._clock() - start
         for request, result in zip(batch, results, strict=True):
-            request.compute_seconds += took
+            request.compute_seconds += seconds
             send = partial(self._send, request=request)
             self._serve(request, partial(deliver, result=result, send=send, lock=self._wake))
         with self._wake:
-            self._scheduler.computed(tokens, took)
+            self._scheduler.computed(tokens, seconds)
 
     def _send(self, chunk: AudioChunk, late: float, request: Request) -> None:
         with self._wake:
@@ -408,7 +408,7 @@ class WorkerPool:
         finished: list[Reply] | None = None
         while finished is None or finished:
             with self._wake:
-                cancelled, held = request.over, bool(request.handles)
+                cancelled, had_memory = request.over, bool(request.handles)
                 finished = self._scheduler.finish_consumed_messages(request)
                 over = request.over
                 if over:
@@ -417,7 +417,7 @@ class WorkerPool:
                     self._scheduler.release(request)
             if over and not cancelled:
                 self._over(request, "finished")
-            elif over and held:  # cancelled by another thread, and freed only now
+            elif over and had_memory:  # cancelled by another thread, and freed only now
                 self._changed()
             finish(finished)
             if over:
@@ -431,5 +431,5 @@ class WorkerPool:
 
     def _changed(self) -> None:
         # The lock keeps the order: without it an older number could overwrite a newer one.
-        with self._telling:
+        with self._changed_lock:
             attempt(self._observer.changed, self.open_requests)

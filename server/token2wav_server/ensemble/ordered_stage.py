@@ -289,14 +289,14 @@ class OrderedStage:
             stream.state = None
 
 
-def ticker(look: Callable[[], None], idle_seconds: float) -> Callable[[], None]:
+def ticker(check: Callable[[], None], idle_seconds: float) -> Callable[[], None]:
     """Starts a thread that calls a function at regular intervals.
 
     Triton reports neither a client that has disconnected nor a batch that hangs, so the models have
     to check for both.
 
     Args:
-        look: function to call. An exception from it is logged, and the thread goes on.
+        check: function to call. An exception from it is logged, and the thread goes on.
         idle_seconds: idle time of streams. The interval is a quarter of it, and at most 1 s.
 
     Returns:
@@ -307,7 +307,7 @@ def ticker(look: Callable[[], None], idle_seconds: float) -> Callable[[], None]:
     def run() -> None:
         while not stopped.wait(min(_LONGEST_TICK_S, idle_seconds / 4)):
             try:
-                look()
+                check()
             # The thread goes on, because the next call may succeed. If the thread ended, abandoned
             # streams would never be dropped.
             except Exception:
@@ -323,9 +323,9 @@ def ticker(look: Callable[[], None], idle_seconds: float) -> Callable[[], None]:
     return stop
 
 
-def _answer(part: Part, what: Any) -> None:
+def _answer(part: Part, result: Any) -> None:
     """Answers a chunk; a failure to do so is logged, and affects no other stream."""
     try:
-        part.answer(what)
+        part.answer(result)
     except Exception:
         log.warning("a chunk could not be answered", exc_info=True)

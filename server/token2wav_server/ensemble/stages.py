@@ -140,8 +140,8 @@ def _load(folder: Path, server: ServerConfig, stage: StageName) -> Token2Wav:
     return model
 
 
-def _finite(values: torch.Tensor, what: str) -> Output | EngineError:
+def _finite(values: torch.Tensor, name: str) -> Output | EngineError:
     array = values.cpu().numpy()
     if not np.isfinite(array).all():
-        return EngineError(f"engine: the model produced NaN or infinite {what}")
+        return EngineError(f"engine: the model produced NaN or infinite {name}")
     return array

@@ -70,8 +70,8 @@ class StageModel:
         # `expire` and `watch` have a thread each. `expire` waits for the lock that a running batch
         # holds, so a batch that hangs would block `watch` for ever if both shared a thread.
         self._tickers = [
-            ticker(look, limits.idle_seconds)
-            for look in (self._ordered.expire, self._ordered.watch)
+            ticker(check, limits.idle_seconds)
+            for check in (self._ordered.expire, self._ordered.watch)
         ]
 
     def close(self) -> None:
@@ -126,7 +126,9 @@ class ToFlow:
             content: input of the flow, or the error.
         """
         chunk, voice, steps = self._nothing if isinstance(content, Token2WavError) else content
-        given = self._no_voice if voice is None else [getattr(voice, name) for name in VOICE_INPUTS]
+        voice_arrays = (
+            self._no_voice if voice is None else [getattr(voice, name) for name in VOICE_INPUTS]
+        )
         arrays = _header(label, content) | {
             "has_voice": np.array([voice is not None]),
             "window": chunk.tokens,
@@ -135,7 +137,7 @@ class ToFlow:
                 np.int32,
             ),
         }
-        self._sender.send(_response(arrays | dict(zip(VOICE_INPUTS, given, strict=True))))
+        self._sender.send(_response(arrays | dict(zip(VOICE_INPUTS, voice_arrays, strict=True))))
 
 
 def flow_part(request: Any) -> Part:

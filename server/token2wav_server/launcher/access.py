@@ -84,10 +84,10 @@ class Certificates:
             f"certificate {self.certificate}: must be valid{signed}, for the canary; or "
             f"--canary-seconds=0"
         ):
-            told = _handshake(self._server(), client)
+            certificate = _handshake(self._server(), client)
         names = [
             str(name)
-            for kind, name in told.get("subjectAltName", ())
+            for kind, name in certificate.get("subjectAltName", ())
             if kind in ("DNS", "IP Address")
         ]
         if not names:

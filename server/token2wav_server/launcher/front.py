@@ -140,11 +140,11 @@ async def _relay(
             timeout=aiohttp.ClientTimeout(
                 total=None, sock_connect=PATIENCE_S, sock_read=_SILENCE_S
             ),
-        ) as told:
-            response.set_status(told.status)
-            response.headers["Content-Type"] = told.headers.get("Content-Type", "text/plain")
+        ) as upstream:
+            response.set_status(upstream.status)
+            response.headers["Content-Type"] = upstream.headers.get("Content-Type", "text/plain")
             await response.prepare(request)
-            async for part in told.content.iter_any():
+            async for part in upstream.content.iter_any():
                 await asyncio.wait_for(response.write(part), _READING_S)
             await response.write_eof()
     except (aiohttp.ClientError, asyncio.TimeoutError) as error:

@@ -173,7 +173,7 @@ class StatusPort(HttpPorts):
         super().__init__({listening(host, port, "status"): self._answer})
         self._status = Status.STARTING
 
-    def tell(self, status: Status) -> None:
+    def set_status(self, status: Status) -> None:
         """Sets the status with which every request is answered from now on."""
         self._status = status
 

@@ -99,8 +99,8 @@ def failure_reason(lines: Sequence[str], status: int | None = None) -> str:
             f"the reaper, which is the parent of tritonserver, was killed by "
             f"{signal.Signals(-status).name}"
         )
-    if said := [line.removeprefix(MESSAGE) for line in lines if line.startswith(MESSAGE)]:
-        return said[-1]
+    if messages := [line.removeprefix(MESSAGE) for line in lines if line.startswith(MESSAGE)]:
+        return messages[-1]
     if status is not None and status > _KILLED:
         return f"tritonserver was killed by {signal.Signals(status - _KILLED).name}"
     loads = {}
@@ -116,11 +116,11 @@ def failure_reason(lines: Sequence[str], status: int | None = None) -> str:
         return "; ".join(
             f"model '{model}' failed to load: {reason}" for model, reason in loads.items()
         )
-    wanted = [text for text in errors if not _NOISE.search(text)]
-    return "; ".join(dict.fromkeys(wanted)) or last_words(lines) or "it printed nothing"
+    relevant = [text for text in errors if not _NOISE.search(text)]
+    return "; ".join(dict.fromkeys(relevant)) or last_lines(lines) or "it printed nothing"
 
 
-def matters(line: str) -> bool:
+def is_relevant(line: str) -> bool:
     """Returns whether a line of the output should be shown to a person.
 
     Warnings, errors and lines printed by models are shown. Messages of the reaper are not, because
@@ -135,7 +135,7 @@ def matters(line: str) -> bool:
     return parts["source"].endswith(".py") and not _DETAILS.match(parts["text"])
 
 
-def last_words(lines: Sequence[str]) -> str:
+def last_lines(lines: Sequence[str]) -> str:
     """Joins the last 10 lines that are not empty into one, without repetitions."""
     return "; ".join(dict.fromkeys([line.strip() for line in lines if line.strip()][-10:]))
 

@@ -20,7 +20,7 @@ from token2wav_server.launcher import reaper
 from token2wav_server.launcher.access import Access
 from token2wav_server.launcher.binaries import find_tritonserver
 from token2wav_server.launcher.errors import ServerError, ServerStartError
-from token2wav_server.launcher.log import LogPump, failure_reason, last_words, matters, show
+from token2wav_server.launcher.log import LogPump, failure_reason, is_relevant, last_lines, show
 from token2wav_server.launcher.memory import resident_mib
 from token2wav_server.launcher.ports import LOOPBACK, Ports, fetched, reserved
 from token2wav_server.launcher.repository import fitted
@@ -212,9 +212,9 @@ class TritonServer:
             # During this pause an utterance that was just admitted appears in the metrics.
             if self.wait(_DRAIN_POLL_S) is not None:
                 return open_utterances or 0
-            if (told := fetched(self._inner.metrics, "/metrics")) is not None:
+            if (metrics := fetched(self._inner.metrics, "/metrics")) is not None:
                 open_utterances = max(
-                    (int(float(count)) for count in _OPEN_STREAMS.findall(told)), default=0
+                    (int(float(count)) for count in _OPEN_STREAMS.findall(metrics)), default=0
                 )
             if open_utterances == 0:
                 return 0
@@ -276,7 +276,9 @@ class TritonServer:
         self._cleanup.callback(self._stop_reaper, self._reaper)
         assert self._reaper.stdout is not None
         show_all = self._verbose or self._log_file is not None
-        self._log = LogPump(self._reaper.stdout, sink, (lambda _: True) if show_all else matters)
+        self._log = LogPump(
+            self._reaper.stdout, sink, (lambda _: True) if show_all else is_relevant
+        )
         self._log.start()
 
     def _server_arguments(self, repository: Path, backends: Path, shm_prefix: str) -> list[str]:
@@ -324,11 +326,11 @@ class TritonServer:
                     return False
                 raise ServerStartError(f"tritonserver could not start: {self.failure_reason()}")
             if time.monotonic() > deadline:
-                said = last_words([*self._log.lines]) or "nothing"
+                end_of_log = last_lines([*self._log.lines]) or "nothing"
                 raise ServerStartError(
                     f"tritonserver was not ready after {self._ready_timeout_s:g} s: give it more "
                     f"time, "
-                    f"or look at its full log (--verbose), which ends with: {said}"
+                    f"or look at its full log (--verbose), which ends with: {end_of_log}"
                 )
         self.version = json.loads(fetched(inner.http, "/v2") or b"{}").get("version", "")
         return True

@@ -162,14 +162,14 @@ def _told_to_stop(server: subprocess.Popen[bytes], launcher_pid: int) -> bool:
         # model process whose model fails to load, and takes a moment to read its exit status.
         dead_before, dead = dead, _dead_stubs(server.pid)
         if lost := dead_before.keys() & dead.keys():
-            _tell(dead[min(lost)])
+            _print_end(dead[min(lost)])
             return False
         received = signal.sigtimedwait(_STOP_SIGNALS | {signal.SIGCHLD}, _PARENT_POLL_S)
         if received is not None and received.si_signo in _STOP_SIGNALS:
             return received.si_signo != STOP_AT_ONCE
     # The server has ended. Dead model processes are children of this process now, and explain why.
     if dead := _dead_stubs(os.getpid()):
-        _tell(dead[min(dead)])
+        _print_end(dead[min(dead)])
     return False
 
 
@@ -199,7 +199,7 @@ def _dead_stubs(parent_pid: int) -> dict[int, int]:
     return dead
 
 
-def _tell(status: int) -> None:
+def _print_end(status: int) -> None:
     """Prints a message about the end of a model process, given its wait status."""
     code = os.waitstatus_to_exitcode(status)
     how = (

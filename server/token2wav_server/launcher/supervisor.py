@@ -43,7 +43,7 @@ class Canary:
 
     Attributes:
         interval_s: the argument of this name.
-        why_none: reason why the canary cannot run; empty if it can.
+        unavailable_reason: reason why the canary cannot run; empty if it can.
 
     Raises:
         ConfigError: the canary cannot connect with these certificates.
@@ -55,13 +55,13 @@ class Canary:
         self.interval_s = interval_s
         found = [model for model in MODELS if (model_repository / model).is_dir()]
         self._model = (found or MODELS)[0]
-        self.why_none = "" if found else f"there is no model {' or '.join(MODELS)}"
+        self.unavailable_reason = "" if found else f"there is no model {' or '.join(MODELS)}"
         try:
             import token2wav_client  # noqa: F401
 
             self._tls = certificates.for_canary() if certificates else None
         except ImportError as error:
-            self.why_none = f"the client library is not installed ({error})"
+            self.unavailable_reason = f"the client library is not installed ({error})"
 
     def problem(self, grpc_url: str) -> str:
         """Runs one synthesis, and returns its error message; an empty string if it succeeded."""
@@ -104,7 +104,7 @@ class Supervisor:
         canary: canary that detects a running server which does not work; None for no such test.
         grace_s: seconds that open utterances have to end during a drain.
         announce: callback that shows a line to the operator.
-        tell: callback that reports the status of the server to load balancers.
+        set_status: callback that reports the status of the server to load balancers.
         notice_s: seconds before a drain in which the server still admits new utterances, while the
             status port already reports the drain to load balancers.
         memory_mib: limit for the resident memory of the server in MiB; 0 for no limit. A server
@@ -117,7 +117,7 @@ class Supervisor:
     canary: Canary | None
     grace_s: float
     announce: Callable[[str], None]
-    tell: Callable[[Status], None] = lambda status: None
+    set_status: Callable[[Status], None] = lambda status: None
     notice_s: float = 0.0
     memory_mib: int = 0
     clock: Callable[[], float] = time.monotonic
@@ -154,14 +154,14 @@ class Supervisor:
                     f"{server.metrics_url}; "
                     f"Triton {server.version}, its HTTP and metrics behind a front"
                 )
-                self.tell(Status.READY)
+                self.set_status(Status.READY)
                 ready_at = self.clock()
                 failure = self._failure()
                 assert failure is not None
                 if self.clock() - ready_at >= _SETTLED_S:
                     pause_s = 0.0
                 cut_off = self._drained(failure.reason) if failure.works else 0
-                self.tell(Status.STARTING)
+                self.set_status(Status.STARTING)
                 cut_off_too = f", streams that were cut off: {cut_off}" if cut_off else ""
                 in_time = f" in {pause_s:g} s" if pause_s else ""
                 self.announce(f"{failure.reason}{cut_off_too}; restarting it{in_time}")
@@ -226,7 +226,7 @@ class Supervisor:
             reason: reason of the drain for the operator; empty for a normal stop.
         """
         because = f"{reason}; " if reason else ""
-        self.tell(Status.DRAINING)
+        self.set_status(Status.DRAINING)
         if self.notice_s:
             self.announce(
                 f"{because}going to stop: new streams are still taken for {self.notice_s:g} s"

@@ -33,7 +33,7 @@ def test_it_tells_what_it_was_told_last() -> None:
             (Status.DRAINING, (404, b"draining\n")),
             (Status.STARTING, (503, b"starting\n")),
         ):
-            status.tell(told)
+            status.set_status(told)
             assert asked(port) == answer
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port))

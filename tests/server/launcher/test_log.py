@@ -5,7 +5,7 @@ import io
 import pytest
 
 from tests.support.patience import PATIENCE_SECONDS
-from token2wav_server.launcher.log import LogPump, failure_reason, matters
+from token2wav_server.launcher.log import LogPump, failure_reason, is_relevant
 
 NOISE = [
     "W1121 03:55:22.845286 3026 pinned_memory_manager.cc:273] "
@@ -54,19 +54,19 @@ LAST = "error: creating server: Internal - failed to load all models"
 
 @pytest.mark.parametrize("line", [*NOISE, *CHATTER, *USAGE, DETAILS])
 def test_noise_is_hidden(line: str) -> None:
-    assert not matters(line)
+    assert not is_relevant(line)
 
 
 @pytest.mark.parametrize("line", [*MODELS_OWN, SUMMARY, WRONG_CONFIG, UNKNOWN_OPTION, LAST])
 def test_what_a_person_needs_is_shown(line: str) -> None:
-    assert matters(line)
+    assert is_relevant(line)
 
 
 @pytest.mark.parametrize("show_all", [True, False])
 def test_a_summary_is_shown_without_the_head_of_its_log(show_all: bool) -> None:
     sink = io.StringIO()
     source = io.BytesIO("\n".join([CHATTER[0], SUMMARY, DETAILS, MODELS_OWN[0]]).encode())
-    pump = LogPump(source, sink, (lambda _: True) if show_all else matters)
+    pump = LogPump(source, sink, (lambda _: True) if show_all else is_relevant)
     pump.start()
     pump.join(PATIENCE_SECONDS)
     shown = sink.getvalue().splitlines()

@@ -238,10 +238,13 @@ def test_the_canary_speaks_with_what_there_is(
 
     asked: list[str] = []
     monkeypatch.setattr(Client, "health", lambda self, **_: asked.append(self._model))
-    assert Canary(1.0, tmp_path).why_none == "there is no model token2wav or token2wav_ensemble"
+    assert (
+        Canary(1.0, tmp_path).unavailable_reason
+        == "there is no model token2wav or token2wav_ensemble"
+    )
     (tmp_path / model).mkdir()
     canary = Canary(1.0, tmp_path)
-    assert canary.why_none == ""
+    assert canary.unavailable_reason == ""
     assert canary.problem("localhost:1") == ""
     assert asked == [model]
 
