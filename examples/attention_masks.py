@@ -1,10 +1,9 @@
-"""Pictures of attention masks: this program draws all kinds there are, or those that a model is
-served with.
+"""Pictures of attention masks: this program draws all kinds of masks, or the masks of one model.
 
     python examples/attention_masks.py --save masks.png --model path/to/model --config server.yaml
 
-Every mask comes from the very function that serving uses. A model's weights are not needed,
-matplotlib is.
+Every mask comes from the function that the server uses. The program needs matplotlib, but not the
+weights of the model.
 """
 
 from __future__ import annotations
@@ -23,15 +22,16 @@ from token2wav.families import read_config
 from token2wav.networks.configs import EstimatorConfig, GuidedAttention
 from token2wav.networks.masks import BlockMask, guided_mask
 
-SIZE = 4  # frames of a block where there is no model
+SIZE = 4  # frames of a block, without a model
 PROMPT_BLOCKS = 2  # in pictures of windows that keep the prompt
 
-# by title: masks (frames, frames), True where the frame of a row sees a column's
+# Masks (frames, frames) by title. An element is True if the frame of its row attends to the frame
+# of its column.
 Pictures = dict[str, torch.Tensor]
 
 
 def every_mask(blocks: int) -> Pictures:
-    """Draws up one mask of each kind, in blocks of `SIZE` frames."""
+    """Computes one mask of each kind, in blocks of `SIZE` frames."""
     frames = blocks * SIZE
     pictures = {
         "full attention: not streaming": torch.ones(frames, frames, dtype=torch.bool),
@@ -52,7 +52,7 @@ def every_mask(blocks: int) -> Pictures:
 
 
 def masks_of(estimator: EstimatorConfig, left_blocks: int, blocks: int) -> Pictures:
-    """Draws up the masks that a model is served with, in blocks of its own size."""
+    """Computes the masks that the server uses for a model, in blocks of the model's own size."""
     size, guided = estimator.static_chunk_size, estimator.guided
     frames = blocks * size
     if guided is None:
@@ -93,7 +93,7 @@ def draw(pictures: Pictures, block_frames: int, path: Path) -> None:
 
 
 def main() -> None:
-    """Runs the example; ends with status 1 and a message where it cannot draw."""
+    """Runs the example; exits with status 1 and a message if a mask cannot be drawn."""
     parser = argparse.ArgumentParser(
         description="Draw attention masks: all kinds, or those of a model."
     )
@@ -125,7 +125,7 @@ def main() -> None:
             estimator.static_chunk_size,
             options.save,
         )
-    # matplotlib raises the last for an unknown kind of file
+    # matplotlib raises ValueError for an unknown file type
     except (Token2WavError, OSError, ValueError) as error:
         sys.exit(f"attention_masks: {error}")
 

@@ -1,8 +1,9 @@
-"""Demo on any machine: it turns a recording into tokens, and through a real Triton server back into
-speech.
+"""Demo for any machine: turns a recording into tokens, and the tokens into speech on a real Triton
+server.
 
-The tokens of a sentence that the demo model never heard arrive at the pace of a language model, and
-the audio comes back while they still do. A picture shows both, one above the other.
+The demo model was not trained on the sentence. The tokens are sent at the pace of a language model,
+and the audio comes back while tokens are still being sent. A picture shows the recording above the
+synthesized audio.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ FRAMES_PER_SECOND = 50
 
 
 def main() -> None:
-    """Runs the demo; ends with status 1 and a sentence if anything is not as it should be."""
+    """Runs the demo; exits with status 1 and a message if a check fails."""
     parser = argparse.ArgumentParser(description="Speak a recording through a real Triton server.")
     parser.add_argument(
         "wav",
@@ -85,7 +86,7 @@ def main() -> None:
 
 
 def draw(original: Path, result: Path, picture: Path) -> None:
-    """Draws the log-mels of two recordings, one above the other, on one scale of time."""
+    """Draws the log-mels of two recordings, one above the other, with the same time axis."""
     figure, panels = plt.subplots(
         2, 1, figsize=(10, 5), sharex=True, sharey=True, layout="constrained"
     )

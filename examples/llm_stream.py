@@ -1,12 +1,12 @@
-"""Reader of a speech language model: it speaks what the model prints, while it prints it.
+"""Reader for a speech language model: synthesizes the tokens that the model prints, as they come.
 
     my_llm | python examples/llm_stream.py --family stepaudio2 --voice voice.safetensors --out
     out.wav
 
-Such models print tokens as text, `<|speech_17|>` or `<|s_17|>` (CosyVoice), `<audio_17>`
-(Step-Audio2), between other text that is not meant to be heard; or they give numbers alone, which a
-line of code prints with something between them (MiniCPM-o, Chatterbox). Pieces of text end
-anywhere, in the middle of a token too.
+Some models print tokens as text: `<|speech_17|>` or `<|s_17|>` (CosyVoice), `<audio_17>`
+(Step-Audio2). Other text between the tokens is skipped. Other models return numbers (MiniCPM-o,
+Chatterbox): print the numbers with a separator after each. A piece of text may end anywhere, even
+within a token.
 """
 
 from __future__ import annotations
@@ -25,27 +25,28 @@ from token2wav_client.writer import AudioWriter
 _NAMES = re.compile(r"<(?:\|(?:s|speech)_|audio_)(\d{1,9})\|?>")
 _NUMBERS = re.compile(r"(?<!\d)(\d{1,9})(?=\D)")
 TOKENS = {"cosyvoice": _NAMES, "stepaudio2": _NAMES, "minicpmo": _NUMBERS, "chatterbox": _NUMBERS}
-# Step-Audio2's padding; where MiniCPM-o ends; where Chatterbox begins and ends
+# Padding of Step-Audio2, end token of MiniCPM-o, start and end tokens of Chatterbox.
 NOT_SPEECH = {6561, 6562}
 LONGEST_TOKEN = len("<|speech_123456789|>")
 
 
 def tokens_in(pieces: Iterable[str], family: str = "cosyvoice") -> Iterator[list[int]]:
-    """Finds the tokens in text that comes in pieces; yields those that each piece completes, if
-    any.
+    """Finds tokens in pieces of text, and yields the tokens that each piece completes.
+
+    Nothing is yielded for a piece that completes no token.
     """
     text = ""
-    for piece in chain(pieces, ["\n"]):  # with which a last number ends
+    for piece in chain(pieces, ["\n"]):  # ends a number at the end of the text
         text += piece
         found = list(TOKENS[family].finditer(text))
-        # What follows them may be a token whose end has not come yet.
+        # The text after the last token may be the beginning of another token.
         text = text[found[-1].end() if found else 0 :][-LONGEST_TOKEN:]
         if tokens := [number for match in found if (number := int(match[1])) not in NOT_SPEECH]:
             yield tokens
 
 
 def standard_input() -> Iterator[str]:
-    """Yields what the model has printed, as soon as it has, without waiting for a line to end."""
+    """Yields the text that the model prints, at once, without waiting for the end of a line."""
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     while data := os.read(sys.stdin.fileno(), 65_536):
         yield decoder.decode(data)

@@ -1,7 +1,8 @@
-"""Batch job that speaks every token file of a folder, several at a time, and goes on where it was
-interrupted.
+"""Batch job: synthesizes every token file of a folder, several files at a time.
 
-python examples/synthesize_folder.py tokens/ wavs/ --voice voice.safetensors
+After an interruption, the same command continues with the files that are missing.
+
+    python examples/synthesize_folder.py tokens/ wavs/ --voice voice.safetensors
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ SUFFIXES = {".npy", ".json", ".txt"}
 
 
 async def synthesize(client: AsyncClient, tokens: Path, voice: ClientVoice, out: Path) -> float:
-    """Speaks one file; returns seconds of audio. The WAV appears when it is whole."""
+    """Synthesizes one file, and returns the seconds of audio.
+
+    The WAV file gets its name when it is complete.
+    """
     unfinished = out.with_suffix(".part.wav")
     writer = AudioWriter(unfinished, "int16")
     seconds = 0.0
@@ -35,7 +39,11 @@ async def synthesize(client: AsyncClient, tokens: Path, voice: ClientVoice, out:
 
 
 async def synthesize_all(options: argparse.Namespace) -> list[str]:
-    """Speaks what is not there yet; returns what went wrong, a sentence for each file."""
+    """Synthesizes the files that have no WAV file yet.
+
+    Returns:
+        One error message for each file that failed.
+    """
     voice = ClientVoice.load(options.voice)
     files = [file for file in sorted(options.tokens.iterdir()) if file.suffix in SUFFIXES]
     if len({file.stem for file in files}) < len(files):
@@ -57,7 +65,7 @@ async def synthesize_all(options: argparse.Namespace) -> list[str]:
                             f"{file.stem}: {await synthesize(client, file, voice, out):.1f} s"
                         )
                         bar.update()
-                    # of this file; without a server all of them would fail
+                    # an error of this file only; an error of the connection ends the whole job
                     except (InputError, ServerError) as error:
                         failures.append(f"{file.name}: {error}")
 
@@ -66,7 +74,7 @@ async def synthesize_all(options: argparse.Namespace) -> list[str]:
 
 
 def main() -> None:
-    """Runs the example; ends with status 1 if a file could not be spoken."""
+    """Runs the example; exits with status 1 if a file could not be synthesized."""
     parser = argparse.ArgumentParser(
         description="Speak a folder of .npy, .json and .txt files of tokens."
     )

@@ -3,10 +3,16 @@ token2wav server.
 
     python -m examples.browser.bridge --tokens tokens.npy --voice voice.safetensors
 
-The page sends what a person typed, and gets its tokens as {"tokens": [...]}. It sends these as
-text, at a pace of its own and cut anywhere, and an empty frame at the end. For each chunk it gets a
-text frame with its numbers and a binary one with its samples, float32. If anything goes wrong, it
-gets {"error": "..."}. When it is closed, its utterance ends.
+The protocol of a WebSocket:
+
+1. The page sends the text that a person typed. The bridge answers with {"tokens": [...]}.
+2. The page sends the tokens as text, at its own pace. A frame may end within a token. An empty
+   frame ends the tokens.
+3. For each chunk, the bridge sends a text frame with numbers of the chunk, and a binary frame with
+   its samples (float32).
+
+After an error the bridge sends {"error": "..."}. If the page closes the WebSocket, the utterance
+ends.
 """
 
 from __future__ import annotations
@@ -42,11 +48,11 @@ class Bridge:
     """Bridge that serves the page, and an utterance for each WebSocket.
 
     Attributes:
-        client: connection to the server that speaks.
+        client: connection to the token2wav server.
         voice: voice of all utterances.
-        texts: what the page offers to begin with.
-        tokens_of: turns a text into tokens, in a thread; raises ClientError with a sentence for the
-            person.
+        texts: texts that the page offers.
+        tokens_of: function that turns a text into tokens; the bridge calls it in a thread. It
+            raises ClientError with a sentence for the person.
     """
 
     client: AsyncClient
@@ -57,8 +63,8 @@ class Bridge:
 
     async def serve(self, port: int) -> None:
         """Serves the page on this machine until it is stopped."""
-        # Only pages that came from here may speak: a browser would let any other page in the world
-        # connect, too.
+        # Only pages of this bridge may connect. Without this check a browser would let any other
+        # page connect too.
         origins = [Origin(f"http://{host}:{port}") for host in ("127.0.0.1", "localhost")]
         async with serve(
             self._speak,
@@ -73,10 +79,10 @@ class Bridge:
             await server.serve_forever()
 
     def _answer(self, connection: ServerConnection, request: Request) -> Response | None:
-        """Answers what is no WebSocket: three files and the texts to begin with."""
+        """Answers HTTP requests: the three files of the page, and the texts that it offers."""
         name = request.path.partition("?")[0].removeprefix("/") or "index.html"
         if name == "speak":
-            return None  # goes on as a WebSocket
+            return None  # continue with the WebSocket
         if name == "texts":
             return _page(json.dumps(self.texts).encode(), "application/json")
         if name in TYPES:
@@ -84,8 +90,8 @@ class Bridge:
         return connection.respond(HTTPStatus.NOT_FOUND, "nothing here\n")
 
     async def _speak(self, page: ServerConnection) -> None:
-        """Speaks what one WebSocket sends."""
-        with suppress(ConnectionClosed):  # the page is gone, and the utterance with it
+        """Synthesizes the utterance of one WebSocket."""
+        with suppress(ConnectionClosed):  # the page has left, which ends the utterance
             try:
                 text = str(await page.recv())
                 async with self._turn:
@@ -118,7 +124,7 @@ def _page(content: bytes, kind: str) -> Response:
 
 
 def parsed(text: str) -> list[int]:
-    """Reads tokens that are typed as such, `<|s_17|>` or integers."""
+    """Parses tokens that a person typed, as `<|s_17|>` or as integers."""
     parser = TokenParser()
     return parser.feed(text.encode()) + parser.close()
 

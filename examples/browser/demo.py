@@ -1,10 +1,9 @@
-"""Demo page: whatever sentence a person types is spoken by the demo voice, streamed through a real
-Triton server.
+"""Demo page: the demo voice speaks the sentences that a person types, through a real Triton server.
 
     python -m examples.browser.demo
 
-The piper voice that the demo voice was made from says the sentence, and the demo's tokenizer turns
-that into tokens: together they stand in for a speech language model.
+The piper voice, from which the demo voice was made, reads the sentence aloud. The tokenizer of the
+demo turns this recording into tokens. Together they replace a speech language model.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ MAX_CHARACTERS = 300
 
 
 class TextFrontEnd:
-    """Text front end that says a sentence and listens to it."""
+    """Text front end: reads a sentence aloud, and turns the recording into tokens."""
 
     def __init__(self) -> None:
         self._speaker = Speaker(seed=0)
@@ -45,7 +44,7 @@ class TextFrontEnd:
         """Turns a sentence into tokens.
 
         Raises:
-            TokenError: it has no words, or too many.
+            TokenError: the sentence has no words, or too many.
         """
         if not any(character.isalnum() for character in sentence):
             raise TokenError("sentence: it has no words, at least one is needed")

@@ -1,4 +1,4 @@
-// Sends tokens at their pace, plays what comes back as it comes, and draws both.
+// Sends tokens at the chosen pace, plays the audio as it arrives, and draws both.
 const find = (id) => document.getElementById(id);
 const show = (values) => {
   for (const [id, value] of Object.entries(values)) find(id).textContent = value;
@@ -29,7 +29,7 @@ class Utterance {
   constructor(text, rate, wait) {
     Object.assign(this, { text, rate, wait });
     Object.assign(this, { tokens: [], sent: 0, received: 0, played: 0, loudest: 0, started: null, final: false });
-    this.sampleRate = 24000; // until the first chunk tells, as is the one below
+    this.sampleRate = 24000; // until the first chunk has the value; the same for samplesPerToken
     this.samplesPerToken = 960;
     this.history = []; // {time, sent, received, played}
   }
@@ -38,11 +38,11 @@ class Utterance {
     return this.started === null ? 0 : (performance.now() - this.started) / 1000;
   }
 
-  // Resolves when the last sample was played.
+  // Resolves after the last sample was played.
   async run() {
     const context = new AudioContext({ sampleRate: this.sampleRate });
     const socket = new WebSocket(`ws://${location.host}/speak`);
-    const leave = () => socket.close(); // browsers may keep a page that was left, and its socket
+    const leave = () => socket.close(); // a browser may keep a page, and its socket, after a person left it
     addEventListener("pagehide", leave);
     try {
       await context.audioWorklet.addModule("ring.js");
@@ -82,7 +82,7 @@ class Utterance {
     });
   }
 
-  // As a language model would.
+  // Sends tokens as a language model prints them.
   async send(socket, tokens) {
     this.tokens = tokens;
     this.started = performance.now();
@@ -131,8 +131,8 @@ async function speak() {
   }
 }
 
-// Seconds of audio over time: what the sent tokens say, what is here, and what was heard. Between the latter two lies
-// the buffer; where it has no height, the listener hears a gap.
+// Seconds of audio over time: audio of the sent tokens, received audio, and played audio. The area between received and
+// played audio is the buffer. The listener hears a gap while the buffer is empty.
 function draw({ history, tokens, sampleRate, samplesPerToken, time }) {
   const canvas = find("chart");
   const pen = canvas.getContext("2d");

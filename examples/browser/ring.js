@@ -2,14 +2,14 @@
 class Ring extends AudioWorkletProcessor {
   constructor({ processorOptions }) {
     super();
-    this.wait = processorOptions.wait; // samples for which the first ones wait before playing begins
+    this.wait = processorOptions.wait; // number of samples that are collected before playback begins
     this.waited = 0;
     this.samples = new Float32Array(1 << 17);
     this.read = 0; // counted from the first sample on, as are the two below
     this.written = 0;
     this.underruns = 0;
     this.playing = false;
-    this.ended = false; // no more will come
+    this.ended = false; // no more samples will come
     this.port.onmessage = ({ data }) => (data === null ? (this.ended = true) : this.push(data));
   }
 

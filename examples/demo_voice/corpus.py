@@ -1,7 +1,7 @@
-"""Corpus of recordings with all that is computed from them: its files are made once and then only
-read.
+"""Corpus of recordings, with the features that training needs.
 
-A shard is written wholly or not at all, so making a corpus can stop anywhere and go on later.
+A shard is a file with the features of 100 sentences. A shard file is complete or does not exist, so
+the making of a corpus can be interrupted and continued at any time.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class Utterances:
     """Recordings of a corpus, joined one after the other.
 
     Attributes:
-        tokens: number of tokens of every recording.
-        audio: (960 * N,) int16 at 24 kHz.
-        mel: (2 * N, 80) float16, target of the flow.
-        heard: (4 * N, 128) float16, input of the tokenizer.
-        f0: (2 * N,) float16, 0 where unvoiced.
+        tokens: number of tokens of every recording. Their sum is N.
+        audio: samples (960 * N,) in int16 at 24 kHz.
+        mel: mel (2 * N, 80) in float16, the target of the flow.
+        heard: Whisper features (4 * N, 128) in float16, the input of the tokenizer.
+        f0: pitch (2 * N,) in float16, in Hz; 0 in unvoiced frames.
     """
 
     tokens: NDArray[np.int64]
@@ -50,7 +50,7 @@ class Utterances:
 
     @classmethod
     def of(cls, recordings: list[NDArray[np.float32]]) -> Utterances:
-        """Computes the features of recordings (960 * n,)."""
+        """Computes the features of recordings, each of shape (960 * n,)."""
         tokens = [len(recording) // TOKEN_SAMPLES for recording in recordings]
         heard = []
         for recording, count in zip(recordings, tokens, strict=True):
@@ -79,7 +79,7 @@ class Utterances:
 
     @property
     def starts(self) -> NDArray[np.int64]:
-        """First token of every recording."""
+        """Position of the first token of every recording."""
         return np.cumsum(self.tokens) - self.tokens
 
     @property
@@ -88,7 +88,13 @@ class Utterances:
 
 
 def grow(folder: Path, sentences: int, workers: int) -> None:
-    """Makes the shards that are missing of a corpus of `sentences`, with a progress bar."""
+    """Makes the missing shards of a corpus, with a progress bar.
+
+    Args:
+        folder: folder of the corpus.
+        sentences: number of sentences of the whole corpus.
+        workers: number of processes.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     missing = [
         index

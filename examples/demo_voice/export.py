@@ -1,5 +1,8 @@
-"""Export of the demo voice from the newest checkpoints: `python -m examples.demo_voice.export
---data DIR`.
+"""Export of the demo voice from the newest checkpoints.
+
+    python -m examples.demo_voice.export --data DIR
+
+DIR is the data folder of the recipe.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ _PROVENANCE = "training.json"
 
 
 def main() -> None:
-    """Exports, and loads what was exported."""
+    """Exports the model folder, and prints its size."""
     parser = argparse.ArgumentParser(
         description="Write the demo voice's model folder from the newest checkpoints."
     )
@@ -43,8 +46,9 @@ def main() -> None:
 
 
 def export(data: Path, out: Path) -> None:
-    """Writes configuration, averaged weights in float16 and both ONNX files, then loads the folder
-    as anybody would.
+    """Writes configuration, averaged weights in float16 and both ONNX files, and checks the folder.
+
+    The check loads the folder with `Token2Wav.load`, as a user does.
     """
     out.mkdir(parents=True, exist_ok=True)
     shutil.copy(TEMPLATE / MODEL_FILE, out)
@@ -65,7 +69,10 @@ def export(data: Path, out: Path) -> None:
 
 
 def _narrow(module: nn.Module, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Narrows parameters to float16; buffers, such as rotary frequencies, need more and are few."""
+    """Converts parameters to float16.
+
+    Buffers keep their precision: some need it, such as rotary frequencies, and they are small.
+    """
     parameters = dict(module.named_parameters())
     return {
         name: weights[name].half() if name in parameters else weights[name].contiguous()

@@ -1,5 +1,4 @@
-"""Silence before speech, and what resampling holds back: how much of both there is with the demo
-voice is measured.
+"""Measurement of the silence before speech, and of the delay of the resampler, with the demo voice.
 
     .venv/bin/python -m examples.demo_voice.first_sound
 
@@ -25,7 +24,7 @@ from token2wav_voice import FrontEnd, Recording
 RECORDINGS = ROOT / "out" / "quality"
 LEVELS_DB = (-65, -60, -55, -50, -45, -40)
 WINDOW = 240  # 10 ms
-PORTION = 960  # samples: as often as a resampler can be asked
+PORTION = 960  # samples of one call of the resampler, which is one token
 
 Signal = NDArray[np.float32]
 
@@ -43,7 +42,14 @@ class Silence:
 
 @dataclass(frozen=True)
 class Resampled:
-    """Row of a sample rate: distance of portions from the whole, and audio held back, in ms."""
+    """Error and delay of the resampler at one sample rate.
+
+    Attributes:
+        sample_rate: rate after resampling, in Hz.
+        against_whole_db: difference between resampling in portions and resampling the whole
+            utterance, in dB below the audio.
+        held_back_ms: largest duration of audio that the resampler holds back.
+    """
 
     sample_rate: int
     against_whole_db: float
@@ -84,7 +90,7 @@ def resampled(model: Token2Wav, audio: Signal, sample_rate: int) -> Resampled:
 
 
 def main() -> None:
-    """Measures both, prints two tables, writes the results."""
+    """Measures silence and resampling, prints two tables and writes the results."""
     parser = argparse.ArgumentParser(
         description="Measure leading silence and resampling with the demo voice."
     )

@@ -1,7 +1,9 @@
-"""Mels of the flow: they are made of the corpus for the vocoder to learn from, and differ from
-those of recordings.
+"""Mels that the flow makes of the tokens of the corpus, as training data for the vocoder.
 
-`python -m examples.demo_voice.flow_mels --data DIR --hours 1`, anew when the flow has learned more.
+    python -m examples.demo_voice.flow_mels --data DIR --hours 1
+
+Mels of the flow differ from mels of recordings, and the vocoder has to work with both. Run the
+command again after the flow was trained further.
 """
 
 from __future__ import annotations
@@ -26,12 +28,12 @@ from token2wav.families.cosyvoice3.flow import Flow
 from token2wav.networks.masks import BlockMask
 from token2wav.networks.ode import EulerSolver
 
-_PROMPT, _MADE = 50, 200  # tokens of a window
+_PROMPT, _MADE = 50, 200  # tokens of the prompt, and of the made mel, in one window
 _BATCH = 3
 
 
 def main() -> None:
-    """Makes the mels of some of the corpus."""
+    """Makes the mels of a part of the corpus."""
     parser = argparse.ArgumentParser(
         description="Make mels with the newest flow, for the vocoder to learn from."
     )
@@ -46,7 +48,7 @@ def main() -> None:
 
 
 def make(data: Path, hours: float) -> None:
-    """Writes the mels of the first hours of a corpus, by the newest flow, (frames, 80)."""
+    """Writes the mels (frames, 80) that the newest flow makes of the first hours of a corpus."""
     recordings = corpus.read(data / CORPUS)
     config = CosyVoice3Config.read(TEMPLATE).flow
     heard = front_end.hear(data / FRONT_END, config, recordings)
@@ -68,11 +70,13 @@ def _windows(tokens: int, config: FlowConfig) -> int:
 def flow_mels(
     flow: Flow, config: FlowConfig, recordings: Utterances, heard: Heard, windows: int
 ) -> NDArray[np.float16]:
-    """Streams the corpus's first tokens through a flow, as it is served, each window after a prompt
-    of its own.
+    """Makes mels of the first tokens of a corpus, with the attention mask of streaming.
+
+    Each window has its own prompt: the recording before it.
 
     Returns:
-        (frames, 80); those of the first prompt are the recording's.
+        Mels (frames, 80). The first frames, the prompt of the first window, are copied from the
+        recording.
     """
     rng = torch.Generator().manual_seed(0)
     solver = EulerSolver(flow.estimator, config.n_timesteps, config.inference_cfg_rate)

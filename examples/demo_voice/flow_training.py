@@ -1,5 +1,6 @@
-"""Training of the flow by conditional flow matching: it learns straight lines from noise to mel,
-for DiT and solver.
+"""Training of the flow by conditional flow matching.
+
+The flow learns the velocity of straight lines from noise to mel.
 """
 
 from __future__ import annotations
@@ -20,24 +21,26 @@ from token2wav.networks.masks import BlockMask, attention_bias
 
 _LENGTHS = (50, 75, 100, 200)  # tokens of a crop; one length for each batch
 _BATCH_TOKENS = 600
-_CONDITION_DROPOUT = 0.2  # of all conditions, for classifier-free guidance
-_LONGEST_PROMPT = 0.3  # of a crop
+# probability that all conditions of a crop are zero, for classifier-free guidance
+_CONDITION_DROPOUT = 0.2
+_LONGEST_PROMPT = 0.3  # share of a crop
 _SIGMA_MIN = 1e-6
-# where targets lie between the recording and what the tokenizer's decoder draws: less is left to
-# chance
+# The target is an average of the recording (share 1 - _DRAWN) and of the mel that the tokenizer's
+# decoder computes from the tokens. The decoder's mel has less random detail.
 _DRAWN = 0.5
-_UNTOLD = 0.5  # weight of errors where no condition says what is heard
-_INITIAL_GAIN = 0.02  # of layers that start near zero: a block begins as the identity
+_UNTOLD = 0.5  # weight of errors in crops without conditions
+_INITIAL_GAIN = 0.02  # scale of the first weights of AdaNorm; a block begins close to the identity
 
 
 class FlowTraining(Training):
-    """Training on crops of the corpus, whose recordings follow one another as an utterance follows
-    its prompt.
+    """Training of the flow on crops of the corpus.
+
+    A crop may span several recordings, as an utterance follows its prompt.
 
     Args:
         config: sizes of the flow.
         corpus: recordings with their features.
-        heard: tokens and speaker embeddings of them, and the tokenizer's network.
+        heard: tokens and speaker embeddings of the recordings, and the network of the tokenizer.
     """
 
     name = "flow"
@@ -92,7 +95,7 @@ class FlowTraining(Training):
         return torch.stack(crops).float().transpose(1, 2)
 
     def _starts(self, batch: int, length: int, last: bool, rng: torch.Generator) -> torch.Tensor:
-        """Draws first tokens of crops: anywhere, or such that they end with a recording."""
+        """Draws the first tokens of crops: at random, or so that crops end with a recording."""
         if last:
             ends = self._ends[self._ends >= length]
             return ends[torch.randint(len(ends), (batch,), generator=rng)] - length
@@ -112,10 +115,10 @@ class FlowTraining(Training):
         return mu, self._flow.speaker(chosen)
 
     def _weight(self, starts: torch.Tensor, length: int, kept: torch.Tensor) -> torch.Tensor:
-        """Weighs errors, (B, T, 80), by what the tokens say, so that the mean stays the best
-        answer.
+        """Returns weights of errors (B, T, 80): the audibility of the expected mel.
 
-        Where the conditions are dropped they say nothing, and all errors count alike.
+        The weights depend on the tokens only, so the mean of all possible mels is still the best
+        answer. If the conditions of a crop are dropped, all its errors have the same weight.
         """
         weight = torch.stack([self._audible[at : at + length] for at in starts.tolist()])
         weight = torch.where(kept[:, None, None] > 0, weight, _UNTOLD)
@@ -123,7 +126,7 @@ class FlowTraining(Training):
 
     @staticmethod
     def _prompt(mel: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
-        """Returns the mel of a random start of half of the crops, zeros elsewhere."""
+        """Returns prompts (B, 80, T): the beginning of the mel in half of the crops, else zeros."""
         batch, _, frames = mel.shape
         share = (
             torch.rand(batch, generator=rng)
@@ -157,8 +160,10 @@ class FlowTraining(Training):
 
     @torch.no_grad()
     def _initialise(self, network: Autoencoder) -> None:
-        """Starts where little is to be learned: tokens know what was heard, blocks do nothing, the
-        mean is right.
+        """Sets first weights that leave little to learn.
+
+        The embedding of tokens comes from the tokenizer, the blocks of the DiT are close to the
+        identity, and the output has the mean of the mel.
         """
         flow = self._flow
         flow.input_embedding.weight.copy_(network.embedding())

@@ -1,6 +1,4 @@
-"""Folders of the recipe: names of the parts of its data folder, and the template of the models that
-it makes.
-"""
+"""Folders of the recipe: parts of its data folder, and the template of a model folder."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Front end of the demo voice: it is learned once from a corpus, and hears that corpus for the
-other trainings.
+"""Front end of the demo voice: it is trained once, and then computes the tokens of the corpus.
+
+The trainings of the flow and the vocoder use these tokens.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ from token2wav_voice.features import SPEAKER_RATE_HZ, speaker_features
 from token2wav_voice.onnx_models import SPEAKER_FILE, TOKENIZER_FILE, SpeakerEncoder
 
 _STATE = "tokenizer.safetensors"
-_SPEAKERS = 64  # recordings that lend their embedding to training
+_SPEAKERS = 64  # number of recordings whose speaker embeddings are used in training
 _SHORTEST_S = 1.0
 
 
 @dataclass(frozen=True, eq=False)
 class Heard:
-    """Tokens and speakers of a corpus, which training needs beside it.
+    """Tokens and speaker embeddings of a corpus, for training.
 
     Attributes:
-        tokens: (N,) tokens of all recordings.
-        speakers: (n, 192) embeddings of some recordings.
-        network: autoencoder that made the tokens, and draws mels of them.
+        tokens: tokens (N,) of all recordings.
+        speakers: speaker embeddings (n, 192) of some recordings.
+        network: autoencoder that made the tokens, and that computes mels from tokens.
     """
 
     tokens: NDArray[np.int32]
@@ -42,20 +43,23 @@ class Heard:
 
 
 def exists(folder: Path) -> bool:
-    """Says whether a folder has a front end: a flow is of no use with another tokenizer, so none is
-    made twice.
+    """Returns whether a folder has a front end.
+
+    A front end is never made twice, because a flow works only with the tokenizer that it was
+    trained with.
     """
     return (folder / _STATE).exists()
 
 
 def save(folder: Path, config: FlowConfig, weights: dict[str, torch.Tensor]) -> None:
-    """Writes both ONNX files, and the weights of the tokenizer's training, as they are stored
-    there.
+    """Writes both ONNX files, and the weights of the autoencoder.
+
+    Weights of the tokenizer are rounded to float16, the precision of its ONNX file.
     """
     folder.mkdir(parents=True, exist_ok=True)
     network = Autoencoder(config)
     network.load_state_dict(weights)
-    network.tokenizer.half().float()  # so that training hears what the graph hears
+    network.tokenizer.half().float()  # so that training uses the same tokens as the graph
     network.tokenizer.save(folder / TOKENIZER_FILE)
     speaker.save(folder / SPEAKER_FILE)
     save_file(network.state_dict(), folder / _STATE)

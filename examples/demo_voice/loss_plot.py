@@ -1,4 +1,4 @@
-"""Plot of the losses of both trainings: `python -m examples.demo_voice.loss_plot --data DIR`."""
+"""Plot of the losses of all trainings: `python -m examples.demo_voice.loss_plot --data DIR`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pitch of a recording: autocorrelation finds F0 well enough for a clean voice, and fast."""
+"""Pitch of a recording by autocorrelation, which is fast, and good enough for a clean voice."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from numpy.typing import NDArray
 
 _LOWEST_HZ, _HIGHEST_HZ = 60.0, 350.0
 _VOICED = 0.5  # least normalised autocorrelation
-_SILENT = 1e-3  # rms below which nothing is voiced
-# a peak of this share of the highest one wins if its period is shorter: octave errors
+_SILENT = 1e-3  # RMS below which a frame is unvoiced
+# The first peak that has at least this share of the highest peak is chosen, against octave errors.
 _EARLIER_IS_BETTER = 0.92
 
 
 def pitch(signal: NDArray[np.float32], rate_hz: int, hop: int) -> NDArray[np.float32]:
-    """Estimates F0 in Hz around the middle of every hop, 0 where nothing is voiced, (n // hop,).
+    """Estimates F0 in Hz around the middle of every hop, shape (n // hop,); 0 if it is unvoiced.
 
-    The normalised autocorrelation of Boersma (1993): that of the windowed signal over that of the
-    window.
+    The method is the normalised autocorrelation of Boersma (1993): the autocorrelation of the
+    windowed signal, divided by the autocorrelation of the window.
     """
     shortest, longest = int(rate_hz / _HIGHEST_HZ), int(np.ceil(rate_hz / _LOWEST_HZ))
     width = 3 * longest
@@ -36,7 +36,7 @@ def pitch(signal: NDArray[np.float32], rate_hz: int, hop: int) -> NDArray[np.flo
     peak[:, : shortest - 1] = False
     height = np.where(peak, middle, 0.0)
     highest = height.max(axis=1)
-    chosen = (height >= _EARLIER_IS_BETTER * highest[:, None]).argmax(axis=1)  # the first such
+    chosen = (height >= _EARLIER_IS_BETTER * highest[:, None]).argmax(axis=1)  # the first one
     rows = np.arange(len(normal))
     before, at, after = (normal[rows, chosen + shift] for shift in (0, 1, 2))
     bend = before - 2 * at + after

@@ -1,9 +1,10 @@
-"""Recipe of the demo voice, which runs all stages: `python -m examples.demo_voice.recipe --data DIR
---budget 240`.
+"""Recipe of the demo voice, which runs all stages.
 
-Every stage keeps what it made in the data folder: the same command again goes on where it was
-stopped, and trains on from the last checkpoints. The flow and the vocoder are trained at the same
-time, as processes of their own; then the vocoder alone, on mels that this flow makes.
+    python -m examples.demo_voice.recipe --data DIR --budget 240
+
+Every stage stores its results in the data folder. If you stop the command, run it again: it
+continues, and trains from the last checkpoints. The flow and the vocoder are first trained at the
+same time, in two processes. Then the vocoder is trained alone, on mels that the flow makes.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ class Budget:
 
     Attributes:
         sentences: number of sentences to learn from; 1000 are about 46 minutes.
-        tokenizer_steps: steps of the tokenizer's training, after which it stays as it is.
-        limit: arguments that bound the other two trainings.
-        flow_hours: hours of speech whose mels the trained flow makes for the vocoder.
-        last_limit: arguments that bound the vocoder's training on those.
-        nice: number by which all trainings stand back for other processes.
+        tokenizer_steps: number of training steps of the tokenizer, which is then frozen.
+        limit: arguments that bound the trainings of flow and vocoder.
+        flow_hours: hours of mel that the trained flow makes for the vocoder.
+        last_limit: arguments that bound the last training of the vocoder, with mels of the flow.
+        nice: niceness of the trainings; 19 is the lowest priority.
     """
 
     sentences: int
@@ -45,9 +46,7 @@ class Budget:
 
     @classmethod
     def of(cls, text: str) -> Budget:
-        """Returns the budget `small`, which shows in a minute that all works, or one of minutes of
-        training.
-        """
+        """Parses a budget: `small`, which tests all stages in a minute, or minutes of training."""
         if text == "small":
             return cls(
                 sentences=8,
@@ -113,7 +112,7 @@ def main() -> None:
 
 
 def _learn_to_hear(data: Path, steps: int, nice: int) -> None:
-    """Trains the tokenizer and freezes it, unless there is one."""
+    """Trains the tokenizer and freezes it, unless the data folder has one."""
     if front_end.exists(data / FRONT_END):
         return
     missing = steps - trained_steps(data / TRAINING, "tokenizer")
@@ -124,9 +123,10 @@ def _learn_to_hear(data: Path, steps: int, nice: int) -> None:
 
 
 def _train(data: Path, networks: tuple[str, ...], limit: tuple[str, str], nice: int) -> bool:
-    """Runs trainings side by side; SIGTERM and Ctrl-C let them save and end.
+    """Runs trainings at the same time. On SIGTERM and Ctrl-C they save a checkpoint and end.
 
-    Returns whether that came.
+    Returns:
+        Whether one of these signals arrived.
     """
     command = [
         sys.executable,

@@ -1,5 +1,8 @@
-"""Recordings of held-out sentences, never learned from: `python -m examples.demo_voice.recordings
---out DIR`.
+"""Recordings of the held-out sentences, which training never uses.
+
+    python -m examples.demo_voice.recordings --out DIR
+
+Without --out, the two recordings of the demo are made again.
 """
 
 from __future__ import annotations
@@ -43,7 +46,7 @@ def main() -> None:
 
 
 def record(folder: Path, text: Path = HELD_OUT) -> list[Path]:
-    """Writes one WAV file for every sentence of a text, in order; those that are there are kept."""
+    """Writes one WAV file for every sentence of a text, unless all exist; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     sentences = held_out(text)
     paths = [folder / f"{text.stem}_{index:02d}.wav" for index in range(len(sentences))]

@@ -1,8 +1,7 @@
-"""Speaker embedding: it is a fixed random projection of how a recording's bands vary; nothing in it
-is learned.
+"""Speaker embedding: a fixed random projection of the variance and the peak of each mel band.
 
-With one voice there is nothing to tell apart; the graph is there so that every command has the file
-it expects, and gives recordings of different rooms and speakers different vectors.
+It is not trained, because the corpus has one voice only. The graph exists because every command
+expects its file. Recordings of different rooms and speakers have different embeddings.
 """
 
 from __future__ import annotations
@@ -18,7 +17,10 @@ from token2wav_voice.onnx_models import SPEAKER_SIZE
 
 
 def save(path: Path) -> None:
-    """Writes `campplus.onnx`: filter bank (1, T, 80) without its mean to a unit vector (1, 192)."""
+    """Writes the graph `campplus.onnx`.
+
+    Its input is a filter bank (1, T, 80) without its mean. Its output is a unit vector (1, 192).
+    """
     projection = (
         np.random.default_rng(0)
         .standard_normal((2 * SPEAKER_BANDS, SPEAKER_SIZE))

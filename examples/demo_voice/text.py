@@ -1,8 +1,8 @@
-"""Text of the training: sentences are made up, so that nothing of it belongs to anybody else.
+"""Text for training: sentences made from templates, so that nobody else owns them.
 
-Templates give the melody of statements, questions, lists and numbers. A part of the open places is
+Templates cover the melody of statements, questions, lists and numbers. A share of the gaps is
 filled with any word of the CMU pronouncing dictionary (BSD licence, in the wheel of pocketsphinx),
-so that sounds meet in every combination.
+so that all combinations of sounds occur.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 
 HELD_OUT = Path(__file__).with_name("held_out.txt")
-# held out, too, and no choice was made by looking at their scores
+# Also held out. No choice was made by the scores of these sentences.
 UNSEEN = Path(__file__).with_name("unseen.txt")
 
-_ANY_WORD_SHARE = 0.4  # of open places, filled from the dictionary
+_ANY_WORD_SHARE = 0.4  # share of the gaps for nouns and adjectives that any word fills
 
 _WORDS = {
     "name": "Anna Robert Maria Thomas Julia Peter Helen George Susan Walter Linda "
@@ -112,7 +112,7 @@ Is it the {adjective} one or the {adjective} one?
 
 
 class Sentences(ABC):
-    """Source of endless different sentences; those that are held out never come."""
+    """Source of any number of different sentences, which never returns a held-out sentence."""
 
     def __init__(self) -> None:
         self._seen = {
@@ -120,7 +120,7 @@ class Sentences(ABC):
         }
 
     def take(self, count: int) -> list[str]:
-        """Takes the next `count` sentences, none twice."""
+        """Returns the next `count` sentences. No sentence is returned twice."""
         taken: list[str] = []
         while len(taken) < count:
             sentence = self._make()
@@ -131,11 +131,11 @@ class Sentences(ABC):
 
     @abstractmethod
     def _make(self) -> str:
-        """Makes any sentence."""
+        """Returns a random sentence."""
 
 
 class Templates(Sentences):
-    """Source of sentences of all kinds, the same for the same seed.
+    """Source of sentences from all templates; the same for the same seed.
 
     Args:
         dictionary: file of the CMU pronouncing dictionary.
@@ -173,7 +173,7 @@ class Templates(Sentences):
 
 
 def held_out(path: Path = HELD_OUT) -> list[str]:
-    """Returns the sentences that are measured and never trained on, in words only."""
+    """Returns the sentences of a file, which are used for measurements and never for training."""
     return [line for line in path.read_text(encoding="utf-8").splitlines() if line]
 
 
@@ -183,6 +183,6 @@ def normal(sentence: str) -> str:
 
 
 def dictionary_words(path: Path, pattern: str) -> list[str]:
-    """Lists all words of a file of the CMU pronouncing dictionary that are such a pattern."""
+    """Returns all words of a file of the CMU pronouncing dictionary that match a pattern."""
     words = (line.split(maxsplit=1)[0] for line in path.read_text(encoding="utf-8").splitlines())
     return [word for word in words if re.fullmatch(pattern, word)]

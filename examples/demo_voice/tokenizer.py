@@ -1,8 +1,9 @@
-"""Speech tokenizer of the demo: it is a few convolutions over Whisper's log-mel, as an ONNX graph.
+"""Speech tokenizer of the demo: a few convolutions over Whisper's log-mel, as an ONNX graph.
 
-A token stands for 40 ms. It is four digits of nine levels each: outputs of the network between -4
-and 4, rounded (finite scalar quantisation, Mentzer et al., 2023). So there are as many tokens as in
-CosyVoice3, 6561; its eight digits of three levels say less at this size of network.
+A token covers 40 ms. It has four digits of nine levels: outputs of the network between -4 and 4,
+rounded (finite scalar quantisation, Mentzer et al., 2023). So there are 6561 tokens, as in
+CosyVoice3. CosyVoice3 has eight digits of three levels; with a network of this size, they carry
+less information.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ DIGITS, LEVELS = 4, 9
 HIGHEST = LEVELS // 2  # a digit is one of -HIGHEST to HIGHEST
 VOCABULARY = LEVELS**DIGITS
 WIDTH = 192
-SLOPE = 0.1  # of activations where they are negative
+SLOPE = 0.1  # slope of activations for negative values
 _UNITS = 3
-_CONTEXT = 2  # frames on either side of those of a token, in the first convolution
+_CONTEXT = 2  # frames before and after the frames of a token, in the first convolution
 _KERNEL = LISTENED_PER_TOKEN + 2 * _CONTEXT
 _PLACES = LEVELS ** torch.arange(DIGITS)
 
 
 class Unit(nn.Module):
-    """Residual unit that sees one neighbour on either side; it does nothing before it was trained.
+    """Residual unit that reads one frame on either side. Before training it is the identity.
 
     Args:
-        width: channels.
+        width: number of channels.
     """
 
     def __init__(self, width: int) -> None:
@@ -61,8 +62,9 @@ class Tokenizer(nn.Module):
         self.digits = nn.Conv1d(WIDTH, DIGITS, 1)
 
     def forward(self, heard: torch.Tensor) -> torch.Tensor:
-        """Maps features (B, 128, 4 * n) to digits before rounding, (B, 4, n); the edges go on with
-        their frame.
+        """Computes digits (B, 4, n) before rounding from features (B, 128, 4 * n).
+
+        The input is padded with copies of its first and last frames.
         """
         padded = F.pad(heard, (_CONTEXT, _CONTEXT), mode="replicate")
         return HIGHEST * torch.tanh(
@@ -71,14 +73,15 @@ class Tokenizer(nn.Module):
 
     @torch.no_grad()
     def tokens(self, corpus: Utterances) -> NDArray[np.int32]:
-        """Computes the tokens of all recordings, one after the other."""
+        """Computes the tokens of all recordings of a corpus, joined to one array (N,)."""
         heard = torch.from_numpy(corpus.heard).split((LISTENED_PER_TOKEN * corpus.tokens).tolist())
         found = [number(self(one.float().T[None])[0].round()) for one in heard]
         return torch.cat(found).numpy().astype(np.int32)
 
     def save(self, path: Path) -> None:
-        """Writes the ONNX graph, with the interface of the public one; its weights are stored in
-        float16.
+        """Writes the ONNX graph, with the inputs and outputs of the public tokenizer.
+
+        Its weights are stored in float16.
         """
         graph = _Graph()
         x = graph.add("Slice", graph.input, graph.constant(0), graph.end, graph.constant(2))
@@ -99,7 +102,7 @@ class Tokenizer(nn.Module):
 
 
 def number(digits: torch.Tensor) -> torch.Tensor:
-    """Combines rounded digits (4, n) to tokens (n,)."""
+    """Combines rounded digits (4, n) into tokens (n,)."""
     return ((digits.long() + HIGHEST) * _PLACES[:, None]).sum(dim=0)
 
 
@@ -109,7 +112,7 @@ def all_digits() -> torch.Tensor:
 
 
 class _Graph:
-    """Graph whose nodes follow one another, each named by its output."""
+    """Builder of an ONNX graph. Each node has the name of its output."""
 
     input, end = "feats", "end"
 

@@ -1,8 +1,7 @@
-"""Training of the tokenizer: its tokens learn to carry what a decoder needs to draw the mel of a
-recording.
+"""Training of the tokenizer as an autoencoder: a decoder computes mels from its tokens.
 
-The decoder begins with what stands before the flow's estimator, an embedding and the look-ahead. So
-the flow starts with an embedding that says what was heard.
+The decoder begins with the layers that precede the estimator of the flow: an embedding and the
+look-ahead. The flow therefore starts with an embedding that carries the content of the tokens.
 """
 
 from __future__ import annotations
@@ -17,21 +16,21 @@ from examples.demo_voice.training import Training
 from token2wav.families.cosyvoice3.config import FlowConfig
 from token2wav.networks.lookahead import PreLookahead
 
-_BATCH, _LENGTH = 16, 100  # crops, and tokens of one
+_BATCH, _LENGTH = 16, 100  # crops of a batch, and tokens of a crop
 _UNITS = 3
-# of a mel band: the highest ones are silent in speech that was made at 22.05 kHz
+# Smallest deviation of a mel band. The highest bands are silent in speech made at 22.05 kHz.
 _LEAST_DEVIATION = 0.1
 _MEAN_WEIGHT = 0.5
-# vowels and consonants differ in what neighbouring bands have in common
+# Vowels and consonants differ in the envelope of the spectrum, a mean over neighbouring bands.
 _ENVELOPE_BANDS, _ENVELOPE_WEIGHT = 5, 2.0
-_QUIET = -6.5  # log-mel of what is heard by half: no digits for the noise between words
+_QUIET = -6.5  # log-mel with half of the weight; no digits are spent on noise between words
 
 
 class Autoencoder(nn.Module):
-    """Autoencoder of a tokenizer and a decoder, which draws mels of tokens.
+    """Autoencoder of a tokenizer and a decoder, which computes mels from tokens.
 
     Args:
-        config: sizes of the flow, which it shares.
+        config: configuration of the flow, whose sizes the decoder shares.
     """
 
     average: torch.Tensor
@@ -57,8 +56,10 @@ class Autoencoder(nn.Module):
         self.register_buffer("deviation", torch.ones(bands))
 
     def decode(self, digits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Decodes rounded digits (B, 4, n) to mu (B, n, 80), the estimator's input, and to a mel
-        (B, n, 2, 80).
+        """Decodes rounded digits (B, 4, n).
+
+        Returns:
+            mu (B, n, 80), which is the input of the estimator, and the mel (B, n, 2, 80).
         """
         mu = self.pre_lookahead(self.embed(digits.transpose(1, 2) / HIGHEST), left=0, last=True)
         frames = self.draw(mu.transpose(1, 2)).transpose(1, 2).unflatten(2, (MEL_PER_TOKEN, -1))
@@ -70,25 +71,23 @@ class Autoencoder(nn.Module):
 
     @torch.no_grad()
     def expected(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Computes the mel that tokens (N,) stand for, (N, 80), as far as the flow's first layers
-        can tell.
-        """
+        """Computes the mel (N, 80) of tokens (N,) from embedding and look-ahead alone."""
         return self.mel(self.pre_lookahead(self.embedding()[tokens][None], left=0, last=True)[0])
 
     @torch.no_grad()
     def drawn(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Draws the mel of tokens (N,) with the decoder, (2 * N, 80)."""
+        """Computes the mel (2 * N, 80) of tokens (N,) with the whole decoder."""
         _, mel = self.decode(all_digits()[:, tokens][None])
         return mel[0].flatten(0, 1)
 
     @torch.no_grad()
     def embedding(self) -> torch.Tensor:
-        """Computes the embedding of every token, (6561, 80)."""
+        """Computes the embeddings (6561, 80) of all tokens."""
         return self.embed(all_digits().T / HIGHEST)
 
 
 class TokenizerTraining(Training):
-    """Training on crops of a corpus, which are heard, rounded and drawn again.
+    """Training of the autoencoder on crops of a corpus.
 
     Args:
         config: sizes of the flow.
@@ -112,8 +111,8 @@ class TokenizerTraining(Training):
 
     def losses(self, generator: torch.Generator) -> dict[str, torch.Tensor]:
         network, frames = self._network, MEL_PER_TOKEN * min(_LENGTH, len(self._mel) // 4)
-        # At any frame, though tokens begin at every second one: twice as many alignments to learn
-        # from.
+        # Crops start at any frame, although tokens start at every second frame. This doubles the
+        # number of alignments to learn from.
         starts = torch.randint(len(self._mel) - frames + 1, (_BATCH,), generator=generator).tolist()
         heard = torch.stack([self._heard[at : at + frames] for at in starts]).float()
         mel = (
@@ -122,7 +121,7 @@ class TokenizerTraining(Training):
             .unflatten(1, (-1, MEL_PER_TOKEN))
         )
         exact = network.tokenizer(heard.flatten(1, 2).transpose(1, 2))
-        # rounding lets gradients through
+        # The gradient passes through the rounding unchanged.
         mu, found = network.decode(exact + (exact.round() - exact).detach())
         drawn = distance((found - mel) * audible(mel))
         pairs = mel.mean(dim=2)
@@ -131,11 +130,11 @@ class TokenizerTraining(Training):
 
 
 def audible(mel: torch.Tensor) -> torch.Tensor:
-    """Rates how much of a log-mel is heard, bin by bin, 0 to 1."""
+    """Returns the audibility of each bin of a log-mel, from 0 to 1."""
     return torch.sigmoid(mel - _QUIET)
 
 
 def distance(error: torch.Tensor) -> torch.Tensor:
-    """Computes the mean square of an error (..., 80), and of its envelope once more."""
+    """Returns the mean square of an error (..., 80), plus a weighted one of its envelope."""
     envelope = F.avg_pool1d(error.flatten(1, -2), _ENVELOPE_BANDS, stride=1)
     return error.square().mean() + _ENVELOPE_WEIGHT * envelope.square().mean()

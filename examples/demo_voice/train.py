@@ -1,7 +1,8 @@
-"""Training of one network from its last checkpoint: `python -m examples.demo_voice.train flow
---data DIR --minutes 60`.
+"""Training of one network from its last checkpoint.
 
-SIGTERM saves a checkpoint and ends.
+    python -m examples.demo_voice.train flow --data DIR --minutes 60
+
+SIGTERM saves a checkpoint and ends the training.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from token2wav.families.cosyvoice3.config import CosyVoice3Config
 
 
 def main() -> None:
-    """Trains until the time is up."""
+    """Trains a network for a time or for a number of steps."""
     parser = argparse.ArgumentParser(description="Train one network of the demo voice on.")
     parser.add_argument("network", choices=("tokenizer", "flow", "hift"))
     parser.add_argument(

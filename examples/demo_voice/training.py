@@ -1,4 +1,4 @@
-"""Training loop, which can be stopped and started again at any time, and reports how it goes."""
+"""Training loop, which can be stopped and continued at any time, and logs its losses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LOG_EVERY_STEPS = 10
 _SAVE_EVERY_SECONDS = 180.0
 _WARM_UP_STEPS = 100
 _CLIP = 1.0
-# the average reaches back over a tenth of the steps so far, but not over more than
+# The average covers the last tenth of the steps, and at most _AVERAGED_STEPS steps.
 _AVERAGED_SHARE = 10
 _AVERAGED_STEPS = 2000
 
@@ -27,11 +27,11 @@ class Training(ABC):
     """Training of one network.
 
     Attributes:
-        name: stem of its files.
-        network: module that is trained.
+        name: stem of the names of checkpoint and log.
+        network: module to train.
         learning_rate: highest learning rate, after the warm-up.
-        full_rate_steps: number of steps after which it begins to fall, with the square root of the
-            step.
+        full_rate_steps: number of steps after which the learning rate falls, with the inverse
+            square root of the step.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Training(ABC):
 
     @abstractmethod
     def losses(self, generator: torch.Generator) -> dict[str, torch.Tensor]:
-        """Computes the losses of one random batch; the one named `loss` is minimised."""
+        """Computes the losses of one random batch. The optimiser minimises `loss`."""
 
 
 class Average:
@@ -63,7 +63,7 @@ class Average:
 
 
 class _Stop:
-    """Stop signal: SIGTERM or Ctrl-C came, or the time is up."""
+    """Stop condition: true after SIGTERM or Ctrl-C, and when the time is over."""
 
     def __init__(self, minutes: float) -> None:
         self._until = time.monotonic() + 60 * minutes
@@ -79,10 +79,14 @@ class _Stop:
 
 
 def train(training: Training, folder: Path, *, minutes: float, steps: int | None) -> None:
-    """Trains on from the last checkpoint in `folder`, for some minutes or steps, or until SIGTERM.
+    """Continues a training from its last checkpoint, until a limit is reached or SIGTERM arrives.
 
-    Writes `NAME.pt` (network, average, optimiser, step), and `NAME.jsonl`, a line for every 10
-    steps.
+    Args:
+        training: network and losses.
+        folder: folder of `NAME.pt` (network, average, optimiser, step) and of `NAME.jsonl`, a log
+            with one line for every 10 steps.
+        minutes: longest duration.
+        steps: number of steps; None for no limit.
     """
     folder.mkdir(parents=True, exist_ok=True)
     network, stop = training.network, _Stop(minutes)
@@ -130,13 +134,13 @@ def train(training: Training, folder: Path, *, minutes: float, steps: int | None
 
 
 def averaged_weights(folder: Path, name: str) -> tuple[dict[str, torch.Tensor], int]:
-    """Reads the averaged weights of the newest checkpoint, and its step."""
+    """Returns the averaged weights and the step of the newest checkpoint."""
     state = torch.load(folder / f"{name}.pt", map_location="cpu", weights_only=True)
     return state["average"], state["step"]
 
 
 def trained_steps(folder: Path, name: str) -> int:
-    """Returns the steps of the newest checkpoint, 0 where there is none."""
+    """Returns the step of the newest checkpoint; 0 without a checkpoint."""
     return averaged_weights(folder, name)[1] if (folder / f"{name}.pt").exists() else 0
 
 

@@ -1,6 +1,4 @@
-"""Training of the vocoder: it learns to give a real mel the spectra of its recording, at several
-resolutions.
-"""
+"""Training of the vocoder with spectral losses between its audio and the recording."""
 
 from __future__ import annotations
 
@@ -17,19 +15,19 @@ from token2wav.networks.configs import HiFTConfig
 from token2wav.networks.hift import HiFT
 
 _BATCH = 4
-_FRAMES = 32  # of a crop that are compared
-_LEAD_FRAMES = 10  # before them, for the network's reach to the left
+_FRAMES = 32  # frames of a crop that are compared
+_LEAD_FRAMES = 10  # frames before them, for layers that read to the left
 _F0_SCALE_HZ = 100.0
 
 
 class VocoderTraining(Training):
-    """Training on crops of recordings, each with the mel frames that the vocoder looks ahead.
+    """Training of the vocoder on crops of recordings, each followed by its look-ahead frames.
 
     Args:
         config: sizes of the vocoder.
         corpus: recordings with their features.
-        flow_mels: (frames, 80) mels that a flow makes of the first of them; half of the crops are
-            taken from there, so that the vocoder learns to mend what the flow does not do well.
+        flow_mels: mels (frames, 80) that a flow made of the first recordings. Half of the crops are
+            from these mels, so that the vocoder learns to correct errors of the flow.
     """
 
     name = "hift"
@@ -55,8 +53,10 @@ class VocoderTraining(Training):
         return {**losses, "f0": f0_loss, "loss": torch.stack([*losses.values()]).sum() + f0_loss}
 
     def _batch(self, rng: torch.Generator) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Returns the vocoder's audio of random crops, (B, N), the recordings', and the loss of its
-        F0.
+        """Runs the vocoder on random crops.
+
+        Returns:
+            Audio of the vocoder (B, N), audio of the recordings (B, N), and the loss of F0.
         """
         hift, hop = self._hift, self._config.samples_per_frame
         made = _LEAD_FRAMES + _FRAMES
@@ -86,7 +86,7 @@ class VocoderTraining(Training):
 
     @torch.no_grad()
     def _match_level(self) -> None:
-        """Makes the first output as loud as the recordings."""
+        """Sets the level of the first output to the level of the recordings."""
         audio, target, _ = self._batch(torch.Generator().manual_seed(0))
         louder = (self._compare.log_mel(target) - self._compare.log_mel(audio)).mean()
         dict(self._hift.named_parameters())["conv_post.bias"][: self._config.n_fft // 2 + 1] += (
