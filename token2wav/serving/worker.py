@@ -11,26 +11,16 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from numpy.typing import ArrayLike
 
 from token2wav.config import LimitConfig
-from token2wav.errors import (
-    DeviceLostError,
-    EngineError,
-    LimitError,
-    StreamClosedError,
-    Token2WavError,
-    to_public_error,
-)
-from token2wav.serving.audio_output import AudioChunk, AudioFormat
-from token2wav.serving.chunking import checked_tokens
-from token2wav.serving.delivery import attempt, deliver, fail, finish, is_cancelled
+from token2wav.errors import EngineError, LimitError, Token2WavError, to_public_error
+from token2wav.serving.audio_output import AudioChunk
+from token2wav.serving.delivery import attempt, deliver
 from token2wav.serving.hang import hang_seconds
 from token2wav.serving.observer import Observer
 from token2wav.serving.pipeline import Pipeline
-from token2wav.serving.request import Reply, Request
-from token2wav.serving.scheduler import Scheduler
-from token2wav.voice import Voice
+from token2wav.serving.request import Request
+from token2wav.serving.request_pool import RequestPool
 
 log = logging.getLogger(__name__)
 
@@ -68,15 +58,11 @@ class _Worker:
         return bool(self.taken) and now - self.since > self.hang_seconds
 
 
-class WorkerPool:
+class WorkerPool(RequestPool):
     """Pool of workers, which compute requests until `close`.
 
     One more thread, the watch thread, ends requests that are idle, open for too long or without a
     client.
-
-    A request belongs to at most one worker at a time. Its messages are consumed in order. The reply
-    to a message is finished when the chunks that its tokens make possible were sent. Methods may be
-    called from any thread, and never wait for a chunk.
 
     If the batch of a worker does not end in time, the worker counts as hung, and its requests fail.
     Their memory is not freed until the worker returns from the backend, because the backend may
@@ -102,16 +88,9 @@ class WorkerPool:
         workers: int = 1,
         on_device_lost: Callable[[], None] = lambda: None,
     ) -> None:
-        self._pipeline = pipeline
+        super().__init__(pipeline, limits, observer, clock, on_device_lost)
         pipeline.load.workers = workers
-        self._limits = limits
-        self._observer = observer or Observer()
-        self._clock = clock
-        self._on_device_lost = on_device_lost
-        self._scheduler = Scheduler(limits, pipeline.config.token_frame_rate, clock)
         self._closed = threading.Event()
-        self._wake = threading.Condition()  # guards the scheduler and the state of requests
-        self._changed_lock = threading.Lock()
         self._torch_threads = max(1, torch.get_num_threads() // workers)
         self._workers = [_Worker(number) for number in range(workers)]
         self._threads = [
@@ -130,113 +109,6 @@ class WorkerPool:
         for thread in self._threads:
             thread.start()
 
-    @property
-    def open_requests(self) -> int:
-        return len(self._scheduler.requests)
-
-    def open(
-        self,
-        voice: Voice,
-        on_close: Callable[[], None] = lambda: None,
-        *,
-        steps: int = 0,
-        client: str = "",
-        audio_format: AudioFormat | None = None,
-    ) -> Request:
-        """Admits a request. Nothing is computed yet.
-
-        Args:
-            voice: prompt and speaker, checked against the model.
-            on_close: called once, from any thread, when the request is over for any reason.
-            steps: number of ODE steps, one of `Pipeline.steps`; 0 for the default.
-            client: name of the client; empty if it is not known.
-            audio_format: format of the audio that is sent; None for float32 at the rate of the
-                model.
-
-        Raises:
-            InputError: the number of steps is not allowed, or the audio cannot have that sample
-                rate.
-            LimitError: too many requests are open, in all or of this client, or the server shuts
-                down.
-            EngineError: every worker is hung.
-        """
-        buffer_seconds = self._limits.player_buffer_seconds
-        request = self._pipeline.request(voice, steps, self._clock, buffer_seconds, audio_format)
-        request.on_close, request.client = on_close, client
-        with self._wake:
-            now = self._clock()
-            # Checked before the limits, because canary and health check regard a server that raises
-            # LimitError as healthy.
-            if all(worker.hangs(now) for worker in self._workers):
-                seconds = now - max(worker.since for worker in self._workers)
-                raise EngineError(f"engine: no batch has ended for {seconds:.0f} s; it hangs")
-            self._scheduler.admit(request)
-        self._changed()
-        return request
-
-    def push(
-        self,
-        request: Request,
-        tokens: ArrayLike,
-        reply: Reply,
-        *,
-        end: bool,
-        keep_open: bool = False,
-    ) -> None:
-        """Adds a message of tokens to a request.
-
-        If this method raises, `reply` was not used. After InputError or LimitError the request is
-        over.
-
-        Args:
-            request: request that `open` returned.
-            tokens: (n,) integers, n >= 0, or (n, codebooks).
-            reply: takes the chunks that these tokens make possible.
-            end: whether the utterance ends with these tokens.
-            keep_open: whether `reply` stays unfinished until the request is over, so that a
-                cancellation by the client is noticed through it.
-
-        Raises:
-            InputError: a token is outside the vocabulary, the utterance would have too many tokens,
-                or would end without any.
-            LimitError: too many messages of the request wait.
-            StreamClosedError: the request is over, or was ended by earlier tokens. In the second
-                case the earlier tokens are still computed and sent.
-        """
-        request.check_open()
-        try:
-            array = checked_tokens(tokens, self._pipeline.config)
-            with self._wake:
-                finished = self._scheduler.push(request, array, reply, end=end, keep_open=keep_open)
-                self._wake.notify()
-        except StreamClosedError:
-            raise
-        except Exception as error:
-            self.cancel(request, to_public_error(error))
-            raise
-        finish(finished)
-
-    def cancel(self, request: Request, reason: Token2WavError | None = None) -> None:
-        """Ends a request, and fails the replies of its waiting messages.
-
-        Does nothing if the request is over.
-
-        Args:
-            request: request to end.
-            reason: error for the replies; None for a cancellation by the client.
-        """
-        error = reason or StreamClosedError("stream: it was cancelled")
-        with self._wake:
-            if request.over:
-                return
-            replies = self._scheduler.fail(request, error)
-            if request.owner in (None, threading.get_ident()):
-                attempt(self._pipeline.close, request)
-        self._over(request, type(reason).__name__ if reason else "cancelled")
-        fail(replies, error)
-        if isinstance(reason, DeviceLostError):
-            attempt(self._on_device_lost)
-
     def close(self) -> None:
         """Stops the admission of requests, ends the open ones, and waits for all threads to end."""
         with self._wake:
@@ -250,6 +122,12 @@ class WorkerPool:
     @property
     def _idle_workers(self) -> int:
         return sum(not worker.taken for worker in self._workers)
+
+    def _check_working(self) -> None:
+        now = self._clock()
+        if all(worker.hangs(now) for worker in self._workers):
+            seconds = now - max(worker.since for worker in self._workers)
+            raise EngineError(f"engine: no batch has ended for {seconds:.0f} s; it hangs")
 
     def _run(self, worker: _Worker) -> None:
         # Applies to this worker only: torch stores the number for each thread.
@@ -318,23 +196,6 @@ class WorkerPool:
             attempt(self._drop_abandoned)
             attempt(self._fail_hung)
 
-    def _drop_abandoned(self) -> None:
-        """Ends requests that are idle, open for too long, or whose client has vanished."""
-        with self._wake:
-            overdue: list[tuple[Request, Token2WavError | None]] = [*self._scheduler.overdue()]
-            waiting = [
-                (
-                    request,
-                    [message.reply for message in list(request.messages)[:1]] + request.kept_open,
-                )
-                for request in self._scheduler.requests
-            ]
-        vanished = [
-            (request, None) for request, replies in waiting if any(map(is_cancelled, replies))
-        ]
-        for request, error in vanished + overdue:
-            self.cancel(request, error)
-
     def _fail_hung(self) -> None:
         """Fails the requests of hung workers, and logs each of these workers once."""
         with self._wake:
@@ -387,49 +248,3 @@ class WorkerPool:
             reply = request.next_reply()
         reply.send(chunk)
         attempt(self._observer.sent, request, chunk.duration_s, late)
-
-    def _serve(self, request: Request, work: Callable[[Request], None]) -> None:
-        """Calls `work` for a request of this worker, and then releases the request.
-
-        If `work` fails, only this request ends.
-        """
-        try:
-            work(request)
-            self._release(request)
-        except Exception as error:
-            self.cancel(request, to_public_error(error))
-            self._release(request)
-
-    def _release(self, request: Request) -> None:
-        """Finishes the replies to consumed messages, then gives the request back to the scheduler.
-
-        A request that is over is closed, which frees its memory.
-        """
-        finished: list[Reply] | None = None
-        while finished is None or finished:
-            with self._wake:
-                cancelled, had_memory = request.over, bool(request.handles)
-                finished = self._scheduler.finish_consumed_messages(request)
-                over = request.over
-                if over:
-                    attempt(self._pipeline.close, request)
-                if over or not finished:
-                    self._scheduler.release(request)
-            if over and not cancelled:
-                self._over(request, "finished")
-            elif over and had_memory:  # cancelled by another thread, and freed only now
-                self._changed()
-            finish(finished)
-            if over:
-                return
-
-    def _over(self, request: Request, reason: str) -> None:
-        attempt(request.on_close)
-        attempt(self._observer.ended, request, reason)
-        # Last, so that an observer that sees no open request was called for every end before.
-        self._changed()
-
-    def _changed(self) -> None:
-        # The lock keeps the order: without it an older number could overwrite a newer one.
-        with self._changed_lock:
-            attempt(self._observer.changed, self.open_requests)

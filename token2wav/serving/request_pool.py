@@ -1,0 +1,229 @@
+"""Pool of requests: thread-safe front of the scheduler, which also calls replies and the observer.
+
+The scheduler decides. The pool guards it with a lock, frees the memory of requests that are over,
+and calls replies and the observer without the lock.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from numpy.typing import ArrayLike
+
+from token2wav.config import LimitConfig
+from token2wav.errors import DeviceLostError, StreamClosedError, Token2WavError, to_public_error
+from token2wav.serving.audio_output import AudioFormat
+from token2wav.serving.chunking import checked_tokens
+from token2wav.serving.delivery import attempt, fail, finish, is_cancelled
+from token2wav.serving.observer import Observer
+from token2wav.serving.pipeline import Pipeline
+from token2wav.serving.request import Reply, Request
+from token2wav.serving.scheduler import Scheduler
+from token2wav.voice import Voice
+
+
+class RequestPool:
+    """Pool of open requests: admits them, adds tokens, and ends them.
+
+    A request belongs to at most one worker at a time. Its messages are consumed in order. The reply
+    to a message is finished when the chunks that its tokens make possible were sent. Public methods
+    may be called from any thread, and never wait for a chunk.
+
+    `WorkerPool` derives from this class, and computes the requests.
+
+    Args:
+        pipeline: creates requests and frees their memory.
+        limits: bounds that are checked before work starts.
+        observer: called at every admission and end of a request.
+        clock: returns monotonic seconds.
+        on_device_lost: called from any thread after a request has failed because the process lost
+            its GPU.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        limits: LimitConfig,
+        observer: Observer | None,
+        clock: Callable[[], float],
+        on_device_lost: Callable[[], None],
+    ) -> None:
+        self._pipeline = pipeline
+        self._limits = limits
+        self._observer = observer or Observer()
+        self._clock = clock
+        self._on_device_lost = on_device_lost
+        self._scheduler = Scheduler(limits, pipeline.config.token_frame_rate, clock)
+        self._wake = threading.Condition()  # guards the scheduler and the state of requests
+        self._changed_lock = threading.Lock()
+
+    @property
+    def open_requests(self) -> int:
+        return len(self._scheduler.requests)
+
+    def open(
+        self,
+        voice: Voice,
+        on_close: Callable[[], None] = lambda: None,
+        *,
+        steps: int = 0,
+        client: str = "",
+        audio_format: AudioFormat | None = None,
+    ) -> Request:
+        """Admits a request. Nothing is computed yet.
+
+        Args:
+            voice: prompt and speaker, checked against the model.
+            on_close: called once, from any thread, when the request is over for any reason.
+            steps: number of ODE steps, one of `Pipeline.steps`; 0 for the default.
+            client: name of the client; empty if it is not known.
+            audio_format: format of the audio that is sent; None for float32 at the rate of the
+                model.
+
+        Raises:
+            InputError: the number of steps is not allowed, or the audio cannot have that sample
+                rate.
+            LimitError: too many requests are open, in all or of this client, or the server shuts
+                down.
+            EngineError: no worker can compute it, because every one is hung.
+        """
+        buffer_seconds = self._limits.player_buffer_seconds
+        request = self._pipeline.request(voice, steps, self._clock, buffer_seconds, audio_format)
+        request.on_close, request.client = on_close, client
+        with self._wake:
+            # Checked before the limits, because canary and health check regard a server that raises
+            # LimitError as healthy.
+            self._check_working()
+            self._scheduler.admit(request)
+        self._changed()
+        return request
+
+    def push(
+        self,
+        request: Request,
+        tokens: ArrayLike,
+        reply: Reply,
+        *,
+        end: bool,
+        keep_open: bool = False,
+    ) -> None:
+        """Adds a message of tokens to a request.
+
+        If this method raises, `reply` was not used. After InputError or LimitError the request is
+        over.
+
+        Args:
+            request: request that `open` returned.
+            tokens: (n,) integers, n >= 0, or (n, codebooks).
+            reply: takes the chunks that these tokens make possible.
+            end: whether the utterance ends with these tokens.
+            keep_open: whether `reply` stays unfinished until the request is over, so that a
+                cancellation by the client is noticed through it.
+
+        Raises:
+            InputError: a token is outside the vocabulary, the utterance would have too many tokens,
+                or would end without any.
+            LimitError: too many messages of the request wait.
+            StreamClosedError: the request is over, or was ended by earlier tokens. In the second
+                case the earlier tokens are still computed and sent.
+        """
+        request.check_open()
+        try:
+            array = checked_tokens(tokens, self._pipeline.config)
+            with self._wake:
+                finished = self._scheduler.push(request, array, reply, end=end, keep_open=keep_open)
+                self._wake.notify()
+        except StreamClosedError:
+            raise
+        except Exception as error:
+            self.cancel(request, to_public_error(error))
+            raise
+        finish(finished)
+
+    def cancel(self, request: Request, reason: Token2WavError | None = None) -> None:
+        """Ends a request, and fails the replies of its waiting messages.
+
+        Does nothing if the request is over.
+
+        Args:
+            request: request to end.
+            reason: error for the replies; None for a cancellation by the client.
+        """
+        error = reason or StreamClosedError("stream: it was cancelled")
+        with self._wake:
+            if request.over:
+                return
+            replies = self._scheduler.fail(request, error)
+            if request.owner in (None, threading.get_ident()):
+                attempt(self._pipeline.close, request)
+        self._over(request, type(reason).__name__ if reason else "cancelled")
+        fail(replies, error)
+        if isinstance(reason, DeviceLostError):
+            attempt(self._on_device_lost)
+
+    def _check_working(self) -> None:
+        """Raises EngineError if no worker can compute another request. Called under the lock."""
+
+    def _drop_abandoned(self) -> None:
+        """Ends requests that are idle, open for too long, or whose client has vanished."""
+        with self._wake:
+            overdue: list[tuple[Request, Token2WavError | None]] = [*self._scheduler.overdue()]
+            waiting = [
+                (
+                    request,
+                    [message.reply for message in list(request.messages)[:1]] + request.kept_open,
+                )
+                for request in self._scheduler.requests
+            ]
+        vanished = [
+            (request, None) for request, replies in waiting if any(map(is_cancelled, replies))
+        ]
+        for request, error in vanished + overdue:
+            self.cancel(request, error)
+
+    def _serve(self, request: Request, work: Callable[[Request], None]) -> None:
+        """Calls `work` for a request of this worker, and then releases the request.
+
+        If `work` fails, only this request ends.
+        """
+        try:
+            work(request)
+            self._release(request)
+        except Exception as error:
+            self.cancel(request, to_public_error(error))
+            self._release(request)
+
+    def _release(self, request: Request) -> None:
+        """Finishes the replies to consumed messages, then gives the request back to the scheduler.
+
+        A request that is over is closed, which frees its memory.
+        """
+        finished: list[Reply] | None = None
+        while finished is None or finished:
+            with self._wake:
+                cancelled, had_memory = request.over, bool(request.handles)
+                finished = self._scheduler.finish_consumed_messages(request)
+                over = request.over
+                if over:
+                    attempt(self._pipeline.close, request)
+                if over or not finished:
+                    self._scheduler.release(request)
+            if over and not cancelled:
+                self._over(request, "finished")
+            elif over and had_memory:  # cancelled by another thread, and freed only now
+                self._changed()
+            finish(finished)
+            if over:
+                return
+
+    def _over(self, request: Request, reason: str) -> None:
+        attempt(request.on_close)
+        attempt(self._observer.ended, request, reason)
+        # Last, so that an observer that sees no open request was called for every end before.
+        self._changed()
+
+    def _changed(self) -> None:
+        # The lock keeps the order: without it an older number could overwrite a newer one.
+        with self._changed_lock:
+            attempt(self._observer.changed, self.open_requests)
