@@ -106,23 +106,23 @@ class Service:
         """Ends all utterances."""
         self._workers.close()
 
-    def _handle(self, request: TritonRequest, reply: TritonReply) -> None:
-        if request.start:
+    def _handle(self, message: TritonRequest, reply: TritonReply) -> None:
+        if message.start:
             check_not_draining()
-            options = request.options()
-            utterance, keep_open = self._open(request, options), options.keep_open
+            options = message.options()
+            utterance, keep_open = self._open(message, options), options.keep_open
         else:
-            utterance, keep_open = self._continued(request), False
-        self._workers.push(utterance, request.tokens, reply, end=request.end, keep_open=keep_open)
-        if request.end:
-            self._sequences.remove(request.sequence_id, utterance, utterance.why_closed)
+            utterance, keep_open = self._continued(message), False
+        self._workers.push(utterance, message.tokens, reply, end=message.end, keep_open=keep_open)
+        if message.end:
+            self._sequences.remove(message.sequence_id, utterance, utterance.why_closed)
 
-    def _open(self, request: TritonRequest, options: Options) -> Request:
-        sequence_id, owner = request.sequence_id, request.owner
+    def _open(self, message: TritonRequest, options: Options) -> Request:
+        sequence_id, owner = message.sequence_id, message.owner
         if (open_utterance := self._sequences.started_by(sequence_id, owner)) is not None:
             self._workers.cancel(open_utterance, started_twice(sequence_id))
             raise started_twice(sequence_id)
-        voice = request.voice(options.voice, self._voices, self._model.config)
+        voice = message.voice(options.voice, self._voices, self._model.config)
         utterance = self._workers.open(
             voice,
             lambda: self._sequences.remove(sequence_id, utterance, utterance.why_closed),
@@ -135,11 +135,11 @@ class Service:
         self._voices.register(voice)
         return utterance
 
-    def _continued(self, request: TritonRequest) -> Request:
-        utterance = self._sequences.find(request.sequence_id, request.owner)
+    def _continued(self, message: TritonRequest) -> Request:
+        utterance = self._sequences.find(message.sequence_id, message.owner)
         utterance.check_open()
         try:
-            request.options()
+            message.options()
         except InputError as error:
             self._workers.cancel(utterance, error)
             raise
