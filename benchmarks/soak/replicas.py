@@ -37,16 +37,18 @@ from benchmarks.soak.dashboard import ask, draw
 from benchmarks.soak.lines import Line
 from benchmarks.soak.watch import scrape
 from scripts.image import call
-from tests.docker.test_balancer_compose import read
 from tests.support.balancer import NameServer, needs_haproxy
 from tests.support.certificates import Authority
 from tests.support.container import (
+    COMPOSE,
     DOCKER,
     ENTRYPOINT,
+    WITH_BALANCER,
     Container,
     confined,
     image_environment,
     ngc_installation,
+    read_compose,
 )
 from tests.support.serve_command import TOKENS_PER_SECOND, WHOLE_BLOCKS
 from token2wav import Token2Wav, Voice
@@ -195,8 +197,8 @@ class Rehearsal:
         self.events: list[dict[str, Any]] = []
         self.problems: list[str] = []
         self._folder, self._stack = folder, stack
-        self._services = read(DOCKER / "docker-compose.yml")["services"]
-        for name, more in read(DOCKER / "balancer" / "docker-compose.yml")["services"].items():
+        self._services = read_compose(COMPOSE)["services"]
+        for name, more in read_compose(WITH_BALANCER)["services"].items():
             self._services.setdefault(name, {}).update(more)
         self._installation = ngc_installation(folder / "tritonserver")
         # `ip netns` keeps its files in /run; the mount hides them from other processes

@@ -1,10 +1,12 @@
-"""Dockerfiles against the project: copied, installed and run files exist; versions are pinned."""
+"""Dockerfiles: pinned versions, privileges and the check for a compiler.
+
+`make images-check` builds and runs the images.
+"""
 
 from __future__ import annotations
 
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -17,7 +19,6 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tests.support.container import DOCKER, ENTRYPOINT, ROOT
-from token2wav_server.launcher.ports import Ports
 
 DOCKERFILES = sorted(DOCKER.glob("*.Dockerfile"))
 CONSTRAINTS = ROOT / "constraints.txt"
@@ -84,59 +85,6 @@ def test_base_images_are_pinned(dockerfile: Path) -> None:
         assert re.fullmatch(r"[\w./-]+:\d+\.\d[\w.-]*", image), image
 
 
-def test_what_is_copied_exists_and_is_let_through(dockerfile: Path) -> None:
-    let_through = {
-        line[1:]
-        for line in (ROOT / ".dockerignore").read_text().splitlines()
-        if line.startswith("!")
-    }
-    copied = {source for rest in arguments(dockerfile, "COPY") for source in rest.split()[:-1]}
-    for source in copied:
-        assert (ROOT / source).exists(), source
-        assert source.removeprefix("./") in let_through, f"{source} is missing in .dockerignore"
-
-
-def test_nothing_else_is_let_through() -> None:
-    let_through = {
-        line[1:]
-        for line in (ROOT / ".dockerignore").read_text().splitlines()
-        if line.startswith("!")
-    }
-    copied = {
-        s.removeprefix("./")
-        for d in DOCKERFILES
-        for rest in arguments(d, "COPY")
-        for s in rest.split()[:-1]
-    }
-    assert let_through == copied
-
-
-def test_extras_exist(dockerfile: Path) -> None:
-    given = metadata.metadata("token2wav").get_all("Provides-Extra") or []
-    asked = {
-        extra
-        for names in re.findall(r"}\[([\w,]+)\]", dockerfile.read_text())
-        for extra in names.split(",")
-    }
-    assert asked
-    assert asked <= set(given)
-
-
-def test_commands_exist(dockerfile: Path) -> None:
-    """Checks the project's commands in instructions that a builder or a container runs."""
-    scripts = {entry.name for entry in metadata.entry_points(group="console_scripts")}
-    texts = [
-        rest for name, rest in instructions(dockerfile) if name in ("RUN", "ENTRYPOINT", "CMD")
-    ]
-    used = {
-        word
-        for text in (*texts, ENTRYPOINT.read_text())
-        for word in re.findall(r"\btoken2wav-\w+", text)
-    }
-    assert used
-    assert used <= scripts
-
-
 def test_containers_run_without_privileges(dockerfile: Path) -> None:
     final = [
         (name, rest)
@@ -147,11 +95,6 @@ def test_containers_run_without_privileges(dockerfile: Path) -> None:
     assert entries
     for index in entries:
         assert final[index - 1] == ("USER", "10001:10001")
-
-
-def test_exposed_ports() -> None:
-    for rest in arguments(DOCKER / "server.Dockerfile", "EXPOSE"):
-        assert [int(port) for port in rest.split()] == [Ports.http, Ports.grpc, Ports.metrics]
 
 
 def test_both_servers_are_alike_but_for_their_triton() -> None:
@@ -189,22 +132,6 @@ def test_an_image_that_cannot_compile_for_the_triton_language_is_not_built(
     done = subprocess.run(shell, env={"PATH": path}, capture_output=True, text=True, check=False)
     assert (done.returncode == 0) is works, done.stderr
     assert ("cannot compile for the Triton language" in done.stderr) is not works
-
-
-def test_the_image_is_laid_out_as_the_entry_point_expects() -> None:
-    text = (DOCKER / "server.Dockerfile").read_text()
-    [entry] = {
-        shlex.split(rest.strip("[]"))[0]
-        for rest in arguments(DOCKER / "server.Dockerfile", "ENTRYPOINT")
-    }
-    assert entry == "/opt/token2wav/docker/entrypoint.sh"
-    script = ENTRYPOINT.read_text()
-    for name in re.findall(r"\$root/([\w./]+)", script):
-        source = f"{name}" if (ROOT / name).is_dir() else f"docker/{Path(name).name}"
-        assert (ROOT / name).exists(), name
-        assert source in text, f"{name} is not copied into the image"
-    for folder in re.findall(r":-(/\w+)(?:/engines)?}", script):
-        assert folder in ("/model", "/engines", "/run"), folder
 
 
 def test_everything_that_is_installed_is_pinned() -> None:

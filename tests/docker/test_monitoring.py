@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.container import DOCKER
+from tests.support.container import DOCKER, read_compose, COMPOSE
 from tests.support.queries import ALERTS, DASHBOARD, panels, queries
 from token2wav.config import ServerConfig
-from token2wav_server.launcher.ports import Ports
 
 PROMETHEUS = DOCKER / "prometheus"
 PROVISIONING = DOCKER / "grafana" / "provisioning"
@@ -56,39 +55,6 @@ def test_prometheus_accepts_what_the_dashboard_asks(tmp_path: Path) -> None:
     promtool("check", "rules", str(file))
 
 
-def test_prometheus_asks_the_server(compose: dict[str, Any]) -> None:
-    document = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())
-    job, _ = document["scrape_configs"]
-    [discovery] = job["dns_sd_configs"]
-    assert discovery["port"] == Ports.metrics
-    assert discovery["names"] == ["server"]
-    assert "server" in compose["services"]
-    assert "server" in compose["services"]["server-cpu"]["networks"]["inside"]["aliases"]
-    assert all((PROMETHEUS / name).is_file() for name in document["rule_files"])
-    assert {
-        name for query in queries() for name in re.findall(r'job="(\w+)"', query.expression)
-    } == {job["job_name"]}
-
-
-def test_prometheus_asks_the_balancer() -> None:
-    _, job = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())["scrape_configs"]
-    [discovery] = job["dns_sd_configs"]
-    balancer = DOCKER / "balancer"
-    assert discovery["names"] == ["balancer"]
-    assert re.search(r"(?m)^  balancer:$", (balancer / "docker-compose.yml").read_text())
-    assert (
-        f"presetenv TOKEN2WAV_STATUS_BIND :{discovery['port']}\n"
-        in (balancer / "haproxy.cfg").read_text()
-    )
-
-
-def test_every_alert_says_what_to_do() -> None:
-    [group] = yaml.safe_load(ALERTS.read_text())["groups"]
-    for rule in group["rules"]:
-        assert set(rule["annotations"]) == {"summary", "action"}
-        assert rule["labels"]["severity"] in ("critical", "warning")
-
-
 def test_alerts_name_settings_that_exist() -> None:
     found = re.findall(r"\b(stream|runtime|limits)\.(\w+)", ALERTS.read_text())
     assert found
@@ -115,16 +81,3 @@ def test_grafana_finds_prometheus_and_the_dashboard(compose: dict[str, Any]) -> 
     assert folder / home.name == DASHBOARD
     assert str(home.parent) == provider["options"]["path"]
     assert "/etc/grafana/provisioning" in mounts
-
-
-def test_panels_have_names_and_places_of_their_own() -> None:
-    found = panels()
-    assert len({panel["id"] for panel in found}) == len(found)
-    covered = [
-        (x, y)
-        for place in (panel["gridPos"] for panel in found)
-        for x in range(place["x"], place["x"] + place["w"])
-        for y in range(place["y"], place["y"] + place["h"])
-    ]
-    assert len(covered) == len(set(covered)), "panels overlap"
-    assert all(panel["description"].endswith(".") for panel in found)

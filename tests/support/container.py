@@ -8,6 +8,7 @@ consists of links to the files of the wheel.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -18,12 +19,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from tests.support.patience import PATIENCE_SECONDS
 
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
 ENTRYPOINT = DOCKER / "entrypoint.sh"
+COMPOSE = DOCKER / "docker-compose.yml"
+WITH_BALANCER = DOCKER / "balancer" / "docker-compose.yml"
 
 # Arguments: number of kept paths, the kept paths, and the command. The confinement is that of
 # docker: only small temporary folders are writable, and no program can run from them. The user has
@@ -51,6 +57,24 @@ mount -o remount,bind,ro /
 exec setpriv --reuid=10001 --regid=10001 --clear-groups --no-new-privs --bounding-set=-all \
 --inh-caps=-all "$@"
 """
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML loader that knows the tags of docker compose."""
+
+
+_Loader.add_constructor("!reset", lambda loader, node: None)
+
+
+def read_compose(file: Path) -> dict[str, Any]:
+    document: dict[str, Any] = yaml.load(file.read_text(), _Loader)
+    return document
+
+
+def defaults(text: str) -> str:
+    """Returns a value of a compose file, with all its variables unset."""
+    default = re.compile(r"\$\{\w+(?::(?:-([^}]*)|\?[^}]*))?\}")
+    return default.sub(lambda found: found[1] or "", text)
 
 
 def confined(*kept: Path) -> list[str]:

@@ -21,6 +21,7 @@ from tests.support.bigvgan_model import (
     write_model,
 )
 from tests.support.recomputing import recomputing
+from tests.support.tables import table
 from tests.support.tiny_model import one_line
 from tests.support.yaml_edits import edit_yaml
 from token2wav import CheckpointError, ConfigError, RuntimeConfig, Token2Wav
@@ -115,68 +116,29 @@ def test_graphs_are_of_one_generator(copied: Path) -> None:
     assert fingerprint(copied, "flow") == flow
 
 
-WRONG = {
-    "another kind": (
-        "type: bigvgan",
-        "type: vocos",
-        "vocoder.type: 'vocos' is not bigvgan; for HiFT leave",
-    ),
-    "no kind": ("    type: bigvgan\n", "", "vocoder.type: missing"),
-    "another key": (
-        "type: bigvgan",
-        "type: bigvgan\n    path: x",
-        "vocoder: unknown key 'path'; known are type, folder",
-    ),
-    "no section": (
-        "vocoder:\n    type: bigvgan\n    folder: bigvgan",
-        "vocoder: bigvgan",
-        "vocoder: expected a mapping",
-    ),
-    "outside": (
-        "folder: bigvgan",
-        "folder: ../bigvgan",
-        "vocoder.folder: '../bigvgan' is not a folder below the model",
-    ),
-    "absolute": (
-        "folder: bigvgan",
-        "folder: /bigvgan",
-        "vocoder.folder: '/bigvgan' is not a folder below the model",
-    ),
-    "nowhere": (
-        "folder: bigvgan",
-        "folder: other",
-        "other: not a BigVGAN folder, config.json cannot be read",
-    ),
-    "sample rate": (
-        "sample_rate: 16000",
-        "sample_rate: 24000",
-        "BigVGAN: sampling_rate is 16000 instead of 24000; take one that was trained on mels as "
-        "the flow makes them",
-    ),
-    "ratio": (
-        "(?m)^token_mel_ratio: 3",
-        "token_mel_ratio: 1",
-        "BigVGAN: hop_size is 160 instead of 480; take one that was trained on mels as the flow "
-        "makes them",
-    ),
-    "no sample rate": ("(?m)^sample_rate: 16000\n", "", "key 'sample_rate' is missing"),
-    "tokens per second": (
-        "token_frame_rate: .*",
-        "token_frame_rate: 33",
-        "sample_rate: 16000 Hz give 161.62 samples to each of 33 x 3 mel frames per second, which "
-        "must be a whole",
-    ),
-    "no tokens per second": (
-        "token_frame_rate: .*",
-        "token_frame_rate: 0",
-        "flow.input_frame_rate: 0.0 is not between 0.01 and 1000",
-    ),
-}
+# pattern of the replaced text, new text, message
+WRONG = table(
+    r"""
+type: bigvgan | type: vocos | vocoder.type: 'vocos' is not bigvgan; for HiFT leave
+"    type: bigvgan\n" | "" | vocoder.type: missing
+type: bigvgan | type: bigvgan\n    path: x | vocoder: unknown key 'path'; known are type, folder
+vocoder:\n    type: bigvgan\n    folder: | vocoder: | vocoder: expected a mapping
+folder: bigvgan | folder: ../bigvgan | '../bigvgan' is not a folder below the model
+folder: bigvgan | folder: /bigvgan | '/bigvgan' is not a folder below the model
+folder: bigvgan | folder: other | other: not a BigVGAN folder, config.json cannot be read
+sample_rate: 16000 | sample_rate: 24000 | BigVGAN: sampling_rate is 16000 instead of 24000; take one
+(?m)^token_mel_ratio: 3 | token_mel_ratio: 1 | BigVGAN: hop_size is 160 instead of 480; take one
+(?m)^sample_rate: 16000\n | "" | key 'sample_rate' is missing
+token_frame_rate: .* | token_frame_rate: 33 | sample_rate: 16000 Hz give 161.62 samples to each
+token_frame_rate: .* | token_frame_rate: 0 | flow.input_frame_rate: 0.0 is not between 0.01 and 1000
+"""
+)
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_what_does_not_fit_is_refused_before_weights_are_read(copied: Path, name: str) -> None:
-    old, new, message = WRONG[name]
+@pytest.mark.parametrize(("old", "new", "message"), WRONG)
+def test_a_vocoder_that_does_not_fit_is_refused_before_weights_are_read(
+    copied: Path, old: str, new: str, message: str
+) -> None:
     edit_yaml(copied, old, new)
     for path in (copied / "flow.safetensors", copied / "bigvgan" / "generator.safetensors"):
         path.unlink()

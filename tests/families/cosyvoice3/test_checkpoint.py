@@ -124,46 +124,41 @@ def with_prefix(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {f"generator.{name}": value for name, value in weights.items()}
 
 
-def with_prefix_and_old_names(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return with_prefix(with_old_names(weights))
+OLD = ".pt of old versions of torch"
+Forms = dict[str, Callable[[dict[str, torch.Tensor]], dict[str, Any]]]
+FORMS: Forms = {
+    "published": dict,
+    "old names": with_old_names,
+    "prefix": with_prefix,
+    "both": lambda weights: with_prefix(with_old_names(weights)),
+    "other order": lambda weights: dict(reversed(weights.items())),
+    "with bookkeeping": lambda weights: OrderedDict(weights, epoch=12, step=120000),
+}
 
 
-@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
-@pytest.mark.parametrize("stem", STEMS)
-def test_both_file_formats_give_the_same_module(
-    folder: Path, reference: dict[str, dict[str, torch.Tensor]], stem: str, suffix: str
-) -> None:
-    replace_weights(folder, stem, tiny_weights(stem), suffix)
-    assert_same(loaded(folder, stem), reference[stem])
-
-
-@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
-@pytest.mark.parametrize("rename", [with_old_names, with_prefix, with_prefix_and_old_names])
-def test_other_names_of_public_hift_files_give_the_same_module(
+@pytest.mark.parametrize(
+    ("stem", "suffix", "form"),
+    [
+        *(("flow", ".pt", form) for form in ("published", "other order", "with bookkeeping")),
+        *(("hift", ".pt", form) for form in ("published", "old names", "prefix", "both")),
+        *(("hift", ".safetensors", form) for form in ("published", "old names", "prefix", "both")),
+        ("hift", OLD, "published"),
+    ],
+)
+def test_every_form_of_the_weights_gives_the_same_module(
     folder: Path,
     reference: dict[str, dict[str, torch.Tensor]],
-    rename: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]],
+    stem: str,
     suffix: str,
+    form: str,
 ) -> None:
-    renamed = rename(tiny_weights("hift"))
-    assert renamed.keys() != tiny_weights("hift").keys()
-    replace_weights(folder, "hift", renamed, suffix)
-    assert_same(loaded(folder, "hift"), reference["hift"])
-
-
-def test_bookkeeping_of_the_trainer_is_left_out(
-    folder: Path, reference: dict[str, dict[str, torch.Tensor]]
-) -> None:
-    replace_weights(folder, "flow", OrderedDict(tiny_weights("flow"), epoch=12, step=120000), ".pt")
-    assert_same(loaded(folder, "flow"), reference["flow"])
-
-
-def test_a_checkpoint_of_old_torch_versions_loads(
-    folder: Path, reference: dict[str, dict[str, torch.Tensor]]
-) -> None:
-    (folder / "hift.safetensors").unlink()
-    torch.save(tiny_weights("hift"), folder / "hift.pt", _use_new_zipfile_serialization=False)
-    assert_same(loaded(folder, "hift"), reference["hift"])
+    weights = FORMS[form](tiny_weights(stem))
+    if suffix == OLD:
+        (folder / f"{stem}.safetensors").unlink()
+        torch.save(weights, folder / f"{stem}.pt", _use_new_zipfile_serialization=False)
+    else:
+        replace_weights(folder, stem, weights, suffix)
+    assert_same(loaded(folder, stem), reference[stem])
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
@@ -189,54 +184,40 @@ def test_safetensors_are_preferred_when_both_formats_are_there(
     assert_same(loaded(folder, "flow"), reference["flow"])
 
 
-def test_the_loaded_model_does_not_change_with_the_order_of_names(
-    folder: Path, reference: dict[str, dict[str, torch.Tensor]]
-) -> None:
-    replace_weights(folder, "flow", dict(reversed(tiny_weights("flow").items())), ".pt")
-    assert_same(loaded(folder, "flow"), reference["flow"])
-
-
-# Every fault of a model folder. Both the check and the load report each fault.
+# Faults of a model folder. The check and the load report each of them.
 
 Breakage = Callable[[Path], None]
+BIAS = "spk_embed_affine_layer.bias"
+MATRIX = "spk_embed_affine_layer.weight"
+GAIN = "conv_pre.parametrizations.weight.original0"
 
 
-def changed(stem: str, change: Callable[[dict[str, Any]], object], suffix: str = ".pt") -> Breakage:
+def changed(stem: str, suffix: str = ".pt", /, **tensors: Any) -> Breakage:
+    """Replaces tensors of a stage; None removes one."""
+
     def break_it(folder: Path) -> None:
-        weights: dict[str, Any] = load_file(folder / f"{stem}.safetensors")
-        replaced = change(weights)
-        replace_weights(folder, stem, weights if replaced is None else replaced, suffix)
+        weights = {**load_file(folder / f"{stem}.safetensors"), **tensors}
+        weights = {name: value for name, value in weights.items() if value is not None}
+        replace_weights(folder, stem, weights, suffix)
 
     return break_it
 
 
-def without(name: str) -> Callable[[dict[str, Any]], None]:
-    def change(weights: dict[str, Any]) -> None:
-        del weights[name]
+def rearranged(stem: str, change: Callable[[dict[str, Any]], object]) -> Breakage:
+    """Writes another object than the dictionary of tensors."""
 
-    return change
+    def break_it(folder: Path) -> None:
+        weights = load_file(folder / f"{stem}.safetensors")
+        replace_weights(folder, stem, change(weights), ".pt")
 
-
-def with_value(name: str, value: Any) -> Callable[[dict[str, Any]], None]:
-    def change(weights: dict[str, Any]) -> None:
-        weights[name] = value
-
-    return change
-
-
-def with_one_element(name: str, value: float) -> Callable[[dict[str, Any]], None]:
-    def change(weights: dict[str, Any]) -> None:
-        weights[name].view(-1)[3] = value
-
-    return change
+    return break_it
 
 
 def truncated(name: str, keep: float) -> Breakage:
     def break_it(folder: Path) -> None:
         stem, suffix = name.split(".")
-        path = replace_weights(
-            folder, stem, load_file(folder / f"{stem}.safetensors"), f".{suffix}"
-        )
+        weights = load_file(folder / f"{stem}.safetensors")
+        path = replace_weights(folder, stem, weights, f".{suffix}")
         path.write_bytes(path.read_bytes()[: int(keep * path.stat().st_size)])
 
     return break_it
@@ -260,133 +241,61 @@ def removed(*names: str) -> Breakage:
 
 
 def noise(**tensors: torch.Tensor) -> Breakage:
-    def break_it(folder: Path) -> None:
-        named = {name.replace("__", "."): value for name, value in tensors.items()}
-        save_file(named, folder / "noise.safetensors")
-
-    return break_it
+    return lambda folder: save_file(tensors, folder / "noise.safetensors")
 
 
-BIAS = "spk_embed_affine_layer.bias"
-GAIN = "conv_pre.parametrizations.weight.original0"
+SWAPPED = rearranged("flow", lambda weights: tiny_weights("hift"))
+LFS = b"version https://git-lfs.github.com/spec/v1\n"
+RAND_NOISE, SINES, PACKED = "cfm.rand_noise", "sinegen.sine_waves", "sinegen.sine_waves_u24"
+TRANSPOSED = {MATRIX: torch.ones(192, 80)}
+INFINITE = {GAIN: torch.full((32, 1, 1), float("inf"))}
+HUGE = {BIAS: torch.full((80,), 1e300, dtype=torch.float64)}
+NAN_NOISE = {RAND_NOISE: torch.full((1, 80, 4), float("nan"))}
+TWO_BYTES = {PACKED: torch.zeros(480, 9, 2, dtype=torch.uint8)}
 
-BREAKAGES: dict[str, tuple[Breakage, list[str]]] = {
-    "parameter missing": (changed("flow", without(BIAS)), ["flow.pt", "1 missing", BIAS]),
-    "parameter missing in safetensors": (
-        changed("flow", without(BIAS), ".safetensors"),
-        ["1 missing", BIAS],
-    ),
-    "parameter too many": (
-        changed("hift", with_value("ups.9.bias", torch.ones(2))),
-        ["1 unexpected", "ups.9.bias"],
-    ),
-    "wrong shape": (changed("flow", with_value(BIAS, torch.ones(81))), [BIAS, "(81,)", "(80,)"]),
-    "transposed": (
-        changed(
-            "flow",
-            lambda w: w.update(
-                {k: v.T.contiguous() for k, v in w.items() if k.endswith("affine_layer.weight")}
-            ),
-        ),
-        ["spk_embed_affine_layer.weight", "(192, 80)", "(80, 192)"],
-    ),
-    "NaN": (changed("flow", with_one_element(BIAS, float("nan"))), ["NaN", BIAS]),
-    "infinity": (
-        changed("hift", with_one_element(GAIN, float("inf")), ".safetensors"),
-        ["infinite", GAIN],
-    ),
-    "beyond float32": (
-        changed("flow", with_value(BIAS, torch.full((80,), 1e300, dtype=torch.float64))),
-        ["infinite", BIAS],
-    ),
-    "integers": (
-        changed("flow", with_value(BIAS, torch.ones(80, dtype=torch.int64))),
-        [BIAS, "int64", "floating"],
-    ),
-    "integers in safetensors": (
-        changed("flow", with_value(BIAS, torch.ones(80, dtype=torch.int8)), ".safetensors"),
-        [BIAS, "int8"],
-    ),
-    "complex numbers": (
-        changed("flow", with_value(BIAS, torch.ones(80, dtype=torch.complex64))),
-        [BIAS, "complex64"],
-    ),
-    "value is no tensor": (changed("flow", with_value("extra", [1, 2])), ["'extra'", "list"]),
-    "state dict nested": (
-        changed("flow", lambda w: {"state_dict": w}),
-        ["'state_dict'", "dict", "not a tensor"],
-    ),
-    "same parameter under both names": (
-        changed("hift", with_value("conv_pre.weight_g", torch.ones(32, 1, 1))),
-        ["twice", "conv_pre.weight_g", GAIN],
-    ),
-    "no dict": (changed("flow", lambda w: list(w.values())), ["flow.pt", "state dict", "list"]),
-    "one tensor": (changed("hift", lambda w: torch.ones(3)), ["state dict", "Tensor"]),
-    "empty dict": (changed("flow", lambda w: {}), ["missing", "input_embedding.weight"]),
-    "stages swapped": (
-        changed("flow", lambda w: tiny_weights("hift")),
-        ["flow.pt", "missing", "unexpected"],
-    ),
-    "truncated pt": (truncated("flow.pt", 0.9), ["flow.pt", "cannot be read"]),
-    "start of a pt": (truncated("hift.pt", 0.01), ["hift.pt"]),
-    "truncated safetensors": (
-        truncated("flow.safetensors", 0.9),
-        ["flow.safetensors", "cannot be read"],
-    ),
-    "start of a safetensors": (
-        truncated("hift.safetensors", 0.01),
-        ["hift.safetensors", "cannot be read"],
-    ),
-    "empty pt": (written("flow.pt", b""), ["flow.pt"]),
-    "empty safetensors": (written("flow.safetensors", b""), ["flow.safetensors", "cannot be read"]),
-    "text as pt": (
-        written("flow.pt", b"version https://git-lfs.github.com/spec/v1\n"),
-        ["flow.pt", "no pickle of tensors"],
-    ),
-    "text as safetensors": (
-        written("hift.safetensors", b"oid sha256:0123456789\n" * 3),
-        ["hift.safetensors"],
-    ),
-    "safetensors of monstrous header": (
-        written("flow.safetensors", b"\xff" * 64),
-        ["flow.safetensors"],
-    ),
-    "only flow": (removed("hift.safetensors"), ["hift.safetensors", "hift.pt"]),
-    "only hift": (removed("flow.safetensors"), ["flow.safetensors", "flow.pt"]),
-    "only yaml": (removed("flow.safetensors", "hift.safetensors"), ["neither"]),
-    "no yaml": (removed("cosyvoice3.yaml"), ["cosyvoice3.yaml", "is there"]),
-    "flow noise of other bands": (
-        noise(cfm__rand_noise=torch.zeros(1, 40, 50)),
-        ["cfm.rand_noise", "(1, 40, 50)", "80"],
-    ),
-    "flow noise without batch": (
-        noise(cfm__rand_noise=torch.zeros(80, 50)),
-        ["cfm.rand_noise", "(80, 50)"],
-    ),
-    "flow noise is NaN": (
-        noise(cfm__rand_noise=torch.full((1, 80, 4), float("nan"))),
-        ["cfm.rand_noise", "NaN"],
-    ),
-    "source noise of other harmonics": (
-        noise(sinegen__sine_waves=torch.zeros(1, 480, 8)),
-        ["sinegen.sine_waves", "(1, 480, 8)", "9"],
-    ),
-    "packed noise of two bytes": (
-        noise(sinegen__sine_waves_u24=torch.zeros(480, 9, 2, dtype=torch.uint8)),
-        ["sinegen.sine_waves_u24", "(480, 9, 2)"],
-    ),
-    "packed noise of another type": (
-        noise(sinegen__sine_waves_u24=torch.zeros(480, 9, 3)),
-        ["sinegen.sine_waves_u24", "float32", "uint8"],
-    ),
-    "noise file is text": (
-        written("noise.safetensors", b"not tensors"),
-        ["noise.safetensors", "cannot be read"],
-    ),
-}
+BREAKAGES: list[tuple[Breakage, list[str]]] = [
+    (changed("flow", **{BIAS: None}), ["flow.pt", "1 missing", BIAS]),
+    (changed("flow", ".safetensors", **{BIAS: None}), ["1 missing", BIAS]),
+    (changed("hift", **{"ups.9.bias": torch.ones(2)}), ["1 unexpected", "ups.9.bias"]),
+    (changed("flow", **{BIAS: torch.ones(81)}), [BIAS, "(81,)", "(80,)"]),
+    (changed("flow", **TRANSPOSED), [MATRIX, "(192, 80)", "(80, 192)"]),
+    (changed("flow", **{BIAS: torch.full((80,), float("nan"))}), ["NaN", BIAS]),
+    (changed("hift", ".safetensors", **INFINITE), ["infinite", GAIN]),
+    (changed("flow", **HUGE), ["infinite", BIAS]),
+    (changed("flow", **{BIAS: torch.ones(80).long()}), [BIAS, "int64", "floating"]),
+    (changed("flow", ".safetensors", **{BIAS: torch.ones(80).char()}), [BIAS, "int8"]),
+    (changed("flow", **{BIAS: torch.ones(80) + 0j}), [BIAS, "complex64"]),
+    (changed("flow", extra=[1, 2]), ["'extra'", "list"]),
+    (changed("hift", **{"conv_pre.weight_g": torch.ones(32, 1, 1)}), ["twice", GAIN]),
+    (rearranged("flow", lambda w: {"state_dict": w}), ["'state_dict'", "dict", "not a tensor"]),
+    (rearranged("flow", lambda w: list(w.values())), ["flow.pt", "state dict", "list"]),
+    (rearranged("hift", lambda w: torch.ones(3)), ["state dict", "Tensor"]),
+    (rearranged("flow", lambda w: {}), ["missing", "input_embedding.weight"]),
+    (SWAPPED, ["flow.pt", "missing", "unexpected"]),
+    (truncated("flow.pt", 0.9), ["flow.pt", "cannot be read"]),
+    (truncated("hift.pt", 0.01), ["hift.pt"]),
+    (truncated("flow.safetensors", 0.9), ["flow.safetensors", "cannot be read"]),
+    (truncated("hift.safetensors", 0.01), ["hift.safetensors", "cannot be read"]),
+    (written("flow.pt", b""), ["flow.pt"]),
+    (written("flow.safetensors", b""), ["flow.safetensors", "cannot be read"]),
+    (written("flow.pt", LFS), ["flow.pt", "no pickle of tensors"]),
+    (written("hift.safetensors", LFS), ["hift.safetensors"]),
+    (written("flow.safetensors", b"\xff" * 64), ["flow.safetensors"]),
+    (removed("hift.safetensors"), ["hift.safetensors", "hift.pt"]),
+    (removed("flow.safetensors"), ["flow.safetensors", "flow.pt"]),
+    (removed("flow.safetensors", "hift.safetensors"), ["neither"]),
+    (removed("cosyvoice3.yaml"), ["cosyvoice3.yaml", "is there"]),
+    (noise(**{RAND_NOISE: torch.zeros(1, 40, 50)}), [RAND_NOISE, "(1, 40, 50)", "80"]),
+    (noise(**{RAND_NOISE: torch.zeros(80, 50)}), [RAND_NOISE, "(80, 50)"]),
+    (noise(**NAN_NOISE), [RAND_NOISE, "NaN"]),
+    (noise(**{SINES: torch.zeros(1, 480, 8)}), [SINES, "(1, 480, 8)", "9"]),
+    (noise(**TWO_BYTES), [PACKED, "(480, 9, 2)"]),
+    (noise(**{PACKED: torch.zeros(480, 9, 3)}), [PACKED, "float32", "uint8"]),
+    (written("noise.safetensors", b"not tensors"), ["noise.safetensors", "cannot be read"]),
+]
 
 
-@pytest.mark.parametrize(("break_it", "words"), BREAKAGES.values(), ids=BREAKAGES.keys())
+@pytest.mark.parametrize(("break_it", "words"), BREAKAGES)
 def test_a_broken_folder_is_refused_by_check_and_load_with_one_sentence(
     small: Path, break_it: Breakage, words: list[str]
 ) -> None:
