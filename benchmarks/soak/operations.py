@@ -31,10 +31,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.execution.rig import a_voice, some_tokens
 from tests.support.golden import TINY, snr_db
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.replies import RecordingReply
+from tests.support.utterances import a_voice, some_tokens
 from token2wav import (
     AudioChunk,
     EngineError,

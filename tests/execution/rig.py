@@ -15,6 +15,7 @@ from tests.support.batches import WHOLE_BLOCKS, mels_together
 from tests.support.flows import cached_flow
 from tests.support.golden import TINY
 from tests.support.stages import two_stages
+from tests.support.utterances import Mel, Tokens, a_voice, chunks_of, joined, some_tokens
 from token2wav import StreamConfig, Token2Wav, Voice
 from token2wav.cache.paged_kv_cache import CacheLayout, Storage
 from token2wav.execution.assemble import load_network
@@ -33,11 +34,8 @@ from token2wav.serving.chunking import Chunker, HopSchedule
 
 MEL = 2e-5  # tolerance in float32, see tests/families/cosyvoice3/tolerances.py
 AUDIO = 1e-4
-VOCABULARY = 6561
 RESERVED = 3  # pages that an exact stream reserves when it opens
 
-Tokens = NDArray[np.int32]
-Mel = NDArray[np.float32]
 Utterance = tuple[int, int]  # prompt tokens, tokens
 
 
@@ -200,11 +198,7 @@ class RecordedModel:
 
     def run(self, portions: Iterable[Tokens], voice: Voice) -> tuple[NDArray[np.float32], Mel]:
         """Returns audio and mel of an utterance that is pushed in portions of tokens."""
-        with self.model.stream(voice) as stream:
-            chunks = [
-                chunk for portion in portions for chunk in stream.push(portion)
-            ] + stream.finish()
-        return np.concatenate([chunk.audio for chunk in chunks]), self.recorder.mel()
+        return joined(chunks_of(self.model, portions, voice)), self.recorder.mel()
 
 
 class FlowStream:
@@ -274,35 +268,6 @@ def flow_mel(
         return utterance.finish().mel
     finally:
         utterance.close()
-
-
-def a_voice(prompt_tokens: int, seed: int = 0) -> Voice:
-    random = np.random.default_rng((prompt_tokens, seed))
-    return Voice(
-        random.integers(0, VOCABULARY, prompt_tokens),
-        random.standard_normal((2 * prompt_tokens, 80)).astype(np.float32),
-        random.standard_normal(192).astype(np.float32),
-    )
-
-
-def some_tokens(count: int, seed: int = 0) -> Tokens:
-    return np.random.default_rng((count, seed)).integers(0, VOCABULARY, count).astype(np.int32)
-
-
-def portions(tokens: Tokens, sizes: Sequence[int]) -> list[Tokens]:
-    """Cuts tokens into portions of these sizes, which repeat."""
-    parts, at, turn = [], 0, 0
-    while at < len(tokens):
-        size = sizes[turn % len(sizes)]
-        parts.append(tokens[at : at + size])
-        at, turn = at + size, turn + 1
-    return parts
-
-
-def off(value: NDArray[np.float32], reference: NDArray[np.float32]) -> float:
-    """Returns the largest difference between two arrays of the same shape."""
-    assert value.shape == reference.shape
-    return float(np.abs(value - reference).max())
 
 
 def unreferenced_evicted(engine: CachedFlow) -> int:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.execution.rig import Parts, Utterance, a_voice, flow_mel, off, run_together, some_tokens
+from tests.execution.rig import Parts, Utterance, flow_mel, run_together
 from tests.support.batches import WHOLE_BLOCKS
 from tests.support.packing import pad_batches
+from tests.support.utterances import a_voice, off, some_tokens
 from token2wav.execution.backends import exported_buckets
 from token2wav.execution.batch import BatchSize
 from token2wav.execution.cached_flow import CachedFlow

@@ -9,18 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.execution.rig import (
-    MEL,
-    FlowStream,
-    Mel,
-    Parts,
-    Tokens,
-    a_voice,
-    off,
-    portions,
-    some_tokens,
-)
+from tests.execution.rig import MEL, FlowStream, Parts
 from tests.support.golden import TINY
+from tests.support.utterances import Mel, Tokens, a_voice, off, portions, some_tokens
 from tests.support.yaml_edits import edit_yaml
 from token2wav import RuntimeConfig, Token2Wav, Voice
 from token2wav.families.cosyvoice3.flow import Flow

@@ -8,15 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.execution.rig import (
-    CountingSolver,
-    FlowStream,
-    Parts,
-    a_voice,
-    some_tokens,
-    unreferenced_evicted,
-)
+from tests.execution.rig import CountingSolver, FlowStream, Parts, unreferenced_evicted
 from tests.support.patience import PATIENCE_SECONDS
+from tests.support.utterances import a_voice, some_tokens
 from token2wav import StreamClosedError
 from token2wav.execution.cached_flow import CachedFlow
 

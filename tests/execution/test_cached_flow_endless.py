@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.execution.rig import Parts, a_voice, some_tokens
+from tests.execution.rig import Parts
+from tests.support.utterances import a_voice, some_tokens
 from token2wav import StreamConfig, Token2Wav
 from token2wav.execution.vocoder import StreamingVocoder
 from token2wav.serving.chunking import Chunker, HopSchedule

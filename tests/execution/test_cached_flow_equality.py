@@ -7,19 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.execution.rig import (
-    AUDIO,
-    MEL,
-    Parts,
-    RecordedModel,
-    a_voice,
-    flow_mel,
-    off,
-    portions,
-    some_tokens,
-)
+from tests.execution.rig import AUDIO, MEL, Parts, RecordedModel, flow_mel
 from tests.support.golden import TINY, snr_db
 from tests.support.recomputing import recomputing
+from tests.support.utterances import a_voice, off, portions, some_tokens
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.execution.cached_flow import CachedFlow
 

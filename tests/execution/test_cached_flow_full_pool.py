@@ -11,14 +11,11 @@ from tests.execution.rig import (
     CountingSolver,
     FlowStream,
     Parts,
-    a_voice,
     flow_mel,
-    off,
-    portions,
-    some_tokens,
     unreferenced_evicted,
 )
 from tests.support.golden import TINY
+from tests.support.utterances import a_voice, off, portions, some_tokens
 from token2wav import LimitError, RuntimeConfig, StreamConfig, Token2Wav
 
 FIXED = StreamConfig(first_tokens=0, max_hop_tokens=25)

@@ -15,11 +15,10 @@ from tests.execution.rig import (
     CountingSolver,
     FlowStream,
     Parts,
-    a_voice,
-    some_tokens,
     unreferenced_evicted,
 )
 from tests.support.stages import two_stages
+from tests.support.utterances import a_voice, some_tokens
 from token2wav import EngineError, InputError, LimitError, Stream, StreamConfig, Token2Wav
 from token2wav.cache.block_pool import StreamBlocks
 from token2wav.execution import cached_flow

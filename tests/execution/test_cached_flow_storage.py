@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.execution.rig import MEL, Mel, Parts, a_voice, flow_mel, off, portions, some_tokens
+from tests.execution.rig import MEL, Parts, flow_mel
+from tests.support.utterances import Mel, a_voice, off, portions, some_tokens
 from token2wav import StreamConfig
 from token2wav.cache.paged_kv_cache import BRANCHES, CacheLayout, PagedKVCache, Storage
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from tests.execution.rig import MEL, Parts, a_voice, off, some_tokens
+from tests.execution.rig import MEL, Parts
 from tests.support.golden import TINY
+from tests.support.utterances import a_voice, off, some_tokens
 from token2wav import RuntimeConfig, Token2Wav
 from token2wav.execution.cached_flow import CachedFlow
 from token2wav.families.cosyvoice3.flow import Flow

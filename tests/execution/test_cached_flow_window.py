@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.execution.rig import MEL, Parts, a_voice, flow_mel, off, portions, some_tokens
+from tests.execution.rig import MEL, Parts, flow_mel
+from tests.support.utterances import a_voice, off, portions, some_tokens
 from token2wav import StreamConfig
 from token2wav.networks.masks import BlockMask
 

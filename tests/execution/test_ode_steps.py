@@ -16,12 +16,13 @@ import numpy as np
 import pytest
 import torch
 
-from tests.execution.rig import MEL, Mel, a_voice, off, some_tokens
+from tests.execution.rig import MEL
 from tests.support.batches import spoken_together
 from tests.support.golden import TINY
 from tests.support.packing import pad_batches
 from tests.support.recomputing import recomputing
 from tests.support.tiny_model import one_line
+from tests.support.utterances import Mel, a_voice, off, some_tokens
 from token2wav import ConfigError, InputError, RuntimeConfig, StreamConfig, Token2Wav, Voice
 from token2wav.execution.assemble import load_network
 from token2wav.families.cosyvoice3.config import CosyVoice3Config

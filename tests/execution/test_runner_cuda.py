@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.execution.rig import a_voice, some_tokens
 from tests.support.golden import TINY, snr_db
+from tests.support.utterances import a_voice, some_tokens
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.execution.runner import SWITCH, GraphRunner
 from token2wav.execution.step import TorchStep

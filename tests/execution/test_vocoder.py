@@ -15,8 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from examples.demo_voice.export import MODEL as DEMO
-from tests.execution.rig import AUDIO, Parts, a_voice, some_tokens
+from tests.execution.rig import AUDIO, Parts
 from tests.support.golden import TINY
+from tests.support.utterances import a_voice, some_tokens
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.cache.states import SCRATCH_SLOT, StateStore
 from token2wav.errors import StreamClosedError

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from tests.execution.rig import a_voice, some_tokens
 from tests.exporters.rig import TINY, Export
 from tests.support.batches import spoken_together
 from tests.support.golden import snr_db
 from tests.support.server_rig import Rig
+from tests.support.utterances import a_voice, some_tokens
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.errors import ArtifactError, ConfigError, EngineUnavailableError
 from token2wav.execution import backends as choice

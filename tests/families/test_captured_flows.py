@@ -7,8 +7,6 @@ tests the kernel.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.support import chatterbox_model, cosyvoice2_model, stepaudio2_model
-from tests.support.family_golden import FamilyGolden
+from tests.support.caching_families import CPU, WRITERS, write_family
 from tests.support.utterances import a_voice, off, some_tokens, streamed_mels
 from token2wav import RuntimeConfig, Token2Wav
 from token2wav.cache.paged_kv_cache import LayerView
@@ -36,20 +33,12 @@ from token2wav.execution.step import KernelContext, TorchStep
 MEL = 2e-5  # of float32 on one device
 DEVICES = 2e-4  # between devices, which sum in another order
 HALF = 1e-2  # of float16, relative to the spread of the mel
-CPU = RuntimeConfig(device="cpu", cache_mib=400)
 BUCKETS = [BatchSize(blocks, 1, 64) for blocks in (2, 8)]
-WRITERS: dict[str, Callable[[Path, FamilyGolden], Path]] = {
-    "cosyvoice2": cosyvoice2_model.write_model,
-    "stepaudio2": stepaudio2_model.write_model,
-    "chatterbox": chatterbox_model.write_model,
-    "turbo": partial(chatterbox_model.write_model, mean_flow=True),
-}
 
 
 @pytest.fixture(scope="module", params=WRITERS)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    golden = FamilyGolden(request.param.replace("turbo", "chatterbox"), "tiny")
-    return WRITERS[request.param](tmp_path_factory.mktemp(request.param), golden)
+    return write_family(request.param, tmp_path_factory.mktemp(request.param))
 
 
 def store(

@@ -11,8 +11,9 @@ import torch
 
 from benchmarks.gpu.report import write_report
 from tests.benchmarks.test_gpu_report import chunk, good
-from tests.execution.rig import CheapSolver, FlowStream, Parts, a_voice, portions, some_tokens
+from tests.execution.rig import CheapSolver, FlowStream, Parts
 from tests.support.golden import TINY
+from tests.support.utterances import a_voice, portions, some_tokens
 from token2wav import StreamConfig, Token2Wav
 from token2wav.cache.paged_kv_cache import PagedKVCache, Storage
 from token2wav.execution.assemble import flow_networks, load_network

@@ -13,18 +13,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.execution.rig import (
-    AUDIO,
-    MEL,
-    FlowStream,
-    Mel,
-    Parts,
-    a_voice,
-    off,
-    portions,
-    some_tokens,
-)
+from tests.execution.rig import AUDIO, MEL, FlowStream, Parts
 from tests.support.stages import two_stages
+from tests.support.utterances import Mel, a_voice, off, portions, some_tokens
 from token2wav import StreamConfig, Token2Wav
 from token2wav.cache.paged_kv_cache import Storage
 from token2wav.execution.stages import FlowStage

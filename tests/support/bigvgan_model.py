@@ -7,12 +7,11 @@ import json
 import re
 from pathlib import Path
 
-import numpy as np
-import torch
 from safetensors.torch import save_file
 
 from benchmarks.models import SIZES, fill_randomly, resized_yaml
 from tests.families.bigvgan.rig import changed, random_bigvgan
+from tests.support import utterances
 from token2wav import Voice
 from token2wav.families.bigvgan.config import BigVGANConfig
 
@@ -56,6 +55,4 @@ def write_folder(folder: Path, vocoder: BigVGANConfig, ratio: int) -> Path:
 
 
 def a_voice(prompt_tokens: int = 30) -> Voice:
-    random = np.random.default_rng(1)
-    mel = torch.randn(RATIO * prompt_tokens, BANDS, generator=torch.Generator().manual_seed(1))
-    return Voice(random.integers(0, 6561, prompt_tokens), mel, random.standard_normal(192))
+    return utterances.a_voice(prompt_tokens, bands=BANDS, ratio=RATIO)

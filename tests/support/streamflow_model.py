@@ -8,12 +8,12 @@ import dataclasses
 import json
 from pathlib import Path
 
-import numpy as np
 import yaml
 from safetensors.torch import load_file, save_file
 
 from benchmarks.models import fill_randomly
 from tests.families.bigvgan.rig import changed, random_bigvgan
+from tests.support import utterances
 from token2wav import Voice
 
 FLOW = {
@@ -61,5 +61,4 @@ def write_model(folder: Path) -> Path:
 
 
 def a_voice(seed: int = 1) -> Voice:
-    speaker = np.random.default_rng(seed).standard_normal(192)
-    return Voice(np.zeros(0, np.int32), np.zeros((0, 80), np.float32), speaker)
+    return utterances.a_voice(0, seed)

@@ -1,45 +1,76 @@
-"""Random utterances at 25 tokens and 50 frames a second, and functions that stream them."""
+"""Random voices and tokens, streams of them, and the comparison of results."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from tests.support.batches import mels_together
-from token2wav import StreamConfig, Token2Wav, Voice
+from token2wav import AudioChunk, StreamConfig, Token2Wav, Voice
 from token2wav.serving.chunking import Chunker, HopSchedule
 
-Utterance = tuple[NDArray[np.int32], Voice]
+VOCABULARY = 6561
+
+Tokens = NDArray[np.int32]
+Mel = NDArray[np.float32]
+Audio = NDArray[np.float32]
+Utterance = tuple[Tokens, Voice]
 
 
-def a_voice(prompt: int, seed: int = 1) -> Voice:
-    random = np.random.default_rng(seed)
-    tokens, mel = random.integers(0, 6561, prompt), random.standard_normal((2 * prompt, 80))
-    return Voice(tokens, mel.astype(np.float32), random.standard_normal(192).astype(np.float32))
+def a_voice(
+    prompt_tokens: int, seed: int = 0, *, bands: int = 80, ratio: int = 2, speaker: int = 192
+) -> Voice:
+    """Returns a voice with a random prompt, for a model with `ratio` mel frames a token."""
+    random = np.random.default_rng((prompt_tokens, seed))
+    return Voice(
+        random.integers(0, VOCABULARY, prompt_tokens),
+        random.standard_normal((ratio * prompt_tokens, bands)).astype(np.float32),
+        random.standard_normal(speaker).astype(np.float32),
+    )
 
 
-def some_tokens(count: int) -> NDArray[np.int32]:
-    return np.random.default_rng(count).integers(0, 6561, count).astype(np.int32)
+def some_tokens(count: int, seed: int = 0, *, vocabulary: int = VOCABULARY) -> Tokens:
+    return np.random.default_rng((count, seed)).integers(0, vocabulary, count).astype(np.int32)
 
 
-def off(found: NDArray[np.float32], wanted: NDArray[np.float32]) -> float:
-    """Returns the largest difference."""
-    assert found.shape == wanted.shape
-    return float(np.abs(found - wanted).max())
+def portions(tokens: Tokens, sizes: Sequence[int]) -> list[Tokens]:
+    """Cuts tokens into portions of these sizes, which repeat."""
+    parts, at, turn = [], 0, 0
+    while at < len(tokens):
+        size = sizes[turn % len(sizes)]
+        parts.append(tokens[at : at + size])
+        at, turn = at + size, turn + 1
+    return parts
 
 
-def streamed(
-    model: Token2Wav, portions: Sequence[NDArray[np.int32]], voice: Voice
-) -> NDArray[np.float32]:
-    """Returns the audio of an utterance that is pushed in portions of tokens."""
+def off(value: Any, reference: Any) -> float:
+    """Returns the largest difference between two arrays, or between a tensor and one on the CPU."""
+    assert value.shape == reference.shape
+    if isinstance(value, torch.Tensor):
+        value = value.cpu()
+    return float(abs(value - reference).max())
+
+
+def chunks_of(model: Token2Wav, parts: Iterable[Tokens], voice: Voice) -> list[AudioChunk]:
+    """Streams an utterance whose tokens come in portions."""
     with model.stream(voice) as stream:
-        chunks = [chunk for tokens in portions for chunk in stream.push(tokens)] + stream.finish()
+        return [chunk for part in parts for chunk in stream.push(part)] + stream.finish()
+
+
+def joined(chunks: Iterable[AudioChunk]) -> Audio:
     return np.concatenate([chunk.audio for chunk in chunks])
 
 
-def streamed_mels(model: Token2Wav, *utterances: Utterance) -> list[NDArray[np.float32]]:
+def streamed(model: Token2Wav, parts: Iterable[Tokens], voice: Voice) -> Audio:
+    """Returns the audio of an utterance whose tokens come in portions."""
+    return joined(chunks_of(model, parts, voice))
+
+
+def streamed_mels(model: Token2Wav, *utterances: Utterance) -> list[Mel]:
     """Returns the mels of utterances with chunks that run in one batch."""
     flow, schedule = model.pipeline.flow, HopSchedule.of(StreamConfig(), model.config)
     streams = [

@@ -15,9 +15,9 @@ import pytest
 import torch
 from triton.runtime import driver
 
-from tests.execution.rig import Tokens
 from tests.support.batches import mels_together
 from tests.support.golden import TINY
+from tests.support.utterances import Tokens
 from token2wav import StreamConfig, Voice
 from token2wav.cache.paged_kv_cache import CacheLayout, PagedKVCache, Storage
 from token2wav.execution import backends

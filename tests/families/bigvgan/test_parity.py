@@ -14,15 +14,11 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 
 from tests.families.bigvgan.rig import GOLDEN, a_mel, changed, random_bigvgan
+from tests.support.utterances import off
 from token2wav.families.bigvgan.network import FILTER_TAPS, AntiAliased, BigVGAN, Snake, kaiser_sinc
 
 Array = NDArray[np.float64]
 Activation = Literal["snake", "snakebeta"]
-
-
-def off(value: torch.Tensor, reference: torch.Tensor) -> float:
-    assert value.shape == reference.shape
-    return float((value - reference).abs().max())
 
 
 def vocoded(bigvgan: BigVGAN, mel: torch.Tensor) -> torch.Tensor:

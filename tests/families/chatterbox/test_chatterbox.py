@@ -1,4 +1,7 @@
-"""Chatterbox and its Turbo in the library: equal to public code; streams under the block mask."""
+"""Chatterbox and its Turbo in the library: the public mel, full attention, fade-in, voices.
+
+tests/families/test_streams.py tests their streams under the block mask.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from tests.support.batches import WHOLE_BLOCKS
 from tests.support.chatterbox_model import write_conditionals, write_model
 from tests.support.family_golden import FamilyGolden
 from tests.support.golden import snr_db
-from tests.support.utterances import a_voice, off, some_tokens, streamed, streamed_mels
+from tests.support.utterances import a_voice, off, some_tokens
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav, Voice
 from token2wav.errors import CheckpointError, ConfigError, InputError
 from token2wav.execution import assemble
@@ -51,13 +54,6 @@ def test_public_mel(kind: str, size: str, tmp_path: Path) -> None:
     assert off(mel, golden[f"mel_{kind}"].numpy()) <= MEL
     assert off(mel, model.mel(golden["token"].numpy(), voice)) > 0.01
     assert model.pipeline.steps == ((2,) if KINDS[kind] else (10,))
-
-
-@pytest.mark.parametrize(("prompt", "count"), [(0, 1), (1, 25), (30, 28), (75, 130)])
-def test_a_streamed_mel_is_that_of_the_whole(model: Token2Wav, prompt: int, count: int) -> None:
-    voice, tokens = a_voice(prompt), some_tokens(count)
-    [mel] = streamed_mels(model, (tokens, voice))
-    assert off(mel, model.mel(tokens, voice)) <= MEL
 
 
 def test_whole_utterances_under_full_attention(tmp_path: Path) -> None:
@@ -117,36 +113,6 @@ def test_windows(model: Token2Wav, folder: Path) -> None:
     assert (
         np.square(expected - whole).sum() < 0.5 * np.square(model.mel(tokens, voice) - whole).sum()
     )
-
-
-def test_batched_is_alone(model: Token2Wav) -> None:
-    utterances = [
-        (some_tokens(count), a_voice(prompt)) for prompt, count in ((0, 60), (30, 90), (75, 110))
-    ]
-    for utterance, mel in zip(utterances, streamed_mels(model, *utterances), strict=True):
-        [alone] = streamed_mels(model, utterance)
-        assert off(mel, alone) <= MEL
-
-
-def test_a_full_cache(folder: Path, model: Token2Wav) -> None:
-    """A stream without room in the cache continues by recomputing, with the same result.
-
-    It recomputes under the block mask.
-    """
-    voice, tokens = a_voice(30), some_tokens(150)
-    pages = 5 * model.pipeline.flow.usage().page_bytes
-    small = Token2Wav.load(folder, runtime=RuntimeConfig(device="cpu", cache_mib=-(-pages >> 20)))
-    [mel] = streamed_mels(small, (tokens, voice))
-    assert off(mel, model.mel(tokens, voice)) <= MEL
-
-
-def test_portions_do_not_matter(model: Token2Wav) -> None:
-    voice, tokens = a_voice(30), some_tokens(110)
-    whole = model.synthesize(tokens, voice)
-    assert len(whole) == 960 * len(tokens)
-    cuts = np.sort(np.random.default_rng(1).integers(0, len(tokens), 9))
-    assert off(streamed(model, np.split(tokens, cuts), voice), whole) <= AUDIO
-    assert snr_db(whole, model.vocode(model.mel(tokens, voice))) > SNR_DB
 
 
 @pytest.mark.parametrize("count", [1, 40])

@@ -6,17 +6,13 @@ import torch
 
 from tests.families.cosyvoice3 import tolerances
 from tests.support.golden import GoldenSet
+from tests.support.utterances import off
 from token2wav.execution.recompute import RecomputeFlow
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.families.cosyvoice3.flow import Flow
 from token2wav.networks.masks import BlockMask, attention_bias
 from token2wav.networks.noise import FlowNoise, SourceNoise
 from token2wav.networks.ode import EulerSolver, solver_times, time_grid
-
-
-def off(value: torch.Tensor, reference: torch.Tensor) -> float:
-    assert value.shape == reference.shape
-    return float((value.cpu() - reference).abs().max())
 
 
 def all_tokens(golden: GoldenSet, flow: Flow) -> torch.Tensor:

@@ -8,6 +8,7 @@ import torch
 
 from tests.families.cosyvoice3 import tolerances
 from tests.support.golden import GoldenSet, snr_db
+from tests.support.utterances import off
 from token2wav import StreamConfig
 from token2wav.execution.stages import FrameChunk
 from token2wav.execution.vocoder import StreamingVocoder, likely_pieces
@@ -17,11 +18,6 @@ from token2wav.networks.noise import FlowNoise, SourceNoise
 from token2wav.networks.source import F0_LOOKAHEAD
 
 Noises = tuple[FlowNoise, SourceNoise]
-
-
-def off(value: torch.Tensor, reference: torch.Tensor) -> float:
-    assert value.shape == reference.shape
-    return float((value.cpu() - reference).abs().max())
 
 
 def on_device(hift: HiFT, tensor: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,7 @@
-"""Step-Audio2 in the library equals public code: streamed, batched, windowed, with a full cache."""
+"""Step-Audio2 in the library: the public mel, the published window, and refused files.
+
+tests/families/test_streams.py tests its streams.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,9 @@ import pytest
 
 from tests.support.batches import WHOLE_BLOCKS
 from tests.support.family_golden import FamilyGolden
-from tests.support.golden import snr_db
 from tests.support.stepaudio2_model import write_model, write_yaml
-from tests.support.utterances import a_voice, off, some_tokens, streamed, streamed_mels
+from tests.support.tables import table
+from tests.support.utterances import a_voice, off, some_tokens, streamed_mels
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav, Voice
 from token2wav.errors import ConfigError
 from token2wav.families.stepaudio2.config import read
@@ -53,17 +56,6 @@ def test_public_mel(size: str, tmp_path: Path) -> None:
     assert off(mel, golden["mel_streaming"].numpy()) <= MEL
 
 
-@pytest.mark.parametrize("left_blocks", [-1, 0, None], ids=["all", "own block", "published window"])
-@pytest.mark.parametrize(("prompt", "count"), [(0, 53), (1, 1), (25, 25), (30, 128), (80, 130)])
-def test_a_streamed_mel_is_that_of_the_whole(
-    folder: Path, left_blocks: int | None, prompt: int, count: int
-) -> None:
-    model = Token2Wav.load(folder, stream=StreamConfig(left_blocks=left_blocks), runtime=CPU)
-    voice, tokens = a_voice(prompt), some_tokens(count)
-    [mel] = streamed_mels(model, (tokens, voice))
-    assert off(mel, model.mel(tokens, voice)) <= MEL
-
-
 def test_the_published_window(folder: Path, model: Token2Wav) -> None:
     """Frames attend to the prompt and to the two blocks before their own.
 
@@ -92,38 +84,6 @@ def test_what_follows_a_prompt_does_not_change_it(model: Token2Wav) -> None:
     assert model.pipeline.open_streams == 0
 
 
-def test_portions_do_not_matter(model: Token2Wav) -> None:
-    voice, tokens = a_voice(30), some_tokens(130)
-    whole = model.synthesize(tokens, voice)
-    assert len(whole) == 960 * len(tokens)
-    for seed in range(2):
-        cuts = np.sort(np.random.default_rng(seed).integers(0, len(tokens), 9))
-        assert off(streamed(model, np.split(tokens, cuts), voice), whole) <= AUDIO
-    assert snr_db(whole, model.vocode(model.mel(tokens, voice))) > SNR_DB
-
-
-def test_voices_and_lengths_mix_in_a_batch(model: Token2Wav) -> None:
-    utterances = [
-        (some_tokens(count), a_voice(prompt))
-        for prompt, count in ((0, 60), (30, 90), (1, 41), (80, 110))
-    ]
-    for utterance, mel in zip(utterances, streamed_mels(model, *utterances), strict=True):
-        [alone] = streamed_mels(model, utterance)
-        assert off(mel, alone) <= MEL
-
-
-def test_a_full_cache(folder: Path) -> None:
-    """A stream without room in the cache continues by recomputing, with the same result."""
-    roomy = Token2Wav.load(folder, stream=ALL, runtime=CPU)
-    voice, tokens = a_voice(30), some_tokens(150)
-    pages = 5 * roomy.pipeline.flow.usage().page_bytes
-    model = Token2Wav.load(
-        folder, stream=ALL, runtime=RuntimeConfig(device="cpu", cache_mib=-(-pages >> 20))
-    )
-    [mel] = streamed_mels(model, (tokens, voice))
-    assert off(mel, roomy.mel(tokens, voice)) <= MEL
-
-
 def test_the_published_vocoder_needs_no_description(tmp_path: Path) -> None:
     config = read(write_yaml(tmp_path, FamilyGolden("stepaudio2", "tiny"), hift=False).parent)
     assert (config.vocoder.base_channels, config.vocoder.f0_channels, config.samples_per_token) == (
@@ -135,24 +95,18 @@ def test_the_published_vocoder_needs_no_description(tmp_path: Path) -> None:
     assert (config.lookahead_tokens, config.lookbehind_tokens) == (3, 0)
 
 
-@pytest.mark.parametrize(
-    ("published", "other", "message"),
-    [
-        (
-            "mlp_ratio: 4.0",
-            "mlp_ratio: 2.0",
-            "flow.decoder.estimator.mlp_ratio: 2.0, but only 4.0 is known here",
-        ),
-        (
-            "in_channels: 320",
-            "in_channels: 240",
-            "flow.decoder.estimator.in_channels: 240, but only 320 is known",
-        ),
-        ("depth: 1", "depth: 0", "flow.decoder.estimator.depth: 0 is not between 1 and 256"),
-        ("vocab_size: 6561", "vocab: 6561", "flow.vocab_size: missing"),
-        ("decoder_dit.DiT", "decoder.UNet", "flow.decoder.estimator: expected '!new:...DiT'"),
-    ],
+REFUSED = table(
+    r"""
+mlp_ratio: 4.0 | mlp_ratio: 2.0 | flow.decoder.estimator.mlp_ratio: 2.0, but only 4.0 is known here
+in_channels: 320 | in_channels: 240 | flow.decoder.estimator.in_channels: 240, but only 320 is known
+depth: 1 | depth: 0 | flow.decoder.estimator.depth: 0 is not between 1 and 256
+vocab_size: 6561 | vocab: 6561 | flow.vocab_size: missing
+decoder_dit.DiT | decoder.UNet | flow.decoder.estimator: expected '!new:...DiT'
+"""
 )
+
+
+@pytest.mark.parametrize(("published", "other", "message"), REFUSED)
 def test_other_files_are_refused(published: str, other: str, message: str, tmp_path: Path) -> None:
     path = write_yaml(tmp_path, FamilyGolden("stepaudio2", "tiny"))
     text = path.read_text()

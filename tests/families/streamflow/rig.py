@@ -10,8 +10,9 @@ from functools import cache
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from tests.support import utterances
+from tests.support.utterances import Mel, Tokens
 from token2wav import StreamConfig, Voice
 from token2wav.families.bigvgan.config import BigVGANConfig
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
@@ -28,9 +29,6 @@ MEL = 1e-5
 BANDS, BLOCK_FRAMES, RATIO = 8, 12, 2
 BLOCK = BLOCK_FRAMES // RATIO  # tokens
 VOCABULARY = 40
-
-Tokens = NDArray[np.int32]
-Mel = NDArray[np.float32]
 
 
 def flow_config(
@@ -184,19 +182,8 @@ def stream_mel(
 
 
 def a_voice(seed: int = 0) -> Voice:
-    speaker = np.random.default_rng(seed).standard_normal(6)
-    return Voice(np.zeros(0, np.int32), np.zeros((0, BANDS), np.float32), speaker)
+    return utterances.a_voice(0, seed, bands=BANDS, speaker=6)
 
 
 def some_tokens(count: int, seed: int = 0) -> Tokens:
-    return np.random.default_rng((count, seed)).integers(0, VOCABULARY, count).astype(np.int32)
-
-
-def portions(tokens: Tokens, size: int) -> list[Tokens]:
-    return [tokens[at : at + size] for at in range(0, len(tokens), size)]
-
-
-def off(value: Mel, reference: Mel) -> float:
-    """Returns the largest difference between two arrays of the same shape."""
-    assert value.shape == reference.shape
-    return float(np.abs(value - reference).max())
+    return utterances.some_tokens(count, seed, vocabulary=VOCABULARY)

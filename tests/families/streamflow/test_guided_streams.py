@@ -13,11 +13,10 @@ from tests.families.streamflow.rig import (
     Parts,
     a_voice,
     flow_config,
-    off,
-    portions,
     some_tokens,
     stream_mel,
 )
+from tests.support.utterances import off, portions
 from token2wav import StreamConfig
 from token2wav.execution.stages import TokenChunk
 
@@ -40,7 +39,7 @@ def test_one_evaluation_in_a_window_is_that_of_the_whole(
     """With the past and future blocks of the assignment and no more."""
     parts = Parts.random(flow_config(backward=backward, forward=forward, steps=1))
     tokens, voice = some_tokens(20 * BLOCK + 1), a_voice()
-    assert off(stream_mel(parts, portions(tokens, 7), voice), parts.by_hand(tokens, voice)) <= MEL
+    assert off(stream_mel(parts, portions(tokens, [7]), voice), parts.by_hand(tokens, voice)) <= MEL
 
 
 def test_the_published_window_is_each_chunk_with_its_blocks() -> None:
@@ -61,7 +60,7 @@ def test_the_published_window_is_each_chunk_with_its_blocks() -> None:
         start = stop
     by_window = np.concatenate(expected, axis=1)
     for size in (1, 5, 29, count):
-        assert off(stream_mel(parts, portions(tokens, size), voice), by_window) <= MEL
+        assert off(stream_mel(parts, portions(tokens, [size]), voice), by_window) <= MEL
     # All steps together depend on more than the window holds.
     assert off(by_window, parts.by_hand(tokens, voice)) > 10 * MEL
 
@@ -69,7 +68,7 @@ def test_the_published_window_is_each_chunk_with_its_blocks() -> None:
 @pytest.mark.parametrize("count", [1, BLOCK, 3 * BLOCK, 6 * BLOCK, 6 * BLOCK + 1, 50])
 def test_any_length(count: int) -> None:
     parts, voice, tokens = Parts.random(flow_config(steps=1)), a_voice(), some_tokens(count)
-    mel = stream_mel(parts, portions(tokens, 5), voice)
+    mel = stream_mel(parts, portions(tokens, [5]), voice)
     assert mel.shape[1] == RATIO * count
     assert off(mel, parts.by_hand(tokens, voice)) <= MEL
 

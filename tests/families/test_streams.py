@@ -1,0 +1,112 @@
+"""Streams of the families with a caching flow: equal to the whole, in batches and without cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.batches import WHOLE_BLOCKS
+from tests.support.caching_families import CPU, WRITERS, write_family
+from tests.support.golden import snr_db
+from tests.support.utterances import a_voice, off, some_tokens, streamed, streamed_mels
+from token2wav import RuntimeConfig, StreamConfig, Token2Wav
+from token2wav.serving.chunking import Chunker, HopSchedule
+
+MEL = 2e-5  # tolerance between float32 results, whose values reach 7
+AUDIO = 1e-4
+SNR_DB = 40  # end to end, because F0 turns rounding of the mel into phase
+
+
+@pytest.fixture(scope="module", params=WRITERS)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_family(request.param, tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Token2Wav:
+    return Token2Wav.load(folder, stream=WHOLE_BLOCKS, runtime=CPU)
+
+
+@pytest.mark.parametrize("left_blocks", [-1, 0, 1, None])
+@pytest.mark.parametrize(("prompt", "count"), [(0, 53), (1, 1), (25, 25), (30, 128), (75, 130)])
+def test_a_streamed_mel_is_that_of_the_whole(
+    folder: Path, left_blocks: int | None, prompt: int, count: int
+) -> None:
+    model = Token2Wav.load(folder, stream=StreamConfig(left_blocks=left_blocks), runtime=CPU)
+    voice, tokens = a_voice(prompt), some_tokens(count)
+    [mel] = streamed_mels(model, (tokens, voice))
+    assert off(mel, model.mel(tokens, voice)) <= MEL
+
+
+def test_a_window_changes_the_mel(folder: Path) -> None:
+    voice, tokens = a_voice(30), some_tokens(130)
+    narrow, wide = (
+        Token2Wav.load(folder, stream=StreamConfig(left_blocks=blocks), runtime=CPU)
+        for blocks in (1, -1)
+    )
+    assert off(narrow.mel(tokens, voice), wide.mel(tokens, voice)) > 0.01
+
+
+def test_portions_do_not_matter(model: Token2Wav) -> None:
+    voice, tokens = a_voice(30), some_tokens(130)
+    whole = model.synthesize(tokens, voice)
+    assert len(whole) == 960 * len(tokens)
+    for seed in range(2):
+        cuts = np.sort(np.random.default_rng(seed).integers(0, len(tokens), 9))
+        assert off(streamed(model, np.split(tokens, cuts), voice), whole) <= AUDIO
+    assert snr_db(whole, model.vocode(model.mel(tokens, voice))) > SNR_DB
+
+
+def test_voices_and_lengths_mix_in_a_batch(model: Token2Wav) -> None:
+    utterances = [
+        (some_tokens(count), a_voice(prompt))
+        for prompt, count in ((0, 60), (30, 90), (1, 41), (75, 110))
+    ]
+    for utterance, mel in zip(utterances, streamed_mels(model, *utterances), strict=True):
+        [alone] = streamed_mels(model, utterance)
+        assert off(mel, alone) <= MEL
+
+
+def test_prompts_are_shared(model: Token2Wav) -> None:
+    flow, voice = model.pipeline.flow, a_voice(75, seed=5)
+    hits = flow.usage().prompt_hits
+    with model.stream(voice), model.stream(voice):
+        assert flow.usage().prompt_hits == hits + 1
+    assert model.pipeline.open_streams == 0
+
+
+def test_a_full_cache(folder: Path) -> None:
+    """A stream without room in the cache continues by recomputing, with the same result."""
+    voice, tokens, unbounded = a_voice(30), some_tokens(150), StreamConfig(left_blocks=-1)
+    roomy = Token2Wav.load(folder, stream=unbounded, runtime=CPU)
+    pages = 5 * roomy.pipeline.flow.usage().page_bytes
+    small = RuntimeConfig(device="cpu", cache_mib=-(-pages >> 20))
+    model = Token2Wav.load(folder, stream=unbounded, runtime=small)
+    [mel] = streamed_mels(model, (tokens, voice))
+    assert off(mel, roomy.mel(tokens, voice)) <= MEL
+    assert model.pipeline.flow.usage().used == model.pipeline.flow.usage().shared
+
+
+@pytest.mark.parametrize("prompt", [0, 30, 75])
+def test_provisional_first_audio_leaves_no_trace_in_later_blocks(folder: Path, prompt: int) -> None:
+    model = Token2Wav.load(folder, runtime=CPU)
+    voice, tokens, flow = a_voice(prompt), some_tokens(120), model.pipeline.flow
+    schedule = HopSchedule.of(StreamConfig(), model.config)
+    chunker, handle = Chunker(voice.prompt_tokens, model.config, schedule), flow.open(voice)
+    mels, provisional = [], 0
+    for portion in np.split(tokens, [10, 11, 40]):
+        chunker.push(portion, end=chunker.new_tokens >= 40)
+        while (chunk := chunker.next_chunk) is not None:
+            [mel] = flow.advance([(handle, chunk)])
+            mels.append(mel.numpy()[:, 2 * chunk.skip :])
+            provisional = chunk.stop - prompt if chunk.provisional else provisional
+            chunker.computed()
+    flow.close(handle)
+    assert provisional == schedule.first_tokens == 8
+    spoken, whole = np.concatenate(mels, axis=1), model.mel(tokens, voice)
+    early = 2 * provisional
+    assert spoken.shape == whole.shape
+    assert off(spoken[:, early:], whole[:, early:]) <= MEL
+    assert off(spoken[:, :early], whole[:, :early]) > MEL
