@@ -25,7 +25,7 @@ from benchmarks.gpu.sections import ON_PURPOSE
 from benchmarks.gpu.settings import RESULTS, Settings
 from benchmarks.gpu.worker import Results, run_section
 from tests.support.golden import ROOT, TINY
-from tests.support.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS, until
 
 SOURCES = ["benchmarks", "client", "exporters", "server", "tests", "token2wav", "pyproject.toml"]
 PACKAGES = ["torch", "triton", "numpy", "PyYAML", "safetensors", "pytest"]
@@ -188,10 +188,7 @@ def test_processes_end_with_the_report(tmp_path: Path) -> None:
     assert "the model" in report.stdout.readline()
     report.send_signal(signal.SIGKILL)
     report.wait()
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while holders(tmp_path / "log.txt") and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not holders(tmp_path / "log.txt")
+    until(lambda: not holders(tmp_path / "log.txt"))
     assert json.loads((tmp_path / RESULTS).read_text())["rows"]
 
 

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tests.support.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS, until
 from token2wav_client import (
     AsyncClient,
     Client,
@@ -298,10 +298,7 @@ def test_a_client_without_a_server_leaves_no_threads(
             list(client.synthesize([[1, 2, 3]], ClientVoice(**voice_arrays)))
         with pytest.raises(ServerUnavailable, match=free_url):
             client.health()
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not set(threading.enumerate()) <= before:  # gRPC's end a moment later
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: set(threading.enumerate()) <= before)  # gRPC's end a moment later
 
 
 @pytest.mark.parametrize(

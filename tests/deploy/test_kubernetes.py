@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from tests.support.balancer import needs_haproxy
+from tests.support.certificates import self_signed
 from tests.support.patience import PATIENCE_SECONDS
 from token2wav_server import TritonServer
 
@@ -244,26 +245,9 @@ def test_a_server_has_a_gpu_of_its_own(manifests: Manifests) -> None:
 def test_haproxy_takes_what_the_manifest_gives_it(manifests: Manifests, tmp_path: Path) -> None:
     haproxy = needs_haproxy()
     container = _pod(manifests, "token2wav-balancer")["containers"][0]
-    tls = tmp_path / "tls.crt"
-    subprocess.run(
-        [
-            "openssl",
-            "req",
-            "-x509",
-            "-newkey",
-            "rsa:2048",
-            "-nodes",
-            "-subj",
-            "/CN=a",
-            "-out",
-            tls,
-            "-keyout",
-            f"{tls}.key",
-        ],
-        check=True,
-        capture_output=True,
-        timeout=PATIENCE_SECONDS,
-    )
+    certificate, key = self_signed(tmp_path)
+    tls = tmp_path / "tls.pem"
+    tls.write_bytes(certificate.read_bytes() + key.read_bytes())
     (tmp_path / "tokens").write_text("")
     given = {one["name"]: one["value"] for one in container["env"] if "value" in one}
     given |= {"TOKEN2WAV_CERTIFICATE": str(tls), "TOKEN2WAV_TOKENS": str(tmp_path / "tokens")}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -41,30 +40,6 @@ def test_a_model_that_is_not_there(
             "tensorrt_rtx", reason="TensorRT-RTX is not installed (pip install tensorrt-rtx-cu13)"
         )
     assert "no such model folder" in failure(capsys, 2, *arguments)
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        [],
-        ["onnx"],
-        ["onnx", "--model", "m", "--graphs", "other"],
-        ["onnx", "--model", "m", "--precision", "int8"],
-        ["onnx", "--model", "m", "--opset", "23"],
-        ["tensorrt", "--model", "m", "--package", "other"],
-        ["tensorrt", "--model", "m", "--max-streams", "0"],
-        ["tensorrt", "--model", "m", "--history-seconds", "nan"],
-        ["verify", "--model", "m", "--seconds", "0"],
-    ],
-)
-def test_wrong_usage(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(arguments)
-    assert caught.value.code == 2
-    [line] = capsys.readouterr().err.splitlines()
-    assert re.fullmatch(
-        r"token2wav-export( \w+)?: error: .+ \(see token2wav-export.* --help\)", line
-    )
 
 
 def test_settings_that_are_not_there(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import socket
 import struct
-import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -17,7 +16,7 @@ import pytest
 
 from tests.served.test_streaming import SERVER_EQUALS_LIBRARY
 from tests.support.golden import TINY, GoldenSet
-from tests.support.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS, until
 from tests.support.serve_command import Serving, Speaker
 from token2wav import Token2Wav
 from token2wav_client import ClientVoice
@@ -230,10 +229,7 @@ def test_a_flood_of_connections(ports: dict[str, int]) -> None:
             if number % 2:
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             connection.close()
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while [status(ports[service], path) for service, path in TOLD] != [200] * len(TOLD):
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    until(lambda: all(status(ports[service], path) == 200 for service, path in TOLD))
 
 
 def refused(service: str) -> set[int | None]:

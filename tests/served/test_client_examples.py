@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,7 @@ import soundfile
 
 from examples.llm_stream import tokens_in
 from tests.support.golden import DATA, ROOT
-from tests.support.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS, until
 from tests.support.server_rig import Rig
 from token2wav_client import ClientVoice
 from token2wav_client.writer import FILE_FORMATS
@@ -95,10 +94,7 @@ def test_a_terminated_command_says_what_it_has_written(rig: Rig, tmp_path: Path)
         assert process.stdin is not None
         process.stdin.write("".join(f"<|s_{token}|>" for token in TOKENS).encode())
         process.stdin.flush()  # and the utterance stays open
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while not (out.exists() and out.stat().st_size > 2 * 960):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        until(lambda: out.exists() and out.stat().st_size > 2 * 960)
         process.terminate()
         assert process.stderr is not None
         errors = process.stderr.read().decode()

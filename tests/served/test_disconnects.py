@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 
 from tests.support.golden import DATA, GoldenSet
-from tests.support.patience import PATIENCE_SECONDS
+from tests.support.patience import until
 from tests.support.server_rig import Rig
 from token2wav import Token2Wav
 from token2wav_client import Client, ClientVoice
@@ -31,36 +30,17 @@ def test_stream_that_waits_for_tokens_is_freed_when_its_client_leaves(
 ) -> None:
     with Client(rig.server.grpc_url) as client, client.open(voice) as utterance:
         utterance.push([1, 2, 3])
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while rig.open_streams()["engine"] != 1:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        until(lambda: rig.open_streams()["engine"] == 1)
     rig.wait_until_empty()
 
 
 def test_killed_client_is_noticed(rig: Rig, tmp_path: Path) -> None:
     """A process that dies in the middle of an utterance, with tokens still to come."""
-    command = [
-        sys.executable,
-        "-m",
-        "token2wav_client",
-        "synth",
-        "--quiet",
-        "--url",
-        rig.server.grpc_url,
-    ]
-    command += [
-        "--tokens",
-        str(DATA / "demo" / "tokens.npy"),
-        "--voice",
-        str(DATA / "demo" / "voice.safetensors"),
-    ]
-    command += ["--out", str(tmp_path / "out.wav"), "--rate", "25"]
+    command = [sys.executable, "-m", "token2wav_client", "synth", "--quiet", "--rate=25"]
+    command += [f"--url={rig.server.grpc_url}", f"--out={tmp_path / 'out.wav'}"]
+    command += [f"--tokens={DATA}/demo/tokens.npy", f"--voice={DATA}/demo/voice.safetensors"]
     client = subprocess.Popen(command)
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not (tmp_path / "out.wav").is_file():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until((tmp_path / "out.wav").is_file)
     assert rig.open_streams() == {"scheduler": 1, "engine": 1}
     client.kill()
     client.wait()

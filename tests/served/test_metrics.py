@@ -14,7 +14,7 @@ import pytest
 
 from tests.served.test_named_voices import named
 from tests.support.golden import ROOT, TINY, GoldenSet
-from tests.support.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS, until
 from tests.support.server_rig import Connection, Rig
 from token2wav import Voice
 from token2wav_client.audio import SAMPLES_PER_TOKEN
@@ -105,7 +105,7 @@ def seen(golden: GoldenSet, tmp_path_factory: pytest.TempPathFactory) -> Seen:
             be_refused(connection, golden)
         with rig.connect() as connection:
             connection.send([1], golden.voice, "leaves", start=True, parameters={"keep_open": True})
-            wait_for_stream(rig)
+            until(lambda: rig.open_streams() == {"scheduler": 1, "engine": 1})
             during = rig.metrics()
         rig.wait_until_empty()
         after = rig.metrics()
@@ -154,13 +154,6 @@ def be_refused(connection: Connection, golden: GoldenSet) -> None:
         connection.send([1], golden.voice, sequence, start=True, parameters={"keep_open": True})
     errors = connection.answers(requests=3).errors
     assert sorted(error.partition(":")[0] for error in errors) == ["stream", "stream", "streams"]
-
-
-def wait_for_stream(served: Rig) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while served.open_streams() != {"scheduler": 1, "engine": 1}:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_all_families_are_there_and_told_to_users(seen: Seen) -> None:

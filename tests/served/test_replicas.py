@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 from tests.served.test_streaming import SERVER_EQUALS_LIBRARY
 from tests.support.balancer import Balancer, needs_haproxy
 from tests.support.golden import TINY, GoldenSet
-from tests.support.patience import PATIENCE_SECONDS
-from tests.support.replica import Replica
-from tests.support.serve_command import Speaker, speak
+from tests.support.patience import PATIENCE_SECONDS, until
+from tests.support.serve_command import Serving, Speaker, speak
 from token2wav import Token2Wav
 from token2wav_client import Client, ClientVoice, ServerUnavailable
 from token2wav_client.voice import FIELDS
@@ -34,12 +33,12 @@ NOTICE_SECONDS = 5
 
 @dataclass
 class Fleet:
-    """Replicas by address, and their balancer."""
+    """Servings by address, and their balancer."""
 
     balancer: Balancer
     ports: Ports
     status_port: int
-    replicas: dict[str, Replica] = field(default_factory=dict)
+    replicas: dict[str, Serving] = field(default_factory=dict)
     _stack: ExitStack = field(default_factory=ExitStack)
 
     @classmethod
@@ -59,7 +58,7 @@ class Fleet:
         """Starts the missing replicas, and waits until the balancer sends streams to them."""
         missing = [address for address in ADDRESSES if address not in self.replicas]
         for address in missing:
-            replica = Replica.start(
+            replica = Serving.replica(
                 TINY,
                 address,
                 self.ports,
@@ -76,11 +75,8 @@ class Fleet:
         return {address: replica.open_streams() for address, replica in self.replicas.items()}
 
     def wait_for_streams(self, total: int) -> dict[str, int]:
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while sum((streams := self.open_streams()).values()) != total:
-            assert time.monotonic() < deadline, streams
-            time.sleep(0.05)
-        return streams
+        until(lambda: sum(self.open_streams().values()) == total)
+        return self.open_streams()
 
 
 @pytest.fixture(scope="module")

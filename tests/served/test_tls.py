@@ -7,10 +7,9 @@ import json
 import re
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -22,12 +21,13 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from tests.served.test_streaming import SERVER_EQUALS_LIBRARY
 from tests.support.balancer import Balancer
-from tests.support.certificates import Authority
+from tests.support.certificates import Authority, self_signed
 from tests.support.golden import TINY, GoldenSet
-from tests.support.patience import PATIENCE_SECONDS
-from tests.support.replica import Replica
+from tests.support.patience import PATIENCE_SECONDS, until
+from tests.support.serve_command import Serving
 from token2wav import ConfigError, Token2Wav
 from token2wav_client import Client, ClientVoice, ServerError, ServerUnavailable, Tls
+from token2wav_client.cli import main as client_command
 from token2wav_client.errors import AccessError as NoAccess
 from token2wav_server.launcher.access import CLIENT_HEADER, Certificates, read_or_make_key
 from token2wav_server.launcher.ports import Ports
@@ -58,7 +58,7 @@ def admin_key(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def servers(
     authority: Authority, admin_key: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Replica, Replica]]:
+) -> Iterator[tuple[Serving, Serving]]:
     """Two servers that start together: one requires client certificates, one has TLS for all."""
     tls = [
         f"--tls-certificate={authority.certificate('token2wav.test')}",
@@ -75,10 +75,10 @@ def servers(
         "--verbose",
     ]
     with (
-        Replica.start(
+        Serving.replica(
             TINY, ADDRESS, Ports.free(ADDRESS), Ports.free(ADDRESS).http, *closed
         ) as mutual_server,
-        Replica.start(TINY, OTHER, Ports.free(OTHER), Ports.free(OTHER).http, *tls) as tls_server,
+        Serving.replica(TINY, OTHER, Ports.free(OTHER), Ports.free(OTHER).http, *tls) as tls_server,
     ):
         for server in (mutual_server, tls_server):
             server.wait_for_line("^token2wav: ready, ")
@@ -86,13 +86,13 @@ def servers(
 
 
 @pytest.fixture(scope="module")
-def server(servers: tuple[Replica, Replica]) -> Replica:
+def server(servers: tuple[Serving, Serving]) -> Serving:
     return servers[0]
 
 
 @pytest.fixture(scope="module")
 def balancer(
-    server: Replica, authority: Authority, tmp_path_factory: pytest.TempPathFactory
+    server: Serving, authority: Authority, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Balancer]:
     """Balancer that admits clients with a token over TLS, and has a certificate for the server."""
     folder = tmp_path_factory.mktemp("balancer")
@@ -130,7 +130,7 @@ def speaks(url: str, **how: Any) -> bool:
 
 
 def test_tls_without_certificates_of_clients(
-    servers: tuple[Replica, Replica], authority: Authority
+    servers: tuple[Serving, Serving], authority: Authority
 ) -> None:
     url = servers[1].url
     assert speaks(url, tls=Tls(ca=authority.ca, server_name="token2wav.test"))
@@ -143,17 +143,17 @@ def test_tls_without_certificates_of_clients(
     assert canary.problem(url) == ""
 
 
-def test_mutual_tls_lets_in_who_has_a_certificate(server: Replica, authority: Authority) -> None:
+def test_mutual_tls_lets_in_who_has_a_certificate(server: Serving, authority: Authority) -> None:
     assert speaks(server.url, tls=mutual(authority))
 
 
-def test_a_plain_client_is_refused_with_a_clear_error(server: Replica) -> None:
+def test_a_plain_client_is_refused_with_a_clear_error(server: Serving) -> None:
     with pytest.raises(ServerUnavailable, match=r"hangs up: does it want TLS, or a certificate\?"):
         speaks(server.url)
 
 
 def test_clients_without_the_right_certificate_are_refused(
-    server: Replica, authority: Authority, stranger: Authority
+    server: Serving, authority: Authority, stranger: Authority
 ) -> None:
     strange = {"cert": stranger.certificate("client"), "key": stranger.key("client")}
     for tls in (Tls(ca=authority.ca, server_name="token2wav.test"), mutual(authority, **strange)):
@@ -161,15 +161,39 @@ def test_clients_without_the_right_certificate_are_refused(
             speaks(server.url, tls=tls)
 
 
-def test_a_server_that_is_somebody_else_is_refused(
-    server: Replica, authority: Authority, stranger: Authority
+def test_a_server_with_another_certificate_is_not_tried_again(
+    server: Serving,
+    authority: Authority,
+    stranger: Authority,
+    voice: ClientVoice,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    for tls in (mutual(authority, ca=stranger.ca), mutual(authority, server_name="other.test")):
-        with pytest.raises(NoAccess, match=r"^no secure connection to "):
-            speaks(server.url, tls=tls)
+    others = mutual(authority, ca=stranger.ca), mutual(authority, server_name="other.test"), Tls()
+    for tls in others:
+        with (
+            Client(server.url, tls=tls, retries=5) as client,
+            pytest.raises(NoAccess, match=f"^no secure connection to {server.url} "),
+        ):
+            client.open(voice)
+    assert not caplog.records
 
 
-def test_the_canary_gets_through_mutual_tls(server: Replica, authority: Authority) -> None:
+def test_the_command_takes_certificates_and_a_token(
+    server: Serving, authority: Authority, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    token = tmp_path / "token"
+    token.write_text("s3cret\n")
+    url, known = f"--url={server.url}", mutual(authority)
+    command = ["health", url, f"--ca={known.ca}", f"--server-name={known.server_name}"]
+    own = [f"--cert={known.cert}", f"--key={known.key}", f"--token-file={token}"]
+    assert client_command([*command, *own, f"--timeout={PATIENCE_SECONDS}"]) == 0
+    assert capfd.readouterr().out.startswith("healthy: ")
+    assert client_command(["health", url, "--tls"]) == 7
+    assert "error: no secure connection to " in capfd.readouterr().err
+    assert client_command(command) == 3
+
+
+def test_the_canary_gets_through_mutual_tls(server: Serving, authority: Authority) -> None:
     certificates = Certificates(
         authority.certificate("token2wav.test"), authority.key("token2wav.test"), authority.ca
     )
@@ -193,7 +217,7 @@ SHARED_MEMORY: dict[str, tuple[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def direct(server: Replica, authority: Authority) -> Iterator[Any]:
+def direct(server: Serving, authority: Authority) -> Iterator[Any]:
     """Yields a stub of Triton's calls, connected to the server itself."""
     files = (authority.ca, authority.key("client"), authority.certificate("client"))
     with _channel(server.url, "token2wav.test", *files) as channel:
@@ -228,7 +252,7 @@ def test_nobody_loads_or_unloads_models(direct: Any, admin_key: Path) -> None:
     assert direct.ModelReady(service_pb2.ModelReadyRequest(name="token2wav")).ready
 
 
-def test_http_tells_its_health_and_nothing_that_matters(server: Replica, admin_key: Path) -> None:
+def test_http_tells_its_health_and_nothing_that_matters(server: Serving, admin_key: Path) -> None:
     def status(path: str, body: bytes | None = None, key: str = "") -> int:
         request = urllib.request.Request(
             f"http://{ADDRESS}:{server.ports.http}/v2/{path}", body, headers={"admin-key": key}
@@ -272,7 +296,7 @@ def test_a_token_lets_in(
 
 
 def test_a_client_gets_its_share_and_cannot_take_another_name(
-    balancer: Balancer, server: Replica, authority: Authority
+    balancer: Balancer, server: Serving, authority: Authority
 ) -> None:
     tls = Tls(ca=authority.ca, server_name="balancer.test")
     speaker = ClientVoice(
@@ -284,7 +308,7 @@ def test_a_client_gets_its_share_and_cannot_take_another_name(
                 Client(balancer.url, tls=tls, token=TOKEN, headers={CLIENT_HEADER: name})
             )
             stack.enter_context(client.open(speaker)).push([1])
-        wait_until(lambda: server.open_streams() == 2)
+        until(lambda: server.open_streams() == 2)
         client = stack.enter_context(
             Client(balancer.url, tls=tls, token=TOKEN, headers={CLIENT_HEADER: "dave"})
         )
@@ -293,7 +317,7 @@ def test_a_client_gets_its_share_and_cannot_take_another_name(
         ):
             list(client.synthesize([[1]], speaker))
         assert speaks(server.url, tls=mutual(authority))  # direct, so without a client name
-    wait_until(lambda: server.open_streams() == 0)
+    until(lambda: server.open_streams() == 0)
     assert speaks(balancer.url, tls=tls, token=TOKEN)
 
 
@@ -346,12 +370,12 @@ def test_a_message_that_is_too_long_ends_its_stream_only(
         with pytest.raises(ServerError, match="status: 400"):
             list(client.synthesize([[1, 2, 3]], long))
         assert client.health(timeout_s=PATIENCE_SECONDS).first_audio_s is not None
-    wait_until(
+    until(
         lambda: re.search(r"message of \d+ bytes refused, limit 200000", balancer.log.read_text())
     )
 
 
-def test_no_secret_is_printed(server: Replica, balancer: Balancer, admin_key: Path) -> None:
+def test_no_secret_is_printed(server: Serving, balancer: Balancer, admin_key: Path) -> None:
     """Comes last in this file, so that the log has everything from the tests above."""
     said = "\n".join(server.printed) + balancer.log.read_text()
     assert "client=alice" in said
@@ -385,7 +409,7 @@ def test_certificates_that_cannot_be_used(
     with pytest.raises(
         ConfigError, match=r"nameless\.crt: names nobody; it needs a subjectAltName"
     ):
-        Certificates(*_nameless(tmp_path)).for_canary()
+        Certificates(*self_signed(tmp_path)).for_canary()
 
 
 def test_a_key_file_that_is_no_key(tmp_path: Path) -> None:
@@ -403,12 +427,7 @@ def test_a_key_file_that_is_no_key(tmp_path: Path) -> None:
 
 def test_half_a_certificate_is_wrong_usage(authority: Authority) -> None:
     program = Path(sys.executable).with_name("token2wav-serve")
-    arguments = [
-        "--model",
-        str(TINY),
-        "--tls-certificate",
-        str(authority.certificate("token2wav.test")),
-    ]
+    arguments = [f"--model={TINY}", f"--tls-certificate={authority.certificate('token2wav.test')}"]
     completed = subprocess.run(
         [program, *arguments], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
     )
@@ -417,13 +436,6 @@ def test_half_a_certificate_is_wrong_usage(authority: Authority) -> None:
         completed.stderr
         == "token2wav-serve: error: TLS needs both --tls-certificate and --tls-key\n"
     )
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def _channel(url: str, name: str, *files: Path) -> Any:
@@ -443,27 +455,3 @@ def _encrypted(key: Path, folder: Path) -> Path:
         timeout=PATIENCE_SECONDS,
     )
     return out
-
-
-def _nameless(folder: Path) -> tuple[Path, Path]:
-    files = folder / "nameless.crt", folder / "nameless.key"
-    subprocess.run(
-        [
-            "openssl",
-            "req",
-            "-x509",
-            "-newkey",
-            "rsa:2048",
-            "-nodes",
-            "-subj",
-            "/CN=x",
-            "-out",
-            files[0],
-            "-keyout",
-            files[1],
-        ],
-        check=True,
-        capture_output=True,
-        timeout=PATIENCE_SECONDS,
-    )
-    return files

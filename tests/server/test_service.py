@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.replies import until
+from tests.support.patience import until
 from tests.support.tiny_model import FaultyVocoder, demo_tokens
 from token2wav import Token2Wav, Voice
 from token2wav.cache.block_pool import OutOfBlocksError

@@ -7,6 +7,7 @@ import time
 import numpy as np
 import pytest
 
+from tests.support.patience import until
 from tests.support.replies import (
     FIRST,
     SECOND,
@@ -21,7 +22,6 @@ from tests.support.replies import (
     joined,
     refused,
     speak,
-    until,
 )
 from tests.support.tiny_model import WAIT_SECONDS, FaultyVocoder, demo_tokens
 from token2wav import EngineError, LimitError, StreamClosedError, Token2Wav, Voice

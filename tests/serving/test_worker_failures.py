@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from tests.support.batches import WHOLE_BLOCKS
+from tests.support.patience import until
 from tests.support.replies import (
     FIRST,
     LIMITS,
@@ -23,7 +24,6 @@ from tests.support.replies import (
     assert_serves,
     joined,
     speak,
-    until,
 )
 from tests.support.stages import two_stages
 from tests.support.tiny_model import WAIT_SECONDS, FaultyVocoder, demo_tokens

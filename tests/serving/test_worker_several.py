@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from tests.support.golden import snr_db
+from tests.support.patience import until
 from tests.support.replies import (
     FIRST,
     LIMITS,
@@ -24,7 +25,6 @@ from tests.support.replies import (
     RecordingReply,
     joined,
     speak,
-    until,
 )
 from tests.support.tiny_model import WAIT_SECONDS, FaultyVocoder, demo_tokens
 from token2wav import EngineError, StreamClosedError, Token2Wav, Voice

@@ -46,3 +46,16 @@ class Authority:
     def both(self, name: str) -> Path:
         """Certificate and key in one file, as HAProxy wants them."""
         return self.folder / f"{name}.pem"
+
+
+def self_signed(folder: Path) -> tuple[Path, Path]:
+    """Makes a certificate without a host name and its key."""
+    certificate, key = folder / "nameless.crt", folder / "nameless.key"
+    request = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=a"]
+    subprocess.run(
+        [*request, "-out", certificate, "-keyout", key],
+        check=True,
+        capture_output=True,
+        timeout=PATIENCE_SECONDS,
+    )
+    return certificate, key

@@ -19,7 +19,7 @@ import pytest
 from websockets.sync.client import connect
 from websockets.sync.connection import Connection
 
-from tests.support.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS, until
 
 _FLAGS = [
     "--headless",
@@ -60,10 +60,7 @@ class Page:
         return str(self.evaluate(f"document.getElementById({element!r}).textContent"))
 
     def wait_for(self, condition: str) -> None:
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while not self.evaluate(condition):
-            assert time.monotonic() < deadline, condition
-            time.sleep(0.1)
+        until(lambda: self.evaluate(condition), pause_s=0.1)
 
     def screenshot(self, path: Path) -> None:
         path.write_bytes(base64.b64decode(self._call("Page.captureScreenshot")["data"]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 
 import numpy as np
@@ -133,13 +132,6 @@ class Counter:
     def __call__(self) -> None:
         with self._lock:
             self.count += 1
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.005)
 
 
 def joined(*replies: RecordingReply) -> NDArray[np.float32]:

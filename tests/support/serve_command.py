@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import re
+import signal
 import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,9 +20,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.support.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS, until
 from tests.support.traces import Traces
 from token2wav_client import Client, ClientError, ClientVoice, Tls
+from token2wav_server.launcher import reaper
 from token2wav_server.launcher.ports import Ports
 
 TOKENS_PER_SECOND = 25
@@ -32,11 +36,17 @@ class Serving:
 
     Attributes:
         process: process of the launcher.
-        ports: ports of the server.
+        ports: Triton's three ports.
+        address: address of the ports.
+        status_port: port that tells a balancer whether the server accepts streams, 0 for none.
+        printed: all lines of output so far.
     """
 
     process: subprocess.Popen[str]
     ports: Ports
+    address: str = "127.0.0.1"
+    status_port: int = 0
+    printed: list[str] = field(default_factory=list)
     _lines: queue.Queue[str] = field(default_factory=queue.Queue)
 
     @classmethod
@@ -64,9 +74,33 @@ class Serving:
                 if process.poll() is None:
                     process.kill()
 
+    @classmethod
+    @contextmanager
+    def replica(
+        cls, model: Path, address: str, ports: Ports, status_port: int, *arguments: str
+    ) -> Iterator[Serving]:
+        """Runs the command with given ports on an address, as in a container."""
+        given = [f"--host={address}", f"--status-port={status_port}", *arguments]
+        with subprocess.Popen(
+            [*command(model, ports), f"--config={WHOLE_BLOCKS}", *given],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        ) as process:
+            serving = cls(process, ports, address, status_port)
+            threading.Thread(target=serving._read, daemon=True).start()
+            try:
+                yield serving
+            finally:
+                process.terminate()
+                try:
+                    process.wait(PATIENCE_SECONDS)
+                finally:
+                    process.kill()
+
     @property
     def url(self) -> str:
-        return f"127.0.0.1:{self.ports.grpc}"
+        return f"{self.address}:{self.ports.grpc}"
 
     @property
     def traces(self) -> Traces:
@@ -90,10 +124,31 @@ class Serving:
     def health(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return health(self.url, *arguments)
 
+    def open_streams(self) -> int:
+        """Returns the number of open utterances."""
+        url = f"http://{self.address}:{self.ports.metrics}/metrics"
+        with urllib.request.urlopen(url, timeout=PATIENCE_SECONDS) as response:
+            text = response.read().decode()
+        [count] = re.findall(r'token2wav_open_streams\{owner="scheduler"\} (\S+)', text)
+        return int(float(count))
+
+    def kill(self) -> None:
+        """Kills every process at once, as when a machine goes down, and removes its leftovers."""
+        traces = self.traces
+        processes = [self.process.pid, *traces.processes]
+        for process in processes:
+            os.kill(process, signal.SIGSTOP)  # so that none reacts to a death
+        for process in processes:
+            os.kill(process, signal.SIGKILL)
+        self.process.wait(PATIENCE_SECONDS)
+        until(lambda: not any(left.startswith("process ") for left in traces.remaining()))
+        reaper.remove_leftovers(traces.folders[0], traces.shm_prefix)
+
     def _read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            self._lines.put(line.rstrip("\n"))
+            self.printed.append(line.rstrip("\n"))
+            self._lines.put(self.printed[-1])
 
 
 class Speaker(threading.Thread):
@@ -162,27 +217,14 @@ def speak(
 
 def command(model: Path, ports: Ports) -> list[str]:
     program = Path(sys.executable).with_name("token2wav-serve")
-    numbers = [
-        f"--http-port={ports.http}",
-        f"--grpc-port={ports.grpc}",
-        f"--metrics-port={ports.metrics}",
-    ]
+    numbers = [f"--{name}-port={port}" for name, port in vars(ports).items()]
     return [str(program), "--model", str(model), *numbers]
 
 
 def health(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    program = [
-        sys.executable,
-        "-m",
-        "token2wav_client",
-        "health",
-        "--url",
-        url,
-        "--connect-timeout=60",
-        "--timeout=60",
-    ]
+    program = [sys.executable, "-m", "token2wav_client", "health", f"--url={url}"]
     return subprocess.run(
-        [*program, *arguments],
+        [*program, "--connect-timeout=60", "--timeout=60", *arguments],
         capture_output=True,
         text=True,
         timeout=PATIENCE_SECONDS,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import queue
 import re
-import time
 import urllib.request
 import warnings
 from collections import Counter
@@ -22,7 +21,7 @@ import numpy as np
 import tritonclient.grpc as triton
 from numpy.typing import NDArray
 
-from tests.support.patience import PATIENCE_SECONDS
+from tests.support.patience import PATIENCE_SECONDS, until
 from token2wav import Voice
 from token2wav_server import ServerStartError
 from token2wav_server.launcher.access import Access
@@ -103,13 +102,8 @@ class Rig:
             )
         }
 
-    def wait_until_empty(self, seconds: float = PATIENCE_SECONDS) -> None:
-        deadline = time.monotonic() + seconds
-        while not (streams := self.open_streams()) or any(streams.values()):
-            assert time.monotonic() < deadline, (
-                f"the server still holds {streams} after {seconds} s"
-            )
-            time.sleep(0.05)
+    def wait_until_empty(self) -> None:
+        until(lambda: set(self.open_streams().values()) == {0})
 
     def ended(self) -> Counter[str]:
         """Streams that are over, by reason."""

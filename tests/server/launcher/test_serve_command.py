@@ -1,44 +1,32 @@
 from __future__ import annotations
 
 import os
+import pickle
 import re
 import signal
-import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.support.patience import PATIENCE_SECONDS
+from tests.support.tiny_model import TINY, tiny_copy
 from tests.support.traces import Traces
 from token2wav_server import Ports, TritonServer, cli
 
-TINY = Path(__file__).parents[2] / "data" / "tiny"
-
 
 def port_arguments() -> list[str]:
-    ports = Ports.free()
-    return [
-        f"--http-port={ports.http}",
-        f"--grpc-port={ports.grpc}",
-        f"--metrics-port={ports.metrics}",
-    ]
+    return [f"--{name}-port={port}" for name, port in vars(Ports.free()).items()]
 
 
 @contextmanager
 def serving(repository: Path) -> Iterator[tuple[subprocess.Popen[str], Traces]]:
     """Runs the command until it says that it is ready."""
-    options = [
-        "--model",
-        str(TINY),
-        "--model-repository",
-        str(repository),
-        *port_arguments(),
-        "--canary-seconds=0",
-    ]
+    options = [f"--model={TINY}", f"--model-repository={repository}", "--canary-seconds=0"]
+    options += port_arguments()
     command = [sys.executable, "-m", "token2wav_server.cli", *options, "--", "--log-verbose=0"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -107,6 +95,39 @@ def test_model_folder_that_cannot_be_served(
     assert_one_error(capfd, str(tmp_path))
 
 
+@pytest.mark.parametrize("tag", ["!!python/object/apply:os.mkdir", "!new:os.mkdir"])
+def test_yaml_with_code_is_refused_and_not_executed(
+    tag: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tiny_copy(tmp_path) / "cosyvoice3.yaml"
+    before, _, _ = path.read_text().partition("flow: !new:")
+    path.write_text(f"{before}flow: {tag} ['{tmp_path}/executed']\n")
+    assert run("--model", str(path.parent)) == 2
+    assert_one_error(capfd, "cosyvoice3.yaml")
+    assert not (tmp_path / "executed").exists()
+
+
+class _MakesAFolder:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Callable[[str], None], tuple[str]]:
+        return os.mkdir, (str(self.path),)
+
+
+def test_weights_with_code_are_refused_and_not_executed(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    bait = tmp_path / "executed"
+    weights = {"input_embedding.weight": _MakesAFolder(bait)}
+    folder = tiny_copy(tmp_path)
+    (folder / "flow.safetensors").unlink()
+    (folder / "flow.pt").write_bytes(pickle.dumps(weights))
+    assert run("--model", str(folder)) == 2
+    assert_one_error(capfd, "refused, nothing was executed")
+    assert not bait.exists()
+
+
 def test_nothing_in_the_working_directory_is_executed(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,39 +180,6 @@ def test_two_services_on_one_port(one: str, other: str, capfd: pytest.CaptureFix
     assert_one_error(
         capfd, f"--{one}-port and --{other}-port are both 9000; give each its own port"
     )
-
-
-def test_port_in_use(repository: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        options = [
-            "--model",
-            str(TINY),
-            "--model-repository",
-            str(repository),
-            *port_arguments(),
-            "--canary-seconds=0",
-        ]
-        assert run(*options, "--grpc-port", str(port)) == 3
-    assert_one_error(capfd, f"grpc port {port}")
-
-
-@pytest.mark.parametrize("port", ["0", "65536", "-1", "http"])
-def test_port_that_is_none(port: str, capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        run("--model", str(TINY), f"--http-port={port}")
-    assert end.value.code == 2
-    assert "is not a port" in capfd.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "option", ["--grace-seconds=-1", "--canary-seconds=often", "--notice-seconds=1s"]
-)
-def test_number_that_is_none(option: str, capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        run("--model", str(TINY), option)
-    assert end.value.code == 2
-    assert "of at least 0" in capfd.readouterr().err
 
 
 def run(*arguments: str) -> int:
