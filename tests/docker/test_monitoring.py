@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.container import DOCKER, read_compose, COMPOSE
+from tests.support.container import COMPOSE, DOCKER, read_compose
 from tests.support.queries import ALERTS, DASHBOARD, panels, queries
 from token2wav.config import ServerConfig
 
@@ -23,8 +23,7 @@ PROVISIONING = DOCKER / "grafana" / "provisioning"
 
 @pytest.fixture(scope="module")
 def compose() -> dict[str, Any]:
-    document: dict[str, Any] = yaml.safe_load((DOCKER / "docker-compose.yml").read_text())
-    return document
+    return read_compose(COMPOSE)
 
 
 def promtool(*arguments: str) -> None:

@@ -8,9 +8,11 @@ from collections.abc import Callable
 PATIENCE_SECONDS = 300.0
 
 
-def until(condition: Callable[[], object], pause_s: float = 0.02) -> None:
-    """Waits until a condition is true, and fails after PATIENCE_SECONDS."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
+def until(
+    condition: Callable[[], object], *, seconds: float = PATIENCE_SECONDS, pause_s: float = 0.02
+) -> None:
+    """Waits until a condition is true, and fails after `seconds`."""
+    deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it never happened"
         time.sleep(pause_s)

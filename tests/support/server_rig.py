@@ -102,8 +102,8 @@ class Rig:
             )
         }
 
-    def wait_until_empty(self) -> None:
-        until(lambda: set(self.open_streams().values()) == {0})
+    def wait_until_empty(self, seconds: float = PATIENCE_SECONDS) -> None:
+        until(lambda: set(self.open_streams().values()) == {0}, seconds=seconds)
 
     def ended(self) -> Counter[str]:
         """Streams that are over, by reason."""
