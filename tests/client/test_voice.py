@@ -45,47 +45,28 @@ def test_other_float_types_are_converted(voice_arrays: Arrays) -> None:
     assert voice.prompt_mel.flags.c_contiguous
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "message"),
-    [
-        ("prompt_tokens", np.array([1, 2, 3, -4]), "prompt_tokens: -4 is outside 0"),
-        (
-            "prompt_tokens",
-            np.ones(4, np.float32),
-            "prompt_tokens: dtype float32, expected integers",
-        ),
-        ("prompt_tokens", np.ones((1, 1, 4), np.int32), r"prompt_tokens: shape \(1, 1, 4\)"),
-        (
-            "prompt_mel",
-            np.zeros((7, 80), np.float32),
-            r"prompt_mel: shape \(7, 80\), .* each of 4 tokens",
-        ),
-        (
-            "prompt_mel",
-            np.zeros((0, 80), np.float32),
-            r"prompt_mel: shape \(0, 80\), .* each of 4 tokens",
-        ),
-        (
-            "prompt_mel",
-            np.zeros(640, np.float32),
-            r"prompt_mel: shape \(640,\), expected 2 dimensions",
-        ),
-        ("prompt_mel", np.zeros((8, 80), np.int32), "prompt_mel: dtype int32, expected float32"),
-        ("prompt_mel", np.full((8, 80), np.nan, np.float32), "prompt_mel: .* not finite"),
-        ("prompt_mel", np.full((8, 80), 1e300), "prompt_mel: .* not finite"),
-        (
-            "speaker_embedding",
-            np.zeros((1, 192), np.float32),
-            r"speaker_embedding: .*expected 1 dimension$",
-        ),
-        ("speaker_embedding", np.zeros(0, np.float32), r"speaker_embedding: shape \(0,\)"),
-        ("speaker_embedding", np.full(192, np.inf, np.float32), "speaker_embedding: .* not finite"),
-    ],
-)
+F32 = np.float32
+WRONG: list[tuple[str, npt.NDArray[Any], str]] = [
+    ("prompt_tokens", np.array([1, 2, 3, -4]), "-4 is outside 0"),
+    ("prompt_tokens", np.ones(4, F32), "dtype float32, expected integers"),
+    ("prompt_tokens", np.ones((1, 1, 4), np.int32), r"shape \(1, 1, 4\)"),
+    ("prompt_mel", np.zeros((7, 80), F32), r"shape \(7, 80\), .* each of 4 tokens"),
+    ("prompt_mel", np.zeros((0, 80), F32), r"shape \(0, 80\), .* each of 4 tokens"),
+    ("prompt_mel", np.zeros(640, F32), r"shape \(640,\), expected 2 dimensions"),
+    ("prompt_mel", np.zeros((8, 80), np.int32), "dtype int32, expected float32"),
+    ("prompt_mel", np.full((8, 80), np.nan, F32), ".* not finite"),
+    ("prompt_mel", np.full((8, 80), 1e300), ".* not finite"),
+    ("speaker_embedding", np.zeros((1, 192), F32), ".*expected 1 dimension$"),
+    ("speaker_embedding", np.zeros(0, F32), r"shape \(0,\)"),
+    ("speaker_embedding", np.full(192, np.inf, F32), ".* not finite"),
+]
+
+
+@pytest.mark.parametrize(("field", "value", "words"), WRONG)
 def test_a_wrong_field_is_named_with_its_bound(
-    tmp_path: Path, voice_arrays: Arrays, field: str, value: npt.NDArray[Any], message: str
+    tmp_path: Path, voice_arrays: Arrays, field: str, value: npt.NDArray[Any], words: str
 ) -> None:
-    arrays = voice_arrays | {field: value}
+    arrays, message = voice_arrays | {field: value}, f"{field}: {words}"
     with pytest.raises(VoiceError, match=message):
         ClientVoice(**arrays)
     path = save(tmp_path / "v.npz", arrays)
@@ -129,36 +110,24 @@ def safetensors_header(**tensors: dict[str, Any]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        (
-            "v.npz",
-            archive(prompt_tokens=npy_header("(3, )"), prompt_mel=npy_header(f"({10**12}, 80)")),
-            "its header announces",
-        ),
-        ("v.npz", archive(prompt_mel=bytes(100 << 20)), "prompt_mel has more than 64 MiB"),
-        ("v.npz", archive(prompt_mel=npy_header("(" * 4000 + ")" * 4000)), "cannot read the voice"),
-        (
-            "v.safetensors",
-            safetensors_header(
-                prompt_mel={"dtype": "F32", "shape": [10**12], "data_offsets": [0, 4 * 10**12]}
-            ),
-            "cannot read the voice",
-        ),
-        ("v.safetensors", (2**60).to_bytes(8, "little"), "header too large"),
-        ("v.safetensors", (10**5).to_bytes(8, "little") + b"[" * 10**5, "cannot read the voice"),
-        (
-            "v.safetensors",
-            safetensors_header(prompt_mel={"dtype": "BF16", "shape": [1], "data_offsets": [0, 2]})
-            + b"ab",
-            "type 'BF16' is not known",
-        ),
-    ],
-)
+ENDLESS = {"dtype": "F32", "shape": [10**12], "data_offsets": [0, 4 * 10**12]}
+BFLOAT = {"dtype": "BF16", "shape": [1], "data_offsets": [0, 2]}
+HOSTILE = {
+    archive(prompt_mel=npy_header(f"({10**12}, 80)")): "its header announces",
+    archive(prompt_mel=bytes(100 << 20)): "prompt_mel has more than 64 MiB",
+    archive(prompt_mel=npy_header("(" * 4000 + ")" * 4000)): "cannot read the voice",
+    safetensors_header(prompt_mel=ENDLESS): "cannot read the voice",
+    (2**60).to_bytes(8, "little"): "header too large",
+    (10**5).to_bytes(8, "little") + b"[" * 10**5: "cannot read the voice",
+    safetensors_header(prompt_mel=BFLOAT) + b"ab": "type 'BF16' is not known",
+}
+
+
+@pytest.mark.parametrize(("content", "message"), HOSTILE.items(), ids=HOSTILE.values())
 def test_a_hostile_file_is_refused_before_it_takes_memory(
-    tmp_path: Path, name: str, content: bytes, message: str
+    tmp_path: Path, content: bytes, message: str
 ) -> None:
+    name = "v.npz" if content.startswith(b"PK") else "v.safetensors"
     (tmp_path / name).write_bytes(content)
     with memory_within(256 << 20), pytest.raises(VoiceError, match=message) as caught:
         ClientVoice.load(tmp_path / name)

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.golden import TINY
 from tests.support.patience import PATIENCE_SECONDS
 from tests.voices import graphs, reference
 from tests.voices.material import WriteWav, speechlike
@@ -21,8 +22,6 @@ from token2wav_client.tokens import TokenParser
 from token2wav_voice import OutputError
 from token2wav_voice.cli import main, tokenize
 from token2wav_voice.front_end import write
-
-TINY = Path(__file__).resolve().parents[1] / "data" / "tiny"
 
 
 def error_of(capsys: pytest.CaptureFixture[str], program: str) -> str:
@@ -198,17 +197,10 @@ def test_it_needs_neither_torch_nor_the_client(
         "from token2wav_voice.cli import main\n"
         "sys.exit(main())"
     )
-    arguments = [
-        "create",
-        "--model",
-        str(folder),
-        "--wav",
-        str(wav),
-        "--out",
-        str(tmp_path / "v.safetensors"),
-    ]
+    out = tmp_path / "v.safetensors"
+    arguments = ["create", f"--model={folder}", f"--wav={wav}", f"--out={out}"]
     subprocess.run([sys.executable, "-c", code, *arguments], check=True, timeout=PATIENCE_SECONDS)
-    assert len(ClientVoice.load(tmp_path / "v.safetensors").prompt_tokens) == 25
+    assert len(ClientVoice.load(out).prompt_tokens) == 25
 
 
 def test_a_reader_that_goes_away(folder: Path, write_wav: WriteWav) -> None:

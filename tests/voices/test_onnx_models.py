@@ -11,14 +11,13 @@ import onnx
 import pytest
 from onnx import TensorProto
 
+from tests.support.golden import TINY
 from tests.voices import graphs, reference
 from tests.voices.graphs import TOKENIZER
 from tests.voices.material import WriteWav, speechlike
 from token2wav_voice import FrontEnd, ModelError, Recording
 from token2wav_voice.features import prompt_mel
 from token2wav_voice.onnx_models import EARLIER_TOKENIZER_FILES
-
-TINY = Path(__file__).resolve().parents[1] / "data" / "tiny"
 
 
 @pytest.fixture
@@ -125,134 +124,80 @@ def test_what_is_no_model(file: str, content: bytes, folder: Path, recording: Re
     refused(folder, recording, file, r"cannot be loaded as an ONNX model \(.+\)")
 
 
+def rows_of_tokens() -> onnx.ModelProto:
+    model = graphs.tokenizer()
+    model.graph.node[-1].output[0] = "row"
+    model.graph.node.append(onnx.helper.make_node("Concat", ["row", "row"], ["indices"], axis=0))
+    model.graph.output[0].type.tensor_type.shape.dim[0].dim_value = 2
+    return model
+
+
+def failing_speaker() -> onnx.ModelProto:
+    model = graphs.speaker()
+    shape = onnx.helper.make_node("Reshape", ["all", "wrong"], ["reshaped"])
+    model.graph.node.insert(len(model.graph.node) - 1, shape)
+    model.graph.node[-1].input[0] = "reshaped"
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([1, 7]), "wrong"))
+    return model
+
+
+FAILED, GAVE = "failed on inputs of shape", "gave an embedding"
+OTHER_TOKENIZERS = [
+    (graphs.speaker(), "has 1 inputs, expected 2"),
+    (graphs.tokenizer(bands=80), rf"{FAILED} \(1, 128, 150\) and \(1,\) \(.*128 Expected: 80.*\)"),
+    (graphs.tokenizer(rank=2), rf"{FAILED} .* \(.*rank for input: feats Got: 3 Expected: 2.*\)"),
+    (graphs.tokenizer(length_type=TensorProto.INT64), r"failed on .*: \(tensor\(int64\)\)\)"),
+    (graphs.tokenizer(output_type=TensorProto.FLOAT), r"gave an output float32 \(1, 38\), .*"),
+    (graphs.tokenizer(domain="elsewhere"), r"cannot be loaded as an ONNX model \(.*elsewhere.*\)"),
+    (graphs.tokenizer(stride=2), "gave 75 tokens for 1.50 s, expected 25 a second"),
+    (rows_of_tokens(), r"gave an output int64 \(2, 38\), expected integer \(1, any\)"),
+]
+OTHER_SPEAKERS = [
+    (graphs.speaker(bands=60), rf"{FAILED} \(1, 148, 80\) \(.*Got: 80 Expected: 60.*\)"),
+    (graphs.speaker(size=200), f"{GAVE} of 200 numbers, not 192"),
+    (graphs.speaker(scale=np.nan), f"{GAVE} with NaN or infinite values"),
+    (graphs.speaker(scale=np.inf), f"{GAVE} with NaN or infinite values"),
+    (graphs.speaker(scale=0), f"{GAVE} of zeros, .+"),
+    (failing_speaker(), rf"{FAILED} \(1, 148, 80\) \(.+\)"),
+]
+
+
 @pytest.mark.parametrize(
-    ("model", "message"),
+    ("file", "model", "message"),
     [
-        (graphs.speaker(), "has 1 inputs, expected 2"),
-        (
-            graphs.tokenizer(bands=80),
-            r"failed on inputs of shape \(1, 128, 150\) and \(1,\) \(.*128 Expected: 80.*\)",
-        ),
-        (
-            graphs.tokenizer(rank=2),
-            r"failed on inputs of shape .* \(.*rank for input: feats Got: 3 Expected: 2.*\)",
-        ),
-        (
-            graphs.tokenizer(length_type=TensorProto.INT64),
-            r"failed on .*expected: \(tensor\(int64\)\)\)",
-        ),
-        (
-            graphs.tokenizer(output_type=TensorProto.FLOAT),
-            r"gave an output float32 \(1, 38\), expected integer \(1, any\)",
-        ),
+        *((graphs.TOKENIZER, *case) for case in OTHER_TOKENIZERS),
+        *((graphs.SPEAKER, *case) for case in OTHER_SPEAKERS),
     ],
-    ids=["another model", "bands", "rank", "length", "output"],
 )
-def test_another_interface(
-    model: onnx.ModelProto, message: str, folder: Path, recording: Recording
+def test_a_graph_with_another_interface_is_refused(
+    file: str, model: onnx.ModelProto, message: str, folder: Path, recording: Recording
 ) -> None:
-    graphs.save(model, folder / graphs.TOKENIZER)
-    refused(folder, recording, graphs.TOKENIZER, message)
-
-
-def test_another_speaker_model(folder: Path, recording: Recording) -> None:
-    graphs.save(graphs.speaker(bands=60), folder / graphs.SPEAKER)
-    refused(
-        folder,
-        recording,
-        graphs.SPEAKER,
-        r"failed on inputs of shape \(1, 148, 80\) \(.*Got: 80 Expected: 60.*\)",
-    )
-    graphs.save(graphs.speaker(size=200), folder / graphs.SPEAKER)
-    refused(folder, recording, graphs.SPEAKER, "gave an embedding of 200 numbers, not 192")
-
-
-def test_operators_from_elsewhere_are_not_looked_for(folder: Path, recording: Recording) -> None:
-    graphs.save(graphs.tokenizer(domain="elsewhere"), folder / graphs.TOKENIZER)
-    refused(
-        folder, recording, graphs.TOKENIZER, r"cannot be loaded as an ONNX model \(.*elsewhere.*\)"
-    )
-
-
-def test_another_token_rate(folder: Path, recording: Recording) -> None:
-    graphs.save(graphs.tokenizer(stride=2), folder / graphs.TOKENIZER)
-    refused(folder, recording, graphs.TOKENIZER, "gave 75 tokens for 1.50 s, expected 25 a second")
+    graphs.save(model, folder / file)
+    refused(folder, recording, file, message)
 
 
 def test_the_public_vocabulary(folder: Path, recording: Recording) -> None:
     first = FrontEnd(folder).tokens(recording)
     graphs.save(graphs.tokenizer(add=6561 - int(first.max())), folder / graphs.TOKENIZER)
     position = int(first.argmax())
-    refused(
-        folder,
-        recording,
-        graphs.TOKENIZER,
-        f"token 6561 at position {position} is outside the vocabulary 0 to 6560",
-    )
+    outside = "is outside the vocabulary 0 to 6560"
+    refused(folder, recording, TOKENIZER, f"token 6561 at position {position} {outside}")
     graphs.save(graphs.tokenizer(add=6560 - int(first.max())), folder / graphs.TOKENIZER)
     assert FrontEnd(folder).tokens(recording).max() == 6560
     graphs.save(graphs.tokenizer(add=-10_000), folder / graphs.TOKENIZER)
-    refused(
-        folder,
-        recording,
-        graphs.TOKENIZER,
-        r"token -\d+ at position 0 is outside the vocabulary 0 to 6560",
-    )
+    refused(folder, recording, TOKENIZER, rf"token -\d+ at position 0 {outside}")
 
 
 def test_the_vocabulary_of_the_folder(folder: Path, recording: Recording) -> None:
     text = (TINY / "cosyvoice3.yaml").read_text(encoding="utf-8")
     (folder / "cosyvoice3.yaml").write_text(text.replace("vocab_size: 6561", "vocab_size: 20"))
-    refused(
-        folder,
-        recording,
-        graphs.TOKENIZER,
-        r"token \d+ at position 0 is outside the vocabulary 0 to 19",
-    )
+    outside = "is outside the vocabulary 0 to 19"
+    refused(folder, recording, TOKENIZER, rf"token \d+ at position 0 {outside}")
     shutil.copy(TINY / "cosyvoice3.yaml", folder)
     FrontEnd(folder).voice(recording)
     (folder / "cosyvoice3.yaml").write_text("flow: [")
     with pytest.raises(ModelError, match=r"cosyvoice3\.yaml"):
         FrontEnd(folder)
-
-
-@pytest.mark.parametrize(
-    ("scale", "message"),
-    [
-        (np.nan, "with NaN or infinite values"),
-        (np.inf, "with NaN or infinite values"),
-        (0, "of zeros, .+"),
-    ],
-)
-def test_embeddings_that_cannot_be(
-    scale: float, message: str, folder: Path, recording: Recording
-) -> None:
-    graphs.save(graphs.speaker(scale=scale), folder / graphs.SPEAKER)
-    refused(folder, recording, graphs.SPEAKER, f"gave an embedding {message}")
-
-
-def test_a_graph_that_fails(folder: Path, recording: Recording) -> None:
-    model = graphs.speaker()
-    shape = onnx.helper.make_node("Reshape", ["all", "wrong"], ["reshaped"])
-    model.graph.node.insert(len(model.graph.node) - 1, shape)
-    model.graph.node[-1].input[0] = "reshaped"
-    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([1, 7]), "wrong"))
-    graphs.save(model, folder / graphs.SPEAKER)
-    refused(folder, recording, graphs.SPEAKER, r"failed on inputs of shape \(1, 148, 80\) \(.+\)")
-
-
-def test_an_answer_in_rows(folder: Path, recording: Recording) -> None:
-    model = graphs.tokenizer()
-    model.graph.node[-1].output[0] = "row"
-    model.graph.node.append(onnx.helper.make_node("Concat", ["row", "row"], ["indices"], axis=0))
-    model.graph.output[0].type.tensor_type.shape.dim[0].dim_value = 2
-    graphs.save(model, folder / graphs.TOKENIZER)
-    refused(
-        folder,
-        recording,
-        graphs.TOKENIZER,
-        r"gave an output int64 \(2, 38\), expected integer \(1, any\)",
-    )
 
 
 def test_each_model_is_loaded_once_and_only_when_needed(folder: Path, recording: Recording) -> None:
