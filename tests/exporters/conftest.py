@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.models import SIZES, random_model
-from tests.exporters.rig import TINY, Export
+from tests.exporters.rig import Export
+from tests.support.golden import TINY
 from token2wav.execution.artifacts import EngineFolder, Graph, Precision
 from token2wav.execution.assemble import Exportable, exportable
 from token2wav_export.making import Maker

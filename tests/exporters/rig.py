@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.support.golden import TINY
 from token2wav.execution.artifacts import Artifact, EngineFolder, Graph, Precision, fingerprint
 
-TINY = Path(__file__).resolve().parents[1] / "data" / "tiny"
 Export = Callable[[str, Graph, Precision], Path]  # name of a model, graph, precision; the ONNX file
 
 ARTIFACT = Artifact(

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.exporters.rig import TINY, Export
+from tests.exporters.rig import Export
 from tests.support.batches import spoken_together
-from tests.support.golden import snr_db
+from tests.support.golden import TINY, snr_db
 from tests.support.server_rig import Rig
 from tests.support.utterances import a_voice, some_tokens
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav

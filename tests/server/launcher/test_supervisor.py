@@ -29,12 +29,8 @@ class Script(TritonServer):
         memory: Iterable[object] = (),
     ) -> None:
         super().__init__(".")
-        self._steps = {
-            "start": iter(starts),
-            "wait": iter(waits),
-            "drain": iter(drains),
-            "memory": iter(memory),
-        }
+        given = {"start": starts, "wait": waits, "drain": drains, "memory": memory}
+        self._steps = {call: iter(steps) for call, steps in given.items()}
         self.calls: list[str] = []
         self.up = False
 
@@ -135,17 +131,8 @@ def test_a_server_that_ends_is_started_again_at_once() -> None:
     assert (
         serve(server)[1][0] == "the server ended by itself (status 137): no reason; restarting it"
     )
-    assert server.calls == [
-        "start",
-        "wait",
-        "wait",
-        "stop at once",
-        "start",
-        "wait",
-        "wait",
-        "drain 30",
-        "stop",
-    ]
+    run = ["start", "wait", "wait"]
+    assert server.calls == [*run, "stop at once", *run, "drain 30", "stop"]
 
 
 def test_a_server_that_cannot_be_started_again_is_given_up() -> None:
