@@ -39,17 +39,11 @@ NOBODY = "127.0.0.1:1"
         ({"headers": {"x-key": "two\nlines"}}, "headers, x-key: expected printable ASCII"),
         ({"token": ""}, "token: expected printable ASCII"),
         ({"token": "two\nlines"}, "token: expected printable ASCII"),
+        ({"token": "a", "headers": {"Authorization": "b"}}, "headers: authorization and a token"),
+        ({"url": "far.example:1", "token": "a"}, "token: it would travel to far.example in the"),
         (
-            {"token": "a", "headers": {"Authorization": "b"}},
-            "headers: authorization and a token at once",
-        ),
-        (
-            {"url": "far.example:8001", "token": "a"},
-            "token: it would travel to far.example in the clear",
-        ),
-        (
-            {"url": "127.0.0.1.example:8001", "token": "a"},
-            "token: it would travel to 127.0.0.1.example in the clear",
+            {"url": "127.0.0.1.example:1", "token": "a"},
+            "token: it would travel to 127.0.0.1.exam",
         ),
         ({"max_message_mib": 0}, "max_message_mib: 0 is outside 1 to 2047"),
         ({"max_message_mib": 2048}, "max_message_mib: 2048 is outside 1 to 2047"),
@@ -79,20 +73,15 @@ def test_secrets_are_not_shown() -> None:
 def test_files_that_are_no_certificates(tmp_path: Path) -> None:
     text = tmp_path / "text.pem"
     text.write_text("hello")
-    with pytest.raises(
-        InputError, match=r"ca: cannot use .*nowhere.pem \(No such file or directory\)"
+    for files, message in (
+        ({"ca": tmp_path / "nowhere.pem"}, r"ca: .*nowhere.pem \(No such file or directory\)"),
+        ({"ca": text}, r"ca: cannot use .*text.pem \(no certificate or crl found\)"),
+        ({"cert": text}, "key: missing, a certificate and its key go together"),
+        ({"key": text}, "cert: missing"),
+        ({"cert": text, "key": text}, r"cert, key: cannot use .*text.pem"),
     ):
-        Tls(ca=tmp_path / "nowhere.pem")
-    with pytest.raises(
-        InputError, match=r"ca: cannot use .*text.pem \(no certificate or crl found\)"
-    ):
-        Tls(ca=text)
-    with pytest.raises(InputError, match="key: missing, a certificate and its key go together"):
-        Tls(cert=text)
-    with pytest.raises(InputError, match="cert: missing"):
-        Tls(key=text)
-    with pytest.raises(InputError, match=r"cert, key: cannot use .*text.pem"):
-        Tls(cert=text, key=text)
+        with pytest.raises(InputError, match=message):
+            Tls(**files)
 
 
 @pytest.mark.parametrize(
@@ -133,18 +122,8 @@ class Failed:
     ("code", "details", "kind", "transient"),
     [
         ("UNAVAILABLE", "Connection refused", ServerUnavailable, True),
-        (
-            "UNAVAILABLE",
-            "failed to connect to all addresses: Connection reset by peer",
-            ServerUnavailable,
-            True,
-        ),
-        (
-            "UNAVAILABLE",
-            "Trying to connect an http1.x server (HTTP status 400)",
-            ServerUnavailable,
-            True,
-        ),
+        ("UNAVAILABLE", "all addresses: Connection reset by peer", ServerUnavailable, True),
+        ("UNAVAILABLE", "an http1.x server (HTTP status 400)", ServerUnavailable, True),
         ("UNAVAILABLE", "Received http2 header with status: 502", ServerUnavailable, True),
         ("INTERNAL", "Received RST_STREAM with error code 2", ServerUnavailable, True),
         ("CANCELLED", "Received RST_STREAM with error code 8", ServerUnavailable, True),
@@ -152,12 +131,7 @@ class Failed:
         ("CANCELLED", "CANCELLED", ServerError, True),
         ("UNAUTHENTICATED", "Received http2 header with status: 401", AccessError, False),
         ("PERMISSION_DENIED", "Received http2 header with status: 403", AccessError, False),
-        (
-            "UNAVAILABLE",
-            "last error: UNKNOWN: Tls handshake failed: CERTIFICATE_VERIFY_FAILED",
-            AccessError,
-            False,
-        ),
+        ("UNAVAILABLE", "Tls handshake failed: CERTIFICATE_VERIFY_FAILED", AccessError, False),
         ("UNAVAILABLE", "UNAUTHENTICATED: Hostname Verification Check failed.", AccessError, False),
         ("INVALID_ARGUMENT", "tokens: wrong", ServerError, False),
         ("RESOURCE_EXHAUSTED", "Received message larger than max", ServerError, False),
@@ -179,11 +153,7 @@ def test_what_a_failed_call_means(
         ("server: it is shutting down; try another one", True),
         ("Stub process 'token2wav_0_0' is not healthy.", True),
         ("Request for unknown model: 'token2wav' has no available versions", True),
-        (
-            "sequence_id: 'x' is no open stream; it ended, failed, was idle for too long, or its "
-            "first ...",
-            True,
-        ),
+        ("sequence_id: 'x' is no open stream; it ended, failed, was idle for too long", True),
         ("tokens: 9999 at index 0 is outside the vocabulary 0 to 6560", False),
         ("engine: the model produced NaN or infinite audio", False),
         ("stream: no tokens for 30 s; it was dropped", False),

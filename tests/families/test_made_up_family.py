@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 
 from tests.support.batches import spoken_together
 from tests.support.server_rig import Rig
+from tests.support.utterances import chunks_of, joined, off, portions
 from token2wav import CheckpointError, ConfigError, InputError, Token2Wav, Voice
 from token2wav.execution.assemble import check_folder, exportable, family_of, flow_networks
 from token2wav.families import read_config
@@ -116,17 +117,9 @@ def test_a_folder_of_no_family_is_refused_by_what_was_looked_for(tmp_path: Path)
 @pytest.mark.parametrize("prompt_tokens", [0, 5, 12])
 @pytest.mark.parametrize("portion", [1, 7, 47])
 def test_chunks_equal_the_whole(model: Token2Wav, prompt_tokens: int, portion: int) -> None:
-    with model.stream(a_voice(prompt_tokens)) as stream:
-        chunks = [
-            chunk
-            for at in range(0, 47, portion)
-            for chunk in stream.push(TOKENS[at : at + portion])
-        ]
-        chunks += stream.finish()
+    chunks = chunks_of(model, portions(TOKENS, [portion]), a_voice(prompt_tokens))
     assert len(chunks) > 1
-    assert (
-        np.abs(np.concatenate([chunk.audio for chunk in chunks]) - by_hand(TOKENS)).max() <= AUDIO
-    )
+    assert off(joined(chunks), by_hand(TOKENS)) <= AUDIO
 
 
 def test_batches_equal_each_alone(model: Token2Wav) -> None:
@@ -198,13 +191,9 @@ def decoded(codec: Token2Wav) -> NDArray[np.float32]:
 @pytest.mark.parametrize("portion", [1, 6, 53])
 def test_one_stage_streams(codec: Token2Wav, decoded: NDArray[np.float32], portion: int) -> None:
     assert [*codec.pipeline.stages] == ["decoder"]
-    with codec.stream(NOBODY) as stream:
-        chunks = [
-            chunk for at in range(0, 53, portion) for chunk in stream.push(CODES[at : at + portion])
-        ]
-        chunks += stream.finish()
+    chunks = chunks_of(codec, portions(CODES, [portion]), NOBODY)
     assert len(chunks) > 1
-    assert np.abs(np.concatenate([chunk.audio for chunk in chunks]) - decoded).max() <= AUDIO
+    assert off(joined(chunks), decoded) <= AUDIO
     assert codec.pipeline.open_streams == 0
 
 

@@ -65,17 +65,9 @@ def test_an_unknown_voice_is_refused(rig: Rig, golden: GoldenSet) -> None:
 
 
 def test_the_command_says_that_a_voice_is_unknown(rig: Rig, tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "token2wav_client",
-        "synth",
-        "--url",
-        rig.server.grpc_url,
-        "--voice-id",
-        UNKNOWN,
-    ]
-    command += ["--tokens", str(DATA / "demo" / "tokens.npy"), "--out", str(tmp_path / "out.wav")]
+    command = [sys.executable, "-m", "token2wav_client", "synth", f"--url={rig.server.grpc_url}"]
+    command += [f"--tokens={DATA}/demo/tokens.npy", f"--out={tmp_path / 'out.wav'}"]
+    command.append(f"--voice-id={UNKNOWN}")
     completed = subprocess.run(
         command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
     )
@@ -160,26 +152,12 @@ def test_a_voice_of_the_settings_goes_by_its_name_and_by_its_id(
         spoken(keeping, golden.tokens[:3], variant(voice, factor))
     assert np.array_equal(spoken(keeping, golden.tokens, voice.id), by_name)
     assert np.array_equal(spoken(keeping, golden.tokens, voice), by_name)
-    command = [
-        sys.executable,
-        "-m",
-        "token2wav_client",
-        "synth",
-        "--url",
-        keeping.server.grpc_url,
-        "--quiet",
-    ]
-    np.save(tmp_path / "tokens.npy", golden.tokens)
-    command += [
-        "--tokens",
-        str(tmp_path / "tokens.npy"),
-        "--out",
-        str(tmp_path / "out.wav"),
-        "--audio-format",
-        "float32",
-    ]
-    subprocess.run([*command, "--voice-name", "anna"], timeout=PATIENCE_SECONDS, check=True)
-    assert np.array_equal(soundfile.read(tmp_path / "out.wav", dtype="float32")[0], by_name)
+    tokens, out = tmp_path / "tokens.npy", tmp_path / "out.wav"
+    np.save(tokens, golden.tokens)
+    command = [sys.executable, "-m", "token2wav_client", "synth", "--quiet", "--voice-name=anna"]
+    command += [f"--url={keeping.server.grpc_url}", f"--tokens={tokens}", f"--out={out}"]
+    subprocess.run([*command, "--audio-format=float32"], timeout=PATIENCE_SECONDS, check=True)
+    assert np.array_equal(soundfile.read(out, dtype="float32")[0], by_name)
 
 
 def test_an_unknown_name_is_refused_with_those_that_are_known(keeping: Rig, rig: Rig) -> None:

@@ -23,6 +23,7 @@ from tests.support.bigvgan_model import (
 from tests.support.recomputing import recomputing
 from tests.support.tables import table
 from tests.support.tiny_model import one_line
+from tests.support.utterances import chunks_of, joined, off
 from tests.support.yaml_edits import edit_yaml
 from token2wav import CheckpointError, ConfigError, RuntimeConfig, Token2Wav
 from token2wav.execution.artifacts import EngineFolder, Precision, fingerprint
@@ -62,15 +63,12 @@ def test_a_stream_equals_the_whole(folder: Path, incremental: bool) -> None:
     whole = model.vocode(model.mel(TOKENS, voice))
     assert whole.shape == (SAMPLES_PER_TOKEN * len(TOKENS),)
     assert 0.01 < whole.std() < 0.5
-    with model.stream(voice) as stream:
-        chunks = [
-            chunk for part in np.array_split(TOKENS, 9) for chunk in stream.push(part)
-        ] + stream.finish()
+    chunks = chunks_of(model, np.array_split(TOKENS, 9), voice)
     assert len(chunks) > 2
     assert {(chunk.sample_rate, chunk.samples_per_token) for chunk in chunks} == {
         (16_000, SAMPLES_PER_TOKEN)
     }
-    assert np.abs(np.concatenate([chunk.audio for chunk in chunks]) - whole).max() <= AUDIO
+    assert off(joined(chunks), whole) <= AUDIO
 
 
 def test_a_public_folder_beside_the_yaml(tmp_path: Path) -> None:
@@ -98,9 +96,7 @@ def test_its_graphs_serve(folder: Path, tmp_path: Path, precision: Precision) ->
         model, voice = Token2Wav.load(folder), a_voice()
         other = Token2Wav.load(folder, runtime=RuntimeConfig(backend="onnx", engines=str(tmp_path)))
         assert other.engine.name == "onnx"
-        assert (
-            np.abs(other.synthesize(TOKENS, voice) - model.synthesize(TOKENS, voice)).max() <= AUDIO
-        )
+        assert off(other.synthesize(TOKENS, voice), model.synthesize(TOKENS, voice)) <= AUDIO
 
 
 def test_graphs_are_of_one_generator(copied: Path) -> None:

@@ -16,6 +16,7 @@ from tests.support.streamflow_model import (
     a_voice,
     write_model,
 )
+from tests.support.utterances import chunks_of, joined, off, portions, streamed
 from token2wav import ConfigError, InputError, RuntimeConfig, StreamConfig, Token2Wav, Voice
 from token2wav.execution.assemble import check_folder
 from token2wav.families.streamflow.config import GuidedFlowConfig, StreamFlowConfig
@@ -50,23 +51,10 @@ def test_defaults_are_the_published_sizes(folder: Path, tmp_path: Path) -> None:
     flow, estimator = config.flow, config.flow.estimator
     assert isinstance(flow, GuidedFlowConfig)
     assert flow.guided == GuidedAttention.assigned(22, (7, 14), (1,))
-    assert (estimator.dim, estimator.depth, estimator.heads, estimator.static_chunk_size) == (
-        1024,
-        22,
-        16,
-        24,
-    )
-    assert (flow.n_timesteps, flow.inference_cfg_rate, flow.mel_bands, flow.token_mel_ratio) == (
-        10,
-        0.5,
-        80,
-        4,
-    )
-    assert (config.sample_rate, config.samples_per_token, config.token_frame_rate) == (
-        16000,
-        640,
-        25,
-    )
+    assert (estimator.dim, estimator.depth, estimator.heads) == (1024, 22, 16)
+    assert (estimator.static_chunk_size, flow.n_timesteps, flow.inference_cfg_rate) == (24, 10, 0.5)
+    assert (flow.mel_bands, flow.token_mel_ratio, config.samples_per_token) == (80, 4, 640)
+    assert (config.sample_rate, config.token_frame_rate) == (16000, 25)
     assert config.hops(StreamConfig()) == (12, 12)
     assert flow.context_tokens == (12, 6)
 
@@ -107,11 +95,8 @@ def test_streams_of_one_step_are_the_whole(folder: Path) -> None:
     """A window holds all that one evaluation depends on."""
     model, voice = Token2Wav.load(folder, stream=StreamConfig(steps=(1,)), runtime=CPU), a_voice()
     assert isinstance(model.pipeline.flow, WindowFlow)
-    with model.stream(voice) as stream:
-        chunks = [
-            chunk for portion in np.array_split(TOKENS, 9) for chunk in stream.push(portion)
-        ] + stream.finish()
-    audio = np.concatenate([chunk.audio for chunk in chunks])
+    chunks = chunks_of(model, np.array_split(TOKENS, 9), voice)
+    audio = joined(chunks)
     assert len(audio) == len(TOKENS) * SAMPLES_PER_TOKEN
     assert {chunk.sample_rate for chunk in chunks} == {SAMPLE_RATE}
     assert np.abs(audio - model.vocode(model.mel(TOKENS, voice))).max() <= AUDIO
@@ -131,12 +116,7 @@ def test_published_windows_do_not_depend_on_portions(folder: Path) -> None:
     model, voice = Token2Wav.load(folder, runtime=CPU), a_voice()
     expected = model.synthesize(TOKENS, voice)
     for size in (1, 17):
-        with model.stream(voice) as stream:
-            chunks = [
-                chunk for at in range(0, 100, size) for chunk in stream.push(TOKENS[at : at + size])
-            ]
-            chunks += stream.finish()
-        assert np.abs(np.concatenate([chunk.audio for chunk in chunks]) - expected).max() <= AUDIO
+        assert off(streamed(model, portions(TOKENS, [size]), voice), expected) <= AUDIO
 
 
 def test_first_chunk_runs_when_its_look_ahead_is_there(folder: Path) -> None:
