@@ -45,20 +45,12 @@ settings.register_profile(
 settings.load_profile("patient")
 
 ROOT = Path(__file__).parents[1]
-# Slow tests come first, so that all workers end at about the same time.
-_FIRST = [
-    "exporters",
-    "examples",
-    "served",
-    "benchmarks",
-    "cosyvoice3",
-    "docker",
-    "deploy",
-    "kernels",
-    "execution",
-    "launcher",
-]
+# Folders of slow tests come first and those of quick tests last, so that all workers end at about
+# the same time. Folders that are not named are in between.
+_FIRST = ["exporters", "examples", "served", "benchmarks", "execution", "families", "serving"]
+_LAST = ["networks", "voices", "cache", "config", "scripts", "client"]
 _USES_A_SHARED_SERVER = re.compile(r"def \w+\([^)]*\b(rig|limited): Rig\b")
+_USES_SHARED_EXPORTS = re.compile(r"\bexport: Export\b")
 _FIRST_PORT, _PORTS_OF_A_WORKER = 10_000, 2_000  # below the ephemeral ports of the kernel
 
 
@@ -74,9 +66,10 @@ class ByFile(LoadScopeScheduling):  # type: ignore[misc]
 
 @cache
 def _scope(file: str) -> str:
-    if file.startswith("tests/exporters/"):
+    text = (ROOT / file).read_text()
+    if _USES_SHARED_EXPORTS.search(text):
         return "exports"
-    return "servers" if _USES_A_SHARED_SERVER.search((ROOT / file).read_text()) else file
+    return "servers" if _USES_A_SHARED_SERVER.search(text) else file
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
@@ -87,8 +80,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def rank(item: pytest.Item) -> int:
-        folder = item.path.parent.name
-        return _FIRST.index(folder) if folder in _FIRST else len(_FIRST)
+        folder = item.path.relative_to(ROOT / "tests").parts[0]
+        if folder in _FIRST:
+            return _FIRST.index(folder)
+        return len(_FIRST) + (1 + _LAST.index(folder) if folder in _LAST else 0)
 
     items.sort(key=rank)
 

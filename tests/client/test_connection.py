@@ -73,13 +73,14 @@ def test_secrets_are_not_shown() -> None:
 def test_files_that_are_no_certificates(tmp_path: Path) -> None:
     text = tmp_path / "text.pem"
     text.write_text("hello")
-    for files, message in (
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"ca": tmp_path / "nowhere.pem"}, r"ca: .*nowhere.pem \(No such file or directory\)"),
         ({"ca": text}, r"ca: cannot use .*text.pem \(no certificate or crl found\)"),
         ({"cert": text}, "key: missing, a certificate and its key go together"),
         ({"key": text}, "cert: missing"),
         ({"cert": text, "key": text}, r"cert, key: cannot use .*text.pem"),
-    ):
+    ]
+    for files, message in cases:
         with pytest.raises(InputError, match=message):
             Tls(**files)
 

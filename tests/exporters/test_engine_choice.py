@@ -140,24 +140,18 @@ def test_recomputing_has_no_other_engine() -> None:
 # The command that compares.
 
 
+def verify(engines: str | Path) -> list[str]:
+    return ["verify", f"--model={TINY}", f"--out={engines}", "--device=cpu"]
+
+
 @pytest.mark.parametrize(
     ("engine", "precision"), [("onnx", "float32"), ("onnx", "float16"), ("torch", "float16")]
 )
 def test_verify_accepts_good_engines(
     engines: str, engine: str, precision: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = [
-        "verify",
-        "--model",
-        str(TINY),
-        "--out",
-        engines,
-        "--backend",
-        engine,
-        "--precision",
-        precision,
-    ]
-    assert main([*arguments, "--device", "cpu", "--seconds", "4"]) == 0
+    options = [f"--backend={engine}", f"--precision={precision}", "--seconds=4"]
+    assert main([*verify(engines), *options]) == 0
     assert f"{engine}, {precision}, cpu, against torch, float32" in capsys.readouterr().out
 
 
@@ -177,18 +171,7 @@ def test_verify_compares_what_was_exported(
             ("vocoder.", *(f"step.{precision}." for precision in precisions))
         ):
             (tmp_path / folder.name).symlink_to(folder)
-    arguments = [
-        "verify",
-        "--model",
-        str(TINY),
-        "--out",
-        str(tmp_path),
-        "--device",
-        "cpu",
-        "--seconds",
-        "1",
-    ]
-    assert main(arguments) == 0
+    assert main([*verify(tmp_path), "--seconds=1"]) == 0
     told = capsys.readouterr()
     assert told.out.startswith(f"onnx, {taken}, cpu, against torch, float32")
     assert "compared with itself" not in told.err
@@ -199,18 +182,7 @@ def test_verify_refuses_an_engine_that_differs(
 ) -> None:
     exact = ExportedVocoder.__call__
     monkeypatch.setattr(ExportedVocoder, "__call__", lambda *arguments: 1.01 * exact(*arguments))
-    arguments = [
-        "verify",
-        "--model",
-        str(TINY),
-        "--out",
-        engines,
-        "--backend",
-        "onnx",
-        "--device",
-        "cpu",
-    ]
-    assert main([*arguments, "--seconds", "2", "--json"]) == 1
+    assert main([*verify(engines), "--backend=onnx", "--seconds=2", "--json"]) == 1
     assert "vocoder_max" in capsys.readouterr().err
 
 

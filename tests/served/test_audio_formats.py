@@ -8,7 +8,6 @@ import asyncio
 import io
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,8 +19,8 @@ import soxr
 from numpy.typing import NDArray
 
 from examples import demo
-from tests.support.golden import ROOT
 from tests.support.patience import PATIENCE_SECONDS
+from tests.support.serve_command import synth
 from tests.support.server_rig import Rig
 from token2wav import Token2Wav, Voice
 from token2wav_client import AsyncClient, AudioChunk, Client, ClientVoice, ServerError, frames
@@ -32,23 +31,12 @@ from token2wav_voice import FrontEnd, Recording
 TRIM_MS = 3000
 SILENT_TOKENS = 50  # 2 s: whole chunks of nothing
 NEAR_DB = 40.0  # batches on a server sum in another order
-REPOSITORIES = {
-    "token2wav": ROOT / "model_repository",
-    "token2wav_ensemble": ROOT / "model_repository_ensemble",
-}
-
-
-@pytest.fixture(scope="module", params=list(REPOSITORIES))
-def model_name(request: pytest.FixtureRequest) -> str:
-    return request.param
 
 
 @pytest.fixture(scope="module")
-def served(model_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+def served(both_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     settings = f"stream: {{first_tokens: 0, trim_silence_ms: {TRIM_MS}}}"
-    with Rig.start(
-        demo.MODEL, tmp_path_factory.mktemp("served"), settings, REPOSITORIES[model_name]
-    ) as rig:
+    with Rig.start(demo.MODEL, tmp_path_factory.mktemp("served"), settings, both_models) as rig:
         yield rig
 
 
@@ -102,14 +90,14 @@ def near(found: NDArray[np.float32], wanted: NDArray[np.float32]) -> float:
 )
 def test_what_is_sent_equals_a_conversion_of_the_whole(
     served: Rig,
-    model_name: str,
+    name: str,
     spoken: ClientVoice,
     tokens: NDArray[np.int32],
     whole: NDArray[np.float32],
     audio_format: client_audio.AudioFormat,
     sample_rate: int,
 ) -> None:
-    with Client(served.server.grpc_url, model=model_name) as client:
+    with Client(served.server.grpc_url, model=name) as client:
         portions = np.split(tokens, [3, 40, 41, 100])
         chunks = list(
             client.synthesize(portions, spoken, audio_format=audio_format, sample_rate=sample_rate)
@@ -125,10 +113,10 @@ def test_what_is_sent_equals_a_conversion_of_the_whole(
 
 
 def test_nothing_but_silence_ends_with_an_empty_chunk(
-    served: Rig, model_name: str, spoken: ClientVoice, silence: NDArray[np.int32]
+    served: Rig, name: str, spoken: ClientVoice, silence: NDArray[np.int32]
 ) -> None:
     async def speak() -> list[AudioChunk]:
-        async with AsyncClient(served.server.grpc_url, model=model_name) as client:
+        async with AsyncClient(served.server.grpc_url, model=name) as client:
             return [
                 chunk async for chunk in client.synthesize([silence], spoken, sample_rate=16_000)
             ]
@@ -137,10 +125,8 @@ def test_nothing_but_silence_ends_with_an_empty_chunk(
     assert (only.final, len(only.audio), only.samples_trimmed) == (True, 0, SILENT_TOKENS * 640)
 
 
-def test_telephony(
-    served: Rig, model_name: str, spoken: ClientVoice, tokens: NDArray[np.int32]
-) -> None:
-    with Client(served.server.grpc_url, model=model_name) as client:
+def test_telephony(served: Rig, name: str, spoken: ClientVoice, tokens: NDArray[np.int32]) -> None:
+    with Client(served.server.grpc_url, model=name) as client:
         chunks = list(client.synthesize([tokens], spoken, audio_format="mulaw", sample_rate=8000))
     packets = list(frames(chunks))
     assert {(packet.dtype, len(packet)) for packet in packets} == {(np.dtype(np.uint8), 160)}
@@ -152,39 +138,29 @@ def test_telephony(
     )
 
 
-def test_what_cannot_be_had_is_refused(served: Rig, model_name: str, spoken: ClientVoice) -> None:
-    with Client(served.server.grpc_url, model=model_name) as client:
+def test_what_cannot_be_had_is_refused(served: Rig, name: str, spoken: ClientVoice) -> None:
+    with Client(served.server.grpc_url, model=name) as client:
         with pytest.raises(
             ServerError,
             match=r"sample_rate: 11025 is not one of 8000, 16000, 22050, 24000, 44100, 48",
         ):
             list(client.synthesize([1], spoken, sample_rate=11_025))
         assert len(list(client.synthesize([1], spoken))) == 1
-    with served.connect(model_name) as connection:
+    with served.connect(name) as connection:
         voice = Voice(spoken.prompt_tokens, spoken.prompt_mel, spoken.speaker_embedding)
-        for name, value in (("audio_format", 7), ("sample_rate", "8000"), ("sample_rate", True)):
-            connection.send([1], voice, parameters={name: value})
+        for field, value in (("audio_format", 7), ("sample_rate", "8000"), ("sample_rate", True)):
+            connection.send([1], voice, parameters={field: value})
             [error] = connection.answers().errors
-            assert f"{name}: {value!r} is not one of " in error
+            assert f"{field}: {value!r} is not one of " in error
 
 
-@pytest.mark.parametrize("model_name", ["token2wav"], indirect=True)
 def test_the_command_writes_and_reports(
     served: Rig, spoken: ClientVoice, tokens: NDArray[np.int32], tmp_path: Path
 ) -> None:
     np.save(tmp_path / "tokens.npy", tokens)
     np.savez(tmp_path / "voice.npz", **{name: getattr(spoken, name) for name in FIELDS})
-    program = [sys.executable, "-m", "token2wav_client", "synth", "--url", served.server.grpc_url]
-    program += [
-        "--tokens",
-        "tokens.npy",
-        "--voice",
-        "voice.npz",
-        "--audio-format",
-        "mulaw",
-        "--sample-rate",
-        "8000",
-    ]
+    given = ["--tokens=tokens.npy", "--voice=voice.npz", "--audio-format=mulaw"]
+    program = synth(served.server.grpc_url, *given, "--sample-rate=8000")
     heard = heard_sounds(served)
     reports = []
     for out in (["out.opus"], ["-", "--format", "wav"]):

@@ -14,6 +14,7 @@ import soundfile
 from examples.llm_stream import tokens_in
 from tests.support.golden import DATA, ROOT
 from tests.support.patience import PATIENCE_SECONDS, until
+from tests.support.serve_command import synth
 from tests.support.server_rig import Rig
 from token2wav_client import ClientVoice
 from token2wav_client.writer import FILE_FORMATS
@@ -23,28 +24,24 @@ TOKENS = np.load(DATA / "demo" / "tokens.npy")[:60]
 
 
 def run(*command: object, text: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    words = [sys.executable, *map(str, command)]
     return subprocess.run(
-        words, input=text, capture_output=True, timeout=PATIENCE_SECONDS, check=False
+        list(map(str, command)),
+        input=text,
+        capture_output=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
     )
 
 
 def test_samples_on_standard_output(rig: Rig, tmp_path: Path) -> None:
     tokens = tmp_path / "tokens.npy"
     np.save(tokens, TOKENS)
-    synth = [
-        "-m",
-        "token2wav_client",
-        "synth",
-        f"--tokens={tokens}",
-        f"--voice={VOICE}",
-        f"--url={rig.server.grpc_url}",
-    ]
-    floats = run(*synth, "--out=-", "--audio-format=float32")
+    spoken = synth(rig.server.grpc_url, f"--tokens={tokens}", f"--voice={VOICE}", "--out=-")
+    floats = run(*spoken, "--audio-format=float32")
     assert floats.returncode == 0, floats.stderr
     assert len(floats.stdout) == 4 * 960 * len(TOKENS)
     assert b"time to first audio" in floats.stderr
-    integers = run(*synth, "--out=-", "--quiet")
+    integers = run(*spoken, "--quiet")
     assert integers.returncode == 0
     assert integers.stderr == b""
     difference = np.frombuffer(floats.stdout, "<f4") - np.frombuffer(
@@ -56,11 +53,8 @@ def test_samples_on_standard_output(rig: Rig, tmp_path: Path) -> None:
 def test_nobody_reads_standard_output(rig: Rig, tmp_path: Path) -> None:
     tokens = tmp_path / "tokens.npy"
     np.save(tokens, TOKENS)
-    command = (
-        f"{sys.executable} -m token2wav_client synth --tokens {tokens} --voice {VOICE} "
-        "--quiet --out - "
-    )
-    command += f"--url {rig.server.grpc_url} | true; exit ${{PIPESTATUS[0]}}"
+    given = [f"--tokens={tokens}", f"--voice={VOICE}", "--quiet", "--out=-"]
+    command = f"{' '.join(synth(rig.server.grpc_url, *given))} | true; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(
         ["bash", "-c", command],
         capture_output=True,
@@ -77,17 +71,9 @@ def test_nobody_reads_standard_output(rig: Rig, tmp_path: Path) -> None:
 
 def test_a_terminated_command_says_what_it_has_written(rig: Rig, tmp_path: Path) -> None:
     out = tmp_path / "out.wav"
-    command = [
-        sys.executable,
-        "-m",
-        "token2wav_client",
-        "synth",
-        "--tokens=-",
-        f"--voice={VOICE}",
-        f"--out={out}",
-    ]
+    given = ["--tokens=-", f"--voice={VOICE}", f"--out={out}", "--quiet"]
     with subprocess.Popen(
-        [*command, f"--url={rig.server.grpc_url}", "--quiet"],
+        synth(rig.server.grpc_url, *given),
         stdin=subprocess.PIPE,
         stderr=subprocess.PIPE,
     ) as process:
@@ -108,10 +94,8 @@ def test_a_terminated_command_says_what_it_has_written(rig: Rig, tmp_path: Path)
 @pytest.mark.parametrize("kind", FILE_FORMATS)
 def test_a_full_disk_says_what_was_kept(rig: Rig, tmp_path: Path, kind: str) -> None:
     out = tmp_path / f"out.{kind}"
-    synth = (
-        f"-m token2wav_client synth --tokens {DATA / 'demo' / 'tokens.npy'} --voice {VOICE} --quiet"
-    )
-    command = f"ulimit -f 20; {sys.executable} {synth} --out {out} --url {rig.server.grpc_url}"
+    given = [f"--tokens={DATA}/demo/tokens.npy", f"--voice={VOICE}", "--quiet", f"--out={out}"]
+    command = f"ulimit -f 20; {' '.join(synth(rig.server.grpc_url, *given))}"
     shell = ["bash", "-c", command]
     done = subprocess.run(
         shell, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
@@ -153,15 +137,8 @@ def test_an_error_in_tokens_names_their_file(
     else:
         Path(source).write_text(tokens)
     out = tmp_path / "out.wav"
-    synth = (
-        "-m",
-        "token2wav_client",
-        "synth",
-        f"--tokens={source}",
-        f"--voice={VOICE}",
-        f"--out={out}",
-    )
-    done = run(*synth, f"--url={rig.server.grpc_url}", text=text)
+    given = [f"--tokens={source}", f"--voice={VOICE}", f"--out={out}"]
+    done = run(*synth(rig.server.grpc_url, *given), text=text)
     named = "standard input" if name == "-" else source
     assert done.stderr.decode() == f"token2wav-client: error: {named}: {message}\n"
     assert done.returncode in (2, 4)
@@ -178,15 +155,8 @@ def test_an_error_in_a_voice_names_its_file(rig: Rig, tmp_path: Path, voice: Cli
         speaker_embedding=embedding,
     )
     np.save(tokens, TOKENS)
-    synth = (
-        "-m",
-        "token2wav_client",
-        "synth",
-        f"--tokens={tokens}",
-        f"--voice={path}",
-        f"--out={tmp_path / 'o.wav'}",
-    )
-    done = run(*synth, f"--url={rig.server.grpc_url}")
+    given = [f"--tokens={tokens}", f"--voice={path}", f"--out={tmp_path / 'o.wav'}"]
+    done = run(*synth(rig.server.grpc_url, *given))
     message = f"{path}: speaker_embedding: shape (9,), expected (192,) for this model"
     assert (done.returncode, done.stderr.decode()) == (4, f"token2wav-client: error: {message}\n")
 
@@ -217,6 +187,7 @@ def test_speaking_what_a_language_model_prints(rig: Rig, tmp_path: Path) -> None
     out = tmp_path / "out.wav"
     text = "Sure!\n" + "".join(f"<|speech_{token}|>" for token in TOKENS) + "<|eos|>"
     done = run(
+        sys.executable,
         ROOT / "examples" / "llm_stream.py",
         f"--voice={VOICE}",
         f"--out={out}",
@@ -235,7 +206,8 @@ def test_speaking_a_folder(rig: Rig, tmp_path: Path) -> None:
     (tokens / "c.txt").write_text("<|s_1|><|s_2|>")
     (tokens / "wrong.txt").write_text("9999")
     (tokens / "README.md").write_text("no tokens")
-    command = [ROOT / "examples" / "synthesize_folder.py", tokens, wavs, f"--voice={VOICE}"]
+    script = ROOT / "examples" / "synthesize_folder.py"
+    command = [sys.executable, script, tokens, wavs, f"--voice={VOICE}"]
     done = run(*command, f"--url={rig.server.grpc_url}")
     assert done.returncode == 1
     assert (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,14 +15,14 @@ from safetensors.numpy import save_file
 
 from tests.families.cosyvoice3.tolerances import SNR_DB
 from tests.support.codebook_model import SAMPLES_PER_TOKEN, a_voice, some_codes, write_model
-from tests.support.golden import ROOT, snr_db
+from tests.support.golden import snr_db
 from tests.support.patience import PATIENCE_SECONDS
+from tests.support.serve_command import synth
 from tests.support.server_rig import Rig
 from token2wav import Token2Wav
 from token2wav_client import Client, ClientVoice, ServerError, TokenError
 
 CODES = some_codes(75)
-MODELS = {"token2wav": "model_repository", "token2wav_ensemble": "model_repository_ensemble"}
 
 
 @pytest.fixture(scope="module")
@@ -31,15 +30,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("model") / "codes")
 
 
-@pytest.fixture(scope="module", params=MODELS)
-def name(request: pytest.FixtureRequest) -> str:
-    """Of the model on the server."""
-    return str(request.param)
-
-
 @pytest.fixture(scope="module")
-def served(name: str, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    with Rig.start(folder, tmp_path_factory.mktemp("rig"), None, ROOT / MODELS[name]) as rig:
+def served(
+    both_models: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Rig]:
+    with Rig.start(folder, tmp_path_factory.mktemp("rig"), None, both_models) as rig:
         yield rig
 
 
@@ -77,26 +72,8 @@ def test_the_command_takes_them_from_a_file_and_a_pipe(
     np.savetxt(text, CODES, fmt="%d")
     heard = []
     for source in (["--tokens", "codes.npy"], ["--tokens", "-", "--codebooks", "4"]):
-        command = [
-            sys.executable,
-            "-m",
-            "token2wav_client",
-            "synth",
-            "--url",
-            served.server.grpc_url,
-            "--model",
-            name,
-        ]
-        command += [
-            *source,
-            "--voice",
-            "voice.safetensors",
-            "--out",
-            "out.wav",
-            "--audio-format",
-            "float32",
-            "--json",
-        ]
+        given = [f"--model={name}", *source, "--voice=voice.safetensors", "--out=out.wav"]
+        command = synth(served.server.grpc_url, *given, "--audio-format=float32", "--json")
         done = subprocess.run(
             command,
             cwd=tmp_path,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 
 from tests.support.golden import DATA, GoldenSet
 from tests.support.patience import until
+from tests.support.serve_command import synth
 from tests.support.server_rig import Rig
 from token2wav import Token2Wav
 from token2wav_client import Client, ClientVoice
@@ -36,8 +36,7 @@ def test_stream_that_waits_for_tokens_is_freed_when_its_client_leaves(
 
 def test_killed_client_is_noticed(rig: Rig, tmp_path: Path) -> None:
     """A process that dies in the middle of an utterance, with tokens still to come."""
-    command = [sys.executable, "-m", "token2wav_client", "synth", "--quiet", "--rate=25"]
-    command += [f"--url={rig.server.grpc_url}", f"--out={tmp_path / 'out.wav'}"]
+    command = synth(rig.server.grpc_url, "--quiet", "--rate=25", f"--out={tmp_path / 'out.wav'}")
     command += [f"--tokens={DATA}/demo/tokens.npy", f"--voice={DATA}/demo/voice.safetensors"]
     client = subprocess.Popen(command)
     until((tmp_path / "out.wav").is_file)

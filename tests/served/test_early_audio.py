@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from tests.served.test_streaming import SERVER_EQUALS_LIBRARY
-from tests.support.golden import ROOT, TINY, GoldenSet
+from tests.support.golden import TINY, GoldenSet
 from tests.support.server_rig import Rig
 from token2wav import Token2Wav
 from token2wav_client import Client, ClientVoice
 from token2wav_client.stats import ChunkTiming, summarize
 
-MODELS = {"token2wav": "model_repository", "token2wav_ensemble": "model_repository_ensemble"}
 FIRST, LOOKAHEAD, HELD_BACK = 8, 3, 1924
 TOKENS_PER_SECOND = 25
 ATTEMPTS = 3
@@ -24,15 +24,10 @@ ATTEMPTS = 3
 BUSY_S = 0.1
 
 
-@pytest.fixture(scope="module", params=list(MODELS))
-def name(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
 @pytest.fixture(scope="module")
-def early(name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+def early(both_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     settings = f"stream: {{first_tokens: {FIRST}}}"
-    with Rig.start(TINY, tmp_path_factory.mktemp("early"), settings, ROOT / MODELS[name]) as rig:
+    with Rig.start(TINY, tmp_path_factory.mktemp("early"), settings, both_models) as rig:
         yield rig
         rig.wait_until_empty()
 

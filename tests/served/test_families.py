@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from tests.served.test_streaming import random_portions
-from tests.support import chatterbox_model, cosyvoice2_model, stepaudio2_model
+from tests.support.caching_families import WRITERS, write_family
 from tests.support.family_golden import FamilyGolden
 from tests.support.golden import ROOT, snr_db
 from tests.support.patience import PATIENCE_SECONDS
@@ -29,19 +28,12 @@ AUDIO = 1e-3  # tolerance of 16-bit audio
 # Batches sum in another order than single streams, and F0 turns rounding into phase; 75 dB seen.
 SNR_DB = 60
 
-WRITERS: dict[str, Callable[[Path, FamilyGolden], Path]] = {
-    "cosyvoice2": cosyvoice2_model.write_model,
-    "stepaudio2": stepaudio2_model.write_model,
-    "chatterbox": chatterbox_model.write_model,
-    "chatterbox turbo": partial(chatterbox_model.write_model, mean_flow=True),
-}
-MODELS = ("token2wav", "token2wav_ensemble")
 # Text of a token from their language models, by names of examples/llm_stream.py.
 PRINTED = {
     "cosyvoice2": {"cosyvoice": "<|speech_{}|>"},
     "stepaudio2": {"stepaudio2": "<audio_{}>", "minicpmo": "{} "},
     "chatterbox": {"chatterbox": "{}, "},
-    "chatterbox turbo": {},
+    "turbo": {},
 }
 
 
@@ -64,23 +56,17 @@ class Served:
 
 @pytest.fixture(scope="module", params=WRITERS)
 def served(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, both_models: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:
     """Starts one server with both of the project's models."""
-    golden = FamilyGolden(request.param.partition(" ")[0], "tiny")
-    folder = WRITERS[request.param](tmp_path_factory.mktemp("model"), golden)
+    golden = FamilyGolden(request.param.replace("turbo", "chatterbox"), "tiny")
+    folder = write_family(request.param, tmp_path_factory.mktemp("model"))
     voice = Voice(
         golden["prompt_token"].numpy(), golden["prompt_feat"].numpy(), golden["embedding"].numpy()
     )
     tokens = np.tile(golden["token"].numpy(), 3)[:150].astype(np.int32)
     whole = Token2Wav.load(folder).synthesize(tokens, voice)
-    repository = tmp_path_factory.mktemp("repository")
-    for model in (
-        *(ROOT / "model_repository").iterdir(),
-        *(ROOT / "model_repository_ensemble").iterdir(),
-    ):
-        (repository / model.name).symlink_to(model)
-    with Rig.start(folder, tmp_path_factory.mktemp("server"), repository=repository) as rig:
+    with Rig.start(folder, tmp_path_factory.mktemp("server"), repository=both_models) as rig:
         yield Served(request.param, rig, tokens, voice, whole)
 
 
@@ -90,7 +76,6 @@ def _nothing_is_left(served: Served) -> Iterator[None]:
     served.rig.wait_until_empty()
 
 
-@pytest.mark.parametrize("name", MODELS)
 def test_eight_streams_at_once_in_random_portions(name: str, served: Served) -> None:
     def synthesize(seed: int) -> NDArray[np.float32]:
         with Client(served.rig.server.grpc_url, model=name) as client:
@@ -106,7 +91,6 @@ def test_eight_streams_at_once_in_random_portions(name: str, served: Served) -> 
             assert snr_db(audio, served.whole) > SNR_DB
 
 
-@pytest.mark.parametrize("name", MODELS)
 def test_what_goes_wrong_in_one_stream_stays_there(name: str, served: Served) -> None:
     """One stream gets a bad token, and its client abandons two others.
 

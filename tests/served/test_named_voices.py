@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from safetensors.numpy import save_file
 
 from tests.support.golden import DATA, TINY, GoldenSet
 from tests.support.patience import PATIENCE_SECONDS
+from tests.support.serve_command import synth
 from tests.support.server_rig import Rig, voice_inputs
 from token2wav import Token2Wav, Voice
 from token2wav_client import Client, ClientVoice, ServerError
@@ -65,9 +65,8 @@ def test_an_unknown_voice_is_refused(rig: Rig, golden: GoldenSet) -> None:
 
 
 def test_the_command_says_that_a_voice_is_unknown(rig: Rig, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "token2wav_client", "synth", f"--url={rig.server.grpc_url}"]
-    command += [f"--tokens={DATA}/demo/tokens.npy", f"--out={tmp_path / 'out.wav'}"]
-    command.append(f"--voice-id={UNKNOWN}")
+    given = [f"--tokens={DATA}/demo/tokens.npy", f"--out={tmp_path / 'out.wav'}"]
+    command = synth(rig.server.grpc_url, *given, f"--voice-id={UNKNOWN}")
     completed = subprocess.run(
         command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
     )
@@ -154,9 +153,9 @@ def test_a_voice_of_the_settings_goes_by_its_name_and_by_its_id(
     assert np.array_equal(spoken(keeping, golden.tokens, voice), by_name)
     tokens, out = tmp_path / "tokens.npy", tmp_path / "out.wav"
     np.save(tokens, golden.tokens)
-    command = [sys.executable, "-m", "token2wav_client", "synth", "--quiet", "--voice-name=anna"]
-    command += [f"--url={keeping.server.grpc_url}", f"--tokens={tokens}", f"--out={out}"]
-    subprocess.run([*command, "--audio-format=float32"], timeout=PATIENCE_SECONDS, check=True)
+    given = ["--quiet", "--voice-name=anna", f"--tokens={tokens}", f"--out={out}"]
+    command = synth(keeping.server.grpc_url, *given, "--audio-format=float32")
+    subprocess.run(command, timeout=PATIENCE_SECONDS, check=True)
     assert np.array_equal(soundfile.read(out, dtype="float32")[0], by_name)
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,25 +15,18 @@ import pytest
 import soundfile
 
 from tests.families.cosyvoice3.tolerances import SNR_DB
-from tests.support.golden import DATA, ROOT, TINY, GoldenSet, snr_db
+from tests.support.golden import DATA, TINY, GoldenSet, snr_db
 from tests.support.patience import PATIENCE_SECONDS
+from tests.support.serve_command import synth
 from tests.support.server_rig import Rig
 from token2wav import StreamConfig, Token2Wav
 from token2wav_client import Client, ClientVoice, InputError, ServerError
 
-MODELS = {"token2wav": "model_repository", "token2wav_ensemble": "model_repository_ensemble"}
-
-
-@pytest.fixture(scope="module", params=MODELS)
-def name(request: pytest.FixtureRequest) -> str:
-    """Of the model on the server."""
-    return str(request.param)
-
 
 @pytest.fixture(scope="module")
-def served(name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+def served(both_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     settings = "stream: {first_tokens: 0, steps: [10, 3]}"
-    with Rig.start(TINY, tmp_path_factory.mktemp("rig"), settings, ROOT / MODELS[name]) as rig:
+    with Rig.start(TINY, tmp_path_factory.mktemp("rig"), settings, both_models) as rig:
         yield rig
 
 
@@ -70,23 +62,9 @@ def test_each_stream_has_its_own_number(
 def test_the_command_asks_for_them(
     served: Rig, name: str, both: Token2Wav, golden: GoldenSet, tmp_path: Path
 ) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "token2wav_client",
-        "synth",
-        "--url",
-        served.server.grpc_url,
-        "--model",
-        name,
-    ]
-    command += [
-        "--tokens",
-        str(DATA / "demo" / "tokens.npy"),
-        "--voice",
-        str(DATA / "demo" / "voice.safetensors"),
-    ]
-    command += ["--out", "out.wav", "--audio-format", "float32", "--json", "--steps"]
+    given = [f"--tokens={DATA}/demo/tokens.npy", f"--voice={DATA}/demo/voice.safetensors"]
+    given += ["--out=out.wav", "--audio-format=float32", "--json"]
+    command = synth(served.server.grpc_url, f"--model={name}", *given, "--steps")
     done = subprocess.run(
         [*command, "3"],
         cwd=tmp_path,

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.support.golden import ROOT
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.server_rig import Rig
 from tests.support.streamflow_model import SAMPLE_RATE, SAMPLES_PER_TOKEN, a_voice, write_model
@@ -19,7 +18,6 @@ from token2wav_client import Client, ClientVoice, ServerError
 
 AUDIO = 1e-4
 TOKENS = np.random.default_rng(4).integers(0, 6561, 130).astype(np.int32)
-MODELS = {"token2wav": "model_repository", "token2wav_ensemble": "model_repository_ensemble"}
 
 
 @pytest.fixture(scope="module")
@@ -27,15 +25,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("model") / "streamflow")
 
 
-@pytest.fixture(scope="module", params=MODELS)
-def name(request: pytest.FixtureRequest) -> str:
-    """Of the model on the server."""
-    return str(request.param)
-
-
 @pytest.fixture(scope="module")
-def served(name: str, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    with Rig.start(folder, tmp_path_factory.mktemp("rig"), None, ROOT / MODELS[name]) as rig:
+def served(
+    both_models: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Rig]:
+    with Rig.start(folder, tmp_path_factory.mktemp("rig"), None, both_models) as rig:
         yield rig
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.support.golden import TINY, GoldenSet
 from tests.support.patience import PATIENCE_SECONDS
+from tests.support.serve_command import synth
 from tests.support.server_rig import Rig
 from token2wav import Token2Wav
 
@@ -66,17 +66,9 @@ def test_served_and_spoken(folder: Path, golden: GoldenSet, tmp_path: Path) -> N
     )
     # so that no hop is cut short
     with Rig.start(folder, tmp_path, "limits: {player_buffer_seconds: 60}") as rig:
-        command = [
-            sys.executable,
-            "-m",
-            "token2wav_client",
-            "synth",
-            "--json",
-            "--url",
-            rig.server.grpc_url,
-        ]
-        command += ["--tokens", "-", "--voice", "voice.safetensors", "--out", "out.wav"]
-        command += ["--audio-format", "float32", "--tokens-per-request", "1"]
+        given = ["--json", "--tokens=-", "--voice=voice.safetensors", "--out=out.wav"]
+        given += ["--audio-format=float32", "--tokens-per-request=1"]
+        command = synth(rig.server.grpc_url, *given)
         with subprocess.Popen(
             command,
             cwd=tmp_path,

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,15 +15,15 @@ import soundfile
 from safetensors.numpy import save_file
 
 from tests.support.bigvgan_model import SAMPLE_RATE, SAMPLES_PER_TOKEN, a_voice, write_model
-from tests.support.golden import ROOT, GoldenSet
+from tests.support.golden import GoldenSet
 from tests.support.patience import PATIENCE_SECONDS
+from tests.support.serve_command import synth
 from tests.support.server_rig import Rig
 from token2wav import Token2Wav, Voice
 from token2wav_client import Client, ClientVoice
 
 AUDIO = 1e-4
 TOKENS = np.random.default_rng(2).integers(0, 6561, 120).astype(np.int32)
-MODELS = {"token2wav": "model_repository", "token2wav_ensemble": "model_repository_ensemble"}
 
 
 @pytest.fixture(scope="module")
@@ -32,22 +31,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("model") / "bigvgan16k")
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module")
 def served(
-    request: pytest.FixtureRequest, folder: Path, tmp_path_factory: pytest.TempPathFactory
+    both_models: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Rig]:
-    with Rig.start(
-        folder, tmp_path_factory.mktemp("rig"), None, ROOT / MODELS[request.param]
-    ) as rig:
+    with Rig.start(folder, tmp_path_factory.mktemp("rig"), None, both_models) as rig:
         yield rig
-
-
-@pytest.fixture
-def name(served: Rig) -> str:
-    """Of the model on the server."""
-    return (
-        "token2wav_ensemble" if "ensemble" in served.server.model_repository.name else "token2wav"
-    )
 
 
 def client_voice(voice: Voice) -> ClientVoice:
@@ -84,25 +73,8 @@ def test_the_wav_and_the_report_have_the_rate_of_the_answers(
         for field in ("prompt_tokens", "prompt_mel", "speaker_embedding")
     }
     save_file(arrays, tmp_path / "voice.safetensors")
-    command = [
-        sys.executable,
-        "-m",
-        "token2wav_client",
-        "synth",
-        "--url",
-        served.server.grpc_url,
-        "--model",
-        name,
-    ]
-    command += [
-        "--tokens",
-        "tokens.npy",
-        "--voice",
-        "voice.safetensors",
-        "--out",
-        "out.wav",
-        "--json",
-    ]
+    given = [f"--model={name}", "--tokens=tokens.npy", "--voice=voice.safetensors"]
+    command = synth(served.server.grpc_url, *given, "--out=out.wav", "--json")
     done = subprocess.run(
         command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True
     )

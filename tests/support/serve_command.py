@@ -221,6 +221,11 @@ def command(model: Path, ports: Ports) -> list[str]:
     return [str(program), "--model", str(model), *numbers]
 
 
+def synth(url: str, *options: str) -> list[str]:
+    """Returns the client's command that speaks an utterance."""
+    return [sys.executable, "-m", "token2wav_client", "synth", f"--url={url}", *options]
+
+
 def health(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     program = [sys.executable, "-m", "token2wav_client", "health", f"--url={url}"]
     return subprocess.run(
