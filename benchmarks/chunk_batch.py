@@ -47,7 +47,7 @@ class ChunkBatch:
         )
         self._random = np.random.default_rng(0)
         self._prompt = len(voice.prompt_tokens)
-        self._position = self._config.prefix_tokens(self._prompt)
+        self._position = self._config.grid(self._prompt).prefix
         self._handles: list[tuple[int, int]] = []
         try:
             for _ in range(streams):
@@ -64,10 +64,9 @@ class ChunkBatch:
         """
         config, given = self._config, self._prompt - self._position if not self.spoken_tokens else 0
         start, stop = self._position, self._position + given + hop_tokens
-        left = min(config.lookbehind_tokens, start)
-        count = left + stop - start + config.lookahead_tokens
+        count = stop - start + config.lookahead_tokens
         tokens = self._random.integers(0, config.vocab_size, count).astype(np.int32)
-        chunk = TokenChunk(tokens, left, start, stop, last=False)
+        chunk = TokenChunk(tokens, start, stop, last=False)
         began = time.perf_counter()
         mels = self._flow.advance([(handle, chunk) for handle, _ in self._handles])
         synchronize(mels[0].device)
@@ -146,8 +145,8 @@ def spoken(model: Token2Wav, streams: int, tokens: int, hop: int) -> Iterator[Ch
 def shortage(model: Token2Wav, streams: int, spoken_tokens: int) -> str | None:
     """Returns the reason if the cache is too small for so many streams of a length, or None."""
     usage, flow = model.pipeline.flow.usage(), model.config
-    own = PROMPT_TOKENS - flow.prefix_tokens(PROMPT_TOKENS) + spoken_tokens
-    prompt_pages = flow.prefix_tokens(PROMPT_TOKENS) // flow.block_tokens
+    own = PROMPT_TOKENS - flow.grid(PROMPT_TOKENS).prefix + spoken_tokens
+    prompt_pages = flow.grid(PROMPT_TOKENS).prefix // flow.block_tokens
     needed = prompt_pages + streams * max(_RESERVED_PAGES, -(-own // flow.block_tokens))
     if not usage.capacity or needed <= usage.capacity:
         return None

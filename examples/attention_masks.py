@@ -15,12 +15,13 @@ from pathlib import Path
 import torch
 from matplotlib.figure import Figure
 
+from token2wav.block_grid import BlockGrid
 from token2wav.config import load_server_config
 from token2wav.config.values import number
 from token2wav.errors import ConfigError, Token2WavError
 from token2wav.families import read_config
 from token2wav.networks.configs import EstimatorConfig, GuidedAttention
-from token2wav.networks.masks import BlockMask, guided_mask
+from token2wav.networks.masks import block_mask, guided_mask
 
 SIZE = 4  # frames of a block, without a model
 PROMPT_BLOCKS = 2  # in pictures of windows that keep the prompt
@@ -35,12 +36,12 @@ def every_mask(blocks: int) -> Pictures:
     frames = blocks * SIZE
     pictures = {
         "full attention: not streaming": torch.ones(frames, frames, dtype=torch.bool),
-        "static chunks": BlockMask(SIZE).whole(frames),
-        "2 left chunks": BlockMask(SIZE, left_blocks=2).whole(frames),
-        f"2 left chunks and a prompt of {PROMPT_BLOCKS}": BlockMask(SIZE, 2, PROMPT_BLOCKS).whole(
-            frames
+        "static chunks": block_mask(BlockGrid(SIZE), frames),
+        "2 left chunks": block_mask(BlockGrid(SIZE, left_blocks=2), frames),
+        f"2 left chunks and a prompt of {PROMPT_BLOCKS}": block_mask(
+            BlockGrid(SIZE, prefix=SIZE * PROMPT_BLOCKS, left_blocks=2), frames
         ),
-        "chunks of twice the size": BlockMask(2 * SIZE).whole(frames),
+        "chunks of twice the size": block_mask(BlockGrid(2 * SIZE), frames),
         "guided: block": guided_mask("block", frames, SIZE),
         "guided: backward": guided_mask("backward", frames, SIZE),
         "guided: forward": guided_mask("forward", frames, SIZE),
@@ -57,7 +58,7 @@ def masks_of(estimator: EstimatorConfig, left_blocks: int, blocks: int) -> Pictu
     frames = blocks * size
     if guided is None:
         kept = PROMPT_BLOCKS if left_blocks >= 0 else 0
-        streaming = BlockMask(size, left_blocks, kept).whole(frames)
+        streaming = block_mask(BlockGrid(size, prefix=size * kept, left_blocks=left_blocks), frames)
         return {f"streaming, a prompt of {kept} blocks" if kept else "streaming": streaming}
     counts = {mask: guided.layers.count(mask) for mask in sorted(set(guided.layers))}
     pictures = {

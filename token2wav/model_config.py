@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from token2wav.block_grid import BlockGrid
 from token2wav.config import StreamConfig
 from token2wav.errors import CheckpointError, ConfigError
 
@@ -35,7 +36,6 @@ class ModelConfig:
         token_shape: shape of one token: () for a number, (codebooks,) for several codes.
         lookahead_tokens: tokens after a chunk that it depends on. They must have arrived before the
             chunk can run.
-        lookbehind_tokens: tokens before a chunk that are passed to the flow with it.
         hop_blocks: attention blocks of the first and of the longest hop, unless
             `StreamConfig.max_hop_tokens` sets the longest.
         ode_steps: default number of ODE steps; 0 for a model without an ODE.
@@ -45,8 +45,6 @@ class ModelConfig:
             their states are not stored.
         fixed_hops: whether the audio depends on where chunks end. Then the ends of chunks must not
             depend on the arrival times of tokens.
-        full_prompt_attention: whether attention treats a prompt of any length as one block. Then
-            the attention blocks are counted from the end of the prompt.
         left_blocks: past blocks that stay visible besides the prompt, unless
             `StreamConfig.left_blocks` is set; -1 for all.
     """
@@ -62,14 +60,12 @@ class ModelConfig:
     samples_per_token: int
     token_shape: tuple[int, ...] = ()
     lookahead_tokens: int = 0
-    lookbehind_tokens: int = 0
     hop_blocks: tuple[int, int] = (1, 4)
     ode_steps: int = 0
     fixed_steps: bool = False
     takes_prompt: bool = True
     speaks_early: bool = False
     fixed_hops: bool = False
-    full_prompt_attention: bool = False
     left_blocks: int = -1
 
     @property
@@ -77,30 +73,18 @@ class ModelConfig:
         """Duration of the audio of one attention block."""
         return self.block_tokens / self.token_frame_rate
 
-    def prefix_tokens(self, prompt_tokens: int) -> int:
-        """Counts the prompt tokens in blocks that depend only on the voice.
+    def grid(self, prompt_tokens: int, left_blocks: int = -1) -> BlockGrid:
+        """Returns the block grid of a stream, in tokens.
 
-        These blocks, and the look-ahead after them, lie wholly in the prompt. They are computed
-        once for each voice.
-
-        Args:
-            prompt_tokens: number of tokens of the prompt.
-        """
-        if self.full_prompt_attention:
-            return prompt_tokens
-        return (
-            max(0, prompt_tokens - self.lookahead_tokens) // self.block_tokens * self.block_tokens
-        )
-
-    def prompt_padding_tokens(self, prompt_tokens: int) -> int:
-        """Counts the padding tokens before a prompt that fill its first block.
-
-        0 unless blocks are counted from the end of the prompt.
+        The prefix is the blocks that lie wholly in the prompt, together with their look-ahead.
 
         Args:
             prompt_tokens: number of tokens of the prompt.
+            left_blocks: visible earlier blocks besides the prefix; negative for all.
         """
-        return -prompt_tokens % self.block_tokens if self.full_prompt_attention else 0
+        block = self.block_tokens
+        prefix = max(0, prompt_tokens - self.lookahead_tokens) // block * block
+        return BlockGrid(block, prompt_tokens, prefix, left_blocks=left_blocks)
 
     def hops(self, stream: StreamConfig) -> tuple[int, int]:
         """Returns the tokens of the first and of the longest hop; settings may set the longest."""

@@ -91,7 +91,7 @@ def floor_ms(
     past = (
         round(25 * row["spoken_s"]) + PROMPT_TOKENS
         if row["spoken_s"]
-        else config.prefix_tokens(PROMPT_TOKENS)
+        else config.grid(PROMPT_TOKENS).prefix
     )
     flow = flow_work(config, precision, streams, ratio * row["computed_tokens"], ratio * past)
     return flow.ms(rates) + vocoder_work(vocoder, streams, ratio * row["hop_tokens"]).ms(rates)

@@ -25,7 +25,7 @@ from benchmarks.gpu.floor import estimator_sizes
 from benchmarks.gpu.settings import SETTINGS, LeftOut, Row, Rows, Settings
 from benchmarks.models import a_voice
 from token2wav import StreamConfig, Token2Wav, Voice
-from token2wav.execution.runner import SWITCH
+from token2wav.execution.graphs import SWITCH
 from token2wav.execution.stages import FrameChunk
 from token2wav.families import read_config
 from token2wav.model_config import ModelConfig

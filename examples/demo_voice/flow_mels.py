@@ -23,9 +23,10 @@ from examples.demo_voice.folder import CORPUS, FLOW_MELS, FRONT_END, TEMPLATE, T
 from examples.demo_voice.front_end import Heard
 from examples.demo_voice.speech import RATE_HZ, TOKEN_SAMPLES
 from examples.demo_voice.training import averaged_weights
+from token2wav.block_grid import BlockGrid
 from token2wav.families.cosyvoice3.config import CosyVoice3Config, FlowConfig
 from token2wav.families.cosyvoice3.flow import Flow
-from token2wav.networks.masks import BlockMask
+from token2wav.networks.masks import block_mask
 from token2wav.networks.ode import EulerSolver
 
 _PROMPT, _MADE = 50, 200  # tokens of the prompt, and of the made mel, in one window
@@ -83,7 +84,7 @@ def flow_mels(
     tokens, speakers = torch.from_numpy(heard.tokens).long(), torch.from_numpy(heard.speakers)
     mel = torch.from_numpy(recordings.mel)
     frames, shown = MEL_PER_TOKEN * (_PROMPT + _MADE), MEL_PER_TOKEN * _PROMPT
-    mask = BlockMask(flow.estimator.block_frames).whole(frames)
+    mask = block_mask(BlockGrid(flow.estimator.block_frames), frames)
     made = [mel[:shown]]
     for first in tqdm(range(0, windows, _BATCH), desc="flow mels", unit="batch"):
         starts = _MADE * torch.arange(first, min(first + _BATCH, windows))

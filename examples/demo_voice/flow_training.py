@@ -14,10 +14,11 @@ from examples.demo_voice.corpus import MEL_PER_TOKEN, Utterances
 from examples.demo_voice.front_end import Heard
 from examples.demo_voice.tokenizer_training import Autoencoder, audible, distance
 from examples.demo_voice.training import Training
+from token2wav.block_grid import BlockGrid
 from token2wav.families.cosyvoice3.config import FlowConfig
 from token2wav.families.cosyvoice3.flow import Flow
 from token2wav.networks.dit import AdaNorm
-from token2wav.networks.masks import BlockMask, attention_bias
+from token2wav.networks.masks import attention_bias, block_mask
 
 _LENGTHS = (50, 75, 100, 200)  # tokens of a crop; one length for each batch
 _BATCH_TOKENS = 600
@@ -148,7 +149,9 @@ class FlowTraining(Training):
         estimator, frames = self._flow.estimator, state.shape[2]
         rope = estimator.rotary_embed(torch.arange(frames))
         bias = (
-            attention_bias(BlockMask(estimator.block_frames).whole(frames)) if streaming else None
+            attention_bias(block_mask(BlockGrid(estimator.block_frames), frames))
+            if streaming
+            else None
         )
         return estimator.velocity(
             state,

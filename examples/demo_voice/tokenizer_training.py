@@ -61,7 +61,7 @@ class Autoencoder(nn.Module):
         Returns:
             mu (B, n, 80), which is the input of the estimator, and the mel (B, n, 2, 80).
         """
-        mu = self.pre_lookahead(self.embed(digits.transpose(1, 2) / HIGHEST), left=0, last=True)
+        mu = self.pre_lookahead(self.embed(digits.transpose(1, 2) / HIGHEST))
         frames = self.draw(mu.transpose(1, 2)).transpose(1, 2).unflatten(2, (MEL_PER_TOKEN, -1))
         return mu, self.mel(frames)
 
@@ -72,7 +72,7 @@ class Autoencoder(nn.Module):
     @torch.no_grad()
     def expected(self, tokens: torch.Tensor) -> torch.Tensor:
         """Computes the mel (N, 80) of tokens (N,) from embedding and look-ahead alone."""
-        return self.mel(self.pre_lookahead(self.embedding()[tokens][None], left=0, last=True)[0])
+        return self.mel(self.pre_lookahead(self.embedding()[tokens][None])[0])
 
     @torch.no_grad()
     def drawn(self, tokens: torch.Tensor) -> torch.Tensor:

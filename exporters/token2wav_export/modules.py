@@ -54,7 +54,7 @@ class _Traced(StreamStep):
     """Step that returns new states separately and does not overwrite its input states."""
 
     @cached_property
-    def new(self) -> dict[Streaming, torch.Tensor]:
+    def new(self) -> dict[nn.Module, torch.Tensor]:
         return {}
 
     def save_state(self, layer: Streaming, value: torch.Tensor) -> None:

@@ -102,7 +102,7 @@ def _step(estimator: Estimator, bands: int, precision: Precision) -> Signature:
             ),
             TensorSpec("bias", (ROWS, 1, FRAMES, KEYS)),
             TensorSpec("frames", (ROWS,), "int64"),
-            *((TensorSpec(PRESENT, (ROWS, 1, FRAMES)),) if estimator.full_prompt_attention else ()),
+            *((TensorSpec(PRESENT, (ROWS, 1, FRAMES)),) if estimator.masks_padding else ()),
             TensorSpec("conv_state", conv_state),
             *(
                 TensorSpec(f"{PAST}{name}", (ROWS, PAST_FRAMES, inner), precision)

@@ -18,7 +18,7 @@ from token2wav.cache.paged_kv_cache import PagedKVCache, Storage
 from token2wav.config import StreamConfig
 from token2wav.execution.assemble import flow_networks
 from token2wav.execution.batch import ChunkInput
-from token2wav.execution.cached_flow import CachedFlow
+from token2wav.execution.cached_flow import CachedFlow, flow_states
 from token2wav.execution.device import cuda_cache_bytes
 from token2wav.execution.recompute import RecomputeFlow
 from token2wav.execution.runner import Runner
@@ -87,7 +87,7 @@ def stream_needs(
         prompt_tokens: number of tokens in the prompt of the voice.
         stream_tokens: number of tokens of the stream, at least 1.
     """
-    runner, longest_hop, steps = _ShapeRunner(), model.hops(stream)[1], model.ode_steps
+    longest_hop, steps = model.hops(stream)[1], model.ode_steps
     # Pages for the utterance, and for the blocks that a stream with a window reserves in addition.
     room = (
         (prompt_tokens + stream_tokens) // model.block_tokens
@@ -105,7 +105,8 @@ def stream_needs(
         model, made.flow, noise, {steps: solver}, left_blocks=model.window(stream)
     )
     cache = PagedKVCache(made.layout, room, _META)
-    engine = CachedFlow(recompute, {steps: runner}, cache, longest_hop=longest_hop)
+    states = flow_states(made.flow, made.flow.estimator, made.layout)
+    engine = CachedFlow(recompute, {steps: _ShapeRunner()}, cache, states, longest_hop=longest_hop)
     voice = Voice(
         np.zeros((prompt_tokens, *model.token_shape), np.int32),
         np.zeros((model.token_mel_ratio * prompt_tokens, model.mel_bands)),
@@ -122,8 +123,7 @@ def stream_needs(
     shared = engine.usage().shared
     engine.close(handle)
     own = most - shared
-    encoder_bytes = made.token_bytes * own * model.block_tokens  # without the prompt
-    return StreamNeeds(made.layout.page_bytes, shared, own, runner.context_bytes + encoder_bytes)
+    return StreamNeeds(made.page_bytes, shared, own, states.slot_bytes)
 
 
 def weight_bytes(model: ModelConfig, precision: str) -> int:
@@ -184,11 +184,10 @@ def share_out(
 
 
 class _ShapeRunner(Runner):
-    """Runner that returns mel without content, and records the size of a stream's `conv_state`."""
+    """Runner that returns mel without content."""
 
     def __init__(self) -> None:
-        self.context_bytes = 0
+        pass
 
     def run(self, chunks: Sequence[ChunkInput]) -> list[torch.Tensor]:
-        self.context_bytes = max(chunk.conv_state.nbytes for chunk in chunks)
         return [chunk.noise for chunk in chunks]

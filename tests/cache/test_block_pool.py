@@ -24,6 +24,9 @@ class Numbered:
     number: int
     pages: list[int]
 
+    def release(self) -> None:
+        """Frees nothing, because the content has only pages."""
+
 
 class Voices:
     """A cache of prefixes, and what is computed for it: one page for each of the voices."""

@@ -9,8 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from token2wav.block_grid import BlockGrid
 from token2wav.cache.block_pool import BlockPool, OutOfBlocksError, PrefixCache, StreamBlocks
-from token2wav.networks.masks import BlockMask
+from token2wav.networks.masks import block_mask
 
 CAPACITY = 64
 
@@ -18,6 +19,9 @@ CAPACITY = 64
 @dataclass(eq=False)
 class Pages:
     pages: list[int] = field(default_factory=list)
+
+    def release(self) -> None:
+        """Frees nothing, because the content has only pages."""
 
 
 def a_cache() -> PrefixCache[Pages]:
@@ -36,16 +40,22 @@ def test_tables_are_what_the_mask_shows(
 ) -> None:
     cache = a_cache()
     shared = cache.take(prefix)
-    blocks = StreamBlocks(cache, shared, BlockMask(1, left, prefix if kept else 0), reserved)
+    blocks = StreamBlocks(
+        cache, shared, BlockGrid(1, prefix=prefix if kept else 0, left_blocks=left), reserved
+    )
     every = list(shared)  # page of every block, forgotten ones included
     for count in counts:
         for table in blocks.extend(count):
             every.append(table[-1])
-            visible = BlockMask(1, left, prefix if kept else 0).whole(len(every))[-1]
+            visible = block_mask(
+                BlockGrid(1, prefix=prefix if kept else 0, left_blocks=left), len(every)
+            )[-1]
             assert table == [page for page, seen in zip(every, visible, strict=True) if seen]
         assert cache.pool.used == prefix + blocks.held
         blocks.forget_unseen()
-        later = BlockMask(1, left, prefix if kept else 0).whole(len(every) + 1)[-1, prefix:-1]
+        later = block_mask(
+            BlockGrid(1, prefix=prefix if kept else 0, left_blocks=left), len(every) + 1
+        )[-1, prefix:-1]
         assert len(blocks.own) == int(torch.count_nonzero(later)), (
             "no page that no later block can see"
         )
@@ -55,7 +65,7 @@ def test_tables_are_what_the_mask_shows(
 
 def test_a_window_needs_no_more_pages_than_it_reserved() -> None:
     cache = a_cache()
-    blocks = StreamBlocks(cache, [], BlockMask(1, 2, 0), 2 + 4)
+    blocks = StreamBlocks(cache, [], BlockGrid(1, prefix=0, left_blocks=2), 2 + 4)
     cache.take(cache.pool.free)
     for count in (4, 1, 4, 2, 3, 4) * 5:
         blocks.extend(count)
@@ -65,7 +75,7 @@ def test_a_window_needs_no_more_pages_than_it_reserved() -> None:
 
 def test_blocks_that_are_refused_leave_the_stream_as_it_was() -> None:
     cache = a_cache()
-    blocks = StreamBlocks(cache, [], BlockMask(1), 1)
+    blocks = StreamBlocks(cache, [], BlockGrid(1), 1)
     taken = cache.take(cache.pool.free - 1)
     with pytest.raises(OutOfBlocksError, match="cache: 2 pages needed, 1 of 64 free"):
         blocks.extend(3)
@@ -73,5 +83,5 @@ def test_blocks_that_are_refused_leave_the_stream_as_it_was() -> None:
     cache.pool.release(taken)
     assert [len(table) for table in blocks.extend(3)] == [1, 2, 3]
     with pytest.raises(OutOfBlocksError):
-        StreamBlocks(cache, [], BlockMask(1), CAPACITY)
+        StreamBlocks(cache, [], BlockGrid(1), CAPACITY)
     assert cache.pool.used == 3

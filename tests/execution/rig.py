@@ -21,6 +21,7 @@ from token2wav.cache.paged_kv_cache import CacheLayout, Storage
 from token2wav.execution.assemble import load_network
 from token2wav.execution.cached_flow import CachedFlow
 from token2wav.execution.recompute import RecomputeFlow, RecomputeVocoder
+from token2wav.execution.runner import ESTIMATOR
 from token2wav.execution.stages import FlowStage, FrameChunk, TokenChunk, VocoderStage
 from token2wav.execution.vocoder import StreamingVocoder
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
@@ -268,6 +269,22 @@ def flow_mel(
         return utterance.finish().mel
     finally:
         utterance.close()
+
+
+def estimator_state(engine: CachedFlow, handle: int) -> torch.Tensor:
+    """Returns a copy of the state of the estimator's convolutions in a stream."""
+    rows = engine.states.rows(ESTIMATOR, 1)
+    engine.states.read(torch.tensor([engine._streams[handle].slot]), rows)
+    [state] = rows.views.values()
+    return state[0]
+
+
+def fill_estimator_state(engine: CachedFlow, handle: int, value: float) -> None:
+    """Overwrites the state of the estimator's convolutions in a stream."""
+    rows = engine.states.rows(ESTIMATOR, 1)
+    for tensor in rows.tensors.values():
+        tensor.fill_(value)
+    engine.states.write(torch.tensor([engine._streams[handle].slot]), rows)
 
 
 def unreferenced_evicted(engine: CachedFlow) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.execution.rig import Parts, Utterance, flow_mel, run_together
+from tests.execution.rig import Parts, Utterance, fill_estimator_state, flow_mel, run_together
 from tests.support.batches import WHOLE_BLOCKS
 from tests.support.packing import pad_batches
 from tests.support.utterances import a_voice, off, some_tokens
@@ -68,7 +68,7 @@ def test_a_broken_stream_does_not_break_those_in_its_batch(
     schedule = HopSchedule.of(WHOLE_BLOCKS, config)
     handles = [batching.open(healthy) for _ in range(3)]
     with torch.inference_mode():
-        batching._streams[handles[1]].conv_state.fill_(torch.nan)
+        fill_estimator_state(batching, handles[1], torch.nan)
     chunkers = [Chunker(healthy.prompt_tokens, config, schedule) for _ in handles]
     for length, chunker in zip((60, 140, 60), chunkers, strict=True):
         chunker.push(some_tokens(length), end=True)

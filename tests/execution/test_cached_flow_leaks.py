@@ -21,7 +21,6 @@ from tests.support.stages import two_stages
 from tests.support.utterances import a_voice, some_tokens
 from token2wav import EngineError, InputError, LimitError, Stream, StreamConfig, Token2Wav
 from token2wav.cache.block_pool import StreamBlocks
-from token2wav.execution import cached_flow
 from token2wav.execution.cached_flow import CachedFlow
 from token2wav.execution.vocoder import StreamingVocoder
 
@@ -69,13 +68,14 @@ ENDINGS = [
 
 
 def held(model: Token2Wav, engine: CachedFlow) -> list[int]:
-    """Open utterances, voices in use, pages of streams."""
+    """Open utterances, voices in use, pages of streams, and slots."""
     return [
         model.pipeline.open_streams,
         engine.open_streams,
         engine._recompute.open_streams,
         engine.prefixes.referenced,
         unreferenced_evicted(engine),
+        engine.states.used,
     ]
 
 
@@ -86,7 +86,7 @@ def test_computing_streams_leave_nothing(parts: Parts, ending: Ending, pages: in
     model = parts.model(engine, FIXED).model
     for seed in range(4):
         ending(model.stream(a_voice(41, seed)))
-    assert held(model, engine) == [0, 0, 0, 0, 0]
+    assert held(model, engine) == [0, 0, 0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("fails_at", [1, 2, 3, 4])
@@ -110,7 +110,7 @@ def test_failing_engine_leaves_nothing(parts: Parts, fails_at: int) -> None:
 
     with pytest.raises(EngineError, match="it broke"):
         run()
-    assert held(model, engine) == [0, 0, 0, 0, 0]
+    assert held(model, engine) == [0, 0, 0, 0, 0, 0]
     assert run() == 100 * 960
 
 
@@ -119,8 +119,8 @@ STEPS = {
     "the speaker": lambda engine: (engine._encoder, "speaker"),
     "the prompt's blocks": lambda engine: (engine._runners[engine._usual], "run"),
     "the stream's blocks": lambda engine: (StreamBlocks, "__init__"),
-    "the mask": lambda engine: (cached_flow, "stream_mask"),
-    "the encoder's fork": lambda engine: (engine._encoder, "fork"),
+    "the slot": lambda engine: (engine.states, "take"),
+    "the copy of the prompt's states": lambda engine: (engine.states, "copy"),
     "the handle": lambda engine: (engine, "register"),
 }
 
@@ -147,7 +147,7 @@ def test_an_open_that_fails_at_any_step_leaves_nothing(
             with pytest.raises(EngineError, match="it broke"):
                 model.stream(voice)
     assert engine.pool.used == engine.prefixes.idle_pages
-    assert held(model, engine) == [0, 0, 0, 0, 0]
+    assert held(model, engine) == [0, 0, 0, 0, 0, 0]
     assert len(model.synthesize(some_tokens(30), voice)) == 30 * 960
 
 
@@ -168,7 +168,7 @@ def test_a_vocoder_that_cannot_open_leaves_nothing(
                 model.stream(a_voice(41))
             patch.undo()
     assert (vocoder.store.used, vocoder.open_streams) == (0, 0)
-    assert held(model, engine) == [0, 0, 0, 0, 0]
+    assert held(model, engine) == [0, 0, 0, 0, 0, 0]
 
 
 def test_streams_in_reference_cycles_leave_nothing(parts: Parts) -> None:
@@ -179,7 +179,7 @@ def test_streams_in_reference_cycles_leave_nothing(parts: Parts) -> None:
         ring.append(ring)
         del ring
     gc.collect()
-    assert held(model, engine) == [0, 0, 0, 0, 0]
+    assert held(model, engine) == [0, 0, 0, 0, 0, 0]
 
 
 def test_ten_thousand_streams_of_accounting_alone_leave_nothing(parts: Parts) -> None:

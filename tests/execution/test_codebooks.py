@@ -52,7 +52,7 @@ def test_the_embedding_is_that_of_separate_tables(folder: Path) -> None:
     assert float((flow.input_embedding(torch.from_numpy(CODES)) - wanted).abs().max()) <= 1e-6
     # What follows sees embeddings only, as it does of tokens that are numbers.
     assert flow.pre_lookahead_layer is not None
-    hidden = flow.pre_lookahead_layer(wanted[None], left=0, last=True)[0]
+    hidden = flow.pre_lookahead_layer(wanted[None])[0]
     mu = flow.conditions(torch.from_numpy(CODES)[None])[0]
     assert float((mu - hidden.repeat_interleave(4, dim=0).T).abs().max()) <= 1e-6
 

@@ -26,7 +26,7 @@ from token2wav.execution.device import (
     entered,
     keep_arithmetic_exact,
 )
-from token2wav.execution.runner import GraphPool
+from token2wav.execution.graphs import GraphPool
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.networks.lookahead import as_product
 

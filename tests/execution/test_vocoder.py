@@ -336,8 +336,8 @@ def test_what_is_captured_needs_nothing_of_the_host(
     Code that reads a number fails, and a tensor of another device shows up.
     """
     hift = copy.deepcopy(parts.hift).to("meta")
-    store = StateStore(state_specs(hift), torch.device("meta"))
-    step = StreamStep(store.views(store.rows(4)), first, 40, frames_past_end)
+    store = StateStore({"vocoder": state_specs(hift)}, torch.device("meta"))
+    step = StreamStep(store.rows("vocoder", 4).views, first, 40, frames_past_end)
     with torch.inference_mode(), Devices() as devices:
         hift(
             torch.empty(4, 80, 40, device="meta"), torch.empty(4, 40 * SAMPLES, device="meta"), step
@@ -356,11 +356,11 @@ def test_every_chunk_is_made_up_of_prepared_lengths(
     engine = StreamingVocoder(parts.hift, parts.source_noise, shapes=prepared(parts))
     asked: list[PieceShape] = []
 
-    def note(parts: Sequence[Any], keep: bool) -> Sequence[Any]:
+    def note(parts: Sequence[Any]) -> Sequence[Any]:
         asked.extend(part.shape for part in parts)
         return parts
 
-    monkeypatch.setattr(engine, "_run_group", note)
+    monkeypatch.setattr(engine._pieces, "run", note)
     monkeypatch.setattr(engine, "_joined", lambda audio: [])
     for lengths in ([50 + 2 * 24, 100, 200, 200 + 2 * 27], [74, 50, 6], [8, 2], [2 * 27]):
         utterances = [Utterance(lengths) for _ in range(streams)]
@@ -393,7 +393,7 @@ def test_a_model_with_graphs_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(assemble, "GraphPool", _NoGraphs)
     # The flow runs as on a CPU. Padding would change its last digits, which would shift phases and
     # hide the effect of the vocoder.
-    monkeypatch.setattr(assemble, "runner", lambda *given: choice.runner(*given[:4]))
+    monkeypatch.setattr(assemble, "runner", lambda *given: choice.runner(*given[:5]))
     runtime = RuntimeConfig(device="cpu", backend="torch")
     captured, tokens, voice = Token2Wav.load(TINY, runtime=runtime), some_tokens(190), a_voice(41)
     assert isinstance(captured.pipeline.vocoder, StreamingVocoder)

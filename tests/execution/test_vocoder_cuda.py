@@ -14,7 +14,7 @@ from tests.execution.test_vocoder import Utterance, run
 from tests.support.golden import TINY, snr_db
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.execution.device import keep_arithmetic_exact
-from token2wav.execution.runner import SWITCH, CudaGraph, GraphPool
+from token2wav.execution.graphs import SWITCH, CudaGraph, GraphPool
 from token2wav.execution.stages import FrameChunk
 from token2wav.execution.vocoder import StreamingVocoder, likely_pieces
 from token2wav.serving.pipeline import _on_host
@@ -103,7 +103,7 @@ def test_a_model_chooses_it(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Token2Wav.load(TINY, runtime=runtime).pipeline.vocoder
     assert isinstance(engine, StreamingVocoder)
     assert engine._lengths
-    assert all(isinstance(compute, CudaGraph) for _, compute in engine._prepared.values())
+    assert all(isinstance(compute, CudaGraph) for _, compute in engine._pieces._buckets.values())
     monkeypatch.setenv(SWITCH, "0")
     engine = Token2Wav.load(TINY, runtime=runtime).pipeline.vocoder
     assert isinstance(engine, StreamingVocoder)

@@ -27,7 +27,7 @@ from token2wav.execution.batch import (
     VALID,
     BatchSize,
 )
-from token2wav.execution.runner import GraphRunner
+from token2wav.execution.runner import Runner
 from token2wav.execution.step import KernelContext, TorchStep
 
 MEL = 2e-5  # of float32 on one device
@@ -83,9 +83,10 @@ def _torch_for_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_torch_for_kernels")
 def test_streams_equal_the_whole(folder: Path) -> None:
     model = Token2Wav.load(folder, runtime=CPU)
-    for steps, runner in (runners := model.pipeline.flow._runners).items():
+    engine = model.pipeline.flow
+    for steps, runner in (runners := engine._runners).items():
         step = TorchStep(runner.step.estimator, runner.step.tables, runner.step.cache, kernels=True)
-        runners[steps] = GraphRunner(step, BUCKETS, None)
+        runners[steps] = Runner(step, engine.states, BUCKETS)
     utterances = [
         (some_tokens(130), a_voice(30)),
         (some_tokens(28), a_voice(80)),
@@ -102,7 +103,7 @@ def test_captured_graphs_equal_the_cpu(folder: Path, precision: str) -> None:
     runtime = RuntimeConfig(device="cuda", backend="torch", precision=precision, cache_mib=512)  # type: ignore[arg-type]
     model, reference = Token2Wav.load(folder, runtime=runtime), Token2Wav.load(folder, runtime=CPU)
     [runner] = model.pipeline.flow._runners.values()
-    assert isinstance(runner, GraphRunner)
+    assert isinstance(runner, Runner)
     step: Any = runner.step
     assert step.context is KernelContext
     for prompt, count in ((0, 30), (41, 60), (75, 260)):

@@ -1,20 +1,24 @@
-"""The conformer encoder in chunks: what the whole gives, with and without a window, and from a
-shared beginning.
-"""
+"""The conformer encoder in chunks equals the whole, with and without a window of past blocks."""
 
 from __future__ import annotations
+
+import itertools
+from typing import Any
 
 import pytest
 import torch
 
-from token2wav.networks.conformer import LOOKBEHIND, RATIO, Conformer, ConformerState
-from token2wav.networks.masks import BlockMask
+from token2wav.block_grid import BlockGrid
+from token2wav.cache.block_pool import BlockPool, PrefixCache, StreamBlocks
+from token2wav.cache.encoder_cache import EncoderCache
+from token2wav.networks.conformer import RATIO, Conformer
+from token2wav.networks.streaming import StreamStep, state_specs
 
-SIZE, LOOKAHEAD, TOKENS = 16, 3, 110
+SIZE, LOOKAHEAD, TOKENS, BLOCK = 16, 3, 110, 25
 ROUNDING = 1e-5
 
-EXACT = BlockMask(25)
-WINDOW = BlockMask(25, left_blocks=1, prefix_blocks=1)
+EXACT = BlockGrid(BLOCK)
+WINDOW = BlockGrid(BLOCK, prefix=BLOCK, left_blocks=1)
 
 
 @pytest.fixture(scope="module")
@@ -27,24 +31,43 @@ def encoder() -> Conformer:
     return encoder.eval().requires_grad_(False)
 
 
-def chunk(
-    encoder: Conformer, x: torch.Tensor, mask: BlockMask, state: ConformerState, stop: int
+def chunked(
+    encoder: Conformer, x: torch.Tensor, grid: BlockGrid, stops: tuple[int, ...]
 ) -> torch.Tensor:
-    start, last = state.tokens, stop == x.shape[1]
-    left = min(LOOKBEHIND, start)
-    window = x[:, start - left : stop + (0 if last else LOOKAHEAD)]
-    return encoder(window, mask, state, left=left, last=last)
+    """Encodes one sequence in chunks: first its prefix, then a stream that shares the prefix.
+
+    Its keys and values are in pages that are not in order.
+    """
+    pool: PrefixCache[Any] = PrefixCache(BlockPool(16))
+    pool.pool.release([pool.take(3)[1]])
+    blocks = StreamBlocks(pool, [], grid, 0)
+    cache = EncoderCache(encoder.key_value_specs, BLOCK, 16, torch.device("cpu"))
+    step = StreamStep(
+        {layer: torch.zeros(1, *spec.shape) for layer, spec in state_specs(encoder).items()}
+    )
+    pieces = []
+    for start, stop in itertools.pairwise(sorted({0, grid.prefix, *stops})):
+        if start and start == grid.prefix:
+            blocks = StreamBlocks(pool, blocks.own, grid, 0)
+        last = stop == x.shape[1]
+        tables = blocks.extend(grid.block_count(start, stop))
+        context = cache.context(
+            grid, start, stop - start, tables[0], [table[-1] for table in tables]
+        )
+        given = x[:, start : stop if last else stop + LOOKAHEAD]
+        pieces.append(encoder(given, grid, step, context, last=last))
+        if stop > grid.prefix:
+            blocks.forget_unseen()
+    return torch.cat(pieces, dim=1)
 
 
-@pytest.mark.parametrize("mask", [EXACT, WINDOW], ids=["exact", "window"])
+@pytest.mark.parametrize("grid", [EXACT, WINDOW], ids=["exact", "window"])
 @pytest.mark.parametrize("stops", [(25, 50, 75, 100, 110), (75, 110), (25, 100, 110)])
-def test_chunks_give_the_whole(encoder: Conformer, mask: BlockMask, stops: tuple[int, ...]) -> None:
-    x = torch.randn(2, TOKENS, SIZE)
-    whole = encoder(x, mask)
-    assert whole.shape == (2, RATIO * TOKENS, SIZE)
-    state = ConformerState(encoder, batch=2)
-    pieces = [chunk(encoder, x, mask, state, stop) for stop in stops]
-    torch.testing.assert_close(torch.cat(pieces, dim=1), whole, atol=ROUNDING, rtol=0)
+def test_chunks_give_the_whole(encoder: Conformer, grid: BlockGrid, stops: tuple[int, ...]) -> None:
+    x = torch.randn(1, TOKENS, SIZE)
+    whole = encoder(x, grid)
+    assert whole.shape == (1, RATIO * TOKENS, SIZE)
+    torch.testing.assert_close(chunked(encoder, x, grid, stops), whole, atol=ROUNDING, rtol=0)
 
 
 def test_full_attention_is_another_result(encoder: Conformer) -> None:
@@ -52,39 +75,12 @@ def test_full_attention_is_another_result(encoder: Conformer) -> None:
     assert (encoder(x, None) - encoder(x, EXACT)).abs().max() > 0.01
 
 
-def test_streams_part_from_a_shared_beginning(encoder: Conformer) -> None:
-    beginning, ends = torch.randn(1, 50, SIZE), torch.randn(2, 40, SIZE)
-    wholes = [torch.cat((beginning, end[None]), dim=1) for end in ends]
-    ahead = wholes[0][:, : 50 + LOOKAHEAD].clone()
-    for whole in wholes:
-        whole[:, 50 : 50 + LOOKAHEAD] = ahead[:, 50:]  # which the beginning sees
-    shared = ConformerState(encoder)
-    encoder(ahead, EXACT, shared, last=False)
-    states = [shared.fork(), shared.fork()]
-    for whole, state in zip(wholes, states, strict=True):
-        pieces = [chunk(encoder, whole, EXACT, state, stop) for stop in (75, 90)]
-        torch.testing.assert_close(
-            torch.cat(pieces, dim=1), encoder(whole, EXACT)[:, 100:], atol=ROUNDING, rtol=0
-        )
-    assert shared.tokens == 50
-
-
-def test_a_window_bounds_what_is_kept(encoder: Conformer) -> None:
-    x, state = torch.randn(1, 250, SIZE), ConformerState(encoder)
-    for stop in range(25, 251, 25):
-        chunk(encoder, x, WINDOW, state, stop)
-    kept = [sum(run.stop - run.start for run in runs) for runs in state.runs]
-    assert kept == [50, 50, 100, 100]  # the prefix and one block
-
-
-def test_blocks_may_begin_before_the_first_token_and_the_first_ones_be_joined(
-    encoder: Conformer,
-) -> None:
-    x, mask = torch.randn(1, 60, SIZE), BlockMask(25, joined_blocks=2)
-    state = ConformerState(encoder, start=10)  # so the first 40 tokens are one block
-    whole = encoder(x, mask, state)
-    joined = encoder.encode(
-        encoder.pre_lookahead_layer(encoder.embed(x), left=0, last=True)[:, :40], None, None
-    )
-    torch.testing.assert_close(whole[:, : RATIO * 40], joined, atol=ROUNDING, rtol=0)
-    assert state.tokens == 70
+def test_a_padded_prompt_is_one_block(encoder: Conformer) -> None:
+    """The prompt of 40 tokens begins with 10 positions of padding."""
+    x = torch.randn(1, 60, SIZE)
+    grid = BlockGrid(BLOCK, prompt=40, prefix=40, prompt_padding=10, full_prompt_attention=True)
+    whole = encoder(x, grid)
+    ahead = encoder.pre_lookahead_layer(encoder.embed(x))
+    prompt = encoder.encode(ahead[:, :40], None)
+    torch.testing.assert_close(whole[:, : RATIO * 40], prompt, atol=ROUNDING, rtol=0)
+    torch.testing.assert_close(chunked(encoder, x, grid, (40, 60)), whole, atol=ROUNDING, rtol=0)

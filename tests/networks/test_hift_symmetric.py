@@ -71,8 +71,8 @@ def noise_at(noise: torch.Tensor, start: int, frames: int) -> torch.Tensor:
 def in_pieces(
     hift: HiFT, mel: torch.Tensor, noise: torch.Tensor, stops: Sequence[int]
 ) -> torch.Tensor:
-    store = StateStore(state_specs(hift), mel.device, slots=2)
-    slot, rows, start = torch.tensor([store.take()]), store.rows(1), 0
+    store = StateStore({"vocoder": state_specs(hift)}, mel.device, slots=2)
+    slot, rows, start = torch.tensor([store.take()]), store.rows("vocoder", 1), 0
     audio = []
     for stop in stops:
         frames_past_end = hift.lookahead_frames if stop == stops[-1] else 0
@@ -80,7 +80,7 @@ def in_pieces(
         if start:
             store.read(slot, rows)
         step = StreamStep(
-            store.views(rows),
+            rows.views,
             first=not start,
             frames=part.shape[2],
             frames_past_end=frames_past_end,

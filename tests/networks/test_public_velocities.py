@@ -11,8 +11,9 @@ from torch import nn
 
 from tests.support.family_golden import FamilyGolden
 from tests.support.random_weights import fill
+from token2wav.block_grid import BlockGrid
 from token2wav.networks.conformer import Conformer
-from token2wav.networks.masks import BlockMask, attention_bias
+from token2wav.networks.masks import attention_bias, block_mask
 from token2wav.networks.noise import FlowNoise
 from token2wav.networks.step_audio_dit import StepAudioDiT
 from token2wav.networks.unet import UNet
@@ -63,7 +64,7 @@ def test_public_conditions_and_velocities(family: str, kind: str, block: int, si
     golden = FamilyGolden(family, size)
     flow = networks(golden, kind)
     tokens = torch.cat((golden["prompt_token"], golden["token"]))
-    mask = BlockMask(block) if block else None
+    mask = BlockGrid(block) if block else None
     mu = flow["encoder_proj"](
         flow["encoder"](flow["input_embedding"](tokens[None]), mask)
     ).transpose(1, 2)
@@ -78,7 +79,7 @@ def test_public_conditions_and_velocities(family: str, kind: str, block: int, si
     modulation = (
         estimator.modulation(TIME, END) if kind == "meanflow" else estimator.modulation(TIME)
     )
-    bias = attention_bias(BlockMask(2 * block).whole(mu.shape[2])) if block else None
+    bias = attention_bias(block_mask(BlockGrid(2 * block), mu.shape[2])) if block else None
     noise = FlowNoise(80).window(0, mu.shape[2]).expand(2, -1, -1)
     velocity = estimator.velocity(
         noise, estimator.prepare_conditions(mu, speakers, cond), modulation, bias

@@ -7,7 +7,8 @@ import torch
 
 from tests.support.kept_context import KeptContext
 from tests.support.random_weights import fill
-from token2wav.networks.masks import BlockMask, attention_bias
+from token2wav.block_grid import BlockGrid
+from token2wav.networks.masks import attention_bias, block_mask
 from token2wav.networks.step_audio_dit import StepAudioDiT
 
 BANDS, BLOCK, FRAMES = 6, 10, 34
@@ -22,7 +23,7 @@ def estimator() -> StepAudioDiT:
 def test_chunks_give_the_whole(estimator: StepAudioDiT) -> None:
     x, mu, cond = (torch.randn(2, BANDS, FRAMES) for _ in range(3))
     speaker, modulation = torch.randn(2, BANDS), estimator.modulation(torch.tensor([0.3]))
-    bias = attention_bias(BlockMask(BLOCK).whole(FRAMES))
+    bias = attention_bias(block_mask(BlockGrid(BLOCK), FRAMES))
     whole = estimator.velocity(x, estimator.prepare_conditions(mu, speaker, cond), modulation, bias)
     context, pieces = KeptContext(estimator.convolutions, rows=2), []
     for start in range(0, FRAMES, BLOCK):

@@ -123,9 +123,9 @@ LAYERS: dict[str, tuple[Callable[[int], nn.Module], float]] = {
 @torch.inference_mode()
 def run(network: Chain, x: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
     """A whole (B, C, T) in pieces: one network for all, and the states of every row in a store."""
-    store = StateStore(state_specs(network), x.device, slots=len(x) + 1)
+    store = StateStore({"network": state_specs(network)}, x.device, slots=len(x) + 1)
     slots = torch.tensor([store.take() for _ in x])
-    rows, outputs, parts = store.rows(len(x)), [], list(x.split(list(lengths), dim=2))
+    rows, outputs, parts = store.rows("network", len(x)), [], list(x.split(list(lengths), dim=2))
     for index, part in enumerate(parts):
         frames_past_end = network.frames if index == len(parts) - 1 else 0
         # what is there does not matter
@@ -133,7 +133,7 @@ def run(network: Chain, x: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor
         if index:
             store.read(slots, rows)
         step = StreamStep(
-            store.views(rows),
+            rows.views,
             first=index == 0,
             frames=part.shape[2],
             frames_past_end=frames_past_end,
@@ -188,28 +188,28 @@ def test_a_layer_says_what_it_keeps() -> None:
 @pytest.fixture
 def store() -> StateStore:
     network = nn.Sequential(causal_conv(3, 3, 4), causal_conv(3, 3, 2).double())
-    return StateStore(state_specs(network), torch.device("cpu"), slots=4)
+    return StateStore({"network": state_specs(network)}, torch.device("cpu"), slots=4)
 
 
 def test_rows_of_streams_come_back_as_they_were_written(store: StateStore) -> None:
-    slots, rows = torch.tensor([store.take() for _ in range(3)]), store.rows(3)
-    for table in rows.values():
+    slots, rows = torch.tensor([store.take() for _ in range(3)]), store.rows("network", 3)
+    for table in rows.tensors.values():
         table.copy_(torch.randn(table.shape))
     store.write(slots, rows)
-    found = store.rows(2)
+    found = store.rows("network", 2)
     store.read(slots[[2, 0]], found)
-    for dtype, table in found.items():
-        assert torch.equal(table, rows[dtype][[2, 0]])
+    for dtype, table in found.tensors.items():
+        assert torch.equal(table, rows.tensors[dtype][[2, 0]])
 
 
 def test_views_are_of_the_rows(store: StateStore) -> None:
-    rows = store.rows(2)
-    views = store.views(rows)
+    rows = store.rows("network", 2)
+    views = rows.views
     assert [tuple(view.shape) for view in views.values()] == [(2, 3, 3), (2, 3, 1)]
     for number, view in enumerate(views.values(), 1):
         view.fill_(number)
-    assert [table.unique().tolist() for table in rows.values()] == [[1.0], [2.0]]
-    assert {dtype: table.shape[1] for dtype, table in rows.items()} == {
+    assert [table.unique().tolist() for table in rows.tensors.values()] == [[1.0], [2.0]]
+    assert {dtype: table.shape[1] for dtype, table in rows.tensors.items()} == {
         torch.float32: 9,
         torch.float64: 3,
     }
@@ -217,14 +217,14 @@ def test_views_are_of_the_rows(store: StateStore) -> None:
 
 def test_more_streams_than_slots(store: StateStore) -> None:
     first = store.take()
-    rows = store.rows(1)
-    rows[torch.float32].fill_(7)
+    rows = store.rows("network", 1)
+    rows.tensors[torch.float32].fill_(7)
     store.write(torch.tensor([first]), rows)
     slots = {store.take() for _ in range(20)}
     assert len(slots) == 20
     assert not slots & {first, SCRATCH_SLOT}
-    found = store.rows(1)
+    found = store.rows("network", 1)
     store.read(torch.tensor([first]), found)
-    assert torch.equal(found[torch.float32], rows[torch.float32])
+    assert torch.equal(found.tensors[torch.float32], rows.tensors[torch.float32])
     store.release(first)
     assert store.take() == first

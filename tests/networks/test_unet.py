@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from tests.support.kept_context import KeptContext
-from token2wav.networks.masks import BlockMask, attention_bias
+from token2wav.block_grid import BlockGrid
+from token2wav.networks.masks import attention_bias, block_mask
 from token2wav.networks.unet import UNet
 
 BANDS, BLOCK, FRAMES = 6, 10, 34
@@ -26,7 +27,7 @@ def unet() -> UNet:
 def test_chunks_give_the_whole(unet: UNet) -> None:
     x, mu, cond = (torch.randn(2, BANDS, FRAMES) for _ in range(3))
     speaker, modulation = torch.randn(2, BANDS), unet.modulation(torch.tensor([0.3]))
-    allowed = BlockMask(BLOCK).whole(FRAMES)
+    allowed = block_mask(BlockGrid(BLOCK), FRAMES)
     whole = unet.velocity(
         x, unet.prepare_conditions(mu, speaker, cond), modulation, attention_bias(allowed)
     )

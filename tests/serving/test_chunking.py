@@ -98,11 +98,8 @@ def test_chunks_cover_the_utterance_on_the_block_grid_with_their_context(
     utterance = np.concatenate((demo_voice(prompt).prompt_tokens, numbered(count)))
     for chunk in chunks:
         right = 0 if chunk.last else LOOKAHEAD
-        assert chunk.left == min(2, chunk.start)
         assert chunk.tokens.dtype == np.int32
-        assert np.array_equal(
-            chunk.tokens, utterance[chunk.start - chunk.left : chunk.stop + right]
-        )
+        assert np.array_equal(chunk.tokens, utterance[chunk.start : chunk.stop + right])
 
 
 @given(prompts, lengths, policies, st.data())
@@ -178,9 +175,7 @@ def test_an_utterance_that_ends_with_the_lookahead_of_a_chunk_has_a_stub_of_it()
 
 
 def test_what_is_computed_with_the_prompt_is_whole_blocks_with_their_lookahead() -> None:
-    prefixes = {
-        prompt: CONFIG.prefix_tokens(prompt) for prompt in (1, 2, 3, 25, 27, 28, 52, 53, 103)
-    }
+    prefixes = {prompt: CONFIG.grid(prompt).prefix for prompt in (1, 2, 3, 25, 27, 28, 52, 53, 103)}
     assert prefixes == {1: 0, 2: 0, 3: 0, 25: 0, 27: 0, 28: 25, 52: 25, 53: 50, 103: 100}
 
 

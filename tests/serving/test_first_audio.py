@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.execution.rig import AUDIO, MEL, FlowStream, Parts
+from tests.execution.rig import AUDIO, MEL, FlowStream, Parts, estimator_state
 from tests.support.stages import two_stages
 from tests.support.utterances import Mel, a_voice, off, portions, some_tokens
 from token2wav import StreamConfig, Token2Wav
@@ -66,7 +66,7 @@ def test_it_speaks_from_the_very_token_that_completes_the_lookahead(
     schedule = HopSchedule.of(StreamConfig(first_tokens=first_tokens), config)
     chunker = Chunker(a_voice(prompt).prompt_tokens, config, schedule)
     # the whole first hop may be there before
-    first = min(prompt + first_tokens, schedule.first_stop(prompt))
+    first = min(prompt + first_tokens, config.grid(prompt).first_boundary + schedule.first)
     while chunker.next_chunk is None:
         chunker.push(some_tokens(1))
     assert chunker.received == first + LOOKAHEAD
@@ -89,7 +89,7 @@ def test_it_is_the_whole_but_for_what_was_provisional(
         speak(parts, engine, prompt, count, sizes, first_tokens)
         for engine in (parts.incremental(), parts.recompute())
     )
-    kept, heard = parts.config.prefix_tokens(prompt), prompt
+    kept, heard = parts.config.grid(prompt).prefix, prompt
     for chunk in cached.chunks:
         assert (chunk.start, chunk.start + chunk.skip) == (kept, heard)
         assert chunk.provisional == (not chunk.last and chunk.stop % BLOCK != 0)
@@ -105,12 +105,12 @@ def test_it_is_the_whole_but_for_what_was_provisional(
 def test_what_is_provisional_takes_no_page_and_leaves_no_trace(parts: Parts) -> None:
     engine = parts.incremental()
     stream = FlowStream(engine, a_voice(30), parts.config, StreamConfig())
-    before, state = engine.pool.used, engine._streams[stream.handle].conv_state.clone()
+    before, state = engine.pool.used, estimator_state(engine, stream.handle)
     stream.push(some_tokens(15))
     assert [chunk.provisional for chunk in stream.chunks] == [True]
     assert engine.pool.used == before
-    assert engine._streams[stream.handle].next_frame == 50
-    assert torch.equal(engine._streams[stream.handle].conv_state, state)
+    assert engine._streams[stream.handle].next_token == 25
+    assert torch.equal(estimator_state(engine, stream.handle), state)
     stream.close()
     assert engine.pool.used == engine.prefixes.pages
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from token2wav.cache.paged_kv_cache import CacheLayout, PagedKVCache, Storage
-from token2wav.execution.cached_flow import CachedFlow
+from token2wav.execution.cached_flow import CachedFlow, flow_states
 from token2wav.execution.recompute import RecomputeFlow
 from token2wav.execution.runner import Runner
 from token2wav.execution.step import TorchStep
@@ -31,10 +31,11 @@ def cached_flow(
     guidance = next(iter(solvers.values())).tables.guidance
     layout = CacheLayout.of(config, flow.estimator, guidance, max(solvers), storage)
     cache = PagedKVCache(layout, pages, flow.device)
+    states = flow_states(flow, flow.estimator, layout)
     with torch.inference_mode():
         runners = {
-            steps: Runner(TorchStep(flow.estimator, each.tables, cache))
+            steps: Runner(TorchStep(flow.estimator, each.tables, cache), states)
             for steps, each in solvers.items()
         }
     recompute = RecomputeFlow(config, flow, noise, solvers, left_blocks=left_blocks)
-    return CachedFlow(recompute, runners, cache, longest_hop=longest_hop)
+    return CachedFlow(recompute, runners, cache, states, longest_hop=longest_hop)

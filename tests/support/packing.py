@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from token2wav.execution.batch import BatchSize
 from token2wav.execution.cached_flow import CachedFlow
 from token2wav.execution.exported_step import ExportedStep
-from token2wav.execution.runner import GraphRunner, Runner
+from token2wav.execution.runner import Runner
 
 
 def pad_batches(engine: CachedFlow, buckets: Sequence[BatchSize] = ()) -> CachedFlow:
     """Makes an engine run the step that is exported, on torch, in buckets if there are any."""
     for steps, runner in engine._runners.items():
         step = ExportedStep(runner.step.estimator, runner.step.tables, runner.step.cache)
-        engine._runners[steps] = GraphRunner(step, buckets, None) if buckets else Runner(step)
+        engine._runners[steps] = Runner(step, engine.states, buckets)
     return engine

@@ -10,8 +10,8 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
+from token2wav.block_grid import BlockGrid
 from token2wav.errors import LimitError
-from token2wav.networks.masks import BlockMask
 
 
 class OutOfBlocksError(LimitError):
@@ -66,6 +66,9 @@ class Content(Protocol):
     """Content of a prefix: computed once, in pages of the pool."""
 
     pages: list[int]
+
+    def release(self) -> None:
+        """Frees everything that the content has besides its pages."""
 
 
 ContentT = TypeVar("ContentT", bound=Content)
@@ -194,6 +197,7 @@ class PrefixCache(Generic[ContentT]):
             for key, content in self._idle().items():
                 del self._prefixes[key]
                 self.pool.release(content.pages)
+                content.release()
                 return True
         return False
 
@@ -212,7 +216,7 @@ class StreamBlocks:
     Args:
         cache: cache that pages are taken from.
         shared: pages of the prefix, which holds the first blocks of the stream.
-        mask: attention mask of the stream.
+        grid: block grid of the stream.
         reserved: number of pages to take now, for blocks that are computed later.
 
     Attributes:
@@ -224,11 +228,11 @@ class StreamBlocks:
     """
 
     def __init__(
-        self, cache: PrefixCache[Any], shared: Sequence[int], mask: BlockMask, reserved: int
+        self, cache: PrefixCache[Any], shared: Sequence[int], grid: BlockGrid, reserved: int
     ) -> None:
         self._cache = cache
         self._shared = list(shared)
-        self._mask = mask
+        self._grid = grid
         self._first = len(shared)  # index in the stream of the first block in `own`
         self._reserve = cache.take(reserved)
         self.own: list[int] = []
@@ -266,7 +270,7 @@ class StreamBlocks:
     def forget_unseen(self) -> None:
         """Moves the pages of blocks that no later block can see to the reserve."""
         following = self._first + len(self.own)
-        unseen = min(len(self.own), self._mask.first_needed(following) - self._first)
+        unseen = min(len(self.own), self._grid.first_needed(following) - self._first)
         if unseen > 0:
             self._reserve += self.own[:unseen]
             del self.own[:unseen]
@@ -278,6 +282,8 @@ class StreamBlocks:
         self._cache.pool.release(self._reserve)
 
     def _table(self, block: int) -> list[int]:
-        kept, needed = self._mask.prefix_blocks, self._mask.first_needed(block)
-        shared = self._shared[:kept] + self._shared[max(kept, needed) :]
-        return shared + self.own[max(0, needed - self._first) : block - self._first + 1]
+        return [self._page(visible) for visible in self._grid.visible_blocks(block)]
+
+    def _page(self, block: int) -> int:
+        shared = block < len(self._shared)
+        return self._shared[block] if shared else self.own[block - self._first]

@@ -1,51 +1,68 @@
-"""State store: the states of streaming layers for all open streams, in preallocated tensors."""
+"""State store: the fixed-size states of networks for all open streams, in preallocated tensors."""
 
 from __future__ import annotations
 
 import math
 import threading
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
+from torch import nn
 
-from token2wav.networks.streaming import StateSpec, Streaming
+from token2wav.networks.streaming import StateSpec
 
 SCRATCH_SLOT = 0  # slot of no stream, which the padding rows of a batch read and write
 _FIRST_SLOTS = 64
 
-Rows = dict[torch.dtype, torch.Tensor]  # for every dtype a tensor (B, width), one row per stream
+# The states of a network by the layers that declare them.
+Specs = Mapping[nn.Module, StateSpec]
+
+
+@dataclass(frozen=True, eq=False)
+class StateRows:
+    """States of one network for the streams of a batch, one row per stream.
+
+    Attributes:
+        network: name of the network in its store.
+        tensors: (B, width) states of all layers, by dtype.
+        views: (B, *shape) state of every layer, a view of `tensors`.
+    """
+
+    network: str
+    tensors: Mapping[torch.dtype, torch.Tensor]
+    views: Mapping[nn.Module, torch.Tensor]
+
+    def first(self, count: int) -> StateRows:
+        """Returns the first `count` rows, without a copy."""
+        return StateRows(
+            self.network,
+            {dtype: rows[:count] for dtype, rows in self.tensors.items()},
+            {layer: view[:count] for layer, view in self.views.items()},
+        )
 
 
 class StateStore:
     """Store of the fixed-size states of streams, one slot per stream.
 
-    A batch reads and writes the rows of all its streams at once. A slot is not cleared for its next
-    stream, because layers do not read their state in the first step of a stream.
+    A batch reads and writes the states of a network for all its streams at once. A slot keeps the
+    states of its last stream until they are overwritten.
 
     Several threads may use the store, each for its own streams. If all slots are taken, their
     number is doubled.
 
     Args:
-        specs: shape and dtype of the state of every streaming layer.
+        networks: states of each network, by its name.
         device: device of the tensors.
         slots: number of slots at the start, including the scratch slot.
     """
 
     def __init__(
-        self, specs: Mapping[Streaming, StateSpec], device: torch.device, slots: int = _FIRST_SLOTS
+        self, networks: Mapping[str, Specs], device: torch.device, slots: int = _FIRST_SLOTS
     ) -> None:
         self._device = device
-        self._widths: dict[torch.dtype, int] = {}
-        # For every layer: dtype, shape, strides within a row, and offset of its state in the row.
-        self._places: list[
-            tuple[Streaming, torch.dtype, tuple[int, ...], tuple[int, ...], int]
-        ] = []
-        for layer, spec in specs.items():
-            start = self._widths.get(spec.dtype, 0)
-            strides = tuple(math.prod(spec.shape[place + 1 :]) for place in range(len(spec.shape)))
-            self._places.append((layer, spec.dtype, spec.shape, strides, start))
-            self._widths[spec.dtype] = start + math.prod(spec.shape)
-        self._tables = self.rows(slots)
+        self._layouts = {name: _Layout(specs) for name, specs in networks.items()}
+        self._tables = {name: self._zeros(name, slots) for name in networks}
         self._free = list(range(slots - 1, SCRATCH_SLOT, -1))
         self._slots = slots
         self._lock = threading.Lock()
@@ -55,32 +72,21 @@ class StateStore:
         """Number of slots that belong to streams."""
         return self._slots - 1 - len(self._free)
 
-    def rows(self, count: int) -> Rows:
-        """Allocates zeroed rows for the states of `count` streams."""
-        return {
-            dtype: torch.zeros(count, width, dtype=dtype, device=self._device)
-            for dtype, width in self._widths.items()
-        }
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of the states of one stream."""
+        return sum(table[0].nbytes for table in self._all_tables())
 
-    def views(self, rows: Rows) -> dict[Streaming, torch.Tensor]:
-        """Returns a view (B, *shape) of every layer's state in `rows`, without a copy."""
-        return {
-            layer: rows[dtype].as_strided(
-                (len(rows[dtype]), *shape), (self._widths[dtype], *strides), start
-            )
-            for layer, dtype, shape, strides, start in self._places
-        }
+    def rows(self, network: str, count: int) -> StateRows:
+        """Allocates zeroed rows for the states of `count` streams."""
+        tensors = self._zeros(network, count)
+        return StateRows(network, tensors, self._layouts[network].views(tensors))
 
     def take(self) -> int:
         """Returns a free slot for a new stream."""
         with self._lock:
             if not self._free:
-                self._tables = {
-                    dtype: torch.cat((table, torch.zeros_like(table)))
-                    for dtype, table in self._tables.items()
-                }
-                self._free = list(range(2 * self._slots - 1, self._slots - 1, -1))
-                self._slots *= 2
+                self._double()
             return self._free.pop()
 
     def release(self, slot: int) -> None:
@@ -88,14 +94,72 @@ class StateStore:
         with self._lock:
             self._free.append(slot)
 
-    def read(self, slots: torch.Tensor, rows: Rows) -> None:
+    def clear(self, slot: int) -> None:
+        """Sets all states of a slot to zero."""
+        with self._lock:
+            for table in self._all_tables():
+                table[slot].zero_()
+
+    def copy(self, source: int, target: int) -> None:
+        """Copies all states from one slot to another."""
+        with self._lock:
+            for table in self._all_tables():
+                table[target].copy_(table[source])
+
+    def read(self, slots: torch.Tensor, rows: StateRows) -> None:
         """Copies the states of (B,) slots into `rows`."""
         with self._lock:
-            for dtype, table in self._tables.items():
-                torch.index_select(table, 0, slots, out=rows[dtype])
+            for dtype, table in self._tables[rows.network].items():
+                torch.index_select(table, 0, slots, out=rows.tensors[dtype])
 
-    def write(self, slots: torch.Tensor, rows: Rows) -> None:
-        """Copies `rows` into (B,) slots."""
+    def write(self, slots: torch.Tensor, rows: StateRows) -> None:
+        """Copies `rows` into (B,) slots. Only the scratch slot may occur twice."""
         with self._lock:
-            for dtype, table in self._tables.items():
-                table.index_copy_(0, slots, rows[dtype])
+            for dtype, table in self._tables[rows.network].items():
+                table.index_copy_(0, slots, rows.tensors[dtype])
+
+    def _all_tables(self) -> list[torch.Tensor]:
+        return [table for tables in self._tables.values() for table in tables.values()]
+
+    def _zeros(self, network: str, count: int) -> dict[torch.dtype, torch.Tensor]:
+        return {
+            dtype: torch.zeros(count, width, dtype=dtype, device=self._device)
+            for dtype, width in self._layouts[network].widths.items()
+        }
+
+    def _double(self) -> None:
+        """Doubles the number of slots. On a CPU, slots that were never used take no memory."""
+        for name, tables in self._tables.items():
+            larger = self._zeros(name, 2 * self._slots)
+            for dtype, table in tables.items():
+                larger[dtype][: self._slots] = table
+            self._tables[name] = larger
+        self._free = list(range(2 * self._slots - 1, self._slots - 1, -1))
+        self._slots *= 2
+
+
+class _Layout:
+    """Places of the states of one network in a row.
+
+    Attributes:
+        widths: length of a row, by dtype.
+    """
+
+    def __init__(self, specs: Specs) -> None:
+        self.widths: dict[torch.dtype, int] = {}
+        self._places: list[tuple[nn.Module, StateSpec, int]] = []  # layer, spec, offset in the row
+        for layer, spec in specs.items():
+            start = self.widths.get(spec.dtype, 0)
+            self._places.append((layer, spec, start))
+            self.widths[spec.dtype] = start + math.prod(spec.shape)
+
+    def views(self, tensors: Mapping[torch.dtype, torch.Tensor]) -> dict[nn.Module, torch.Tensor]:
+        """Returns a view (B, *shape) of the state of every layer."""
+        views = {}
+        for layer, (_, shape, dtype), start in self._places:
+            rows = tensors[dtype]
+            strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+            views[layer] = rows.as_strided(
+                (len(rows), *shape), (self.widths[dtype], *strides), start
+            )
+        return views

@@ -16,17 +16,18 @@ from typing import Any
 import torch
 from torch import nn
 
+from token2wav.cache.encoder_cache import page_bytes
 from token2wav.cache.paged_kv_cache import CacheLayout, PagedKVCache, Storage
 from token2wav.config import RuntimeConfig, StreamConfig
 from token2wav.errors import ConfigError
 from token2wav.execution.backends import Backend, LoadContext, choose, runner
-from token2wav.execution.cached_flow import CachedFlow
+from token2wav.execution.cached_flow import CachedFlow, flow_states
 from token2wav.execution.decoder import TokenDecoder
 from token2wav.execution.device import cache_bytes, device_named, entered, keep_arithmetic_exact
 from token2wav.execution.exported_graphs import ExportedVocoder
 from token2wav.execution.family import Family
+from token2wav.execution.graphs import GraphPool, graphs_enabled
 from token2wav.execution.recompute import RecomputeFlow, RecomputeVocoder
-from token2wav.execution.runner import GraphPool, graphs_enabled
 from token2wav.execution.stages import FlowStage, Stage, Stages, StageSummary
 from token2wav.execution.vocoder import StreamingVocoder, likely_pieces
 from token2wav.families import networks_module, read_config
@@ -50,7 +51,7 @@ class FlowNetworks:
         layout: layout of the cache of keys and values.
         guidance: classifier-free guidance rate.
         schedule: schedule of the ODE.
-        token_bytes: bytes that the encoder stores of each token beside the cache.
+        page_bytes: bytes of a page of the cache, with the keys and values of the encoder.
     """
 
     flow: Any
@@ -58,7 +59,7 @@ class FlowNetworks:
     layout: CacheLayout
     guidance: float
     schedule: ScheduleConfig
-    token_bytes: int
+    page_bytes: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,7 +181,12 @@ def flow_networks(config: Any, storage: Storage) -> FlowNetworks:
         config, flow.estimator, config.flow.inference_cfg_rate, config.ode_steps, storage
     )
     return FlowNetworks(
-        flow, vocoder, layout, config.flow.inference_cfg_rate, config.schedule, flow.token_bytes
+        flow,
+        vocoder,
+        layout,
+        config.flow.inference_cfg_rate,
+        config.schedule,
+        layout.page_bytes + page_bytes(flow.key_value_specs, config.block_tokens),
     )
 
 
@@ -256,21 +262,24 @@ class _Assembly:
         layout = CacheLayout.of(
             config, flow.estimator, config.flow.inference_cfg_rate, max(solvers), storage
         )
-        pages = cache_bytes(context.runtime.cache_mib, context.device) // layout.page_bytes
+        per_page = layout.page_bytes + page_bytes(flow.key_value_specs, config.block_tokens)
+        pages = cache_bytes(context.runtime.cache_mib, context.device) // per_page
         cache, longest = PagedKVCache(layout, pages, context.device), hop // config.block_tokens
+        states = flow_states(flow, flow.estimator, layout)
         kernel_step = self.family.kernel_step()
         with torch.inference_mode():
             runners = {
                 steps: runner(
                     self.backend,
                     (flow.estimator, solver.tables, cache),
+                    states,
                     longest,
                     kernel_step,
                     self.pool,
                 )
                 for steps, solver in solvers.items()
             }
-        return CachedFlow(recompute, runners, cache, longest_hop=hop)
+        return CachedFlow(recompute, runners, cache, states, longest_hop=hop)
 
     def _vocoder_stage(
         self, vocoder: VocoderNetwork, noise: SourceNoise | None

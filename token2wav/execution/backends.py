@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from token2wav.cache.paged_kv_cache import PagedKVCache
+from token2wav.cache.states import StateStore
 from token2wav.config import RuntimeConfig
 from token2wav.errors import ConfigError, EngineUnavailableError
 from token2wav.execution.artifacts import EngineFolder, Precision
@@ -27,7 +28,8 @@ from token2wav.execution.exported_graphs import (
     target_of,
 )
 from token2wav.execution.exported_step import ExportedStep
-from token2wav.execution.runner import GraphPool, GraphRunner, Runner
+from token2wav.execution.graphs import GraphPool
+from token2wav.execution.runner import Runner
 from token2wav.execution.stages import BackendName
 from token2wav.execution.step import ExportedModule, StepMaker, TorchStep
 from token2wav.networks.estimator import Estimator
@@ -129,6 +131,7 @@ def choose(context: LoadContext, *, torch_only: str = "") -> Backend:
 def runner(
     backend: Backend,
     parts: tuple[Estimator, OdeTables, PagedKVCache],
+    states: StateStore,
     longest_blocks: int,
     kernel_step: StepMaker | None = None,
     pool: GraphPool | None = None,
@@ -138,6 +141,7 @@ def runner(
     Args:
         backend: backend that was chosen.
         parts: estimator, tables of its schedule, and the cache.
+        states: state store with the states of the estimator.
         longest_blocks: number of blocks of the longest chunk.
         kernel_step: makes the step function on kernels of the family; None to run the estimator
             on torch with the attention kernel.
@@ -145,15 +149,15 @@ def runner(
     """
     if backend.step is None:
         if pool is None or not kernels_run(parts[-1]):
-            return Runner(TorchStep(*parts))
+            return Runner(TorchStep(*parts), states)
         step = kernel_step(*parts) if kernel_step else TorchStep(*parts, kernels=True)
         buckets = [BatchSize(blocks, 1, _PAST) for blocks in _BLOCKS]
     else:
         step, buckets = ExportedStep(*parts, backend.step), exported_buckets(longest_blocks)
         if pool is None or backend.name == "onnx":
-            return Runner(step)
+            return Runner(step, states)
     log.info("the flow runs as %s in %d CUDA graphs", type(step).__name__, len(buckets))
-    return GraphRunner(step, buckets, pool)
+    return Runner(step, states, buckets, pool)
 
 
 def exported_buckets(longest: int, past: Sequence[int] = _CAPTURED_PAST) -> list[BatchSize]:

@@ -4,13 +4,16 @@ of rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
 from token2wav.cache.paged_kv_cache import CacheLayout
+from token2wav.cache.states import SCRATCH_SLOT, StateRows, StateStore
+from token2wav.networks.staging import copy_to
 
 # A block table holds one row of integers on the device for each block. Kernels and graphs know a
 # block by this row alone. The row starts with a header, whose columns are named here. The pages
@@ -39,8 +42,10 @@ class ChunkInput:
         start: position of the first frame, counted from the start of the prompt. It is a multiple
             of the block.
         tables: for each block the pages that it attends to, in order; its own page comes last.
-        conv_state: (steps, *layout.conv_state) state of the convolutions of the estimator. The
-            batch overwrites it with the state after the chunk.
+        slot: slot of the stream in the state store, with the state of the convolutions before the
+            chunk.
+        provisional: whether the state after the chunk is dropped; else it replaces the state before
+            the chunk.
         prompt_padding: number of padding frames at the start of the stream. They are in the first
             page of every table.
         full_prompt_attention: whether every block attends to the later blocks of the chunk too, as
@@ -53,7 +58,8 @@ class ChunkInput:
     speaker: torch.Tensor
     start: int
     tables: list[list[int]]
-    conv_state: torch.Tensor
+    slot: int
+    provisional: bool = False
     prompt_padding: int = 0
     full_prompt_attention: bool = False
 
@@ -159,9 +165,10 @@ class Batch:
     Args:
         size: capacity of the batch.
         layout: sizes of the cache.
-        conv_state: (chunks, steps, *layout.conv_state) tensor for the state of the convolutions.
-            Batches that never run at the same time may share it. Its device is the device of the
-            batch.
+        states: state store of all streams.
+        rows: rows for the states of the estimator, one for each chunk. Batches that never run at
+            the same time may share them.
+        integrate: integrates `x` from noise to mel, in place.
 
     Attributes:
         blocks: blocks of the batch. There may be fewer blocks than rows.
@@ -169,31 +176,35 @@ class Batch:
         mu: (rows, bands, block_frames) condition from the tokens.
         cond: (rows, bands, block_frames) condition from the prompt mel.
         speakers: (rows, bands) speaker vectors.
-        conv_state: (chunks, steps, *layout.conv_state), see `ChunkInput`.
+        conv_state: (chunks, steps, branches, width) state of the convolutions of the estimator.
         table: (rows, columns) int32 block tables.
     """
 
-    def __init__(self, size: BatchSize, layout: CacheLayout, conv_state: torch.Tensor) -> None:
+    def __init__(
+        self,
+        size: BatchSize,
+        layout: CacheLayout,
+        states: StateStore,
+        rows: StateRows,
+        integrate: Callable[[Batch], None],
+    ) -> None:
         self.size = size
         self.block_frames = layout.block_frames
         self.blocks: list[Block] = []
-        device, shape = conv_state.device, (size.blocks, layout.bands, layout.block_frames)
+        self._integrate = integrate
+        self._states, self._rows = states, rows.first(size.rows)
+        [self.conv_state] = self._rows.views.values()
+        device, shape = self.conv_state.device, (size.blocks, layout.bands, layout.block_frames)
         self.x, self.mu, self.cond = (torch.zeros(shape, device=device) for _ in range(3))
         self.speakers = torch.zeros(size.blocks, layout.bands, device=device)
-        self.conv_state = conv_state[: size.rows]
         self.table = torch.zeros(size.blocks, HEADER + size.pages, dtype=torch.int32, device=device)
-        # The device copies by itself from pinned memory. So the host need not wait for the work
-        # that still runs on the device.
-        self._staged = torch.zeros_like(self.table, device="cpu", pin_memory=device.type == "cuda")
-        self._copied = torch.cuda.Event() if device.type == "cuda" else None
+        # slots of the states before the chunks, and slots for the states after them
+        self._slots = torch.zeros(2, size.rows, dtype=torch.int64, device=device)
 
     def fill(self, chunks: Sequence[ChunkInput]) -> None:
         """Copies chunks into the rows. Unused rows keep old data, which no block reads."""
         self.blocks = []
-        if self._copied:
-            self._copied.synchronize()  # the copy for the previous batch has long finished
-        rows, row = self._staged.numpy(), 0
-        rows[:, :HEADER] = 0
+        rows, row = np.zeros(tuple(self.table.shape), np.int32), 0
         for number, chunk in enumerate(chunks):
             blocks = blocks_of(chunk, number, self.block_frames)
             for own, block in zip(rows[row:], blocks, strict=False):
@@ -201,23 +212,31 @@ class Batch:
                 own[: len(row_of_table)] = row_of_table
             self.blocks += blocks
             row += self._room(chunk)
-        self.table.copy_(self._staged, non_blocking=True)
-        if self._copied:
-            self._copied.record()
+        copy_to(self.table, rows)
+        before_after = np.full(tuple(self._slots.shape), SCRATCH_SLOT)
+        before_after[0, : len(chunks)] = [chunk.slot for chunk in chunks]
+        before_after[1, : len(chunks)] = [
+            SCRATCH_SLOT if chunk.provisional else chunk.slot for chunk in chunks
+        ]
+        copy_to(self._slots, before_after)
+        count = len(chunks)
+        self._states.read(self._slots[0, :count], self._rows.first(count))
         self._spread(self.x, [chunk.noise for chunk in chunks])
         self._spread(self.mu, [chunk.mu for chunk in chunks])
         self._spread(self.cond, [chunk.cond for chunk in chunks])
         speakers = [chunk.speaker for chunk in chunks for _ in range(self._room(chunk))]
         torch.stack(speakers, out=self.speakers[: len(speakers)])
-        torch.stack([chunk.conv_state for chunk in chunks], out=self.conv_state[: len(chunks)])
+
+    def compute(self) -> None:
+        """Integrates the batch from noise to mel."""
+        self._integrate(self)
 
     def take(self, chunks: Sequence[ChunkInput]) -> list[torch.Tensor]:
-        """Returns the mel (bands, frames) of every chunk once `x` is the end of the ODE.
-
-        The `conv_state` of every chunk is replaced by the state after the chunk.
+        """Returns the mel (bands, frames) of every chunk once `x` is the end of the ODE, and stores
+        the states after the chunks.
         """
-        for chunk, after in zip(chunks, self.conv_state.unbind(), strict=False):
-            chunk.conv_state.copy_(after)
+        count = len(chunks)
+        self._states.write(self._slots[1, :count], self._rows.first(count))
         mel = self.x.clone().transpose(0, 1).flatten(1)  # (bands, rows * block_frames)
         mels, row = [], 0
         for chunk in chunks:
@@ -256,8 +275,3 @@ def blocks_of(chunk: ChunkInput, number: int, block_frames: int) -> list[Block]:
             zip(range(0, chunk.frames, block_frames), chunk.tables, strict=True)
         )
     ]
-
-
-def conv_states(chunks: int, layout: CacheLayout, device: torch.device) -> torch.Tensor:
-    """Allocates the tensor that `Batch` takes as `conv_state`."""
-    return torch.zeros(chunks, layout.steps, *layout.conv_state, device=device)

@@ -12,13 +12,13 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
+from token2wav.block_grid import BlockGrid
 from token2wav.cache.block_pool import (
     BlockPool,
     OutOfBlocksError,
@@ -26,48 +26,117 @@ from token2wav.cache.block_pool import (
     PrefixCache,
     StreamBlocks,
 )
-from token2wav.cache.paged_kv_cache import PagedKVCache
+from token2wav.cache.encoder_cache import EncoderCache
+from token2wav.cache.paged_kv_cache import CacheLayout, PagedKVCache
+from token2wav.cache.states import SCRATCH_SLOT, StateStore
 from token2wav.errors import EngineError, StreamClosedError
 from token2wav.execution.batch import ChunkInput
-from token2wav.execution.recompute import RecomputeFlow, stream_mask
-from token2wav.execution.runner import Runner
-from token2wav.execution.stages import CacheUsage, FlowStage, StatefulStage, TokenChunk
+from token2wav.execution.recompute import RecomputeFlow
+from token2wav.execution.runner import ESTIMATOR, Runner
+from token2wav.execution.stages import (
+    CacheUsage,
+    Encoder,
+    EncoderInput,
+    FlowStage,
+    StatefulStage,
+    TokenChunk,
+)
+from token2wav.networks.estimator import Estimator
 from token2wav.networks.grouping import map_grouped
-from token2wav.networks.masks import BlockMask
+from token2wav.networks.staging import to_device
+from token2wav.networks.streaming import StateSpec
 from token2wav.voice import Voice
 
+_ENCODER = "encoder"  # name of the encoder in the state store
 _PREFILL_BLOCKS = 4  # blocks of a prompt computed at once; bounds memory and costs no time
 
 
 @dataclass(eq=False)
 class _Prompt:
-    """Prefix that streams with the same voice and number of ODE steps share."""
+    """Prefix that streams with the same voice and number of ODE steps share.
 
-    conv_state: torch.Tensor  # (steps, *layout.conv_state)
-    encoder_state: Any
-    prompt_mel: torch.Tensor  # (bands, 2 P)
-    speaker: torch.Tensor  # (bands,)
-    prompt_padding: int = 0  # number of padding frames before the prompt, see `ChunkInput`
+    Attributes:
+        states: state store, which the content of the prefix releases its slot to.
+        slot: slot of the states after the prefix.
+        mel: (bands, frames) mel of the whole prompt.
+        speaker: (bands,) speaker vector.
+        pages: pages of the blocks of the prefix.
+    """
+
+    states: StateStore
+    slot: int
+    mel: torch.Tensor
+    speaker: torch.Tensor
     pages: list[int] = field(default_factory=list)
+
+    def release(self) -> None:
+        self.states.release(self.slot)
 
 
 @dataclass(eq=False)
 class _Stream:
-    """State of one stream."""
+    """State of one stream.
+
+    Attributes:
+        voice: prompt and speaker.
+        steps: number of ODE steps.
+        grid: block grid, in tokens.
+        prefix: reference to the shared prefix; None once the stream has released its pages.
+        prompt: content of the prefix.
+        blocks: pages of the stream.
+        slot: slot in the state store.
+        next_token: position of the token that starts the next chunk.
+        tokens: tokens of finished chunks, which are needed to start over without the cache.
+        recomputing: handle in the recompute stage; None while the cache is used.
+        busy: whether a thread computes a chunk of the stream.
+        closed: whether the stream was closed.
+    """
 
     voice: Voice
     steps: int
-    prefix: Prefix[_Prompt] | None  # None once the stream has released its pages
+    grid: BlockGrid
+    prefix: Prefix[_Prompt] | None
     prompt: _Prompt
     blocks: StreamBlocks
-    conv_state: torch.Tensor
-    encoder_state: Any
-    next_frame: int
-    # tokens of finished chunks, which are needed to start over without the cache
+    slot: int
+    next_token: int
     tokens: list[NDArray[np.int32]] = field(default_factory=list)
-    recomputing: int | None = None  # handle in the recompute stage; None while the cache is used
+    recomputing: int | None = None
     busy: bool = False
     closed: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """Chunk of a stream or of a prompt whose blocks have pages.
+
+    Attributes:
+        chunk: tokens of the chunk.
+        steps: number of ODE steps.
+        grid: block grid, in tokens.
+        prompt: prompt of the stream.
+        slot: slot in the state store.
+        tables: block table of each block.
+    """
+
+    chunk: TokenChunk
+    steps: int
+    grid: BlockGrid
+    prompt: _Prompt
+    slot: int
+    tables: list[list[int]]
+
+
+def flow_states(encoder: Encoder, estimator: Estimator, layout: CacheLayout) -> StateStore:
+    """Makes the state store of a flow, on the device of its encoder.
+
+    The estimator has one state for each ODE step and guidance branch.
+    """
+    shape = layout.steps, *layout.conv_state
+    own = StateSpec("estimator", shape, torch.float32)
+    return StateStore(
+        {_ENCODER: encoder.state_specs(), ESTIMATOR: {estimator: own}}, encoder.device
+    )
 
 
 class CachedFlow(StatefulStage[_Stream], FlowStage):
@@ -83,7 +152,8 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
         recompute: the same flow without cache. It serves streams that the pool has no room for, and
             whole utterances.
         runners: runners by number of ODE steps; the usual number comes first.
-        cache: cache of keys and values that all runners use.
+        cache: keys and values of the estimator, which all runners use.
+        states: state store that all runners use, see `flow_states`.
         longest_hop: tokens of the longest hop of a stream.
     """
 
@@ -92,6 +162,7 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
         recompute: RecomputeFlow,
         runners: Mapping[int, Runner],
         cache: PagedKVCache,
+        states: StateStore,
         *,
         longest_hop: int = 100,
     ) -> None:
@@ -107,6 +178,10 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
         self._usual = next(iter(runners))
         self._longest_hop = longest_hop
         self._layout = cache.layout
+        self.states = states
+        self._encoder_cache = EncoderCache(
+            self._encoder.key_value_specs, self._config.block_tokens, cache.pages, self._device
+        )
         self.pool = BlockPool(cache.pages)
         self.prefixes: PrefixCache[_Prompt] = PrefixCache(self.pool)
         self._lock = threading.Lock()  # guards `busy` and `closed` of the streams
@@ -118,7 +193,7 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
             used=self.pool.used,
             shared=prefixes.pages,
             idle=prefixes.idle_pages,
-            page_bytes=self._layout.page_bytes,
+            page_bytes=self._layout.page_bytes + self._encoder_cache.page_bytes,
             prompt_hits=prefixes.acquired - prefixes.computed,
             prompt_misses=prefixes.computed,
         )
@@ -133,15 +208,14 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
         assert prompt is not None
         with ExitStack() as taken:  # releases everything again if a later step fails
             taken.callback(self.prefixes.release, prefix)
-            mask = stream_mask(self._config, voice, self._left_blocks)
-            blocks = StreamBlocks(self.prefixes, prompt.pages, mask, self._reserved_blocks())
+            grid = self._config.grid(len(voice.prompt_tokens), self._left_blocks)
+            blocks = StreamBlocks(self.prefixes, prompt.pages, grid, self._reserved_blocks())
             taken.callback(blocks.release)
-            next_frame = self._config.token_mel_ratio * self._config.prefix_tokens(
-                len(voice.prompt_tokens)
-            )
-            states = prompt.conv_state.clone(), self._encoder.fork(prompt.encoder_state, mask)
+            slot = self.states.take()
+            taken.callback(self.states.release, slot)
+            self.states.copy(prompt.slot, slot)
             handle = self.register(
-                _Stream(voice, steps, prefix, prompt, blocks, *states, next_frame)
+                _Stream(voice, steps, grid, prefix, prompt, blocks, slot, grid.prefix)
             )
             taken.pop_all()
             return handle
@@ -199,135 +273,125 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
             self._release(stream)
 
     def _advance(self, streams: list[_Stream], chunks: list[TokenChunk]) -> list[torch.Tensor]:
-        running = zip(map(self._encoder_state, streams, chunks), chunks, strict=True)
-        inputs = [
-            self._next_input(*each)
-            for each in zip(streams, chunks, self._encoder.encode([*running]), strict=True)
-        ]
-        ready = [
-            (stream.steps, given)
-            for stream, given in zip(streams, inputs, strict=True)
-            if given is not None
-        ]
-        computed = iter(map_grouped(ready, lambda each: each[0], self._run))
+        parts = [self._next_part(*each) for each in zip(streams, chunks, strict=True)]
+        computed = iter(self._computed([part for part in parts if part is not None]))
         mels = []
-        for stream, chunk, given in zip(streams, chunks, inputs, strict=True):
-            mel = self._recomputed(stream, chunk) if given is None else next(computed)
+        for stream, chunk, part in zip(streams, chunks, parts, strict=True):
+            mel = self._recomputed(stream, chunk) if part is None else next(computed)
             mels.append(mel)
             if not chunk.provisional:
-                stream.next_frame += mel.shape[1]
-            if given is None:
+                stream.next_token = chunk.stop
+            if part is None:
                 continue
             if chunk.provisional:
-                stream.blocks.retract(len(given.tables))
+                stream.blocks.retract(len(part.tables))
                 continue
             stream.blocks.forget_unseen()
             if self._left_blocks < 0:  # with a limit the stream never needs to start over
-                stream.tokens.append(
-                    chunk.tokens[chunk.left : chunk.left + chunk.stop - chunk.start]
-                )
+                stream.tokens.append(chunk.tokens[: chunk.stop - chunk.start])
         return mels
 
-    def _encoder_state(self, stream: _Stream, chunk: TokenChunk) -> Any:
-        if not chunk.provisional:
-            return stream.encoder_state
-        return self._encoder.fork(
-            stream.encoder_state, stream_mask(self._config, stream.voice, self._left_blocks)
-        )
+    def _next_part(self, stream: _Stream, chunk: TokenChunk) -> _Part | None:
+        """Takes the pages of a chunk; None if the stream must continue without the cache."""
+        if stream.next_token != chunk.start:
+            raise EngineError(
+                f"chunk starts at token {chunk.start}, but {stream.next_token} comes next"
+            )
+        if stream.recomputing is not None:
+            return None
+        try:
+            tables = stream.blocks.extend(stream.grid.block_count(chunk.start, chunk.stop))
+        except OutOfBlocksError:
+            return None
+        return _Part(chunk, stream.steps, stream.grid, stream.prompt, stream.slot, tables)
+
+    def _computed(self, parts: Sequence[_Part]) -> list[torch.Tensor]:
+        """Computes the mels of chunks whose blocks have pages."""
+        inputs = [
+            (part.steps, self._input(part, mu))
+            for part, mu in zip(parts, self._encoded(parts), strict=True)
+        ]
+        return map_grouped(inputs, lambda each: each[0], self._run)
 
     def _run(self, alike: Sequence[tuple[int, ChunkInput]]) -> list[torch.Tensor]:
         """Returns the mels of chunks that have the same number of ODE steps."""
         return self._runners[alike[0][0]].run([given for _, given in alike])
 
-    def _next_input(
-        self, stream: _Stream, chunk: TokenChunk, mu: torch.Tensor
-    ) -> ChunkInput | None:
-        """Prepares the input of a chunk; None if the stream must continue without the cache."""
-        first_frame = self._config.token_mel_ratio * chunk.start
-        if stream.next_frame != first_frame:
-            raise EngineError(
-                f"chunk starts at frame {first_frame}, but {stream.next_frame} come next"
-            )
-        if stream.recomputing is not None:
-            return None
-        try:
-            conv_state = stream.conv_state.clone() if chunk.provisional else stream.conv_state
-            return self._input(chunk, mu, stream.prompt, stream.blocks, conv_state)
-        except OutOfBlocksError:
-            return None
-
-    def _input(
-        self,
-        chunk: TokenChunk,
-        mu: torch.Tensor,
-        prompt: _Prompt,
-        blocks: StreamBlocks,
-        conv_state: torch.Tensor,
-    ) -> ChunkInput:
-        """Prepares a chunk for the ODE from its conditions mu (bands, frames), and takes the pages
-        of its blocks.
+    def _encoded(self, parts: Sequence[_Part]) -> list[torch.Tensor]:
+        """Computes the conditions (bands, frames) of chunks, and stores the states, keys and values
+        of the encoder.
         """
-        start, frames = self._config.token_mel_ratio * chunk.start, mu.shape[1]
+        rows = self.states.rows(_ENCODER, len(parts))
+        before, after = (
+            to_device(np.array(slots, np.int64), self._device)
+            for slots in (
+                [part.slot for part in parts],
+                [SCRATCH_SLOT if part.chunk.provisional else part.slot for part in parts],
+            )
+        )
+        self.states.read(before, rows)
+        given = []
+        for part in parts:
+            chunk, own = part.chunk, [table[-1] for table in part.tables]
+            context = self._encoder_cache.context(
+                part.grid, chunk.start, chunk.stop - chunk.start, part.tables[0], own
+            )
+            given.append(EncoderInput(chunk, part.grid, context))
+        mus = self._encoder.encode(given, rows.views)
+        self.states.write(after, rows)
+        return mus
+
+    def _input(self, part: _Part, mu: torch.Tensor) -> ChunkInput:
+        """Prepares a chunk for the ODE from its conditions mu (bands, frames)."""
+        grid, prompt = part.grid.scaled(self._config.token_mel_ratio), part.prompt
+        start, frames = self._config.token_mel_ratio * part.chunk.start, mu.shape[1]
+        in_prefix = start < grid.prefix
         cond = torch.zeros_like(mu)
-        given = prompt.prompt_mel[:, start : start + frames]
+        given = prompt.mel[:, start : start + frames]
         cond[:, : given.shape[1]] = given
         noise = self._noise.window(start, start + frames)
-        # Padding at the start makes the blocks of the prompt complete: the last one ends with it.
-        if prompt.prompt_padding and not start:
+        # Padding at the start completes the first block.
+        if start == 0 and grid.prompt_padding:
             noise, mu, cond = (
-                F.pad(value, (prompt.prompt_padding, 0)) for value in (noise, mu, cond)
+                F.pad(value, (grid.prompt_padding, 0)) for value in (noise, mu, cond)
             )
         else:
-            start += prompt.prompt_padding
-        tables = blocks.extend(-(-mu.shape[1] // self._layout.block_frames))
-        joined = (
-            self._config.full_prompt_attention
-            and start < prompt.prompt_padding + prompt.prompt_mel.shape[1]
-        )
+            start += grid.prompt_padding
         return ChunkInput(
             noise,
             mu,
             cond,
             prompt.speaker,
             start,
-            tables,
-            conv_state,
-            prompt.prompt_padding,
-            joined,
+            part.tables,
+            part.slot,
+            provisional=part.chunk.provisional,
+            prompt_padding=grid.prompt_padding,
+            full_prompt_attention=grid.full_prompt_attention and in_prefix,
         )
 
     def _prefill(self, voice: Voice, steps: int) -> _Prompt:
-        """Computes the blocks that lie wholly in a prompt."""
-        config, size, count = self._config, self._config.block_tokens, len(voice.prompt_tokens)
-        mask = stream_mask(config, voice)
-        prompt = _Prompt(
-            conv_state=torch.zeros(
-                self._layout.steps, *self._layout.conv_state, device=self._device
-            ),
-            encoder_state=self._encoder.start(voice, mask),
-            prompt_mel=torch.tensor(voice.prompt_mel, device=self._device).T,
-            speaker=self._encoder.speaker(
-                torch.tensor(voice.speaker_embedding, device=self._device)
-            ),
-            prompt_padding=config.token_mel_ratio * config.prompt_padding_tokens(count),
-        )
-        prefix = config.prefix_tokens(count)
-        blocks = StreamBlocks(
-            self.prefixes, [], BlockMask(self._layout.block_frames), mask.prefix_blocks
-        )
-        hop = max(1, prefix) if config.full_prompt_attention else _PREFILL_BLOCKS * size
-        try:
-            for start in range(0, prefix, hop):
-                stop, left = min(prefix, start + hop), min(config.lookbehind_tokens, start)
-                window = voice.prompt_tokens[start - left : stop + config.lookahead_tokens]
-                chunk = TokenChunk(window, left, start, stop, last=False)
-                [mu] = self._encoder.encode([(prompt.encoder_state, chunk)])
-                self._runners[steps].run(
-                    [self._input(chunk, mu, prompt, blocks, prompt.conv_state)]
-                )
-        except BaseException:
-            blocks.release()
-            raise
+        """Computes the blocks of a prompt that depend on the voice alone."""
+        config, device = self._config, self._device
+        grid = config.grid(len(voice.prompt_tokens))
+        mel = torch.tensor(voice.prompt_mel, device=device).T
+        speaker = self._encoder.speaker(torch.tensor(voice.speaker_embedding, device=device))
+        hop = _PREFILL_BLOCKS * grid.block
+        if grid.full_prompt_attention:
+            hop = max(1, grid.prefix)
+        with ExitStack() as taken:  # releases everything again if a later step fails
+            prompt = _Prompt(self.states, self.states.take(), mel, speaker)
+            taken.callback(prompt.release)
+            blocks = StreamBlocks(self.prefixes, [], grid, grid.prefix_blocks)
+            taken.callback(blocks.release)
+            self.states.clear(prompt.slot)
+            for start in range(0, grid.prefix, hop):
+                stop = min(grid.prefix, start + hop)
+                tokens = voice.prompt_tokens[start : stop + config.lookahead_tokens]
+                chunk = TokenChunk(tokens, start, stop, last=False)
+                tables = blocks.extend(grid.block_count(start, stop))
+                self._computed([_Part(chunk, steps, grid, prompt, prompt.slot, tables)])
+            taken.pop_all()
         prompt.pages = blocks.own
         return prompt
 
@@ -337,8 +401,8 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
         """
         if stream.recomputing is None:
             self._release_pages(stream)
-            prefix = self._config.prefix_tokens(len(stream.voice.prompt_tokens))
-            tokens = np.concatenate([stream.voice.prompt_tokens[:prefix], *stream.tokens])
+            prompt = stream.voice.prompt_tokens[: stream.grid.prefix]
+            tokens = np.concatenate([prompt, *stream.tokens])
             stream.tokens.clear()
             stream.recomputing = self._recompute.resume(stream.voice, tokens, stream.steps)
         [mel] = self._recompute.advance([(stream.recomputing, chunk)])
@@ -351,8 +415,9 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
             self._recompute.close(stream.recomputing)
 
     def _release_pages(self, stream: _Stream) -> None:
-        """Releases the pages of a stream, and its reference to the pages of its prompt."""
+        """Releases the pages and the slot of a stream, and its reference to the prefix."""
         stream.blocks.release()
         if stream.prefix is not None:
+            self.states.release(stream.slot)
             self.prefixes.release(stream.prefix)
             stream.prefix = None

@@ -53,8 +53,8 @@ class TokenDecoder(Stage):
 
 
 def _frames_of(chunk: TokenChunk) -> torch.Tensor:
-    """Codes of a chunk without its context, (codebooks, tokens) float32."""
-    return _as_frames(chunk.tokens[chunk.left : chunk.left + chunk.stop - chunk.start])
+    """Codes of a chunk without its look-ahead, (codebooks, tokens) float32."""
+    return _as_frames(chunk.tokens[: chunk.stop - chunk.start])
 
 
 def _as_frames(tokens: NDArray[np.int32]) -> torch.Tensor:

@@ -15,13 +15,13 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch import nn
 
 from token2wav.errors import EngineError, EngineUnavailableError
 from token2wav.execution.step import ExportedModule
 from token2wav.networks.hift import HiFT
 from token2wav.networks.streaming import (
     StateSpec,
-    Streaming,
     StreamStep,
     VocoderNetwork,
     state_specs,
@@ -34,7 +34,7 @@ PAST, NEW = "past_", "new_"
 _OUTSIDE = ("f0_predictor.", "m_source", "fade_in")
 
 
-def exported_states(vocoder: VocoderNetwork) -> dict[Streaming, StateSpec]:
+def exported_states(vocoder: VocoderNetwork) -> dict[nn.Module, StateSpec]:
     """State specs of the exported part of a vocoder."""
     return {
         layer: spec

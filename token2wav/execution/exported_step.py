@@ -169,7 +169,7 @@ class ExportedStep(StepFunction):
         positions = starts + count[: size.blocks_per_chunk * frames]
         of_branches = {"bias": bias, "frames": valid.sum(1)}
         of_branches |= zip(ROPE, self.estimator.rope(positions), strict=False)
-        if self.estimator.full_prompt_attention:
+        if self.estimator.masks_padding:
             of_branches[PRESENT] = (positions >= prompt_padding).float()[:, None]
         inputs = {
             name: torch.cat([value] * self.cache.layout.branches)

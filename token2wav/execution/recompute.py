@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from token2wav.errors import EngineError
 from token2wav.execution.stages import (
     Encoder,
+    EncoderInput,
     FlowStage,
     FrameChunk,
     StatefulStage,
@@ -21,7 +22,7 @@ from token2wav.execution.stages import (
     VocoderStage,
 )
 from token2wav.model_config import ModelConfig
-from token2wav.networks.masks import BlockMask
+from token2wav.networks.masks import block_mask
 from token2wav.networks.noise import FlowNoise, SourceNoise
 from token2wav.networks.ode import EulerSolver
 from token2wav.networks.source import Phase
@@ -36,15 +37,6 @@ class _History:
     steps: int  # number of ODE steps
     voice: Voice
     tokens: NDArray[np.int32]  # begins with the tokens of the prompt
-
-
-def stream_mask(config: ModelConfig, voice: Voice, left_blocks: int = -1) -> BlockMask:
-    """Returns the attention mask of a stream; positions count from the start of the first block of
-    the prompt.
-    """
-    prefix = -(-config.prefix_tokens(len(voice.prompt_tokens)) // config.block_tokens)
-    joined = prefix if config.full_prompt_attention else 0
-    return BlockMask(config.block_tokens * config.token_mel_ratio, left_blocks, prefix, joined)
 
 
 class RecomputeFlow(StatefulStage[_History], FlowStage):
@@ -89,7 +81,7 @@ class RecomputeFlow(StatefulStage[_History], FlowStage):
 
     def open(self, voice: Voice, steps: int = 0) -> int:
         return self.resume(
-            voice, voice.prompt_tokens[: self.config.prefix_tokens(len(voice.prompt_tokens))], steps
+            voice, voice.prompt_tokens[: self.config.grid(len(voice.prompt_tokens)).prefix], steps
         )
 
     def resume(self, voice: Voice, tokens: NDArray[np.int32], steps: int = 0) -> int:
@@ -107,7 +99,7 @@ class RecomputeFlow(StatefulStage[_History], FlowStage):
         self, tokens: NDArray[np.int32], voice: Voice, *, streaming: bool, steps: int = 0
     ) -> torch.Tensor:
         tokens = np.concatenate((voice.prompt_tokens, tokens))
-        chunk = TokenChunk(tokens, left=0, start=0, stop=len(tokens), last=True)
+        chunk = TokenChunk(tokens, start=0, stop=len(tokens), last=True)
         return self._solve(voice, steps or self._usual, chunk, full=not streaming)[
             :, len(voice.prompt_mel) :
         ]
@@ -117,12 +109,12 @@ class RecomputeFlow(StatefulStage[_History], FlowStage):
             raise EngineError(
                 f"chunk starts at token {chunk.start}, but {len(history.tokens)} were computed"
             )
-        tokens = np.concatenate((history.tokens, chunk.tokens[chunk.left :]))
+        tokens = np.concatenate((history.tokens, chunk.tokens))
         if not chunk.provisional:
             history.tokens = tokens[: chunk.stop]
         # A window is computed to its end, as if the utterance ended there.
         stop, last = (len(tokens), True) if self._windows else (chunk.stop, chunk.last)
-        whole = TokenChunk(tokens, left=0, start=0, stop=stop, last=last)
+        whole = TokenChunk(tokens, start=0, stop=stop, last=last)
         full = self._windows or (chunk.last and self._full_tail)
         mel, ratio = (
             self._solve(history.voice, history.steps, whole, full=full),
@@ -132,20 +124,16 @@ class RecomputeFlow(StatefulStage[_History], FlowStage):
 
     def _solve(self, voice: Voice, steps: int, chunk: TokenChunk, *, full: bool) -> torch.Tensor:
         """Computes the mel (bands, frames) of the tokens of an utterance, from its start."""
-        mask = None if full else stream_mask(self.config, voice, self.left_blocks)
-        [mu] = self.encoder.encode([(self.encoder.start(voice, mask), chunk)])
+        grid = None if full else self.config.grid(len(voice.prompt_tokens), self.left_blocks)
+        [mu] = self.encoder.encode([EncoderInput(chunk, grid)])
         frames = mu.shape[1]
         cond = torch.zeros_like(mu)
         prompt = torch.tensor(voice.prompt_mel, device=self.device).T[:, :frames]
         cond[:, : prompt.shape[1]] = prompt
         speaker = self.encoder.speaker(torch.tensor(voice.speaker_embedding, device=self.device))
         allowed = None
-        if mask is not None:
-            prompt_padding = self.config.token_mel_ratio * self.config.prompt_padding_tokens(
-                len(voice.prompt_tokens)
-            )
-            positions = torch.arange(prompt_padding, prompt_padding + frames, device=self.device)
-            allowed = mask.allows(positions, positions)
+        if grid is not None:
+            allowed = block_mask(grid.scaled(self.config.token_mel_ratio), frames, self.device)
         noise = self.noise.window(0, frames)
         return self._solvers[steps].solve(
             noise[None], mu[None], speaker[None], cond[None], allowed

@@ -16,10 +16,13 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
+from token2wav.block_grid import BlockGrid
 from token2wav.errors import StreamClosedError
 from token2wav.model_config import StageName
-from token2wav.networks.masks import BlockMask
+from token2wav.networks.conformer import WHOLE, ConformerContext
+from token2wav.networks.streaming import KeyValueSpec, StateSpec
 from token2wav.voice import Voice
 
 BackendName = Literal["torch", "onnx", "tensorrt"]
@@ -32,10 +35,8 @@ class TokenChunk:
     prompt token.
 
     Attributes:
-        tokens: (left + stop - start + right,) int32, or (..., codebooks): the chunk between `left`
-            tokens that come before it and `right` tokens of look-ahead after it; no look-ahead if
-            `last`.
-        left: number of tokens before the chunk.
+        tokens: (stop - start + right,) int32, or (..., codebooks): the chunk and `right` tokens of
+            look-ahead; no look-ahead if `last`.
         start: position of its first token: the stop of the last chunk that was not provisional, or
             the prefix length of the voice.
         stop: position after its last token; a multiple of the attention block unless `last` or
@@ -47,7 +48,6 @@ class TokenChunk:
     """
 
     tokens: NDArray[np.int32]
-    left: int
     start: int
     stop: int
     last: bool
@@ -151,33 +151,48 @@ class VocoderStage(Stage, Protocol):
         """Computes the audio (samples,) of a whole mel (bands, frames)."""
 
 
+@dataclass(frozen=True, eq=False)
+class EncoderInput:
+    """Chunk of a stream, for the encoder.
+
+    Attributes:
+        chunk: tokens with their look-ahead.
+        grid: block grid of the stream, in tokens; None for full attention, under which an utterance
+            is one chunk.
+        context: keys and values before the chunk.
+    """
+
+    chunk: TokenChunk
+    grid: BlockGrid | None
+    context: ConformerContext = WHOLE
+
+
 class Encoder(Protocol):
     """Part of a flow that turns tokens into conditions.
 
-    A stage stores the states of an encoder for its streams, but does not look into them.
+    It stores nothing of its streams. Its layers declare their states, and their keys and values.
+    The stage stores both.
     """
 
     @property
     def device(self) -> torch.device: ...
 
-    def start(self, voice: Voice, mask: BlockMask | None) -> Any:
-        """Returns the state of a stream before the first token of its prompt; None for an encoder
-        without state.
+    @property
+    def key_value_specs(self) -> Sequence[KeyValueSpec]:
+        """Keys and values of its attention layers, in the order of the indices of the layers."""
+
+    def state_specs(self) -> Mapping[nn.Module, StateSpec]:
+        """Returns the states of its streaming layers."""
+
+    def encode(
+        self, batch: Sequence[EncoderInput], states: Mapping[nn.Module, torch.Tensor] | None = None
+    ) -> list[torch.Tensor]:
+        """Computes the conditions (bands, frames) of chunks.
 
         Args:
-            voice: prompt and speaker of the stream.
-            mask: attention mask in frames; None for full attention, under which an utterance is one
-                chunk.
-        """
-
-    def fork(self, state: Any, mask: BlockMask) -> Any:
-        """Copies the state after a shared prefix, for a stream that continues from there under its
-        own mask.
-        """
-
-    def encode(self, batch: Sequence[tuple[Any, TokenChunk]]) -> list[torch.Tensor]:
-        """Computes the conditions (bands, frames) of chunks, each after the state of its stream.
-        Every state is advanced to the end of its chunk.
+            batch: chunk of each stream.
+            states: (B, *shape) state of each layer before the chunks, which is replaced by the
+                state after them; None for whole utterances.
         """
 
     def speaker(self, embedding: torch.Tensor) -> torch.Tensor:

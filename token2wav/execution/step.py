@@ -149,7 +149,7 @@ class EagerContext:
                 block.before + block.valid,
                 max(0, block.prompt_padding - block.start + block.before),
             )
-            for state, (row, block) in zip(batch.conv_state, ends, strict=True)
+            for state, (row, block) in zip(batch.conv_state, ends, strict=False)
         ]
 
     def convolve(self, index: int, conv: Convolution, x: torch.Tensor) -> torch.Tensor:
@@ -214,7 +214,7 @@ class KernelContext:
         self._follows = table[:, BEFORE, None, None] > 0
         # (rows, 1, block_frames) 0 for prompt padding; None where the family has no such padding
         self._present: torch.Tensor | None = None
-        if estimator.full_prompt_attention:
+        if estimator.masks_padding:
             self._present = (
                 frame_positions(table, batch.block_frames) >= table[:, PROMPT_PADDING, None]
             )[:, None]

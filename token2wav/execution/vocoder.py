@@ -10,7 +10,6 @@ lengths together, the longest first. The rest of each stream is its own last pie
 from __future__ import annotations
 
 import dataclasses
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -18,15 +17,18 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from token2wav.cache.states import SCRATCH_SLOT, Rows, StateStore
+from token2wav.cache.states import SCRATCH_SLOT, StateRows, StateStore
 from token2wav.errors import ConfigError
-from token2wav.execution.runner import GraphPool
+from token2wav.execution.buckets import BucketRunner
+from token2wav.execution.graphs import GraphPool
 from token2wav.execution.stages import FrameChunk, StatefulStage, VocoderStage
 from token2wav.model_config import ModelConfig
 from token2wav.networks.noise import NoiseTable, SourceNoise
+from token2wav.networks.staging import copy_to
 from token2wav.networks.streaming import StreamStep, VocoderNetwork, state_specs
 from token2wav.voice import Voice
 
+_NETWORK = "vocoder"  # name of the network in its state store
 _PREPARED_BLOCKS = 60  # blocks of noise at load, one minute; later blocks are drawn on demand
 
 
@@ -39,22 +41,23 @@ class PieceShape:
         inside: whether the streams continue after them. If not, the last frames lie after the end
             of the mel and flush the frames that the network holds back.
         frames: number of mel frames in each piece.
-        streams: number of streams.
+        rows: number of streams.
     """
 
     first: bool
     inside: bool
     frames: int
-    streams: int = 1
+    rows: int = 1
 
     def fits(self, other: PieceShape) -> bool:
         """Returns whether a batch of this shape can run in the tensors of another shape."""
         same = (self.first, self.inside, self.frames) == (other.first, other.inside, other.frames)
-        return same and self.streams <= other.streams
+        return same and self.rows <= other.rows
 
+    @property
     def cost(self) -> int:
         """Cost of a batch of this shape, in arbitrary units."""
-        return self.streams * self.frames
+        return self.rows * self.frames
 
 
 def likely_pieces(
@@ -115,70 +118,90 @@ class PieceInput:
         start: position of the first frame in the stream.
         mel: (bands, n) new frames.
         shape: shape that the piece has alone.
+        provisional: whether the states after the piece are dropped.
     """
 
     stream: _Stream
     start: int
     mel: torch.Tensor
     shape: PieceShape
-
-
-# Computes the audio (B, samples) of the mel and noise of a batch of pieces.
-Compute = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    provisional: bool = False
 
 
 class _Batch:
     """Tensors for pieces of one shape: S streams, T frames.
 
+    Args:
+        shape: shape of the batch.
+        network: vocoder, on its device.
+        states: states of all streams.
+        rows: rows for the states of the streams of the batch.
+        noise: noise of the source; None for a vocoder without one.
+        decode: see `StreamingVocoder`.
+
     Attributes:
         mel: (S, bands, T) input.
         noise: (S * T, frame_samples) noise of the source.
-        rows: states of the streams, which the network reads and writes.
-        slots: (S,) slots of the streams in the state store.
         audio: (S, samples) output.
     """
 
     def __init__(
-        self, shape: PieceShape, network: VocoderNetwork, rows: Rows, compute: Compute
+        self,
+        shape: PieceShape,
+        network: VocoderNetwork,
+        states: StateStore,
+        rows: StateRows,
+        noise: NoiseTable | None,
+        decode: Callable[..., torch.Tensor] | None,
     ) -> None:
-        streams, frames, device = shape.streams, shape.frames, network.device
+        streams, frames, device = shape.rows, shape.frames, network.device
         self.mel = torch.zeros(streams, network.bands, frames, device=device)
         self.noise = torch.empty(streams * frames, network.frame_samples, device=device)
-        self.rows = rows
         self.audio = self.noise  # a placeholder until the first output
         # one tensor for both, so that one copy brings both to the device
         self._numbers = torch.zeros(streams * (1 + frames), dtype=torch.int64, device=device)
-        self.slots, self.noise_rows = self._numbers[:streams], self._numbers[streams:]
-        self._frames, self._compute = frames, compute
-
-    def fill(self, parts: Sequence[PieceInput], noise: NoiseTable | None) -> None:
-        """Copies mel, slots and noise of pieces into the tensors; there must be room for them."""
-        streams, count = len(self.slots), parts[0].mel.shape[1]
-        if count:
-            self.mel[: len(parts), :, :count].copy_(torch.stack([part.mel for part in parts]))
-        # A new tensor every time: the copy from the previous one may still be running.
-        numbers = torch.zeros(
-            len(self._numbers), dtype=torch.int64, pin_memory=self._numbers.is_cuda
+        self._slots, self._noise_rows = self._numbers[:streams], self._numbers[streams:]
+        self._shape, self._network, self._states, self._rows = shape, network, states, rows
+        self._noise_table = noise
+        self._step = StreamStep(
+            rows.views, shape.first, frames, 0 if shape.inside else network.lookahead_frames
         )
-        numbers[:streams] = SCRATCH_SLOT
-        numbers[: len(parts)] = torch.tensor([part.stream.slot for part in parts])
+        self._decode = decode if shape.inside and not shape.first else None
+
+    def fill(self, items: Sequence[PieceInput]) -> None:
+        """Copies mel, states and noise of pieces into the tensors; there must be room for them."""
+        streams, count, noise = len(self._slots), items[0].mel.shape[1], self._noise_table
+        if count:
+            self.mel[: len(items), :, :count].copy_(torch.stack([item.mel for item in items]))
+        numbers = np.full(len(self._numbers), SCRATCH_SLOT)
+        numbers[: len(items)] = [item.stream.slot for item in items]
         with noise.lock if noise else nullcontext():
             if noise:
                 starts = np.zeros(streams, np.int64)
-                starts[: len(parts)] = [part.start - noise.late for part in parts]
-                numbers[streams:] = torch.from_numpy(noise.find(starts, self._frames).ravel())
-            self._numbers.copy_(numbers, non_blocking=True)
+                starts[: len(items)] = [item.start - noise.late for item in items]
+                numbers[streams:] = noise.find(starts, self._shape.frames).ravel()
+            copy_to(self._numbers, numbers)
             if noise:
-                torch.index_select(noise.rows, 0, self.noise_rows, out=self.noise)
+                torch.index_select(noise.rows, 0, self._noise_rows, out=self.noise)
+        if not self._shape.first:
+            self._states.read(self._slots, self._rows)
 
     @torch.inference_mode()
     def compute(self) -> None:
-        """Computes `audio`, and replaces `rows` by the new states.
+        """Computes `audio`, and replaces the rows by the new states."""
+        noise = self.noise.view(len(self.mel), -1)
+        self.audio = self._network.run_step(self.mel, noise, self._step, self._decode)
 
-        No operation here waits for the device, and the host code does not depend on the values in
-        the tensors. So a CUDA graph can capture it.
-        """
-        self.audio = self._compute(self.mel, self.noise.view(len(self.mel), -1))
+    def take(self, items: Sequence[PieceInput]) -> list[torch.Tensor]:
+        """Returns the audio (samples,) of every piece, and stores the states after the pieces."""
+        shape, network = self._shape, self._network
+        if shape.inside and not items[0].provisional:
+            self._states.write(self._slots, self._rows)
+        first = network.output_delay if shape.first else 0
+        last = items[0].mel.shape[1] * network.frame_samples
+        if not shape.inside:
+            last += network.output_delay
+        return list(self.audio[: len(items), first:last].clone())
 
 
 class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
@@ -225,23 +248,17 @@ class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
                 *shapes,
                 *(dataclasses.replace(shape, inside=True) for shape in shapes if not shape.inside),
             ]
-        self.store = StateStore(state_specs(network), self._device)
+        self.store = StateStore({_NETWORK: state_specs(network)}, self._device)
         self._lengths = sorted(
             {(shape.first, shape.frames) for shape in shapes if shape.inside}, reverse=True
         )
-        self._lock = threading.Lock()  # the prepared tensors of a shape hold one batch at a time
         if graphs and self._noise:
             self._noise.prepare(_PREPARED_BLOCKS)
-        self._most_streams = max((shape.streams for shape in shapes), default=None)
-        self._rows = self.store.rows(self._most_streams or 0)
-        self._prepared: dict[PieceShape, tuple[_Batch, Callable[[], None]]] = {}
-        # Largest first, so that all graphs reuse the memory of the first one.
-        for shape in sorted(shapes, reverse=True):
-            batch = self._batch(shape)
-            self._prepared[shape] = (
-                batch,
-                graphs.capture(batch.compute) if graphs else batch.compute,
-            )
+        # Prepared shapes run one at a time, so they share their rows.
+        self._most_rows = max((shape.rows for shape in shapes), default=0)
+        self._rows = self.store.rows(_NETWORK, self._most_rows)
+        with torch.inference_mode():
+            self._pieces = BucketRunner(_shape_of, self._make, shapes, graphs)
 
     @torch.inference_mode()
     def whole(self, mel: torch.Tensor) -> torch.Tensor:
@@ -265,18 +282,17 @@ class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
             index: self._parts(streams[index], chunk) for index, (_, chunk) in enumerate(batch)
         }
         audio: list[list[torch.Tensor]] = [[] for _ in batch]
-        with self._lock if self._lengths else nullcontext():
-            while waiting := {index: parts for index, parts in waiting.items() if parts}:
-                # The largest shape first: starts, then inner pieces from long to short, then ends.
-                # Every stream has its pieces in this order.
-                shape = max(parts[0].shape for parts in waiting.values())
-                indices = [index for index, parts in waiting.items() if parts[0].shape == shape]
-                samples = self._together([waiting[index].pop(0) for index in indices])
-                for index, new in zip(indices, samples, strict=True):
-                    audio[index].append(new)
-            if self._early:
-                for index, new in self._extrapolate(streams, [chunk for _, chunk in batch]).items():
-                    audio[index].append(new)
+        while waiting := {index: parts for index, parts in waiting.items() if parts}:
+            # The largest shape first: starts, then inner pieces from long to short, then ends.
+            # Every stream has its pieces in this order.
+            shape = max(parts[0].shape for parts in waiting.values())
+            indices = [index for index, parts in waiting.items() if parts[0].shape == shape]
+            samples = self._pieces.run([waiting[index].pop(0) for index in indices])
+            for index, new in zip(indices, samples, strict=True):
+                audio[index].append(new)
+        if self._early:
+            for index, new in self._extrapolate(streams, [chunk for _, chunk in batch]).items():
+                audio[index].append(new)
         joined = self._joined(audio)
         if self._early:
             joined = [
@@ -302,11 +318,12 @@ class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
                 stream.frames,
                 chunk.frames[:, -1:].expand(-1, holdback),
                 PieceShape(False, True, holdback),
+                provisional=True,
             )
             for index, (stream, chunk) in enumerate(zip(streams, chunks, strict=True))
             if stream.frames and chunk.frames.shape[1] and not chunk.last
         }
-        samples = self._together(list(parts.values()), keep=False) if parts else []
+        samples = self._pieces.run(list(parts.values()))
         return {index: new[: self._early] for index, new in zip(parts, samples, strict=True)}
 
     def _parts(self, stream: _Stream, chunk: FrameChunk) -> list[PieceInput]:
@@ -343,32 +360,6 @@ class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
         stream.frames += count
         return parts
 
-    def _together(self, parts: Sequence[PieceInput], *, keep: bool = True) -> list[torch.Tensor]:
-        most = self._most_streams or len(parts)
-        groups = (parts[first : first + most] for first in range(0, len(parts), most))
-        return [audio for group in groups for audio in self._run_group(group, keep)]
-
-    def _run_group(self, parts: Sequence[PieceInput], keep: bool) -> list[torch.Tensor]:
-        place = parts[0].shape
-        shape = PieceShape(place.first, place.inside, place.frames, len(parts))
-        if fitting := [other for other in self._prepared if shape.fits(other)]:
-            batch, compute = self._prepared[min(fitting, key=PieceShape.cost)]
-        else:
-            batch = self._batch(shape)
-            compute = batch.compute
-        batch.fill(parts, self._noise)
-        if not shape.first:
-            self.store.read(batch.slots, batch.rows)
-        compute()
-        if shape.inside and keep:
-            self.store.write(batch.slots, batch.rows)
-        first = self._net.output_delay if shape.first else 0
-        last = parts[0].mel.shape[1] * self._net.frame_samples + (
-            0 if shape.inside else self._net.output_delay
-        )
-        audio = batch.audio[: len(parts), first:last]
-        return list(audio.clone() if self._lengths else audio)
-
     def _joined(self, audio: list[list[torch.Tensor]]) -> list[torch.Tensor]:
         """Joins the pieces of every stream, in one operation for all streams."""
         if all(len(parts) == 1 for parts in audio):
@@ -379,14 +370,15 @@ class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
         counts = [sum(len(samples) for samples in stream) for stream in audio]
         return list(torch.cat(parts).split(counts))
 
-    @torch.inference_mode()
-    def _batch(self, shape: PieceShape) -> _Batch:
-        # Prepared shapes run one at a time, so they share their rows.
-        rows = self._rows if self._lengths else self.store.rows(shape.streams)
-        rows = {dtype: table[: shape.streams] for dtype, table in rows.items()}
-        frames_past_end = 0 if shape.inside else self._net.lookahead_frames
-        step = StreamStep(self.store.views(rows), shape.first, shape.frames, frames_past_end)
-        decode = self._decode if shape.inside and not shape.first else None
+    def _make(self, shape: PieceShape) -> _Batch:
+        """Makes the tensors of a shape."""
+        shared = shape.rows <= self._most_rows
+        rows = self._rows if shared else self.store.rows(_NETWORK, shape.rows)
         return _Batch(
-            shape, self._net, rows, lambda mel, noise: self._net.run_step(mel, noise, step, decode)
+            shape, self._net, self.store, rows.first(shape.rows), self._noise, self._decode
         )
+
+
+def _shape_of(pieces: Sequence[PieceInput]) -> PieceShape:
+    """Returns the shape of a batch of pieces that have the same place in their streams."""
+    return dataclasses.replace(pieces[0].shape, rows=len(pieces))

@@ -2,102 +2,76 @@
 two for each token.
 
 Attention covers the block of a token and all earlier blocks, so keys and values of finished blocks
-never change. With a state the encoder continues after the last chunk. Without one it computes whole
-sequences. Parameters have the names of public `flow.pt` files below `encoder.`.
+never change. With a context the encoder continues after the last chunk. Without one it computes
+whole sequences. Parameters have the names of public `flow.pt` files below `encoder.`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from token2wav.block_grid import BlockGrid
 from token2wav.networks.lookahead import PreLookahead
-from token2wav.networks.masks import BlockMask, attention_bias
-from token2wav.networks.streaming import OFFLINE, Streaming, StreamStep, causal_conv
+from token2wav.networks.masks import attention_bias
+from token2wav.networks.streaming import OFFLINE, KeyValueSpec, StreamStep, causal_conv
 
 RATIO = 2  # mel frames per token
-LOOKBEHIND = 2  # tokens that the second convolution of the look-ahead layer reaches back
+_LOOKBEHIND = 2  # tokens that the second convolution of the look-ahead layer reaches back
 _LAYER_EPS = 1e-12  # epsilon of the norms within layers; the other norms have torch's default
 _POSITION_BASE = 10000.0
 _TABLE_POSITIONS = 8192  # largest distance for which a layer stores its projected positions
 
+# Keys and values of a chunk to keys and values of its past and of the chunk.
+Attend = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
-@dataclass(frozen=True, eq=False)
-class _Run:
-    """Keys and values of consecutive positions.
 
-    Attributes:
-        start: first position.
-        k, v: (B, T, size) keys and values.
+class ConformerContext(Protocol):
+    """Keys and values that precede a chunk of a stream.
+
+    `WHOLE` is the context of whole sequences. Positions are tokens counted from the start of the
+    prompt.
+
     """
-
-    start: int
-    k: torch.Tensor
-    v: torch.Tensor
 
     @property
-    def stop(self) -> int:
-        return self.start + self.k.shape[1]
+    def start(self) -> int:
+        """Position of the first token of the chunk."""
 
-    def part(self, start: int, stop: int) -> _Run:
-        """Returns the part of the run from position `start` to `stop`."""
-        first, last = (min(max(at, self.start), self.stop) - self.start for at in (start, stop))
-        return _Run(self.start + first, self.k[:, first:last], self.v[:, first:last])
+    @property
+    def past(self) -> Sequence[tuple[int, int]]:
+        """Start and stop of each run of positions whose keys the layers attend to."""
+
+    def attend(
+        self, layer: int, k: torch.Tensor, v: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Stores the keys and values (B, T, size) of the chunk in a layer.
+
+        Returns:
+            Keys and values of the past and of the chunk, each (B, past + T, size).
+        """
 
 
-class ConformerState:
-    """State of streams in the encoder: keys and values of every layer, and the state of the
-    upsampling convolution.
+class _Whole:
+    """`ConformerContext` of whole sequences, which have no past."""
 
-    Args:
-        encoder: encoder that the state belongs to.
-        batch: number of streams, all at the same position.
-        start: position of the first token, for streams whose blocks do not begin with it.
+    start = 0
+    past: Sequence[tuple[int, int]] = ()
 
-    Attributes:
-        tokens: position of the next token.
-        runs: keys and values of every layer: first layers at the token rate, then layers at the
-            frame rate.
-        tail: state of the upsampling convolution, see `StreamStep.state`.
-    """
+    def attend(
+        self, layer: int, k: torch.Tensor, v: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return k, v
 
-    def __init__(self, encoder: Conformer, batch: int = 1, start: int = 0) -> None:
-        conv = encoder.up_layer.conv
-        self.tokens = start
-        self.runs: list[list[_Run]] = [
-            [] for _ in range(len(encoder.encoders) + len(encoder.up_encoders))
-        ]
-        self.tail: dict[Streaming, torch.Tensor] = {
-            conv: conv.weight.new_zeros(batch, *conv.state_shape)
-        }
-        self._rates = [1] * len(encoder.encoders) + [RATIO] * len(encoder.up_encoders)
 
-    def fork(self) -> ConformerState:
-        """Copies the state for a stream that continues alone; keys and values are shared."""
-        other = object.__new__(ConformerState)
-        other.tokens, other._rates = self.tokens, self._rates
-        other.runs = [list(runs) for runs in self.runs]
-        other.tail = {conv: tail.clone() for conv, tail in self.tail.items()}
-        return other
-
-    def forget_unseen(self, mask: BlockMask) -> None:
-        """Drops keys and values that no later token can attend to. This bounds the memory."""
-        if mask.left_blocks < 0:
-            return
-        size = mask.block_frames
-        kept, needed = mask.prefix_blocks * size, mask.first_needed(self.tokens // size) * size
-        for place, rate in enumerate(self._rates):
-            parts = [
-                part
-                for run in self.runs[place]
-                for part in (run.part(0, rate * kept), run.part(rate * max(kept, needed), run.stop))
-            ]
-            self.runs[place] = [part for part in parts if part.stop > part.start]
+WHOLE: ConformerContext = _Whole()
 
 
 class Conformer(nn.Module):
@@ -118,7 +92,7 @@ class Conformer(nn.Module):
     ) -> None:
         super().__init__()
         self.embed = _Embedding(size)
-        self.pre_lookahead_layer = PreLookahead(size, size, lookahead, LOOKBEHIND)
+        self.pre_lookahead_layer = PreLookahead(size, size, lookahead, _LOOKBEHIND)
         self.encoders = nn.ModuleList(ConformerLayer(size, heads, hidden) for _ in range(layers))
         self.up_layer = _Upsampling(size)
         self.up_embed = _Embedding(size)
@@ -128,61 +102,54 @@ class Conformer(nn.Module):
         self.after_norm = nn.LayerNorm(size)
 
     @property
-    def token_bytes(self) -> int:
-        """Bytes of the keys and values of one token."""
-        layers = len(self.encoders) + RATIO * len(self.up_encoders)
-        return 2 * layers * self.after_norm.normalized_shape[0] * self.after_norm.weight.itemsize
+    def key_value_specs(self) -> tuple[KeyValueSpec, ...]:
+        """Keys and values of the layers at the token rate, and at the frame rate."""
+        [size] = self.after_norm.normalized_shape
+        return (
+            KeyValueSpec(len(self.encoders), size, 1),
+            KeyValueSpec(len(self.up_encoders), size, RATIO),
+        )
 
     def forward(
         self,
         x: torch.Tensor,
-        mask: BlockMask | None,
-        state: ConformerState | None = None,
+        grid: BlockGrid | None,
+        step: StreamStep = OFFLINE,
+        context: ConformerContext = WHOLE,
         *,
-        left: int = 0,
         last: bool = True,
     ) -> torch.Tensor:
         """Encodes whole sequences, or the next chunk of streams with the same result.
 
         Args:
-            x: (B, left + n + right, size) embedded tokens. `right` is the look-ahead, or 0 if
-                `last`.
-            mask: attention mask, in tokens; None for full attention, which has no chunks.
-            state: state of the streams, which is advanced by n tokens; None for whole sequences. A
-                chunk ends with a block unless it is the last.
-            left: number of leading tokens that are context only: `LOOKBEHIND`, or fewer if fewer
-                tokens come before.
+            x: (B, n + right, size) embedded tokens. `right` is the look-ahead, or 0 if `last`.
+            grid: block grid, in tokens; None for full attention, which has no chunks.
+            step: state of the convolutions of the streams; `OFFLINE` for whole sequences.
+            context: keys and values of the streams. A chunk ends with a block unless it is the
+                last.
             last: whether the streams end here; zeros then replace the look-ahead.
 
         Returns:
             (B, RATIO * n, size) hidden vectors.
         """
-        return self.encode(
-            self.pre_lookahead_layer(self.embed(x), left=left, last=last), mask, state
-        )
+        x = self.pre_lookahead_layer(self.embed(x), step, last=last)
+        return self.encode(x, grid, step, context)
 
     def encode(
-        self, x: torch.Tensor, mask: BlockMask | None, state: ConformerState | None
+        self,
+        x: torch.Tensor,
+        grid: BlockGrid | None,
+        step: StreamStep = OFFLINE,
+        context: ConformerContext = WHOLE,
     ) -> torch.Tensor:
         """Encodes as `forward` does, from outputs (B, n, size) of the look-ahead layer."""
-        start = state.tokens if state else 0
-        runs = (
-            state.runs if state else [[] for _ in range(len(self.encoders) + len(self.up_encoders))]
-        )
-        tokens, up_runs = x.shape[1], runs[len(self.encoders) :]
-        bias = _bias(mask, runs[0], start, x)  # same for all layers of a rate
-        for layer, past in zip(self.encoders, runs, strict=False):
-            x = layer(x, start, bias, past)
-        step = OFFLINE if state is None else StreamStep(state.tail, first=not start, frames=tokens)
+        positions = _Positions.of(x, grid, context, 1)
+        for index, layer in enumerate(self.encoders):
+            x = layer(x, positions, partial(context.attend, index))
         x = self.up_embed(self.up_layer(x, step))
-        up_mask = mask and replace(mask, block_frames=RATIO * mask.block_frames)
-        bias = _bias(up_mask, up_runs[0], RATIO * start, x)
-        for layer, past in zip(self.up_encoders, up_runs, strict=True):
-            x = layer(x, RATIO * start, bias, past)
-        if state:
-            state.tokens += tokens
-            if mask:
-                state.forget_unseen(mask)
+        positions = _Positions.of(x, grid, context, RATIO)
+        for index, layer in enumerate(self.up_encoders, len(self.encoders)):
+            x = layer(x, positions, partial(context.attend, index))
         return self.after_norm(x)
 
 
@@ -198,13 +165,9 @@ class ConformerLayer(nn.Module):
         self.norm_ff = nn.LayerNorm(size, eps=_LAYER_EPS)
         self.norm_mha = nn.LayerNorm(size, eps=_LAYER_EPS)
 
-    def forward(
-        self, x: torch.Tensor, start: int, bias: torch.Tensor | None, past: list[_Run]
-    ) -> torch.Tensor:
-        """Computes x (B, T, size), which starts at position `start`, and appends its keys and
-        values to `past`.
-        """
-        x = x + self.self_attn(self.norm_mha(x), start, bias, past)
+    def forward(self, x: torch.Tensor, positions: _Positions, attend: Attend) -> torch.Tensor:
+        """Computes x (B, T, size) at `positions`; see `ConformerContext.attend`."""
+        x = x + self.self_attn(self.norm_mha(x), positions, attend)
         return x + self.feed_forward(self.norm_ff(x))
 
 
@@ -228,27 +191,17 @@ class RelativeAttention(nn.Module):
         self.pos_bias_v = nn.Parameter(torch.zeros(heads, size // heads))
         self._table: tuple[range, torch.Tensor] | None = None  # distances, falling; projections
 
-    def forward(
-        self, x: torch.Tensor, start: int, bias: torch.Tensor | None, past: list[_Run]
-    ) -> torch.Tensor:
-        """Computes attention of x (B, T, size), which starts at position `start`. Its keys and
-        values are first appended to `past`.
-
-        `bias` (T, keys) is added to scores; None for full attention.
-        """
-        past.append(_Run(start, self.linear_k(x), self.linear_v(x)))
+    def forward(self, x: torch.Tensor, positions: _Positions, attend: Attend) -> torch.Tensor:
+        """Computes attention of x (B, T, size) at `positions`; see `ConformerContext.attend`."""
+        k, v = (self._split(value) for value in attend(self.linear_k(x), self.linear_v(x)))
         q = self._split(self.linear_q(x))
-        k, v = (
-            self._split(torch.cat(parts, dim=1))
-            for parts in zip(*((run.k, run.v) for run in past), strict=True)
-        )
         biased = q + self.pos_bias_v[:, None]
         scores = torch.cat(
-            [self._by_distance(biased, start, *span) for span in _spans(past)], dim=-1
+            [self._by_distance(biased, positions.start, *span) for span in positions.spans], dim=-1
         )
         scores = scores / math.sqrt(q.shape[-1])
-        if bias is not None:
-            scores = scores + bias
+        if positions.bias is not None:
+            scores = scores + positions.bias
         h = F.scaled_dot_product_attention(q + self.pos_bias_u[:, None], k, v, attn_mask=scores)
         return self.linear_out(h.transpose(1, 2).flatten(2))
 
@@ -330,29 +283,37 @@ class _FeedForward(nn.Module):
         return self.w_2(F.silu(self.w_1(x)))
 
 
-def _bias(
-    mask: BlockMask | None, past: Sequence[_Run], start: int, x: torch.Tensor
-) -> torch.Tensor | None:
-    """Computes the bias (T, keys) of attention scores of x (B, T, size), which starts at position
-    `start`, over past keys and its own; None if all keys are visible.
+@dataclass(frozen=True, eq=False)
+class _Positions:
+    """Positions of queries and keys, which all layers of one rate share.
+
+    Attributes:
+        start: position of the first query.
+        spans: start and stop of each run of keys, in the order of the keys.
+        bias: (T, keys) bias of attention scores; None if all keys are visible.
     """
-    if mask is None:
-        return None
-    queries = torch.arange(start, start + x.shape[1])
-    keys = torch.cat([*(torch.arange(run.start, run.stop) for run in past), queries])
-    allowed = mask.allows(queries, keys)
-    return None if allowed.all() else attention_bias(allowed).to(x)
 
+    start: int
+    spans: list[tuple[int, int]]
+    bias: torch.Tensor | None
 
-def _spans(runs: Sequence[_Run]) -> list[tuple[int, int]]:
-    """Returns start and stop of the runs; consecutive runs are joined."""
-    spans: list[tuple[int, int]] = []
-    for run in runs:
-        if spans and spans[-1][1] == run.start:
-            spans[-1] = spans[-1][0], run.stop
+    @classmethod
+    def of(
+        cls, x: torch.Tensor, grid: BlockGrid | None, context: ConformerContext, rate: int
+    ) -> _Positions:
+        """Returns the positions of x (B, T, size); `rate` is the number of positions per token."""
+        start = rate * context.start
+        spans = [(rate * first, rate * stop) for first, stop in context.past]
+        if spans and spans[-1][1] == start:
+            spans[-1] = spans[-1][0], start + x.shape[1]
         else:
-            spans.append((run.start, run.stop))
-    return spans
+            spans.append((start, start + x.shape[1]))
+        if grid is None:
+            return cls(start, spans, None)
+        queries = torch.arange(start, start + x.shape[1])
+        keys = torch.cat([torch.arange(*span) for span in spans])
+        allowed = grid.scaled(rate).allows(queries, keys)
+        return cls(start, spans, None if allowed.all() else attention_bias(allowed).to(x))
 
 
 def _sinusoids(positions: torch.Tensor, size: int) -> torch.Tensor:

@@ -15,9 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from token2wav.block_grid import BlockGrid
 from token2wav.networks.configs import EstimatorConfig
 from token2wav.networks.estimator import AttentionContext, Estimator, Modulation, Rope
-from token2wav.networks.masks import BlockMask, attention_bias
+from token2wav.networks.masks import attention_bias, block_mask
 
 _CONV_KERNEL = 31
 CONTEXT_FRAMES = _CONV_KERNEL - 1  # number of inputs that each position convolution reaches back
@@ -372,7 +373,7 @@ class DiT(Estimator):
         """
         attend = mask.bool()[:, :, None, :]  # (B, 1, 1, T): no key in the padding
         if streaming:
-            attend = attend & BlockMask(self.block_frames).whole(x.shape[2], x.device)
+            attend = attend & block_mask(BlockGrid(self.block_frames), x.shape[2], x.device)
         rope = self.rope(torch.arange(x.shape[2], device=x.device))
         conditions, bias = self.prepare_conditions(mu, spks, cond), attention_bias(attend)
         return self.velocity(x, conditions, self.modulation(t), bias, rope=rope) * mask

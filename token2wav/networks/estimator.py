@@ -60,14 +60,13 @@ class Estimator(nn.Module, ABC):
     Attributes:
         attention: number of layers with keys and values, of heads, and of channels of a head.
         conv_state_shapes: channels and positions of the state of each convolution.
-        full_prompt_attention: whether the blocks of a prompt attend to one another as if they were
-            one block. Such prompts may begin with padding
-            (`ModelConfig.prompt_padding_tokens`).
+        masks_padding: whether streams may begin with padding (`BlockGrid.padding`). Convolutions
+            then read zeros there.
     """
 
     attention: tuple[int, int, int]
     conv_state_shapes: list[tuple[int, int]]
-    full_prompt_attention = False
+    masks_padding = False
 
     @abstractmethod
     def modulation(self, t: torch.Tensor, end: torch.Tensor | None = None) -> Modulation:
@@ -221,7 +220,7 @@ class CachedStep(nn.Module):
     - `cos`, `sin` (R, N, dim_head) for the positions of the frames, if the estimator has positions
     - `bias` (R, 1, N, S + N) bias of attention scores: 0, or -30000 where attention is not allowed
     - `frames` (R,) int64, number of valid frames
-    - `present` (R, 1, N) 0 for prompt padding, else 1; only with `full_prompt_attention`
+    - `present` (R, 1, N) 0 for prompt padding, else 1; only with `masks_padding`
     - `conv_state` (R, width) state of all convolutions before the chunk, see `Estimator.tails`
     - `past_key_0`, `past_value_0`, `past_key_1` ... (R, S, inner), in the dtype of the weights of
       attention

@@ -6,48 +6,46 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from token2wav.networks.streaming import OFFLINE, StreamStep, causal_conv
+
 
 class PreLookahead(nn.Module):
     """Look-ahead layer, the only part of a flow that looks past the end of an attention block.
 
-    It has two convolutions: the first reaches to the right, the second to the left.
+    It has two convolutions: the first reaches to the right, the second to the left. The second one
+    has a state, so that a stream continues where its last chunk ended.
 
     Args:
         channels: width of the embedding.
         hidden: width between the two convolutions.
         lookahead: number of tokens of right context.
-        lookbehind: number of tokens of left context.
+        lookbehind: number of tokens that the second convolution reaches back.
     """
 
     def __init__(self, channels: int, hidden: int, lookahead: int, lookbehind: int) -> None:
         super().__init__()
         self.lookahead = lookahead
-        self.lookbehind = lookbehind
         self.conv1 = nn.Conv1d(channels, hidden, lookahead + 1)
-        self.conv2 = nn.Conv1d(hidden, channels, lookbehind + 1)
+        self.conv2 = causal_conv(hidden, channels, lookbehind + 1)
 
-    def forward(self, x: torch.Tensor, *, left: int, last: bool) -> torch.Tensor:
-        """Convolves a window of the utterance, with the same result as for the whole utterance.
+    def forward(
+        self, x: torch.Tensor, step: StreamStep = OFFLINE, *, last: bool = True
+    ) -> torch.Tensor:
+        """Convolves the next tokens of streams, with the same result as for whole utterances.
 
         Args:
-            x: (B, left + n + right, C) embeddings. `right` is `lookahead`, or 0 at the end of the
-                utterance.
-            left: number of leading embeddings that are context only: `lookbehind`, or fewer if
-                fewer tokens come before.
-            last: whether the window ends with the utterance; zeros then replace the look-ahead.
+            x: (B, n + right, C) embeddings. `right` is `lookahead`, or 0 if `last`.
+            step: state of the streams; `OFFLINE` for whole utterances.
+            last: whether the utterances end here; zeros then replace the look-ahead.
 
         Returns:
-            (B, n, C) results for the embeddings between the contexts.
+            (B, n, C) results for the embeddings before the look-ahead.
         """
-        h = x.transpose(1, 2)  # (B, C, T)
-        if last:
-            h = F.pad(h, (0, self.lookahead))
-        count = h.shape[2] - self.lookahead - left
+        h = F.pad(x.transpose(1, 2), (0, self.lookahead if last else 0))  # (B, C, T)
         h = F.leaky_relu(convolved(self.conv1, h))  # slope 0.01, as in the public code
         # Before the utterance the output of conv1 is zero, not its input.
-        h = F.pad(h, (self.lookbehind - left, 0))
-        h = convolved(self.conv2, h)
-        return h.transpose(1, 2) + x[:, left : left + count]
+        y = convolved(self.conv2, step.with_context(self.conv2, h, self.conv2.left))
+        return y.transpose(1, 2) + x[:, : y.shape[2]]
 
 
 def convolved(conv: nn.Conv1d, x: torch.Tensor) -> torch.Tensor:
@@ -56,7 +54,9 @@ def convolved(conv: nn.Conv1d, x: torch.Tensor) -> torch.Tensor:
     Chunks have many lengths and batches many sizes. For every new shape cuDNN takes milliseconds to
     choose an algorithm; a matrix product takes none.
     """
-    return as_product(conv, x) if x.is_cuda else conv(x)
+    if x.is_cuda:
+        return as_product(conv, x)
+    return F.conv1d(x, conv.weight, conv.bias)
 
 
 def as_product(conv: nn.Conv1d, x: torch.Tensor) -> torch.Tensor:

@@ -40,7 +40,7 @@ class StepAudioDiT(Estimator):
         convolutions: convolutions in the order of their `index`, two for each layer.
     """
 
-    full_prompt_attention = True
+    masks_padding = True
 
     def __init__(self, bands: int, channels: int, heads: int, dim_head: int, layers: int) -> None:
         super().__init__()

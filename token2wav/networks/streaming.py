@@ -39,6 +39,20 @@ class StateSpec(NamedTuple):
     dtype: torch.dtype
 
 
+class KeyValueSpec(NamedTuple):
+    """Keys and values of a group of attention layers for one stream.
+
+    Attributes:
+        layers: number of layers.
+        size: channels of a key, and of a value.
+        rate: positions per token.
+    """
+
+    layers: int
+    size: int
+    rate: int
+
+
 class Streaming(nn.Module):
     """Base of layers that may have a state.
 
@@ -132,7 +146,7 @@ class StreamStep:
             the delay of the network. 0 unless the streams end with this step.
     """
 
-    state: Mapping[Streaming, torch.Tensor] | None = None
+    state: Mapping[nn.Module, torch.Tensor] | None = None
     first: bool = False
     frames: int = 1
     frames_past_end: int = 0
@@ -423,7 +437,7 @@ class Delay(Streaming):
         return step.with_context(self, x)[:, :, : x.shape[2]] if self.length else x
 
 
-def state_specs(network: nn.Module) -> dict[Streaming, StateSpec]:
+def state_specs(network: nn.Module) -> dict[nn.Module, StateSpec]:
     """State specs of the layers of a network, in the order of its modules."""
     return {
         layer: StateSpec(name, layer.state_shape, layer.state_dtype)

@@ -16,8 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from token2wav.block_grid import BlockGrid
 from token2wav.networks.estimator import AttentionContext, Estimator, Modulation, Rope
-from token2wav.networks.masks import BlockMask, attention_bias
+from token2wav.networks.masks import attention_bias, block_mask
 
 _KERNEL = 3
 _TIME_SCALE = 1000.0
@@ -138,7 +139,7 @@ class UNet(Estimator):
         """Evaluates the estimator with the arguments of the public code: t (B,), and a mask (B, 1,
         T) of ones, because rows are not padded.
         """
-        allowed = BlockMask(self.block_frames).whole(x.shape[2], x.device)
+        allowed = block_mask(BlockGrid(self.block_frames), x.shape[2], x.device)
         bias = attention_bias(allowed) if streaming else None
         return (
             self.velocity(x, self.prepare_conditions(mu, spks, cond), self.modulation(t), bias)

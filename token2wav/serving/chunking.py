@@ -31,8 +31,6 @@ class HopSchedule:
             audio of an incomplete block; 0 to wait for whole blocks.
         adaptive: whether a hop may be shortened when the listener runs out of audio. False if the
             audio of the model depends on where chunks end.
-        full_prompt_attention: whether blocks are counted from the end of the prompt, and not from
-            its start.
     """
 
     first: int
@@ -40,7 +38,6 @@ class HopSchedule:
     block: int
     first_tokens: int = 0
     adaptive: bool = True
-    full_prompt_attention: bool = False
 
     def __post_init__(self) -> None:
         if self.longest % self.block:
@@ -57,26 +54,7 @@ class HopSchedule:
     def of(cls, stream: StreamConfig, config: ModelConfig) -> HopSchedule:
         adaptive = not config.fixed_hops and not stream.reference
         first_tokens = stream.first_tokens if adaptive and config.speaks_early else 0
-        return cls(
-            *config.hops(stream),
-            config.block_tokens,
-            first_tokens,
-            adaptive,
-            config.full_prompt_attention,
-        )
-
-    def first_stop(self, prompt_tokens: int) -> int:
-        """Returns the end of the first chunk, one hop after the end of the last prompt block.
-
-        Args:
-            prompt_tokens: number of prompt tokens.
-
-        Returns:
-            Position in tokens, counted from the first prompt token.
-        """
-        if self.full_prompt_attention:
-            return prompt_tokens + self.first
-        return -(-prompt_tokens // self.block) * self.block + self.first
+        return cls(*config.hops(stream), config.block_tokens, first_tokens, adaptive)
 
     def hop(self, index: int) -> int:
         """Returns the number of tokens of a chunk after the first; `index` counts from 1."""
@@ -95,7 +73,7 @@ class Chunker:
     arrive, the hop is cut to the blocks that are complete. If no block will be complete in time, a
     provisional chunk is computed from the tokens of the incomplete block.
 
-    Old tokens, which no later chunk needs as context, are dropped when the buffer is full.
+    Tokens of computed chunks are dropped when the buffer is full.
 
     Args:
         prompt_tokens: (P,) int32, or (P, codebooks).
@@ -138,7 +116,8 @@ class Chunker:
         self._was_provisional = False  # whether the latest chunk was provisional
         self._decided_at = self._latest_seconds = 0.0
         self._load = load or Load()
-        self._start = config.prefix_tokens(self.prompt_tokens)
+        self._grid = config.grid(self.prompt_tokens)
+        self._start = self._grid.prefix
         self._tokens = np.empty(
             (2 * len(prompt_tokens) + 4 * config.block_tokens, *config.token_shape), np.int32
         )
@@ -152,7 +131,7 @@ class Chunker:
 
     @property
     def next_tokens(self) -> int:
-        """Number of tokens of the next chunk, without its context; 0 if no chunk can run."""
+        """Number of tokens of the next chunk, without its look-ahead; 0 if no chunk can run."""
         return self.next_chunk.stop - self.next_chunk.start if self.next_chunk else 0
 
     def push(self, tokens: NDArray[np.int32], *, end: bool = False) -> None:
@@ -212,7 +191,7 @@ class Chunker:
         if (stop := self._next_stop()) is not None:
             if self.next_chunk is None:
                 self._decided_at = self._playback.now()
-            self.next_chunk = self._window(stop)
+            self.next_chunk = self._cut(stop)
 
     def _next_stop(self) -> int | None:
         """Returns the position at which the next chunk ends; None to wait for tokens."""
@@ -220,16 +199,15 @@ class Chunker:
         hop_stop = (
             self._start + schedule.hop(self._hops)
             if self._hops
-            else schedule.first_stop(self.prompt_tokens)
+            else self._grid.first_boundary + schedule.first
         )
         if available >= hop_stop:
             return hop_stop
         if self.ended:
             return self.received
-        blocks = self._whole_blocks(available)
-        partial_stop = min(
-            available, self.received - 1
-        )  # leaves at least one token to the last chunk
+        blocks = self._grid.complete_stop(available)
+        # a partial chunk leaves at least one token to the last chunk
+        partial_stop = min(available, self.received - 1)
         if not self._heard:
             first = self.spoken + schedule.first_tokens
             if (
@@ -253,33 +231,27 @@ class Chunker:
             or partial_stop - self.spoken < schedule.first_tokens // 2
         ):
             return None
-        complete = self._whole_blocks(self.spoken) + schedule.block
+        complete = self._grid.complete_stop(self.spoken) + schedule.block
         soon = min(
             self._seconds_until(complete), self._arrivals.seconds_until_next(self._playback.now())
         )
         return partial_stop if spare < soon and self._load.try_admit_early(self) else None
-
-    def _whole_blocks(self, stop: int) -> int:
-        """Returns the end of the last block that is complete at position `stop`."""
-        origin = self.prompt_tokens if self._schedule.full_prompt_attention else 0
-        return stop - (stop - origin) % self._schedule.block
 
     def _seconds_until(self, stop: int) -> float:
         """Returns the seconds until a chunk up to `stop` can run, at the mean pace of tokens."""
         missing = stop + self._config.lookahead_tokens - self.received
         return self._arrivals.seconds_for(missing, self._playback.now())
 
-    def _window(self, stop: int) -> TokenChunk:
-        """Cuts the chunk that ends at `stop`, with its context on both sides."""
+    def _cut(self, stop: int) -> TokenChunk:
+        """Cuts the chunk that ends at `stop`, with its look-ahead."""
         last = self.ended and stop == self.received
-        left = min(self._config.lookbehind_tokens, self._start)
         right = 0 if last else self._config.lookahead_tokens
-        window = self._tokens[self._start - left - self._first : stop + right - self._first].copy()
+        tokens = self._tokens[self._start - self._first : stop + right - self._first].copy()
         skip, provisional = (
             max(0, self.spoken - self._start),
-            not last and stop != self._whole_blocks(stop),
+            not last and stop != self._grid.complete_stop(stop),
         )
-        return TokenChunk(window, left, self._start, stop, last, skip, provisional)
+        return TokenChunk(tokens, self._start, stop, last, skip, provisional)
 
     def _append(self, tokens: NDArray[np.int32]) -> None:
         count = self.received + len(tokens)
@@ -293,7 +265,7 @@ class Chunker:
 
         The buffer grows only if the remaining tokens would fill more than half of it.
         """
-        needed = max(0, self._start - self._config.lookbehind_tokens)
+        needed = self._start
         kept = self._tokens[needed - self._first : self.received - self._first]
         self._tokens = np.empty(
             (max(len(self._tokens), 2 * (count - needed)), *kept.shape[1:]), np.int32

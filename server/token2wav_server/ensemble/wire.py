@@ -111,7 +111,7 @@ class ToFlow:
     def __init__(self, request: Any, config: ModelConfig) -> None:
         self._sender = request.get_response_sender()
         no_tokens = np.zeros((0, *config.token_shape), np.int32)
-        self._nothing = FlowContent(TokenChunk(no_tokens, 0, 0, 0, last=True), None)
+        self._nothing = FlowContent(TokenChunk(no_tokens, 0, 0, last=True), None)
         self._no_voice = (
             no_tokens,
             np.zeros((0, config.mel_bands), np.float32),
@@ -131,9 +131,9 @@ class ToFlow:
         )
         arrays = _header(label, content) | {
             "has_voice": np.array([voice is not None]),
-            "window": chunk.tokens,
+            "chunk_tokens": chunk.tokens,
             "chunk": np.array(
-                [chunk.left, chunk.start, chunk.stop, chunk.skip, chunk.provisional, steps],
+                [chunk.start, chunk.stop, chunk.skip, chunk.provisional, steps],
                 np.int32,
             ),
         }
@@ -152,9 +152,9 @@ def flow_part(request: Any) -> Part:
         if _array(request, "has_voice")[0]
         else None
     )
-    left, start, stop, skip, provisional, steps = (int(value) for value in _array(request, "chunk"))
+    start, stop, skip, provisional, steps = (int(value) for value in _array(request, "chunk"))
     chunk = TokenChunk(
-        _array(request, "window"), left, start, stop, label.last, skip, bool(provisional)
+        _array(request, "chunk_tokens"), start, stop, label.last, skip, bool(provisional)
     )
     content = _error(request) or FlowContent(chunk, voice, steps)
     sender = request.get_response_sender()

@@ -27,7 +27,7 @@ from triton.runtime.jit import JITFunction
 
 from token2wav.cache.paged_kv_cache import CacheLayout, PagedKVCache
 from token2wav.execution.assemble import flow_networks
-from token2wav.execution.batch import HEADER, conv_states
+from token2wav.execution.batch import HEADER
 from token2wav.execution.kernels.attention import paged_attention, store_keys_values
 from token2wav.execution.kernels.norms import gated_norm, modulated_norm
 from token2wav.execution.kernels.position_convolution import PositionConvolution
@@ -97,9 +97,8 @@ def on_positions() -> None:
     with torch.device("meta"):
         layout = dataclasses.replace(flow_networks(MODEL, "float32").layout, steps=1)
     for blocks in BATCHES:
-        state = conv_states(blocks, layout, torch.device("cpu"))[:, 0].view(
-            blocks, 2, 2, CONFIG.dim, 30
-        )[:, :, 1]
+        states = torch.zeros(blocks, *layout.conv_state).view(blocks, 2, 2, CONFIG.dim, 30)
+        state = states[:, :, 1]
         x = torch.zeros(2 * blocks, FRAMES, CONFIG.dim)
         PositionConvolution(conv)(x, state, a_table(blocks))
 

@@ -11,14 +11,17 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from token2wav.cache.paged_kv_cache import BRANCHES, CacheLayout, PagedKVCache, Storage
+from token2wav.cache.states import StateStore
 from token2wav.execution.batch import Batch, BatchSize, ChunkInput
 from token2wav.execution.exported_step import ExportedStep
+from token2wav.execution.graphs import GraphPool, graphs_enabled
 from token2wav.execution.kernels import attention
-from token2wav.execution.runner import GraphPool, GraphRunner, Runner, graphs_enabled
-from token2wav.execution.step import StepFunction, TorchStep
+from token2wav.execution.runner import ESTIMATOR, Runner
+from token2wav.execution.step import TorchStep
 from token2wav.networks.estimator import Estimator
 from token2wav.networks.ode import OdeTables
 from token2wav.networks.step_audio_dit import StepAudioDiT
+from token2wav.networks.streaming import StateSpec
 from token2wav.networks.unet import UNet
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -61,7 +64,7 @@ def a_layout(estimator: Estimator, storage: Storage, guidance: float) -> CacheLa
     )
 
 
-def batches(estimator: Estimator, states: list[torch.Tensor]) -> list[list[ChunkInput]]:
+def batches(estimator: Estimator, slots: list[int]) -> list[list[ChunkInput]]:
     """Returns two batches of two streams.
 
     The first batch has a prompt that may be joined and lack frames. The second batch has a window.
@@ -74,13 +77,17 @@ def batches(estimator: Estimator, states: list[torch.Tensor]) -> list[list[Chunk
         noise, mu, cond = (
             torch.randn(BANDS, frames, generator=random).to(DEVICE) for _ in range(3)
         )
-        speaker, joined = (
-            torch.randn(BANDS, generator=random).to(DEVICE),
-            prompt and estimator.full_prompt_attention,
-        )
-        prompt_padding = 3 if estimator.full_prompt_attention and not stream else 0
+        speaker, padded = torch.randn(BANDS, generator=random).to(DEVICE), estimator.masks_padding
         return ChunkInput(
-            noise, mu, cond, speaker, start, tables, states[stream], prompt_padding, joined
+            noise,
+            mu,
+            cond,
+            speaker,
+            start,
+            tables,
+            slots[stream],
+            prompt_padding=3 if padded and not stream else 0,
+            full_prompt_attention=prompt and padded,
         )
 
     return [
@@ -95,12 +102,19 @@ def batches(estimator: Estimator, states: list[torch.Tensor]) -> list[list[Chunk
     ]
 
 
-def spoken(step: StepFunction, runner: Runner) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+def a_store(estimator: Estimator, layout: CacheLayout, device: torch.device = DEVICE) -> StateStore:
+    """Returns a store of the estimator's states."""
+    spec = StateSpec("estimator", (layout.steps, *layout.conv_state), torch.float32)
+    return StateStore({ESTIMATOR: {estimator: spec}}, device)
+
+
+def spoken(runner: Runner, store: StateStore) -> list[torch.Tensor]:
     """Returns the mels of all chunks, and the final states of the convolutions of both streams."""
-    layout = step.cache.layout
-    states = [torch.zeros(layout.steps, *layout.conv_state, device=DEVICE) for _ in range(2)]
-    mels = [mel for batch in batches(step.estimator, states) for mel in runner.run(batch)]
-    return mels, states
+    slots = [store.take() for _ in range(2)]
+    mels = [mel for batch in batches(runner.step.estimator, slots) for mel in runner.run(batch)]
+    rows = store.rows(ESTIMATOR, 2)
+    store.read(torch.tensor(slots, device=DEVICE), rows)
+    return [*mels, *rows.views.values()]
 
 
 @pytest.mark.parametrize(
@@ -117,12 +131,10 @@ def test_streams_equal_those_run_eagerly(name: str, storage: Storage, guidance: 
         cache = PagedKVCache(a_layout(estimator, storage, guidance), PAGES, DEVICE)
         step = TorchStep(estimator, tables, cache, kernels=kernels)
         pool = GraphPool(DEVICE) if graphs_enabled(DEVICE) else None
-        found.append(
-            spoken(
-                step, GraphRunner(step, [BatchSize(6, 1, PAGES)], pool) if kernels else Runner(step)
-            )
-        )
-    for one, other in zip(*(mels + states for mels, states in found), strict=True):
+        store = a_store(estimator, cache.layout)
+        buckets = [BatchSize(6, 1, PAGES)] if kernels else []
+        found.append(spoken(Runner(step, store, buckets, pool), store))
+    for one, other in zip(*found, strict=True):
         assert one.shape == other.shape
         torch.testing.assert_close(one, other, atol=CLOSE[storage], rtol=CLOSE[storage])
 
@@ -179,9 +191,8 @@ def test_what_is_captured_waits_for_nothing(
     )
     size = BatchSize(4, 1, PAGES) if kernels else BatchSize(2, 2, PAGES)
     layout = parts[2].layout
-    batch = Batch(
-        size, layout, torch.zeros(size.rows, layout.steps, *layout.conv_state, device=meta)
-    )
     step = TorchStep(*parts, kernels=True) if kernels else ExportedStep(*parts)
+    store = a_store(estimator, layout, meta)
+    batch = Batch(size, layout, store, store.rows(ESTIMATOR, size.rows), step.integrate)
     with _NothingCopied(), _OnDevice():
         step.integrate(batch)

@@ -20,12 +20,14 @@ from tests.support.golden import TINY
 from tests.support.utterances import Tokens
 from token2wav import StreamConfig, Voice
 from token2wav.cache.paged_kv_cache import CacheLayout, PagedKVCache, Storage
+from token2wav.cache.states import StateStore
 from token2wav.execution import backends
 from token2wav.execution.assemble import flow_networks
 from token2wav.execution.batch import BatchSize
-from token2wav.execution.cached_flow import CachedFlow
+from token2wav.execution.cached_flow import CachedFlow, flow_states
+from token2wav.execution.graphs import GraphPool, graphs_enabled
 from token2wav.execution.recompute import RecomputeFlow
-from token2wav.execution.runner import GraphPool, GraphRunner, Runner, graphs_enabled
+from token2wav.execution.runner import Runner
 from token2wav.execution.step import TorchStep
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.families.cosyvoice3.flow import Flow
@@ -94,18 +96,19 @@ def an_engine(
     )
     cache, noise = PagedKVCache(layout, PAGES, DEVICE), FlowNoise(config.mel_bands)
     parts = (flow.estimator, solver.tables, cache)
+    states = flow_states(flow, flow.estimator, layout)
     with torch.inference_mode():
-        run = a_runner(KernelStep(*parts)) if kernels else Runner(TorchStep(*parts))
+        run = a_runner(KernelStep(*parts), states) if kernels else Runner(TorchStep(*parts), states)
     recompute = RecomputeFlow(
         model, flow, noise, {config.n_timesteps: solver}, left_blocks=left_blocks
     )
-    return CachedFlow(recompute, {config.n_timesteps: run}, cache, longest_hop=LONGEST)
+    return CachedFlow(recompute, {config.n_timesteps: run}, cache, states, longest_hop=LONGEST)
 
 
-def a_runner(step: KernelStep) -> Runner:
+def a_runner(step: KernelStep, states: StateStore) -> Runner:
     """Returns a runner with buckets, which are captured on a GPU."""
     graphs = GraphPool(DEVICE) if graphs_enabled(DEVICE) else None
-    return GraphRunner(step, [BatchSize(blocks, 1, PAGES) for blocks in (2, 4)], graphs)
+    return Runner(step, states, [BatchSize(blocks, 1, PAGES) for blocks in (2, 4)], graphs)
 
 
 def spoken(engine: CachedFlow, flow: Flow) -> list[np.ndarray]:

@@ -31,7 +31,7 @@ def test_what_is_read(tmp_path: Path) -> None:
     assert config.flow.estimator == UNetConfig(
         channels=32, heads=2, dim_head=16, mid_blocks=1, layers=1
     )
-    assert (config.block_tokens, config.lookahead_tokens, config.lookbehind_tokens) == (25, 3, 2)
+    assert (config.block_tokens, config.lookahead_tokens) == (25, 3)
     assert (config.sample_rate, config.samples_per_token, config.mel_bands) == (24000, 960, 80)
     assert not config.vocoder.causal
 

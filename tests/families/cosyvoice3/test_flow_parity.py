@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from tests.families.cosyvoice3 import tolerances
 from tests.support.golden import GoldenSet
 from tests.support.utterances import off
+from token2wav.block_grid import BlockGrid
 from token2wav.execution.recompute import RecomputeFlow
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.families.cosyvoice3.flow import Flow
-from token2wav.networks.masks import BlockMask, attention_bias
+from token2wav.networks.masks import attention_bias, block_mask
 from token2wav.networks.noise import FlowNoise, SourceNoise
 from token2wav.networks.ode import EulerSolver, solver_times, time_grid
+from token2wav.networks.streaming import StreamStep
 
 
 def all_tokens(golden: GoldenSet, flow: Flow) -> torch.Tensor:
@@ -48,16 +51,21 @@ def test_lookahead_of_an_unfinished_utterance(golden: GoldenSet, flow: Flow) -> 
     assert off(mu[:, ::2].T, golden["flow.pre_lookahead.nofinalize"][0]) <= tolerances.CONDITIONING
 
 
-def test_a_window_of_tokens_is_conditioned_as_in_the_whole(golden: GoldenSet, flow: Flow) -> None:
-    tokens = all_tokens(golden, flow)
-    whole = golden["flow.mu.finalize"][0]
-    for start, stop in ((0, 25), (1, 26), (2, 27), (25, 75), (75, 100)):
-        left = min(2, start)
-        mu = flow.conditions(tokens[None, start - left : stop + 3], left=left, last=False)[0]
+@pytest.mark.parametrize("stops", [(25, 50, 75), (1, 2, 3, 40), (100,)], ids=str)
+def test_conditions_of_chunks_equal_those_of_the_whole(
+    golden: GoldenSet, flow: Flow, stops: tuple[int, ...]
+) -> None:
+    tokens, whole = all_tokens(golden, flow), golden["flow.mu.finalize"][0]
+    zeros = {
+        layer: torch.zeros(1, *spec.shape, device=tokens.device)
+        for layer, spec in flow.state_specs().items()
+    }
+    step, start = StreamStep(zeros), 0
+    for stop in (*stops, len(tokens)):
+        last = stop == len(tokens)
+        mu = flow.conditions(tokens[None, start : stop if last else stop + 3], step, last=last)[0]
         assert off(mu, whole[:, 2 * start : 2 * stop]) <= tolerances.CONDITIONING
-    tail = len(tokens) - 7
-    mu = flow.conditions(tokens[None, tail - 2 :], left=2, last=True)[0]
-    assert off(mu, whole[:, 2 * tail :]) <= tolerances.CONDITIONING
+        start = stop
 
 
 def test_time_grid_and_the_times_that_the_estimator_sees(golden: GoldenSet) -> None:
@@ -80,7 +88,7 @@ def test_estimator_inside(golden: GoldenSet, flow: Flow) -> None:
         assert off(embedded, golden["est.dbg.input_embed"]) <= tolerances.ESTIMATOR
         frames = embedded.shape[1]
         rope = dit.rotary_embed(torch.arange(frames, device=embedded.device))
-        bias = attention_bias(BlockMask(dit.block_frames).whole(frames, embedded.device))
+        bias = attention_bias(block_mask(BlockGrid(dit.block_frames), frames, embedded.device))
         modulation, _ = dit.modulation(given["t"])
         block = dit.transformer_blocks[0](embedded, modulation[0], rope, bias)
         assert off(block, golden["est.dbg.block0"]) <= tolerances.ESTIMATOR
@@ -134,7 +142,7 @@ def test_mel_of_an_unfinished_utterance(
         mu[None],
         golden["flow.spk"].to(device),
         cond[None],
-        BlockMask(flow.estimator.block_frames).whole(frames, device),
+        block_mask(BlockGrid(flow.estimator.block_frames), frames, device),
     )
     assert (
         off(mel[:, :, prompt.shape[1] :], golden["flow.mel.streaming_nofinalize"]) <= tolerances.MEL

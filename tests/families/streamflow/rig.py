@@ -104,9 +104,9 @@ class Parts:
 
     def engine(self) -> WindowFlow:
         solver = GuidedSolver(self.flow.estimator, self.solver.tables)
-        return WindowFlow(
-            model_config(self.config), self.flow, self.noise, {self.config.n_timesteps: solver}
-        )
+        solvers = {self.config.n_timesteps: solver}
+        config = model_config(self.config)
+        return WindowFlow(config, self.flow, self.noise, solvers, self.config.past_tokens)
 
     def by_hand(self, tokens: Tokens, voice: Voice, first_block: int = 0) -> Mel:
         """Mel of tokens that begin with a block, computed as if nothing else were there: one call,
@@ -161,7 +161,8 @@ class GuidedStream:
     def push(self, tokens: Tokens, *, end: bool = False) -> None:
         self._chunker.push(tokens, end=end)
         while (chunk := self._chunker.next_chunk) is not None:
-            self.windows.append(len(chunk.tokens))
+            past = len(self._engine.state(self._handle).past)
+            self.windows.append(past + len(chunk.tokens))
             self._chunks += self._engine.advance([(self._handle, chunk)])
             self._chunker.computed()
 

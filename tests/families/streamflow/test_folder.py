@@ -56,7 +56,7 @@ def test_defaults_are_the_published_sizes(folder: Path, tmp_path: Path) -> None:
     assert (flow.mel_bands, flow.token_mel_ratio, config.samples_per_token) == (80, 4, 640)
     assert (config.sample_rate, config.token_frame_rate) == (16000, 25)
     assert config.hops(StreamConfig()) == (12, 12)
-    assert flow.context_tokens == (12, 6)
+    assert (flow.past_tokens, flow.lookahead_tokens) == (12, 6)
 
 
 BAD: list[tuple[dict[str, Any], str]] = [

@@ -103,7 +103,7 @@ def test_one_changed_frame_shows_as_far_as_the_assignment_says(
 def test_hops_and_look_ahead_follow_from_the_assignment() -> None:
     for forward, future in (((), 0), ((1,), 1), ((1, 5), 2)):
         config = flow_config(forward=forward)
-        assert config.context_tokens == (2 * BLOCK, future * BLOCK)
+        assert (config.past_tokens, config.lookahead_tokens) == (2 * BLOCK, future * BLOCK)
         assert HopSchedule.of(StreamConfig(), model_config(config)) == HopSchedule(
             2 * BLOCK, 2 * BLOCK, BLOCK, adaptive=False
         )

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
+import torch
 
 from tests.families.streamflow.rig import (
+    BANDS,
     BLOCK,
     MEL,
     RATIO,
     GuidedStream,
     Parts,
+    Tokens,
     a_voice,
     flow_config,
     some_tokens,
@@ -19,6 +25,7 @@ from tests.families.streamflow.rig import (
 from tests.support.utterances import off, portions
 from token2wav import StreamConfig
 from token2wav.execution.stages import TokenChunk
+from token2wav.families.streamflow.flow import WindowFlow
 
 ASSIGNMENTS = [((2, 4), (1,)), ((2, 4), (1, 5)), ((3,), ()), ((), (2,))]
 
@@ -102,23 +109,41 @@ def test_first_audio_waits_for_chunk_and_look_ahead() -> None:
 
 
 def test_batched_equals_alone() -> None:
-    """Streams at different places, with windows of different shapes, and another speaker."""
+    """Streams with windows of different shapes, and another speaker."""
     parts = Parts.random(flow_config())
-    engine = parts.engine()
-    handles = [engine.open(a_voice(seed)) for seed in range(4)]
-    chunks = [
-        TokenChunk(some_tokens(18, 0), left=0, start=0, stop=12, last=False),
-        TokenChunk(some_tokens(30, 1), left=12, start=24, stop=36, last=False),
-        TokenChunk(some_tokens(30, 2), left=12, start=240, stop=252, last=False),
-        TokenChunk(some_tokens(15, 3), left=12, start=36, stop=39, last=True),
-    ]
-    batch = list(zip(handles, chunks, strict=True))
-    together = engine.advance(batch)
-    for row, mel in zip(batch, together, strict=True):
-        [alone] = engine.advance([row])
-        assert mel.shape[1] == RATIO * (row[1].stop - row[1].start)
-        assert off(mel.numpy(), alone.numpy()) <= MEL
+    stops = [(12, 24, 36), (12, 24), (24, 36, 39), (6, 12, 18)]
+    utterances = [chunks_of(some_tokens(each[-1], seed), each) for seed, each in enumerate(stops)]
+    alone = [spoken(parts.engine(), [chunks], [seed]) for seed, chunks in enumerate(utterances)]
+    together = spoken(parts.engine(), utterances, range(len(stops)))
+    for found, [expected], each in zip(together, alone, stops, strict=True):
+        assert found.shape == (BANDS, RATIO * each[-1])
+        assert off(found.numpy(), expected.numpy()) <= MEL
+
+
+def chunks_of(tokens: Tokens, stops: Sequence[int]) -> list[TokenChunk]:
+    """Cuts tokens into chunks with look-ahead."""
+    chunks, start = [], 0
+    for stop in stops:
+        last = stop == stops[-1]
+        own = tokens[start : stop if last else stop + BLOCK]
+        chunks.append(TokenChunk(own, start, stop, last=last))
+        start = stop
+    return chunks
+
+
+def spoken(
+    engine: WindowFlow, utterances: Sequence[Sequence[TokenChunk]], voices: Sequence[int]
+) -> list[torch.Tensor]:
+    """Returns the mels (bands, frames) of streams whose next chunks always run in one batch."""
+    handles = [engine.open(a_voice(seed)) for seed in voices]
+    mels: list[list[torch.Tensor]] = [[] for _ in handles]
+    for row in itertools.zip_longest(*utterances):
+        running = [index for index, chunk in enumerate(row) if chunk is not None]
+        batch = [(handles[index], row[index]) for index in running]
+        for index, mel in zip(running, engine.advance(batch), strict=True):
+            mels[index].append(mel)
     for handle in handles:
         engine.close(handle)
     assert engine.open_streams == 0
     assert engine.advance([]) == []
+    return [torch.cat(parts, dim=1) for parts in mels]

@@ -76,7 +76,7 @@ def test_broken_audio_is_found_and_stays_with_its_stream(
 def test_first_chunk_without_a_voice_is_refused(model: Token2Wav) -> None:
     flow = FlowStage(model)
     with pytest.raises(StreamClosedError, match="first chunk came without a voice"):
-        flow.open(LABEL, FlowContent(TokenChunk(demo_tokens(28), 0, 0, 25, last=False), None))
+        flow.open(LABEL, FlowContent(TokenChunk(demo_tokens(28), 0, 25, last=False), None))
 
 
 @pytest.mark.parametrize(("hold_frames", "trim_silence_ms"), [(0, 0.0), (2, 0.0), (0, 100.0)])

@@ -28,8 +28,7 @@ from token2wav.networks.configs import (
 )
 
 FILES = ("cosyvoice2.yaml", "cosyvoice.yaml")
-# Mel frames per token, and tokens that the look-ahead layer reaches back: fixed in the public code.
-RATIO, LOOKBEHIND = 2, 2
+RATIO = 2  # mel frames per token, fixed in the public code
 
 _BLOCK_TOKENS = 25  # attention block of a file that does not set one
 _UP_LAYERS = 4  # fixed in the public code too
@@ -76,7 +75,7 @@ class CosyVoiceConfig(ModelConfig):
         Raises:
             ConfigError: flow and vocoder do not fit each other.
         """
-        (lookbehind, lookahead), rate = flow.context_tokens, token_frame_rate
+        rate = token_frame_rate
         common = {
             "vocab_size": flow.vocab_size,
             "token_shape": flow.token_shape,
@@ -84,8 +83,7 @@ class CosyVoiceConfig(ModelConfig):
             # the number is written.
             "token_frame_rate": int(rate) if rate == int(rate) else rate,
             "block_tokens": flow.block_tokens,
-            "lookahead_tokens": lookahead,
-            "lookbehind_tokens": lookbehind,
+            "lookahead_tokens": flow.lookahead_tokens,
             "token_mel_ratio": flow.token_mel_ratio,
             "mel_bands": flow.mel_bands,
             "speaker_size": flow.spk_embed_dim,
@@ -188,11 +186,9 @@ class FlowConfig(Generic[EstimatorT]):
         check_bounds(self, "flow")
 
     @property
-    def context_tokens(self) -> tuple[int, int]:
-        """Numbers of context tokens of a chunk: before it, and of look-ahead after it. A chunk runs
-        once its look-ahead is available.
-        """
-        return LOOKBEHIND, self.pre_lookahead_len
+    def lookahead_tokens(self) -> int:
+        """Number of tokens after a chunk that must be available before it can run."""
+        return self.pre_lookahead_len
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,21 +4,28 @@ files.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import nn
 
-from token2wav.execution.stages import TokenChunk
+from token2wav.execution.stages import EncoderInput
 from token2wav.families.cosyvoice2.config import FlowConfig, UNetConfig
-from token2wav.networks.conformer import RATIO, Conformer, ConformerState
+from token2wav.networks.conformer import RATIO, Conformer
 from token2wav.networks.estimator import Estimator
-from token2wav.networks.masks import BlockMask
+from token2wav.networks.staging import to_device
+from token2wav.networks.streaming import (
+    OFFLINE,
+    KeyValueSpec,
+    StateSpec,
+    StreamStep,
+    state_specs,
+)
 from token2wav.networks.unet import UNet
-from token2wav.voice import Voice
 
 EstimatorT = TypeVar("EstimatorT", bound=Estimator)
 
@@ -28,12 +35,12 @@ class FlowNetwork(nn.Module, Generic[EstimatorT]):
     estimator below `decoder.`.
 
     Attributes:
-        token_bytes: bytes of state per token of a stream.
+        key_value_specs: keys and values of the encoder; see `Encoder`.
     """
 
     spk_embed_affine_layer: nn.Linear
     decoder: nn.ModuleDict
-    token_bytes = 0
+    key_value_specs: tuple[KeyValueSpec, ...] = ()
 
     @property
     def estimator(self) -> EstimatorT:
@@ -47,18 +54,9 @@ class FlowNetwork(nn.Module, Generic[EstimatorT]):
         """Projects a speaker embedding (..., spk_embed_dim) to a speaker vector (..., bands)."""
         return self.spk_embed_affine_layer(F.normalize(embedding, dim=-1))
 
-
-@dataclass(eq=False)
-class EncoderState:
-    """State of a stream in the encoder.
-
-    Attributes:
-        state: state of the layers of the conformer.
-        mask: attention mask, in tokens; None for full attention.
-    """
-
-    state: ConformerState
-    mask: BlockMask | None
+    def state_specs(self) -> dict[nn.Module, StateSpec]:
+        """Returns the states of the streaming layers of the encoder."""
+        return state_specs(self)
 
 
 class Flow(FlowNetwork[EstimatorT]):
@@ -85,42 +83,33 @@ class Flow(FlowNetwork[EstimatorT]):
         )
         self.encoder_proj = nn.Linear(sizes.size, config.mel_bands)
         self.decoder = nn.ModuleDict({"estimator": estimator})
-        self.token_bytes = self.encoder.token_bytes
+        self.key_value_specs = self.encoder.key_value_specs
 
-    def start(self, voice: Voice, mask: BlockMask | None) -> EncoderState:
-        """Returns the state of a stream before its first token.
-
-        Args:
-            voice: voice of the stream.
-            mask: attention mask, in frames; None for full attention, under which a stream is one
-                chunk.
-        """
-        return EncoderState(ConformerState(self.encoder), in_tokens(mask))
-
-    def fork(self, state: EncoderState, mask: BlockMask | None) -> EncoderState:
-        """Copies the state after a shared prefix, for a stream that continues from there under its
-        own mask.
-        """
-        return EncoderState(state.state.fork(), in_tokens(mask))
-
-    def encode(self, batch: Sequence[tuple[EncoderState, TokenChunk]]) -> list[torch.Tensor]:
-        """Computes the conditions (bands, frames) of chunks, each after the state of its stream.
-        Every state is advanced to the end of its chunk.
+    def encode(
+        self, batch: Sequence[EncoderInput], states: Mapping[nn.Module, torch.Tensor] | None = None
+    ) -> list[torch.Tensor]:
+        """Computes the conditions (bands, frames) of chunks; see `Encoder.encode`.
 
         Chunks are computed one by one. Their pasts have different lengths, and the ten ODE steps of
         the estimator cost much more.
         """
-        return [self._encoded(state, chunk) for state, chunk in batch]
+        steps = [OFFLINE] * len(batch)
+        if states is not None:
+            steps = [
+                StreamStep({layer: rows[row : row + 1] for layer, rows in states.items()})
+                for row in range(len(batch))
+            ]
+        return [self._encoded(*each) for each in zip(batch, steps, strict=True)]
 
-    def _encoded(self, state: EncoderState, chunk: TokenChunk) -> torch.Tensor:
-        embedded = self.input_embedding(torch.tensor(chunk.tokens, device=self.device))[None]
-        hidden = self.encoder(embedded, state.mask, state.state, left=chunk.left, last=chunk.last)
+    def _encoded(self, given: EncoderInput, step: StreamStep) -> torch.Tensor:
+        """Computes the conditions (bands, frames) of one chunk."""
+        x = self._embedded(given.chunk.tokens)
+        hidden = self.encoder(x, given.grid, step, given.context, last=given.chunk.last)
         return self.encoder_proj(hidden)[0].T
 
-
-def in_tokens(mask: BlockMask | None) -> BlockMask | None:
-    """Converts a mask in frames to a mask in tokens."""
-    return mask and replace(mask, block_frames=mask.block_frames // RATIO)
+    def _embedded(self, tokens: NDArray[np.int32]) -> torch.Tensor:
+        """Embeds tokens (n,) to (1, n, size)."""
+        return self.input_embedding(to_device(tokens[None], self.device))
 
 
 def cosyvoice2_flow(config: FlowConfig[UNetConfig], *, mean_flow: bool = False) -> Flow[UNet]:

@@ -77,11 +77,9 @@ class FlowConfig:
             )
 
     @property
-    def context_tokens(self) -> tuple[int, int]:
-        """Numbers of context tokens of a chunk: before it, and of look-ahead after it. A chunk runs
-        once its look-ahead is available.
-        """
-        return self.lookbehind_len, self.pre_lookahead_len
+    def lookahead_tokens(self) -> int:
+        """Number of tokens after a chunk that must be available before it can run."""
+        return self.pre_lookahead_len
 
     @property
     def hop_blocks(self) -> tuple[int, int]:

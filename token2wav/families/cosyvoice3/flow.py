@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import torch
 from torch import nn
 
-from token2wav.execution.stages import TokenChunk
+from token2wav.execution.stages import EncoderInput
 from token2wav.families.cosyvoice2.flow import FlowNetwork
 from token2wav.families.cosyvoice3.config import FlowConfig
 from token2wav.networks.dit import DiT
 from token2wav.networks.grouping import map_grouped
 from token2wav.networks.lookahead import PreLookahead
-from token2wav.networks.masks import BlockMask
-from token2wav.voice import Voice
+from token2wav.networks.staging import to_device
+from token2wav.networks.streaming import OFFLINE, StreamStep
 
 
 class Flow(FlowNetwork[DiT]):
@@ -43,45 +44,57 @@ class Flow(FlowNetwork[DiT]):
         )
         self.decoder = nn.ModuleDict({"estimator": DiT(config.estimator)})
 
-    def start(self, voice: Voice, mask: BlockMask | None) -> None:
-        """Returns no state, because a chunk includes the tokens before it that it depends on."""
-
-    def fork(self, state: None, mask: BlockMask) -> None:
-        """Copies a state; there is none."""
-
-    def encode(self, batch: Sequence[tuple[None, TokenChunk]]) -> list[torch.Tensor]:
-        """Computes the conditions (bands, frames) of the tokens of every chunk."""
-        chunks = [chunk for _, chunk in batch]
+    def encode(
+        self, batch: Sequence[EncoderInput], states: Mapping[nn.Module, torch.Tensor] | None = None
+    ) -> list[torch.Tensor]:
+        """Computes the conditions (bands, frames) of chunks; see `Encoder.encode`."""
+        rows = range(len(batch))
         if self.device.type == "cpu":
             # One by one, which is no slower on a CPU. So the rounding does not depend on other
             # chunks of the batch.
-            return [self._encode_alike([chunk])[0] for chunk in chunks]
-        return map_grouped(
-            chunks, lambda chunk: (len(chunk.tokens), chunk.left, chunk.last), self._encode_alike
-        )
+            return [self._encode_alike(batch, states, [row])[0] for row in rows]
 
-    def _encode_alike(self, alike: Sequence[TokenChunk]) -> list[torch.Tensor]:
-        tokens = torch.tensor(np.stack([chunk.tokens for chunk in alike]), device=self.device)
-        return list(self.conditions(tokens, left=alike[0].left, last=alike[0].last))
+        def shape(row: int) -> tuple[int, bool]:
+            return len(batch[row].chunk.tokens), batch[row].chunk.last
 
-    def conditions(self, tokens: torch.Tensor, *, left: int = 0, last: bool = True) -> torch.Tensor:
-        """Computes the conditions of windows of tokens, equal to the same part of the conditions of
-        whole utterances.
+        return map_grouped(rows, shape, partial(self._encode_alike, batch, states))
+
+    def _encode_alike(
+        self,
+        batch: Sequence[EncoderInput],
+        states: Mapping[nn.Module, torch.Tensor] | None,
+        rows: Sequence[int],
+    ) -> list[torch.Tensor]:
+        """Computes the conditions of the chunks in some rows of a batch, which have one shape."""
+        chunks = [batch[row].chunk for row in rows]
+        tokens = to_device(np.stack([chunk.tokens for chunk in chunks]), self.device)
+        if states is None:
+            return list(self.conditions(tokens, last=chunks[0].last))
+        index = to_device(np.array(rows), self.device)
+        own = {layer: state[index] for layer, state in states.items()}
+        mu = self.conditions(tokens, StreamStep(own), last=chunks[0].last)
+        for layer, state in states.items():
+            state[index] = own[layer]
+        return list(mu)
+
+    def conditions(
+        self, tokens: torch.Tensor, step: StreamStep = OFFLINE, *, last: bool = True
+    ) -> torch.Tensor:
+        """Computes the conditions of the next tokens of streams, equal to the same part of the
+        conditions of whole utterances.
 
         Args:
-            tokens: (B, left + n + right) integers, or (B, left + n + right, codebooks); `right` is
-                the look-ahead, or 0 if `last`.
-            left: number of leading tokens that are context only (see `PreLookahead`).
-            last: whether the utterances end with these windows.
+            tokens: (B, n + right) integers, or (B, n + right, codebooks); `right` is the
+                look-ahead, or 0 if `last`.
+            step: state of the streams; `OFFLINE` for whole utterances.
+            last: whether the utterances end with these tokens.
 
         Returns:
             mu, (B, mel_bands, ratio * n).
         """
-        embedded = self.input_embedding(tokens)  # (B, T, C)
-        if self.pre_lookahead_layer is None:
-            hidden = embedded[:, left:]
-        else:
-            hidden = self.pre_lookahead_layer(embedded, left=left, last=last)  # (B, n, C)
+        hidden = self.input_embedding(tokens)  # (B, n + right, C)
+        if self.pre_lookahead_layer is not None:
+            hidden = self.pre_lookahead_layer(hidden, step, last=last)
         return hidden.repeat_interleave(self.config.token_mel_ratio, dim=1).transpose(1, 2)
 
 

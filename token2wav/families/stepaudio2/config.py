@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from token2wav.block_grid import BlockGrid
 from token2wav.config.hyperyaml import HyperYaml, ModelNode
 from token2wav.config.values import check_bounds, prefixed
 from token2wav.families.cosyvoice2.config import (
@@ -43,9 +44,21 @@ class DiTConfig:
 class StepAudio2Config(CosyVoice2Config):
     """Configuration of a model in the format of Step-Audio2."""
 
-    full_prompt_attention: bool = True
     left_blocks: int = _WINDOW_BLOCKS
     flow: FlowConfig[DiTConfig]
+
+    def grid(self, prompt_tokens: int, left_blocks: int = -1) -> BlockGrid:
+        """Returns the block grid of a stream: blocks count from the end of the prompt, and the
+        whole prompt is one block.
+        """
+        return BlockGrid(
+            self.block_tokens,
+            prompt=prompt_tokens,
+            prefix=prompt_tokens,
+            prompt_padding=-prompt_tokens % self.block_tokens,
+            full_prompt_attention=True,
+            left_blocks=left_blocks,
+        )
 
 
 def read(folder: Path) -> StepAudio2Config:
@@ -59,7 +72,7 @@ def read(folder: Path) -> StepAudio2Config:
     document = HyperYaml.read(path)
     with prefixed(f"{path}: "):
         hift = hift_from(document, causal=False) if "hift" in document else HiFTConfig()
-        return StepAudio2Config.of(_flow_from(document), hift, _TOKEN_RATE, lookbehind_tokens=0)
+        return StepAudio2Config.of(_flow_from(document), hift, _TOKEN_RATE)
 
 
 def _flow_from(document: HyperYaml) -> FlowConfig[DiTConfig]:

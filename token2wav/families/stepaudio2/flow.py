@@ -2,35 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
-import torch.nn.functional as F
-from numpy.typing import NDArray
 
-from token2wav.execution.stages import TokenChunk
+from token2wav.execution.stages import EncoderInput
 from token2wav.families.cosyvoice2.config import FlowConfig
-from token2wav.families.cosyvoice2.flow import EncoderState, Flow, in_tokens
+from token2wav.families.cosyvoice2.flow import Flow
 from token2wav.families.stepaudio2.config import SILENCE, DiTConfig
-from token2wav.networks.conformer import ConformerState
-from token2wav.networks.lookahead import convolved
-from token2wav.networks.masks import BlockMask
 from token2wav.networks.step_audio_dit import StepAudioDiT
-from token2wav.voice import Voice
-
-
-@dataclass(eq=False)
-class StepAudioState(EncoderState):
-    """State of a stream whose prompt is encoded as if silence followed it.
-
-    Attributes:
-        prompt: number of prompt tokens.
-        tail: (1, hidden, lookbehind) last inputs of the second convolution of the look-ahead layer.
-    """
-
-    prompt: int
-    tail: torch.Tensor
+from token2wav.networks.streaming import StreamStep
 
 
 class StepAudioFlow(Flow[StepAudioDiT]):
@@ -41,50 +21,30 @@ class StepAudioFlow(Flow[StepAudioDiT]):
     public code.
     """
 
-    def start(self, voice: Voice, mask: BlockMask | None) -> EncoderState:
-        own, prompt = in_tokens(mask), len(voice.prompt_tokens)
-        if own is None:
-            return super().start(voice, mask)
-        conv = self.encoder.pre_lookahead_layer.conv2
-        tail = conv.weight.new_zeros(
-            1, conv.in_channels, self.encoder.pre_lookahead_layer.lookbehind
-        )
-        state = ConformerState(self.encoder, start=-prompt % own.block_frames)
-        return StepAudioState(state, own, prompt, tail)
-
-    def fork(self, state: EncoderState, mask: BlockMask | None) -> EncoderState:
-        forked = super().fork(state, mask)
-        assert isinstance(state, StepAudioState)
-        return StepAudioState(forked.state, forked.mask, state.prompt, state.tail)
-
-    def _encoded(self, state: EncoderState, chunk: TokenChunk) -> torch.Tensor:
-        if not isinstance(state, StepAudioState):
-            return super()._encoded(state, chunk)
-        tokens, parts = chunk.tokens[chunk.left :], []
-        if (prompt := state.prompt - chunk.start) > 0:
-            silence = np.full(self.encoder.pre_lookahead_layer.lookahead, SILENCE, np.int32)
-            parts.append(
-                self._seen_ahead(state, np.concatenate((tokens[:prompt], silence)), last=False)
+    def _encoded(self, given: EncoderInput, step: StreamStep) -> torch.Tensor:
+        chunk, layer = given.chunk, self.encoder.pre_lookahead_layer
+        if given.grid is None:
+            return super()._encoded(given, step)
+        if step.state is None:  # the two parts of a whole utterance share a state
+            step = StreamStep(
+                {
+                    each: torch.zeros(1, *spec.shape, dtype=spec.dtype, device=self.device)
+                    for each, spec in self.state_specs().items()
+                }
             )
-            tokens = tokens[prompt:]
-        if chunk.stop > state.prompt:
-            parts.append(self._seen_ahead(state, tokens, last=chunk.last))
-        hidden = self.encoder.encode(torch.cat(parts, dim=1), state.mask, state.state)
+        prompt = max(0, given.grid.prompt - chunk.start)
+        parts = []
+        if prompt:
+            silence = np.full(layer.lookahead, SILENCE, np.int32)
+            parts.append((np.concatenate((chunk.tokens[:prompt], silence)), False))
+        if chunk.stop > given.grid.prompt:
+            parts.append((chunk.tokens[prompt:], chunk.last))
+        seen_ahead = [
+            layer(self.encoder.embed(self._embedded(tokens)), step, last=last)
+            for tokens, last in parts
+        ]
+        hidden = self.encoder.encode(torch.cat(seen_ahead, dim=1), given.grid, step, given.context)
         return self.encoder_proj(hidden)[0].T
-
-    def _seen_ahead(
-        self, state: StepAudioState, tokens: NDArray[np.int32], *, last: bool
-    ) -> torch.Tensor:
-        """Computes the look-ahead layer (1, n, C) of the next tokens, and updates the last inputs
-        of its second convolution.
-        """
-        layer = self.encoder.pre_lookahead_layer
-        x = self.encoder.embed(self.input_embedding(torch.tensor(tokens, device=self.device))[None])
-        h = F.pad(x.transpose(1, 2), (0, layer.lookahead if last else 0))
-        h = torch.cat((state.tail, F.leaky_relu(convolved(layer.conv1, h))), dim=2)
-        state.tail = h[:, :, h.shape[2] - layer.lookbehind :]
-        y = convolved(layer.conv2, h).transpose(1, 2)
-        return y + x[:, : y.shape[1]]
 
 
 def stepaudio2_flow(config: FlowConfig[DiTConfig]) -> StepAudioFlow:

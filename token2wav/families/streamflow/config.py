@@ -125,11 +125,13 @@ class GuidedFlowConfig(FlowConfig):
         return self.estimator.guided
 
     @property
-    def context_tokens(self) -> tuple[int, int]:
-        return (
-            self.guided.past_blocks * self.block_tokens,
-            self.guided.future_blocks * self.block_tokens,
-        )
+    def lookahead_tokens(self) -> int:
+        return self.guided.future_blocks * self.block_tokens
+
+    @property
+    def past_tokens(self) -> int:
+        """Number of tokens before a chunk that one evaluation of the estimator reaches back to."""
+        return self.guided.past_blocks * self.block_tokens
 
     @property
     def hop_blocks(self) -> tuple[int, int]:

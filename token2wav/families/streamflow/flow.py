@@ -1,28 +1,30 @@
 """Flow stage of models whose attention is bounded on both sides. It computes every chunk in its own
-window, and stores nothing of the past.
+window, and stores only the last tokens of a stream.
 
 In one evaluation of the estimator, a block depends on one earlier block for each backward layer,
 and on one later block for each forward layer. The ODE evaluates the estimator once for every step,
 each time on the result of the step before. So its solution depends on that number of blocks times
-the number of steps. The chunker cuts a window that holds the reach of one evaluation. Cost and
-memory of a chunk do not depend on its position.
+the number of steps. A chunk is computed in a window that holds the reach of one evaluation. Cost
+and memory of a chunk do not depend on its position.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from token2wav.execution.stages import Encoder, FlowStage, StatefulStage, TokenChunk
+from token2wav.execution.stages import Encoder, EncoderInput, FlowStage, StatefulStage, TokenChunk
 from token2wav.model_config import ModelConfig
 from token2wav.networks.dit import DiT
 from token2wav.networks.grouping import map_grouped
 from token2wav.networks.masks import guided_biases
 from token2wav.networks.noise import FlowNoise
 from token2wav.networks.ode import OdeTables
+from token2wav.networks.staging import to_device
 from token2wav.voice import Voice
 
 
@@ -95,7 +97,46 @@ class GuidedSolver:
         return x
 
 
-class WindowFlow(StatefulStage[tuple[int, torch.Tensor]], FlowStage):
+@dataclass(eq=False)
+class _Stream:
+    """State of one stream.
+
+    Attributes:
+        steps: number of ODE steps.
+        speaker: (bands,) speaker vector.
+        past: last tokens before the next chunk, at most as many as a window needs.
+    """
+
+    steps: int
+    speaker: torch.Tensor
+    past: NDArray[np.int32]
+
+
+@dataclass(frozen=True, eq=False)
+class _Window:
+    """Chunk of a stream with the tokens around it.
+
+    Attributes:
+        stream: stream of the chunk.
+        tokens: tokens of the past, of the chunk and of its look-ahead.
+        start: position of the first of these tokens in the stream.
+        left: number of tokens before the chunk.
+        count: number of tokens of the chunk.
+    """
+
+    stream: _Stream
+    tokens: NDArray[np.int32]
+    start: int
+    left: int
+    count: int
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """Windows of one shape run together."""
+        return self.stream.steps, len(self.tokens), self.left, self.count
+
+
+class WindowFlow(StatefulStage[_Stream], FlowStage):
     """Flow stage with sliding windows, on torch.
 
     Args:
@@ -103,6 +144,7 @@ class WindowFlow(StatefulStage[tuple[int, torch.Tensor]], FlowStage):
         encoder: encoder of the flow, without state; its device is the device of the stage.
         noise: noise of the flow.
         solvers: solvers of the estimator, by number of ODE steps; the usual number comes first.
+        past_tokens: tokens before a chunk that one evaluation of the estimator reaches back to.
     """
 
     def __init__(
@@ -111,25 +153,32 @@ class WindowFlow(StatefulStage[tuple[int, torch.Tensor]], FlowStage):
         encoder: Encoder,
         noise: FlowNoise,
         solvers: Mapping[int, GuidedSolver],
+        past_tokens: int,
     ) -> None:
-        super().__init__()  # the state of a stream is its number of steps and its speaker vector
+        super().__init__()
         self._encoder = encoder
         self._device = encoder.device
         self._noise = noise.to(self._device)
         self._solvers = dict(solvers)
         self._usual = next(iter(solvers))
-        self._ratio = config.token_mel_ratio
+        self._ratio, self._past_tokens = config.token_mel_ratio, past_tokens
+        self._no_tokens = np.empty((0, *config.token_shape), np.int32)
 
     @torch.inference_mode()
     def open(self, voice: Voice, steps: int = 0) -> int:
-        return self.register((steps or self._usual, self._speaker(voice)))
+        embedding = torch.tensor(voice.speaker_embedding, device=self._device)
+        speaker = self._encoder.speaker(embedding)
+        return self.register(_Stream(steps or self._usual, speaker, self._no_tokens))
 
     @torch.inference_mode()
     def advance(self, batch: Sequence[tuple[int, TokenChunk]]) -> list[torch.Tensor]:
         """Computes chunks. Windows of the same shape and number of steps run together."""
-        return map_grouped(
-            batch, lambda each: (self.state(each[0])[0], *_shape(each[1])), self._solve
-        )
+        windows = [self._window(self.state(handle), chunk) for handle, chunk in batch]
+        mels = map_grouped(windows, lambda window: window.shape, self._solve)
+        for window in windows:
+            computed = window.tokens[: window.left + window.count]
+            window.stream.past = computed[max(0, len(computed) - self._past_tokens) :]
+        return mels
 
     @torch.inference_mode()
     def whole(
@@ -140,33 +189,29 @@ class WindowFlow(StatefulStage[tuple[int, torch.Tensor]], FlowStage):
         """
         handle = self.open(voice, steps)
         try:
-            chunk = TokenChunk(tokens, left=0, start=0, stop=len(tokens), last=True)
-            return self._solve([(handle, chunk)])[0]
+            [mel] = self.advance([(handle, TokenChunk(tokens, 0, len(tokens), last=True))])
+            return mel
         finally:
             self.close(handle)
 
-    def _speaker(self, voice: Voice) -> torch.Tensor:
-        return self._encoder.speaker(torch.tensor(voice.speaker_embedding, device=self._device))
+    @staticmethod
+    def _window(stream: _Stream, chunk: TokenChunk) -> _Window:
+        tokens, left = np.concatenate((stream.past, chunk.tokens)), len(stream.past)
+        return _Window(stream, tokens, chunk.start - left, left, chunk.stop - chunk.start)
 
-    def _solve(self, batch: Sequence[tuple[int, TokenChunk]]) -> list[torch.Tensor]:
-        """Computes mels (bands, frames) of chunks with the same shape and number of steps."""
-        _, left, tokens = _shape(batch[0][1])
-        first, last = self._ratio * left, self._ratio * (left + tokens)
-        starts = [self._ratio * (chunk.start - chunk.left) for _, chunk in batch]
+    def _solve(self, windows: Sequence[_Window]) -> list[torch.Tensor]:
+        """Computes the mels (bands, frames) of the chunks of windows of one shape."""
+        steps, width, left, count = windows[0].shape
         # The context of a chunk in its window needs conditions too.
-        windows = [
-            (None, TokenChunk(chunk.tokens, 0, 0, len(chunk.tokens), last=True))
-            for _, chunk in batch
+        whole = [
+            EncoderInput(TokenChunk(window.tokens, 0, width, last=True), None) for window in windows
         ]
-        mu = torch.stack(self._encoder.encode(windows))
-        width = mu.shape[2]
-        noise = torch.stack([self._noise.window(start, start + width) for start in starts])
-        streams = [self.state(handle) for handle, _ in batch]
-        speakers = torch.stack([speaker for _, speaker in streams])
-        positions = torch.tensor(starts, device=self._device)
-        return list(self._solvers[streams[0][0]].solve(noise, mu, speakers, positions, first, last))
-
-
-def _shape(chunk: TokenChunk) -> tuple[int, int, int]:
-    """Returns the numbers of tokens of a chunk's window, before the chunk, and in the chunk."""
-    return len(chunk.tokens), chunk.left, chunk.stop - chunk.start
+        mu = torch.stack(self._encoder.encode(whole))
+        starts = [self._ratio * window.start for window in windows]
+        noise = torch.stack(
+            [self._noise.window(start, start + self._ratio * width) for start in starts]
+        )
+        speakers = torch.stack([window.stream.speaker for window in windows])
+        positions = to_device(np.array(starts), self._device)
+        first, last = self._ratio * left, self._ratio * (left + count)
+        return list(self._solvers[steps].solve(noise, mu, speakers, positions, first, last))

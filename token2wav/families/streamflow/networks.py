@@ -31,7 +31,7 @@ class StreamFlow(CosyVoice3):
             steps: GuidedSolver(network.estimator, solver.tables)
             for steps, solver in solvers.items()
         }
-        return WindowFlow(config, network, noise, windows)
+        return WindowFlow(config, network, noise, windows, config.flow.past_tokens)
 
 
 FAMILY = StreamFlow()

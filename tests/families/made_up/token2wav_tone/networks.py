@@ -66,11 +66,11 @@ class ToneFlow(StatefulStage[Voice], Stage):
     def whole(
         self, tokens: NDArray[np.int32], voice: Voice, *, streaming: bool, steps: int = 0
     ) -> torch.Tensor:
-        return self._pitches(TokenChunk(tokens, 0, 0, len(tokens), last=True))
+        return self._pitches(TokenChunk(tokens, 0, len(tokens), last=True))
 
     @staticmethod
     def _pitches(chunk: TokenChunk) -> torch.Tensor:
-        tokens = torch.from_numpy(chunk.tokens).float()[chunk.left :]
+        tokens = torch.from_numpy(chunk.tokens).float()
         own = tokens[: chunk.stop - chunk.start]
         following = tokens[1:] if len(tokens) > len(own) else torch.cat((own[1:], own[-1:]))
         return 100 + torch.stack((own, (own + following) / 2), dim=1).reshape(1, _FRAMES * len(own))

@@ -1,0 +1,111 @@
+"""Block grid of a stream: where its attention blocks lie, and which blocks attend to which."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class BlockGrid:
+    """Division of a stream into attention blocks.
+
+    Positions are tokens or frames, counted from the start of the prompt. A position attends to its
+    own block and to earlier blocks: to all of them if `left_blocks` is negative, else to the last
+    `left_blocks` blocks and to the blocks of the prefix.
+
+    Example: blocks of 25 tokens, and a prompt of 30 tokens of which the first block depends on the
+    voice alone. The block boundaries are 0, 25, 50, 75, and the prompt ends inside the second
+    block: `BlockGrid(25, prompt=30, prefix=25)`.
+
+    Attributes:
+        block: positions of a block.
+        prompt: positions of the prompt.
+        prefix: positions at the start that depend on the voice alone. They end with a block. Their
+            blocks are computed once for each voice, and stay visible to all later blocks.
+        prompt_padding: padding positions before the prompt, which complete the first block.
+        full_prompt_attention: whether the blocks of the prefix attend to one another as if they
+            were one block.
+        left_blocks: number of visible earlier blocks besides the prefix; negative for all.
+    """
+
+    block: int
+    prompt: int = 0
+    prefix: int = 0
+    prompt_padding: int = 0
+    full_prompt_attention: bool = False
+    left_blocks: int = -1
+
+    @property
+    def prefix_blocks(self) -> int:
+        """Number of blocks of the prefix."""
+        return -(-(self.prefix + self.prompt_padding) // self.block)
+
+    @property
+    def first_boundary(self) -> int:
+        """End of the last block that contains a position of the prompt; 0 without a prompt."""
+        return self.prompt + -(self.prompt + self.prompt_padding) % self.block
+
+    def scaled(self, ratio: int) -> BlockGrid:
+        """Returns the same grid in units that are `ratio` times as short, such as frames."""
+        return replace(
+            self,
+            block=ratio * self.block,
+            prompt=ratio * self.prompt,
+            prefix=ratio * self.prefix,
+            prompt_padding=ratio * self.prompt_padding,
+        )
+
+    def block_count(self, start: int, stop: int) -> int:
+        """Returns the number of blocks between two positions; `start` is the first of a block."""
+        blocks = -(-(stop + self.prompt_padding) // self.block)
+        return blocks - (start + self.prompt_padding) // self.block
+
+    def complete_stop(self, stop: int) -> int:
+        """Returns the end of the last block that is complete in a stream of `stop` positions."""
+        return stop - (stop + self.prompt_padding) % self.block
+
+    def visible_blocks(self, block: int) -> list[int]:
+        """Returns the blocks that `block` attends to, in order; itself comes last. Blocks count
+        from the start of the padding.
+        """
+        if self.left_blocks < 0:
+            return list(range(block + 1))
+        kept = min(self.prefix_blocks, block + 1)
+        return [*range(kept), *range(self.first_needed(block), block + 1)]
+
+    def visible_spans(self, start: int) -> list[tuple[int, int]]:
+        """Returns start and stop of each run of earlier positions that a block attends to; `start`
+        is the first position of the block.
+        """
+        spans: list[tuple[int, int]] = []
+        for block in self.visible_blocks((start + self.prompt_padding) // self.block)[:-1]:
+            first = max(0, block * self.block - self.prompt_padding)
+            stop = (block + 1) * self.block - self.prompt_padding
+            if spans and spans[-1][1] == first:
+                spans[-1] = spans[-1][0], stop
+            else:
+                spans.append((first, stop))
+        return spans
+
+    def first_needed(self, block: int) -> int:
+        """Returns the first block after the prefix that `block` and later blocks attend to. Blocks
+        count from the start of the padding.
+        """
+        if self.left_blocks < 0:
+            return self.prefix_blocks
+        return max(self.prefix_blocks, block - self.left_blocks)
+
+    def allows(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        """Computes the attention mask (Q, K), True where allowed, of positions (Q,) and (K,)."""
+        query = ((queries + self.prompt_padding) // self.block)[:, None]
+        key = ((keys + self.prompt_padding) // self.block)[None, :]
+        if self.full_prompt_attention:
+            query = query.clamp(min=self.prefix_blocks - 1)
+        allowed = key <= query
+        if self.left_blocks >= 0:
+            allowed &= (key >= query - self.left_blocks) | (key < self.prefix_blocks)
+        return allowed

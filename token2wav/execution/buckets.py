@@ -1,0 +1,116 @@
+"""Runner of batches in tensors of prepared sizes, called buckets, which CUDA graphs can capture."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+
+from token2wav.execution.graphs import GraphPool
+
+Item = TypeVar("Item")
+Given = TypeVar("Given", contravariant=True)
+
+
+class Size(Protocol):
+    """Size of a batch. Sizes are ordered and hashable."""
+
+    @property
+    def rows(self) -> int:
+        """Number of rows, of which an item of the batch takes one or more."""
+
+    @property
+    def cost(self) -> int:
+        """Cost of a batch of this size, in arbitrary units."""
+
+    def fits(self, other: Any) -> bool:
+        """Returns whether a batch of this size can run in the tensors of another size."""
+
+    def __lt__(self, other: Any) -> bool: ...
+
+
+SizeT = TypeVar("SizeT", bound=Size)
+
+
+class Work(Protocol[Given]):
+    """Tensors of a batch, with the function that computes it.
+
+    `compute` launches work on the device and never waits for it. Its host code does not depend on
+    the values in tensors. So a CUDA graph can capture it.
+    """
+
+    def fill(self, items: Sequence[Given]) -> None:
+        """Copies items into the tensors."""
+
+    def compute(self) -> None:
+        """Computes the result of the batch."""
+
+    def take(self, items: Sequence[Given]) -> list[torch.Tensor]:
+        """Returns the result of every item, in tensors that later batches do not overwrite."""
+
+
+class BucketRunner(Generic[SizeT, Item]):
+    """Runner of batches, each in the cheapest bucket that it fits.
+
+    A batch that has more rows than the largest bucket is split. A batch that fits no bucket for
+    another reason runs in tensors of its own, and so do all batches if there are no buckets. Then
+    several threads may run batches at the same time.
+
+    Args:
+        size_of: returns the smallest size that holds some items.
+        make: makes the tensors of a size.
+        sizes: sizes of the buckets.
+        graphs: pool in which the buckets are captured; None to run them eagerly.
+    """
+
+    def __init__(
+        self,
+        size_of: Callable[[Sequence[Item]], SizeT],
+        make: Callable[[SizeT], Work[Item]],
+        sizes: Sequence[SizeT] = (),
+        graphs: GraphPool | None = None,
+    ) -> None:
+        self._size_of, self._make = size_of, make
+        # a bucket's tensors hold one batch at a time
+        self._lock = threading.Lock() if sizes else nullcontext()
+        self._most_rows = max((size.rows for size in sizes), default=None)
+        self._buckets: dict[SizeT, tuple[Work[Item], Callable[[], None]]] = {}
+        # Largest first, so that all graphs reuse the memory of the first one.
+        for size in sorted(sizes, reverse=True):
+            work = make(size)
+            self._buckets[size] = work, graphs.capture(work.compute) if graphs else work.compute
+
+    def run(self, items: Sequence[Item]) -> list[torch.Tensor]:
+        """Returns the result of every item; other items do not affect it."""
+        with self._lock:
+            return [result for part in self._parts(items) for result in self._run_together(part)]
+
+    def _run_together(self, items: Sequence[Item]) -> list[torch.Tensor]:
+        size = self._size_of(items)
+        fitting = [bucket for bucket in self._buckets if size.fits(bucket)]
+        if fitting:
+            work, compute = self._buckets[min(fitting, key=lambda bucket: bucket.cost)]
+        else:
+            work = self._make(size)
+            compute = work.compute
+        work.fill(items)
+        compute()
+        return work.take(items)
+
+    def _parts(self, items: Sequence[Item]) -> list[Sequence[Item]]:
+        """Splits a batch into parts that have no more rows than the largest bucket."""
+        if self._most_rows is None:
+            return [items] if items else []
+        parts: list[list[Item]] = []
+        free = 0
+        for item in items:
+            rows = self._size_of([item]).rows
+            if rows > free:
+                parts.append([])
+                free = self._most_rows
+            parts[-1].append(item)
+            free -= rows
+        return [*parts]
