@@ -1,4 +1,4 @@
-"""Keys and values of an encoder, in the same pages as those of the estimator.
+"""Keys and values of an encoder, in the pages of the estimator.
 
 A page of the block pool holds one attention block. The encoder and the estimator each have tensors
 of their own for the content of a page, and share the page numbers of a stream.

@@ -108,7 +108,7 @@ class _Stream:
 
 @dataclass(frozen=True, eq=False)
 class _Part:
-    """Chunk of a stream or of a prompt whose blocks have pages.
+    """Chunk of a stream or of a prompt that has pages.
 
     Attributes:
         chunk: tokens of the chunk.
@@ -306,7 +306,7 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
         return _Part(chunk, stream.steps, stream.grid, stream.prompt, stream.slot, tables)
 
     def _computed(self, parts: Sequence[_Part]) -> list[torch.Tensor]:
-        """Computes the mels of chunks whose blocks have pages."""
+        """Computes the mels of chunks that have pages."""
         inputs = [
             (part.steps, self._input(part, mu))
             for part, mu in zip(parts, self._encoded(parts), strict=True)

@@ -104,7 +104,7 @@ class _Stream:
     Attributes:
         steps: number of ODE steps.
         speaker: (bands,) speaker vector.
-        past: last tokens before the next chunk, at most as many as a window needs.
+        past: last tokens before the next chunk, no more than a window needs.
     """
 
     steps: int
@@ -119,7 +119,7 @@ class _Window:
     Attributes:
         stream: stream of the chunk.
         tokens: tokens of the past, of the chunk and of its look-ahead.
-        start: position of the first of these tokens in the stream.
+        start: position of the first token in the stream.
         left: number of tokens before the chunk.
         count: number of tokens of the chunk.
     """
