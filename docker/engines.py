@@ -21,7 +21,7 @@ from pathlib import Path
 
 from token2wav.config import RuntimeConfig, ServerConfig, load_server_config
 from token2wav.errors import ArtifactError, ConfigError, EngineUnavailableError, Token2WavError
-from token2wav.execution.artifacts import Backend, EngineFolder, Graph, Precision
+from token2wav.execution.artifacts import Backend, EngineFolder, GraphName, Precision
 from token2wav_export import cli
 from token2wav_export.engines import build_target, load_package, own_target, version_of
 
@@ -73,7 +73,7 @@ class Machine:
             re.sub(r"[^a-z0-9._]+", "-", part.lower()).strip("-") for part in parts if part
         )
 
-    def wanted(self, runtime: RuntimeConfig) -> dict[Graph, Precision]:
+    def wanted(self, runtime: RuntimeConfig) -> dict[GraphName, Precision]:
         """Returns a server's graphs with the precisions that it asks for.
 
         With TensorRT, torch is the vocoder.
@@ -156,7 +156,7 @@ def build(root: Path, model: Path, config_file: Path | None) -> int:
 
 
 def _usable(
-    machine: Machine, engines: EngineFolder, graph: Graph, precision: Precision, model: Path
+    machine: Machine, engines: EngineFolder, graph: GraphName, precision: Precision, model: Path
 ) -> bool:
     versions: dict[str, str] = (
         {} if machine.backend == "onnx" else {machine.backend: machine.version}

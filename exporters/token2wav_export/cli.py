@@ -15,7 +15,7 @@ from token2wav.config import load_server_config
 from token2wav.config.arguments import CommandParser
 from token2wav.config.values import number
 from token2wav.errors import ArtifactError, Token2WavError
-from token2wav.execution.artifacts import EngineFolder, Graph, Precision
+from token2wav.execution.artifacts import EngineFolder, GraphName, Precision
 from token2wav_export import ExportError
 
 PROGRAM = "token2wav-export"
@@ -216,10 +216,10 @@ def _graphs(precision: Precision) -> CommandParser:
     parent.add_argument(
         "--graphs",
         nargs="+",
-        choices=get_args(Graph),
+        choices=get_args(GraphName),
         default=["step", "vocoder"],
         metavar="GRAPH",
-        help=f"any of {', '.join(get_args(Graph))} (default: step vocoder)",
+        help=f"any of {', '.join(get_args(GraphName))} (default: step vocoder)",
     )
     parent.add_argument(
         "--precision",

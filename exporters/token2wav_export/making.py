@@ -19,7 +19,7 @@ from token2wav.execution.artifacts import (
     GRAPH_VERSION,
     Artifact,
     EngineFolder,
-    Graph,
+    GraphName,
     Precision,
     fingerprint,
     stage_of,
@@ -58,7 +58,7 @@ class Maker:
             "guidance": self.model.networks.guidance,
         }
 
-    def onnx(self, graph: Graph, precision: Precision, opset: int = OPSET) -> Path:
+    def onnx(self, graph: GraphName, precision: Precision, opset: int = OPSET) -> Path:
         """Exports a graph and adds it.
 
         Returns:
@@ -113,7 +113,7 @@ class Maker:
 
     def tensorrt(
         self,
-        graph: Graph,
+        graph: GraphName,
         precision: Precision,
         package: Package,
         load: Load,

@@ -8,7 +8,7 @@ from functools import cached_property
 import torch
 from torch import nn
 
-from token2wav.execution.artifacts import Graph, Precision
+from token2wav.execution.artifacts import GraphName, Precision
 from token2wav.execution.assemble import Exportable
 from token2wav.execution.exported_graphs import AUDIO, NEW, PAST, SIGNALS, exported_states
 from token2wav.networks.dit import DiT
@@ -102,7 +102,7 @@ class Vocoder(nn.Module):
         return {f"{PAST}{spec.name}": state[layer] for layer, spec in self.specs.items()}
 
 
-def load_module(graph: Graph, precision: Precision, model: Exportable) -> nn.Module:
+def load_module(graph: GraphName, precision: Precision, model: Exportable) -> nn.Module:
     """Loads the module of a graph on the CPU; it maps inputs by name to outputs by name.
 
     The names are those in the signature of the graph.

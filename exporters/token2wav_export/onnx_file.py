@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.export import Dim
 
-from token2wav.execution.artifacts import Graph, Precision
+from token2wav.execution.artifacts import GraphName, Precision
 from token2wav_export import ExportError
 from token2wav_export.modules import Tensors, run_module, sample_inputs
 from token2wav_export.signatures import Axis, Signature, Sizes, TensorSpec
@@ -124,7 +124,7 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def bound(graph: Graph, precision: Precision) -> float:
+def bound(graph: GraphName, precision: Precision) -> float:
     """Returns the largest accepted `disagreement`."""
     if precision == "float16":
         return FLOAT16_BOUND
@@ -156,7 +156,7 @@ def run_onnx(session: onnxruntime.InferenceSession, inputs: Tensors) -> Arrays:
 
 
 def check_parity(
-    path: Path, graph: Graph, precision: Precision, signature: Signature, reference: nn.Module
+    path: Path, graph: GraphName, precision: Precision, signature: Signature, reference: nn.Module
 ) -> float:
     """Compares a graph in ONNX Runtime with its float32 module in torch.
 

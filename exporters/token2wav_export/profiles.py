@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from token2wav.config import StreamConfig
-from token2wav.execution.artifacts import Graph
+from token2wav.execution.artifacts import GraphName
 from token2wav.execution.assemble import Exportable
 from token2wav.model_config import ModelConfig
 from token2wav.serving.chunking import HopSchedule
@@ -47,7 +47,7 @@ def chunk_frames(stream: StreamConfig, config: ModelConfig) -> list[int]:
     return sorted(count * config.token_mel_ratio for count in hops)
 
 
-def profiles(graph: Graph, load: Load, model: Exportable) -> list[Profile]:
+def profiles(graph: GraphName, load: Load, model: Exportable) -> list[Profile]:
     """Returns the profiles of a graph. The step has one profile for every chunk length.
 
     The profiles of the step divide the range of frames between them.

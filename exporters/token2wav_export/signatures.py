@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from token2wav.execution.artifacts import Graph, Precision
+from token2wav.execution.artifacts import GraphName, Precision
 from token2wav.execution.assemble import Exportable
 from token2wav.execution.exported_graphs import AUDIO, NEW, PAST, exported_states
 from token2wav.networks.dit import DiT
@@ -62,7 +62,7 @@ ROWS, FRAMES, PAST_FRAMES, KEYS = (
 )
 
 
-def signature(graph: Graph, precision: Precision, model: Exportable) -> Signature:
+def signature(graph: GraphName, precision: Precision, model: Exportable) -> Signature:
     """Returns the signature of a graph of a model.
 
     Raises:

@@ -8,7 +8,7 @@ import pytest
 from benchmarks.models import SIZES, random_model
 from tests.exporters.rig import Export
 from tests.support.golden import TINY
-from token2wav.execution.artifacts import EngineFolder, Graph, Precision
+from token2wav.execution.artifacts import EngineFolder, GraphName, Precision
 from token2wav.execution.assemble import Exportable, exportable
 from token2wav_export.making import Maker
 
@@ -44,7 +44,7 @@ def export(models: dict[str, Path], engine_folders: dict[str, EngineFolder]) -> 
     """Exports a graph, once per session: it takes many seconds."""
 
     @cache
-    def exported(model: str, graph: Graph, precision: Precision) -> Path:
+    def exported(model: str, graph: GraphName, precision: Precision) -> Path:
         return Maker(models[model], engine_folders[model], ["pytest"]).onnx(graph, precision)
 
     return exported

@@ -7,9 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.support.golden import TINY
-from token2wav.execution.artifacts import Artifact, EngineFolder, Graph, Precision, fingerprint
+from token2wav.execution.artifacts import Artifact, EngineFolder, GraphName, Precision, fingerprint
 
-Export = Callable[[str, Graph, Precision], Path]  # name of a model, graph, precision; the ONNX file
+Export = Callable[
+    [str, GraphName, Precision], Path
+]  # name of a model, graph, precision; the ONNX file
 
 ARTIFACT = Artifact(
     file="graph.onnx",

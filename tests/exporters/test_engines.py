@@ -11,7 +11,7 @@ import pytest
 from tests.exporters.rig import Export
 from token2wav.config import StreamConfig
 from token2wav.errors import ConfigError
-from token2wav.execution.artifacts import EngineFolder, Graph, Precision
+from token2wav.execution.artifacts import EngineFolder, GraphName, Precision
 from token2wav.execution.assemble import Exportable
 from token2wav.execution.exported_graphs import Package
 from token2wav_export import ExportError
@@ -47,7 +47,7 @@ def test_graphs_build_with_dynamic_profiles(
     models: dict[str, Path],
     engine_folders: dict[str, EngineFolder],
     model: str,
-    graph: Graph,
+    graph: GraphName,
     precision: Precision,
     count: int,
     capabilities: list[str],
@@ -77,9 +77,9 @@ def test_graphs_build_with_dynamic_profiles(
 def test_an_engine_without_its_graph_exports_that_first(
     rtx: Package, models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[tuple[Graph, Precision]] = []
+    asked: list[tuple[GraphName, Precision]] = []
 
-    def onnx(self: Maker, graph: Graph, precision: Precision) -> Path:
+    def onnx(self: Maker, graph: GraphName, precision: Precision) -> Path:
         asked.append((graph, precision))
         raise ExportError("not now")
 

@@ -13,7 +13,7 @@ from tests.exporters.rig import Export
 from token2wav.execution.artifacts import (
     GRAPH_VERSION,
     EngineFolder,
-    Graph,
+    GraphName,
     Precision,
     fingerprint,
     stage_of,
@@ -26,7 +26,7 @@ from token2wav_export.modules import load_module, run_module, sample_inputs
 from token2wav_export.onnx_file import bound, check_parity, disagreement, run_onnx
 from token2wav_export.signatures import signature
 
-CASES: list[tuple[str, Graph, Precision]] = [
+CASES: list[tuple[str, GraphName, Precision]] = [
     ("tiny", "step", "float32"),
     ("tiny", "step", "float16"),
     ("tiny", "estimator-streaming", "float32"),
@@ -40,7 +40,7 @@ SIZES = [(2, 50, 0), (4, 100, 50), (2, 33, 301), (6, 1, 3), (2, 200, 1500)]  # r
 
 @pytest.mark.parametrize(("model", "graph", "precision"), CASES)
 def test_a_graph_agrees_with_torch_at_any_size(
-    export: Export, models: dict[str, Path], model: str, graph: Graph, precision: Precision
+    export: Export, models: dict[str, Path], model: str, graph: GraphName, precision: Precision
 ) -> None:
     path, networks = export(model, graph, precision), exportable(models[model])
     tensors = signature(graph, precision, networks)

@@ -29,7 +29,7 @@ from token2wav.errors import ArtifactError, CheckpointError, ConfigError
 from token2wav.families import read_config
 from token2wav.model_config import StageName
 
-Graph = Literal["step", "estimator-streaming", "estimator-full", "vocoder", "vocoder-whole"]
+GraphName = Literal["step", "estimator-streaming", "estimator-full", "vocoder", "vocoder-whole"]
 Precision = Literal["float32", "float16"]
 Backend = Literal["onnx", "tensorrt", "tensorrt_rtx"]
 
@@ -67,7 +67,7 @@ class Artifact:
     """
 
     file: str
-    graph: Graph
+    graph: GraphName
     precision: Precision
     backend: Backend
     fingerprint: str
@@ -112,7 +112,7 @@ def fingerprint(model_folder: Path, stage: StageName) -> str:
     return f"{config_hash(config.stage_config(stage))}-{digest}"
 
 
-def stage_of(graph: Graph) -> StageName:
+def stage_of(graph: GraphName) -> StageName:
     """Returns the stage of the model that a graph belongs to."""
     return "vocoder" if graph.startswith("vocoder") else "flow"
 
@@ -160,7 +160,7 @@ class EngineFolder:
 
     def find(
         self,
-        graph: Graph,
+        graph: GraphName,
         precision: Precision,
         backend: Backend,
         *,
@@ -237,7 +237,7 @@ class EngineFolder:
 
     def command(
         self,
-        graph: Graph,
+        graph: GraphName,
         precision: Precision,
         backend: Backend,
         *,

@@ -36,7 +36,7 @@ from token2wav.networks.masks import attention_bias
 from token2wav.networks.ode import OdeTables
 
 
-class TorchGraph:
+class TorchModule:
     """`CachedStep` on torch, for a missing graph or one that lacks the shapes of a batch."""
 
     def __init__(self, estimator: Estimator) -> None:
@@ -69,7 +69,7 @@ class ExportedStep(StepFunction):
         graph: ExportedModule | None = None,
     ) -> None:
         super().__init__(estimator, tables, cache)
-        self._torch = TorchGraph(estimator)
+        self._torch = TorchModule(estimator)
         self._graph = graph or self._torch
 
     def __call__(self, batch: Batch) -> Velocity:
