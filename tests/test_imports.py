@@ -38,7 +38,12 @@ FLOORS = [
     {"token2wav.networks"},
     {"token2wav.execution.artifacts"},
     {"token2wav.families", "token2wav.voice"},
-    {"token2wav.model_config", "token2wav.networks.configs", "token2wav.networks.weights"},
+    {
+        "token2wav.block_grid",
+        "token2wav.model_config",
+        "token2wav.networks.configs",
+        "token2wav.networks.weights",
+    },
     {"token2wav.config"},
     {"token2wav.errors"},
 ]

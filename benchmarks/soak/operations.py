@@ -164,7 +164,8 @@ class Round:
         load.delayed = lambda seconds: None  # type: ignore[method-assign]
         self._faults = Faults(Random(f"{self._name} faults"))
         self._faults.inject(flow._encoder, "encode")
-        self._faults.inject(flow._encoder, "speaker", "fork", share=FAULTS_OF_OPENING)
+        self._faults.inject(flow._encoder, "speaker", share=FAULTS_OF_OPENING)
+        self._faults.inject(flow.states, "copy", share=FAULTS_OF_OPENING)
         self._faults.inject(flow._recompute, "advance")
         self._faults.inject(vocoder, "_run_group")
         self._faults.inject(vocoder.store, "read", "write")
@@ -455,6 +456,7 @@ class Round:
         while flow.prefixes.evict():
             pass
         left["pages of prompts"] = flow.pool.used
+        left["slots of the flow"] = flow.states.used
         self.problems += [
             f"{self._name}: {number} {name} are left" for name, number in left.items() if number
         ]

@@ -9,9 +9,8 @@ from pathlib import Path
 from tests.support.golden import TINY
 from token2wav.execution.artifacts import Artifact, EngineFolder, GraphName, Precision, fingerprint
 
-Export = Callable[
-    [str, GraphName, Precision], Path
-]  # name of a model, graph, precision; the ONNX file
+# Name of a model, name of a graph and precision to the path of the ONNX file.
+Export = Callable[[str, GraphName, Precision], Path]
 
 ARTIFACT = Artifact(
     file="graph.onnx",

@@ -121,12 +121,8 @@ def test_weights_and_contexts_are_those_of_a_loaded_model() -> None:
     loaded = [*flow._encoder.state_dict().values(), *hift.state_dict().values()]
     tables = [tensor for step in modulation for tensor in _tensors(step)]
     assert weight_bytes(config, "float32") == sum(tensor.nbytes for tensor in [*loaded, *tables])
-    handle = flow.open(a_voice(30))
-    conv_state = flow._streams[handle].conv_state
-    assert (
-        stream_needs(config, StreamConfig(), "float32", 30, 50).context_bytes == conv_state.nbytes
-    )
-    flow.close(handle)
+    needs = stream_needs(config, StreamConfig(), "float32", 30, 50)
+    assert needs.context_bytes == flow.states.slot_bytes
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:

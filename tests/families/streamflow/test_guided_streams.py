@@ -16,13 +16,12 @@ from tests.families.streamflow.rig import (
     RATIO,
     GuidedStream,
     Parts,
-    Tokens,
     a_voice,
     flow_config,
     some_tokens,
     stream_mel,
 )
-from tests.support.utterances import off, portions
+from tests.support.utterances import Tokens, off, portions
 from token2wav import StreamConfig
 from token2wav.execution.stages import TokenChunk
 from token2wav.families.streamflow.flow import WindowFlow
