@@ -167,7 +167,7 @@ class Round:
         self._faults.inject(flow._encoder, "speaker", share=FAULTS_OF_OPENING)
         self._faults.inject(flow.states, "copy", share=FAULTS_OF_OPENING)
         self._faults.inject(flow._recompute, "advance")
-        self._faults.inject(vocoder, "_run_group")
+        self._faults.inject(vocoder._pieces, "run")
         self._faults.inject(vocoder.store, "read", "write")
         self._faults.inject(vocoder.store, "take", share=FAULTS_OF_OPENING)
         for runner in flow._runners.values():

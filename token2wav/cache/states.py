@@ -13,7 +13,7 @@ from torch import nn
 from token2wav.networks.streaming import StateSpec
 
 SCRATCH_SLOT = 0  # slot of no stream, which the padding rows of a batch read and write
-_FIRST_SLOTS = 64
+_GROWTH = 64  # slots that are added when all are taken
 
 # The states of a network by the layers that declare them.
 Specs = Mapping[nn.Module, StateSpec]
@@ -48,8 +48,8 @@ class StateStore:
     A batch reads and writes the states of a network for all its streams at once. A slot keeps the
     states of its last stream until they are overwritten.
 
-    Several threads may use the store, each for its own streams. If all slots are taken, their
-    number is doubled.
+    Several threads may use the store, each for its own streams. If all slots are taken, the store
+    grows. For a moment it then has its old and its new tensors.
 
     Args:
         networks: states of each network, by its name.
@@ -58,7 +58,7 @@ class StateStore:
     """
 
     def __init__(
-        self, networks: Mapping[str, Specs], device: torch.device, slots: int = _FIRST_SLOTS
+        self, networks: Mapping[str, Specs], device: torch.device, slots: int = _GROWTH
     ) -> None:
         self._device = device
         self._layouts = {name: _Layout(specs) for name, specs in networks.items()}
@@ -86,7 +86,7 @@ class StateStore:
         """Returns a free slot for a new stream."""
         with self._lock:
             if not self._free:
-                self._double()
+                self._grow()
             return self._free.pop()
 
     def release(self, slot: int) -> None:
@@ -127,15 +127,16 @@ class StateStore:
             for dtype, width in self._layouts[network].widths.items()
         }
 
-    def _double(self) -> None:
-        """Doubles the number of slots. On a CPU, slots that were never used take no memory."""
+    def _grow(self) -> None:
+        """Adds slots. On a CPU, slots that were never used take no memory."""
+        slots = self._slots + _GROWTH
         for name, tables in self._tables.items():
-            larger = self._zeros(name, 2 * self._slots)
+            larger = self._zeros(name, slots)
             for dtype, table in tables.items():
                 larger[dtype][: self._slots] = table
             self._tables[name] = larger
-        self._free = list(range(2 * self._slots - 1, self._slots - 1, -1))
-        self._slots *= 2
+        self._free = list(range(slots - 1, self._slots - 1, -1))
+        self._slots = slots
 
 
 class _Layout:
