@@ -100,7 +100,7 @@ def frames(chunks: Iterable[AudioChunk], milliseconds: float = 20) -> Iterator[A
         size = chunk.sample_rate * milliseconds / 1000
         if size < 1 or size != int(size):
             raise InputError(
-                f"milliseconds: {milliseconds:g} is no whole number of samples at "
+                f"milliseconds: {milliseconds:g} is not a whole number of samples at "
                 f"{chunk.sample_rate} Hz"
             )
         audio = chunk.audio if rest is None else np.concatenate((rest, chunk.audio))

@@ -89,7 +89,7 @@ class BaseClient(Generic[UtteranceT]):
         self._connect_timeout_s = connect_timeout_s
         self._response_timeout_s = response_timeout_s
         if retries < 0:
-            raise InputError(f"retries: {retries} is below 0")
+            raise InputError(f"retries: {retries} sent; must be 0 or more")
         self._retries = retries
         self._model_seen_ready = False
         self._closed = threading.Event()
@@ -102,7 +102,9 @@ class BaseClient(Generic[UtteranceT]):
 
     def _check_open(self) -> None:
         if self._closed.is_set():
-            raise UtteranceClosedError("the client is closed and opens no more utterances")
+            raise UtteranceClosedError(
+                "the client is closed; create a new client to open another utterance"
+            )
 
     def _new_utterance(
         self, opening: Opening, retries: int, timeout_s: float | None = None
@@ -135,7 +137,8 @@ class BaseClient(Generic[UtteranceT]):
     def _note_ready(self, answer: Any) -> None:
         if not answer.ready:
             raise ModelNotReadyError(
-                f"model {self._model!r} at {self._url} is missing, loading or failed to load"
+                f"model {self._model!r} at {self._url} is not ready: it is missing, still "
+                "loading, or failed to load"
             )
         self._model_seen_ready = True
 

@@ -92,15 +92,16 @@ class Call:
             tokens = tokens.reshape(0, *self._token_shape)
         elif self.tokens and len(tokens) and tokens.shape[1:] != self._token_shape:
             raise TokenError(
-                f"tokens: shape {tokens.shape} after others of {self._token_shape} each"
+                f"tokens: shape {tokens.shape}, but earlier tokens of this utterance have "
+                f"shape {self._token_shape} each"
             )
         self._token_shape = tokens.shape[1:]
         if self.ended:
             raise UtteranceClosedError(
-                "the utterance is finished or cancelled and takes no more tokens"
+                "the utterance is finished or cancelled, so it accepts no more tokens"
             )
         if end and not self.tokens + len(tokens):
-            raise InputError("tokens: none, an utterance needs at least 1")
+            raise InputError("tokens: 0 sent; an utterance needs at least 1")
         if self._repeatable:
             self._said.append((tokens, end))
         return self._next(tokens, now, end)
@@ -162,15 +163,15 @@ class Call:
         self.owed_since = now if self._owes() else None
         if self.ended and not self._unanswered and not self.complete:
             raise ProtocolError(
-                f"final: the server ended the utterance after {self._chunks} chunks, none of them "
-                f"final"
+                f"final: the server ended the utterance after {self._chunks} chunks and "
+                "marked no chunk as final"
             )
         return chunk
 
     def _check(self, chunk: AudioChunk) -> None:
         if self.complete:
             raise ProtocolError(
-                f"chunk_index: the server sent chunk {chunk.index} after the final one"
+                f"chunk_index: the server sent chunk {chunk.index} after the final chunk"
             )
         if chunk.index != self._chunks:
             raise ProtocolError(
@@ -182,7 +183,8 @@ class Call:
         rates = (chunk.sample_rate, chunk.samples_per_token)
         if self._rates not in (None, rates):
             raise ProtocolError(
-                f"sample_rate, samples_per_token: the server sent {rates} after {self._rates}"
+                f"sample_rate, samples_per_token: the server sent {rates}, but "
+                f"{self._rates} in earlier chunks"
             )
         self._rates = rates
         expected = chunk.samples_per_token * self.tokens - self._trimmed

@@ -22,14 +22,15 @@ from token2wav_client.writer import FILE_FORMATS
 
 PROGRAM = "token2wav-client"
 
-_DEFINITIONS = """\
-times in the report:
-  arrival   seconds since the first tokens were sent
-  latency   seconds since the request was sent that made the chunk possible: the later \
-of the one with the
-            last token heard in the chunk and the one that the server says it answers
-  gap       seconds since the previous chunk
-"""
+_DEFINITIONS = (
+    "times in the report:\n"
+    "  arrival   seconds since the first tokens were sent\n"
+    "  latency   seconds since the client sent the request that the chunk answers: the later "
+    "of the request\n"
+    "            with the last token in the chunk, and the request that the server names in "
+    "its response\n"
+    "  gap       seconds since the previous chunk\n"
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -82,8 +83,8 @@ def _parser() -> argparse.ArgumentParser:
     as_written = argparse.RawDescriptionHelpFormatter
     parser = CommandParser(
         prog=PROGRAM,
-        description="Turn speech tokens into audio on a token2wav server, while the "
-        "tokens still arrive.",
+        description="Turn speech tokens into audio on a token2wav server. Audio arrives while you "
+        "still send tokens.",
         epilog=exit_codes,
         formatter_class=as_written,
     )
@@ -105,8 +106,9 @@ def _parser() -> argparse.ArgumentParser:
 
     speaking = command(
         synth,
-        "speak one utterance into a file, a pipe or a loudspeaker",
-        "Send tokens, write the audio as it arrives, and report how it arrived.",
+        "synthesize one utterance into a file, a pipe or a loudspeaker",
+        "Send the tokens of one utterance, write the audio as it arrives, and report the "
+        "time of each chunk.",
         f"{_DEFINITIONS}\n{exit_codes}",
     )
     _add_utterance(speaking)
@@ -114,37 +116,41 @@ def _parser() -> argparse.ArgumentParser:
     naming = command(
         voice_id,
         "print the id of a voice file",
-        "Print the id under which a server knows a voice once it was sent: the hash of its "
-        "content.",
+        "Print the id of a voice, which is a hash of its content. Once a server has "
+        "received the voice, requests can name\n"
+        "it by this id.",
     )
     naming.add_argument("voice", metavar="FILE", help=".npz or .safetensors")
     measuring = command(
         perf_data,
         "write an utterance as input data for perf_analyzer",
         "Write an utterance and its voice as JSON for perf_analyzer's option --input-data.\n"
-        "Each request that perf_analyzer makes of it is a whole utterance.",
+        "Each request that perf_analyzer sends is one whole utterance.",
     )
     _option(
         measuring,
         "--tokens FILE",
-        ".npy, .json or text, as for synth; - for text from a pipe",
+        "tokens in the formats of the command synth: .npy, .json or text; - for text from "
+        "standard input",
         required=True,
     )
     _option(measuring, "--voice FILE", ".npz or .safetensors", required=True)
-    _option(measuring, "--out JSON", "file to write", required=True)
-    seconds = "of audio: the tokens are cut, or repeated, to that length (default: all, once)"
+    _option(measuring, "--out JSON", "JSON file to write", required=True)
+    seconds = (
+        "seconds of audio; tokens are cut or repeated to this length (default: every token once)"
+    )
     _option(measuring, "--seconds S", seconds, type=_SECONDS)
     checking = command(
         health,
-        "find out whether the server works",
-        "Speak three tokens with a voice that has no prompt, check the audio and say how long it "
-        "took.\n"
-        "Triton's own readiness is not enough: it stays when the process that runs the model has "
-        "died.",
+        "check that the server synthesizes speech",
+        "Synthesize three tokens with a voice that has no prompt, check the audio, and "
+        "print how long the synthesis took.\n"
+        "Triton's own readiness check is not enough, because it still succeeds after the "
+        "process of the model has died.",
         exit_codes,
     )
     _add_audio_format(checking, "float32")
-    _option(checking, "--timeout S", "seconds for all of it", 10, type=_SECONDS)
+    _option(checking, "--timeout S", "time limit of the whole check, in seconds", 10, type=_SECONDS)
     _add_connection(checking)
     return parser
 
@@ -169,102 +175,127 @@ def _option(parser: Any, spelling: str, meaning: str, default: Any = None, **mor
 def _add_utterance(parser: argparse.ArgumentParser) -> None:
     option, count = partial(_option, parser), _number(int, 1)
     tokens = (
-        ".npy or .json of integers, or text of <|s_123|> or integers; - for text "
-        "from a pipe, sent as it comes"
+        ".npy or .json file of integers, or text of <|s_123|> or integers; - for text from "
+        "standard input, sent as it arrives"
     )
     option("--tokens FILE", tokens, required=True)
     option(
         "--codebooks N",
-        "codes of each token in text; .npy and .json say it by their shape",
+        "number of codes in each token of a text; .npy and .json files have a shape instead",
         1,
         type=count,
     )
     speaker = parser.add_mutually_exclusive_group(required=True)
     arrays = "prompt_tokens (P,), prompt_mel (2P, 80), speaker_embedding (192,)"
-    _option(speaker, "--voice FILE", f".npz or .safetensors with {arrays}")
+    _option(speaker, "--voice FILE", f".npz or .safetensors voice file with {arrays}")
     _option(
         speaker,
         "--voice-id ID",
-        "of a voice that the server was sent before (see the command voice-id)",
+        "id of a voice that the server has received before (the command voice-id prints the id)",
     )
-    _option(speaker, "--voice-name NAME", "of a voice that the settings of the server name")
+    _option(speaker, "--voice-name NAME", "name of a voice in the server's settings")
     endings = ", ".join(FILE_FORMATS)
     option(
         "--out FILE",
-        f"mono file, ending in {endings}; - for standard output, and the report on standard error",
+        f"mono audio file, ending in {endings}; - for audio on standard output and the "
+        "report on standard error",
     )
     option(
         "--format",
-        "of the file (default: what its name ends in; for standard output raw)",
+        "format of the file (default: the ending of its name; raw for standard output)",
         choices=FILE_FORMATS,
     )
-    option("--play", "play the audio as it comes, with or without --out", action="store_true")
-    pace = "send tokens at the pace of a language model, such as 25; 0 is as fast as they come"
+    option(
+        "--play",
+        "play the audio as it arrives; possible with and without --out",
+        action="store_true",
+    )
+    pace = (
+        "pace at which tokens are sent, such as 25 for a language model; 0 sends each token at once"
+    )
     option("--rate TOKENS/S", pace, 0, type=_number(float))
     option(
         "--tokens-per-request N",
-        "tokens in a request, at most; fewer if no more are there yet",
+        "maximum number of tokens in a request; a request has fewer if no more have arrived",
         5,
         type=count,
     )
     _add_audio_format(parser, "int16")
     option(
         "--sample-rate HZ",
-        "8000, 16000, 22050, 24000, 44100 or 48000 (default: the model's own)",
+        "sample rate of the audio: 8000, 16000, 22050, 24000, 44100 or 48000 (default: the "
+        "rate of the model)",
         type=count,
     )
     option(
         "--steps N",
-        "of the ODE, a number that the server allows: fewer are faster (default: its own)",
+        "number of ODE steps, one of the numbers in the server's settings; fewer steps are "
+        "faster (default: the number of the server)",
         type=count,
     )
-    option("--json", "report as one JSON object instead of a table", action="store_true")
-    option("--quiet", "no progress bar and no table", action="store_true")
+    option("--json", "print the report as one JSON object instead of a table", action="store_true")
+    option("--quiet", "print no progress bar and no table", action="store_true")
     option(
         "--timeout S",
-        "seconds of silence allowed while the server owes an answer",
+        "longest wait for the next response of the server, in seconds",
         30,
         type=_SECONDS,
     )
     again = (
-        "try again that often, after 0.5, 1, 2, then 4 s, when no server answers, or "
-        "it is lost, silent or full; "
+        "number of retries, after pauses of 0.5, 1, 2 and then 4 s, if the server is "
+        "unreachable, lost, silent or full; "
     )
-    option("--retry N", f"{again}no audio comes twice", 0, type=_number(int))
+    option("--retry N", f"{again}audio never arrives twice", 0, type=_number(int))
 
 
 def _add_audio_format(parser: argparse.ArgumentParser, default: AudioFormat) -> None:
-    meaning = "of samples on the wire and in WAV and raw files; mulaw and alaw are G.711"
+    meaning = "encoding of samples on the wire and in WAV and raw files; mulaw and alaw are G.711"
     _option(parser, "--audio-format", meaning, default, choices=AUDIO_FORMATS)
 
 
 def _add_connection(parser: argparse.ArgumentParser) -> None:
     option = partial(_option, parser.add_argument_group("server"))
-    option("--url HOST:PORT", "gRPC endpoint", "localhost:8001")
-    option("--model NAME", "name of the model", "token2wav")
+    option("--url HOST:PORT", "gRPC address of the server", "localhost:8001")
+    option("--model NAME", "name of the Triton model", "token2wav")
     option(
         "--connect-timeout S",
-        "seconds in which the server must say that it is there",
+        "time limit for the connection to the server, in seconds",
         5,
         type=_SECONDS,
     )
     option(
-        "--max-message-mib N", "MiB that a request or a response may have", 64, type=_number(int, 1)
+        "--max-message-mib N",
+        "largest size of a request or a response, in MiB",
+        64,
+        type=_number(int, 1),
     )
     access = parser.add_argument_group(
-        "access", "any of --ca, --cert, --key and --server-name turns TLS on"
+        "access", "--ca, --cert, --key and --server-name each turn TLS on"
     )
     option = partial(_option, access)
-    option("--tls", "encrypt; the server's certificate must be a trusted one", action="store_true")
-    option("--ca FILE", "PEM of the authorities to trust, instead of the public ones")
-    option("--cert FILE", "PEM of this client's certificate, for mutual TLS")
-    option("--key FILE", "PEM of its private key")
-    option("--server-name NAME", "in the server's certificate, if the address has another")
-    bearer = f"a token, sent as authorization: Bearer; also from the variable {TOKEN_VARIABLE}. "
-    option("--token-file FILE", f"{bearer}Only with TLS or to this machine")
+    option(
+        "--tls",
+        "encrypt the connection; the server needs a certificate of a trusted authority",
+        action="store_true",
+    )
+    option(
+        "--ca FILE",
+        "PEM file of the certificate authorities to trust, instead of the public authorities",
+    )
+    option("--cert FILE", "PEM file of the client's certificate, for mutual TLS")
+    option("--key FILE", "PEM file of the client's private key")
+    option(
+        "--server-name NAME",
+        "host name in the server's certificate, if it differs from the host in --url",
+    )
+    bearer = (
+        "file with an access token, sent as authorization: Bearer; the variable "
+        f"{TOKEN_VARIABLE} can hold the token instead. "
+    )
+    option("--token-file FILE", f"{bearer}The token is sent only with TLS or to this machine")
     header = (
-        "to send with every call; may be repeated. Others on this machine can see "
-        "it in the process list"
+        "header of every call; can be repeated. Other users of this machine can see the "
+        "value in the process list"
     )
     option("--header NAME=VALUE", header, type=_header, action="append")
 

@@ -139,12 +139,10 @@ def health(options: argparse.Namespace) -> int:
     with _client(options) as client:
         state = client.health(timeout_s=options.timeout, audio_format=options.audio_format)
     if state.first_audio_s is None:
-        print_report(
-            f"healthy, without room for another utterance: answered after {state.total_s:.3f} s"
-        )
+        print_report(f"healthy, but all streams are in use: answered after {state.total_s:.3f} s")
     else:
         print_report(
-            f"healthy: first audio after {state.first_audio_s:.3f} s, all of it after "
+            f"healthy: first audio after {state.first_audio_s:.3f} s, complete audio after "
             f"{state.total_s:.3f} s"
         )
     return 0
@@ -158,7 +156,7 @@ def perf_data(options: argparse.Namespace) -> int:
     """
     pieces = [as_tokens(piece) for piece in open_tokens(options.tokens).pieces]
     if not (count := sum(map(len, pieces))):
-        raise TokenError(f"{options.tokens}: tokens: none, an utterance needs at least 1")
+        raise TokenError(f"{options.tokens}: tokens: 0 found; an utterance needs at least 1")
     tokens = np.concatenate(pieces)
     if options.seconds is not None:
         count = max(1, round(options.seconds * SAMPLE_RATE / SAMPLES_PER_TOKEN))
@@ -167,8 +165,8 @@ def perf_data(options: argparse.Namespace) -> int:
     if tokens.shape[1:] != voice.prompt_tokens.shape[1:]:
         raise TokenError(
             f"{options.tokens}: tokens: shape {tokens.shape}, but prompt_tokens of "
-            f"{options.voice} have the shape "
-            f"{voice.prompt_tokens.shape}; a token has the same number of codes in both"
+            f"{options.voice} have the shape {voice.prompt_tokens.shape}; the number of "
+            "codes in a token must be the same in both"
         )
     arrays = {"tokens": tokens} | {name: getattr(voice, name) for name in FIELDS}
     # perf_analyzer reads flat lists. The shapes are dynamic, so every tensor needs its shape.

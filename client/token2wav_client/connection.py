@@ -59,7 +59,7 @@ class Tls:
     def __post_init__(self) -> None:
         if (self.cert is None) != (self.key is None):
             missing = "cert" if self.cert is None else "key"
-            raise InputError(f"{missing}: missing, a certificate and its key go together")
+            raise InputError(f"{missing}: missing; a certificate and its key are needed together")
         # gRPC accepts any bytes and fails later with "no server". Loading the files here reports
         # the actual problem at once.
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -101,9 +101,9 @@ def checked_metadata(
     metadata = dict(_header(name, value) for name, value in headers.items())
     if token is not None:
         if "authorization" in metadata:
-            raise InputError("headers: authorization and a token at once; one replaces the other")
+            raise InputError("headers: authorization and a token are both set; remove one")
         if tls is None and not _LOOPBACK.fullmatch(host):
-            raise InputError(f"token: it would travel to {host} in the clear; use TLS")
+            raise InputError(f"token: it would be sent to {host} unencrypted; use TLS")
         metadata |= [_header("authorization", f"Bearer {token}", shown="token")]
     return tuple(metadata.items())
 
@@ -139,7 +139,7 @@ def _header(name: str, value: str, shown: str = "") -> tuple[str, str]:
     lower = name.lower()
     if not _HEADER_NAME.fullmatch(lower) or _NOT_OURS.fullmatch(lower):
         raise InputError(
-            f"headers: {name!r} is no name for a header of a gRPC call, as in x-api-key"
+            f"headers: {name!r} is not a valid header name of a gRPC call, as in x-api-key"
         )
     if not _HEADER_VALUE.fullmatch(value) or value != value.strip():
         # The message does not contain the value, because it may be a secret.

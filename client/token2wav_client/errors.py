@@ -11,16 +11,20 @@ from typing import Any
 from grpc import StatusCode
 
 EXIT_CODES: dict[int, str] = {
-    0: "the whole utterance was received (health: the server speaks, or says that it has "
-    "no room now)",
-    1: "an error that this program does not know; please report it",
-    2: "wrong usage, or a token, voice or output file that cannot be used",
-    3: "no server at the address, or it went away",
-    4: "the server refused or failed the utterance, or sent a wrong answer",
-    5: "the server did not answer within --timeout",
-    6: "the server answers, but the model is missing, loading or failed to load (health: "
-    "or shutting down)",
-    7: "no access: a certificate or a token was not accepted, by this side or the other",
+    0: (
+        "the whole utterance was received (health: the server works, or all of its streams are "
+        "in use)"
+    ),
+    1: "unexpected error; please report it",
+    2: "wrong usage, or an unusable token, voice or output file",
+    3: "no server at the address, or the connection was lost",
+    4: "the server rejected the utterance, failed, or sent an invalid response",
+    5: "the server did not respond within --timeout",
+    6: (
+        "the server responds, but the model is missing, still loading, or failed to load "
+        "(health: or shutting down)"
+    ),
+    7: "access denied: the client or the server rejected a certificate or a token",
     130: "interrupted (Ctrl-C); audio received so far is kept",
     143: "terminated (SIGTERM); audio received so far is kept",
 }
@@ -38,7 +42,7 @@ _TLS_FAILED = re.compile("[Hh]andshake failed|[Vv]erification [Cc]heck failed")
 # certificate.
 _HUNG_UP = re.compile("^failed to connect .*(Socket closed|Connection reset)")
 _HTTP = re.compile("http1.x server")  # gRPC's text for an HTTP/1 response
-_PORTS = "Triton's gRPC port is 8001 by default, 8000 its HTTP port and 8002 that of its metrics"
+_PORTS = "by default, Triton's gRPC port is 8001, its HTTP port 8000 and its metrics port 8002"
 # Triton's message about an input with the wrong shape.
 _WRONG_SHAPE = re.compile(
     r"unexpected shape for input '(\w+)' for model '.*'\. Expected \[([\d,-]*)\], got \[([\d,-]*)\]"
@@ -132,28 +136,28 @@ def error_of_rpc(error: Any, url: str) -> ClientError:
     code = error.code()
     details = " ".join((error.details() or code.name).split())
     if code in (StatusCode.UNAUTHENTICATED, StatusCode.PERMISSION_DENIED):
-        return AccessError(f"{url} lets nobody in with this token or certificate ({details})")
+        return AccessError(f"the server at {url} rejects this token or certificate ({details})")
     if code == StatusCode.UNAVAILABLE and _TLS_FAILED.search(details):
         return AccessError(f"no secure connection to {url} ({details})")
     if code == StatusCode.UNAVAILABLE and _HUNG_UP.search(details):
         return ServerUnavailable(
-            f"what answers at {url} hangs up: does it want TLS, or a certificate? Or is it "
-            f"another port than gRPC's? "
-            f"{_PORTS} ({details})"
+            f"the server at {url} closed the connection: it may require TLS or a client "
+            f"certificate, or the port is not its gRPC port; {_PORTS} ({details})"
         )
     if code == StatusCode.UNAVAILABLE and _HTTP.search(details):
         return ServerUnavailable(
-            f"what answers at {url} speaks HTTP, not gRPC: {_PORTS} ({details})"
+            f"the server at {url} responds with HTTP, not gRPC; {_PORTS} ({details})"
         )
     if code == StatusCode.UNAVAILABLE or _CONNECTION_LOST.search(details):
-        return ServerUnavailable(f"no server at {url}, or it went away ({details})")
+        return ServerUnavailable(f"no server at {url}, or the connection was lost ({details})")
     if code == StatusCode.DEADLINE_EXCEEDED:
         return ServerUnavailable(
-            f"the server at {url} accepts connections but does not answer ({details})"
+            f"the server at {url} accepts connections but does not respond ({details})"
         )
     if code == StatusCode.UNIMPLEMENTED:
         return ServerUnavailable(
-            f"what answers at {url} is no Triton server open to this client ({details})"
+            f"the server at {url} is not a Triton server, or it does not offer this call to "
+            f"the client ({details})"
         )
     if code == StatusCode.CANCELLED:
         return TransientServerError(f"the server at {url} cancelled the utterance ({details})")

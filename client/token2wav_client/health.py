@@ -87,7 +87,8 @@ class Examination:
         except ClientError as error:
             if time.monotonic() - self._began >= self.timeout_s:
                 late = (
-                    f"the server did not speak {len(TOKENS)} tokens within {self.timeout_s:.2g} s"
+                    f"the server did not synthesize {len(TOKENS)} tokens within "
+                    f"{self.timeout_s:.2g} s"
                 )
                 raise ResponseTimeoutError(late) from None
             if str(error).startswith(SHUTTING_DOWN):

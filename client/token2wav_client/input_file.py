@@ -51,10 +51,10 @@ _SHOWN_CHARS = 200
 def reason(error: BaseException) -> str:
     """Returns one short line that says why a file cannot be read."""
     if isinstance(error, (RecursionError, MemoryError)):
-        return "it is nested too deep, or memory is short"
+        return "the content is nested too deep, or the memory is full"
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     text = " ".join(text.split()) or type(error).__name__
-    text = f"type {text} is not known" if isinstance(error, KeyError) else text
+    text = f"type {text} is unknown" if isinstance(error, KeyError) else text
     return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
 
 
@@ -63,7 +63,7 @@ def content_of(path: Path) -> bytes:
     with path.open("rb") as file:
         content = file.read(_MOST_BYTES + 1)
     if len(content) > _MOST_BYTES:
-        raise ValueError(f"it has more than {MOST_MIB} MiB")
+        raise ValueError(f"the file has more than {MOST_MIB} MiB")
     return content
 
 
@@ -77,15 +77,15 @@ def array_in_npy(content: bytes) -> npt.NDArray[Any]:
     file = BytesIO(content)
     version = np.lib.format.read_magic(file)
     if version not in _NPY_HEADERS:
-        raise ValueError(f"version {version} of the format is not known")
+        raise ValueError(f"version {version} of the format is unknown")
     shape, fortran_order, dtype = _NPY_HEADERS[version](file)
     if dtype.hasobject:
-        raise ValueError("it holds pickled objects, which are never loaded")
+        raise ValueError("the file holds pickled objects, which are never loaded")
     if min(shape, default=0) < 0:
-        raise ValueError(f"its header announces the shape {shape}")
+        raise ValueError(f"the header has the invalid shape {shape}")
     announced, there = math.prod(shape) * dtype.itemsize, len(content) - file.tell()
     if announced > there:
-        raise ValueError(f"its header announces {announced} bytes, and {there} follow")
+        raise ValueError(f"the header announces {announced} bytes, but {there} follow")
     flat = np.frombuffer(content, dtype, math.prod(shape), file.tell())
     return flat.reshape(shape, order="F" if fortran_order else "C")
 

@@ -13,7 +13,7 @@ from token2wav_client.errors import OutputError
 # Audio that the device buffers before playback starts. It covers variations in the arrival of
 # chunks.
 _LATENCY_S = 0.3
-_MISSING = 'play: needs the library sounddevice: pip install "token2wav[play]"'
+_MISSING = 'play: the library sounddevice is missing; run: pip install "token2wav[play]"'
 
 
 class Player(AbstractContextManager["Player"]):
@@ -33,7 +33,7 @@ class Player(AbstractContextManager["Player"]):
             raise OutputError(_MISSING) from None
         except OSError:  # sounddevice is installed, but the library PortAudio is not
             raise OutputError(
-                "play: sounddevice finds no PortAudio: apt-get install libportaudio2"
+                "play: sounddevice does not find PortAudio; run: apt-get install libportaudio2"
             ) from None
         self._audio_format = audio_format
         self._error: type[Exception] = sounddevice.PortAudioError
@@ -50,7 +50,7 @@ class Player(AbstractContextManager["Player"]):
             stream.start()
         except self._error as error:
             raise OutputError(
-                f"play: no audio device that plays {self._sample_rate} Hz ({error})"
+                f"play: no audio device can play {self._sample_rate} Hz ({error})"
             ) from None
         return stream
 

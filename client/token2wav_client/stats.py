@@ -159,8 +159,8 @@ def as_table(stats: UtteranceStats) -> str:
             f"total                {_number(stats.total_s)} s for {_number(stats.audio_s)} s of "
             f"audio",
             f"real-time factor     {_number(stats.real_time_factor)}",
-            f"underruns            {stats.underruns} ({_number(stats.stalled_s)} s), player holds "
-            f"{_PLAYER_BUFFER_S} s",
+            f"underruns            {stats.underruns} ({_number(stats.stalled_s)} s of silence) "
+            f"with a player buffer of {_PLAYER_BUFFER_S} s",
         ]
     )
 

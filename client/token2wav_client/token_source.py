@@ -90,7 +90,8 @@ def _grouped(pieces: Iterator[list[int]], codebooks: int, name: str) -> Iterator
             del codes[:whole]
     if codes:
         raise TokenError(
-            f"{name}: tokens: the text ends with {len(codes)} of the {codebooks} codes of a token"
+            f"{name}: tokens: the text ends after {len(codes)} of the {codebooks} codes of "
+            "its last token"
         )
 
 
@@ -109,7 +110,7 @@ def _read_text(file: FileIO, name: str) -> Iterator[list[int]]:
             yield tokens
         if parser.skipped:
             logger.warning(
-                "%s: skipped %d that are no speech tokens, the first one %s",
+                "%s: skipped %d special tokens that are not speech tokens; the first is %s",
                 name,
                 parser.skipped,
                 parser.first_skipped,

@@ -99,7 +99,8 @@ class TokenParser:
             return []
         if not rest.isdigit():
             raise TokenError(
-                f"tokens: the text ends within {_excerpt(rest)}, begun at byte {self._offset}"
+                f"tokens: the text ends inside {_excerpt(rest)}, which begins at byte "
+                f"{self._offset}"
             )
         return [_token(rest, self._offset)]
 
@@ -131,7 +132,7 @@ def as_tokens(values: npt.ArrayLike) -> TokenArray:
     try:
         array = np.asarray(values)
     except (ValueError, OverflowError) as error:
-        raise TokenError(f"tokens: not a list of integers ({error})") from None
+        raise TokenError(f"tokens: expected a list of integers ({error})") from None
     if array.ndim not in (1, 2):
         hint = "; pass batches of tokens, such as [7]" if array.ndim == 0 else ""
         raise TokenError(
@@ -168,5 +169,5 @@ def as_batches(tokens: Any) -> Iterable[npt.ArrayLike]:
 def _refuse_text(values: object) -> None:
     if isinstance(values, (str, bytes)):
         raise TokenError(
-            f"tokens: {type(values).__name__}, expected integers; TokenParser reads them from text"
+            f"tokens: {type(values).__name__}, expected integers; use TokenParser for text"
         )

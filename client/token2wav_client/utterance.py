@@ -171,7 +171,9 @@ class BaseUtterance(ABC):
             if self._failure:
                 raise self._failure
             if self._cancelled:
-                raise UtteranceClosedError("the utterance is cancelled and takes no more tokens")
+                raise UtteranceClosedError(
+                    "the utterance is cancelled, so it accepts no more tokens"
+                )
             self._outbox.put_nowait(self._call.request(values, time.monotonic(), end=end))
             if end:
                 self._outbox.put_nowait(None)
@@ -197,7 +199,7 @@ class BaseUtterance(ABC):
     def _break_off(self) -> None:
         """Ends the attempt because the server has sent nothing for too long."""
         self._broken = ResponseTimeoutError(
-            f"the server at {self._url} did not answer for {self._response_timeout_s:g} s"
+            f"the server at {self._url} did not respond for {self._response_timeout_s:g} s"
         )
         self._call.interrupt()
         self._hang_up()
@@ -218,7 +220,7 @@ class BaseUtterance(ABC):
         """
         with self._guard:
             if self._over:
-                raise UtteranceClosedError("the utterance was over before an attempt at it")
+                raise UtteranceClosedError("the utterance ended before it was sent")
             if self._attempts:
                 self._outbox = self._new_outbox()
                 for request in self._call.again(time.monotonic()):

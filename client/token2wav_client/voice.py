@@ -55,8 +55,8 @@ class ClientVoice:
         frames = len(mel)
         if (frames == 0) != (len(tokens) == 0) or (frames and frames % len(tokens)):
             raise VoiceError(
-                f"prompt_mel: shape {mel.shape}, expected as many frames for each of "
-                f"{len(tokens)} tokens"
+                f"prompt_mel: shape {mel.shape}, expected the same number of frames for "
+                f"each of {len(tokens)} tokens"
             )
         object.__setattr__(self, "prompt_mel", mel)
         object.__setattr__(
@@ -85,7 +85,7 @@ class ClientVoice:
         """
         path = Path(path)
         if path.suffix not in (".npz", ".safetensors"):
-            raise VoiceError(f"{path}: a voice is a file that ends in .npz or .safetensors")
+            raise VoiceError(f"{path}: the name of a voice file must end in .npz or .safetensors")
         try:
             content = content_of(path)
             arrays = arrays_in_npz(content, FIELDS) if path.suffix == ".npz" else load(content)
@@ -112,11 +112,11 @@ def check_known_voice(text: str) -> None:
     """
     if text.endswith((".npz", ".safetensors")):
         raise VoiceError(
-            f"voice: {text!r} is a file, not a name; ClientVoice.load, or --voice, reads it"
+            f"voice: {text!r} is a file, not a name; load it with ClientVoice.load or --voice"
         )
     if not 0 < len(text) <= _LONGEST_NAME or not text.isprintable():
         raise VoiceError(
-            f"voice: {text[:_LONGEST_NAME]!r} is neither the id nor the name of a voice"
+            f"voice: {text[:_LONGEST_NAME]!r} is neither a voice id nor a valid voice name"
         )
 
 
@@ -131,6 +131,6 @@ def _floats(field: str, values: npt.ArrayLike, dimensions: int) -> npt.NDArray[n
     with np.errstate(over="ignore"):
         array = np.array(array, np.float32, order="C")
     if not np.isfinite(array).all():
-        raise VoiceError(f"{field}: holds numbers that are not finite in float32")
+        raise VoiceError(f"{field}: holds values that are not finite in float32")
     array.flags.writeable = False  # the id is a hash of the content, so it must not change
     return array

@@ -195,7 +195,7 @@ def _number(result: Any, name: str, least: int, usual: int) -> int:
     value = _output(result, name, np.dtype(np.int32))
     if value.size != 1 or value.item() < least:
         raise ProtocolError(
-            f"{name}: the server sent {value.tolist()}, expected 1 number of at least {least}"
+            f"{name}: the server sent {value.tolist()}, expected one number of at least {least}"
         )
     return int(value.item())
 

@@ -69,7 +69,7 @@ class AudioWriter(AbstractContextManager["AudioWriter"]):
             _check_place(self._path)
         elif sys.stdout.isatty():
             raise OutputError(
-                "out: samples would go to a terminal; pipe them into a program or a file"
+                "out: standard output is a terminal; pipe the samples into a program or a file"
             )
 
     @property
@@ -182,7 +182,7 @@ class AudioWriter(AbstractContextManager["AudioWriter"]):
         with soundfile.SoundFile(self._path or self._encoded.fileno(), closefd=False) as file:
             # sys.maxsize is the length that libsndfile reports for an incomplete FLAC file.
             if not self._samples <= file.frames < sys.maxsize:
-                raise soundfile.SoundFileError("samples are missing")
+                raise soundfile.SoundFileError("the file lacks samples that were written")
 
     def _append_to_wav(self, path: Path, audio: AudioArray, sample_rate: int) -> None:
         if self._begun:
@@ -243,7 +243,8 @@ def _format_of(path: Path | None) -> FileFormat:
             return known
     endings = ", ".join(f".{known}" for known in FILE_FORMATS)
     raise OutputError(
-        f"{path}: ends in none of {endings}; say the format, or write to standard output (--out -)"
+        f"{path}: the name ends in none of {endings}; set the format (--format), or write "
+        "to standard output (--out -)"
     )
 
 
@@ -251,7 +252,7 @@ def _check_place(path: Path) -> None:
     if not path.parent.is_dir():
         raise OutputError(f"{path}: the folder {path.parent} does not exist")
     if path.exists() and not path.is_file():
-        raise OutputError(f"{path}: exists and is no regular file")
+        raise OutputError(f"{path}: exists and is not a regular file")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise OutputError(f"{path}: no permission to write")
 

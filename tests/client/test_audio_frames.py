@@ -55,5 +55,5 @@ def test_silence_is_that_of_the_format(audio_format: AudioFormat, silence: int) 
 
 @pytest.mark.parametrize("milliseconds", [0, -20, 0.1, 20.01])
 def test_a_frame_is_a_whole_number_of_samples(milliseconds: float) -> None:
-    with pytest.raises(InputError, match="is no whole number of samples at 8000 Hz"):
+    with pytest.raises(InputError, match="is not a whole number of samples at 8000 Hz"):
         list(frames(chunks(np.ones(9, np.uint8), []), milliseconds))

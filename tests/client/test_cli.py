@@ -148,7 +148,7 @@ def test_an_unusable_argument_is_named_once_before_the_server_is_asked(
     ("option", "message"),
     [
         ("--voice-id=abc", "voice id: 'abc' is not 64 hexadecimal digits"),
-        ("--voice-name=", "voice: '' is neither the id nor the name of a voice"),
+        ("--voice-name=", "voice: '' is neither a voice id nor a valid voice name"),
         ("--voice-name=v.npz", "voice: 'v.npz' is a file, not a name"),
     ],
 )
@@ -186,7 +186,7 @@ def test_a_mute_port_exits_with_3_after_the_connect_timeout(
         began = time.monotonic()
         assert main(["health", "--url", url, "--connect-timeout", "0.3"]) == 3
         took.append(time.monotonic() - began)
-        assert f"the server at {url} accepts connections but does not answer" in one_sentence(
+        assert f"the server at {url} accepts connections but does not respond" in one_sentence(
             capsys
         )
     assert min(took) < 5  # the default
@@ -321,7 +321,7 @@ def test_an_error_in_tokens_names_the_file(
     assert main(["perf-data", f"--tokens={tokens}", f"--voice={voice}", f"--out={out}"]) == 2
     assert (
         one_sentence(capsys)
-        == f"token2wav-client: error: {tokens}: tokens: none, an utterance needs at least 1"
+        == f"token2wav-client: error: {tokens}: tokens: 0 found; an utterance needs at least 1"
     )
     assert not out.exists()
 

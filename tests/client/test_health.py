@@ -94,14 +94,14 @@ def test_healthy(audio_format: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert health(spoken, f"--audio-format={audio_format}") == 0
     output = capsys.readouterr()
     assert re.fullmatch(
-        r"healthy: first audio after \d+\.\d{3} s, all of it after \d+\.\d{3} s\n", output.out
+        r"healthy: first audio after \d+\.\d{3} s, complete audio after \d+\.\d{3} s\n", output.out
     )
     assert output.err == ""
 
 
 def test_no_room_is_no_illness(capsys: pytest.CaptureFixture[str]) -> None:
     assert health(refused("streams: all 64 are in use; try again later")) == 0
-    assert capsys.readouterr().out.startswith("healthy, without room for another utterance: ")
+    assert capsys.readouterr().out.startswith("healthy, but all streams are in use: ")
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_silence(capsys: pytest.CaptureFixture[str]) -> None:
             break
     assert status == 5
     said = re.fullmatch(
-        r"token2wav-client: error: the server did not speak 3 tokens within (\S+) s\n", errors
+        r"token2wav-client: error: the server did not synthesize 3 tokens within (\S+) s\n", errors
     )
     assert said
     assert float(said[1]) <= timeout_s  # less what went by until then

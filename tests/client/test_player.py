@@ -58,11 +58,11 @@ def test_what_cannot_be_used_is_said_before_the_server_is_asked(
         "nothing": [],
     }.get(wrong, ["--play"])
     said = {
-        "terminal": "out: samples would go to a terminal; pipe them",
-        "format": "out.mp3: ends in none of .wav, ",
-        "sounddevice": 'play: needs the library sounddevice: pip install "token2wav[play]"',
-        "portaudio": "play: sounddevice finds no PortAudio: apt-get install libportaudio2",
-        "device": "play: no audio device that plays 24000 Hz (none)",
+        "terminal": "out: standard output is a terminal; pipe the samples",
+        "format": "out.mp3: the name ends in none of .wav, ",
+        "sounddevice": 'play: the library sounddevice is missing; run: pip install "token2wav[play]"',
+        "portaudio": "play: sounddevice does not find PortAudio; run: apt-get install libportaudio2",
+        "device": "play: no audio device can play 24000 Hz (none)",
         "nothing": "one of the arguments --out --play is required",
     }[wrong]
     if wrong == "terminal":

@@ -62,7 +62,7 @@ def test_a_pipe_gives_its_tokens_while_it_is_open(tmp_path: Path) -> None:
         ("t.json", b"[1, 2.0]", "expected a JSON list of integers"),
         ("t.json", b"[-1]", "-1 is outside"),
         ("t.txt", b"1 2 three", "'three' at byte 4"),
-        ("t.txt", b"<|s_1|><|s_", "ends within"),
+        ("t.txt", b"<|s_1|><|s_", "ends inside"),
     ],
 )
 def test_an_unusable_file_is_named(tmp_path: Path, name: str, content: bytes, message: str) -> None:
@@ -84,11 +84,11 @@ def test_a_file_that_cannot_be_opened_is_known_at_once(tmp_path: Path, name: str
         (
             "t.npy",
             npy_header(f"({10**13}, )"),
-            "its header announces 80000000000000 bytes, and 0 follow",
+            "the header announces 80000000000000 bytes, but 0 follow",
         ),
-        ("t.npy", npy_header(f"({10**30}, )"), "its header announces 8[0]{30} bytes, and 0 follow"),
+        ("t.npy", npy_header(f"({10**30}, )"), "the header announces 8[0]{30} bytes, but 0 follow"),
         ("t.npy", npy_header("(2**40, )"), "cannot read tokens"),
-        ("t.npy", npy_header("(-1, )") + bytes(8), r"its header announces the shape \(-1,\)"),
+        ("t.npy", npy_header("(-1, )") + bytes(8), r"the header has the invalid shape \(-1,\)"),
         ("t.npy", npy_header("(" * 4000 + ")" * 4000), "cannot read tokens"),
         ("t.npy", npy_header("[" * 4000), "cannot read tokens"),
         ("t.json", b"[" * 100_000, "nested too deep"),
@@ -111,7 +111,7 @@ def test_a_hostile_file_is_refused_before_it_takes_memory(
 def test_a_file_that_is_too_large_is_not_read_to_its_end(tmp_path: Path, name: str) -> None:
     (tmp_path / name).touch()
     os.truncate(tmp_path / name, 10**11)  # takes no room on disk
-    with memory_within(256 << 20), pytest.raises(TokenError, match="it has more than 64 MiB"):
+    with memory_within(256 << 20), pytest.raises(TokenError, match="the file has more than 64 MiB"):
         open_tokens(str(tmp_path / name))
 
 
@@ -142,7 +142,7 @@ def test_what_is_skipped_is_told_once_at_the_end(
     path.write_bytes(b"\xef\xbb\xbf<|s_1|><|endofprompt|>2\n")
     assert [token for piece in open_tokens(str(path)).pieces for token in piece] == [1, 2]
     assert caplog.messages == [
-        f"{path}: skipped 2 that are no speech tokens, the first one a byte-order mark"
+        f"{path}: skipped 2 special tokens that are not speech tokens; the first is a byte-order mark"
     ]
 
 
@@ -212,7 +212,7 @@ def test_codes_in_text_follow_one_another(tmp_path: Path, text: str) -> None:
     path.write_text(text)
     assert [token for piece in open_tokens(str(path), 3).pieces for token in piece] == CODES
     with pytest.raises(
-        TokenError, match=r"codes\.txt: tokens: the text ends with 2 of the 4 codes of a token"
+        TokenError, match=r"codes\.txt: tokens: the text ends after 2 of the 4 codes of its last token"
     ):
         list(open_tokens(str(path), 4).pieces)
 

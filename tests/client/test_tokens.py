@@ -134,7 +134,7 @@ def test_a_special_token_is_shown_as_a_message_can_hold_it() -> None:
     "text", [b"<", b"<|s_1", b"<|s_1|", b"3 <|s_", b"<|endof", b"<|endofprompt|", b"\xef\xbb"]
 )
 def test_an_end_within_a_token_is_an_error(text: bytes) -> None:
-    with pytest.raises(TokenError, match="ends within"):
+    with pytest.raises(TokenError, match="ends inside"):
         parse([text])
 
 
@@ -154,9 +154,9 @@ def test_integers_become_int32(values: object) -> None:
         ([True], "bool"),
         ([[[1]]], r"shape \(1, 1, 1\)"),
         (7, r"shape \(\), .*; pass batches of tokens, such as \[7\]$"),
-        ("<|s_1|>", "^tokens: str, expected integers; TokenParser reads them from text$"),
+        ("<|s_1|>", "^tokens: str, expected integers; use TokenParser for text$"),
         (b"1 2", "^tokens: bytes, expected integers"),
-        ([[1], [2, 3]], "not a list"),
+        ([[1], [2, 3]], "expected a list of integers"),
         (["1"], "dtype"),
         ([10**30], "dtype object"),
     ],
@@ -187,8 +187,8 @@ def test_a_source_is_not_asked_before_its_batches_are_taken() -> None:
 @pytest.mark.parametrize(
     ("tokens", "message"),
     [
-        ("<|s_1|>", "tokens: str, expected integers; TokenParser reads them from text"),
-        (b"1 2", "tokens: bytes, expected integers; TokenParser reads them from text"),
+        ("<|s_1|>", "tokens: str, expected integers; use TokenParser for text"),
+        (b"1 2", "tokens: bytes, expected integers; use TokenParser for text"),
         (7, r"tokens: int, expected batches of tokens, such as \[\[17, 4711\]\]"),
         (None, "tokens: NoneType, expected batches of tokens"),
     ],

@@ -137,7 +137,7 @@ def test_an_error_response_carries_the_servers_words() -> None:
         (chunk(final=np.array([True, False])), "final: the server sent 1 and 2 values"),
         (
             chunk(samples_trimmed=np.array([-1], np.int32)),
-            r"samples_trimmed: the server sent \[-1\], expected 1 number of",
+            r"samples_trimmed: the server sent \[-1\], expected one number of",
         ),
         (response(audio=np.zeros(3, np.float32)), "chunk_index: missing"),
     ],

@@ -208,7 +208,7 @@ def test_a_place_that_cannot_be_written_is_known_before_any_work(tmp_path: Path)
     with pytest.raises(OutputError, match="does not exist"):
         AudioWriter(tmp_path / "missing" / "out.wav")
     (tmp_path / "folder.wav").mkdir()
-    with pytest.raises(OutputError, match="no regular file"):
+    with pytest.raises(OutputError, match="exists and is not a regular file"):
         AudioWriter(tmp_path / "folder.wav")
 
 
@@ -216,7 +216,7 @@ def test_a_place_that_cannot_be_written_is_known_before_any_work(tmp_path: Path)
 def test_another_format_is_refused_with_what_can_be_written(tmp_path: Path, name: str) -> None:
     with pytest.raises(
         OutputError,
-        match=rf"{name}: ends in none of \.wav, \.flac, \.ogg, \.opus, \.raw; say the format",
+        match=rf"{name}: the name ends in none of \.wav, \.flac, \.ogg, \.opus, \.raw; set the format",
     ):
         AudioWriter(tmp_path / name)
     assert list(tmp_path.iterdir()) == []

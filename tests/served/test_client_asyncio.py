@@ -133,7 +133,7 @@ def test_errors_are_those_of_the_other_client(rig: Rig, voice: ClientVoice) -> N
             ):
                 with pytest.raises(error, match=sentence):
                     await all_of(client, batches)
-            with pytest.raises(ResponseTimeoutError, match="did not speak 3 tokens within"):
+            with pytest.raises(ResponseTimeoutError, match="did not synthesize 3 tokens within"):
                 await client.health(timeout_s=1e-6)
         with pytest.raises(UtteranceClosedError, match="the client is closed"):
             await client.open(voice)
@@ -186,7 +186,7 @@ def test_a_server_that_stops_answering_is_asked_again(
     whole = model.synthesize(golden.tokens, golden.voice)
     assert audio.shape == whole.shape
     assert np.abs(audio - whole).max() <= SAME_AUDIO
-    assert "did not answer for 3 s; retry 1 of 30 in " in caplog.records[0].message
+    assert "did not respond for 3 s; retry 1 of 30 in " in caplog.records[0].message
 
 
 def test_flat_tokens_are_a_single_batch_and_text_is_none(

@@ -143,7 +143,7 @@ def test_a_server_that_stops_answering(
         audio = np.concatenate(result.result(PATIENCE_SECONDS))
     assert audio.shape == whole.shape
     assert np.abs(audio - whole).max() <= SAME_AUDIO
-    assert "did not answer for 3 s; retry 1 of 30 in " in caplog.records[0].message
+    assert "did not respond for 3 s; retry 1 of 30 in " in caplog.records[0].message
 
 
 def test_bad_input_is_not_sent_again(

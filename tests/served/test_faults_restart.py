@@ -158,7 +158,7 @@ def test_a_model_that_never_answers(tmp_path: Path, capsys: pytest.CaptureFixtur
         assert status == 5, error
         # On a busy machine its time may be over before Triton has even said that the model is
         # there.
-        late = r"the server (did not speak 3 tokens within|at \S+ did not answer for) \S+ s"
+        late = r"the server (did not synthesize 3 tokens within|at \S+ did not respond for) \S+ s"
         assert re.search(f"{late}$", error, re.MULTILINE)
         line = serving.wait_for_line("error|ready")
         assert re.match(f"token2wav-serve: error: the model does not work: {late}", line)
