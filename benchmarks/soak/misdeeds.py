@@ -373,7 +373,7 @@ _GARBAGE_FIRST: dict[str, tuple[Spoil, str]] = {
         "prompt_mel: holds NaN or infinite values",
     ),
     "no speaker embedding": (without_embedding, "speaker_embedding: missing"),
-    "voice and voice id": (tensor("voice_id", _ID, "UINT8"), "voice_id: comes with a voice"),
+    "voice and voice id": (tensor("voice_id", _ID, "UINT8"), "voice_id: sent together"),
     "unknown audio format": (parameter("audio_format", "mp3"), "audio_format: 'mp3' is not one of"),
 }
 _GARBAGE_MIDDLE: dict[str, tuple[Spoil, str]] = {
@@ -387,7 +387,7 @@ _GARBAGE_MIDDLE: dict[str, tuple[Spoil, str]] = {
     ),
     "voice in the middle": (
         tensor("speaker_embedding", np.ones(192, np.float32), "FP32"),
-        "speaker_embedding: only the first request of an utterance carries it",
+        "speaker_embedding: only the first request of an utterance may have this field",
     ),
 }
 

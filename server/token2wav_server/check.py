@@ -50,7 +50,11 @@ def check(model: Path, config: Path | None) -> None:
     )
     if done.returncode:
         raise ConfigError(
-            done.stdout.strip() or f"{model}: its check ended with status {done.returncode}"
+            done.stdout.strip()
+            or (
+                f"{model}: the process that checks the model folder ended with status "
+                f"{done.returncode}"
+            )
         )
 
 

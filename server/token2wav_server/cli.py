@@ -28,13 +28,13 @@ from token2wav_server.launcher.supervisor import Canary, Supervisor
 STOPPED, BAD_USAGE, FAILED, CUT_OFF = 0, 2, 3, 5
 
 _PORT = number(int, 1, 65535, "a port, which is a number")
-_EXIT_CODES = """\
-exit codes:
-  0    stopped on request, every stream has ended
-  2    wrong usage, or a model folder or configuration that cannot be used
-  3    the server could not start, or failed before it was ready
-  5    stopped on request, and streams that were still open were cut off
-"""
+_EXIT_CODES = (
+    "exit codes:\n"
+    "  0    stopped on request; every stream had ended\n"
+    "  2    wrong usage, or an unusable model folder or configuration\n"
+    "  3    the server could not start, or failed before it was ready\n"
+    "  5    stopped on request; streams that were still open were cut off\n"
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -115,15 +115,15 @@ def _check_addresses(options: argparse.Namespace) -> None:
             services[port] = service
     if not options.host:
         raise ConfigError(
-            "--host: empty; take 127.0.0.1, or 0.0.0.0 for all addresses of this machine"
+            "--host: empty; use 127.0.0.1, or 0.0.0.0 for all addresses of this machine"
         )
     try:
         reserved(options.host).close()
     except (OSError, UnicodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no name"
+        reason = error.strerror if isinstance(error, OSError) else "not a valid host name"
         raise ConfigError(
-            f"--host {options.host}: not an address that this machine can listen on ({reason}); "
-            "take 127.0.0.1, or 0.0.0.0 for all addresses of this machine"
+            f"--host {options.host}: not an address that this machine can listen on "
+            f"({reason}); use 127.0.0.1, or 0.0.0.0 for all addresses of this machine"
         ) from error
 
 
@@ -143,7 +143,10 @@ def _canary(interval_s: float, server: TritonServer) -> Canary | None:
         return None
     canary = Canary(interval_s, server.model_repository, server.access.certificates)
     if canary.unavailable_reason:
-        _announce(f"a model process that hangs will not be noticed: {canary.unavailable_reason}")
+        _announce(
+            "the canary is off, so a hanging model process is not detected: "
+            f"{canary.unavailable_reason}"
+        )
         return None
     return canary
 
@@ -152,11 +155,13 @@ def _parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog="token2wav-serve",
         description="Serve a token2wav model folder with NVIDIA Triton until Ctrl-C.",
-        epilog=f"Arguments after -- go to tritonserver as they are.\n\n{_EXIT_CODES}",
+        epilog=f"Arguments after -- are passed to tritonserver unchanged.\n\n{_EXIT_CODES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--model", type=Path, required=True, metavar="FOLDER", help="model folder")
-    parser.add_argument("--config", type=Path, metavar="FILE", help="server configuration (YAML)")
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="YAML file with the settings of the server"
+    )
     parser.add_argument(
         "--host", default="127.0.0.1", help="address to listen on (default: %(default)s)"
     )
@@ -172,59 +177,58 @@ def _parser() -> argparse.ArgumentParser:
         "--model-repository",
         type=Path,
         metavar="DIR",
-        help="Triton models (default: those of this checkout)",
+        help="folder of Triton models (default: model_repository of this checkout)",
     )
     for option, text in (
         (
             "--tls-certificate",
-            "PEM file: the certificate that gRPC shows to clients, and those that lead to its root",
+            "PEM file of the gRPC server's certificate, followed by its intermediate certificates",
         ),
-        ("--tls-key", "PEM file: its private key"),
+        ("--tls-key", "PEM file of the gRPC server's private key"),
         (
             "--tls-client-ca",
-            "PEM file: let in only clients with a certificate from here (mutual TLS); the canary "
-            "shows the server's",
+            "PEM file of certificate authorities: accept only clients with a certificate "
+            "of these (mutual TLS); the canary uses the server's certificate",
         ),
         (
             "--admin-key-file",
-            "key to model-repository, trace, logging and HTTP inference, made if it is not there "
-            "(default: secret)",
+            "file with the key that opens model control, trace and logging calls and HTTP "
+            "inference; created if it does not exist (default: a secret key)",
         ),
     ):
         parser.add_argument(option, type=Path, metavar="FILE", help=text)
     parser.add_argument(
         "--http-inference",
         action="store_true",
-        help="let everybody who reaches the HTTP port speak, without a key",
+        help="allow inference over HTTP without a key, for every client that can reach the HTTP "
+        "port",
     )
     parser.add_argument(
         "--status-port",
         type=_PORT,
         metavar="PORT",
-        help="where to tell load balancers over HTTP: 200 ready, 503 not ready, 404 draining "
-        "(default: nowhere)",
+        help="HTTP port with the state for load balancers: 200 ready, 503 not ready, 404 "
+        "draining (default: none)",
     )
     for option, seconds, text in (
         (
             "--grace-seconds",
             30.0,
-            "how long open streams may go on after SIGTERM, SIGHUP or Ctrl-C, while new ones are "
-            "refused; Ctrl-C again "
-            "stops at once (default: %(default)g)",
+            "seconds that open streams have to end after SIGTERM, SIGHUP or Ctrl-C, while "
+            "new streams are refused; a second Ctrl-C stops at once (default: %(default)g)",
         ),
         (
             "--notice-seconds",
             0.0,
-            "how long after SIGTERM, SIGHUP or Ctrl-C to take new streams still, while the status "
-            "port says that it "
-            "drains, for load balancers to notice (default: %(default)g)",
+            "seconds in which the server still accepts new streams after SIGTERM, SIGHUP "
+            "or Ctrl-C, while the status port reports draining, so that load balancers "
+            "notice (default: %(default)g)",
         ),
         (
             "--canary-seconds",
             30.0,
-            "how often to speak three tokens as a test; two without an answer in this time "
-            "restart the server "
-            "(default: %(default)g, 0: never)",
+            "seconds between test syntheses of three tokens, and the time limit of each; "
+            "two failures in a row restart the server (default: %(default)g, 0: never)",
         ),
     ):
         parser.add_argument(option, type=number(float), default=seconds, metavar="S", help=text)
@@ -232,16 +236,16 @@ def _parser() -> argparse.ArgumentParser:
         "--memory-mib",
         type=number(int),
         metavar="MIB",
-        help="resident memory that tritonserver and its models may take together before they "
-        "are drained and restarted "
-        "(default: 80%% of the machine's or the container's, 0: any)",
+        help="limit of the resident memory of tritonserver and its models together, in MiB; the "
+        "server is drained and restarted above it (default: 80%% of the memory of the "
+        "machine or container; 0: no limit)",
     )
     parser.add_argument(
         "--verbose",
         action="store_true",
-        help="show all of Triton's log and the model's whole configuration; by default warnings, "
-        "errors, a summary of "
-        "five lines (model, device, backend, limits, ports) and other lines that the models print",
+        help="show the whole log of Triton and the whole configuration of the model; the "
+        "default shows warnings, errors, a summary of five lines (model, device, backend, "
+        "limits, ports) and other output of the models",
     )
     return parser
 

@@ -31,11 +31,11 @@ _FACTORS = [0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 5.0]
 # Arguments of the families that both the one-process model and the stages of the ensemble have.
 _OPEN_STREAMS = (
     "open_streams",
-    "Open utterances, by the part of the server that stores them",
+    "Open utterances that each part of the server (label owner) still stores",
     "GAUGE",
 )
-_BATCH_STREAMS = ("batch_streams", "Chunks that were computed together", "HISTOGRAM", _STREAMS)
-_REFUSED = ("refused_total", "Requests that were refused, by what was wrong with them", "COUNTER")
+_BATCH_STREAMS = ("batch_streams", "Chunks in each batch", "HISTOGRAM", _STREAMS)
+_REFUSED = ("refused_total", "Rejected requests, by the rejected field", "COUNTER")
 _ONE_AT_A_TIME = threading.Lock()
 
 
@@ -86,7 +86,7 @@ class Family:
                 for metric in self._metrics[key]:
                     getattr(metric, self._method)(value)
         except Exception:  # a failure of metrics must not fail a request
-            log.warning("a metric could not be changed", exc_info=True)
+            log.warning("a metric could not be recorded", exc_info=True)
 
 
 class ServerMetrics(Observer):
@@ -100,13 +100,14 @@ class ServerMetrics(Observer):
         self._open = Family(*_OPEN_STREAMS)
         self._pages = Family(
             "cache_pages",
-            "Pages of the cache: all, used, for voices' prompts, for prompts nobody uses",
+            "Pages of the cache, by state: capacity, used, shared by prompts of voices, "
+            "idle prompts without a stream",
             "GAUGE",
         )
-        self._bytes = Family("cache_used_bytes", "Memory of the pages in use", "GAUGE")
+        self._bytes = Family("cache_used_bytes", "Memory of the cache pages in use", "GAUGE")
         self._voices = Family(
             "voice_prompts_total",
-            "Utterances whose voice's prompt was there, or had to be computed",
+            "Utterances by the state of the voice's prompt: cached (hit) or computed (miss)",
             "COUNTER",
         )
         self._prompts_recorded = {"hit": 0, "miss": 0}
@@ -124,22 +125,25 @@ class ServerMetrics(Observer):
             _SECONDS,
         )
         self._stages = Family(
-            "chunk_seconds", "Time of a chunk: waiting, in flow, in vocoder", "HISTOGRAM", _SECONDS
+            "chunk_seconds",
+            "Time of a chunk in each stage: waiting, flow, vocoder",
+            "HISTOGRAM",
+            _SECONDS,
         )
         self._batches = Family(*_BATCH_STREAMS)
         self._factor = Family(
             "real_time_factor",
-            "Per utterance, time of its batches over its audio",
+            "Computing time of an utterance's batches divided by the length of its audio",
             "HISTOGRAM",
             _FACTORS,
         )
         self._underruns = Family(
-            "underruns_total", "Chunks sent after the audio before them had ended", "COUNTER"
+            "underruns_total",
+            "Chunks that were sent after the player had run out of audio",
+            "COUNTER",
         )
-        self._audio = Family("audio_seconds_total", "Audio sent", "COUNTER")
-        self._ended = Family(
-            "streams_ended_total", "Utterances that are over, by reason", "COUNTER"
-        )
+        self._audio = Family("audio_seconds_total", "Audio sent to clients", "COUNTER")
+        self._ended = Family("streams_ended_total", "Ended utterances, by reason", "COUNTER")
         self._refused = refusals()
         self._underruns.record(0)
         self._audio.record(0)

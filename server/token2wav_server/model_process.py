@@ -40,7 +40,7 @@ def read_environment(*, warn: bool = True) -> tuple[Path, ServerConfig]:
     """
     folder, file = os.environ.get("TOKEN2WAV_MODEL"), os.environ.get("TOKEN2WAV_CONFIG")
     if not folder:
-        raise ConfigError("TOKEN2WAV_MODEL: not set; it names the model folder to serve")
+        raise ConfigError("TOKEN2WAV_MODEL: not set; set it to the model folder")
     return Path(folder), load_server_config(Path(file) if file else None, warn=warn)
 
 
@@ -62,5 +62,5 @@ def end_process(reason: str = "has lost its GPU") -> None:
     Args:
         reason: reason of the end for the log, as a predicate: "has lost its GPU".
     """
-    log.error("this process %s; it ends with status %d", reason, DEVICE_LOST_STATUS)
+    log.error("the model process %s and ends with status %d", reason, DEVICE_LOST_STATUS)
     threading.Timer(_FLUSH_SECONDS, os._exit, (DEVICE_LOST_STATUS,)).start()

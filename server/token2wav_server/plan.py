@@ -77,14 +77,14 @@ def make_plan(options: argparse.Namespace) -> dict[str, Any]:
     )
     compute, unmeasured = (
         None,
-        "not measured: run make gpu-check on the GPU, and name its report.json with --costs",
+        "not measured; run make gpu-check on the GPU, and pass its report.json with --costs",
     )
     if options.costs is not None:
         compute = measured_streams(options.costs, rate)
         if not _is_of(compute["gpu"], options.gpu):
             unmeasured = (
-                f"not measured on this GPU: {options.costs} is of "
-                f"{compute['gpu'] or 'a computer without one'}"
+                f"not measured on this GPU; {options.costs} was measured on "
+                f"{compute['gpu'] or 'a computer without a GPU'}"
             )
             compute = None
     best = memory.streams if compute is None else max(compute["streams"].values())
@@ -146,7 +146,7 @@ def measured_streams(report: Path, token_rate: float) -> dict[str, Any]:
         }
     except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError) as error:
         raise ConfigError(
-            f"costs: {report} is no report.json of make gpu-check ({error!r})"
+            f"costs: {report} is not a report.json of make gpu-check ({error!r})"
         ) from None
 
 
@@ -163,16 +163,16 @@ def as_table(plan: dict[str, Any]) -> str:
     """Formats the plan for a terminal."""
     stream, memory, compute = plan["stream"], plan["memory"], plan["compute"]
     window = (
-        "all of the past"
+        "all past blocks"
         if plan["left_blocks"] < 0
-        else f"the prompt and {plan['left_blocks']} blocks"
+        else f"the prompt and {plan['left_blocks']} past blocks"
     )
     lines = [
         ("model", plan["model"]),
         (
             "stream",
-            f"{plan['stream_tokens']} tokens after a prompt of {plan['prompt_tokens']}, sees "
-            f"{window}",
+            f"{plan['stream_tokens']} tokens after a prompt of {plan['prompt_tokens']} "
+            f"tokens; attention reads {window}",
         ),
         (
             "cache",
@@ -186,8 +186,10 @@ def as_table(plan: dict[str, Any]) -> str:
         ("a voice", f"{stream['prompt_pages']} pages, shared; {plan['voices']} voices"),
         (
             "GPU",
-            f"{plan['gpu'] or ''} {_mib(memory['total'])}, of which others take "
-            f"{_mib(memory['taken'])}".strip(),
+            (
+                f"{plan['gpu'] or ''} {_mib(memory['total'])} in total, of which CUDA and other "
+                f"programs use {_mib(memory['taken'])}"
+            ).strip(),
         ),
         ("  weights", f"{_mib(memory['weights'])} in {plan['precision']}"),
         ("  cache", _mib(memory["cache"])),
@@ -197,7 +199,7 @@ def as_table(plan: dict[str, Any]) -> str:
         ),
         (
             "memory",
-            f"{memory['streams']} streams, all at their longest; bound by {memory['binds']}",
+            f"{memory['streams']} streams at their full length; limited by {memory['binds']}",
         ),
     ]
     if compute is None:
@@ -209,12 +211,14 @@ def as_table(plan: dict[str, Any]) -> str:
         )
         lines.append(("compute", f"{compute['gpu']}, {what}:"))
         lines += [
-            ("", f"{batch} at once: {streams} streams")
+            ("", f"{batch} streams in a batch: {streams} streams in real time")
             for batch, streams in compute["streams"].items()
         ]
-    lines.append(("streams", f"{plan['streams']}; bound by {plan['binds']}"))
+    lines.append(("streams", f"{plan['streams']}; limited by {plan['binds']}"))
     if plan["streams"] > LimitConfig().streams:
-        lines.append(("", f"set limits.streams, which is {LimitConfig().streams} by default"))
+        lines.append(
+            ("", f"set limits.streams to this number; its default is {LimitConfig().streams}")
+        )
     return "\n".join(f"{name:11} {text}".rstrip() for name, text in lines)
 
 
@@ -225,50 +229,76 @@ def _mib(size: int) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog=PROGRAM,
-        description="How many streams a GPU holds, and what binds: memory, by the engine's own "
-        "accounting, or compute, by what was measured.",
+        description="Compute how many streams a GPU can serve, and whether memory or compute sets "
+        "the limit. Memory is counted as the server counts it; compute comes from a "
+        "measurement (--costs).",
     )
     parser.add_argument(
-        "--model", metavar="FOLDER", required=True, help="its weights are not needed"
+        "--model", metavar="FOLDER", required=True, help="model folder; weight files are not needed"
     )
     size = parser.add_mutually_exclusive_group(required=True)
-    size.add_argument("--gpu", choices=GPU_MIB, help="its memory is known")
+    size.add_argument("--gpu", choices=GPU_MIB, help="GPU model, which sets the size of the memory")
     size.add_argument(
-        "--memory-mib", type=number(int, 1), metavar="N", help="memory of another GPU"
+        "--memory-mib",
+        type=number(int, 1),
+        metavar="N",
+        help="memory of the GPU in MiB, for GPUs that --gpu does not list",
     )
     parser.add_argument(
-        "--prompt-seconds", type=_SECONDS, default=3.0, metavar="S", help="of a voice (default: 3)"
+        "--prompt-seconds",
+        type=_SECONDS,
+        default=3.0,
+        metavar="S",
+        help="length of a voice's prompt in seconds (default: 3)",
     )
     parser.add_argument(
-        "--stream-seconds", type=_SECONDS, default=30.0, metavar="S", help="of audio (default: 30)"
+        "--stream-seconds",
+        type=_SECONDS,
+        default=30.0,
+        metavar="S",
+        help="length of a stream's audio in seconds (default: 30)",
     )
     for option, usual, text in (
-        ("--used-mib", 0, "taken by CUDA itself and other programs (default: 0)"),
-        ("--voices", 1, "that are spoken at once (default: 1)"),
-        ("--max-hop-tokens", 0, "stream.max_hop_tokens (default: the model's own)"),
-        ("--cache-mib", 0, "runtime.cache_mib (default: 0, as the server chooses)"),
+        ("--used-mib", 0, "memory used by CUDA itself and other programs, in MiB (default: 0)"),
+        ("--voices", 1, "number of voices in use at the same time (default: 1)"),
+        (
+            "--max-hop-tokens",
+            0,
+            "setting stream.max_hop_tokens of the server (default: the value of the model)",
+        ),
+        (
+            "--cache-mib",
+            0,
+            "setting runtime.cache_mib of the server (default: 0, the share that the server "
+            "chooses)",
+        ),
     ):
         parser.add_argument(option, type=number(int), default=usual, metavar="N", help=text)
     parser.add_argument(
         "--left-blocks",
         type=int,
         metavar="W",
-        help="stream.left_blocks of the server (default: the model's own)",
+        help="setting stream.left_blocks of the server (default: the value of the model)",
     )
     parser.add_argument(
-        "--precision", choices=("float16", "float32"), default="float16", help="(default: float16)"
+        "--precision",
+        choices=("float16", "float32"),
+        default="float16",
+        help="precision of the weights (default: float16)",
     )
     parser.add_argument(
         "--storage",
         choices=("auto", *get_args(Storage)),
         default="auto",
-        help="runtime.cache_storage (default: auto)",
+        help="setting runtime.cache_storage of the server (default: auto)",
     )
     parser.add_argument(
         "--costs",
         type=Path,
         metavar="JSON",
-        help="report.json of make gpu-check, of this GPU and a model of this size",
+        help="report.json of make gpu-check, measured on this GPU with a model of this size",
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object instead of a table"
+    )
     return parser

@@ -176,7 +176,7 @@ def share_out(
     binds = (
         "cache pages"
         if by_pages <= by_contexts
-        else "memory beside the cache, for streams' contexts"
+        else "memory outside the cache, for the state of each stream"
     )
     if not free:
         binds = "weights"

@@ -104,15 +104,16 @@ class Sequences(Generic[StreamT]):
         if found is None:
             raise StreamClosedError(
                 reason
-                or f"sequence_id: '{sequence_id}' is no open stream; it was closed long ago, or "
-                "its first request had no sequence_start"
+                or (
+                    f"sequence_id: '{sequence_id}' is no open stream; the stream was closed "
+                    "long ago, or its first request had no sequence_start"
+                )
             )
         if not owner.owns(found[0]):
             raise InputError(
                 "sequence_id",
-                f"'{sequence_id}' is an open stream of another client: the client name or "
-                f"stream_key of this request "
-                "is not that of the first request",
+                f"'{sequence_id}' is an open stream of another client, because the client "
+                "name or stream_key of this request differs from the first request",
             )
         return found[1]
 
@@ -149,7 +150,6 @@ def started_twice(sequence_id: SequenceId) -> InputError:
     """
     return InputError(
         "sequence_id",
-        f"'{sequence_id}' was started a second time while its stream was open, and the stream is "
-        f"closed; choose ids at "
-        "random, and send a stream_key with each request",
+        f"'{sequence_id}' was started a second time while its stream was open, so the "
+        "stream was closed; choose ids at random, and send a stream_key with each request",
     )

@@ -77,7 +77,8 @@ class Options:
                 # The error names the field "parameters" and not the unknown parameter. Errors are
                 # counted by field, and clients could invent any number of names.
                 raise InputError(
-                    "parameters", f"{shown(name)} is not a request parameter; known are {known}"
+                    "parameters",
+                    f"{shown(name)} is not a request parameter; expected one of {known}",
                 )
         audio_format = AudioFormat(
             parameters.get("audio_format", "float32"), parameters.get("sample_rate")
@@ -90,7 +91,7 @@ class Options:
             raise InputError("steps", f"{shown(steps)} is not an integer of at least 1")
         voice = parameters.get("voice")
         if voice is not None and (not isinstance(voice, str) or not voice):
-            raise InputError("voice", f"{shown(voice)} is not the name of a voice")
+            raise InputError("voice", f"{shown(voice)} is not a valid voice name")
         return cls(audio_format, keep_open, steps or 0, voice or "")
 
 
@@ -159,7 +160,7 @@ class TritonRequest:
         options = Options.of(self.parameters)
         if self.voice_inputs and not self.start:
             name = next(iter(self.voice_inputs))
-            raise InputError(name, "only the first request of an utterance carries it")
+            raise InputError(name, "only the first request of an utterance may have this field")
         return options
 
     def voice(self, name: str, voices: VoiceRegistry, config: ModelConfig) -> Voice:
@@ -182,11 +183,14 @@ class TritonRequest:
         digest = self.voice_inputs.get(VOICE_ID)
         if name or digest is not None:
             if tensors or (name and digest is not None):
-                raise InputError("voice" if name else VOICE_ID, "comes with a voice; send either")
+                raise InputError(
+                    "voice" if name else VOICE_ID,
+                    "sent together with a voice; send only one of them",
+                )
             return voices.named(name) if digest is None else voices.get(digest.tobytes().hex())
         if missing := [each for each in VOICE_INPUTS if each not in tensors]:
             raise InputError(
-                missing[0], "missing; the first request of an utterance carries it, or a voice_id"
+                missing[0], "missing; the first request of an utterance needs it, or a voice_id"
             )
         voice = Voice(**tensors)
         voice.check(config)
@@ -204,7 +208,7 @@ def _owner(parameters: Parameters) -> Owner:
     # that the client itself has sent under this name.
     client = parameters.get(CLIENT_HEADER, "")
     if not isinstance(client, str) or len(client) > _NAME_CHARS:
-        raise InputError(CLIENT_HEADER, f"not a name of at most {_NAME_CHARS} characters")
+        raise InputError(CLIENT_HEADER, f"not a text of at most {_NAME_CHARS} characters")
     key = parameters.get(STREAM_KEY)
     if key is not None and not (isinstance(key, str) and 1 <= len(key) <= _NAME_CHARS):
         raise InputError(STREAM_KEY, f"not a text of 1 to {_NAME_CHARS} characters")

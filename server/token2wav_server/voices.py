@@ -100,11 +100,11 @@ class VoiceRegistry:
         listed, more = ", ".join(names[:_MAX_NAMES_LISTED]), len(names) - _MAX_NAMES_LISTED
         others = f" and {more} others" if more > 0 else ""
         known = (
-            f"voices of this server are {listed}{others}"
+            f"this server has the voices {listed}{others}"
             if names
             else "this server has no named voices"
         )
-        raise InputError("voice", f"{shown(name)} is not known here; {known}")
+        raise InputError("voice", f"{shown(name)} is unknown; {known}")
 
 
 def voices_in(config: ServerConfig, model: ModelConfig) -> dict[str, Voice]:
@@ -122,11 +122,13 @@ def voices_in(config: ServerConfig, model: ModelConfig) -> dict[str, Voice]:
         name = path.stem
         try:
             if path.suffix not in (".safetensors", ".pt"):
-                raise InputError(str(path), "its name ends neither in .safetensors nor in .pt")
+                raise InputError(
+                    str(path), "the name of the file ends neither in .safetensors nor in .pt"
+                )
             if name in voices:
                 raise InputError(str(path), f"another voice has the name {name}")
             if _ID.fullmatch(name) or not name.isprintable():
-                raise InputError(str(path), "its name cannot be told from an id, or not be printed")
+                raise InputError(str(path), "its name looks like a voice id or is not printable")
             voices[name] = _fitting(path, model)
         except InputError as error:
             raise ConfigError(f"voices: {error}") from error

@@ -198,7 +198,9 @@ def test_rates_are_those_of_the_answers_and_never_change(answered: Call) -> None
     answered.request([1] * 4, 10.0, end=True)
     chunk = take(answered, audio(0, 0, 1, sample_rate=16_000, samples_per_token=480), 11.0)
     assert (chunk.sample_rate, chunk.samples_per_token, chunk.duration_s) == (16_000, 480, 0.06)
-    with pytest.raises(ProtocolError, match=r"the server sent \(24000, 960\), but \(16000, 480\) in earlier chunks"):
+    with pytest.raises(
+        ProtocolError, match=r"the server sent \(24000, 960\), but \(16000, 480\) in earlier chunks"
+    ):
         answered.accept(audio(0, 1, 1, final=True), 12.0)
 
 

@@ -142,7 +142,8 @@ def test_what_is_skipped_is_told_once_at_the_end(
     path.write_bytes(b"\xef\xbb\xbf<|s_1|><|endofprompt|>2\n")
     assert [token for piece in open_tokens(str(path)).pieces for token in piece] == [1, 2]
     assert caplog.messages == [
-        f"{path}: skipped 2 special tokens that are not speech tokens; the first is a byte-order mark"
+        f"{path}: skipped 2 special tokens that are not speech tokens; the first is "
+        "a byte-order mark"
     ]
 
 
@@ -212,7 +213,8 @@ def test_codes_in_text_follow_one_another(tmp_path: Path, text: str) -> None:
     path.write_text(text)
     assert [token for piece in open_tokens(str(path), 3).pieces for token in piece] == CODES
     with pytest.raises(
-        TokenError, match=r"codes\.txt: tokens: the text ends after 2 of the 4 codes of its last token"
+        TokenError,
+        match=r"codes\.txt: tokens: the text ends after 2 of the 4 codes of its last token",
     ):
         list(open_tokens(str(path), 4).pieces)
 

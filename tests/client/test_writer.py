@@ -216,7 +216,7 @@ def test_a_place_that_cannot_be_written_is_known_before_any_work(tmp_path: Path)
 def test_another_format_is_refused_with_what_can_be_written(tmp_path: Path, name: str) -> None:
     with pytest.raises(
         OutputError,
-        match=rf"{name}: the name ends in none of \.wav, \.flac, \.ogg, \.opus, \.raw; set the format",
+        match=rf"{name}: the name ends in none of \.wav, \.flac, \.ogg, \.opus, \.raw; set",
     ):
         AudioWriter(tmp_path / name)
     assert list(tmp_path.iterdir()) == []

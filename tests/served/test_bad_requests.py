@@ -102,7 +102,7 @@ def test_missing_part_of_the_voice(rig: Rig, golden: GoldenSet, name: str) -> No
         connection.send([1], without(golden, name), "bad", start=True)
         [error] = connection.answers().errors
         assert (
-            f"{name}: missing; the first request of an utterance carries it, or a voice_id" in error
+            f"{name}: missing; the first request of an utterance needs it, or a voice_id" in error
         )
         the_next_stream_works(connection, golden)
 
@@ -113,7 +113,7 @@ def test_voice_in_the_middle(rig: Rig, golden: GoldenSet) -> None:
         assert not connection.answers().errors
         connection.send([1], golden.voice, "twice")
         assert connection.answers().errors == [
-            "prompt_tokens: only the first request of an utterance carries it"
+            "prompt_tokens: only the first request of an utterance may have this field"
         ]
         the_next_stream_works(connection, golden)
 
@@ -175,11 +175,11 @@ def test_unknown_sequence(rig: Rig) -> None:
         ({"keep_open": "yes"}, "keep_open: 'yes' is not a boolean"),
         (
             {"samplerate": 8000},
-            "parameters: 'samplerate' is not a request parameter; known are audio_format, "
+            "parameters: 'samplerate' is not a request parameter; expected one of audio_format, "
             "sample_rate, keep_open, "
             "steps, voice, stream_key",
         ),
-        ({CLIENT_HEADER: "x" * 129}, f"{CLIENT_HEADER}: not a name of at most 128 characters"),
+        ({CLIENT_HEADER: "x" * 129}, f"{CLIENT_HEADER}: not a text of at most 128 characters"),
     ],
 )
 def test_bad_parameter(

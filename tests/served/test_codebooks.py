@@ -103,8 +103,6 @@ def test_what_is_refused(served: Rig, name: str, voice: ClientVoice) -> None:
             list(client.synthesize([CODES[:, :3]], voice))
         with client.open(voice) as utterance:
             utterance.push(CODES)
-            with pytest.raises(
-                TokenError, match=r"tokens: shape \(75,\), but earlier tokens"
-            ):
+            with pytest.raises(TokenError, match=r"tokens: shape \(75,\), but earlier tokens"):
                 utterance.push(CODES[:, 0])
     served.wait_until_empty()

@@ -145,7 +145,7 @@ def test_a_voice_of_the_settings(
     assert np.abs(audio - whole).max() <= SERVER_EQUALS_LIBRARY
     connection.send([1], parameters={"voice": "eve"})
     assert connection.answers().errors == [
-        f"{IN}voice: 'eve' is not known here; voices of this server are anna"
+        f"{IN}voice: 'eve' is unknown; this server has the voices anna"
     ]
 
 
@@ -206,7 +206,7 @@ def test_an_unknown_parameter_is_refused(connection: Connection, golden: GoldenS
     connection.send([1], golden.voice, parameters={"samplerate": 8000})
     [error] = connection.answers().errors
     assert error.startswith(
-        f"{IN}parameters: 'samplerate' is not a request parameter; known are audio_format, "
+        f"{IN}parameters: 'samplerate' is not a request parameter; expected one of audio_format, "
         f"sample_rate"
     )
 
@@ -256,7 +256,7 @@ def test_malformed_requests_are_refused(connection: Connection, golden: GoldenSe
     errors = connection.answers(requests=5).errors
     assert sorted(error.removeprefix(IN) for error in errors) == [
         "audio_format: 'mp3' is not one of float32, int16, mulaw, alaw",
-        "prompt_tokens: missing; the first request of an utterance carries it, or a voice_id",
+        "prompt_tokens: missing; the first request of an utterance needs it, or a voice_id",
         "tokens: -1 at index 0 is outside the vocabulary 0 to 6560",
         "tokens: the utterance ended without any; at least 1 is needed",
         "tokens: the utterance would exceed 200 tokens, the limit of one stream",

@@ -54,7 +54,9 @@ def test_a_flood_of_headers(
         assert speaker.audio is not None, speaker.error
         expected = model.synthesize(golden.tokens, golden.voice)
         assert np.abs(speaker.audio - expected).max() <= SERVER_EQUALS_LIBRARY
-        assert f"--memory-mib={bound_mib}; restarting it" in serving.wait_for_line("restarting")
+        assert f"--memory-mib={bound_mib}; restarting the server" in serving.wait_for_line(
+            "restarting"
+        )
         serving.wait_for_line("^token2wav: ready, ")
         assert before.remaining() == []
         assert serving.health().returncode == 0
@@ -65,7 +67,7 @@ def test_a_bound_that_is_too_small() -> None:
         line = serving.wait_for_line("error")
         assert line.startswith("token2wav-serve: error: the server takes ")
         assert line.endswith(
-            " MiB of memory, more than --memory-mib=1 at its start: raise the bound"
+            " MiB of memory, more than --memory-mib=1 at its start; raise the limit"
         )
         assert serving.wait() == 3
 

@@ -119,7 +119,7 @@ def test_reaper_killed(serving: Serving) -> None:
     assert line.startswith(  # and a pause if an earlier restart is less than a minute old
         "token2wav: the server ended by itself (status -9): the reaper, which is the parent of "
         "tritonserver, was "
-        "killed by SIGKILL; restarting it"
+        "killed by SIGKILL; restarting the server"
     )
     serving.wait_for_line("^token2wav: ready, ")
     assert before.remaining() == [], "the model process does not outlive its server"
@@ -133,7 +133,7 @@ def test_what_spoke_before_it_crashed_is_never_given_up() -> None:
             serving.wait_for_line("^token2wav: ready, ")
             os.kill(serving.traces.processes[1], signal.SIGSEGV)
             line = serving.wait_for_line("restart")
-            assert "(status 139): tritonserver was killed by SIGSEGV; restarting it" in line
+            assert "(status 139): tritonserver was killed by SIGSEGV; restarting the server" in line
         serving.wait_for_line("^token2wav: ready, ")
 
 

@@ -75,7 +75,7 @@ def test_drain(golden: GoldenSet, model: Token2Wav, voice: ClientVoice) -> None:
     with serving_until_it_has_stopped("--grace-seconds=300") as serving:
         speakers = speak(serving.url, voice, tokens, STREAMS, ends=False)
         serving.process.send_signal(signal.SIGTERM)
-        serving.wait_for_line("draining: new streams are refused, open ones have 300 s")
+        serving.wait_for_line("draining: new streams are refused, and open streams have 300 s")
         # the line comes a moment before the refusals
         while (completed := serving.health()).returncode == 0:
             pass
@@ -186,7 +186,7 @@ def test_grace_time_that_is_over(golden: GoldenSet, voice: ClientVoice) -> None:
         speakers = speak(serving.url, voice, np.tile(golden.tokens, 10), STREAMS)
         began = time.monotonic()
         serving.process.send_signal(signal.SIGTERM)
-        serving.wait_for_line("draining: new streams are refused, open ones have 1 s")
+        serving.wait_for_line("draining: new streams are refused, and open streams have 1 s")
         for speaker in speakers:
             speaker.join()
             assert isinstance(speaker.error, ServerUnavailable), speaker.error

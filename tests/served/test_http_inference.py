@@ -112,7 +112,7 @@ def test_it_is_closed_by_default(rig: Rig, golden: GoldenSet) -> None:
     """The key opens it, to the front and to Triton behind."""
     status, told = events(rig.server.http_url, utterance(golden))
     assert status == 403
-    assert told[0]["error"].startswith("inference over HTTP is closed: use gRPC")
+    assert told[0]["error"].startswith("inference over HTTP is disabled: use gRPC")
     status, told = events(
         rig.server.http_url, utterance(golden), admin_key=rig.server.access.admin_key
     )

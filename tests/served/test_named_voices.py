@@ -84,7 +84,9 @@ def test_a_malformed_id_is_refused(rig: Rig) -> None:
 def test_a_voice_and_an_id_together_are_refused(rig: Rig, golden: GoldenSet) -> None:
     with rig.connect() as connection:
         connection.send([1], voice_inputs(golden.voice) | named(UNKNOWN))
-        assert connection.answers().errors == ["voice_id: comes with a voice; send either"]
+        assert connection.answers().errors == [
+            "voice_id: sent together with a voice; send only one of them"
+        ]
 
 
 def test_an_id_in_the_middle_is_refused(rig: Rig, golden: GoldenSet) -> None:
@@ -93,7 +95,7 @@ def test_an_id_in_the_middle_is_refused(rig: Rig, golden: GoldenSet) -> None:
         assert not connection.answers().errors
         connection.send([1], named(golden.voice.content_hash), "middle")
         assert connection.answers().errors == [
-            "voice_id: only the first request of an utterance carries it"
+            "voice_id: only the first request of an utterance may have this field"
         ]
 
 
@@ -162,18 +164,18 @@ def test_a_voice_of_the_settings_goes_by_its_name_and_by_its_id(
 def test_an_unknown_name_is_refused_with_those_that_are_known(keeping: Rig, rig: Rig) -> None:
     tokens = np.array([1], np.int32)
     with pytest.raises(
-        ServerError, match=r"^voice: 'Änne .b' is not known here; voices of this server are anna$"
+        ServerError, match=r"^voice: 'Änne .b' is unknown; this server has the voices anna$"
     ):
         spoken(keeping, tokens, 'Änne "b')
     with pytest.raises(
-        ServerError, match=r"^voice: 'anna' is not known here; this server has no named voices$"
+        ServerError, match=r"^voice: 'anna' is unknown; this server has no named voices$"
     ):
         spoken(rig, tokens, "anna")
 
 
 @pytest.mark.parametrize(
     ("value", "message"),
-    [(7, "7 is not the name of a voice"), ("", "'' is not the name"), (True, "True is not the")],
+    [(7, "7 is not a valid voice name"), ("", "'' is not a valid"), (True, "True is not a")],
 )
 def test_what_is_no_name_is_refused(rig: Rig, value: object, message: str) -> None:
     with rig.connect() as connection:
@@ -190,7 +192,9 @@ def test_a_name_and_another_voice_together_are_refused(keeping: Rig, golden: Gol
             {"speaker_embedding": golden.voice.speaker_embedding},
         ):
             connection.send([1], voice, parameters={"voice": "anna"})
-            assert connection.answers().errors == ["voice: comes with a voice; send either"]
+            assert connection.answers().errors == [
+                "voice: sent together with a voice; send only one of them"
+            ]
 
 
 def test_what_is_forgotten_must_be_sent_again(

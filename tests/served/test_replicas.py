@@ -120,7 +120,9 @@ def test_a_killed_replica_costs_only_its_own_streams(
         assert len(lost) == killed
         for error in lost:
             assert isinstance(error, ServerUnavailable)
-            assert str(error).startswith(f"no server at {fleet.balancer.url}, or the connection was lost (")
+            assert str(error).startswith(
+                f"no server at {fleet.balancer.url}, or the connection was lost ("
+            )
         all_heard(speakers, STREAMS - killed, expected)
 
         said = client.communicate(timeout=PATIENCE_SECONDS)[1]

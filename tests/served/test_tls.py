@@ -403,11 +403,11 @@ def test_certificates_that_cannot_be_used(
         Certificates(certificate, key, junk)
     with pytest.raises(
         ConfigError,
-        match=r"must be valid, and signed by .* for clients too, for the canary; or --can",
+        match=r"the canary needs a valid certificate that .* signed for use by clients too",
     ):
         Certificates(certificate, key, stranger.ca).for_canary()
     with pytest.raises(
-        ConfigError, match=r"nameless\.crt: names nobody; it needs a subjectAltName"
+        ConfigError, match=r"nameless\.crt: names no host; it needs a subjectAltName"
     ):
         Certificates(*self_signed(tmp_path)).for_canary()
 

@@ -42,4 +42,4 @@ ordered.run([ordered_stage.Part(ordered_stage.Label(1, 0, True, AudioFormat()), 
         timeout=PATIENCE_SECONDS,
     )
     assert ended.returncode == DEVICE_LOST_STATUS, ended.stderr
-    assert "s; it hangs; it ends with status 70" in ended.stderr
+    assert "and ends with status 70" in ended.stderr

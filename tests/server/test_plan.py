@@ -148,7 +148,7 @@ def test_public_size_in_float16_takes_ninety_megabytes_a_second(
     ("cache", "free", "streams", "binds"),
     [
         (0, 1000, 7, "cache pages"),
-        (990, 1000, 0, "memory beside the cache, for streams' contexts"),
+        (990, 1000, 0, "memory outside the cache, for the state of each stream"),
         (0, 0, 0, "weights"),
     ],
 )
@@ -179,7 +179,7 @@ def test_compute_binds_where_it_was_measured(
     assert main(common) == 0
     table = capsys.readouterr().out
     assert "NVIDIA H200, full in float16, chunks of 100 tokens after 33 s" in table
-    assert "61; bound by compute" in table
+    assert "61; limited by compute" in table
 
 
 @pytest.mark.parametrize(
@@ -188,14 +188,14 @@ def test_compute_binds_where_it_was_measured(
         ("NVIDIA L4", ["--gpu", "L4"], None),
         ("NVIDIA A100-SXM4-40GB", ["--gpu", "A100 40GB"], None),
         ("NVIDIA RTX A4000", ["--memory-mib", "16376"], None),
-        ("NVIDIA L40S", ["--gpu", "L4"], "report.json is of NVIDIA L40S"),
+        ("NVIDIA L40S", ["--gpu", "L4"], "report.json was measured on NVIDIA L40S"),
         (
             "NVIDIA A100 80GB PCIe",
             ["--gpu", "A100 40GB"],
-            "report.json is of NVIDIA A100 80GB PCIe",
+            "report.json was measured on NVIDIA A100 80GB PCIe",
         ),
-        (None, ["--gpu", "L4"], "report.json is of a computer without one"),
-        (None, ["--memory-mib", "16376"], "report.json is of a computer without one"),
+        (None, ["--gpu", "L4"], "report.json was measured on a computer without a GPU"),
+        (None, ["--memory-mib", "16376"], "report.json was measured on a computer without a GPU"),
     ],
 )
 def test_a_report_of_another_gpu_is_left_out(
@@ -211,7 +211,7 @@ def test_a_report_of_another_gpu_is_left_out(
     assert (plan["compute"] is None) == (said is not None) == (plan["binds"] != "compute")
     assert main(common) == 0
     assert (
-        f"compute     not measured on this GPU: {tmp_path}/{said}" in capsys.readouterr().out
+        f"compute     not measured on this GPU; {tmp_path}/{said}" in capsys.readouterr().out
     ) == bool(said)
 
 
@@ -226,7 +226,7 @@ def test_a_report_of_another_gpu_is_left_out(
         (["--model", str(TINY), "--max-hop-tokens", "30"], "max_hop_tokens: 30 is not a multiple"),
         (
             ["--model", str(TINY), "--costs", str(TINY / "cosyvoice3.yaml")],
-            "is no report.json of make gpu-check",
+            "is not a report.json of make gpu-check",
         ),
     ],
 )

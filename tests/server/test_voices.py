@@ -50,10 +50,10 @@ def test_conditionals_of_chatterbox_are_voices(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("anna.npz", {}, "its name ends neither in .safetensors nor in .pt"),
+        ("anna.npz", {}, "the name of the file ends neither in .safetensors nor in .pt"),
         ("sub/anna.safetensors", {}, "another voice has the name anna"),
-        (f"{64 * 'a'}.safetensors", {}, "its name cannot be told from an id"),
-        ("an\nna.safetensors", {}, "its name cannot be told from an id, or not be printed"),
+        (f"{64 * 'a'}.safetensors", {}, "its name looks like a voice id"),
+        ("an\nna.safetensors", {}, "its name looks like a voice id or is not printable"),
         (
             "eve.safetensors",
             {"prompt_tokens": np.full(4, 6561, np.int32)},

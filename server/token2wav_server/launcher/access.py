@@ -79,10 +79,10 @@ class Certificates:
         client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         client.load_verify_locations(self.certificate)
         client.load_cert_chain(self.certificate, self.key)
-        signed = f", and signed by {self.client_ca} for clients too" if self.client_ca else ""
+        signed = f" that {self.client_ca} signed for use by clients too" if self.client_ca else ""
         with _explained(
-            f"certificate {self.certificate}: must be valid{signed}, for the canary; or "
-            f"--canary-seconds=0"
+            f"certificate {self.certificate}: the canary needs a valid certificate{signed}; "
+            "replace it, or set --canary-seconds=0"
         ):
             certificate = _handshake(self._server(), client)
         names = [
@@ -92,7 +92,7 @@ class Certificates:
         ]
         if not names:
             raise ConfigError(
-                f"certificate {self.certificate}: names nobody; it needs a subjectAltName"
+                f"certificate {self.certificate}: names no host; it needs a subjectAltName"
             )
         cert, key = (self.certificate, self.key) if self.client_ca else (None, None)
         return Tls(
@@ -102,12 +102,13 @@ class Certificates:
     def _server(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         with _explained(
-            f"certificate {self.certificate} with key {self.key}: no PEM files that belong together"
+            f"certificate {self.certificate} with key {self.key}: not a PEM certificate and "
+            "its private key"
         ):
             context.load_cert_chain(self.certificate, self.key, _refuse_password)
         if self.client_ca is not None:
             context.verify_mode = ssl.CERT_REQUIRED
-            with _explained(f"client CA {self.client_ca}: no PEM file with certificates"):
+            with _explained(f"client CA {self.client_ca}: not a PEM file with certificates"):
                 context.load_verify_locations(self.client_ca)
         return context
 
@@ -161,8 +162,8 @@ def read_or_make_key(file: Path) -> str:
         key = file.read_text(encoding="ascii").strip()
     if len(key) < _SHORTEST_KEY or not key.replace("-", "").replace("_", "").isalnum():
         raise ConfigError(
-            f"{what}: expected at least {_SHORTEST_KEY} letters, digits, - and _; delete it to "
-            f"get one"
+            f"{what}: expected at least {_SHORTEST_KEY} letters, digits, - and _; delete "
+            "the file to create a new key"
         )
     return key
 

@@ -69,9 +69,9 @@ def _installation() -> Path | None:
     if named:
         if not _is_executable(Path(named) / _EXECUTABLE):
             raise TritonNotFoundError(
-                f"{_VARIABLE}={named} is no installation of Triton, {_EXECUTABLE} is not an "
-                f"executable file there: "
-                "correct it or unset it"
+                f"{_VARIABLE}={named} is not an installation of Triton, because "
+                f"{_EXECUTABLE} is not an executable file there: correct or unset the "
+                "variable"
             )
         return Path(named).resolve()
     on_path = shutil.which(_EXECUTABLE.name)
@@ -99,9 +99,8 @@ def _from_installation(root: Path) -> Triton:
     if found and (made_for := found[1].decode()) != _PYTHON:
         # The stub would use the standard library of one Python and the packages of the other.
         raise TritonNotFoundError(
-            f"{stub} is made for Python {made_for}, and this is Python {_PYTHON}: "
-            f"install token2wav for Python {made_for}, or name another installation with "
-            f"{_VARIABLE}"
+            f"{stub} is made for Python {made_for}, but this is Python {_PYTHON}: install "
+            f"token2wav for Python {made_for}, or name another installation with {_VARIABLE}"
         )
     return Triton(root / _EXECUTABLE, backends, _environment([]))
 
@@ -120,7 +119,7 @@ def _from_wheel(folder: Path) -> Triton:
     stub = root / "python_backend_stubs" / _PYTHON / _STUB
     if not stub.is_file():
         raise TritonNotFoundError(
-            f"{_WHEEL} has no Python backend for Python {_PYTHON}: use Python 3.10, 3.11 or 3.12"
+            f"{_WHEEL} has no Python backend for Python {_PYTHON}; use Python 3.10, 3.11 or 3.12"
         )
     backend = folder / "backends" / "python"
     backend.mkdir(parents=True)

@@ -67,26 +67,28 @@ class Front(HttpPorts):
         if not _SPOKEN.fullmatch(request.raw_path):
             return await self._answer_question(request, _TOLD, self._inner.http)
         if request.method != "POST":
-            return refusal(405, "only POST is open here")
+            return refusal(405, "this path accepts only POST requests")
         key = request.headers.get(KEY_NAME, "").encode(errors="replace")
         if not (
             self._access.http_inference or hmac.compare_digest(key, self._access.admin_key.encode())
         ):
             return refusal(
                 403,
-                f"inference over HTTP is closed: use gRPC, --http-inference, or the header "
-                f"{KEY_NAME}",
+                "inference over HTTP is disabled: use gRPC, start the server with "
+                f"--http-inference, or send the header {KEY_NAME}",
             )
         size = request.content_length
         if not size or "Transfer-Encoding" in request.headers:
-            return refusal(411, "a body is needed, with a Content-Length and no Transfer-Encoding")
+            return refusal(
+                411, "the request needs a body with Content-Length and without Transfer-Encoding"
+            )
         if size > BODY_BYTES:
             return refusal(
                 413,
-                f"the body has {size} bytes, at most {BODY_BYTES} are allowed: use gRPC for more",
+                f"the body has {size} bytes; at most {BODY_BYTES} are allowed, so use gRPC",
             )
         if "Content-Encoding" in request.headers:
-            return refusal(415, "a body must not be compressed")
+            return refusal(415, "the body must not be compressed")
         if "Expect" in request.headers:
             await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             # The writer counts this line as output. Reset the count, so that an error response
@@ -101,7 +103,9 @@ class Front(HttpPorts):
         headers = {"Content-Type": "application/json", KEY_NAME: self._access.admin_key}
         if self._utterances.locked():
             return refusal(
-                503, f"utterances: all {_UTTERANCES} places for HTTP are in use; try again later"
+                503,
+                f"utterances: {_UTTERANCES} requests over HTTP are open, which is the "
+                "limit; try again later",
             )
         async with self._utterances:
             return await _relay(request, self._inner.http, headers, body)
@@ -111,9 +115,9 @@ class Front(HttpPorts):
     ) -> web.StreamResponse:
         """Answers a GET request without a body, if its path is one of the allowed paths."""
         if not paths.fullmatch(request.raw_path):
-            return refusal(403, "this path is closed over HTTP")
+            return refusal(403, "this path is not available over HTTP")
         if request.method != "GET":
-            return refusal(405, "only GET is open here")
+            return refusal(405, "this path accepts only GET requests")
         return await _relay(request, port, {})
 
 
@@ -149,6 +153,8 @@ async def _relay(
             await response.write_eof()
     except (aiohttp.ClientError, asyncio.TimeoutError) as error:
         if response.prepared:
-            raise ConnectionError("the answer broke off") from error
-        return refusal(503, "the server does not answer: it starts or stops; try again later")
+            raise ConnectionError("the response of Triton broke off") from error
+        return refusal(
+            503, "the server does not respond, because it is starting or stopping; try again later"
+        )
     return response

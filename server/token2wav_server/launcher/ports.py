@@ -61,8 +61,8 @@ def listening(host: str, port: int, service: str) -> socket.socket:
         reason = str(error.strerror if isinstance(error, OSError) else error).partition(" (")[0]
         reason = "must be between 1 and 65535" if isinstance(error, OverflowError) else reason
         raise PortInUseError(
-            f"{service} port {port} on {host} cannot be used ({reason}): "
-            f"stop what listens there or choose another with --{service}-port"
+            f"{service} port {port} on {host} cannot be used ({reason}): stop the program "
+            f"that uses the port, or choose another with --{service}-port"
         ) from None
 
 

@@ -142,7 +142,8 @@ class TritonServer:
             raise ServerError("the server is already started: stop it first")
         if not self.model_repository.is_dir():
             raise ServerError(
-                f"model repository {self.model_repository} is not a folder: name it explicitly"
+                f"model repository {self.model_repository} is not a folder; name the folder "
+                "with --model-repository"
             )
         self.ports.check_free(self.host)
         try:
@@ -328,9 +329,9 @@ class TritonServer:
             if time.monotonic() > deadline:
                 end_of_log = last_lines([*self._log.lines]) or "nothing"
                 raise ServerStartError(
-                    f"tritonserver was not ready after {self._ready_timeout_s:g} s: give it more "
-                    f"time, "
-                    f"or look at its full log (--verbose), which ends with: {end_of_log}"
+                    f"tritonserver was not ready after {self._ready_timeout_s:g} s: raise "
+                    "the time limit, or read the full log (--verbose), which ends with: "
+                    f"{end_of_log}"
                 )
         self.version = json.loads(fetched(inner.http, "/v2") or b"{}").get("version", "")
         return True

@@ -55,7 +55,9 @@ class Canary:
         self.interval_s = interval_s
         found = [model for model in MODELS if (model_repository / model).is_dir()]
         self._model = (found or MODELS)[0]
-        self.unavailable_reason = "" if found else f"there is no model {' or '.join(MODELS)}"
+        self.unavailable_reason = (
+            "" if found else f"the repository has no model {' or '.join(MODELS)}"
+        )
         try:
             import token2wav_client  # noqa: F401
 
@@ -147,12 +149,12 @@ class Supervisor:
                 server.start()
                 if failure := self._failure(until_it_speaks=True):
                     raise ServerError(
-                        failure.reason + (" at its start: raise the bound" if failure.works else "")
+                        failure.reason + (" at its start; raise the limit" if failure.works else "")
                     )
                 self.announce(
                     f"ready, gRPC {server.grpc_url}, HTTP {server.http_url}, metrics "
-                    f"{server.metrics_url}; "
-                    f"Triton {server.version}, its HTTP and metrics behind a front"
+                    f"{server.metrics_url}; Triton {server.version}, with a proxy in front "
+                    "of its HTTP and metrics ports"
                 )
                 self.set_status(Status.READY)
                 ready_at = self.clock()
@@ -162,9 +164,9 @@ class Supervisor:
                     pause_s = 0.0
                 cut_off = self._drained(failure.reason) if failure.works else 0
                 self.set_status(Status.STARTING)
-                cut_off_too = f", streams that were cut off: {cut_off}" if cut_off else ""
+                cut_off_too = f"; streams that were cut off: {cut_off}" if cut_off else ""
                 in_time = f" in {pause_s:g} s" if pause_s else ""
-                self.announce(f"{failure.reason}{cut_off_too}; restarting it{in_time}")
+                self.announce(f"{failure.reason}{cut_off_too}; restarting the server{in_time}")
                 server.stop(at_once=cut_off > 0 or not failure.works)
                 self.sleep(pause_s)
                 pause_s = min(max(1.0, 2 * pause_s), _LONGEST_PAUSE_S)
@@ -229,12 +231,13 @@ class Supervisor:
         self.set_status(Status.DRAINING)
         if self.notice_s:
             self.announce(
-                f"{because}going to stop: new streams are still taken for {self.notice_s:g} s"
+                f"{because}stopping: new streams are still accepted for {self.notice_s:g} s"
             )
             self.server.wait(self.notice_s)
         if self.grace_s:
             self.announce(
-                f"{because}draining: new streams are refused, open ones have {self.grace_s:g} s"
+                f"{because}draining: new streams are refused, and open streams have "
+                f"{self.grace_s:g} s"
             )
         return self.server.drain(self.grace_s)
 

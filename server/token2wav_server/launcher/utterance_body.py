@@ -31,14 +31,14 @@ def problem_of(body: bytes) -> str:
             parse_constant=_refuse_constant,
         )
     except ValueError as error:  # UnicodeDecodeError and JSONDecodeError are of this class
-        return f"the body is no JSON: {error}"
+        return f"the body is not valid JSON: {error}"
     if not isinstance(utterance, dict):
-        return "the body is no JSON object"
+        return "the body is not a JSON object"
     for name in _SEQUENCE:
         if name in utterance:
             return (
-                f"{name}: a request over HTTP is a whole utterance; use gRPC for more than one "
-                f"request"
+                f"{name}: not allowed over HTTP, where a request is a whole utterance; use "
+                "gRPC to send an utterance in several requests"
             )
     for name, allowed in _INTEGERS.items():
         values = utterance.get(name, [])
@@ -55,8 +55,8 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(values) < len(pairs):
         names = [name for name, _ in pairs]
         raise ValueError(
-            f"the name {_shown(next(name for name in names if names.count(name) > 1))} is there "
-            f"twice"
+            f"the name {_shown(next(name for name in names if names.count(name) > 1))} "
+            "appears more than once"
         )
     return values
 
@@ -67,7 +67,7 @@ def _integer(text: str) -> int:
 
 
 def _refuse_constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is no number of JSON")
+    raise ValueError(f"{text} is not a JSON number")
 
 
 def _shown(value: Any) -> str:

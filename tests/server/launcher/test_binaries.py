@@ -76,7 +76,7 @@ def test_the_named_installation_is_preferred_to_all_others(
 def test_named_installation_that_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKEN2WAV_TRITONSERVER", str(tmp_path / "none"))
     with pytest.raises(
-        TritonNotFoundError, match=r"TOKEN2WAV_TRITONSERVER=.*none is no installation of Triton"
+        TritonNotFoundError, match=r"TOKEN2WAV_TRITONSERVER=.*none is not an installation of Triton"
     ):
         find_tritonserver(tmp_path)
 
@@ -106,7 +106,7 @@ def test_installation_for_another_python(
             assert find_tritonserver(tmp_path).backends == installation / "backends"
         else:
             with pytest.raises(
-                TritonNotFoundError, match=f"made for Python {version}, and this is Python {own}: "
+                TritonNotFoundError, match=f"made for Python {version}, but this is Python {own}: "
             ):
                 find_tritonserver(tmp_path)
 
@@ -126,7 +126,7 @@ def test_no_tritonserver_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_python_without_stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(binaries, "_PYTHON", "3.99")
     with pytest.raises(
-        TritonNotFoundError, match=r"Python 3\.99: use Python 3\.10, 3\.11 or 3\.12"
+        TritonNotFoundError, match=r"Python 3\.99; use Python 3\.10, 3\.11 or 3\.12"
     ):
         find_tritonserver(tmp_path)
 

@@ -35,7 +35,7 @@ def serving(repository: Path) -> Iterator[tuple[subprocess.Popen[str], Traces]]:
         ready = process.stdout.readline()
         assert re.fullmatch(
             r"token2wav: ready, gRPC 127.0.0.1:\d+, HTTP 127.0.0.1:\d+, metrics 127.0.0.1:\d+; "
-            r"Triton \d+\.\d+\.\d+, its HTTP and metrics behind a front\n",
+            r"Triton \d+\.\d+\.\d+, with a proxy in front of its HTTP and metrics ports\n",
             ready,
         )
         reaper = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0]
@@ -72,14 +72,16 @@ def test_server_that_dies(
     output = capfd.readouterr()
     lines = output.out.splitlines()
     assert lines[0] == (
-        "token2wav: a model process that hangs will not be noticed: there is no model token2wav "
-        "or token2wav_ensemble"
+        "token2wav: the canary is off, so a hanging model process is not detected: "
+        "the repository has no model token2wav or token2wav_ensemble"
     )
     assert lines[1].startswith("token2wav: ready, gRPC ")
     ended = "the server ended by itself (status 139): tritonserver was killed by SIGSEGV"
-    assert lines[2:] == [f"token2wav: {ended}; restarting it", lines[1], f"{lines[2]} in 1 s"], (
-        "the same ports"
-    )
+    assert lines[2:] == [
+        f"token2wav: {ended}; restarting the server",
+        lines[1],
+        f"{lines[2]} in 1 s",
+    ], "the same ports"
     [error] = [
         line for line in output.err.splitlines() if line.startswith("token2wav-serve: error: ")
     ]

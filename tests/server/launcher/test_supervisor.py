@@ -97,7 +97,7 @@ def serve(
 
 def test_stops_in_good_order() -> None:
     server = Script(waits=[None, KeyboardInterrupt()])
-    assert serve(server) == (0, ["draining: new streams are refused, open ones have 30 s"])
+    assert serve(server) == (0, ["draining: new streams are refused, and open streams have 30 s"])
     assert server.calls == ["start", "wait", "wait", "drain 30", "stop"]
 
 
@@ -129,7 +129,8 @@ def test_a_server_that_cannot_start_is_not_tried_again() -> None:
 def test_a_server_that_ends_is_started_again_at_once() -> None:
     server = Script(waits=[None, 137, None, KeyboardInterrupt()])
     assert (
-        serve(server)[1][0] == "the server ended by itself (status 137): no reason; restarting it"
+        serve(server)[1][0]
+        == "the server ended by itself (status 137): no reason; restarting the server"
     )
     run = ["start", "wait", "wait"]
     assert server.calls == [*run, "stop at once", *run, "drain 30", "stop"]
@@ -159,8 +160,8 @@ def test_restarts_in_a_row_pause_longer_and_longer() -> None:
     _, said = serve(server, times=times, pauses=pauses)
     assert pauses == [0, 1, 2, 4, 8, 16, 30, 0, 1]
     assert [line.partition("; ")[2] for line in said[:2]] == [
-        "restarting it",
-        "restarting it in 1 s",
+        "restarting the server",
+        "restarting the server in 1 s",
     ]
 
 
@@ -189,7 +190,7 @@ def test_a_server_that_works_no_more_is_restarted() -> None:
     """The canary needs two failures in a row."""
     server = Script(waits=[None] * 7 + [KeyboardInterrupt()])
     _, said = serve(server, canary=Answers("first", "", "second", "", "third", "fourth", ""))
-    assert said[0] == "the model does not work: fourth; restarting it"
+    assert said[0] == "the model does not work: fourth; restarting the server"
     assert server.calls[:9] == ["start", *["wait"] * 6, "stop at once", "start"]
 
 
@@ -205,9 +206,9 @@ def test_a_server_that_takes_too_much_memory_is_drained_and_restarted() -> None:
     assert supervisor.serve() == 0
     excess = "the server takes 1001 MiB of memory, more than --memory-mib=1000"
     assert [line for line in said if not line.startswith("ready, ")] == [
-        f"{excess}; draining: new streams are refused, open ones have 30 s",
-        f"{excess}, streams that were cut off: 2; restarting it",
-        "draining: new streams are refused, open ones have 30 s",
+        f"{excess}; draining: new streams are refused, and open streams have 30 s",
+        f"{excess}; streams that were cut off: 2; restarting the server",
+        "draining: new streams are refused, and open streams have 30 s",
     ]
     assert told == [Status.READY, Status.DRAINING, Status.STARTING, Status.READY, Status.DRAINING]
     once = ["start", "wait", "memory"]
@@ -227,7 +228,7 @@ def test_the_canary_speaks_with_what_there_is(
     monkeypatch.setattr(Client, "health", lambda self, **_: asked.append(self._model))
     assert (
         Canary(1.0, tmp_path).unavailable_reason
-        == "there is no model token2wav or token2wav_ensemble"
+        == "the repository has no model token2wav or token2wav_ensemble"
     )
     (tmp_path / model).mkdir()
     canary = Canary(1.0, tmp_path)
