@@ -66,7 +66,7 @@ def test_killed_in_the_middle_of_eight_streams(
     assert line.replace("status 134", "status 137") == (
         "token2wav: the server ended by itself (status 137): the model process was killed by "
         "signal SIGKILL; "
-        "restarting it"
+        "restarting the server"
     )
     serving.wait_for_line("^token2wav: ready, ")
     assert before.remaining() == []
@@ -85,7 +85,7 @@ def test_killed_and_triton_aborts_before_anybody_sees_it(serving: Serving) -> No
     line = serving.wait_for_line("restart")
     assert (
         "the server ended by itself (status 134): the model process was killed by signal SIGKILL; "
-        "restarting it" in line
+        "restarting the server" in line
     )
     serving.wait_for_line("^token2wav: ready, ")
     assert before.remaining() == []
