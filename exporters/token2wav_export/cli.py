@@ -21,14 +21,14 @@ from token2wav_export import ExportError
 PROGRAM = "token2wav-export"
 DONE, DIFFERENT, UNUSABLE, FAILED, INTERRUPTED = 0, 1, 2, 3, 130
 _BACKENDS = ("auto", "torch", "onnx", "tensorrt")
-_EXIT_CODES = """\
-exit codes:
-  0    done
-  1    verify: the engine differs from torch by more than is accepted
-  2    wrong usage, or a model folder, engine folder or package that cannot be used
-  3    the export failed; what was there before is still in place
-  130  interrupted (Ctrl-C)
-"""
+_EXIT_CODES = (
+    "exit codes:\n"
+    "  0    done\n"
+    "  1    verify: the backend differs from torch by more than its bound\n"
+    "  2    wrong usage, or an unusable model folder, engine folder or package\n"
+    "  3    the export failed; earlier artefacts are still in place\n"
+    "  130  interrupted (Ctrl-C)\n"
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -66,8 +66,8 @@ class _EarlierName(argparse.Action):
         name: str | None = None,
     ) -> None:
         print(
-            f"{PROGRAM}: {name} is called --{self.dest} now; the next release refuses the earlier "
-            "name",
+            f"{PROGRAM}: {name} is deprecated and will be removed in the next release; use "
+            f"--{self.dest}",
             file=sys.stderr,
         )
         setattr(options, self.dest, values)
@@ -76,8 +76,8 @@ class _EarlierName(argparse.Action):
 def _parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog=PROGRAM,
-        description="Make ONNX graphs and TensorRT engines from a model folder of any "
-        "family that has a cache.",
+        description="Export ONNX graphs and TensorRT engines from a model folder. The family of "
+        "the model must have a cache.",
         epilog=_EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -96,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         choices=range(18, 23),
         default=20,
-        help="of ONNX (default: %(default)s)",
+        help="ONNX opset version (default: %(default)s)",
     )
     onnx.set_defaults(run=_run_onnx)
 
@@ -104,61 +104,59 @@ def _parser() -> argparse.ArgumentParser:
         "tensorrt",
         parents=[_folders(), _graphs("float16")],
         help="build TensorRT engines",
-        description="Build engines from ONNX graphs, which are exported first where "
-        "there are none to use.",
+        description="Build TensorRT engines from ONNX graphs. Missing graphs are exported first.",
     )
     tensorrt.add_argument(
         "--package",
         choices=("auto", "tensorrt", "tensorrt_rtx"),
         default="auto",
-        help="to build with; auto takes ordinary TensorRT where it is installed, else "
-        "TensorRT-RTX (default: auto)",
+        help="TensorRT package for the build; auto uses ordinary TensorRT if it is installed, "
+        "else TensorRT-RTX (default: auto)",
     )
     tensorrt.add_argument(
         "--compute-capability",
         nargs="+",
         default=[],
         metavar="X.Y",
-        help="of the GPUs to build for, TensorRT-RTX only (default: every GPU it "
-        "supports from Ampere on)",
+        help="compute capabilities of the GPUs to build for; TensorRT-RTX only (default: every "
+        "supported GPU from Ampere on)",
     )
     tensorrt.add_argument(
         "--max-streams",
         type=number(int, 1),
         default=4,
         metavar="N",
-        help="streams computed in one batch, at most (default: %(default)s)",
+        help="maximum number of streams in one batch (default: %(default)s)",
     )
     tensorrt.add_argument(
         "--history-seconds",
         type=number(float, 1, 3600),
         default=32.0,
         metavar="S",
-        help="prompt and past that a chunk can look back on, at most (default: %(default)g)",
+        help="maximum length of prompt and past audio that a chunk can read, in seconds "
+        "(default: %(default)g)",
     )
     tensorrt.add_argument(
         "--config",
         type=Path,
         metavar="FILE",
-        help="server configuration (YAML), for the lengths of chunks",
+        help="YAML file with the settings of the server, which set the lengths of chunks",
     )
     tensorrt.set_defaults(run=_run_tensorrt)
 
     verify = commands.add_parser(
         "verify",
         parents=[_folders()],
-        help="compare what was exported with torch in float32",
-        description="Run exported graphs as a stream would, and report their difference "
-        "from torch in float32. The "
-        "exit code is 1 if the difference exceeds a bound.",
+        help="compare exported graphs with torch in float32",
+        description="Stream audio with exported graphs, and report the difference from torch in "
+        "float32. The exit code is 1 if the difference exceeds a bound.",
     )
     verify.add_argument(
         "--backend",
         choices=_BACKENDS,
         default="auto",
-        help="backend to compare; auto takes TensorRT engines on a GPU, else ONNX graphs, "
-        "if there are any, else torch "
-        "(default: auto)",
+        help="backend to compare; auto uses TensorRT engines on a GPU, else ONNX graphs, else "
+        "torch (default: auto)",
     )
     verify.add_argument(
         "--engine",
@@ -171,30 +169,31 @@ def _parser() -> argparse.ArgumentParser:
         "--precision",
         choices=("auto", *get_args(Precision)),
         default="auto",
-        help="auto takes float16 on a GPU and float32 on a CPU, or else the one that was "
-        "exported (default: auto)",
+        help="precision of the graphs; auto uses float16 on a GPU and float32 on a CPU, or else "
+        "the exported precision (default: auto)",
     )
     verify.add_argument(
-        "--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)"
+        "--device",
+        default="auto",
+        help="device to run on: auto, cpu, cuda or cuda:N (default: auto)",
     )
     verify.add_argument(
         "--seconds",
         type=number(float, 1),
         default=10.0,
-        help="of audio to compare (default: %(default)g)",
+        help="length of the compared audio in seconds (default: %(default)g)",
     )
-    verify.add_argument("--json", action="store_true", help="as JSON instead of a table")
+    verify.add_argument("--json", action="store_true", help="print JSON instead of a table")
     verify.set_defaults(run=_run_verify)
 
     inspect = commands.add_parser(
         "inspect",
         parents=[_folders()],
-        help="list what was exported, and whether it can be used",
-        description="List the artefacts of an engine folder: what is in them, for what "
-        "they are, and whether they can "
-        "be used with this model on this machine.",
+        help="list exported artefacts, and whether they can be used",
+        description="List the artefacts of an engine folder: their content, their target machine, "
+        "and whether they can be used with this model on this machine.",
     )
-    inspect.add_argument("--json", action="store_true", help="as JSON instead of text")
+    inspect.add_argument("--json", action="store_true", help="print JSON instead of text")
     inspect.set_defaults(run=_run_inspect)
     return parser
 
@@ -219,14 +218,14 @@ def _graphs(precision: Precision) -> CommandParser:
         choices=get_args(GraphName),
         default=["step", "vocoder"],
         metavar="GRAPH",
-        help=f"any of {', '.join(get_args(GraphName))} (default: step vocoder)",
+        help=f"graphs to export, out of {', '.join(get_args(GraphName))} (default: step vocoder)",
     )
     parent.add_argument(
         "--precision",
         nargs="+",
         choices=get_args(Precision),
         default=[precision],
-        help=f"default: {precision}",
+        help=f"precisions to export (default: {precision})",
     )
     return parent
 
@@ -278,9 +277,9 @@ def _run_verify(options: argparse.Namespace) -> int:
         runtime = exported_runtime(options.model, runtime)
         if runtime.backend == "torch":
             print(
-                f"{PROGRAM}: {_engines(options).path} holds no graph that can run on this device, "
-                f"so torch is compared "
-                f"with itself; to export graphs, run: {_export_command(options)}",
+                f"{PROGRAM}: {_engines(options).path} has no graph that can run on this "
+                "device, so torch is compared with itself; to export graphs, run: "
+                f"{_export_command(options)}",
                 file=sys.stderr,
             )
     report = verify(options.model, runtime, options.seconds)
@@ -302,8 +301,7 @@ def _run_inspect(options: argparse.Namespace) -> None:
         print(as_json(found) if options.json else as_text(found))
     else:
         print(
-            f"{_engines(options).path}: nothing was exported here yet; run: "
-            f"{_export_command(options)}"
+            f"{_engines(options).path}: no artefacts exported yet; run: {_export_command(options)}"
         )
 
 
@@ -312,7 +310,7 @@ def _check_there(options: argparse.Namespace) -> None:
     path = _engines(options).path
     if not path.is_dir():
         if path.exists():
-            raise ArtifactError(f"{path}: not a folder; name the engine folder with --out")
+            raise ArtifactError(f"{path}: not a folder; pass the engine folder with --out")
         raise ArtifactError(
             f"{path}: no such engine folder; to export graphs, run: {_export_command(options)}"
         )

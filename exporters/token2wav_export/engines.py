@@ -76,9 +76,9 @@ def build_target(name: Package, compute_capabilities: Sequence[str]) -> dict[str
         for capability in compute_capabilities:
             if capability not in known:
                 raise ConfigError(
-                    f"--compute-capability: {capability} is not one of {', '.join(known)}, which "
-                    f"TensorRT-RTX builds "
-                    "for; other GPUs need ordinary TensorRT"
+                    f"--compute-capability: {capability} is not one of {', '.join(known)}, "
+                    "the capabilities that TensorRT-RTX supports; other GPUs need ordinary "
+                    "TensorRT"
                 )
         return {
             "compute_capability": tuple(
@@ -87,13 +87,13 @@ def build_target(name: Package, compute_capabilities: Sequence[str]) -> dict[str
         }
     if compute_capabilities:
         raise ConfigError(
-            "--compute-capability: ordinary TensorRT builds for the GPU of this machine only; "
-            "leave it out"
+            "--compute-capability: ordinary TensorRT builds only for the GPU of this "
+            "machine; omit the option"
         )
     if target := own_target():
         return {key: (value,) for key, value in target.items()}
     raise ConfigError(
-        "--package: ordinary TensorRT builds on the GPU it is for, and torch sees none here"
+        "--package: ordinary TensorRT needs the GPU that it builds for, but torch finds no GPU"
     )
 
 
@@ -170,7 +170,7 @@ def build_engine(
 
 
 def _failed(name: Package, source: Path, errors: Sequence[str]) -> ExportError:
-    reason = " ".join(errors[-1].split())[:500] if errors else "it gives no reason"
+    reason = " ".join(errors[-1].split())[:500] if errors else "no reason given"
     return ExportError(f"{name} {version_of(name)} cannot build {source.name}: {reason}")
 
 

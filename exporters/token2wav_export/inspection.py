@@ -74,7 +74,8 @@ def _inspected(engines: EngineFolder, artifact: Artifact, model_folder: Path) ->
         model = onnx.load(path, load_external_data=False)
     except Exception as error:  # protobuf's classes of errors differ between its implementations
         return Inspected(
-            artifact, problem or f"{artifact.file} is no ONNX graph: {' '.join(str(error).split())}"
+            artifact,
+            problem or f"{artifact.file} is not an ONNX graph: {' '.join(str(error).split())}",
         )
     return Inspected(
         artifact,

@@ -102,7 +102,7 @@ class Maker:
             return self._add(
                 path,
                 start,
-                f"disagreement with torch {found:.1e}",
+                f"difference from torch {found:.1e}",
                 graph=graph,
                 precision=precision,
                 backend="onnx",

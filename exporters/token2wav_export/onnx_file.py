@@ -79,7 +79,7 @@ def write_onnx(
         onnx.shape_inference.InferenceError,
     ) as error:
         raise ExportError(
-            f"{path.name}: no valid graph: {' '.join(str(error).split())[:500]}"
+            f"{path.name}: not a valid graph: {' '.join(str(error).split())[:500]}"
         ) from error
 
 
@@ -103,7 +103,7 @@ def _name_axes(spec: TensorSpec, value: onnx.ValueInfoProto) -> None:
     ]
     if value.name != spec.name or found != wanted:
         raise ExportError(
-            f"{value.name} came out with shape {found}, expected {spec.name} with {wanted}"
+            f"output {value.name} has shape {found}, expected {spec.name} with {wanted}"
         )
     for axis, dimension in zip(spec.shape, dimensions, strict=True):
         if isinstance(axis, Axis):
@@ -175,8 +175,7 @@ def check_parity(
     )
     if found > allowed:
         raise ExportError(
-            f"{graph} in {precision}: ONNX Runtime and torch disagree by {found:.1e}, allowed is "
-            f"{allowed:.0e}; "
-            "nothing was added"
+            f"{graph} in {precision}: ONNX Runtime and torch differ by {found:.1e}, more "
+            f"than the bound {allowed:.0e}; no artefact was written"
         )
     return found

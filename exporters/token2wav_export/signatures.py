@@ -74,7 +74,7 @@ def signature(graph: GraphName, precision: Precision, model: Exportable) -> Sign
         return _vocoder(model.networks.vocoder, whole=graph == "vocoder-whole")
     if not isinstance(model.networks.flow.estimator, DiT):
         raise ExportError(
-            f"{graph}: only flows of CosyVoice3 have it; export the graphs step and vocoder"
+            f"{graph}: only CosyVoice3 has this graph; export the graphs step and vocoder"
         )
     return _estimator(model.networks.layout.bands)
 

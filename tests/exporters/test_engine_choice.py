@@ -113,10 +113,10 @@ def test_auto_takes_what_is_there_and_says_why_not_others(
         assert load(engines, "auto").engine.name == "onnx"
         assert load(str(tmp_path), "auto").engine.name == "torch"
     assert (
-        "engine tensorrt would come before others but cannot be used: tensorrt runs on NVIDIA GPUs"
+        "backend tensorrt has priority but cannot be used: tensorrt needs an NVIDIA GPU"
         in caplog.text
     )
-    assert "engine onnx would come before others but cannot be used" in caplog.text
+    assert "backend onnx has priority but cannot be used" in caplog.text
     assert "token2wav-export onnx" in caplog.text
 
 
@@ -132,7 +132,7 @@ def test_tensorrt_needs_a_gpu(engines: str) -> None:
 
 def test_recomputing_has_no_other_engine() -> None:
     with pytest.raises(
-        ConfigError, match=r"runtime\.backend: onnx does not run stream\.reference; take torch"
+        ConfigError, match=r"runtime\.backend: onnx cannot run stream\.reference; set torch"
     ):
         load("", "onnx", StreamConfig(reference=True))
 

@@ -136,7 +136,7 @@ def test_the_public_call_is_of_cosyvoice3_only(
 ) -> None:
     assert main(["onnx", "--model", str(cosyvoice2), "--graphs", "estimator-full"]) == 3
     assert (
-        "estimator-full: only flows of CosyVoice3 have it; export the graphs step and vocoder"
+        "estimator-full: only CosyVoice3 has this graph; export the graphs step and vocoder"
         in capsys.readouterr().err
     )
 
@@ -144,7 +144,7 @@ def test_the_public_call_is_of_cosyvoice3_only(
 def test_whole_utterances_have_no_other_engine(tmp_path: Path) -> None:
     folder = chatterbox_model.write_model(tmp_path, FamilyGolden("chatterbox", "tiny"))
     with pytest.raises(
-        ConfigError, match=r"runtime\.backend: onnx does not run stream\.reference; take torch"
+        ConfigError, match=r"runtime\.backend: onnx cannot run stream\.reference; set torch"
     ):
         Token2Wav.load(
             folder, stream=StreamConfig(reference=True), runtime=RuntimeConfig(backend="onnx")

@@ -94,7 +94,7 @@ def test_a_graph_that_computes_something_else_is_refused(
     assert isinstance(other.estimator, DiT)
     other.estimator.proj_out.bias.add_(1e-3)
     with pytest.raises(
-        ExportError, match=r"step in float32: ONNX Runtime and torch disagree by \d.\de-04"
+        ExportError, match=r"step in float32: ONNX Runtime and torch differ by \d.\de-04"
     ):
         check_parity(path, "step", "float32", signature("step", "float32", networks), other)
 

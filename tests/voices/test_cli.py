@@ -50,7 +50,7 @@ def test_a_voice_is_created(
         shown.out
         == f"{out}: 1.40 s, 35 tokens, level -23.1 dBFS, peak -{shown.out.partition('peak -')[2]}"
     )
-    assert ("channels are mixed to one" in shown.err) == (channels > 1)
+    assert ("channels were mixed to one" in shown.err) == (channels > 1)
     assert ("so the voice has nothing above 8000 Hz" in shown.err) == (rate == 16_000)
     assert [path for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
@@ -151,7 +151,7 @@ def test_recordings_and_models_that_are_refused(
     [
         ("voice.npz", "the name must end in .safetensors"),
         ("none/voice.safetensors", "the folder .*none does not exist"),
-        ("folder.safetensors", "exists and is no regular file"),
+        ("folder.safetensors", "exists and is not a regular file"),
     ],
 )
 def test_outputs_that_are_refused_first(

@@ -89,7 +89,7 @@ def test_channels_are_mixed(write_wav: WriteWav) -> None:
     recording = Recording.load(write_wav(np.stack([left, right], axis=1), 24_000))
     np.testing.assert_allclose(recording.samples, (left + right) / 2, atol=1e-7)
     assert recording.channels == 2
-    assert [note.partition(": ")[2] for note in recording.notes] == ["2 channels are mixed to one"]
+    assert [note.partition(": ")[2] for note in recording.notes] == ["2 channels were mixed to one"]
 
 
 def test_a_part(write_wav: WriteWav) -> None:

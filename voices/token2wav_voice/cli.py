@@ -23,28 +23,28 @@ from token2wav_voice.recording import MIN_SECONDS, Recording
 VOICE, TOKENIZE = "token2wav-voice", "token2wav-tokenize"
 DONE, UNUSABLE, INTERRUPTED = 0, 2, 130
 
-_EXIT_CODES = """\
-exit codes:
-  0    done
-  2    wrong usage, or a recording, model folder or output file that cannot be used
-  130  interrupted (Ctrl-C)
-"""
+_EXIT_CODES = (
+    "exit codes:\n"
+    "  0    done\n"
+    "  2    wrong usage, or an unusable recording, model folder or output file\n"
+    "  130  interrupted (Ctrl-C)\n"
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs `token2wav-voice` and returns its exit code."""
-    parser = _parser(VOICE, "Make voices for token2wav from recordings.")
+    parser = _parser(VOICE, "Create voices for token2wav from recordings.")
     create = parser.add_subparsers(metavar="COMMAND", required=True).add_parser(
         "create",
-        help="make a voice of a recording",
-        description="Make a voice of a recording with the speech tokenizer and "
+        help="create a voice from a recording",
+        description="Create a voice from a recording, with the speech tokenizer and "
         "campplus.onnx of a model folder.",
         epilog=_EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    _add_recording(create, f"of who is to speak, {MIN_VOICE_SECONDS:g} to 30 s")
+    _add_recording(create, f"of the speaker, {MIN_VOICE_SECONDS:g} to 30 s")
     create.add_argument(
-        "--out", required=True, type=Path, metavar="FILE", help=".safetensors file to write"
+        "--out", required=True, type=Path, metavar="FILE", help="voice file to write (.safetensors)"
     )
     return _run(parser, arguments, _save_voice, ".safetensors", MIN_VOICE_SECONDS)
 
@@ -54,10 +54,10 @@ def tokenize(arguments: Sequence[str] | None = None) -> int:
     parser = _parser(
         TOKENIZE, "Turn a recording into speech tokens with the speech tokenizer of a model folder."
     )
-    _add_recording(parser, f"to turn into tokens, {MIN_SECONDS:g} to 30 s")
+    _add_recording(parser, f"of speech, {MIN_SECONDS:g} to 30 s")
     out = (
-        ".npy file to write, int32 (n,); default: text on standard output, and the "
-        "report on standard error"
+        "token file to write (.npy, int32 (n,)); default: text on standard output, with "
+        "the report on standard error"
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help=out)
     return _run(parser, arguments, _save_tokens, ".npy", MIN_SECONDS)
@@ -89,12 +89,15 @@ def _add_recording(parser: argparse.ArgumentParser, recording: str) -> None:
         type=number(float),
         default=0.0,
         metavar="S",
-        help="second to begin at (default: 0)",
+        help="first second of the recording to use (default: 0)",
     )
     parser.add_argument(
-        "--end", type=number(float), metavar="S", help="second to stop at (default: the end)"
+        "--end",
+        type=number(float),
+        metavar="S",
+        help="last second of the recording to use (default: the end)",
     )
-    parser.add_argument("--json", action="store_true", help="report as JSON")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
 
 def _run(
@@ -137,7 +140,7 @@ def _check_place(path: Path, suffix: str) -> None:
     if not path.parent.is_dir():
         raise OutputError(f"{path}: the folder {path.parent} does not exist")
     if path.exists() and not path.is_file():
-        raise OutputError(f"{path}: exists and is no regular file")
+        raise OutputError(f"{path}: exists and is not a regular file")
     if not os.access(path.parent, os.W_OK):
         raise OutputError(f"{path}: no permission to write")
 

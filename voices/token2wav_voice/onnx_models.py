@@ -36,8 +36,7 @@ class _Graph:
     def __init__(self, path: Path) -> None:
         if not path.is_file():
             raise ModelError(
-                f"{path}: no such file; a published model folder has one, from which voices are "
-                f"made"
+                f"{path}: no such file; voices need this model from the published model folder"
             )
         self.path = path
         options = onnxruntime.SessionOptions()
@@ -72,7 +71,7 @@ class _Graph:
         if found.size != max(found.shape, default=0) or not np.issubdtype(found.dtype, expected):
             wanted = f"{expected.__name__} (1, any)"
             raise ModelError(
-                f"{self.path}: gave an output {found.dtype} {found.shape}, expected {wanted}"
+                f"{self.path}: returned an output {found.dtype} {found.shape}, expected {wanted}"
             )
         return found.ravel()
 
@@ -101,8 +100,8 @@ class SpeechTokenizer(_Graph):
         tokens = self.run(np.integer, features[np.newaxis], np.array([frames], np.int32))
         if abs(len(tokens) - frames / FRAMES_PER_TOKEN) > TOKEN_SLACK:
             raise ModelError(
-                f"{self.path}: gave {len(tokens)} tokens for {frames / 100:.2f} s, expected 25 a "
-                f"second"
+                f"{self.path}: returned {len(tokens)} tokens for {frames / 100:.2f} s, "
+                "expected 25 per second"
             )
         wrong = np.flatnonzero((tokens < 0) | (tokens >= self._vocabulary))
         if wrong.size:
@@ -129,12 +128,13 @@ class SpeakerEncoder(_Graph):
         embedding = self.run(np.float32, features[np.newaxis])
         if len(embedding) != SPEAKER_SIZE:
             raise ModelError(
-                f"{self.path}: gave an embedding of {len(embedding)} numbers, not {SPEAKER_SIZE}"
+                f"{self.path}: returned an embedding of {len(embedding)} values, expected "
+                f"{SPEAKER_SIZE}"
             )
         if not np.isfinite(embedding).all():
-            raise ModelError(f"{self.path}: gave an embedding with NaN or infinite values")
+            raise ModelError(f"{self.path}: returned an embedding with NaN or infinite values")
         if not embedding.any():
-            raise ModelError(f"{self.path}: gave an embedding of zeros, which has no direction")
+            raise ModelError(f"{self.path}: returned an embedding of zeros, which has no direction")
         return embedding
 
 

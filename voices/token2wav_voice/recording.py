@@ -106,7 +106,9 @@ class Recording:
     def notes(self) -> list[str]:
         """Notes on properties that a user may not expect, one sentence each."""
         notes = (
-            [f"{self.path}: {self.channels} channels are mixed to one"] if self.channels > 1 else []
+            [f"{self.path}: {self.channels} channels were mixed to one"]
+            if self.channels > 1
+            else []
         )
         if self.rate_hz < FULL_RATE_HZ:
             notes.append(
@@ -129,19 +131,19 @@ class Recording:
             raise RecordingError("holds samples that are NaN or infinite")
         if self.full_scale_share > MAX_FULL_SCALE_SHARE:
             raise RecordingError(
-                f"clipped: {self.full_scale_share:.2%} of its samples are at full scale, "
-                f"at most {MAX_FULL_SCALE_SHARE:.1%} may be; record it at a lower level"
+                f"clipped: {self.full_scale_share:.2%} of the samples are at full scale; at "
+                f"most {MAX_FULL_SCALE_SHARE:.1%} is allowed, so record at a lower level"
             )
         if self.peak_dbfs > MAX_PEAK_DBFS:
             raise RecordingError(
-                f"its loudest sample is at {self.peak_dbfs:.1f} dBFS, at most {MAX_PEAK_DBFS:g} "
-                f"dBFS "
-                "can be used; floating-point samples are to lie within -1 to 1"
+                f"the loudest sample is at {self.peak_dbfs:.1f} dBFS; at most "
+                f"{MAX_PEAK_DBFS:g} dBFS can be used; floating-point samples must lie "
+                "between -1 and 1"
             )
         if self.rms_dbfs < MIN_RMS_DBFS:
-            mixed = ", its channels mixed" if self.channels > 1 else ""
+            mixed = ", channels mixed" if self.channels > 1 else ""
             raise RecordingError(
-                f"silent: its level is {self.rms_dbfs:.1f} dBFS (rms{mixed}), at least "
+                f"silent: the level is {self.rms_dbfs:.1f} dBFS (rms{mixed}); at least "
                 f"{MIN_RMS_DBFS:g} dBFS is needed"
             )
 
@@ -156,9 +158,8 @@ def _part(
     rate = file.samplerate
     if rate < MIN_RATE_HZ:
         raise RecordingError(
-            f"{rate} Hz, at least {MIN_RATE_HZ} Hz is needed: what was never recorded above "
-            f"{rate // 2} Hz "
-            "cannot be put back"
+            f"{rate} Hz; at least {MIN_RATE_HZ} Hz is needed, because frequencies above "
+            f"{rate // 2} Hz are missing in the recording"
         )
     if not file.frames:
         raise RecordingError("empty, it holds no samples")
@@ -174,11 +175,11 @@ def _part(
     seconds = (last - first) / rate
     if seconds > MAX_SECONDS:
         raise RecordingError(
-            f"too long: {seconds:.2f} s, at most {MAX_SECONDS:g} s can be used; choose a part "
-            f"with --start and --end"
+            f"too long: {seconds:.2f} s; at most {MAX_SECONDS:g} s can be used; choose a "
+            "part with --start and --end"
         )
     if seconds < min_seconds:
-        raise RecordingError(f"too short: {seconds:.2f} s, at least {min_seconds:g} s is needed")
+        raise RecordingError(f"too short: {seconds:.2f} s; at least {min_seconds:g} s is needed")
     return first, last - first
 
 
@@ -198,7 +199,7 @@ def _read(file: soundfile.SoundFile, first: int, frames: int) -> tuple[NDArray[n
     samples = np.concatenate(mixed)
     if len(samples) < frames:
         raise RecordingError(
-            f"cut off, {frames - len(samples)} samples of its header's are not there"
+            f"cut off: {frames - len(samples)} samples fewer than the header announces"
         )
     return samples, float(at_full_scale.max()) / len(samples)
 
