@@ -95,7 +95,7 @@ def test_a_voice_that_fits_passes(config: ModelConfig) -> None:
 
 
 def test_prompts_are_limited(config: ModelConfig) -> None:
-    with pytest.raises(InputError, match=r"^prompt_tokens: 751 tokens, at most 750"):
+    with pytest.raises(InputError, match=r"^prompt_tokens: 751 tokens; at most 750"):
         demo_voice(751).check(config)
 
 

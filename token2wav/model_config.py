@@ -121,8 +121,8 @@ class ModelConfig:
         own = self.ode_steps
         if self.fixed_steps and wanted not in ((), (own,)):
             raise ConfigError(
-                f"stream.steps: {', '.join(map(str, wanted))}, but the model has a list of times, "
-                f"for {own} steps only"
+                f"stream.steps: {', '.join(map(str, wanted))}, but the model has a fixed "
+                f"list of times for {own} steps only"
             )
         return wanted or (own,)
 
@@ -143,4 +143,4 @@ class ModelConfig:
         for suffix in _SUFFIXES:
             if (path := folder / (stem + suffix)).is_file():
                 return path
-        raise CheckpointError(f"{folder}: neither {stem}.safetensors nor {stem}.pt is there")
+        raise CheckpointError(f"{folder}: contains neither {stem}.safetensors nor {stem}.pt")

@@ -101,7 +101,7 @@ class Voice:
         """Raises InputError if this voice does not fit the model of `config`."""
         if (count := len(self.prompt_tokens)) > MOST_PROMPT_TOKENS:
             raise InputError(
-                "prompt_tokens", f"{count} tokens, at most {MOST_PROMPT_TOKENS} are allowed"
+                "prompt_tokens", f"{count} tokens; at most {MOST_PROMPT_TOKENS} are allowed"
             )
         if self.prompt_tokens.shape[1:] != config.token_shape:
             raise InputError(
@@ -111,8 +111,8 @@ class Voice:
         if not config.takes_prompt and len(self.prompt_tokens):
             raise InputError(
                 "prompt_tokens",
-                f"{len(self.prompt_tokens)} tokens, expected none: this model takes a speaker "
-                f"embedding and no prompt",
+                f"{len(self.prompt_tokens)} tokens, expected 0; this model uses a speaker "
+                "embedding and no prompt",
             )
         ratio, bands = config.token_mel_ratio, config.mel_bands
         frames = ratio * len(self.prompt_tokens)
@@ -128,7 +128,9 @@ class Voice:
                 f"shape {self.speaker_embedding.shape}, expected ({config.speaker_size},)",
             )
         if not self.speaker_embedding.any():
-            raise InputError("speaker_embedding", "all zeros; it has no direction to normalise")
+            raise InputError(
+                "speaker_embedding", "all values are 0, so the vector cannot be normalised"
+            )
 
 
 def _conditionals(path: Path) -> dict[str, NDArray[np.generic]]:
@@ -194,9 +196,7 @@ def token_array(
         raise InputError(field, f"type {array.dtype}, expected integers")
     limits = np.iinfo(np.int32)
     if array.min() < limits.min or array.max() > limits.max:
-        raise InputError(
-            field, f"a value does not fit 32 bits, found {array.min()} to {array.max()}"
-        )
+        raise InputError(field, f"values do not fit 32 bits; found {array.min()} to {array.max()}")
     return array.astype(np.int32)
 
 

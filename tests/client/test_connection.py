@@ -157,7 +157,7 @@ def test_what_a_failed_call_means(
         ("sequence_id: 'x' is no open stream; it ended, failed, was idle for too long", True),
         ("tokens: 9999 at index 0 is outside the vocabulary 0 to 6560", False),
         ("engine: the model produced NaN or infinite audio", False),
-        ("stream: no tokens for 30 s; it was dropped", False),
+        ("stream: no tokens for 30 s, so it was closed", False),
     ],
 )
 def test_what_a_servers_sentence_means(sentence: str, transient: bool) -> None:

@@ -60,7 +60,7 @@ def test_what_cannot_be_used_is_said_before_the_server_is_asked(
     said = {
         "terminal": "out: standard output is a terminal; pipe the samples",
         "format": "out.mp3: the name ends in none of .wav, ",
-        "sounddevice": 'play: the library sounddevice is missing; run: pip install',
+        "sounddevice": "play: the library sounddevice is missing; run: pip install",
         "portaudio": "play: sounddevice does not find PortAudio; run: apt-get install",
         "device": "play: no audio device can play 24000 Hz (none)",
         "nothing": "one of the arguments --out --play is required",

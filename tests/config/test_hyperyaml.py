@@ -235,9 +235,12 @@ def test_python_tags_are_refused_with_one_sentence(tmp_path: Path, attack: str) 
         ("x: " + "[" * 3000 + "]" * 3000 + "\n", "cannot be read as YAML"),
         ("x: &a {k: *a}\n", "nested too deep, or in itself"),
         ("x: &a [*a]\n", "nested too deep, or in itself"),
-        ("x: 1\ny: 2\nx: 1\n", "line 3: key 'x' is given twice, first in line 1"),
-        ("y: {a: 1, x: {b: 1, b: 2}}\n", "line 1: key 'b' is given twice"),
-        ("y: !new:pkg.Class\n  a: 1\n  a: 1\n", "line 3: key 'a' is given twice, first in line 2"),
+        ("x: 1\ny: 2\nx: 1\n", "line 3: key 'x' appears more than once, first in line 1"),
+        ("y: {a: 1, x: {b: 1, b: 2}}\n", "line 1: key 'b' appears more than once"),
+        (
+            "y: !new:pkg.Class\n  a: 1\n  a: 1\n",
+            "line 3: key 'a' appears more than once, first in line 2",
+        ),
         (
             "y: &y {a: 1}\nx: {<<: *y}\n",
             "line 2: merge keys (<<) are not allowed; write the keys out",

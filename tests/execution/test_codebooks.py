@@ -121,7 +121,7 @@ WRONG = {
     "one": (
         "count: 4",
         "count: 1",
-        "flow.codebooks.count: 1 is below 2; for one code leave codebooks out",
+        "flow.codebooks.count: 1 is below 2; for one code per token, remove codebooks",
     ),
     "no count": ("        count: 4\n", "", "flow.codebooks.count: missing"),
     "another merge": (

@@ -103,7 +103,7 @@ def test_a_lost_gpu_is_told_from_other_failures(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(torch.cuda, "synchronize", refuse)
     with pytest.raises(
-        DeviceLostError, match="cannot be used any more by this process: CUDA error: an illegal"
+        DeviceLostError, match="this process can no longer use the GPU: CUDA error: an illegal"
     ) as lost:
         check_device(torch.device("cuda"), cause)
     assert lost.value.__cause__ is cause
@@ -155,11 +155,11 @@ def test_a_cache_that_does_not_fit_is_refused_with_the_free_memory(
     assert cache_bytes(300, gpu) == 300 << 20
     with pytest.raises(
         ConfigError,
-        match=r"^runtime\.cache_mib: 801 MiB, but 800 MiB of memory are free on cpu; set less",
+        match=r"^runtime\.cache_mib: 801 MiB, but 800 MiB are free on cpu; set less",
     ):
         cache_bytes(801, cpu)
     with pytest.raises(
-        ConfigError, match=r"^runtime\.cache_mib: 301 MiB, but 300 MiB of memory are free on cuda:1"
+        ConfigError, match=r"^runtime\.cache_mib: 301 MiB, but 300 MiB are free on cuda:1"
     ):
         cache_bytes(301, gpu)
 
@@ -220,7 +220,7 @@ def test_a_convolution_as_a_product() -> None:
 
 
 def test_an_unknown_device_is_named() -> None:
-    with pytest.raises(ConfigError, match="'cuda:7' was asked for, but torch sees"):
+    with pytest.raises(ConfigError, match="'cuda:7' is not available; torch finds"):
         device_named("cuda:7")
 
 

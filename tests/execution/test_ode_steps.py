@@ -204,13 +204,13 @@ def test_steps_that_are_not_allowed(model: Token2Wav) -> None:
 
 
 WRONG = {
-    "twice": (COSINE, (5, 5), "stream.steps[1]: 5 is there twice"),
+    "twice": (COSINE, (5, 5), "stream.steps[1]: 5 appears more than once"),
     "none": (COSINE, (0,), "stream.steps[0]: 0 is not between 1 and 100"),
     "many": (COSINE, (10, 101), "stream.steps[1]: 101 is not between 1 and 100"),
     "distilled": (
         LIST,
         (10,),
-        "stream.steps: 10, but the model has a list of times, for 3 steps only",
+        "stream.steps: 10, but the model has a fixed list of times for 3 steps only",
     ),
     "another": (
         "'exp'",
@@ -220,12 +220,12 @@ WRONG = {
     "backwards": (
         f"{COSINE}\n                times: [0, 0.6, 0.5, 1]",
         (),
-        "content.times[2]: 0.5 does not come after",
+        "content.times[2]: 0.5 is not greater than",
     ),
     "no end": (
         f"{COSINE}\n                times: [0, 0.6]",
         (),
-        "content.times: 2 of them; they start with 0 and end",
+        "content.times: 2 values; the first must be 0 and the last 1",
     ),
     "no steps": (
         f"{COSINE}\n                n_timesteps: 0",

@@ -96,7 +96,7 @@ def by_hand(tokens: NDArray[np.int32]) -> NDArray[np.float64]:
 
 
 def test_without_networks_it_is_neither_exported_nor_planned(folder: Path) -> None:
-    with pytest.raises(ConfigError, match="its family runs on torch alone"):
+    with pytest.raises(ConfigError, match="the family of this model runs only on torch"):
         exportable(folder)
     with pytest.raises(ConfigError, match="the model has no flow with a cache"):
         flow_networks(read_config(folder), "float32")
@@ -109,7 +109,8 @@ def test_it_is_found_and_its_folder_checked(folder: Path) -> None:
 
 def test_a_folder_of_no_family_is_refused_by_what_was_looked_for(tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigError, match=r"not a model folder; none of .*cosyvoice3\.yaml, .*tone\.json is there"
+        ConfigError,
+        match=r"not a model folder; it contains none of .*cosyvoice3\.yaml, .*tone\.json",
     ):
         Token2Wav.load(tmp_path)
 
@@ -206,16 +207,20 @@ def test_one_stage_batches_equal_each_alone(codec: Token2Wav) -> None:
 
 
 def test_one_stage_has_no_mel(codec: Token2Wav, codec_folder: Path) -> None:
-    with pytest.raises(ConfigError, match="flow: this model has no such stage; it has decoder"):
+    with pytest.raises(
+        ConfigError, match="flow: this model has no such stage; its stages are decoder"
+    ):
         codec.mel(CODES, NOBODY)
-    with pytest.raises(ConfigError, match="vocoder: this model has no such stage; it has decoder"):
+    with pytest.raises(
+        ConfigError, match="vocoder: this model has no such stage; its stages are decoder"
+    ):
         codec.vocode(np.zeros((2, 5), np.float32))
     with pytest.raises(InputError, match=r"tokens: shape \(3,\), expected \(tokens, 2\)"):
         codec.synthesize([1, 2, 3], NOBODY)
     check_folder(codec_folder)
     (broken := codec_folder / "decoder.safetensors").rename(codec_folder / "elsewhere")
     with pytest.raises(
-        CheckpointError, match=r"neither decoder\.safetensors nor decoder\.pt is there"
+        CheckpointError, match=r"contains neither decoder\.safetensors nor decoder\.pt"
     ):
         check_folder(codec_folder)
     (codec_folder / "elsewhere").rename(broken)

@@ -160,12 +160,12 @@ def test_abandoned_streams_are_freed_in_all_stages(ensemble: Rig, golden: Golden
         while not (errors := connection.answers().errors):
             time.sleep(0.2)
             connection.send([], None, "silent")  # no sign of life
-        assert errors == [f"{IN}stream: no tokens for {IDLE_SECONDS:g} s; it was dropped"]
+        assert errors == [f"{IN}stream: no tokens for {IDLE_SECONDS:g} s, so it was closed"]
     ensemble.wait_until_empty()
     with ensemble.connect(MODEL) as connection:
         connection.send(golden.tokens[60:], None, "abandoned", end=True)
         [error] = connection.answers().errors
-        assert error == f"{IN}stream: no tokens for {IDLE_SECONDS:g} s; it was dropped"
+        assert error == f"{IN}stream: no tokens for {IDLE_SECONDS:g} s, so it was closed"
         # free again
         connection.send(golden.tokens[:1], golden.voice, "abandoned", start=True, end=True)
         assert connection.answers().audio.shape == (960,)
@@ -258,7 +258,7 @@ def test_malformed_requests_are_refused(connection: Connection, golden: GoldenSe
         "audio_format: 'mp3' is not one of float32, int16, mulaw, alaw",
         "prompt_tokens: missing; the first request of an utterance needs it, or a voice_id",
         "tokens: -1 at index 0 is outside the vocabulary 0 to 6560",
-        "tokens: the utterance ended without any; at least 1 is needed",
+        "tokens: 0 sent; an utterance needs at least 1",
         "tokens: the utterance would exceed 200 tokens, the limit of one stream",
     ]
     connection.send(golden.tokens[:2], golden.voice)

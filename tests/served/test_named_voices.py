@@ -116,7 +116,7 @@ def test_a_prompt_that_is_too_long_is_not_registered(limited: Rig) -> None:
     voice = Voice(np.zeros(751, np.int32), np.zeros((1502, 80)), np.ones(192))
     with limited.connect() as connection:
         connection.send([1], voice)
-        assert connection.answers().errors == ["prompt_tokens: 751 tokens, at most 750 are allowed"]
+        assert connection.answers().errors == ["prompt_tokens: 751 tokens; at most 750 are allowed"]
         connection.send([1], named(voice.content_hash))
         [error] = connection.answers().errors
         assert "is not registered here" in error

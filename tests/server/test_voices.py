@@ -79,7 +79,7 @@ def test_a_file_that_cannot_be_used_is_named(
 def test_a_prompt_beyond_the_limit_is_refused(tmp_path: Path) -> None:
     files = (saved(tmp_path / "anna.safetensors", 751),)
     with pytest.raises(
-        ConfigError, match=r"anna\.safetensors: prompt_tokens: 751 tokens, at most 750 are allowed"
+        ConfigError, match=r"anna\.safetensors: prompt_tokens: 751 tokens; at most 750 are allowed"
     ):
         voices_in(ServerConfig(voices=files), CosyVoice3Config.read(TINY))
 

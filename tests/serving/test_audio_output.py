@@ -230,7 +230,8 @@ def test_a_rate_that_a_model_cannot_have_is_refused(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "soxr", None)
     AudioOutput(CONFIG, AudioFormat(sample_rate=24_000))
     with pytest.raises(
-        InputError, match=r"^sample_rate: 8000 needs the library soxr, which this server lacks"
+        InputError,
+        match=r"^sample_rate: 8000 needs the library soxr, which is not installed on this server",
     ):
         AudioOutput(CONFIG, AudioFormat(sample_rate=8000))
 

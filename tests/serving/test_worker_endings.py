@@ -48,7 +48,7 @@ def test_an_idle_utterance_is_dropped(make: Make, model: Token2Wav, voice: Voice
     clock.now += 2.0
     error = kept.failed()
     assert isinstance(error, IdleError)
-    assert str(error) == "stream: no tokens for 30 s; it was dropped"
+    assert str(error) == "stream: no tokens for 30 s, so it was closed"
     assert str(refused(workers, utterance, [1])) == str(error)
     until(lambda: closed.count == 1)
     assert model.pipeline.open_streams == 0
@@ -90,7 +90,7 @@ def test_a_stream_has_a_longest_life(make: Make, voice: Voice) -> None:
     clock.now += 3.0
     error = kept.failed()
     assert isinstance(error, ExpiredError)
-    assert str(error) == "stream: open for 102 s, which is the limit of one stream; it was dropped"
+    assert str(error) == "stream: open for 102 s, the limit of one stream, so it was closed"
     assert closed.count == 1
 
 
@@ -184,9 +184,14 @@ def test_a_full_server_whose_worker_hangs_does_not_say_that_it_is_full(
     with pytest.raises(LimitError, match=r"try again later$"):
         workers.open(voice)
     clock.now += 2.0
-    with pytest.raises(EngineError, match=r"^engine: no batch has ended for 181 s; it hangs$"):
+    with pytest.raises(
+        EngineError, match=r"^engine: no batch has finished for 181 s; the server hangs$"
+    ):
         workers.open(voice)
-    assert str(running.failed()) == "engine: a batch has not ended for 181 s; it hangs"
+    assert (
+        str(running.failed())
+        == "engine: the worker of this stream hangs; its batch has run for 181 s"
+    )
     hanging.gate.set()
     until(lambda: workers._idle_workers == 1)
     assert model.pipeline.open_streams == 0

@@ -82,7 +82,7 @@ def test_a_lost_device_is_told_once_its_utterances_have_failed(
     faulty: tuple[Token2Wav, FaultyVocoder], voice: Voice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def lost(device: torch.device, cause: BaseException) -> None:
-        raise DeviceLostError("engine: the GPU cannot be used any more by this process")
+        raise DeviceLostError("engine: this process can no longer use the GPU")
 
     monkeypatch.setattr(pipeline, "check_device", lost)
     model, vocoder = faulty

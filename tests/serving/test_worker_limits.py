@@ -48,7 +48,7 @@ def test_streams_are_limited_and_a_freed_one_can_be_taken(
         ([[1]], False, "tokens: shape (1, 1), expected one dimension"),
         ([0.5], False, "tokens: type float64, expected integers"),
         ([[1], [1, 2]], False, "tokens: not an array"),
-        ([], True, "tokens: the utterance ended without any; at least 1 is needed"),
+        ([], True, "tokens: 0 sent; an utterance needs at least 1"),
     ],
 )
 def test_a_bad_request_ends_its_utterance_alone(
@@ -91,7 +91,7 @@ def test_requests_that_wait_are_limited(make: Make, voice: Voice) -> None:
     error = refused(workers, utterance, [1])
     running.gate.set()
     assert isinstance(error, LimitError)
-    assert str(error).startswith("requests: 1024 of this stream already wait")
+    assert str(error).startswith("requests: 1024 requests of this stream are already waiting")
     assert running.failed() is error
     assert all(reply.failed() is error for reply in waiting)
 
@@ -117,7 +117,7 @@ def test_tokens_after_the_end_are_refused_and_cost_nothing(
     for end in (False, True):
         error = refused(workers, utterance, late, end=end)
         assert isinstance(error, StreamClosedError)
-        assert str(error) == "stream: it has ended; tokens after the end are not taken"
+        assert str(error) == "stream: it has ended, so it accepts no more tokens"
     running.gate.set()
     assert np.array_equal(joined(running), expected(SECOND))
 
@@ -129,7 +129,7 @@ def test_clients_with_a_name_are_limited_each_and_those_without_are_not(
     opened = [workers.open(voice, client="alice") for _ in range(3)]  # half of 5, rounded up
     with pytest.raises(
         LimitError,
-        match=r"^streams: client 'alice' has 3 open, all that one may have .*try again later$",
+        match=r"^streams: client 'alice' has 3 open streams, the most .*try again later$",
     ):
         workers.open(voice, client="alice")
     opened += [workers.open(voice, client="bob"), workers.open(voice)]

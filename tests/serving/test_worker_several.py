@@ -128,7 +128,10 @@ def test_a_worker_that_hangs_loses_its_streams_and_the_others_go_on(
         assert not lost.outcomes
         clock.now += 2.0
         assert isinstance(lost.failed(), EngineError)
-        assert str(lost.error) == "engine: a batch has not ended for 181 s; it hangs"
+        assert (
+            str(lost.error)
+            == "engine: the worker of this stream hangs; its batch has run for 181 s"
+        )
         assert np.array_equal(joined(speak(workers, voice, FIRST)), expected(FIRST))
         assert workers.open_requests == 0
         until(lambda: model.pipeline.open_streams == 1)  # the engines may still write there
@@ -138,7 +141,9 @@ def test_a_worker_that_hangs_loses_its_streams_and_the_others_go_on(
         assert second.reached.wait(WAIT_SECONDS)
         clock.now += 181.0
         assert isinstance(lost.failed(), EngineError)
-        with pytest.raises(EngineError, match=r"^engine: no batch has ended for 181 s; it hangs$"):
+        with pytest.raises(
+            EngineError, match=r"^engine: no batch has finished for 181 s; the server hangs$"
+        ):
             workers.open(voice)
 
         second.gate.set()
@@ -153,12 +158,12 @@ def test_a_worker_that_hangs_loses_its_streams_and_the_others_go_on(
         workers.close()
     told = [record.getMessage() for record in caplog.records if "worker" in record.getMessage()]
     assert [re.sub(r"worker \d", "a worker", line) for line in told] == [
-        "a worker hangs: its batch has not ended for 181 s, and its 1 streams have failed; 1 of 2 "
+        "a worker hangs: its batch has run for 181 s, and its 1 streams have failed; 1 of 2 "
         "workers go on",
-        "a worker hangs: its batch has not ended for 181 s, and its 1 streams have failed; 0 of 2 "
+        "a worker hangs: its batch has run for 181 s, and its 1 streams have failed; 0 of 2 "
         "workers go on",
-        "a worker is back after 181 s, and takes requests again",
-        "a worker is back after 362 s, and takes requests again",
+        "a worker has finished its batch after 181 s and accepts requests again",
+        "a worker has finished its batch after 362 s and accepts requests again",
     ]
 
 

@@ -159,7 +159,7 @@ class HyperYaml:
             inner = node.value if isinstance(node, Tagged) else node
             if not isinstance(inner, dict) or step not in inner:
                 raise ConfigError(
-                    f"{self._path}: reference {match.group(0)} names nothing in this file"
+                    f"{self._path}: reference {match.group(0)} names no key of this file"
                 )
             node = inner[step]
         return node
@@ -176,7 +176,7 @@ def _evaluate(node: ast.expr, names: Mapping[str, Any]) -> float:
     if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
         return _ARITHMETIC[type(node.op)](_evaluate(node.left, names), _evaluate(node.right, names))
     raise ValueError(
-        f"only numbers, references and + - * / // % are understood, got {ast.dump(node)[:60]}"
+        f"only numbers, references and + - * / // % are allowed, got {ast.dump(node)[:60]}"
     )
 
 
@@ -242,7 +242,7 @@ class ModelNode:
             found = self.get_or(key, type(value), value) if omitted else self.get(key, type(value))
             if found != value:
                 raise ConfigError(
-                    f"{self.name}.{key}: {shown(found)}, but only {shown(value)} is known here"
+                    f"{self.name}.{key}: {shown(found)}, but only {shown(value)} is supported"
                 )
 
     def _value(self, key: str) -> Any:

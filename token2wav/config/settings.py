@@ -76,12 +76,12 @@ class StreamConfig:
         check_bounds(self, "stream")
         if 0 < self.first_tokens < _LEAST_FIRST_TOKENS:
             raise ConfigError(
-                f"stream.first_tokens: {self.first_tokens} is not 0, nor {_LEAST_FIRST_TOKENS} or "
-                f"more"
+                f"stream.first_tokens: {self.first_tokens} is not allowed; must be 0, or "
+                f"{_LEAST_FIRST_TOKENS} or more"
             )
         for index, steps in enumerate(self.steps):
             if steps in self.steps[:index]:
-                raise ConfigError(f"stream.steps[{index}]: {steps} is there twice")
+                raise ConfigError(f"stream.steps[{index}]: {steps} appears more than once")
 
 
 @dataclass(frozen=True)
@@ -181,8 +181,8 @@ class LimitConfig:
             raise LimitError(f"streams: all {self.streams} are in use; try again later")
         if client and sum(owner == client for owner in owners) >= self.client_streams:
             raise LimitError(
-                f"streams: client '{client}' has {self.client_streams} open, all that one may have "
-                "(limits.streams_per_client); try again later"
+                f"streams: client '{client}' has {self.client_streams} open streams, the "
+                "most that one client may have (limits.streams_per_client); try again later"
             )
 
 
@@ -241,13 +241,12 @@ def _with_new_names(data: Any, warn: bool) -> Any:
     for earlier, name in _EARLIER_NAMES.items():
         if earlier in runtime and name in runtime:
             raise ConfigError(
-                f"runtime.{earlier}: the earlier name of runtime.{name}, which is there too; "
-                "remove one"
+                f"runtime.{earlier}: the earlier name of runtime.{name}, which is set too; "
+                f"remove runtime.{earlier}"
             )
         if earlier in runtime and warn:
             log.warning(
-                "runtime.%s: the setting is called runtime.%s now; the next release refuses the "
-                "earlier name",
+                "runtime.%s: deprecated and removed in the next release; use runtime.%s",
                 earlier,
                 name,
             )

@@ -36,12 +36,13 @@ class StrictLoader(yaml.SafeLoader):
         value = super().construct_scalar(node)
         if len(value) > _MAX_SCALAR_CHARS:
             _refuse(
-                f"a value of {len(value)} characters; at most {_MAX_SCALAR_CHARS} are allowed", node
+                f"a value has {len(value)} characters; at most {_MAX_SCALAR_CHARS} are allowed",
+                node,
             )
         return value
 
     def construct_undefined(self, node: yaml.Node) -> NoReturn:
-        _refuse(f"the tag {shown(node.tag)} is not known here; nothing was executed", node)
+        _refuse(f"the tag {shown(node.tag)} is unknown; nothing was executed", node)
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
         for key, _ in node.value:
@@ -57,7 +58,8 @@ class StrictLoader(yaml.SafeLoader):
                 key, line = self.construct_object(key_node, deep=True), key_node.start_mark.line + 1
                 if key in lines:
                     _refuse(
-                        f"key {shown(key)} is given twice, first in line {lines[key]}", key_node
+                        f"key {shown(key)} appears more than once, first in line {lines[key]}",
+                        key_node,
                     )
                 lines[key] = line
         return mapping
@@ -100,7 +102,9 @@ def read_bounded(path: Path) -> bytes:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
     if len(content) > MAX_FILE_BYTES:
-        raise ConfigError(f"{path}: larger than {MAX_FILE_BYTES} bytes, so not a configuration")
+        raise ConfigError(
+            f"{path}: larger than {MAX_FILE_BYTES} bytes, the limit of a configuration file"
+        )
     return content
 
 

@@ -65,7 +65,7 @@ def from_mapping(cls: type[_Config], data: Any, name: str) -> _Config:
     hints = kinds(cls)
     if unknown := [str(key) for key in data if key not in hints]:
         raise ConfigError(
-            f"{name or 'file'}: unknown key {shown(unknown[0])}; known are {', '.join(hints)}"
+            f"{name or 'file'}: unknown key {shown(unknown[0])}; expected one of {', '.join(hints)}"
         )
     values = {}
     for key, value in data.items():

@@ -185,7 +185,7 @@ class EngineFolder:
             ConfigError, CheckpointError: the model folder cannot be used.
         """
         what = (graph, precision, backend)
-        problem = f"{self.path}: the {graph} graph is not there in {precision} for {backend}"
+        problem = f"{self.path}: the graph {graph} in {precision} for {backend} is missing"
         for artifact in self.artifacts():
             if (artifact.graph, artifact.precision, artifact.backend) != what:
                 continue
@@ -219,11 +219,11 @@ class EngineFolder:
                 return f"{name} has {found} bytes instead of {size}"
         if artifact.graph_version != GRAPH_VERSION:
             return (
-                f"its inputs and outputs are of version {artifact.graph_version}, "
-                f"not {GRAPH_VERSION}"
+                f"its inputs and outputs have version {artifact.graph_version}, expected "
+                f"{GRAPH_VERSION}"
             )
         if artifact.fingerprint != fingerprint(model_folder, stage_of(artifact.graph)):
-            return f"it was made from another checkpoint than the one in {model_folder}"
+            return f"it was made from another checkpoint than {model_folder}"
         for package, version in (versions or {}).items():
             if (made_by := artifact.versions.get(package)) != version:
                 return f"it was made by {package} {made_by}, but {version} is installed"
@@ -312,7 +312,7 @@ class EngineFolder:
             yield
         except OSError as error:
             raise ArtifactError(
-                f"{self.path}: cannot be written: {error.strerror}; name another --out"
+                f"{self.path}: cannot be written: {error.strerror}; pass another folder with --out"
             ) from error
 
 
@@ -341,14 +341,14 @@ def _described(path: Path) -> Artifact | None:
             if Path(name).name != name:
                 raise ConfigError(f"file: '{name}' is not a file in this folder")
         if artifact.file not in artifact.sizes:
-            raise ConfigError(f"sizes: '{artifact.file}' is not among them")
+            raise ConfigError(f"sizes: '{artifact.file}' is missing")
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError, ConfigError) as error:
         reason = " ".join(str(error).split())
         raise ArtifactError(
-            f"{path}: not a description of an artefact: {reason}; remove {path.parent} and run "
-            f"token2wav-export again"
+            f"{path}: not a valid description of an artefact: {reason}; remove "
+            f"{path.parent} and run token2wav-export again"
         ) from error
     here = path.parent.name
     sizes = {f"{here}/{name}": size for name, size in artifact.sizes.items()}

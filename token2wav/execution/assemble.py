@@ -85,7 +85,10 @@ def exportable(folder: Path) -> Exportable:
     """
     config = read_config(folder)
     if family_of(config).torch_only:
-        raise ConfigError(f"{folder}: its family runs on torch alone; it has no graphs to export")
+        raise ConfigError(
+            f"{folder}: the family of this model runs only on torch, so there are no graphs to "
+            "export"
+        )
     with torch.device("meta"):
         made = flow_networks(config, "float32")
     return Exportable(config, made, partial(load_network, folder, config))
@@ -174,7 +177,7 @@ def flow_networks(config: Any, storage: Storage) -> FlowNetworks:
     flow: Any = family.network(config, "flow") if "flow" in config.stages else None
     if not hasattr(flow, "estimator"):
         raise ConfigError(
-            "flow: the model has no flow with a cache, which is needed for a plan or an export"
+            "flow: the model has no flow with a cache, which a plan or an export needs"
         )
     vocoder: Any = family.network(config, "vocoder")
     layout = CacheLayout.of(
@@ -319,7 +322,5 @@ def _backend_of(context: LoadContext, family: Family, stream: StreamConfig) -> B
     repeated.
     """
     if stream.reference and family.reference is None:
-        raise ConfigError(
-            "stream.reference: the public loop of this family is not repeated; leave it out"
-        )
+        raise ConfigError("stream.reference: not supported by this family; remove the setting")
     return choose(context, torch_only="stream.reference" if stream.reference else family.torch_only)

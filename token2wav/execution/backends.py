@@ -110,7 +110,7 @@ def choose(context: LoadContext, *, torch_only: str = "") -> Backend:
     if torch_only:
         if context.runtime.backend not in ("auto", "torch"):
             raise ConfigError(
-                f"runtime.backend: {context.runtime.backend} does not run {torch_only}; take torch"
+                f"runtime.backend: {context.runtime.backend} cannot run {torch_only}; set torch"
             )
         return Backend("torch")
     loaders: dict[BackendName, Callable[[], Backend]] = {
@@ -124,8 +124,8 @@ def choose(context: LoadContext, *, torch_only: str = "") -> Backend:
         try:
             return loaders[name]()
         except ConfigError as error:
-            log.info("engine %s would come before others but cannot be used: %s", name, error)
-    raise AssertionError("torch can always be used")
+            log.info("backend %s has priority but cannot be used: %s", name, error)
+    raise AssertionError("torch is always available")
 
 
 def runner(
@@ -213,7 +213,7 @@ def _onnx(context: LoadContext) -> Backend:
 def _tensorrt(context: LoadContext) -> Backend:
     if context.device.type != "cuda":
         raise EngineUnavailableError(
-            f"tensorrt runs on NVIDIA GPUs, and the device is {context.device}"
+            f"tensorrt needs an NVIDIA GPU, but the device is {context.device}"
         )
     problems = []
     for name in PACKAGES:

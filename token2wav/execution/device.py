@@ -39,13 +39,13 @@ def device_named(name: str) -> torch.device:
     # torch wraps large indices around
     if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
         raise ConfigError(
-            f"runtime.device: '{name}' was asked for, but torch sees {torch.cuda.device_count()} "
-            f"GPUs"
+            f"runtime.device: '{name}' is not available; torch finds "
+            f"{torch.cuda.device_count()} GPUs"
         )
     try:
         return torch.device(name)
     except RuntimeError as error:
-        raise ConfigError(f"runtime.device: '{name}' is not a device of torch") from error
+        raise ConfigError(f"runtime.device: '{name}' is not a valid torch device") from error
 
 
 @contextmanager
@@ -89,8 +89,8 @@ def cache_bytes(mib: int, device: torch.device) -> int:
     free = torch.cuda.mem_get_info(device)[0] if on_gpu else available_bytes()
     if mib << 20 > free:
         raise ConfigError(
-            f"runtime.cache_mib: {mib} MiB, but {free >> 20} MiB of memory are free on {device}; "
-            "set less, or 0 for a share of the free memory"
+            f"runtime.cache_mib: {mib} MiB, but only {free >> 20} MiB are free on {device}; "
+            "set a smaller value, or 0 for a share of the free memory"
         )
     if mib:
         return mib << 20
@@ -145,5 +145,5 @@ def check_device(device: torch.device, cause: BaseException) -> None:
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:200]
         raise DeviceLostError(
-            f"engine: the GPU cannot be used any more by this process: {reason}"
+            f"engine: this process can no longer use the GPU: {reason}"
         ) from cause

@@ -223,7 +223,7 @@ class TensorRTModule:
             if not context.set_tensor_address(name, tensor.data_ptr()):
                 raise EngineError(f"tensorrt: no tensor '{name}' in the engine")
         if not context.execute_async_v3(torch.cuda.current_stream().cuda_stream):
-            raise EngineError("tensorrt: the engine could not be launched; its log says why")
+            raise EngineError("tensorrt: the engine could not be launched; the log has the reason")
 
     def _context(self, shapes: dict[str, tuple[int, ...]]) -> Any:
         key = tuple(shapes.values())

@@ -238,7 +238,8 @@ class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
         if hold_frames >= network.lookahead_frames:
             least = network.lookahead_frames
             raise ConfigError(
-                f"stream.hold_frames: {hold_frames} is not below {least}, all that is held back"
+                f"stream.hold_frames: {hold_frames} must be below {least}, the number of "
+                "frames that are held back"
             )
         self._early = (
             network.output_delay - hold_frames * network.frame_samples if hold_frames else 0

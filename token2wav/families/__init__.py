@@ -40,7 +40,7 @@ def family_of(folder: Path) -> Any:
         if any((folder / file).is_file() for file in family.FILES):
             return family
     files = ", ".join(file for family in families for file in family.FILES)
-    raise ConfigError(f"{folder}: not a model folder; none of {files} is there")
+    raise ConfigError(f"{folder}: not a model folder; it contains none of {files}")
 
 
 def read_config(folder: Path) -> ModelConfig:

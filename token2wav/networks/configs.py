@@ -40,7 +40,7 @@ Level = Annotated[float, Bounds(1e-9, 1e6)]  # level of a signal
 Times = Annotated[tuple[Annotated[float, Bounds(0, 1)], ...], Length(MOST_STEPS + 1)]
 
 SEES: dict[Mask, tuple[int, int]] = {"block": (0, 0), "backward": (1, 0), "forward": (0, 1)}
-"""Blocks before and after its own that a frame sees in a layer with each mask."""
+"""By mask: numbers of blocks before and after its own block that a frame attends to."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class GuidedAttention:
                     )
                 if masks[number - 1] != "block":
                     raise ConfigError(
-                        f"{name}_layers: layer {number} has a mask already: {masks[number - 1]}"
+                        f"{name}_layers: layer {number} already has the mask {masks[number - 1]}"
                     )
                 masks[number - 1] = "backward" if name == "backward" else "forward"
         return cls(tuple(masks))
@@ -140,10 +140,12 @@ class ScheduleConfig:
         if not self.times:
             return
         if len(self.times) < 2 or (self.times[0], self.times[-1]) != (0, 1):
-            raise ConfigError(f"times: {len(self.times)} of them; they start with 0 and end with 1")
+            raise ConfigError(
+                f"times: {len(self.times)} values; the first must be 0 and the last 1"
+            )
         for index, (before, after) in enumerate(pairwise(self.times), start=1):
             if after <= before:
-                raise ConfigError(f"times[{index}]: {after:g} does not come after {before:g}")
+                raise ConfigError(f"times[{index}]: {after:g} is not greater than {before:g}")
 
 
 @dataclass(frozen=True)
@@ -162,7 +164,8 @@ class CodebookConfig:
     def __post_init__(self) -> None:
         if self.count < 2:
             raise ConfigError(
-                f"flow.codebooks.count: {self.count} is below 2; for one code leave codebooks out"
+                f"flow.codebooks.count: {self.count} is below 2; for one code per token, "
+                "remove codebooks"
             )
 
 

@@ -51,7 +51,9 @@ def read_state(path: Path) -> dict[str, Any]:
         # The rest of torch's message explains how to execute the pickle.
         asked_for = re.search(r"GLOBAL (\S+)", str(error))
         reason = (
-            f"it asks for '{asked_for.group(1)}'" if asked_for else "it is no pickle of tensors"
+            f"the file refers to '{asked_for.group(1)}'"
+            if asked_for
+            else "the file is not a pickle of tensors"
         )
         raise CheckpointError(f"{path}: refused, nothing was executed: {reason}") from error
     except Exception as error:  # a damaged pickle makes torch raise almost anything
@@ -92,9 +94,7 @@ def floating_tensors(
             )
         current = current_name(str(name))
         if current in weights:
-            raise CheckpointError(
-                f"{path}: '{current}' is there twice, the second time as '{name}'"
-            )
+            raise CheckpointError(f"{path}: '{current}' appears twice, the second time as '{name}'")
         weights[current] = value
     return weights
 
@@ -145,9 +145,9 @@ class SkipInit(TorchFunctionMode):
             self._made += math.prod(args[0] if isinstance(args[0], Sequence) else args)
             if self._made > self._most:
                 raise CheckpointError(
-                    f"{self._path}: the sizes in the model's configuration make a network of more "
-                    f"than {self._most} "
-                    "parameters, which this file is too small for; correct its depth and widths"
+                    f"{self._path}: the file is too small for the configuration, whose "
+                    f"network has more than {self._most} parameters; correct the depth and "
+                    "widths in the configuration"
                 )
         return func(*args, **(kwargs or {}))
 
@@ -176,7 +176,7 @@ def _compare(module: nn.Module, weights: Mapping[str, torch.Tensor], path: Path)
             f"{len(names)} {kind}: {_listed(names)}" for kind, names in problems.items() if names
         ]
         raise CheckpointError(
-            f"{path}: parameters do not fit the configuration; {'; '.join(lists)}"
+            f"{path}: parameters do not match the configuration; {'; '.join(lists)}"
         )
 
 

@@ -142,9 +142,9 @@ class AudioOutput:
         if samples_per_token.denominator != 1:
             raise InputError(
                 "sample_rate",
-                f"{self._sample_rate} gives {float(samples_per_token):.2f} samples per token of "
-                f"this model, no whole "
-                f"number; its own is {config.sample_rate}",
+                f"{self._sample_rate} gives {float(samples_per_token):.2f} samples per "
+                "token of this model, which is not a whole number; the rate of the model "
+                f"is {config.sample_rate}",
             )
         self._samples_per_token = int(samples_per_token)
         self._resampler = (
@@ -229,7 +229,7 @@ def _resampler(model_rate: int, sample_rate: int) -> Any:
     except ImportError:
         raise InputError(
             "sample_rate",
-            f"{sample_rate} needs the library soxr, which this server lacks; its own is "
-            f"{model_rate}",
+            f"{sample_rate} needs the library soxr, which is not installed on this server; "
+            f"the rate of the model is {model_rate}",
         ) from None
     return soxr.ResampleStream(model_rate, sample_rate, 1, "float32")

@@ -145,7 +145,7 @@ class Chunker:
             InputError: the utterance would end without any token.
         """
         if end and not self.new_tokens + len(tokens):
-            raise InputError("tokens", "the utterance ended without any; at least 1 is needed")
+            raise InputError("tokens", "0 sent; an utterance needs at least 1")
         self._append(tokens)
         if len(tokens):
             self._arrivals.add(len(tokens), self._playback.now())

@@ -91,7 +91,8 @@ def is_cancelled(reply: Reply) -> bool:
         return reply.is_cancelled()
     except Exception:
         log.warning(
-            "a request could not say whether it was cancelled, so it is taken to be", exc_info=True
+            "reading whether a request was cancelled failed; the request counts as cancelled",
+            exc_info=True,
         )
         return True
 
@@ -101,6 +102,4 @@ def attempt(call: Callable[..., None], *arguments: Any) -> None:
     try:
         call(*arguments)
     except Exception:
-        log.warning(
-            "%s failed, and is passed over", getattr(call, "__qualname__", call), exc_info=True
-        )
+        log.warning("%s failed and is skipped", getattr(call, "__qualname__", call), exc_info=True)

@@ -232,7 +232,7 @@ class Pipeline:
     def _stage(self, name: StageName) -> Stage:
         if name not in self.stages:
             raise ConfigError(
-                f"{name}: this model has no such stage; it has {', '.join(self.stages)}"
+                f"{name}: this model has no such stage; its stages are {', '.join(self.stages)}"
             )
         return self.stages[name]
 

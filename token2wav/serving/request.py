@@ -16,7 +16,7 @@ from token2wav.serving.chunking import Chunker
 from token2wav.serving.clocks import Playback
 from token2wav.voice import Voice
 
-ENDED = "stream: it has ended; tokens after the end are not taken"
+ENDED = "stream: it has ended, so it accepts no more tokens"
 
 
 class Reply(Protocol):

@@ -96,8 +96,8 @@ class Scheduler:
             )
         if len(request.messages) >= MAX_WAITING_MESSAGES:
             raise LimitError(
-                f"requests: {MAX_WAITING_MESSAGES} of this stream already wait; send more tokens "
-                f"in each"
+                f"requests: {MAX_WAITING_MESSAGES} requests of this stream are already "
+                "waiting; send more tokens in each request"
             )
         request.chunker.push(tokens, end=end)
         if request.status is not Status.RUNNING:
@@ -206,15 +206,14 @@ class Scheduler:
         for request in self.requests:
             if now - request.admitted > (seconds := self._open_seconds):
                 message = (
-                    f"stream: open for {seconds:g} s, which is the limit of one stream; "
-                    f"it was dropped"
+                    f"stream: open for {seconds:g} s, the limit of one stream, so it was closed"
                 )
                 found.append((request, ExpiredError(message)))
             elif request.awaits_tokens and now - request.last_progress > (
                 seconds := limits.idle_seconds
             ):
                 found.append(
-                    (request, IdleError(f"stream: no tokens for {seconds:g} s; it was dropped"))
+                    (request, IdleError(f"stream: no tokens for {seconds:g} s, so it was closed"))
                 )
         return found
 

@@ -127,7 +127,9 @@ class WorkerPool(RequestPool):
         now = self._clock()
         if all(worker.hangs(now) for worker in self._workers):
             seconds = now - max(worker.since for worker in self._workers)
-            raise EngineError(f"engine: no batch has ended for {seconds:.0f} s; it hangs")
+            raise EngineError(
+                f"engine: no batch has finished for {seconds:.0f} s; the server hangs"
+            )
 
     def _run(self, worker: _Worker) -> None:
         # Applies to this worker only: torch stores the number for each thread.
@@ -146,7 +148,7 @@ class WorkerPool(RequestPool):
                     worker.taken, worker.lost = (), False
                 if lost:
                     log.warning(
-                        "worker %d is back after %.0f s, and takes requests again",
+                        "worker %d has finished its batch after %.0f s and accepts requests again",
                         worker.number,
                         seconds,
                     )
@@ -207,12 +209,13 @@ class WorkerPool(RequestPool):
             working = sum(not worker.hangs(now) for worker in self._workers)
         for worker, requests, seconds in hung_batches:
             log.error(
-                "worker %d hangs: its batch has not ended for %.0f s, and its %d streams have "
-                "failed; %d of %d workers "
-                "go on",
+                "worker %d hangs: its batch has run for %.0f s, and its %d streams have "
+                "failed; %d of %d workers still run",
                 *(worker.number, seconds, len(requests), working, len(self._workers)),
             )
-            error = EngineError(f"engine: a batch has not ended for {seconds:.0f} s; it hangs")
+            error = EngineError(
+                f"engine: the worker of this stream hangs; its batch has run for {seconds:.0f} s"
+            )
             for request in requests:
                 self.cancel(request, error)
 

@@ -199,7 +199,8 @@ def test_a_folder_that_is_no_model_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such model folder"):
         read_config(tmp_path / "nowhere")
     with pytest.raises(
-        ConfigError, match=r"not a model folder; none of .*cosyvoice3\.yaml, .*streamflow\.yaml"
+        ConfigError,
+        match=r"not a model folder; it contains none of .*cosyvoice3\.yaml, .*streamflow\.yaml",
     ):
         read_config(tmp_path)
     shutil.copy(TINY / "cosyvoice3.yaml", tmp_path / "file")

@@ -48,8 +48,8 @@ def test_reach_of_the_paper() -> None:
     [
         ((0,), (), "backward_layers: 0 is not one of the layers 1 to 22"),
         ((), (23,), "forward_layers: 23 is not one of the layers 1 to 22"),
-        ((7, 7), (), "backward_layers: layer 7 has a mask already: backward"),
-        ((7,), (7,), "forward_layers: layer 7 has a mask already: backward"),
+        ((7, 7), (), "backward_layers: layer 7 already has the mask backward"),
+        ((7,), (7,), "forward_layers: layer 7 already has the mask backward"),
     ],
 )
 def test_an_assignment_that_cannot_be(
@@ -112,8 +112,14 @@ def test_hops_and_look_ahead_follow_from_the_assignment() -> None:
 @pytest.mark.parametrize(
     ("stream", "words"),
     [
-        (StreamConfig(left_blocks=3), "stream.left_blocks: 3 does not go with guided attention"),
-        (StreamConfig(reference=True), "stream.reference: True does not go with guided attention"),
+        (
+            StreamConfig(left_blocks=3),
+            "stream.left_blocks: 3 cannot be combined with guided attention",
+        ),
+        (
+            StreamConfig(reference=True),
+            "stream.reference: True cannot be combined with guided attention",
+        ),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(stream: StreamConfig, words: str) -> None:

@@ -147,16 +147,16 @@ def test_unreadable_config(tmp_path: Path, capfd: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize(
     ("settings", "part"),
     [
-        ("runtime: {device: 'cuda:99'}", "runtime.device: 'cuda:99' was asked for, but torch sees"),
+        ("runtime: {device: 'cuda:99'}", "runtime.device: 'cuda:99' is not available; torch finds"),
         ("runtime: {device: cpu, backend: onnx}", "run: token2wav-export onnx --model"),
         (
             "runtime: {device: cpu, backend: tensorrt}",
-            "tensorrt runs on NVIDIA GPUs, and the device is cpu",
+            "tensorrt needs an NVIDIA GPU, but the device is cpu",
         ),
         ("runtime: {device: cpu, cache_mib: 10000000}", "runtime.cache_mib: 10000000 MiB, but "),
         ("stream: {max_hop_tokens: 30}", "stream.max_hop_tokens: 30 is not a multiple"),
         ("limits: {streams: 100000000}", "limits.streams: 100000000 is not between 1 and 10000"),
-        ("limits: {streams: 2, streams: 3}", "key 'streams' is given twice"),
+        ("limits: {streams: 2, streams: 3}", "key 'streams' appears more than once"),
     ],
 )
 def test_settings_that_this_machine_cannot_serve(

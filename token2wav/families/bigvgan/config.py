@@ -58,7 +58,7 @@ class BigVGANConfig:
             ("resblock_dilation_sizes", "resblock_kernel_sizes"),
         ):
             if (found := len(getattr(self, one))) != (wanted := len(getattr(self, other))):
-                raise ConfigError(f"{one}: {found} entries, but {other} has {wanted}")
+                raise ConfigError(f"{one}: {found} entries, but {other} has {wanted} entries")
         for index, kernel in enumerate(self.resblock_kernel_sizes):
             if kernel % 2 == 0:
                 raise ConfigError(
@@ -70,19 +70,19 @@ class BigVGANConfig:
         ):
             if kernel < rate or (kernel - rate) % 2:
                 raise ConfigError(
-                    f"upsample_kernel_sizes[{index}]: {kernel} must be the rate {rate} or more by "
-                    f"an even number, "
-                    "so that a stage makes that many samples of each"
+                    f"upsample_kernel_sizes[{index}]: {kernel} must equal the rate {rate} "
+                    f"or exceed it by an even number, so that a stage makes {rate} samples "
+                    "of each sample"
                 )
         if not self.upsample_initial_channel >> (stages := len(self.upsample_rates)):
             raise ConfigError(
-                f"upsample_initial_channel: {self.upsample_initial_channel} is halved in each of "
-                f"{stages} stages, "
-                f"which leaves none; at least {1 << stages} are needed"
+                f"upsample_initial_channel: {self.upsample_initial_channel} is too small "
+                f"for {stages} stages, which halve it each; at least {1 << stages} channels "
+                "are needed"
             )
         if (product := math.prod(self.upsample_rates)) != self.hop_size:
             raise ConfigError(
-                f"hop_size: {self.hop_size}, but upsample_rates make {product} samples of a frame"
+                f"hop_size: {self.hop_size}, but upsample_rates give {product} samples per frame"
             )
 
     @property
@@ -118,7 +118,7 @@ def generator_file(folder: Path) -> Path:
     for name in GENERATOR_FILES:
         if (path := folder / name).is_file():
             return path
-    raise CheckpointError(f"{folder}: none of {', '.join(GENERATOR_FILES)} is there")
+    raise CheckpointError(f"{folder}: contains none of {', '.join(GENERATOR_FILES)}")
 
 
 def vocoder_from(
@@ -142,10 +142,10 @@ def vocoder_from(
     """
     section = ModelNode.of(document.resolve("vocoder"), "vocoder")
     if unknown := [str(key) for key in section.data if key not in ("type", "folder")]:
-        raise ConfigError(f"vocoder: unknown key {shown(unknown[0])}; known are type, folder")
+        raise ConfigError(f"vocoder: unknown key {shown(unknown[0])}; expected type or folder")
     if (kind := section.get("type", str)) != "bigvgan":
         raise ConfigError(
-            f"vocoder.type: {shown(kind)} is not bigvgan; for HiFT leave the section vocoder out"
+            f"vocoder.type: {shown(kind)} is not bigvgan; for HiFT, remove the section vocoder"
         )
     below = section.get_or("folder", str, ".")
     if (path := PurePosixPath(below)).is_absolute() or ".." in path.parts:
@@ -155,9 +155,9 @@ def vocoder_from(
     hop = sample_rate / (token_frame_rate * token_mel_ratio)
     if not math.isclose(hop, round(hop), rel_tol=1e-6):
         raise ConfigError(
-            f"sample_rate: {sample_rate} Hz give {hop:.2f} samples to each of "
-            f"{token_frame_rate:g} x "
-            f"{token_mel_ratio} mel frames per second, which must be a whole number"
+            f"sample_rate: {sample_rate} Hz gives {hop:.2f} samples to each of "
+            f"{token_frame_rate:g} x {token_mel_ratio} mel frames per second; the number "
+            "must be whole"
         )
     check_mel(config, MelSettings(sample_rate, round(hop), bands))
     return config, below
@@ -176,8 +176,8 @@ def check_mel(config: BigVGANConfig, flow: MelSettings) -> None:
         if ours != wanted
     ]:
         raise ConfigError(
-            f"BigVGAN: {', '.join(differing)}; take one that was trained on mels as the flow "
-            f"makes them"
+            f"BigVGAN: {', '.join(differing)}; use a BigVGAN that was trained on the mels "
+            "of the flow"
         )
 
 
@@ -186,7 +186,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
-            raise ConfigError(f"key {shown(key)} is given twice")
+            raise ConfigError(f"key {shown(key)} appears more than once")
         found[key] = value
     return found
 

@@ -52,13 +52,12 @@ def _folded(weights: dict[str, torch.Tensor], path: Path) -> dict[str, torch.Ten
         length, direction = folded.pop(stem + _LENGTH).float(), folded.pop(name).float()
         if direction.dim() != 3 or length.shape != (len(direction), 1, 1):
             raise CheckpointError(
-                f"{path}: '{stem}{_LENGTH}' has shape {tuple(length.shape)}, which does not fit "
-                f"'{name}' of "
-                f"{tuple(direction.shape)}"
+                f"{path}: '{stem}{_LENGTH}' has shape {tuple(length.shape)}, which does not "
+                f"match '{name}' of {tuple(direction.shape)}"
             )
         if stem + ".weight" in folded:
             raise CheckpointError(
-                f"{path}: '{stem}.weight' is there twice, the second time as '{name}'"
+                f"{path}: '{stem}.weight' appears twice, the second time as '{name}'"
             )
         folded[stem + ".weight"] = direction * (length / direction.norm(dim=(1, 2), keepdim=True))
     return folded

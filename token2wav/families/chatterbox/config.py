@@ -115,11 +115,11 @@ def _shapes(path: Path) -> Shapes:
 def _counted(shapes: Shapes, path: Path) -> tuple[EncoderConfig, UNetConfig, HiFTConfig]:
     def size(name: str, axis: int = 0) -> int:
         if name not in shapes:
-            raise ConfigError(f"{path}: '{name}' is missing, which tells a size of S3Gen")
+            raise ConfigError(f"{path}: '{name}' is missing; a size of S3Gen is read from it")
         if len(shapes[name]) <= axis:
             raise ConfigError(
-                f"{path}: '{name}' has the shape {shapes[name]}, without the size {axis + 1} of "
-                f"S3Gen"
+                f"{path}: '{name}' has the shape {shapes[name]}, which lacks dimension "
+                f"{axis + 1}; a size of S3Gen is read from it"
             )
         return shapes[name][axis]
 

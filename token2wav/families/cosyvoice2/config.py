@@ -267,7 +267,7 @@ def _estimator_from(decoder: ModelNode, bands: int, block_frames: int) -> UNetCo
     estimator.only({"act_fn": "gelu"}, omitted=False)
     if len(channels := estimator.get("channels", tuple[Width, ...])) != 1:
         raise ConfigError(
-            f"{estimator.name}.channels: {len(channels)} of them; only one resolution is known"
+            f"{estimator.name}.channels: {len(channels)} entries; only one resolution is supported"
         )
     return UNetConfig(
         channels[0],

@@ -182,6 +182,6 @@ class StreamFlowConfig(CosyVoice3Config):
         for key in ("left_blocks", "reference"):
             if (value := getattr(stream, key)) != getattr(default, key):
                 raise ConfigError(
-                    f"stream.{key}: {value} does not go with guided attention, whose layers say "
-                    f"who sees whom"
+                    f"stream.{key}: {value} cannot be combined with guided attention, whose "
+                    "layers set their own attention masks"
                 )
