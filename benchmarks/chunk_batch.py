@@ -151,6 +151,6 @@ def shortage(model: Token2Wav, streams: int, spoken_tokens: int) -> str | None:
     if not usage.capacity or needed <= usage.capacity:
         return None
     return (
-        f"needs {needed} pages of {usage.page_bytes / 1e6:.1f} MB, "
-        f"and the cache has {usage.capacity}"
+        f"the batch needs {needed} pages of {usage.page_bytes / 1000000.0:.1f} MB, but the "
+        f"cache has {usage.capacity}"
     )

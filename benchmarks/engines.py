@@ -162,9 +162,13 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", choices=[*SIZES, "full"], default=list(SIZES))
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 4])
     parser.add_argument(
-        "--histories", type=float, nargs="+", default=[0, 10, 30], help="seconds spoken before"
+        "--histories",
+        type=float,
+        nargs="+",
+        default=[0, 10, 30],
+        help="seconds of audio before the measured chunk",
     )
-    parser.add_argument("--name", default="engines", help="of the result files")
+    parser.add_argument("--name", default="engines", help="name of the result files")
     options = parser.parse_args()
     results = run(options.device, options.sizes, options.batches, options.histories)
     save(

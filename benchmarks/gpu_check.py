@@ -105,7 +105,9 @@ def measure(options: argparse.Namespace, out: Path) -> list[Path]:
         "device", "cuda" if torch.cuda.is_available() or not options.rehearse else "cpu"
     )
     if device.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigError("torch sees no CUDA device; --rehearse runs the report in small on a CPU")
+        raise ConfigError(
+            "torch finds no CUDA device; --rehearse runs a small version of the report on a CPU"
+        )
     settings = Settings(out, device)
     settings = settings.rehearsal() if options.rehearse else settings
     if options.section:
@@ -132,7 +134,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--slice", type=int, choices=SLICES, help="of the report")
+    what.add_argument("--slice", type=int, choices=SLICES, help="slice of the report to run")
     what.add_argument(
         "--section", nargs="+", choices=SECTIONS, metavar="SECTION", help=", ".join(SECTIONS)
     )
@@ -141,19 +143,27 @@ def main() -> int:
         nargs="+",
         type=Path,
         metavar="FOLDER",
-        help="write one report of several folders",
+        help="merge the results of several folders into one report",
     )
     parser.add_argument(
-        "--out", type=Path, help="folder (default: benchmarks/results/gpu, rehearsals: out/gpu)"
+        "--out",
+        type=Path,
+        help="folder of the report (default: benchmarks/results/gpu; out/gpu for rehearsals)",
     )
     parser.add_argument(
-        "--minutes", type=float, default=8.0, help="after which a slice has ended (default: 8)"
+        "--minutes", type=float, default=8.0, help="time limit of a slice in minutes (default: 8)"
     )
     parser.add_argument(
-        "--rehearse", action="store_true", help="with the tiny model and the least of all"
+        "--rehearse",
+        action="store_true",
+        help="run the smallest version of each section, with the tiny model",
     )
     parser.add_argument(
-        "--set", nargs="+", default=[], metavar="NAME=VALUE", help="of benchmarks/gpu/settings.py"
+        "--set",
+        nargs="+",
+        default=[],
+        metavar="NAME=VALUE",
+        help="values that replace settings of benchmarks/gpu/settings.py",
     )
     options = parser.parse_args()
     out = options.out or (ROOT / "out" / "gpu" if options.rehearse else PUBLISHED / "gpu")

@@ -42,7 +42,7 @@ def resized_yaml(sizes: Mapping[str, int]) -> str:
     for key, value in sizes.items():
         text, count = re.subn(rf"(?m)^( +{key}:) \d+$", rf"\1 {value}", text)
         if count != 1:
-            raise ValueError(f"{key} stands {count} times in {TEMPLATE}")
+            raise ValueError(f"{key} occurs {count} times in {TEMPLATE}, expected once")
     return text
 
 

@@ -432,22 +432,32 @@ def main() -> None:
         type=int,
         nargs="+",
         default=[10, 30],
-        help="positions of chunks after the first",
+        help="positions of measured chunks after the first",
     )
     parser.add_argument(
-        "--repeats", type=int, default=_REPEATS, help="chunks in a row that are timed there"
+        "--repeats",
+        type=int,
+        default=_REPEATS,
+        help="number of consecutive chunks that are timed at each position",
     )
-    parser.add_argument("--many", type=int, default=1, help="how many of these four streams go to")
+    parser.add_argument(
+        "--many",
+        type=int,
+        default=1,
+        help="number of positions in --seconds that are also measured with four streams",
+    )
     parser.add_argument(
         "--storage",
         default="float16",
-        help="of our cache: four streams of CosyVoice2 take 0.5 GB a second",
+        help="size of the cache of token2wav; four streams of CosyVoice2 take 0.5 GB per second",
     )
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--out", default="peers", help="name of the result")
-    parser.add_argument("--plot", action="store_true", help="only draw the result")
     parser.add_argument(
-        "--windows", action="store_true", help="only compare ways to stream Chatterbox"
+        "--plot", action="store_true", help="only draw the plot of an existing result"
+    )
+    parser.add_argument(
+        "--windows", action="store_true", help="only compare the methods of streaming Chatterbox"
     )
     options = parser.parse_args()
     if options.windows:

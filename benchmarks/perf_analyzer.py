@@ -132,7 +132,7 @@ def run_perf_analyzer(
         except subprocess.TimeoutExpired:
             # perf_analyzer waits without end for a server that died.
             raise PerfError(
-                f"{load.label}: perf_analyzer was not done after {patience_s:.0f} s"
+                f"{load.label}: perf_analyzer did not finish within {patience_s:.0f} s"
             ) from None
         if done.returncode:
             raise PerfError(
@@ -263,14 +263,19 @@ def main() -> int:
     )
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
-        "--url", metavar="HOST:PORT", help="gRPC of a server that runs, instead of starting one"
+        "--url",
+        metavar="HOST:PORT",
+        help="gRPC address of a running server; a server is started if this is absent",
     )
     where.add_argument(
-        "--model", default="tests/data/tiny", help=f"folder, or random weights: {', '.join(SIZES)}"
+        "--model",
+        default="tests/data/tiny",
+        help=f"model folder, or a size for a model with random weights: {', '.join(SIZES)}",
     )
     parser.add_argument(
         "--config",
-        help="settings file of the server; of one that runs, too: its player's buffer is used",
+        help="settings file of the server, which also sets the player's buffer; give it for a "
+        "running server too",
     )
     parser.add_argument("--concurrency", type=int, nargs="*", default=[1, 2, 4])
     parser.add_argument(
@@ -283,16 +288,22 @@ def main() -> int:
         default=["constant", "poisson"],
     )
     parser.add_argument(
-        "--requests", type=int, default=30, help="utterances of each load (default: %(default)s)"
+        "--requests",
+        type=int,
+        default=30,
+        help="number of utterances of each load (default: %(default)s)",
     )
     parser.add_argument(
-        "--seconds", type=float, default=8.0, help="of audio in each (default: %(default)g)"
+        "--seconds",
+        type=float,
+        default=8.0,
+        help="seconds of audio in each utterance (default: %(default)g)",
     )
     parser.add_argument(
         "--out", type=Path, default=OUT, help="folder of the reports (default: out/perf)"
     )
     parser.add_argument(
-        "--quick", action="store_true", help="fewer loads and utterances: about a minute"
+        "--quick", action="store_true", help="run fewer loads and utterances, for about a minute"
     )
     options = parser.parse_args()
     if options.quick:

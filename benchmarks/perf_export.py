@@ -78,10 +78,10 @@ def read_export(export: Path) -> list[HeardUtterance]:
         heard = [_heard(request) for request in experiment["requests"]]
     except (ValueError, KeyError, TypeError) as error:
         raise ExportError(
-            f"{export}: not a whole export of one load on token2wav ({error!r})"
+            f"{export}: not a complete export of one load on token2wav ({error!r})"
         ) from error
     if not heard:
-        raise ExportError(f"{export}: no requests; perf_analyzer measured none")
+        raise ExportError(f"{export}: no requests; perf_analyzer measured no utterance")
     return sorted(heard, key=lambda utterance: utterance.sent_s)
 
 

@@ -78,14 +78,14 @@ def main() -> None:
         "--text",
         type=Path,
         default=HELD_OUT,
-        help="one sentence a line (default: the held-out ones)",
+        help="text file with one sentence per line (default: the held-out sentences)",
     )
+    parser.add_argument("--recordings", type=Path, default=RECORDINGS, help="folder for recordings")
+    parser.add_argument("--sentences", type=int, help="number of sentences (default: all)")
     parser.add_argument(
-        "--recordings", type=Path, default=RECORDINGS, help="where recordings are kept"
+        "--first-audio", action="store_true", help="measure only streams with provisional chunks"
     )
-    parser.add_argument("--sentences", type=int, help="how many of the sentences (default: all)")
-    parser.add_argument("--first-audio", action="store_true", help="only streams that speak early")
-    parser.add_argument("--name", default="quality", help="of the results")
+    parser.add_argument("--name", default="quality", help="name of the result files")
     options = parser.parse_args()
 
     front_end = FrontEnd(options.model)

@@ -299,17 +299,27 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--model", default="tiny", help=f"folder, or random weights of a size: {', '.join(SIZES)}"
+        "--model",
+        default="tiny",
+        help=f"model folder, or a size for a model with random weights: {', '.join(SIZES)}",
     )
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES), metavar="MODE")
     parser.add_argument(
-        "--clients", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32], help="of the closed loop"
+        "--clients",
+        type=int,
+        nargs="+",
+        default=[1, 2, 4, 8, 16, 32],
+        help="numbers of clients in the closed loop",
     )
     parser.add_argument(
-        "--arrivals", type=float, nargs="*", default=[1.0], help="per second, of the open loop"
+        "--arrivals",
+        type=float,
+        nargs="*",
+        default=[1.0],
+        help="numbers of utterances per second in the open loop",
     )
     parser.add_argument(
-        "--seconds", type=float, default=20.0, help="for which a load starts utterances"
+        "--seconds", type=float, default=20.0, help="seconds in which a load starts utterances"
     )
     parser.add_argument("--utterance-seconds", type=float, default=8.0)
     parser.add_argument("--tokens-per-request", type=int, default=5)
@@ -317,9 +327,9 @@ def main() -> None:
         "--buffer-seconds",
         type=float,
         default=0.5,
-        help="that a player waits after the first audio",
+        help="seconds that a player waits after the first audio",
     )
-    parser.add_argument("--name", default="serving_load", help="of the result files")
+    parser.add_argument("--name", default="serving_load", help="name of the result files")
     options = parser.parse_args()
     rates = (PACE, AT_ONCE)
     loads = [Load(clients, 0.0, rate) for rate in rates for clients in options.clients]

@@ -173,21 +173,28 @@ def main() -> None:
     )
     parser.add_argument("--models", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument(
-        "--seconds", type=int, nargs="+", default=[10, 30, 60, 120], help="lengths of streams"
+        "--seconds",
+        type=int,
+        nargs="+",
+        default=[10, 30, 60, 120],
+        help="seconds of audio of each stream",
     )
     parser.add_argument(
         "--endless",
         type=int,
         default=1200,
-        help="length of one more, windowed stream of the first model",
+        help="seconds of one additional stream with a window, of the first model",
     )
     parser.add_argument(
-        "--repeats", type=int, default=1, help="of every stream; the median by flow time is kept"
+        "--repeats",
+        type=int,
+        default=1,
+        help="number of runs of every stream; the run with the median flow time is reported",
     )
-    parser.add_argument("--name", default="streaming_cost", help="of the result files")
+    parser.add_argument("--name", default="streaming_cost", help="name of the result files")
     options = parser.parse_args()
     if min(options.endless, *options.seconds) < 1:
-        parser.error("--seconds and --endless: streams last at least 1 second")
+        parser.error("--seconds and --endless: must be at least 1 second")
     with tempfile.TemporaryDirectory() as temporary:
         folders = {
             name: random_model(Path(temporary) / name, SIZES[name]) for name in options.models

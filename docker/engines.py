@@ -1,12 +1,11 @@
-"""Engine folder of this machine, which no other kind of machine shares: engines are found and built
-for it.
+"""Command that finds or builds the engines of this machine.
 
     engines.py folder ROOT
     engines.py build ROOT --model FOLDER [--config FILE]
 
-An engine runs only on the GPU it was built for and with the TensorRT that built it. A volume may
-serve several machines and outlives updates of both; so each combination has a folder of its own
-below ROOT.
+An engine runs only on the GPU and with the TensorRT version for which it was built. A volume may be
+shared by several machines, and outlives updates of GPU and TensorRT. Each combination therefore has
+its own folder below ROOT.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ from token2wav_export import cli
 from token2wav_export.engines import build_target, load_package, own_target, version_of
 
 UNUSABLE = 2
-# What a server captures: batches of at most so many streams (it runs larger ones in parts), and so
-# much of the past. An engine for more costs memory and is never asked; one for less leaves chunks
-# to torch.
+# Limits of the chunks that a server captures: streams in a batch (larger batches run in parts), and
+# seconds of the past. An engine with higher limits costs memory without being used. With lower limits,
+# torch computes the remaining chunks.
 CAPTURED_STREAMS = 4
 CAPTURED_SECONDS = 64
 
@@ -38,8 +37,8 @@ class Machine:
     """Machine that engines are built for.
 
     Attributes:
-        backend: library that runs them.
-        version: version of its package.
+        backend: library that runs the engines.
+        version: version of the library.
         target: GPU and compute capability, as `EngineFolder.find` takes them; empty without a GPU.
     """
 
@@ -52,7 +51,7 @@ class Machine:
         """Describes this machine.
 
         Raises:
-            ConfigError: it has a GPU, and here is no TensorRT that builds for it.
+            ConfigError: the machine has a GPU, but no TensorRT that builds for this GPU is installed.
         """
         target = own_target()
         if not target:
@@ -60,7 +59,9 @@ class Machine:
         try:
             package = load_package("auto")
         except EngineUnavailableError as error:
-            raise EngineUnavailableError(f"no TensorRT to build with: {error}") from error
+            raise EngineUnavailableError(
+                f"TensorRT is not available for the build: {error}"
+            ) from error
         build_target(package, [target["compute_capability"]] if package == "tensorrt_rtx" else [])
         return cls(package, version_of(package), target)
 
@@ -83,7 +84,7 @@ class Machine:
         return {"step": step, "vocoder": "float32"} if self.backend == "onnx" else {"step": step}
 
     def command(self, config: ServerConfig) -> list[str]:
-        """Returns the arguments of `token2wav-export` but for folders and graphs."""
+        """Returns the arguments of `token2wav-export`, without folders and graphs."""
         if self.backend == "onnx":
             return ["onnx"]
         most_streams = min(config.limits.batch_streams, CAPTURED_STREAMS)
@@ -100,7 +101,7 @@ class Machine:
 
 
 def main() -> int:
-    """Runs the command and returns its exit code: those of `token2wav-export`."""
+    """Runs the command and returns its exit code, one of `token2wav-export`."""
     options = _parser().parse_args()
     try:
         if options.task == "folder":
@@ -113,7 +114,7 @@ def main() -> int:
 
 
 def folder(root: Path) -> Path:
-    """Returns the folder in which the engines of this machine are, or would be."""
+    """Returns the folder for the engines of this machine, which need not exist."""
     try:
         return root / Machine.own().key
     except ConfigError:
@@ -121,16 +122,16 @@ def folder(root: Path) -> Path:
 
 
 def build(root: Path, model: Path, config_file: Path | None) -> int:
-    """Builds what this machine's server would use and finds neither whole nor up to date."""
+    """Builds the engines that this machine's server would use, if they are incomplete or stale."""
     config = load_server_config(config_file)
     if config.runtime.backend == "torch" or config.stream.reference:
-        return _nothing("the settings ask for torch")
+        return _nothing("the settings set the backend torch")
     try:
         machine = Machine.own()
     except ConfigError as error:
         if config.runtime.backend != "auto":
             raise
-        return _nothing(f"the server will run on torch: {error}")
+        return _nothing(f"the server will use torch, because {error}")
     place = root / machine.key
     missing = [
         (graph, precision)
@@ -176,16 +177,18 @@ def _usable(
 
 
 def _nothing(reason: str) -> int:
-    print(f"engines: nothing to build: {reason}")
+    print(f"engines: no engine is built: {reason}")
     return cli.DONE
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="engines.py", description="Engines of this machine.")
+    parser = argparse.ArgumentParser(
+        prog="engines.py", description="Find or build the TensorRT engines of this machine."
+    )
     tasks = parser.add_subparsers(dest="task", required=True)
     show = tasks.add_parser("folder", help="print the folder of this machine's engines")
     make = tasks.add_parser(
-        "build", help="build what this machine's server would use and is not there"
+        "build", help="build the missing engines that this machine's server would use"
     )
     for task in (show, make):
         task.add_argument("root", type=Path, metavar="ROOT", help="folder of all engines")

@@ -96,16 +96,26 @@ def draw(pictures: Pictures, block_frames: int, path: Path) -> None:
 def main() -> None:
     """Runs the example; exits with status 1 and a message if a mask cannot be drawn."""
     parser = argparse.ArgumentParser(
-        description="Draw attention masks: all kinds, or those of a model."
+        description="Draw attention masks: all kinds, or the masks of one model."
     )
     parser.add_argument(
-        "--save", type=Path, required=True, metavar="PNG", help="file to write; also .pdf, .svg"
+        "--save",
+        type=Path,
+        required=True,
+        metavar="PNG",
+        help="picture file to write: .png, .pdf or .svg",
     )
     parser.add_argument(
-        "--model", type=Path, metavar="FOLDER", help="model folder; without it all kinds are drawn"
+        "--model",
+        type=Path,
+        metavar="FOLDER",
+        help="model folder; all kinds of masks are drawn if it is absent",
     )
     parser.add_argument(
-        "--config", type=Path, metavar="YAML", help="settings that the server has, with --model"
+        "--config",
+        type=Path,
+        metavar="YAML",
+        help="settings file of the server, for use with --model",
     )
     parser.add_argument(
         "--blocks", type=number(int, 2, 40), default=8, metavar="N", help="default: %(default)s"
@@ -118,7 +128,7 @@ def main() -> None:
         estimator = getattr(config.stage_config("flow"), "estimator", None)
         if not isinstance(estimator, EstimatorConfig):
             raise ConfigError(
-                f"{options.model}: masks are drawn of flows of CosyVoice3 and StreamFlow only"
+                f"{options.model}: only the masks of CosyVoice3 and StreamFlow flows can be drawn"
             )
         left_blocks = config.window(load_server_config(options.config).stream)
         draw(

@@ -41,7 +41,9 @@ FRAMES_PER_SECOND = 50
 
 def main() -> None:
     """Runs the demo; exits with status 1 and a message if a check fails."""
-    parser = argparse.ArgumentParser(description="Speak a recording through a real Triton server.")
+    parser = argparse.ArgumentParser(
+        description="Synthesize the speech tokens of a recording with a real Triton server."
+    )
     parser.add_argument(
         "wav",
         nargs="?",
@@ -81,7 +83,8 @@ def main() -> None:
     _check()
     draw(wav, WAV, PICTURE)
     print(
-        f"demo: {PICTURE.relative_to(ROOT)} shows the recording above what was made of its tokens"
+        f"demo: {PICTURE.relative_to(ROOT)} shows the recording above the audio that was "
+        "synthesized from its tokens"
     )
 
 

@@ -58,7 +58,10 @@ def main() -> None:
         description="Speak the speech tokens in a text on standard input."
     )
     parser.add_argument(
-        "--family", choices=TOKENS, default="cosyvoice", help="of the model (default: %(default)s)"
+        "--family",
+        choices=TOKENS,
+        default="cosyvoice",
+        help="family of the model (default: %(default)s)",
     )
     parser.add_argument("--voice", required=True, help=".npz or .safetensors")
     parser.add_argument(

@@ -48,8 +48,8 @@ async def synthesize_all(options: argparse.Namespace) -> list[str]:
     files = [file for file in sorted(options.tokens.iterdir()) if file.suffix in SUFFIXES]
     if len({file.stem for file in files}) < len(files):
         raise InputError(
-            f"{options.tokens}: two files differ in their endings alone, but would have the same "
-            f"WAV"
+            f"{options.tokens}: two files have the same name with different endings, so "
+            "both would write the same WAV file"
         )
     todo = {file: out for file in files if not (out := options.out / f"{file.stem}.wav").exists()}
     options.out.mkdir(parents=True, exist_ok=True)
@@ -76,14 +76,14 @@ async def synthesize_all(options: argparse.Namespace) -> list[str]:
 def main() -> None:
     """Runs the example; exits with status 1 if a file could not be synthesized."""
     parser = argparse.ArgumentParser(
-        description="Speak a folder of .npy, .json and .txt files of tokens."
+        description="Synthesize a folder of .npy, .json and .txt token files."
     )
-    parser.add_argument("tokens", type=Path, help="folder to read")
-    parser.add_argument("out", type=Path, help="folder for WAV files")
+    parser.add_argument("tokens", type=Path, help="folder with token files")
+    parser.add_argument("out", type=Path, help="folder for the WAV files")
     parser.add_argument("--voice", required=True, help=".npz or .safetensors")
     parser.add_argument("--url", default="localhost:8001")
     parser.add_argument(
-        "--streams", type=int, default=8, help="files at a time (default: %(default)s)"
+        "--streams", type=int, default=8, help="number of concurrent files (default: %(default)s)"
     )
     options = parser.parse_args()
     try:

@@ -94,7 +94,8 @@ def missing() -> str:
         if shutil.which(name) is None
     ]
     return (
-        f"needs {', '.join(programs)}: apt-get install buildah debootstrap util-linux"
+        f"the check needs {', '.join(programs)}; run: apt-get install buildah debootstrap "
+        "util-linux"
         if programs
         else ""
     )
@@ -311,8 +312,8 @@ def snr_db(wav: Path) -> float:
     found = float(10 * np.log10(np.square(wanted, dtype=np.float64).sum() / max(noise, 1e-30)))
     if found < MIN_SNR_DB:
         sys.exit(
-            f"check: {wav.name} is {found:.1f} dB from the library's audio, at least {MIN_SNR_DB} "
-            f"dB is wanted"
+            f"check: {wav.name} is {found:.1f} dB from the library's audio; at least "
+            f"{MIN_SNR_DB} dB is needed"
         )
     return found
 
@@ -393,10 +394,12 @@ def run(folder: Path) -> None:
 def main() -> None:
     """Runs the check; ends with status 1 and a sentence if anything is not as it should be."""
     parser = argparse.ArgumentParser(
-        description="Build the images on stand-ins for their bases, and run them."
+        description="Build the images on stand-ins for their base images, and run them."
     )
     parser.add_argument(
-        "--folder", type=Path, help="to keep bases and images in, for next time (default: none)"
+        "--folder",
+        type=Path,
+        help="folder that keeps bases and images for the next run (default: none)",
     )
     options = parser.parse_args()
     if reason := missing():

@@ -105,11 +105,9 @@ def blocks(page: Path) -> list[Block]:
         line = marks.pop(number, None)
         mark = None if line is None else _MARK.fullmatch(line)
         if line is not None and mark is None:
-            raise MarkError(f"{page.name}:{number + 1}: {line!r} is no mark; known are {_MARKS}")
+            raise MarkError(f"{page.name}:{number + 1}: {line!r} is not a mark; use {_MARKS}")
         if mark is None and language in _SHELL:
-            raise MarkError(
-                f"{page.name}:{start + 1}: these commands have no mark; known are {_MARKS}"
-            )
+            raise MarkError(f"{page.name}:{start + 1}: these commands have no mark; use {_MARKS}")
         if mark is not None and not mark["skipped"]:
             found.append(Block(page, start + 1, language, text, mark["kind"]))
     if marks:
@@ -227,7 +225,7 @@ class Page:
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             output, _ = process.communicate()
-            return f"still ran after {self._limit_s:g} s\n{_tail(output)}"
+            return f"still running after {self._limit_s:g} s\n{_tail(output)}"
         except BaseException:
             os.killpg(process.pid, signal.SIGKILL)
             raise
@@ -316,18 +314,24 @@ def main() -> int:
     """Runs what the arguments say; returns 1 if a block failed, 2 if a mark cannot be read."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument(
-        "pages", nargs="*", type=Path, help="default: README.md, CONTRIBUTING.md and docs/*.md"
+        "pages",
+        nargs="*",
+        type=Path,
+        help="pages to run (default: README.md, CONTRIBUTING.md and docs/*.md)",
     )
     parser.add_argument(
         "--environment",
         type=Path,
         default=ROOT / ".venv",
-        help="virtual environment to run them in",
+        help="virtual environment in which the blocks run",
     )
     parser.add_argument(
-        "--seconds", type=float, default=900.0, help="limit of a block (default: %(default)g)"
+        "--seconds",
+        type=float,
+        default=900.0,
+        help="time limit of a block in seconds (default: %(default)g)",
     )
-    parser.add_argument("--list", action="store_true", help="print the blocks and run none")
+    parser.add_argument("--list", action="store_true", help="print the blocks and do not run them")
     options = parser.parse_args()
     # so that servers are stopped
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("run_docs: terminated"))

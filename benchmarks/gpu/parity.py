@@ -116,7 +116,7 @@ def check(model: Token2Wav, streams: int, expected: Sequence[Utterance], bound: 
     # Streams share the whole blocks of their prompts.
     needed = sum(2 + len(one.tokens) // block for one in wanted) + 2 * len(expected)
     if 0 < capacity < needed:
-        raise LeftOut(f"needs {needed} pages, and the cache has {capacity}")
+        raise LeftOut(f"the batch needs {needed} pages, but the cache has {capacity}")
     pairs = list(zip(speak(model, wanted), wanted, strict=True))
     errors = [
         float((one.mel - other.mel).square().mean().sqrt() / other.mel.std())

@@ -56,8 +56,8 @@ def merge(folders: Sequence[Path]) -> dict[str, Any]:
             before, now = whole["facts"].get(name), content["facts"].get(name)
             if whole["runs"] and before != now:
                 raise ValueError(
-                    f"{folder}: {name} is {now}, and in the folders before {before}: merge them "
-                    f"apart"
+                    f"{folder}: {name} is {now}, and in the folders before {before}; merge "
+                    "the folders separately"
                 )
         whole["facts"] |= content["facts"]
         whole["runs"].append(
@@ -125,7 +125,7 @@ def _parity(content: Content) -> Verdict:
         parity_key(replace(PLANNED, **way), size) for way in ways for size in PLANNED.parity_batches
     }
     beyond, shown = sum(bool(row["problem"]) for row in rows.values()), len(planned & rows.keys())
-    measured = f"{shown} of {len(planned)} batches were compared, {beyond} are beyond their bounds"
+    measured = f"{shown} of {len(planned)} batches were compared; {beyond} exceed their bounds"
     return Verdict(aim, measured, False if beyond else True if shown == len(planned) else None)
 
 
@@ -216,7 +216,10 @@ def _real_time(content: Content) -> Iterator[Verdict]:
             clients,
         ),
     ):
-        best = max((each for each in held if each[2]), default=(0, "no number was held", True))
+        best = max(
+            (each for each in held if each[2]),
+            default=(0, "no number of streams was reached", True),
+        )
         missed = min(
             (number for number, setting, well in held if setting == "lean" and not well),
             default=None,
@@ -246,7 +249,7 @@ def markdown(content: Content) -> str:
     ]
     parts = [
         f"# {'Rehearsal: ' if small else ''}{facts.get('gpu') or 'no GPU'}",
-        "These figures say that the report works, and nothing about the speed of any GPU."
+        "These figures show that the report works; they do not show the speed of any GPU."
         if small
         else "",
         "; ".join(f"{name} {_cell(value)}" for name, value in facts.items() if value is not None),

@@ -28,7 +28,7 @@ from benchmarks.gpu.settings import SETTINGS, LeftOut, Row, Rows, Settings
 from benchmarks.gpu.streams import BUFFER_S, TOKENS_PER_PUSH, streams
 from benchmarks.listening import PACE
 
-ON_PURPOSE = "an error on purpose"
+ON_PURPOSE = "a deliberate error"
 
 
 def optional(module: str) -> Any:

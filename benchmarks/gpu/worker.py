@@ -123,7 +123,10 @@ def _messages(
     process = context.Process(target=_work, args=(name, folder, settings, done, sender))
     process.start()
     sender.close()
-    kind, late = "", ("late", "its time was over; what it had measured by then is here", None)
+    kind, late = (
+        "",
+        ("late", "the section exceeded its time; the results before that are kept", None),
+    )
     try:
         while kind not in ("end", "again", "late"):
             message = (
@@ -136,7 +139,7 @@ def _messages(
         code = process.exitcode or 0
         yield (
             "died",
-            f"its process ended with {code if code >= 0 else signal.Signals(-code).name}",
+            f"the process ended with {code if code >= 0 else signal.Signals(-code).name}",
             None,
         )
     finally:

@@ -488,7 +488,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--listeners", type=int, default=32)
-    parser.add_argument("--name", default="replicas", help="of the result file")
+    parser.add_argument("--name", default="replicas", help="name of the result file")
     options = parser.parse_args()
     if os.geteuid() != 0:
         sys.exit("rehearsal: needs root, for network namespaces")

@@ -442,7 +442,7 @@ def main() -> None:
     parser.add_argument(
         "--seed", type=int, default=random.randrange(2**32), help="random by default"
     )
-    parser.add_argument("--name", default="soak", help="of the result file")
+    parser.add_argument("--name", default="soak", help="name of the result file")
     options = parser.parse_args()
     plan = Plan(options.minutes, options.clients, options.seed)
     print(f"seed {plan.seed}", flush=True)

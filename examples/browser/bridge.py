@@ -142,13 +142,17 @@ def main() -> None:
     """Runs the example."""
     parser = argparse.ArgumentParser(description="Serve a page that plays speech as it arrives.")
     parser.add_argument(
-        "--tokens", required=True, help="that the page begins with: .npy, .json or text"
+        "--tokens", required=True, help="tokens that the page shows first: .npy, .json or text"
     )
     parser.add_argument("--voice", required=True, help=".npz or .safetensors")
     parser.add_argument(
-        "--url", default="localhost:8001", help="of the token2wav server (default: %(default)s)"
+        "--url",
+        default="localhost:8001",
+        help="gRPC address of the token2wav server (default: %(default)s)",
     )
-    parser.add_argument("--port", type=int, default=8080, help="of the page (default: %(default)s)")
+    parser.add_argument(
+        "--port", type=int, default=8080, help="port of the page (default: %(default)s)"
+    )
     try:
         asyncio.run(run(parser.parse_args()))
     except (ClientError, OSError) as error:

@@ -47,17 +47,17 @@ class TextFrontEnd:
             TokenError: the sentence has no words, or too many.
         """
         if not any(character.isalnum() for character in sentence):
-            raise TokenError("sentence: it has no words, at least one is needed")
+            raise TokenError("sentence: 0 words; at least 1 is needed")
         if len(sentence) > MAX_CHARACTERS:
             raise TokenError(
-                f"sentence: {len(sentence)} characters, at most {MAX_CHARACTERS} may be"
+                f"sentence: {len(sentence)} characters; at most {MAX_CHARACTERS} are allowed"
             )
         said = self._speaker.say(sentence, vary=False)
         seconds = len(said) / RATE_HZ
         if not TOKEN_SAMPLES / RATE_HZ <= seconds <= MAX_SECONDS:
             raise TokenError(
-                f"sentence: {seconds:.0f} s of speech, more than 0 and at most {MAX_SECONDS:g} s "
-                f"may be"
+                f"sentence: {seconds:.0f} s of speech; must be more than 0 and at most "
+                f"{MAX_SECONDS:g} s"
             )
         tokens: list[int] = self._listener.tokens(
             Recording(Path("sentence"), said, RATE_HZ, 1, 0.0)
@@ -76,9 +76,14 @@ async def run(url: str, port: int) -> None:
 
 def main() -> None:
     """Runs the demo page."""
-    parser = argparse.ArgumentParser(description="Serve a page that speaks what is typed.")
-    parser.add_argument("--url", help="of a server with the demo voice (default: one is started)")
-    parser.add_argument("--port", type=int, default=8080, help="of the page (default: %(default)s)")
+    parser = argparse.ArgumentParser(description="Serve a page that speaks the text that you type.")
+    parser.add_argument(
+        "--url",
+        help="gRPC address of a server with the demo voice (default: a new server is started)",
+    )
+    parser.add_argument(
+        "--port", type=int, default=8080, help="port of the page (default: %(default)s)"
+    )
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("page: terminated"))
     try:

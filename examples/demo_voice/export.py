@@ -34,7 +34,7 @@ def main() -> None:
         description="Write the demo voice's model folder from the newest checkpoints."
     )
     parser.add_argument(
-        "--data", type=Path, required=True, metavar="DIR", help="where the checkpoints are"
+        "--data", type=Path, required=True, metavar="DIR", help="folder of the checkpoints"
     )
     parser.add_argument(
         "--out", type=Path, default=MODEL, metavar="DIR", help="model folder (default: the demo's)"

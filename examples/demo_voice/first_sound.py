@@ -94,7 +94,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description="Measure leading silence and resampling with the demo voice."
     )
-    parser.add_argument("--sentences", type=int, help="how many (default: all)")
+    parser.add_argument("--sentences", type=int, help="number of sentences (default: all)")
     options = parser.parse_args()
     front_end, model = FrontEnd(MODEL), Token2Wav.load(MODEL)
     made = front_end.voice(Recording.load(PROMPT))

@@ -36,12 +36,12 @@ _BATCH = 3
 def main() -> None:
     """Makes the mels of a part of the corpus."""
     parser = argparse.ArgumentParser(
-        description="Make mels with the newest flow, for the vocoder to learn from."
+        description="Generate mels with the newest flow, for the training of the vocoder."
     )
     parser.add_argument(
-        "--data", type=Path, required=True, metavar="DIR", help="where corpus and checkpoints are"
+        "--data", type=Path, required=True, metavar="DIR", help="folder of corpus and checkpoints"
     )
-    parser.add_argument("--hours", type=float, default=1.0, help="of speech (default: 1)")
+    parser.add_argument("--hours", type=float, default=1.0, help="hours of speech (default: 1)")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads (default: 1)")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)

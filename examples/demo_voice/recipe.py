@@ -77,26 +77,29 @@ class Budget:
 def main() -> None:
     """Runs all stages."""
     parser = argparse.ArgumentParser(
-        description="Make the demo voice, from synthetic recordings to a model folder."
+        description="Create the demo voice, from synthetic recordings to a model folder."
     )
     parser.add_argument(
         "--data",
         type=Path,
         required=True,
         metavar="DIR",
-        help="what is made on the way is kept here",
+        help="folder for intermediate results",
     )
     parser.add_argument(
         "--budget",
         type=Budget.of,
         required=True,
-        help="minutes of training, or 'small' for a minute",
+        help="training time in minutes, or 'small' for one minute",
     )
     parser.add_argument(
         "--out", type=Path, default=MODEL, metavar="DIR", help="model folder (default: the demo's)"
     )
     parser.add_argument(
-        "--workers", type=int, default=2, help="processes that make recordings (default: 2)"
+        "--workers",
+        type=int,
+        default=2,
+        help="number of processes that generate recordings (default: 2)",
     )
     options = parser.parse_args()
     budget: Budget = options.budget
@@ -117,7 +120,7 @@ def _learn_to_hear(data: Path, steps: int, nice: int) -> None:
         return
     missing = steps - trained_steps(data / TRAINING, "tokenizer")
     if missing > 0 and _train(data, ("tokenizer",), ("--steps", str(missing)), nice):
-        sys.exit("recipe: stopped; the same command goes on")
+        sys.exit("recipe: stopped; run the same command to continue")
     weights, _ = averaged_weights(data / TRAINING, "tokenizer")
     front_end.save(data / FRONT_END, CosyVoice3Config.read(TEMPLATE).flow, weights)
 

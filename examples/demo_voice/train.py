@@ -26,14 +26,16 @@ from token2wav.families.cosyvoice3.config import CosyVoice3Config
 
 def main() -> None:
     """Trains a network for a time or for a number of steps."""
-    parser = argparse.ArgumentParser(description="Train one network of the demo voice on.")
+    parser = argparse.ArgumentParser(
+        description="Continue the training of one network of the demo voice."
+    )
     parser.add_argument("network", choices=("tokenizer", "flow", "hift"))
     parser.add_argument(
-        "--data", type=Path, required=True, metavar="DIR", help="where corpus and checkpoints are"
+        "--data", type=Path, required=True, metavar="DIR", help="folder of corpus and checkpoints"
     )
     limit = parser.add_mutually_exclusive_group(required=True)
-    limit.add_argument("--minutes", type=float, default=math.inf, help="time to train for")
-    limit.add_argument("--steps", type=int, help="steps to train for")
+    limit.add_argument("--minutes", type=float, default=math.inf, help="training time in minutes")
+    limit.add_argument("--steps", type=int, help="number of training steps")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads (default: 1)")
     parser.add_argument("--nice", type=int, default=19, help="priority, 19 is the lowest (default)")
     options = parser.parse_args()

@@ -110,7 +110,7 @@ def test_all_slices_on_a_bare_machine(machine: tuple[Path, Path], tmp_path: Path
         "rehearsal of recovery", "floor", "tests", "chunks", "parity", "drift", "streams",
         "recompute",
     }  # fmt: skip
-    assert rows["rehearsal of recovery", ON_PURPOSE]["problem"] == "its process ended with SIGKILL"
+    assert rows["rehearsal of recovery", ON_PURPOSE]["problem"] == "the process ended with SIGKILL"
     assert rows["rehearsal of recovery", "the row after it"]["sum"] == 3
     assert rows["tests", "tests/execution/test_runner_cuda.py"]["skipped"] > 0
     assert (
@@ -133,7 +133,7 @@ def test_all_slices_on_a_bare_machine(machine: tuple[Path, Path], tmp_path: Path
     [
         (
             ["--set", "device=cuda:7"],
-            "torch sees no CUDA device; --rehearse runs the report in small on a CPU",
+            "torch finds no CUDA device; --rehearse runs a small version of the report on a CPU",
         ),
         (["--rehearse", "--set", "batches=many"], "--set.batches: expected a list, got str"),
         (["--merge", "nowhere"], "nowhere has no results.json"),

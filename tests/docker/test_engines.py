@@ -85,5 +85,5 @@ def test_builds_what_is_missing_once(model: Path, tmp_path: Path) -> None:
         "step": "float32",
         "vocoder": "float32",
     }
-    assert build() == [f"engines: nothing to build: {folder} is up to date"]
+    assert build() == [f"engines: no engine is built: {folder} is up to date"]
     assert EngineFolder(folder).artifacts() == made

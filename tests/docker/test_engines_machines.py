@@ -83,7 +83,7 @@ def test_gpu_that_the_installed_tensorrt_cannot_build_for(
     assert engines.folder(tmp_path) == tmp_path / "none"
     assert engines.build(tmp_path, tmp_path, None) == 0
     assert (
-        "the server will run on torch: --compute-capability: 9.0 is not one of"
+        "the server will use torch, because --compute-capability: 9.0 is not one of"
         in capsys.readouterr().out
     )
     assert run(engines, tmp_path, "{backend: tensorrt}", monkeypatch) == 2
@@ -102,7 +102,10 @@ def test_gpu_without_a_tensorrt_that_works(
     monkeypatch.setattr(engines, "own_target", lambda: H200)
     monkeypatch.setattr(engines, "load_package", missing)
     assert run(engines, tmp_path, "{}", monkeypatch) == 0
-    assert "the server will run on torch: no TensorRT to build with: " in capsys.readouterr().out
+    assert (
+        "the server will use torch, because TensorRT is not available for the build: "
+        in capsys.readouterr().out
+    )
 
 
 def test_settings_that_need_no_engines(
@@ -112,7 +115,10 @@ def test_settings_that_need_no_engines(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert run(engines, tmp_path, "{backend: torch}", monkeypatch) == 0
-    assert capsys.readouterr().out == "engines: nothing to build: the settings ask for torch\n"
+    assert (
+        capsys.readouterr().out
+        == "engines: no engine is built: the settings set the backend torch\n"
+    )
     assert not (tmp_path / "engines").exists()
 
 

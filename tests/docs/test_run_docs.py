@@ -56,7 +56,7 @@ def test_failures_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert results == ["ok", "FAILED", "FAILED", "FAILED", "FAILED", "ok"]
     assert "exit status 1\n    before\n" in out
     assert "not reached" not in out.replace("echo not reached", "")
-    assert "still ran after 10 s" in out
+    assert "still running after 10 s" in out
     assert not (ROOT / "left-behind").exists()
 
 

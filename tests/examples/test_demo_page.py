@@ -42,7 +42,7 @@ def test_a_typed_sentence_is_heard(tmp_path: Path) -> None:
             assert page.text("buffer") == "0.00 s"
             assert page.text("underruns").isdigit()
             assert float(page.text("loudness")) > 0.01
-            assert speak(page, "...") == "error: sentence: it has no words, at least one is needed"
+            assert speak(page, "...") == "error: sentence: 0 words; at least 1 is needed"
             assert page.errors == []
         finally:
             demo.terminate()
