@@ -1,9 +1,9 @@
 SHELL := bash
 BIN := .venv/bin
-# Prints nothing and takes a moment when .venv is up to date. PYTHON=python3.12 chooses the interpreter.
+# Returns at once, without output, if .venv is up to date. PYTHON=python3.12 selects the interpreter.
 SETUP := @PYTHON="$(PYTHON)" scripts/setup.sh
-# Python keeps what it compiles even where the environment says otherwise: else every process that imports torch, as
-# each server of a test does, compiles all of that anew.
+# Python writes its bytecode cache even if the environment disables it. Otherwise every process that imports torch, such
+# as each server of a test, compiles all imported modules again.
 export PYTHONDONTWRITEBYTECODE :=
 
 # Not ?=, because some shells export HOST.
@@ -15,27 +15,27 @@ METRICS_PORT ?= 8002
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check page lint format serve export gpu-check perf demo-voice soak rehearsal images images-check docs docs-check dist clean
 
-help: ## show this list
+help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-setup: ## make .venv with everything in it (every other target does this first)
+setup: ## create .venv with all dependencies (most other targets do this first)
 	$(SETUP)
 
-demo: ## [WAV=]: speak a sentence, or a recording, through a real Triton server into out/demo.wav
+demo: ## [WAV=file]: synthesize a sentence, or a recording, with a real Triton server into out/demo.wav
 	$(SETUP)
 	@$(BIN)/python examples/demo.py $(if $(WAV),"$(WAV)")
 
-test: lint ## lint, then run all tests, in four processes: half of the time they wait for servers
+test: lint ## lint, then run all tests in four processes (tests wait for servers half of the time)
 	$(BIN)/pytest -n 4
 
 check: lint ## lint, then run the tests that need no server and no export (two minutes)
 	$(BIN)/pytest -n 2 $(addprefix tests/,test_*.py config cache networks serving families/streamflow client voices server/test_*.py server/ensemble docs)
 
-page: ## [PORT=8080]: serve a web page that speaks what is typed, with a Triton server behind it, until Ctrl-C
+page: ## [PORT=8080]: serve a web page that speaks the text you type, with a Triton server, until Ctrl-C
 	$(SETUP)
 	@$(BIN)/python -m examples.browser.demo $(if $(PORT),--port $(PORT))
 
-lint: ## ruff and mypy
+lint: ## run ruff and mypy
 	$(SETUP)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -47,47 +47,47 @@ format: ## format the code and sort imports
 	$(BIN)/ruff format
 
 serve: ## MODEL=folder [CONFIG= HOST= HTTP_PORT= GRPC_PORT= METRICS_PORT= ARGS=]: serve a model folder until Ctrl-C
-	@test -n "$(MODEL)" || { echo "make serve: name the model folder: make serve MODEL=path/to/folder" >&2; exit 1; }
+	@test -n "$(MODEL)" || { echo "make serve: MODEL is missing; run: make serve MODEL=path/to/folder" >&2; exit 1; }
 	$(SETUP)
 	@$(BIN)/token2wav-serve --model "$(MODEL)" $(if $(CONFIG),--config "$(CONFIG)") --host "$(HOST)" \
 		--http-port $(HTTP_PORT) --grpc-port $(GRPC_PORT) --metrics-port $(METRICS_PORT) $(ARGS)
 
-export: ## MODEL=folder [OUT=]: export a model's ONNX graphs into its folder engines, or OUT
-	@test -n "$(MODEL)" || { echo "make export: name the model folder: make export MODEL=path/to/folder" >&2; exit 1; }
+export: ## MODEL=folder [OUT=]: export the ONNX graphs of a model into FOLDER/engines, or into OUT
+	@test -n "$(MODEL)" || { echo "make export: MODEL is missing; run: make export MODEL=path/to/folder" >&2; exit 1; }
 	$(SETUP)
 	@$(BIN)/token2wav-export onnx --model "$(MODEL)" $(if $(OUT),--out "$(OUT)")
 
-gpu-check: ## [ARGS=]: on an NVIDIA GPU: all that only a GPU can show, in half an hour, into benchmarks/results/gpu
+gpu-check: ## [ARGS=]: run every check that needs an NVIDIA GPU (30 minutes), with results in benchmarks/results/gpu
 	$(SETUP)
 	@$(BIN)/python -c "import sys, torch; sys.exit(not torch.cuda.is_available())" \
-		|| { echo "make gpu-check: torch sees no CUDA device: run it on a machine with an NVIDIA GPU" >&2; exit 1; }
+		|| { echo "make gpu-check: torch finds no CUDA device; run it on a machine with an NVIDIA GPU" >&2; exit 1; }
 	$(BIN)/python -m benchmarks.gpu_check $(ARGS)
 
-perf: ## [MODEL= or URL=] [CONFIG=] [ARGS=--quick]: load a server with perf_analyzer and our client, into out/perf
+perf: ## [MODEL= or URL=] [CONFIG=] [ARGS=--quick]: measure a server under load with perf_analyzer and token2wav-client, with results in out/perf
 	$(SETUP)
 	@$(BIN)/python -m benchmarks.perf_analyzer $(if $(URL),--url "$(URL)") $(if $(MODEL),--model "$(MODEL)") \
 		$(if $(CONFIG),--config "$(CONFIG)") $(ARGS)
 
-demo-voice: ## DATA=folder: put the newest checkpoints of the recipe into the demo voice, and measure it
-	@test -n "$(DATA)" || { echo "make demo-voice: name the recipe's folder: make demo-voice DATA=demo_data" >&2; exit 1; }
+demo-voice: ## DATA=folder: export the newest checkpoints of the recipe as the demo voice, and measure its quality
+	@test -n "$(DATA)" || { echo "make demo-voice: DATA is missing; run: make demo-voice DATA=demo_data" >&2; exit 1; }
 	$(SETUP)
 	@$(BIN)/python -m examples.demo_voice.export --data "$(DATA)"
 	@$(BIN)/python -m benchmarks.quality
 	@$(BIN)/python examples/demo.py
 	@cp out/demo.png docs/demo.png
 
-soak: ## [MINUTES=10] [SEED=]: a real server among misbehaving clients, into benchmarks/results/soak.json
+soak: ## [MINUTES=10] [SEED=]: run a real server with misbehaving clients, with results in benchmarks/results/soak.json
 	$(SETUP)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.soak.run --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))
 
-rehearsal: ## as root: drain, add, kill and cut off servers behind the balancer, into benchmarks/results/replicas.json
+rehearsal: ## drain, add, kill and disconnect servers behind the balancer (as root), with results in benchmarks/results/replicas.json
 	$(SETUP)
 	@$(BIN)/python -m benchmarks.soak.replicas
 
 images: ## [ARGS=]: build the images of server and client with docker, podman or buildah
 	@scripts/images.sh $(ARGS)
 
-images-check: ## as root: build the images on stand-ins for their bases, run and measure them (15 minutes, 10 GB)
+images-check: ## build the images on stand-ins for their base images, run and measure them (as root; 15 minutes, 10 GB)
 	$(SETUP)
 	@$(BIN)/python -m scripts.check_images
 
@@ -99,10 +99,10 @@ docs-check: ## [PAGES=]: run the commands of README and docs that are marked as 
 	$(SETUP)
 	@$(BIN)/python scripts/run_docs.py $(PAGES)
 
-dist: ## build wheel and sdist into dist/, and try every extra of the wheel in an environment of its own (minutes)
+dist: ## build wheel and sdist into dist/, and test every extra of the wheel in its own environment (minutes)
 	$(SETUP)
 	@scripts/dist.sh
 
-clean: ## remove everything that make has made: .venv, out/, caches
+clean: ## remove all generated files: .venv, out/, caches
 	rm -rf .venv out build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis ./*.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Runs Triton out of the wheel without the launcher: docs/deployment.md says what is missing then. MODEL is a model
-# folder, CONFIG a settings file; TOKEN2WAV_HOST, if not 127.0.0.1, where gRPC listens. Run it where model_repository
-# is; it makes the folder backends there.
+# Runs Triton from the wheel without the launcher; docs/deployment.md lists the missing functions. MODEL is a model folder
+# and CONFIG a settings file. TOKEN2WAV_HOST is the address of gRPC (default: 127.0.0.1). Run the script in the folder that
+# contains model_repository; it creates the folder backends there.
 
 set -euo pipefail
 

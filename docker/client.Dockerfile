@@ -1,4 +1,4 @@
-# The command `token2wav-client`, without torch.
+# Image of the command `token2wav-client`, without torch.
 #
 #     docker build --file docker/client.Dockerfile --tag token2wav-client:0.1.0 .
 

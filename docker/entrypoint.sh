@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# What the server's containers run. The first argument says what:
+# Entry point of the server's containers. The first argument selects the task:
 #
 #   serve [OPTION...]   the server, with further options of token2wav-serve
-#   engines             builds what this GPU can run and is not there yet, and ends
-#   anything else       that command
+#   engines             builds the missing engines for this GPU, and ends
+#   anything else       runs the arguments as a command
 set -euo pipefail
 
-# In the images /opt/token2wav, which is laid out like the checkout.
+# In the images, this is /opt/token2wav, which has the same layout as the checkout.
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 readonly root
 readonly model=${TOKEN2WAV_MODEL_FOLDER:-/model}
@@ -29,11 +29,11 @@ serve() {
         --host "${TOKEN2WAV_HOST:-0.0.0.0}" "$@"
 }
 
-# The settings name one place for engines. Which folder of the volume that is depends on the GPU of this container.
+# The settings have a fixed path for engines. It is a link to the folder of this GPU in the volume.
 link_engines() {
     local folder
     if [[ -z "$(ls -A "$engines" 2>/dev/null)" ]]; then
-        return # nothing was built: no reason to look for a GPU
+        return # no engine was built, so the GPU need not be found
     fi
     folder=$(python3 "$root/docker/engines.py" folder "$engines")
     mkdir -p "$(dirname "$link")"

@@ -1,11 +1,12 @@
-# The server, in two forms: `gpu` on NVIDIA's Triton image, `cpu` on plain Python with the Triton of a wheel.
+# Image of the server, with two targets: `gpu` is based on NVIDIA's Triton image, `cpu` on plain Python with Triton from a
+# wheel.
 #
 #     docker build --file docker/server.Dockerfile --target gpu --tag token2wav-server:0.1.0 .
 #
-# Everything is installed here. A container downloads nothing, and writes nowhere but to /tmp, /run/token2wav, /dev/shm
-# and, where engines are built, /engines.
+# All packages are installed in the image. A container downloads nothing, and writes only to /tmp, /run/token2wav, /dev/shm
+# and, when it builds engines, /engines.
 
-# Triton 2.71, in which all advisories of docs/security.md are mended; CUDA 13.3, Python 3.12.
+# Triton 2.71, which fixes all advisories of docs/security.md; CUDA 13.3, Python 3.12.
 ARG TRITON_IMAGE=nvcr.io/nvidia/tritonserver:26.07-py3
 ARG PYTHON_IMAGE=python:3.12.12-slim-bookworm
 
@@ -23,7 +24,8 @@ COPY server ./server
 RUN python3 -m pip wheel --no-deps --no-build-isolation --wheel-dir /wheels .
 
 FROM project AS gpu-wheels
-# rtx: TensorRT-RTX; tensorrt: that of NVIDIA's image, for data centre GPUs; none. docs/export.md says which fits.
+# rtx: TensorRT-RTX; tensorrt: the TensorRT of NVIDIA's image, for data centre GPUs; none. docs/export.md explains the
+# choice.
 ARG TENSORRT=rtx
 RUN case "$TENSORRT" in \
         rtx) package=tensorrt-rtx-cu13 ;; \
@@ -38,7 +40,7 @@ RUN case "$TENSORRT" in \
 
 FROM project AS cpu-wheels
 ARG CPU_TORCH_INDEX=https://download.pytorch.org/whl/cpu
-# Without its dependencies, which come with the project: only torch is to be looked for in the other index.
+# torch without its dependencies, which are dependencies of the project: the other index is used only for torch.
 RUN python3 -m pip wheel --no-deps --wheel-dir /wheels --extra-index-url "$CPU_TORCH_INDEX" "torch==2.13.0+cpu" \
     && python3 -m pip wheel --no-deps --constraint constraints.txt --wheel-dir /wheels nvidia-pytriton \
     && wheel=$(echo /wheels/token2wav-*.whl) \
@@ -46,7 +48,7 @@ RUN python3 -m pip wheel --no-deps --wheel-dir /wheels --extra-index-url "$CPU_T
         "${wheel}[client,server,export]"
 
 FROM ${TRITON_IMAGE} AS gpu
-# An environment of its own, on the Python that NVIDIA's Python backend is made for. The image need not have ensurepip.
+# A virtual environment of the Python for which NVIDIA's Python backend is made. The image need not have ensurepip.
 RUN --mount=type=bind,from=gpu-wheels,source=/wheels,target=/wheels \
     python3 -m venv --without-pip /opt/token2wav/venv \
     && wheel=$(echo /wheels/token2wav-*.whl) \
@@ -58,11 +60,11 @@ RUN --mount=type=bind,from=gpu-wheels,source=/wheels,target=/wheels \
             *) echo "this image has TensorRT $TRT_VERSION, not that of constraints.txt:" \
                 "set TRITON_IMAGE or tensorrt-cu13-bindings (docs/deployment.md)" >&2; exit 1 ;; \
         esac; \
-        # The bindings come without the module `tensorrt` itself, which would bring the libraries once more.
+        # The bindings lack the module `tensorrt`, whose package would install the libraries a second time.
         printf 'from tensorrt_bindings import *\nfrom tensorrt_bindings import __version__\n' \
             > "$(echo /opt/token2wav/venv/lib/python3*/site-packages)/tensorrt.py"; \
     fi \
-    # Tests, headers and programs of the packages, which nothing here uses.
+    # Remove tests, headers and programs of the packages, which the server does not use.
     && site=$(echo /opt/token2wav/venv/lib/python3*/site-packages) \
     && rm -rf "$site"/torch/test "$site"/torch/include "$site"/torch/bin/*[Tt]est* "$site"/torch/bin/protoc* \
         "$site"/onnx/backend/test
@@ -71,8 +73,9 @@ ENV TOKEN2WAV_TRITONSERVER=/opt/tritonserver \
     PATH=/opt/token2wav/venv/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     HOME=/tmp
-# The Triton language compiles the libraries that launch its kernels when the server starts. For that NVIDIA's image has
-# clang and Python's headers; one without them fails here. (torch for the CPU comes without the language.)
+# The Triton language compiles the libraries that launch its kernels when the server starts. NVIDIA's image
+# has the required clang and Python headers; the build fails here for an image without them. (torch for the CPU does not
+# include the language.)
 RUN if [ -d "$(echo /opt/token2wav/venv/lib/python3*/site-packages/triton)" ] \
     && ! TRITON_CACHE_DIR=/tmp/probe python3 -c "from triton.runtime.build import compile_module_from_src as compile; \
         compile('#include <Python.h>\nstatic struct PyModuleDef module = {PyModuleDef_HEAD_INIT, \"probe\"};\n' \
@@ -82,9 +85,9 @@ RUN if [ -d "$(echo /opt/token2wav/venv/lib/python3*/site-packages/triton)" ] \
     && rm -rf /tmp/probe
 COPY model_repository /opt/token2wav/model_repository
 COPY docker/entrypoint.sh docker/engines.py docker/server.yaml /opt/token2wav/docker/
-# A new volume gets the owner of the folder that it is mounted on.
+# A new volume has the owner of the folder on which it is mounted.
 RUN install --directory --owner=10001 --group=10001 /engines /run/token2wav
-# Fails here rather than in a container, should anything be missing.
+# If a package is missing, the build fails here and not in a container.
 RUN token2wav-serve --help > /dev/null && token2wav-client --version && token2wav-export --version
 WORKDIR /tmp
 USER 10001:10001
@@ -99,10 +102,10 @@ RUN --mount=type=bind,from=cpu-wheels,source=/wheels,target=/wheels \
     && wheel=$(echo /wheels/token2wav-*.whl) \
     && python3 -m pip --python /opt/token2wav/venv/bin/python install --no-cache-dir --no-index --find-links /wheels \
         "${wheel}[client,server,export]" \
-    # The wheel's own requirements are for an API that is not used here.
+    # The wheel's own dependencies belong to an API that is not used here.
     && python3 -m pip --python /opt/token2wav/venv/bin/python install --no-cache-dir --no-index --find-links /wheels \
         --no-deps nvidia-pytriton \
-    # Tests, headers and programs of the packages, which nothing here uses.
+    # Remove tests, headers and programs of the packages, which the server does not use.
     && site=$(echo /opt/token2wav/venv/lib/python3*/site-packages) \
     && rm -rf "$site"/torch/test "$site"/torch/include "$site"/torch/bin/*[Tt]est* "$site"/torch/bin/protoc* \
         "$site"/onnx/backend/test
@@ -112,7 +115,7 @@ ENV PATH=/opt/token2wav/venv/bin:$PATH \
 COPY model_repository /opt/token2wav/model_repository
 COPY docker/entrypoint.sh docker/engines.py docker/server.yaml /opt/token2wav/docker/
 RUN install --directory --owner=10001 --group=10001 /engines /run/token2wav
-# Fails here rather than in a container, should anything be missing.
+# If a package is missing, the build fails here and not in a container.
 RUN token2wav-serve --help > /dev/null && token2wav-client --version && token2wav-export --version
 WORKDIR /tmp
 USER 10001:10001

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Builds wheel and sdist into dist/, and tries the wheel in a clean environment for each extra that a user installs.
-# Server and client of two such environments then speak with each other, and dist/ gets a list of what each has installed,
-# with licences (CycloneDX). Library and exporter also run on the least version of each package that pyproject.toml
-# promises. KEEP=1 leaves the environments in out/dist.
+# Builds wheel and sdist into dist/, and tests the wheel in a clean environment for each extra that a user installs.
+# Then the client of one environment sends a request to the server of another. dist/ receives a list of the installed
+# packages of each environment, with licences (CycloneDX). Library and exporter also run with the lowest versions that
+# pyproject.toml allows. KEEP=1 keeps the environments in out/dist.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

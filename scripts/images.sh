@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Builds the images of server and client, with whichever of docker, podman and buildah works here.
+# Builds the images of server and client with docker, podman or buildah, the first of these that works.
 #
 #     scripts/images.sh [IMAGE...] [OPTION...]
 #
-# IMAGE is cpu, gpu or client; all three by default. Each OPTION goes to the builder, such as --build-arg=NAME=VALUE:
-# PYTHON_IMAGE and TRITON_IMAGE are the bases. TOKEN2WAV_TAG and TOKEN2WAV_TENSORRT are those of docker/.env.
+# IMAGE is cpu, gpu or client; all three by default. Each OPTION is passed to the builder, such as
+# --build-arg=NAME=VALUE. The arguments PYTHON_IMAGE and TRITON_IMAGE set the base images. The variables TOKEN2WAV_TAG and
+# TOKEN2WAV_TENSORRT have the same meaning as in docker/.env.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -40,7 +41,7 @@ build() {
     "$builder" build --tag "$name" "${what[@]}" "${@:3}" .
 }
 
-# A docker without its daemon is none.
+# A builder counts only if it works: docker without its daemon does not.
 chosen_builder() {
     local builder
     for builder in docker podman buildah; do

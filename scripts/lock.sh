@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Writes constraints.txt: one version of everything that the extras need, for Python 3.10 to 3.12. `make setup` and the
-# images install these. Run it to move to newer releases, then `make test`.
+# Writes constraints.txt: one version of each package that the extras need, for Python 3.10 to 3.12. `make setup` and the
+# images install these versions. Run this script to update the packages, then run `make test`.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 pins=$(mktemp)
 trap 'rm -f "$pins"' EXIT
-# What no extra asks for: torch as scripts/setup.sh installs it, what builds wheels, the wheel with tritonserver, and the
-# bindings of the TensorRT in NVIDIA's image 26.07-trtllm-python-py3.
+# Packages that no extra requires: torch as scripts/setup.sh installs it, the build tools of wheels, the wheel with
+# tritonserver, and the Python bindings for the TensorRT version of NVIDIA's image 26.07-trtllm-python-py3.
 cat >"$pins" <<'PINS'
 nvidia-pytriton==0.7.0
 setuptools==84.2.1

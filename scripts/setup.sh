@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Makes .venv with the project and all it needs, from Python 3.10 to 3.12. Does nothing when it is up to date.
-# PYTHON=... chooses the interpreter; by default the one that .venv already has, else python3.
+# Creates .venv with the project and all dependencies, with Python 3.10 to 3.12. Does nothing if .venv is up to date.
+# PYTHON=... selects the interpreter. The default is the interpreter of the existing .venv, else python3.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-# The same release as plain torch has; "+cpu" leaves out some gigabytes of CUDA libraries.
+# The same release as plain torch, without several gigabytes of CUDA libraries ("+cpu").
 readonly CPU_TORCH="torch==2.13.0+cpu"
 readonly CPU_TORCH_INDEX="https://download.pytorch.org/whl/cpu"
 readonly PLAIN_TORCH="torch>=2.7,<3"
@@ -97,7 +97,7 @@ install_torch() {
         say "installing torch with CUDA (this machine has an NVIDIA GPU)"
     else
         say "installing torch for the CPU (no NVIDIA GPU here)"
-        # An index that does not answer is no failure: pip may be configured to find the wheel elsewhere.
+        # An index that does not respond is not an error, because pip may be configured to find the wheel elsewhere.
         if pip --no-deps --timeout 15 --retries 1 --extra-index-url "$CPU_TORCH_INDEX" "$CPU_TORCH"; then
             return
         fi
@@ -106,7 +106,7 @@ install_torch() {
     pip "$PLAIN_TORCH" || fail_with_log
 }
 
-# Not compiled: most of it is never imported, and that takes a minute.
+# Bytecode is not compiled: it takes a minute, and most modules are never imported.
 pip() { .venv/bin/python -m pip --disable-pip-version-check --no-input install --no-compile "$@" >"$LOG" 2>&1; }
 say() { echo "setup: $*"; }
 fail() {

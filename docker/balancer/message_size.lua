@@ -1,7 +1,8 @@
--- Bounds the size of a gRPC message before any of it is passed on. Triton itself takes 2 GB and keeps it in memory.
+-- Limits the size of a gRPC message before any part of the message is forwarded. Triton itself accepts 2 GB, and stores
+-- the whole message in memory.
 --
--- A gRPC body is messages one after another, each with five bytes before it: a flag and the length (big-endian). This
--- filter follows them through the stream and ends one that announces more than TOKEN2WAV_MESSAGE_BYTES.
+-- A gRPC body is a sequence of messages. Five bytes precede each message: a flag and the length (big-endian). This filter
+-- reads these bytes, and ends a stream in which a message announces more than TOKEN2WAV_MESSAGE_BYTES.
 
 local limit = tonumber(os.getenv("TOKEN2WAV_MESSAGE_BYTES"))
 

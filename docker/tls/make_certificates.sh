@@ -1,18 +1,19 @@
 #!/usr/bin/env bash
-# Makes an authority and what it signs, for a trial or for use inside: replicas and the balancer that talks to them.
+# Creates a certificate authority and certificates that it signs, for tests or for the connections between balancer and
+# replicas.
 #
 #   make_certificates.sh FOLDER NAME...
 #
-# FOLDER/ca.crt, ca.key     the authority; who has its key can be anybody, so take it away from the servers
-# FOLDER/NAME.crt, .key     for every NAME (of DNS, or an address), good for a server and a client
+# FOLDER/ca.crt, ca.key     the authority; its key can sign any identity, so remove the key from the servers
+# FOLDER/NAME.crt, .key     for every NAME (DNS name or address), valid for a server and a client
 # FOLDER/NAME.pem           both in one file, for HAProxy
 # FOLDER/client.*           the same for a client
 #
-# An authority that is there already is used again. Certificates are good for 90 days.
+# An existing authority is reused. Certificates are valid for 90 days.
 set -euo pipefail
 umask 077
 
-folder=${1:?name the folder, then servers by their names}
+folder=${1:?pass a folder, then the names of the servers}
 shift
 mkdir -p "$folder"
 cd "$folder"
