@@ -26,8 +26,8 @@ from token2wav_export.engines import build_target, load_package, own_target, ver
 
 UNUSABLE = 2
 # Limits of the chunks that a server captures: streams in a batch (larger batches run in parts), and
-# seconds of the past. An engine with higher limits costs memory without being used. With lower limits,
-# torch computes the remaining chunks.
+# seconds of the past. An engine with higher limits costs memory without being used. With lower
+# limits, torch computes the remaining chunks.
 CAPTURED_STREAMS = 4
 CAPTURED_SECONDS = 64
 
@@ -51,7 +51,7 @@ class Machine:
         """Describes this machine.
 
         Raises:
-            ConfigError: the machine has a GPU, but no TensorRT that builds for this GPU is installed.
+            ConfigError: the machine has a GPU, but no installed TensorRT builds for it.
         """
         target = own_target()
         if not target:

@@ -250,8 +250,8 @@ def test_python_tags_are_refused_with_one_sentence(tmp_path: Path, attack: str) 
         ("x: !!bool maybe\n", "cannot be read as YAML"),
         ("x: !!timestamp now\n", "cannot be read as YAML"),
         ("? !t [1]\n: 1\n", "cannot be read as YAML"),
-        ("x: " + "1:" * 5000 + "1\n", "a value of 10001 characters; at most 4000 are allowed"),
-        ("x: 0x" + "f" * 5000 + "\n", "a value of 5002 characters; at most 4000 are allowed"),
+        ("x: " + "1:" * 5000 + "1\n", "a value has 10001 characters; at most 4000 are allowed"),
+        ("x: 0x" + "f" * 5000 + "\n", "a value has 5002 characters; at most 4000 are allowed"),
         ("x: !t &a {k: *a}\n", "recursive"),
     ],
 )

@@ -155,11 +155,11 @@ def test_a_cache_that_does_not_fit_is_refused_with_the_free_memory(
     assert cache_bytes(300, gpu) == 300 << 20
     with pytest.raises(
         ConfigError,
-        match=r"^runtime\.cache_mib: 801 MiB, but 800 MiB are free on cpu; set less",
+        match=r"^runtime\.cache_mib: 801 MiB, but only 800 MiB are free on cpu; set",
     ):
         cache_bytes(801, cpu)
     with pytest.raises(
-        ConfigError, match=r"^runtime\.cache_mib: 301 MiB, but 300 MiB are free on cuda:1"
+        ConfigError, match=r"^runtime\.cache_mib: 301 MiB, but only 300 MiB are free on cuda:1"
     ):
         cache_bytes(301, gpu)
 

@@ -159,9 +159,9 @@ def test_a_worker_that_hangs_loses_its_streams_and_the_others_go_on(
     told = [record.getMessage() for record in caplog.records if "worker" in record.getMessage()]
     assert [re.sub(r"worker \d", "a worker", line) for line in told] == [
         "a worker hangs: its batch has run for 181 s, and its 1 streams have failed; 1 of 2 "
-        "workers go on",
+        "workers still run",
         "a worker hangs: its batch has run for 181 s, and its 1 streams have failed; 0 of 2 "
-        "workers go on",
+        "workers still run",
         "a worker has finished its batch after 181 s and accepts requests again",
         "a worker has finished its batch after 362 s and accepts requests again",
     ]
