@@ -166,11 +166,11 @@ def test_faults_are_named() -> None:
     content = changed("tests", problem="1 failed, tests/a.py::test_b")
     content["rows"].append(row("rehearsal of recovery", ON_PURPOSE, problem="device-side assert"))
     content["sections"].append(
-        {"section": "streams", "problem": "its process ended with SIGKILL", "took_s": 1.0}
+        {"section": "streams", "problem": "the process ended with SIGKILL", "took_s": 1.0}
     )
     assert faults(content) == [
         "tests: tests/execution/kernels: 1 failed, tests/a.py::test_b",
-        "streams: its process ended with SIGKILL",
+        "streams: the process ended with SIGKILL",
     ]
 
 
@@ -234,7 +234,7 @@ def test_a_stream_takes_a_page_for_a_second_and_shares_its_prompt(
     assert shortage(with_pages(2 + 4 * 4), 4, 50 + 25) is None
     assert (
         shortage(with_pages(2 + 4 * 4 - 1), 4, 50 + 25)
-        == "needs 18 pages of 90.1 MB, and the cache has 17"
+        == "the batch needs 18 pages of 90.1 MB, but the cache has 17"
     )
     assert shortage(with_pages(2 + 128 * 3), 128, 25) is None  # a stream reserves 3 pages
     assert shortage(with_pages(2 + 128 * 3 - 1), 128, 25) is not None

@@ -76,7 +76,7 @@ def test_perf_data_says_what_it_cannot_use(
     status, _ = make(tmp_path, "--tokens", str(tmp_path / "none.txt"))
     assert (status, capsys.readouterr().err) == (
         2,
-        f"token2wav-client: error: {tmp_path / 'none.txt'}: tokens: none, an utterance needs at "
+        f"token2wav-client: error: {tmp_path / 'none.txt'}: tokens: 0 found; an utterance needs at "
         "least 1\n",
     )
     status, _ = make(tmp_path, "--out", str(tmp_path / "missing" / "data.json"))

@@ -113,13 +113,13 @@ def safetensors_header(**tensors: dict[str, Any]) -> bytes:
 ENDLESS = {"dtype": "F32", "shape": [10**12], "data_offsets": [0, 4 * 10**12]}
 BFLOAT = {"dtype": "BF16", "shape": [1], "data_offsets": [0, 2]}
 HOSTILE = {
-    archive(prompt_mel=npy_header(f"({10**12}, 80)")): "its header announces",
+    archive(prompt_mel=npy_header(f"({10**12}, 80)")): "the header announces",
     archive(prompt_mel=bytes(100 << 20)): "prompt_mel has more than 64 MiB",
     archive(prompt_mel=npy_header("(" * 4000 + ")" * 4000)): "cannot read the voice",
     safetensors_header(prompt_mel=ENDLESS): "cannot read the voice",
     (2**60).to_bytes(8, "little"): "header too large",
     (10**5).to_bytes(8, "little") + b"[" * 10**5: "cannot read the voice",
-    safetensors_header(prompt_mel=BFLOAT) + b"ab": "type 'BF16' is not known",
+    safetensors_header(prompt_mel=BFLOAT) + b"ab": "type 'BF16' is unknown",
 }
 
 
@@ -138,7 +138,7 @@ def test_a_hostile_file_is_refused_before_it_takes_memory(
 def test_a_file_that_is_too_large_is_not_read_to_its_end(tmp_path: Path, name: str) -> None:
     (tmp_path / name).touch()
     os.truncate(tmp_path / name, 10**11)  # takes no room on disk
-    with memory_within(256 << 20), pytest.raises(VoiceError, match="it has more than 64 MiB"):
+    with memory_within(256 << 20), pytest.raises(VoiceError, match="the file has more than 64 MiB"):
         ClientVoice.load(tmp_path / name)
 
 
@@ -170,13 +170,13 @@ def test_a_text_may_be_an_id_or_a_name(known: str) -> None:
     [
         (
             "voice.safetensors",
-            r"'voice\.safetensors' is a file, not a name; ClientVoice\.load, or --voice, reads it",
+            r"'voice\.safetensors' is a file, not a name; load it with ClientVoice\.load",
         ),
         ("voice.npz", "is a file, not a name"),
-        ("", "'' is neither the id nor the name of a voice"),
-        ("a\nb", "is neither the id nor the name"),
-        ("\udcff", "is neither the id nor the name"),
-        ("a" * 256, "is neither the id nor the name"),
+        ("", "'' is neither a voice id nor a valid voice name"),
+        ("a\nb", "is neither a voice id nor a valid voice name"),
+        ("\udcff", "is neither a voice id nor a valid voice name"),
+        ("a" * 256, "is neither a voice id nor a valid voice name"),
     ],
 )
 def test_other_text_is_no_voice(text: str, message: str) -> None:

@@ -85,8 +85,7 @@ def test_an_earlier_name_works_with_a_warning(
     assert getattr(load_server_config(file).runtime, name) == value
     [record] = caplog.records
     assert record.getMessage() == (
-        f"runtime.{earlier}: the setting is called runtime.{name} now; the next release refuses "
-        "the earlier name"
+        f"runtime.{earlier}: deprecated and removed in the next release; use runtime.{name}"
     )
 
 
@@ -100,8 +99,8 @@ def test_whole_floats_pass_as_integers_and_integers_as_floats(tmp_path: Path) ->
 # text of a file, and part of the message
 BAD = table(
     r"""
-streams: {} | unknown key 'streams'; known are stream, runtime, limits
-stream: {hops: fixed} | stream: unknown key 'hops'; known are first_tokens, max_hop_tokens
+streams: {} | unknown key 'streams'; expected one of stream, runtime, limits
+stream: {hops: fixed} | stream: unknown key 'hops'; expected one of first_tokens, max_hop_tokens
 1: 2 | unknown key
 - stream | expected a mapping, got list
 stream | expected a mapping, got str
@@ -110,7 +109,7 @@ limits: | limits: expected a mapping, got NoneType
 runtime: {backend: random} | runtime.backend: 'random' is not one of auto, torch, onnx, tensorrt
 runtime: {backend: 25} | runtime.backend: 25 is not one of auto, torch, onnx, tensorrt
 runtime: {backend: [torch]} | is not one of auto, torch, onnx, tensorrt
-stream: {first_tokens: 4} | stream.first_tokens: 4 is not 0, nor 5 or more
+stream: {first_tokens: 4} | stream.first_tokens: 4 is not allowed; must be 0, or 5 or more
 stream: {max_hop_tokens: many} | stream.max_hop_tokens: expected int, got 'many'
 stream: {max_hop_tokens: true} | stream.max_hop_tokens: expected int, got True
 stream: {max_hop_tokens: 25.5} | stream.max_hop_tokens: expected int, got 25.5
@@ -124,15 +123,15 @@ runtime: {device: 'cuda:'} | runtime.device: 'cuda:'
 runtime: {device: 'cuda:-1'} | runtime.device: 'cuda:-1'
 runtime: {device: 0} | runtime.device: expected str, got 0
 runtime: {workers: -1} | runtime.workers: -1 is not between 0 and 256
-runtime: {lanes: 1, workers: 1} | runtime.lanes: the earlier name of runtime.workers, which is there
+runtime: {lanes: 1, workers: 1} | runtime.lanes: the earlier name of runtime.workers, which is set
 stream: [1 | cannot be read as YAML
 stream: 2024-99-99 | cannot be read as YAML
 runtime: &a {backend: *a} | runtime.backend
 stream: !!python/object/apply:os.system ['touch executed'] | cannot be read as YAML
 stream: !new:StreamConfig {} | cannot be read as YAML
 limits: {streams: !!int ''} | cannot be read as YAML
-limits:\n  streams: 3\n  streams: 4 | line 3: key 'streams' is given twice, first in line 2
-limits: {streams: 3}\nlimits: {} | line 2: key 'limits' is given twice
+limits:\n  streams: 3\n  streams: 4 | line 3: key 'streams' appears more than once, first in line 2
+limits: {streams: 3}\nlimits: {} | line 2: key 'limits' appears more than once
 limits: &a {streams: 3}\nstream: {<<: *a} | line 2: merge keys (<<) are not allowed
 """
 )

@@ -67,7 +67,7 @@ def test_the_default_folder_lies_in_the_model(model: Path) -> None:
 def test_nothing_there(engines: EngineFolder) -> None:
     assert engines.artifacts() == []
     assert refusal(engines) == (
-        f"{engines.path}: the step graph is not there in float32 for onnx; run: token2wav-export "
+        f"{engines.path}: the step in float32 for onnx; run: token2wav-export "
         f"onnx --model {TINY} "
         f"--out {engines.path} --graphs step --precision float32"
     )
@@ -96,8 +96,11 @@ def test_other_precisions_graphs_and_gpus_lie_side_by_side(engines: EngineFolder
 
 NEXT = GRAPH_VERSION + 1
 STALE: list[tuple[dict[str, Any], str]] = [
-    ({"graph_version": NEXT}, f"its inputs and outputs are of version {NEXT}, not {GRAPH_VERSION}"),
-    ({"fingerprint": "0"}, f"it was made from another checkpoint than the one in {TINY}"),
+    (
+        {"graph_version": NEXT},
+        f"its inputs and outputs have version {NEXT}, expected {GRAPH_VERSION}",
+    ),
+    ({"fingerprint": "0"}, f"it was made from another checkpoint than {TINY}"),
 ]
 
 
@@ -210,7 +213,7 @@ DAMAGES: list[tuple[Callable[[str], str], str]] = [
     (rewritten(file="../graph.onnx"), "'../graph.onnx' is not a file in this folder"),
     (rewritten(file="/graph.onnx"), "'/graph.onnx' is not a file in this folder"),
     (rewritten(sizes={"graph.onnx": 5, "../x": 1}), "'../x' is not a file in this folder"),
-    (rewritten(sizes={}), "is not among them"),
+    (rewritten(sizes={}), "' is missing"),
 ]
 
 
@@ -221,7 +224,7 @@ def test_a_damaged_description_is_one_sentence(
     description = add(engines).with_name(DESCRIPTION)
     description.write_text(damage(description.read_text()))
     message = refusal(engines)
-    assert message.startswith(f"{description}: not a description of an artefact: ")
+    assert message.startswith(f"{description}: not a valid description of an artefact: ")
     assert words in message
     assert message.endswith(f"remove {description.parent} and run token2wav-export again")
 
@@ -262,7 +265,9 @@ def test_what_a_killed_export_left_is_removed_by_the_next_but_not_what_is_being_
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ArtifactError, match=r"cannot be written: .*; name another --out"):
+    with pytest.raises(
+        ArtifactError, match=r"cannot be written: .*; pass another folder with --out"
+    ):
         add(EngineFolder(tmp_path / "file" / "engines"))
 
 

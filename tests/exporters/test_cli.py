@@ -68,11 +68,13 @@ def test_tensorrt_without_its_libraries(
 def test_ordinary_tensorrt_builds_for_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
         ConfigError,
-        match="--compute-capability: ordinary TensorRT builds for the GPU of this machine",
+        match="--compute-capability: ordinary TensorRT builds only for the GPU of this machine",
     ):
         build_target("tensorrt", ["8.9"])
     monkeypatch.setattr(engines, "own_target", dict)
-    with pytest.raises(ConfigError, match="builds on the GPU it is for, and torch sees none here"):
+    with pytest.raises(
+        ConfigError, match="needs the GPU that it builds for, but torch finds no GPU"
+    ):
         build_target("tensorrt", [])
     monkeypatch.setattr(engines, "own_target", lambda: {"compute_capability": "9.0", "gpu": "H100"})
     assert build_target("tensorrt", []) == {"compute_capability": ("9.0",), "gpu": ("H100",)}
@@ -82,7 +84,7 @@ def test_a_damaged_description(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     (tmp_path / "step").mkdir()
     (tmp_path / "step" / "artifact.json").write_text("{")
     message = failure(capsys, 2, "inspect", "--model", str(TINY), "--out", str(tmp_path))
-    assert "artifact.json: not a description of an artefact" in message
+    assert "artifact.json: not a valid description of an artefact" in message
 
 
 def test_an_export_that_fails_keeps_the_one_before(
@@ -94,7 +96,7 @@ def test_an_export_that_fails_keeps_the_one_before(
         path.write_bytes(b"other graph")
 
     def disagree(*_: object) -> float:
-        raise ExportError("step in float32: ONNX Runtime and torch disagree by 1.0e+00")
+        raise ExportError("step in float32: ONNX Runtime and torch differ by 1.0e+00")
 
     monkeypatch.setattr(making, "write_onnx", write)
     monkeypatch.setattr(making, "check_parity", disagree)
@@ -130,7 +132,7 @@ def test_verify_says_that_it_compares_torch_with_itself(
     assert main(verify(tmp_path)) == 0
     told = capsys.readouterr()
     assert told.out.startswith("torch, float32, cpu, against torch, float32: 1 s of audio")
-    assert f"{tmp_path} holds no graph that can run on this device" in told.err
+    assert f"{tmp_path} has no graph that can run on this device" in told.err
     assert f"token2wav-export onnx --model {TINY} --out {tmp_path}\n" in told.err
     assert main(verify(tmp_path, "--backend=torch")) == 0
     assert "compared with itself" not in capsys.readouterr().err  # it was asked for
@@ -150,10 +152,7 @@ def test_an_empty_folder(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> 
     for _ in range(2):  # at first empty, then without artefacts
         assert main(["inspect", "--model", str(TINY), "--out", str(tmp_path)]) == 0
         command = f"token2wav-export onnx --model {TINY} --out {tmp_path}"
-        assert (
-            capsys.readouterr().out
-            == f"{tmp_path}: nothing was exported here yet; run: {command}\n"
-        )
+        assert capsys.readouterr().out == f"{tmp_path}: no artefacts exported yet; run: {command}\n"
         assert main(["inspect", "--model", str(TINY), "--out", str(tmp_path), "--json"]) == 0
         assert json.loads(capsys.readouterr().out) == []
         (tmp_path / "flow.pt").touch()
@@ -172,7 +171,7 @@ def test_an_engine_folder_that_is_not_there(
     )
     file = tmp_path / "file"
     file.touch()
-    assert f"{file}: not a folder; name the engine folder with --out" in failure(
+    assert f"{file}: not a folder; pass the engine folder with --out" in failure(
         capsys, 2, *arguments, str(file)
     )
 

@@ -19,9 +19,9 @@ from token2wav_server.launcher.access import CLIENT_HEADER
 
 Inputs = dict[str, NDArray[Any]]
 
-ALL_THAT_ONE_MAY_HAVE = "all that one may have (limits.streams_per_client); try again later"
-IDLE = f"stream: no tokens for {IDLE_SECONDS} s; it was dropped"
-AFTER_THE_END = "stream: it has ended; tokens after the end are not taken"
+CLIENT_LIMIT = "the most that one client may have (limits.streams_per_client); try again later"
+IDLE = f"stream: no tokens for {IDLE_SECONDS} s, so it was closed"
+AFTER_THE_END = "stream: it has ended, so it accepts no more tokens"
 
 
 def changed(golden: GoldenSet, **arrays: NDArray[Any]) -> Inputs:
@@ -48,7 +48,7 @@ def the_next_stream_works(connection: Connection, golden: GoldenSet) -> None:
 BAD_TOKENS: list[tuple[Any, str]] = [
     ([5, -1], "tokens: -1 at index 1 is outside the vocabulary 0 to 6560"),
     ([6561], "tokens: 6561 at index 0 is outside the vocabulary 0 to 6560"),
-    ([], "tokens: the utterance ended without any; at least 1 is needed"),
+    ([], "tokens: 0 sent; an utterance needs at least 1"),
     (np.array([5], np.int64), "inference input 'tokens' data-type is 'INT64'"),
     (np.zeros((1, 2), np.int32), "unexpected shape for input 'tokens'"),
 ]
@@ -73,7 +73,7 @@ BAD_VOICES: list[tuple[str, NDArray[Any], str]] = [
     ),
     ("prompt_mel", mel_with(np.nan), "holds NaN or infinite values"),
     ("prompt_mel", mel_with(1e30), "1e+30 at index 7, 3 is outside -100 to 100"),
-    ("speaker_embedding", np.zeros(192, np.float32), "all zeros"),
+    ("speaker_embedding", np.zeros(192, np.float32), "all values are 0"),
 ]
 BAD_TENSORS: list[tuple[str, NDArray[Any], str]] = [
     ("prompt_mel", np.zeros((60, 100), np.float32), "unexpected shape for input 'prompt_mel'"),
@@ -212,7 +212,7 @@ class TestLimits:
         with limited.connect() as connection:
             connection.send([1], long_prompt)
             assert connection.answers().errors == [
-                "prompt_tokens: 751 tokens, at most 750 are allowed"
+                "prompt_tokens: 751 tokens; at most 750 are allowed"
             ]
             the_next_stream_works(connection, golden)
 
@@ -263,8 +263,7 @@ class TestLimits:
         assert ends == {
             "silent": [IDLE],
             "trickle": [
-                f"stream: open for {STREAM_SECONDS} s, which is the limit of one stream; it was "
-                f"dropped"
+                f"stream: open for {STREAM_SECONDS} s, the limit of one stream, so it was closed"
             ],
         }
         assert limited.ended() - before == {"IdleError": 1, "ExpiredError": 1}
@@ -278,7 +277,7 @@ class TestLimits:
             for parameters in (None, bob):
                 two.send([1], golden.voice, "second", start=True, parameters=parameters)
                 [error] = two.answers().errors
-                assert error == f"streams: client 'alice' has 1 open, {ALL_THAT_ONE_MAY_HAVE}"
+                assert error == f"streams: client 'alice' has 1 open, {CLIENT_LIMIT}"
             with limited.connect(headers=bob) as other:
                 other.send([1], golden.voice, "other", start=True, end=True)
                 assert not other.answers().errors

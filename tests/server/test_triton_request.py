@@ -109,7 +109,7 @@ def test_an_owner_that_cannot_be_read_refuses_the_request(parser: Any, parameter
         ({"speed": 2}, "^parameters: 'speed' is not a request parameter"),
         ({"keep_open": 1}, "^keep_open: 1 is not a boolean"),
         ({"steps": 0}, "^steps: 0 is not an integer of at least 1"),
-        ({"voice": ""}, "^voice: '' is not the name of a voice"),
+        ({"voice": ""}, "^voice: '' is not a valid voice name"),
     ],
 )
 @pytest.mark.parametrize("flags", [0, START])

@@ -113,7 +113,7 @@ def test_no_file(file: str, folder: Path, recording: Recording) -> None:
         folder,
         recording,
         file,
-        "no such file; a published model folder has one, from which voices are made",
+        "no such file; voices need this model from the published model folder",
     )
 
 
@@ -141,20 +141,20 @@ def failing_speaker() -> onnx.ModelProto:
     return model
 
 
-FAILED, GAVE = "failed on inputs of shape", "gave an embedding"
+FAILED, GAVE = "failed on inputs of shape", "returned an embedding"
 OTHER_TOKENIZERS = [
     (graphs.speaker(), "has 1 inputs, expected 2"),
     (graphs.tokenizer(bands=80), rf"{FAILED} \(1, 128, 150\) and \(1,\) \(.*128 Expected: 80.*\)"),
     (graphs.tokenizer(rank=2), rf"{FAILED} .* \(.*rank for input: feats Got: 3 Expected: 2.*\)"),
     (graphs.tokenizer(length_type=TensorProto.INT64), r"failed on .*: \(tensor\(int64\)\)\)"),
-    (graphs.tokenizer(output_type=TensorProto.FLOAT), r"gave an output float32 \(1, 38\), .*"),
+    (graphs.tokenizer(output_type=TensorProto.FLOAT), r"returned an output float32 \(1, 38\), .*"),
     (graphs.tokenizer(domain="elsewhere"), r"cannot be loaded as an ONNX model \(.*elsewhere.*\)"),
-    (graphs.tokenizer(stride=2), "gave 75 tokens for 1.50 s, expected 25 a second"),
-    (rows_of_tokens(), r"gave an output int64 \(2, 38\), expected integer \(1, any\)"),
+    (graphs.tokenizer(stride=2), "returned 75 tokens for 1.50 s, expected 25 per second"),
+    (rows_of_tokens(), r"returned an output int64 \(2, 38\), expected integer \(1, any\)"),
 ]
 OTHER_SPEAKERS = [
     (graphs.speaker(bands=60), rf"{FAILED} \(1, 148, 80\) \(.*Got: 80 Expected: 60.*\)"),
-    (graphs.speaker(size=200), f"{GAVE} of 200 numbers, not 192"),
+    (graphs.speaker(size=200), f"{GAVE} of 200 values, expected 192"),
     (graphs.speaker(scale=np.nan), f"{GAVE} with NaN or infinite values"),
     (graphs.speaker(scale=np.inf), f"{GAVE} with NaN or infinite values"),
     (graphs.speaker(scale=0), f"{GAVE} of zeros, .+"),

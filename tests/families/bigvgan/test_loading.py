@@ -148,8 +148,8 @@ BROKEN: list[tuple[dict[str, Any], list[str]]] = [
     ({LENGTH: torch.ones(1, 1, 1)}, [LENGTH, "(1, 1, 1)"]),
     ({DIRECTION: torch.ones(16)}, [DIRECTION, "(16,)"]),
     ({DIRECTION: torch.zeros(16, 10, 7)}, ["NaN", "conv_pre.weight"]),
-    ({"conv_pre.weight": torch.ones(16, 10, 7)}, ["'conv_pre.weight' is there twice"]),
-    ({PARAMETRIZED: torch.ones(16, 1, 1)}, ["'conv_pre.weight_g' is there twice"]),
+    ({"conv_pre.weight": torch.ones(16, 10, 7)}, ["'conv_pre.weight' appears twice"]),
+    ({PARAMETRIZED: torch.ones(16, 1, 1)}, ["'conv_pre.weight_g' appears twice"]),
     ({"conv_post.parametrizations.weight.original7": torch.ones(1)}, ["1 unexpected"]),
     ({"steps": 5}, ["'steps' is a int"]),
     ({"conv_pre.bias": torch.ones(16).long()}, ["'conv_pre.bias' has type torch.int64"]),
@@ -214,10 +214,10 @@ CONFIGS = table(
 {"upsample_kernel_sizes": [8]} | upsample_kernel_sizes: 1 entries, but upsample_rates has 2
 {"resblock_kernel_sizes": [3]} | resblock_dilation_sizes: 2 entries, but resblock_kernel_sizes has 1
 {"resblock_kernel_sizes": [3, 4]} | resblock_kernel_sizes[1]: 4 is even
-{"upsample_kernel_sizes": [2, 4]} | upsample_kernel_sizes[0]: 2 must be the rate 4
-{"upsample_kernel_sizes": [8, 5]} | upsample_kernel_sizes[1]: 5 must be the rate 2
-{"upsample_initial_channel": 1} | upsample_initial_channel: 1 is halved in each of 2 stages
-{"hop_size": 256} | hop_size: 256, but upsample_rates make 8 samples of a frame
+{"upsample_kernel_sizes": [2, 4]} | upsample_kernel_sizes[0]: 2 must equal the rate 4
+{"upsample_kernel_sizes": [8, 5]} | upsample_kernel_sizes[1]: 5 must equal the rate 2
+{"upsample_initial_channel": 1} | upsample_initial_channel: 1 is too small for 2 stages
+{"hop_size": 256} | hop_size: 256, but upsample_rates give 8 samples per frame
 """
 )
 

@@ -115,9 +115,9 @@ def test_graphs_are_of_one_generator(copied: Path) -> None:
 # pattern of the replaced text, new text, message
 WRONG = table(
     r"""
-type: bigvgan | type: vocos | vocoder.type: 'vocos' is not bigvgan; for HiFT leave
+type: bigvgan | type: vocos | vocoder.type: 'vocos' is not bigvgan; for HiFT, remove
 "    type: bigvgan\n" | "" | vocoder.type: missing
-type: bigvgan | type: bigvgan\n    path: x | vocoder: unknown key 'path'; known are type, folder
+type: bigvgan | type: bigvgan\n    path: x | vocoder: unknown key 'path'; expected type or folder
 vocoder:\n    type: bigvgan\n    folder: | vocoder: | vocoder: expected a mapping
 folder: bigvgan | folder: ../bigvgan | '../bigvgan' is not a folder below the model
 folder: bigvgan | folder: /bigvgan | '/bigvgan' is not a folder below the model
@@ -125,7 +125,7 @@ folder: bigvgan | folder: other | other: not a BigVGAN folder, config.json canno
 sample_rate: 16000 | sample_rate: 24000 | BigVGAN: sampling_rate is 16000 instead of 24000; take one
 (?m)^token_mel_ratio: 3 | token_mel_ratio: 1 | BigVGAN: hop_size is 160 instead of 480; take one
 (?m)^sample_rate: 16000\n | "" | key 'sample_rate' is missing
-token_frame_rate: .* | token_frame_rate: 33 | sample_rate: 16000 Hz give 161.62 samples to each
+token_frame_rate: .* | token_frame_rate: 33 | sample_rate: 16000 Hz gives 161.62 samples to each
 token_frame_rate: .* | token_frame_rate: 0 | flow.input_frame_rate: 0.0 is not between 0.01 and 1000
 """
 )

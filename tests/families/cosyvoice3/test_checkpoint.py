@@ -278,7 +278,7 @@ BREAKAGES: list[tuple[Breakage, list[str]]] = [
     (truncated("hift.safetensors", 0.01), ["hift.safetensors", "cannot be read"]),
     (written("flow.pt", b""), ["flow.pt"]),
     (written("flow.safetensors", b""), ["flow.safetensors", "cannot be read"]),
-    (written("flow.pt", LFS), ["flow.pt", "no pickle of tensors"]),
+    (written("flow.pt", LFS), ["flow.pt", "not a pickle of tensors"]),
     (written("hift.safetensors", LFS), ["hift.safetensors"]),
     (written("flow.safetensors", b"\xff" * 64), ["flow.safetensors"]),
     (removed("hift.safetensors"), ["hift.safetensors", "hift.pt"]),

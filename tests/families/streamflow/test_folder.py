@@ -60,10 +60,10 @@ def test_defaults_are_the_published_sizes(folder: Path, tmp_path: Path) -> None:
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
-    ({"layers": 3}, "flow: unknown key 'layers'; known are type, vocab_size"),
+    ({"layers": 3}, "flow: unknown key 'layers'; expected one of type, vocab_size"),
     ({"type": "dit"}, "flow.type: 'dit' is not one of streamflow"),
     ({"forward_layers": [5]}, "flow.forward_layers: 5 is not one of the layers 1 to 4"),
-    ({"forward_layers": [2]}, "flow.forward_layers: layer 2 has a mask already: backward"),
+    ({"forward_layers": [2]}, "flow.forward_layers: layer 2 already has the mask backward"),
     ({"block_frames": 26}, "flow.block_frames: 26 frames are not a whole number of tokens"),
     ({"chunk_blocks": 0}, "flow.chunk_blocks: 0 is not between 1 and 1000"),
     ({"dim": "wide"}, "flow.dim: expected int, got 'wide'"),
@@ -83,7 +83,7 @@ def test_a_section_that_cannot_be_is_refused(
 
 
 def test_an_engine_that_cannot_run_it_says_so(folder: Path) -> None:
-    with pytest.raises(ConfigError, match=r"runtime\.backend: onnx does not run guided attention"):
+    with pytest.raises(ConfigError, match=r"runtime\.backend: onnx cannot run guided attention"):
         Token2Wav.load(folder, runtime=RuntimeConfig(device="cpu", backend="onnx"))
 
 
@@ -132,6 +132,6 @@ def test_a_voice_with_a_prompt_is_refused(folder: Path) -> None:
     voice = Voice(np.arange(5), np.zeros((20, 80), np.float32), np.ones(192, np.float32))
     with pytest.raises(
         InputError,
-        match="prompt_tokens: 5 tokens, expected none: this model takes a speaker embedding",
+        match="prompt_tokens: 5 tokens, expected 0; this model uses a speaker embedding",
     ):
         model.stream(voice)
