@@ -103,7 +103,7 @@ def test_graphs_are_of_one_generator(copied: Path) -> None:
     before, flow = fingerprint(copied, "vocoder"), fingerprint(copied, "flow")
     path = copied / "bigvgan" / "generator.safetensors"
     path.rename(path.with_suffix(".old"))
-    with pytest.raises(CheckpointError, match=r"bigvgan: none of generator\.safetensors"):
+    with pytest.raises(CheckpointError, match=r"bigvgan: contains none of generator\.safetensors"):
         fingerprint(copied, "vocoder")
     content = bytearray(path.with_suffix(".old").read_bytes())
     content[-1] ^= 1
@@ -122,8 +122,8 @@ vocoder:\n    type: bigvgan\n    folder: | vocoder: | vocoder: expected a mappin
 folder: bigvgan | folder: ../bigvgan | '../bigvgan' is not a folder below the model
 folder: bigvgan | folder: /bigvgan | '/bigvgan' is not a folder below the model
 folder: bigvgan | folder: other | other: not a BigVGAN folder, config.json cannot be read
-sample_rate: 16000 | sample_rate: 24000 | BigVGAN: sampling_rate is 16000 instead of 24000; take one
-(?m)^token_mel_ratio: 3 | token_mel_ratio: 1 | BigVGAN: hop_size is 160 instead of 480; take one
+sample_rate: 16000 | sample_rate: 24000 | BigVGAN: sampling_rate is 16000 instead of 24000; use a BigVGAN
+(?m)^token_mel_ratio: 3 | token_mel_ratio: 1 | BigVGAN: hop_size is 160 instead of 480; use a BigVGAN
 (?m)^sample_rate: 16000\n | "" | key 'sample_rate' is missing
 token_frame_rate: .* | token_frame_rate: 33 | sample_rate: 16000 Hz gives 161.62 samples to each
 token_frame_rate: .* | token_frame_rate: 0 | flow.input_frame_rate: 0.0 is not between 0.01 and 1000
@@ -146,7 +146,7 @@ def test_a_vocoder_that_does_not_fit_is_refused_before_weights_are_read(
 def test_other_bands_than_the_flow_makes(copied: Path) -> None:
     path = copied / "bigvgan" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"num_mels": 80}))
-    with pytest.raises(ConfigError, match="BigVGAN: num_mels is 80 instead of 20; take one"):
+    with pytest.raises(ConfigError, match="BigVGAN: num_mels is 80 instead of 20; use a BigVGAN"):
         Token2Wav.load(copied)
 
 
