@@ -32,22 +32,22 @@ NOBODY = "127.0.0.1:1"
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ({"headers": {"a b": "c"}}, "headers: 'a b' is no name"),
-        ({"headers": {"grpc-timeout": "1S"}}, "headers: 'grpc-timeout' is no name"),
-        ({"headers": {"te": "c"}}, "headers: 'te' is no name"),
-        ({"headers": {"picture-bin": "c"}}, "headers: 'picture-bin' is no name"),
+        ({"headers": {"a b": "c"}}, "headers: 'a b' is not a valid header name"),
+        ({"headers": {"grpc-timeout": "1S"}}, "headers: 'grpc-timeout' is not a valid header name"),
+        ({"headers": {"te": "c"}}, "headers: 'te' is not a valid header name"),
+        ({"headers": {"picture-bin": "c"}}, "headers: 'picture-bin' is not a valid header name"),
         ({"headers": {"x-key": "two\nlines"}}, "headers, x-key: expected printable ASCII"),
         ({"token": ""}, "token: expected printable ASCII"),
         ({"token": "two\nlines"}, "token: expected printable ASCII"),
         ({"token": "a", "headers": {"Authorization": "b"}}, "headers: authorization and a token"),
-        ({"url": "far.example:1", "token": "a"}, "token: it would travel to far.example in the"),
+        ({"url": "far.example:1", "token": "a"}, "token: it would be sent to far.example"),
         (
             {"url": "127.0.0.1.example:1", "token": "a"},
-            "token: it would travel to 127.0.0.1.exam",
+            "token: it would be sent to 127.0.0.1.exam",
         ),
         ({"max_message_mib": 0}, "max_message_mib: 0 is outside 1 to 2047"),
         ({"max_message_mib": 2048}, "max_message_mib: 2048 is outside 1 to 2047"),
-        ({"retries": -1}, "retries: -1 is below 0"),
+        ({"retries": -1}, "retries: -1 sent; must be 0 or more"),
     ],
 )
 def test_arguments_that_cannot_be(arguments: dict[str, Any], sentence: str) -> None:
@@ -76,7 +76,7 @@ def test_files_that_are_no_certificates(tmp_path: Path) -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({"ca": tmp_path / "nowhere.pem"}, r"ca: .*nowhere.pem \(No such file or directory\)"),
         ({"ca": text}, r"ca: cannot use .*text.pem \(no certificate or crl found\)"),
-        ({"cert": text}, "key: missing, a certificate and its key go together"),
+        ({"cert": text}, "key: missing; a certificate and its key are needed together"),
         ({"key": text}, "cert: missing"),
         ({"cert": text, "key": text}, r"cert, key: cannot use .*text.pem"),
     ]
@@ -108,7 +108,7 @@ def test_a_token_from_the_environment(
     monkeypatch.setenv("TOKEN2WAV_TOKEN", "s3cret")
     assert main(["health", "--url=far.example:1"]) == 2
     errors = capsys.readouterr().err
-    assert "token: it would travel to far.example in the clear; use TLS" in errors
+    assert "token: it would be sent to far.example unencrypted; use TLS" in errors
     assert "s3cret" not in errors
 
 

@@ -148,13 +148,13 @@ def test_a_voice_with_a_name_stays_and_is_known_by_its_id_too() -> None:
 def test_an_unknown_name_is_refused_with_those_that_there_are() -> None:
     registry = VoiceRegistry(1)
     with pytest.raises(
-        InputError, match=r"^voice: 'eve' is not known here; this server has no named voices$"
+        InputError, match=r"^voice: 'eve' is unknown; this server has no named voices$"
     ):
         registry.named("eve")
     for number in range(23):
         registry.keep(f"v{number}", a_voice(4, number))
     with pytest.raises(
-        InputError, match=r"voices of this server are v0, v1, .*, v19 and 3 others$"
+        InputError, match=r"this server has the voices v0, v1, .*, v19 and 3 others$"
     ):
         registry.named("eve")
     with pytest.raises(InputError) as refused:

@@ -122,8 +122,8 @@ vocoder:\n    type: bigvgan\n    folder: | vocoder: | vocoder: expected a mappin
 folder: bigvgan | folder: ../bigvgan | '../bigvgan' is not a folder below the model
 folder: bigvgan | folder: /bigvgan | '/bigvgan' is not a folder below the model
 folder: bigvgan | folder: other | other: not a BigVGAN folder, config.json cannot be read
-sample_rate: 16000 | sample_rate: 24000 | BigVGAN: sampling_rate is 16000 instead of 24000; use a BigVGAN
-(?m)^token_mel_ratio: 3 | token_mel_ratio: 1 | BigVGAN: hop_size is 160 instead of 480; use a BigVGAN
+sample_rate: 16000 | sample_rate: 24000 | BigVGAN: sampling_rate is 16000 instead of 24000
+(?m)^token_mel_ratio: 3 | token_mel_ratio: 1 | BigVGAN: hop_size is 160 instead of 480
 (?m)^sample_rate: 16000\n | "" | key 'sample_rate' is missing
 token_frame_rate: .* | token_frame_rate: 33 | sample_rate: 16000 Hz gives 161.62 samples to each
 token_frame_rate: .* | token_frame_rate: 0 | flow.input_frame_rate: 0.0 is not between 0.01 and 1000
