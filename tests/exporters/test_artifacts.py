@@ -67,7 +67,7 @@ def test_the_default_folder_lies_in_the_model(model: Path) -> None:
 def test_nothing_there(engines: EngineFolder) -> None:
     assert engines.artifacts() == []
     assert refusal(engines) == (
-        f"{engines.path}: the step in float32 for onnx; run: token2wav-export "
+        f"{engines.path}: the graph step in float32 for onnx is missing; run: token2wav-export "
         f"onnx --model {TINY} "
         f"--out {engines.path} --graphs step --precision float32"
     )
