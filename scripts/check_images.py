@@ -4,10 +4,9 @@ and measured.
     .venv/bin/python -m scripts.check_images [--folder FOLDER]
 
 It needs root, and buildah and debootstrap of Debian or Ubuntu; no daemon, no registry. The
-stand-ins have the layout of
-the real bases: Debian 12 with its Python 3.11 for python:slim, the same with /opt/tritonserver for
-NVIDIA's. In all images torch is the one for the CPU. What pip is configured with here, indexes and
-certificates, holds for the builds.
+stand-ins have the layout of the real bases: Debian 12 with its Python 3.11 for python:slim, the
+same with /opt/tritonserver for NVIDIA's. All images have torch for the CPU. The builds use this
+machine's configuration of pip: its indexes and certificates.
 """
 
 from __future__ import annotations
@@ -59,8 +58,8 @@ RUN python3 -m pip install --no-deps --no-cache-dir --target /tmp/wheel {TRITON}
     && rm -r /tmp/wheel
 ENV LD_LIBRARY_PATH=/opt/tritonserver/lib
 """
-# What no image may have: pip and its caches, sources, lists of packages, and where torch is for the
-# CPU, CUDA.
+# Files that no image may have: pip and its caches, sources, lists of packages, and, in an image
+# with torch for the CPU, CUDA.
 WASTE = [
     "opt/token2wav/venv/bin/pip*",
     "root/.cache",
@@ -85,7 +84,7 @@ sys.exit(engines.main())
 
 
 def missing() -> str:
-    """Says what this machine lacks for the check; empty if nothing."""
+    """Returns a message about a requirement that this machine lacks, or an empty string."""
     if os.geteuid() != 0:
         return "needs root"
     programs = [
@@ -125,8 +124,8 @@ def choose_storage(folder: Path) -> str:
 
 
 def pip_mounts(folder: Path) -> list[str]:
-    """Returns options of buildah that give the builds what pip is configured with here, and torch
-    for the CPU.
+    """Returns options of buildah that mount this machine's configuration of pip and torch for the
+    CPU.
     """
     wheels = folder / "wheels"
     if not wheels.exists():
@@ -234,8 +233,7 @@ def check_server(image: Image, client: Image, files: Path, binds: dict[str, Path
     drain.
     """
     settings = files / "server.yaml"
-    # What is spoken before a block is complete depends on the pace of tokens, and could not be
-    # compared.
+    # Audio of provisional chunks depends on the pace of tokens, and could not be compared.
     settings.write_text(
         (ROOT / "docker" / "server.yaml").read_text() + "stream: {first_tokens: 0}\n"
     )
@@ -300,7 +298,7 @@ def check_contents(image: Image) -> None:
 
 
 def snr_db(wav: Path) -> float:
-    """Compares what was heard with the library's stream of the same tokens."""
+    """Returns the SNR of received audio against the library's stream of the same tokens."""
     heard, _ = soundfile.read(wav, dtype="float32")
     tokens, voice = np.load(SPEECH / "tokens.npy"), Voice.load(SPEECH / "voice.safetensors")
     with Token2Wav.load(MODEL).stream(voice) as stream:

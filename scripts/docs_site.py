@@ -1,9 +1,8 @@
-"""Hooks of MkDocs (mkdocs.yml) that bring into the site what lies outside docs/.
+"""Hooks of MkDocs (mkdocs.yml) that bring files outside docs/ into the site.
 
-Pages are written to be read in the repository. Here their links out of docs/ are turned to where
-the site has what they
-lead to: README is a page, and other files are copied. The API reference is made from each package's
-`__all__`.
+Pages are written for readers of the repository. The hooks rewrite their links out of docs/ to the
+place of the target in the site: README is a page, and other files are copied. The API reference is
+made from each package's `__all__`.
 """
 
 from __future__ import annotations

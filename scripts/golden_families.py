@@ -1,8 +1,8 @@
-"""Golden tensors of other families: what their public code computes with random weights at two
-small sizes.
+"""Golden tensors of other families: results of their public code with random weights at two small
+sizes.
 
-Run it in the environment that `public_families.py` describes; tests read what it writes and need no
-package:
+Run it in the environment that `public_families.py` describes. Tests read its files and need none of
+the packages:
 
     public/bin/python -m scripts.golden_families tests/data/families
 """
@@ -225,7 +225,7 @@ def main() -> None:
     with torch.inference_mode():
         for family, make in _FAMILIES.items():
             for size, sizes in public.SIZES.items():
-                if family == "chatterbox":  # whose sizes are in code: 8 heads always
+                if family == "chatterbox":  # its code has fixed sizes: always 8 heads
                     sizes = replace(sizes, heads=8, dim_head=sizes.channels // 8)
                 golden = {
                     name: value.squeeze(0).contiguous()

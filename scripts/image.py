@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @dataclass(frozen=True)
 class Image:
-    """Image whose containers are run without an engine.
+    """Container image that is run without a container engine.
 
     Attributes:
         name: name of the image.
@@ -59,7 +59,7 @@ class Image:
         Args:
             words: arguments of the entry point, or a command where the first begins with a slash.
             binds: files and folders of this machine, by their path in the container.
-            writable: those of them that can be written.
+            writable: paths in the container, among `binds`, that can be written.
         """
         root = shlex.quote(str(self.root))
         binds = {
@@ -132,7 +132,7 @@ class Image:
 
 
 def call(*command: str | Path, **options: Any) -> str:
-    """Runs a command whose failure is that of the check, and returns what it printed."""
+    """Runs a command and returns its output. If the command fails, the check fails."""
     done = subprocess.run(
         [str(word) for word in command], stdout=subprocess.PIPE, text=True, check=False, **options
     )

@@ -2,8 +2,8 @@
 is in.
 
 The packages ask for much that decoding never uses. So they are installed without their
-dependencies, in an environment of their own, and what they import and never call is replaced by
-empty modules:
+dependencies, in an environment of their own. Modules that they import and never call are replaced
+by empty modules:
 
     python -m venv public && public/bin/pip install torch numpy scipy einops librosa transformers
         diffusers conformer \\ hyperpyyaml omegaconf onnxruntime safetensors
@@ -29,7 +29,7 @@ import torch
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of a decoder. Those that are not here are the published ones.
+    """Sizes of a decoder. Sizes without an attribute here are the published sizes.
 
     Attributes:
         encoder: width of token embedding and conformer.
@@ -75,7 +75,7 @@ class _Empty(types.ModuleType):
 def prepare_imports() -> None:
     """Makes the packages' modules importable.
 
-    What they import and need comes first: it looks for what is installed.
+    Modules that they need are imported first, because these modules look for installed packages.
     """
     import diffusers.models.lora  # noqa: F401
     import transformers  # noqa: F401
@@ -109,8 +109,9 @@ def prepare_imports() -> None:
 
 
 def _conformer(module: str, sizes: Sizes, **more: Any) -> Any:
-    """Encoder of CosyVoice2 and Chatterbox, with the two layers whose width is fixed there as wide
-    as the others.
+    """Returns the encoder of CosyVoice2 and Chatterbox with all layers of the same width.
+
+    The public code has a fixed width in two layers, which are replaced here.
     """
     source = importlib.import_module(module)
     encoder = source.UpsampleConformerEncoder(

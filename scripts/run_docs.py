@@ -12,7 +12,7 @@ is rendered:
     <!-- runnable: with server -->  the same as the first, but start a server with the tiny model if
     none is running <!-- not runnable: REASON -->   do not run it
 
-Blocks of Python may have such a line, those of other languages have none.
+Blocks of Python may have such a line. Blocks of other languages have none.
 
 Each page has a copy of its own, in which stand-ins have the names that pages use:
 `path/to/Fun-CosyVoice3-0.5B` is the tiny model, `server.yaml` a file of settings,
@@ -61,9 +61,7 @@ _SHOWN_LINES = 30
 
 @dataclass(frozen=True)
 class Block:
-    """Block of commands in a page: it knows its place, its language, and what it does with a
-    server.
-    """
+    """Block of commands in a page: its place, its language, and its use of a server."""
 
     page: Path
     line: int
@@ -161,7 +159,7 @@ def scratch(environment: Path) -> Iterator[Path]:
 
 
 def _link_environment(environment: Path, tree: Path) -> None:
-    """Links what is in the environment, never the folder itself: `scripts/setup.sh` may clear
+    """Links the entries of the environment, never the folder itself: `scripts/setup.sh` may clear
     .venv.
     """
     target = tree / ".venv"
@@ -212,7 +210,7 @@ class Page:
         }
 
     def run(self, block: Block) -> str:
-        """Runs a block; returns what went wrong, empty if nothing did."""
+        """Runs a block and returns a message about its failure, or an empty string."""
         if block.kind == "server":
             return self._serve(block.command)
         if block.kind == "with server" and self._server is None:
@@ -311,7 +309,7 @@ def run_page(page_blocks: Sequence[Block], environment: Path, limit_s: float) ->
 
 
 def main() -> int:
-    """Runs what the arguments say; returns 1 if a block failed, 2 if a mark cannot be read."""
+    """Runs the command; returns 1 if a block failed, 2 if a mark cannot be read."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument(
         "pages",

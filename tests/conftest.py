@@ -45,7 +45,7 @@ settings.register_profile(
 settings.load_profile("patient")
 
 ROOT = Path(__file__).parents[1]
-# Folders of slow tests come first and those of quick tests last, so that all workers end at about
+# Folders of slow tests come first and folders of quick tests last, so that all workers end at about
 # the same time. Folders that are not named are in between.
 _FIRST = ["exporters", "examples", "served", "benchmarks", "execution", "families", "serving"]
 _LAST = ["networks", "voices", "cache", "config", "scripts", "client"]
@@ -148,7 +148,7 @@ def loaded_model() -> Token2Wav:
 
 @pytest.fixture
 def model(loaded_model: Token2Wav) -> Iterator[Token2Wav]:
-    """The tiny model; whatever a test does, nothing may stay open in its engines."""
+    """The tiny model. After each test, no stream may be open in its engines."""
     yield loaded_model
     assert loaded_model.pipeline.open_streams == 0
 

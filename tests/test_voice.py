@@ -1,4 +1,4 @@
-"""Voices: read-only copies of what was given, or an error that names the field."""
+"""Voices hold read-only copies of their arrays. An error names the wrong field."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The GPU report rehearsed on a machine that has nothing but torch, and what it does about errors
-and time.
+"""Rehearsal of the GPU report on a machine that has only torch, and its handling of errors and
+time limits.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def test_processes_end_with_the_report(tmp_path: Path) -> None:
 
 
 def holders(path: Path) -> list[Path]:
-    """Processes whose output goes to a file."""
+    """Returns the `/proc` folders of processes that write their output to a file."""
     found = []
     for output in Path("/proc").glob("[0-9]*/fd/1"):
         try:

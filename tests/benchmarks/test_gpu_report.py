@@ -96,7 +96,7 @@ def words(content: Content) -> list[str]:
 def changed(section: str, key: str = "", **values: Any) -> dict[str, Any]:
     """Returns results that meet every aim, with changed values in some rows of a section.
 
-    The rows are those whose key contains `key`.
+    Only rows with `key` in their key are changed.
     """
     content = good()
     for each in content["rows"]:
@@ -339,7 +339,7 @@ def test_the_flow_against_torchs_counter() -> None:
 def test_the_vocoder_of_the_full_size() -> None:
     assert isinstance(FULL.vocoder, HiFTConfig)
     work = vocoder_work(FULL.vocoder, 2, 50)
-    # Multiplications and additions for a frame were counted by hand; weights are those of the
+    # Multiplications and additions for a frame were counted by hand. Weights are counted in the
     # module.
     assert work.single / 100 == pytest.approx(611.2e6, rel=1e-3)
     assert work.double / 100 == 6_620_160

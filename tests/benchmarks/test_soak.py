@@ -1,6 +1,4 @@
-"""Twenty seconds of the soak, on a real server: clients of whom one in five misbehaves (`make
-soak`).
-"""
+"""Soak of twenty seconds on a real server. One client in five misbehaves, as in `make soak`."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class Numbered:
 
 
 class Voices:
-    """A cache of prefixes, and what is computed for it: one page for each of the voices."""
+    """Cache of prefixes that are computed by a stub: one page for each voice."""
 
     def __init__(self, most: int = 256) -> None:
         self.pool = BlockPool(12)
@@ -41,7 +41,7 @@ class Voices:
 
     @property
     def live(self) -> list[int]:
-        """Voices whose prefix is there, the least recently used first."""
+        """Voices with a prefix in the cache, the least recently used first."""
         return [
             each.content.number
             for each in self.cache._prefixes.values()

@@ -1,4 +1,4 @@
-"""What the client's tests share: a well-formed voice."""
+"""Fixture that the client's tests share: a well-formed voice."""
 
 from __future__ import annotations
 

@@ -9,17 +9,18 @@ from pathlib import Path
 
 
 def npy_header(shape: str, descr: str = "<i8") -> bytes:
-    """Content of a `.npy` file that announces an array and holds nothing of it."""
+    """Returns the content of a `.npy` file that announces an array and has none of its data."""
     text = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}".encode()
     return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
 
 
 @contextmanager
 def memory_within(more_bytes: int) -> Iterator[None]:
-    """Lets this process take so many bytes of address space more, and no others.
+    """Limits the further address space that this process may take, in bytes.
 
-    Threads of earlier tests share them, and an arena of the C library's allocator takes 64 MiB at
-    once: 256 MiB leave room for that, and are still nothing beside what hostile files announce.
+    Threads of earlier tests share this space, and an arena of the C library's allocator takes
+    64 MiB at once. 256 MiB leave room for that, and are still nothing beside the sizes that hostile
+    files announce.
     """
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     before = resource.getrlimit(resource.RLIMIT_AS)

@@ -1,4 +1,4 @@
-"""Frames for telephony: of equal length, whatever the chunks were."""
+"""Telephony frames have equal lengths for any lengths of chunks."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Call of an utterance: latencies, silence, a server held to the protocol, and what another attempt
-sends again.
+"""Call of an utterance: latencies, silent servers, violations of the protocol, and the requests of
+another attempt.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def call(voice_arrays: dict[str, Any]) -> Call:
 
 @pytest.fixture
 def answered() -> Call:
-    """A call whose first request is answered as soon as its tokens are consumed."""
+    """Call with a first request that is answered as soon as its tokens are consumed."""
     return Call("token2wav", Opening("anna", "int16", keep_open=False), repeatable=False)
 
 

@@ -182,7 +182,7 @@ def test_a_mute_port_exits_with_3_after_the_connect_timeout(
 ) -> None:
     url = url_of(mute_port)
     took = []
-    for _ in range(3):  # a busy machine may stall in one of them
+    for _ in range(3):  # a busy machine may stall in one attempt
         began = time.monotonic()
         assert main(["health", "--url", url, "--connect-timeout", "0.3"]) == 3
         took.append(time.monotonic() - began)

@@ -1,5 +1,5 @@
-"""How a server may be reached: what is refused before anything connects, and what a failed call
-means.
+"""Connections to a server: options that are refused before anything connects, and the errors of
+failed calls.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ Answer = Callable[[Any, npt.NDArray[Any]], Iterator[Any]]  # from the request an
 
 
 class FakeServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
-    """Says that it is ready, and answers an utterance with what it is told."""
+    """Server that is ready, and answers an utterance with the responses of a given function."""
 
     def __init__(self, answer: Answer) -> None:
         self.ready = True
@@ -139,7 +139,7 @@ def test_silence(capsys: pytest.CaptureFixture[str]) -> None:
         r"token2wav-client: error: the server did not synthesize 3 tokens within (\S+) s\n", errors
     )
     assert said
-    assert float(said[1]) <= timeout_s  # less what went by until then
+    assert float(said[1]) <= timeout_s  # minus the time that passed before
 
 
 def test_model_that_is_not_ready(capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,8 +32,9 @@ def spoken(audio_format: AudioFormat) -> AudioArray:
 
 @contextmanager
 def standard_output_in_a_pipe() -> Iterator[int]:
-    """Context with a pipe in place of standard output, whose reading end it yields; 64 KiB fit
-    before anybody reads.
+    """Context that replaces standard output by a pipe and yields the pipe's reading end.
+
+    64 KiB fit into the pipe before anybody reads.
     """
     reading, writing = os.pipe()
     kept = os.dup(1)
@@ -300,7 +301,7 @@ def test_an_interrupt_while_a_pipe_is_full_repeats_and_loses_nothing(
             writer.close()
         sent, whole = piped.result(), path.read_bytes()
     assert len(sent) == len(whole) > 1 << 16
-    if kind == "flac":  # whose header in a pipe is that of the beginning
+    if kind == "flac":  # in a pipe, the header stays as it was written at the beginning
         assert sent[42:] == whole[42:]
     else:  # each Ogg stream has a number of its own, which is in its checksums
         (heard, _), (wanted, _) = soundfile.read(io.BytesIO(sent)), soundfile.read(path)

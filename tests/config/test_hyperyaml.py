@@ -23,7 +23,7 @@ def read(tmp_path: Path, text: str) -> HyperYaml:
 
 
 def refusal(tmp_path: Path, text: str, key: str = "x") -> str:
-    """The message of the ConfigError that reading the file, or a key of it, raises."""
+    """Returns the message of the ConfigError that reading the file, or one of its keys, raises."""
     with pytest.raises(ConfigError) as caught:
         read(tmp_path, text).resolve(key)
     message = one_line(caught.value)

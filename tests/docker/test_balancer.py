@@ -1,4 +1,4 @@
-"""What HAProxy tells a client's connection at its start; no server is needed for that."""
+"""HTTP/2 settings that HAProxy sends when a client connects. They need no server."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _MAX_CONCURRENT_STREAMS = 3
 
 
 def test_a_connection_carries_more_streams_than_any_server_allows(tmp_path: Path) -> None:
-    """A client has one connection, and its streams beyond what HAProxy allows would wait without a
-    word.
+    """HAProxy allows a connection eight times the streams of a server. A client has one connection,
+    and streams beyond HAProxy's limit would wait without an error.
     """
     with (
         Balancer.start(tmp_path, [], grpc_port=1, status_port=1) as balancer,

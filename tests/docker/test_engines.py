@@ -23,9 +23,9 @@ def model(tmp_path: Path) -> Path:
 
 
 def leave_vocoder(engines: EngineFolder, model: Path) -> None:
-    """What a build leaves that was cut short.
+    """Writes the vocoder that an interrupted build leaves in the folder.
 
-    Nobody runs this graph, so it need not be one: exporting takes long.
+    The file is empty, because no test runs this graph and a real export takes long.
     """
     with engines.staging() as staged:
         (staged / "vocoder.onnx").touch()

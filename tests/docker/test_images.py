@@ -1,5 +1,5 @@
-"""The images: `make images` builds those of docker-compose.yml, and on stand-ins for their bases
-they do their work.
+"""The images: `make images` builds the images of docker-compose.yml, and the images work on
+stand-ins for their base images.
 """
 
 from __future__ import annotations

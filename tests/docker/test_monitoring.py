@@ -1,5 +1,5 @@
-"""Prometheus' and Grafana's files; that a real server exports what they ask for is seen in
-tests/served/test_entrypoint.py.
+"""Configuration files of Prometheus and Grafana. tests/served/test_entrypoint.py checks that a real
+server exports every metric that these files query.
 """
 
 from __future__ import annotations

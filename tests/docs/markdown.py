@@ -1,4 +1,4 @@
-"""What the checks need to know of a page: its headings' anchors, its links, its code."""
+"""Parser of a page for the checks: anchors of headings, links, and blocks of code."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Code in the pages: Python compiles, and what is marked as runnable can be found by the script
-that runs it.
+"""Code in the pages: Python compiles, and the script that runs the pages finds every block that is
+marked as runnable.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.docs.markdown import code_blocks
 def test_python_compiles(page: Path) -> None:
     for block in code_blocks(page):
         if block.language == "python":
-            # Pages show what is written in a coroutine, too.
+            # Pages also show the body of a coroutine.
             compile(block.text, page.name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
 
 

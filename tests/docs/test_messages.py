@@ -18,7 +18,7 @@ PAGE = ROOT / "docs" / "troubleshooting.md"
 SOURCES = ("token2wav", "client", "exporters", "server")
 SCRIPTS = ("scripts/setup.sh",)
 NUM_CAUSAL_PAGES = ("tests/served/test_faults_shm.py",)
-VALUE = "\0"  # in place of what a message is formatted with
+VALUE = "\0"  # stands for a value that is formatted into a message
 
 
 def quoted() -> list[str]:
@@ -52,7 +52,7 @@ def texts() -> frozenset[str]:
 
 
 def _strings(file: Path) -> Iterator[str]:
-    """String literals, docstrings apart, with VALUE for what they are formatted with."""
+    """Yields string literals other than docstrings, with VALUE in place of formatted values."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
     statements = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):

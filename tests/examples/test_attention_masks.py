@@ -1,4 +1,4 @@
-"""Pictures of attention masks: what the example draws, frame by frame, and that it draws."""
+"""Pictures of attention masks: each frame of the drawn masks, and the files that are written."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The demo voice as it lies in the repository: its size, what it makes of a recording, and the demo
-itself.
-"""
+"""The demo voice of the repository: its size, its copy of a recording, and the demo itself."""
 
 from __future__ import annotations
 
@@ -21,7 +19,8 @@ from token2wav_voice.features import prompt_mel
 
 ROOT = DATA.parents[1]
 MAX_BYTES = 20_000_000
-# of the log-mel of what is spoken from that of the recording; between unlike sentences it is 2
+# mean distance between the log-mels of the spoken audio and of the recording; it is 2 between
+# unlike sentences
 BANDS_APART = 0.6
 
 

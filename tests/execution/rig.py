@@ -261,7 +261,7 @@ def flow_mel(
     voice: Voice,
     stream: StreamConfig | None = None,
 ) -> Mel:
-    """Returns the mel of an utterance whose tokens come in portions, and closes the stream."""
+    """Streams an utterance in portions of tokens, closes the stream and returns the mel."""
     utterance = FlowStream(engine, voice, parts.config, stream)
     try:
         for portion in portions:

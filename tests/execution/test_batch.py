@@ -72,7 +72,7 @@ def test_a_broken_stream_does_not_break_those_in_its_batch(
     chunkers = [Chunker(healthy.prompt_tokens, config, schedule) for _ in handles]
     for length, chunker in zip((60, 140, 60), chunkers, strict=True):
         chunker.push(some_tokens(length), end=True)
-    for _ in range(2):  # what it left in pages for padding must not reach the second batch
+    for _ in range(2):  # its NaN in pages for padding must not reach the second batch
         batch = [(h, c.next_chunk) for h, c in zip(handles, chunkers, strict=True) if c.next_chunk]
         mels = batching.advance(batch)
         assert [bool(torch.isfinite(mel).all()) for mel in mels] == [True, False, True]

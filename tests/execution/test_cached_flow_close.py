@@ -16,9 +16,9 @@ from token2wav.execution.cached_flow import CachedFlow
 
 
 class Held:
-    """Engine whose second computation waits: the first one is for the prompt.
+    """Engine that holds its second computation until `go_on` is set.
 
-    The second one is for a stream.
+    The first computation is for the prompt, the second one for a stream.
     """
 
     def __init__(self, parts: Parts) -> None:

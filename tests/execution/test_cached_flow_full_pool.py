@@ -104,8 +104,9 @@ def test_a_prompt_is_evicted_once_its_streams_go_on_without_it(parts: Parts) -> 
 def test_streams_of_bounded_memory_have_all_their_pages_from_the_start(
     parts: Parts, left_blocks: int, longest_hop: int
 ) -> None:
-    """Whatever prompt and length: after `open` the pool may be empty. 26 + 50 tokens make the
-    longest first chunk.
+    """The pool may be empty after `open`, for any length of prompt and utterance.
+
+    A prompt of 26 tokens and 50 further tokens make the longest first chunk.
     """
     stream = StreamConfig(max_hop_tokens=longest_hop, left_blocks=left_blocks)
     for prompt, length in ((26, 51), (26, 180), (41, 180)):

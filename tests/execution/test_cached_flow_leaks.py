@@ -99,7 +99,7 @@ def test_failing_engine_leaves_nothing(parts: Parts, fails_at: int) -> None:
 
     engine = parts.incremental(pages=4, solver=CountingSolver(fail))
     model = parts.model(engine, FIXED).model
-    # streams that failed are not dropped, so only their failure can free what they held
+    # References to failed streams are kept, so only the failure can free their pages and slots.
     kept: list[Stream] = []
 
     def run() -> int:
@@ -183,8 +183,8 @@ def test_streams_in_reference_cycles_leave_nothing(parts: Parts) -> None:
 
 
 def test_ten_thousand_streams_of_accounting_alone_leave_nothing(parts: Parts) -> None:
-    """The flow's solver is stubbed and there is no vocoder: what is counted is pages, prompts and
-    handles.
+    """Pages, prompts and handles are all released. The flow's solver is stubbed, and there is no
+    vocoder.
     """
     engine = parts.incremental(pages=14, solver=CheapSolver())
     random = np.random.default_rng(0)

@@ -63,7 +63,7 @@ def test_what_is_written_is_read(storage: Storage, pages: list[int]) -> None:
         assert torch.equal(
             view.read(store.index(pages), 3)[1], view.read(store.index(pages), 4)[1][:, :3]
         )
-        for at, page in enumerate(pages):  # one by one, whatever lies between them
+        for at, page in enumerate(pages):  # one page at a time, with any pages in between
             assert torch.equal(
                 view.read(store.index([page]), 4)[0],
                 view.read(store.index(pages), 4 * len(pages))[0].split(4, 1)[at],

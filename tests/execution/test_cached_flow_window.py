@@ -1,4 +1,4 @@
-"""A bounded view of the past: the mask, and streams that forget what it hides."""
+"""Attention to a bounded past: the mask, and streams that release the pages that it hides."""
 
 from __future__ import annotations
 

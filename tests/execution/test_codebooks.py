@@ -50,7 +50,7 @@ def test_the_embedding_is_that_of_separate_tables(folder: Path) -> None:
     wanted = torch.cat(each, dim=1) if folder.name == "concat" else torch.stack(each).sum(dim=0)
     assert wanted.shape == (len(CODES), 80)
     assert float((flow.input_embedding(torch.from_numpy(CODES)) - wanted).abs().max()) <= 1e-6
-    # What follows sees embeddings only, as it does of tokens that are numbers.
+    # The layers after the embedding are the same as for tokens with one code.
     assert flow.pre_lookahead_layer is not None
     hidden = flow.pre_lookahead_layer(wanted[None])[0]
     mu = flow.conditions(torch.from_numpy(CODES)[None])[0]
@@ -153,7 +153,7 @@ def test_a_folder_that_cannot_be(tmp_path: Path, name: str) -> None:
 
 
 def test_what_others_exported_stays_usable() -> None:
-    """The hash of a configuration without codebooks is what it was before there were any."""
+    """Configurations without codebooks keep the hash that they had before the feature existed."""
     flow = CosyVoice3Config.read(TINY).flow
     assert flow.codebooks is None
     assert fingerprint(TINY, "flow").startswith(config_hash(flow))

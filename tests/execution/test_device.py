@@ -34,7 +34,7 @@ ROUNDINGS = {"cudnn TF32", "matmul TF32", "float16 sums"}
 
 
 def roundings() -> set[str]:
-    """Those that torch may make."""
+    """Returns the names of the inexact kinds of arithmetic that torch is allowed to use."""
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     allowed = (cudnn.allow_tf32, matmul.allow_tf32, matmul.allow_fp16_reduced_precision_reduction)
     return {

@@ -182,7 +182,7 @@ def test_no_guidance_has_no_unconditional_rows(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("guidance", [0.7, 0])
 def test_padded_batches_without_guidance(tmp_path: Path, guidance: float) -> None:
-    """What GPUs and exported graphs run."""
+    """A stream in padded batches, as GPUs and exported graphs run, has the mel of the whole."""
     folder, voice = edited(tmp_path / "model", guidance=guidance), a_voice(40)
     model = Token2Wav.load(
         folder, stream=StreamConfig(steps=(3,)), runtime=RuntimeConfig(cache_mib=64)

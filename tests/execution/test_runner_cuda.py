@@ -1,5 +1,5 @@
-"""What only a GPU can show of the flow: captured graphs equal steps run one by one, and both equal
-the CPU.
+"""Properties of the flow that only a GPU can show: captured graphs equal steps that run one by one,
+and both equal the CPU.
 """
 
 from __future__ import annotations

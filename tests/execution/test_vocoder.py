@@ -164,7 +164,7 @@ def test_mixed_batches(engine: StreamingVocoder) -> None:
 
 
 def test_another_geometry() -> None:
-    """A vocoder whose STFT windows are two frames long, so its holdback exceeds half a frame."""
+    """A vocoder streams with STFT windows of two frames, so its holdback exceeds half a frame."""
     config = CosyVoice3Config.read(DEMO)
     hift, noise = load_network(DEMO, config, "vocoder"), load_source_noise(DEMO, config)
     shapes = likely_pieces(hift.lookahead_frames, config, config.hops(StreamConfig()), 2)

@@ -1,5 +1,5 @@
-"""What only a GPU can show of the vocoder: graphs equal eager runs, both equal the CPU, and nothing
-waits.
+"""Properties of the vocoder that only a GPU can show: graphs equal eager runs, both equal the CPU,
+and no call waits for the GPU.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ ARTIFACT = Artifact(
 
 
 def add(engines: EngineFolder, artifact: Artifact = ARTIFACT, content: bytes = b"graph") -> Path:
-    """Adds an artefact whose graph and weights are a few bytes."""
+    """Adds an artefact with a graph and weights of a few bytes."""
     with engines.staging() as staged:
         (staged / artifact.file).write_bytes(content)
         (staged / f"{artifact.file}.data").write_bytes(b"weights")

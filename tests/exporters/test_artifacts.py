@@ -92,7 +92,7 @@ def test_other_precisions_graphs_and_gpus_lie_side_by_side(engines: EngineFolder
     assert {engines.path / artifact.file for artifact in engines.artifacts()} == paths
 
 
-# What makes an artefact unusable.
+# Changes that make an artefact unusable.
 
 NEXT = GRAPH_VERSION + 1
 STALE: list[tuple[dict[str, Any], str]] = [

@@ -1,6 +1,6 @@
-"""The command: what it says, and what it answers to the shell.
+"""The command `token2wav-export`: its messages and its exit codes.
 
-Nothing here exports for real but one graph.
+Only one graph is really exported here.
 """
 
 from __future__ import annotations

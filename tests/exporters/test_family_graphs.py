@@ -82,7 +82,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
             Maker(folder, EngineFolder.of(folder), ["pytest"]).onnx("step", "float32"),
             torch.device("cpu"),
         )
-    else:  # without guidance; the graph itself is CosyVoice2's, so torch runs what would be in it
+    else:  # without guidance; the graph itself is CosyVoice2's, so torch runs in its place
         chatterbox_model.write_model(folder, FamilyGolden("chatterbox", "tiny"), mean_flow=True)
         graph = None
     with pytest.MonkeyPatch.context() as patch:

@@ -1,4 +1,4 @@
-"""Exported graphs equal torch, at other sizes than those of tracing and of the check."""
+"""Exported graphs equal torch at sizes that neither tracing nor the check of an export uses."""
 
 from __future__ import annotations
 

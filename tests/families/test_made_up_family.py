@@ -35,7 +35,7 @@ MADE_UP = Path(__file__).with_name("made_up")
 
 @pytest.fixture(scope="module", autouse=True)
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """What pip would have put beside this project; here for this process."""
+    """Folder with the packages that pip would have installed, for this process only."""
     site = tmp_path_factory.mktemp("site")
     for name in ("tone", "codec"):
         (site / f"token2wav_{name}").symlink_to(MADE_UP / f"token2wav_{name}")
@@ -55,8 +55,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def _environment(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An environment with this one's packages and that one more: Triton takes packages from no
-    other place.
+    """Environment with the packages of this process's environment and the made-up family.
+
+    Triton takes packages from no other place.
     """
     venv.create(tmp_path / "venv", symlinks=True)
     [packages] = (tmp_path / "venv").glob("lib/python*/site-packages")

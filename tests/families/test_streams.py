@@ -14,7 +14,7 @@ from tests.support.utterances import a_voice, off, some_tokens, streamed, stream
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.serving.chunking import Chunker, HopSchedule
 
-MEL = 2e-5  # tolerance between float32 results, whose values reach 7
+MEL = 2e-5  # tolerance between float32 results with values up to 7
 AUDIO = 1e-4
 SNR_DB = 40  # end to end, because F0 turns rounding of the mel into phase
 

@@ -1,4 +1,4 @@
-"""Results stay at the places of their items, whatever was computed together."""
+"""Results are in the order of their items, for any grouping of the computation."""
 
 from __future__ import annotations
 

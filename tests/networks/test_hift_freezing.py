@@ -1,4 +1,4 @@
-"""What `HiFT.freeze` works out beforehand changes nothing but rounding."""
+"""Values that `HiFT.freeze` computes beforehand change only the rounding of the audio."""
 
 from __future__ import annotations
 

@@ -27,8 +27,9 @@ def published(golden: FamilyGolden) -> HiFT:
 
 
 def drawn(hift: HiFT, samples: int) -> torch.Tensor:
-    """Random numbers as `scripts/golden_families.py` draws them; those where harmonics begin go
-    into the source.
+    """Returns noise as `scripts/golden_families.py` draws it.
+
+    The random phases at which harmonics begin are written into the source.
     """
     harmonics, random = hift.config.nb_harmonics + 1, np.random.default_rng([SEED, 6])
     if not isinstance(hift.m_source, SampleSource):

@@ -48,7 +48,7 @@ def hift() -> HiFT:
 
 @pytest.fixture(scope="module")
 def sampled() -> HiFT:
-    """Returns a HiFT with a source whose phase turns sample by sample."""
+    """HiFT with a source that advances its phase sample by sample."""
     return frozen(SampleSource)
 
 

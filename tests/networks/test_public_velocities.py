@@ -18,7 +18,7 @@ from token2wav.networks.noise import FlowNoise
 from token2wav.networks.step_audio_dit import StepAudioDiT
 from token2wav.networks.unet import UNet
 
-TOLERANCE = 2e-5  # of both, whose values reach 5
+TOLERANCE = 2e-5  # of both velocities, with values up to 5
 TIME, END = torch.tensor([0.3]), torch.tensor([0.8])
 # Family, kind of its tensors, and block of its mask in tokens.
 KINDS = [

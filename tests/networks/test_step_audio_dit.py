@@ -1,4 +1,4 @@
-"""Step-Audio2's estimator: in chunks it gives what the whole gives."""
+"""Step-Audio2's estimator: chunks give the same velocities as the whole sequence."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ def run(network: Chain, x: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor
     rows, outputs, parts = store.rows("network", len(x)), [], list(x.split(list(lengths), dim=2))
     for index, part in enumerate(parts):
         frames_past_end = network.frames if index == len(parts) - 1 else 0
-        # what is there does not matter
+        # the values of these frames do not matter
         part = torch.cat((part, torch.randn(*part.shape[:2], frames_past_end)), dim=2)
         if index:
             store.read(slots, rows)

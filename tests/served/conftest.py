@@ -51,7 +51,8 @@ def voice(golden: GoldenSet) -> ClientVoice:
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     """A real tritonserver with the tiny model.
 
-    What it has freed while a test waits was not dropped as idle.
+    Its idle timeout exceeds the patience of a test. So a stream that is freed while a test waits
+    was not dropped as idle.
     """
     settings = f"limits: {{idle_seconds: {2 * PATIENCE_SECONDS}}}"
     with Rig.start(TINY, tmp_path_factory.mktemp("server"), settings) as rig:

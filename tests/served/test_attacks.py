@@ -127,8 +127,8 @@ def test_chunked_bodies(size: int, chunks: int, ports: dict[str, int]) -> None:
 def test_bounds_of_a_body_whose_sender_has_the_key(ports: dict[str, int]) -> None:
     http, key = ports["http"], f"admin-key: {KEY}"
     assert status(http, SPEAK, key, f"Content-Length: {BODY_BYTES + 1}") == 413
-    # Triton parses the longest accepted body as JSON, whatever its content type. The body is too
-    # small to crash Triton.
+    # Triton parses the longest accepted body as JSON, for any content type. The body is too small
+    # to crash Triton.
     longest = b'{"tokens": [' + b"1," * (BODY_BYTES // 2 - 8) + b"1]}"
     assert status(http, SPEAK, key, FORM, f"Content-Length: {len(longest)}", body=[longest]) == 400
     nested = [
@@ -250,7 +250,7 @@ def head(method: str, path: str, *headers: str) -> bytes:
 
 
 def exchange(port: int, parts: list[bytes], *, hang_up: bool = False) -> bytes:
-    """Sends as much as the server accepts, then reads to the end."""
+    """Sends until the server accepts no more, then reads to the end."""
     connection = connect(port)
     told = b""
     with connection:

@@ -269,7 +269,9 @@ class TestLimits:
         assert limited.ended() - before == {"IdleError": 1, "ExpiredError": 1}
 
     def test_one_client_takes_half_of_the_streams(self, limited: Rig, golden: GoldenSet) -> None:
-        """Its name is the header's, which the balancer sets, whatever the request itself says."""
+        """A client takes half of the streams under the name in the header that the balancer sets,
+        even if its requests give another name.
+        """
         alice, bob = {CLIENT_HEADER: "alice"}, {CLIENT_HEADER: "bob"}
         with limited.connect(headers=alice) as one, limited.connect(headers=alice) as two:
             one.send([1], golden.voice, "first", start=True)

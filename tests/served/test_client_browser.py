@@ -1,6 +1,4 @@
-"""The example in a browser: a real server, the bridge, and a headless Chromium that plays what it
-hears.
-"""
+"""The browser example: a real server, the bridge, and a headless Chromium that plays the audio."""
 
 from __future__ import annotations
 
@@ -33,7 +31,7 @@ DRAWN = """(() => {
 
 @pytest.fixture
 def page_url(rig: Rig, tmp_path: Path) -> Iterator[str]:
-    """Of a bridge to the server."""
+    """URL of a bridge to the server."""
     tokens = tmp_path / "tokens.npy"
     np.save(tokens, np.load(DATA / "demo" / "tokens.npy")[:TOKENS])
     port = Ports.free().http

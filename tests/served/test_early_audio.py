@@ -51,7 +51,7 @@ def test_the_first_chunk_comes_with_the_token_that_completes_it(
 
 
 def library(golden: GoldenSet, first: int) -> NDArray[np.float32]:
-    """What the library says if tokens come in the same portions."""
+    """Returns the library's audio of the same portions of tokens."""
     model = Token2Wav.load(TINY)
     with model.stream(golden.voice) as stream:
         chunks = stream.push(golden.tokens[:first])

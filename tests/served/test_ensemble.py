@@ -61,7 +61,7 @@ def whole(model: Token2Wav, golden: GoldenSet) -> NDArray[np.float32]:
 
 
 def batches(ensemble: Rig, stage: str) -> tuple[int, int]:
-    """Batches that a stage has run, and how many of them had one stream only."""
+    """Returns the number of batches that a stage has run, and of batches with one stream only."""
     text = ensemble.metrics()
     [alone] = re.findall(rf'token2wav_batch_streams_bucket{{model="{stage}",le="1"}} (\d+)', text)
     [count] = re.findall(rf'token2wav_batch_streams_count{{model="{stage}"}} (\d+)', text)

@@ -44,7 +44,7 @@ class Life:
         user: user and group ids, capabilities and no-new-privileges flag of the model's process.
         health: result of the compose file's health check.
         metrics: metrics at the end.
-        speaker: stream that was open when the container was told to stop.
+        speaker: stream that was open when the container got the signal to stop.
         exit_code: exit code of the container.
     """
 

@@ -115,7 +115,7 @@ def test_streams_that_open_and_leave_without_a_word(rig: Rig, voice: ClientVoice
 
 
 def resources(rig: Rig) -> dict[str, int]:
-    """What the process of the model holds."""
+    """Returns the number of each resource that the process of the model holds."""
     traces = Traces.of(rig.server.pid)
     stub = Path(f"/proc/{traces.processes[2]}")
     segments = list(Path("/dev/shm").glob(f"{traces.shm_prefix}*"))

@@ -117,7 +117,7 @@ def test_malformed_requests(
     assert not any("Traceback" in error or "not healthy" in error for error in fuzzer.errors)
     assert wrong
     assert max(wrong) <= SERVER_EQUALS_LIBRARY
-    for sequence in ("a", "b", 1, 2**62, "a" * 300, "\u00e4\n"):  # what the fuzzer left open
+    for sequence in ("a", "b", 1, 2**62, "a" * 300, "\u00e4\n"):  # left open by the fuzzer
         with rig.connect() as connection:
             connection.send([-1], None, sequence)
             assert len(connection.answers().errors) == 1

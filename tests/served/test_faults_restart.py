@@ -60,8 +60,8 @@ def test_killed_in_the_middle_of_eight_streams(
         speaker.join(2 * QUICKLY_SECONDS)
         assert isinstance(speaker.error, ServerUnavailable), speaker.error
         assert speaker.ended_at - killed_at < QUICKLY_SECONDS
-    # 134 where Triton aborts, by what the process left half done in shared memory, before our
-    # reaper can end it.
+    # The status is 134 if Triton aborts before our reaper can end it. It aborts because the process
+    # died in the middle of an access to shared memory.
     line = serving.wait_for_line("restart")
     assert line.replace("status 134", "status 137") == (
         "token2wav: the server ended by itself (status 137): the model process was killed by "

@@ -149,7 +149,7 @@ def test_a_voice_of_the_settings_goes_by_its_name_and_by_its_id(
     computed = prompts("miss")
     by_name = spoken(keeping, golden.tokens, "anna")
     assert prompts("miss") == computed  # it was there before anybody asked
-    for factor in range(2, 11):  # more than are kept of those that are sent
+    for factor in range(2, 11):  # more voices than the server keeps of voices that are sent
         spoken(keeping, golden.tokens[:3], variant(voice, factor))
     assert np.array_equal(spoken(keeping, golden.tokens, voice.id), by_name)
     assert np.array_equal(spoken(keeping, golden.tokens, voice), by_name)

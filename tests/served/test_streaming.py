@@ -111,7 +111,7 @@ def test_first_request_may_stay_open_to_the_end(rig: Rig, golden: GoldenSet) -> 
             golden.tokens[:60], golden.voice, "kept", start=True, parameters={"keep_open": True}
         )
         connection.send(golden.tokens[60:70], None, "kept")
-        assert len(connection.answers().chunks) == 1  # what finished is the second request
+        assert len(connection.answers().chunks) == 1  # the second request finished
         connection.send([], None, "kept", end=True)
         assert len(connection.answers(requests=2).chunks) == 1
 

@@ -33,8 +33,9 @@ def noise(samples: int, seed: int = 0, level: float = 0.2) -> NDArray[np.float32
 
 
 def taken(output: AudioOutput, audio: NDArray[np.float32], cuts: list[int]) -> list[AudioChunk]:
-    """What is sent of audio that comes in portions; the rules that hold for every utterance are
-    checked here.
+    """Returns the chunks that are sent for audio in portions.
+
+    It also checks the rules that hold for every utterance.
     """
     portions = np.split(audio, sorted(cuts))
     found = [

@@ -88,7 +88,7 @@ def test_a_hop_is_cut_down_when_the_tokens_for_more_do_not_come() -> None:
     clock.now = 0.4
     chunker.decide()
     assert chunker.next_chunk is None
-    # 0.2 s of audio are left, and 13 tokens take as long at the pace that has become of it
+    # 0.2 s of audio are left, and 13 more tokens would take as long at the current pace.
     clock.now = 0.9
     chunker.decide()
     assert chunker.next_chunk is not None
@@ -156,7 +156,7 @@ def test_who_speaks_of_whole_blocks_makes_room_for_another() -> None:
     other, _ = chunker_of(Clock(), load=load)
     chunker, _ = chunker_of(Clock(), load=load)
     chunker.push(tokens(15))
-    chunker.computed()  # 8 of them
+    chunker.computed()  # the first 8 tokens
     chunker.push(tokens(100))
     chunker.computed()  # up to the first block's end
     assert not load.try_admit_early(other)

@@ -42,7 +42,7 @@ def speak(
     sizes: Sequence[int],
     first_tokens: int = 8,
 ) -> FlowStream:
-    """Returns an ended stream that got its tokens in portions of these sizes, which repeat."""
+    """Returns an ended stream that got its tokens in portions of these sizes, in a cycle."""
     stream = FlowStream(
         engine, a_voice(prompt), parts.config, StreamConfig(first_tokens=first_tokens)
     )

@@ -94,7 +94,7 @@ def test_every_fourth_batch_ranks_urgent_and_unheard_chunks_by_waiting_time() ->
         (9.0, 100, [2.5], 1, "ab"),
         (9.0, 100, [0.5], 1, ""),  # streams far ahead can wait
         (9.0, 100, [-2.0], 1, ""),
-        # no stream waits for another one whose tokens do not arrive
+        # no stream waits for another stream that lacks tokens
         (9.0, 100, [-AHEAD_SECONDS], 1, "abcd"),
         (9.0, 100, [0.5], 2, "ab"),
     ],
@@ -138,7 +138,7 @@ def test_a_batch_that_only_ends_streams_teaches_nothing() -> None:
 
 @dataclass(eq=False)
 class Listener:
-    """Stream whose tokens arrive at 25 a second; its player starts a moment after the first audio.
+    """Stream that gets 25 tokens a second, and a player that starts soon after the first audio.
 
     Attributes:
         longest: largest hop. The first hop has 25 tokens, and each later hop doubles the previous
@@ -194,7 +194,7 @@ def replay(
     per_token: float,
     workers: int = 1,
 ) -> list[Listener]:
-    """Runs a server whose batches take `fixed` seconds plus `per_token` for each token."""
+    """Simulates a server. A batch takes `fixed` seconds plus `per_token` for each token."""
     policy: Policy[Listener] = Policy(most)
     running: list[Running] = []
     now = 0.0

@@ -73,7 +73,7 @@ def test_a_request_waits_is_ready_runs_and_is_finished() -> None:
     seen.append(request.status)
     assert rig.push(request, 1) == []
     seen.append(request.status)
-    assert rig.push(request, SECOND - FIRST) == []  # waits for the message whose chunk comes first
+    assert rig.push(request, SECOND - FIRST) == []  # waits for the chunk of an earlier message
     for _ in range(2):
         assert rig.computed(request) == 1
         seen.append(request.status)

@@ -87,7 +87,7 @@ class Balancer:
     Attributes:
         url: where clients connect to.
         status_url: where it tells about itself.
-        log: what it has printed.
+        log: its output.
     """
 
     url: str
@@ -132,7 +132,7 @@ class Balancer:
                 names.close()
 
     def states(self) -> dict[str, str]:
-        """Of every replica that it knows: UP, DOWN, DRAIN, ... by name."""
+        """State of every replica that the balancer knows, by name: UP, DOWN, DRAIN, ..."""
         states = {}
         for line in self._get("/metrics").splitlines():
             if line.startswith("haproxy_server_status{") and line.endswith(" 1"):

@@ -45,8 +45,9 @@ def spoken_together(
 def mels_together(
     engine: FlowStage, utterances: Sequence[tuple[int, Chunker, Tokens]]
 ) -> list[NDArray[np.float32]]:
-    """As `spoken_together`, mels (bands, frames) of open streams of a flow engine, with what is
-    computed of prompts.
+    """Returns the mels (bands, frames) of open streams of a flow engine, computed together.
+
+    It works as `spoken_together`. A mel includes the frames that are computed for the prompt.
     """
     for _, chunker, tokens in utterances:
         chunker.push(tokens, end=True)

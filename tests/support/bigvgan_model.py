@@ -37,8 +37,9 @@ def write_model(folder: Path) -> Path:
 
 
 def write_folder(folder: Path, vocoder: BigVGANConfig, ratio: int) -> Path:
-    """Writes a BigVGAN and the flow that fits it, both random, with so many mel frames a token;
-    returns the folder.
+    """Writes a random BigVGAN and a random flow that fits it; returns the folder.
+
+    A token has `ratio` mel frames.
     """
     text = resized_yaml(SIZES["tiny"]).partition("\nhift:")[0]
     text = re.sub(r"(?m): 80$", f": {vocoder.num_mels}", text)

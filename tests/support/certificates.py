@@ -16,13 +16,13 @@ SCRIPT = Path(__file__).resolve().parents[2] / "docker" / "tls" / "make_certific
 
 @dataclass(frozen=True)
 class Authority:
-    """A folder with an authority and what it has signed."""
+    """Folder with a certificate authority and the certificates that it has signed."""
 
     folder: Path
 
     @classmethod
     def make(cls, folder: Path, *names: str) -> Authority:
-        """Names are those of servers; there is always one client, `client`."""
+        """Signs a certificate for each server in `names`, and for one client, `client`."""
         if shutil.which("openssl") is None:
             pytest.skip("openssl is not installed: apt-get install openssl")
         subprocess.run(

@@ -37,7 +37,7 @@ _FLAGS = [
 
 
 class Page:
-    """The page; `errors` are what its scripts threw and did not catch."""
+    """Page of the browser. `errors` are uncaught exceptions of its scripts."""
 
     def __init__(self, socket: Connection) -> None:
         self.errors: list[str] = []

@@ -1,5 +1,6 @@
-"""A model whose tokens have four codes each, small and fast, at 12.5 tokens a second and four mel
-frames a token.
+"""Small and fast model of tokens with four codes each.
+
+It has 12.5 tokens a second and four mel frames a token.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ SAMPLES_PER_TOKEN = RATIO * 480
 
 
 def write_model(folder: Path, merge: str = "sum") -> Path:
-    """Writes it and returns its folder; the vocoder is that of the golden data, so that something
-    is heard.
+    """Writes the model and returns its folder.
+
+    The vocoder is taken from the golden data, so that the audio is not silent.
     """
     text = resized_yaml(SIZES["tiny"])
     for key, value in (

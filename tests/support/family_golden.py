@@ -1,6 +1,4 @@
-"""Golden sets of other families: what their public packages computed
-(`scripts/golden_families.py`).
-"""
+"""Golden sets of other families, computed by their public code in `scripts/golden_families.py`."""
 
 from __future__ import annotations
 
@@ -36,7 +34,7 @@ class FamilyGolden:
 
     @cached_property
     def sizes(self) -> dict[str, Any]:
-        """Of the networks, under the names that `scripts/public_families.py` explains."""
+        """Sizes of the networks, under the names that `scripts/public_families.py` explains."""
         with safe_open(self.path, "pt") as file:
             return json.loads(file.metadata()["sizes"])
 

@@ -17,7 +17,7 @@ ALERTS = DOCKER / "prometheus" / "alerts.yml"
 _OURS = re.compile(r"\b(token2wav_\w+)(?:\{([^}]*)\})?")
 _MATCHER = re.compile(r'(\w+)(=~|!~|!=|=)"([^"]*)"')
 _ADDED = {"instance", "job"}  # by Prometheus
-_RARE = {"reason", "what"}  # whose values show only once something has failed
+_RARE = {"reason", "what"}  # labels that get a value only after a failure
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def queries() -> list[Query]:
 
 
 def panels() -> list[dict[str, Any]]:
-    """Of the dashboard."""
+    """Returns the panels of the dashboard."""
     found: list[dict[str, Any]] = json.loads(DASHBOARD.read_text())["panels"]
     return found
 

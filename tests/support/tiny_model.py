@@ -82,7 +82,7 @@ def one_line(error: BaseException) -> str:
 
 
 class FaultyVocoder:
-    """Vocoder stage whose next calls can be made to fail.
+    """Vocoder stage that can be made to fail in its next calls.
 
     Attributes:
         fault: error that the next `advance` raises, or a number that it writes into its audio.

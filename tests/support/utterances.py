@@ -1,4 +1,4 @@
-"""Random voices and tokens, streams of them, and the comparison of results."""
+"""Random voices and tokens, streams that use these, and the comparison of results."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def some_tokens(count: int, seed: int = 0, *, vocabulary: int = VOCABULARY) -> T
 
 
 def portions(tokens: Tokens, sizes: Sequence[int]) -> list[Tokens]:
-    """Cuts tokens into portions of these sizes, which repeat."""
+    """Cuts tokens into portions of these sizes, in a cycle."""
     parts, at, turn = [], 0, 0
     while at < len(tokens):
         size = sizes[turn % len(sizes)]
@@ -56,7 +56,7 @@ def off(value: Any, reference: Any) -> float:
 
 
 def chunks_of(model: Token2Wav, parts: Iterable[Tokens], voice: Voice) -> list[AudioChunk]:
-    """Streams an utterance whose tokens come in portions."""
+    """Streams an utterance in portions of tokens."""
     with model.stream(voice) as stream:
         return [chunk for part in parts for chunk in stream.push(part)] + stream.finish()
 
@@ -66,7 +66,7 @@ def joined(chunks: Iterable[AudioChunk]) -> Audio:
 
 
 def streamed(model: Token2Wav, parts: Iterable[Tokens], voice: Voice) -> Audio:
-    """Returns the audio of an utterance whose tokens come in portions."""
+    """Returns the audio of an utterance that is streamed in portions of tokens."""
     return joined(chunks_of(model, parts, voice))
 
 

@@ -1,4 +1,4 @@
-"""What these tests share: files of samples, and a model folder with the public interface."""
+"""Fixtures that these tests share: files of samples, and a model folder with the public graphs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small ONNX graphs with the public interface, whose outputs tests can compute from the inputs."""
+"""Small ONNX graphs with the public interface. Tests can compute their outputs from the inputs."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def tokens_of(features: NDArray[np.floating]) -> NDArray[np.int64]:
 
 
 def speaker(*, bands: int = 80, size: int = 192, scale: float = 1.0) -> onnx.ModelProto:
-    """Returns a graph whose output has the maximum and minimum of each band, and mean squares.
+    """Returns a graph that outputs the maximum and minimum of each band, and mean squares.
 
     The mean squares of the first bands fill the rest of the embedding.
     """

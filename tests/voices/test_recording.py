@@ -1,5 +1,5 @@
-"""Every recording that is refused, with the file and the bound in one sentence; and those that just
-pass.
+"""Every recording that is refused, with the file and the bound in one sentence, and recordings that
+just pass.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Compiler of every kernel for a GPU that need not be there, at the public model's size.
 
 `python compile_kernels.py 90 float16 int8` compiles for compute capability 9.0 and two ways to keep
-pages. It calls the kernels as batches of several sizes do, so the types, constants and alignments
-are those that are compiled where the server runs. It prints a line for each binary: kernel,
+pages. It calls the kernels as batches of several sizes do, so types, constants and alignments are
+the same as on a machine that runs the server. It prints a line for each binary: kernel,
 storage, registers of a thread, bytes that it spills, shared memory of a program, instructions that
 load 16 bytes.
 """

@@ -17,5 +17,5 @@ pytest.importorskip(
 
 @pytest.fixture(autouse=True)
 def _exact_references() -> None:
-    """On a GPU, what kernels are compared with is computed in float32 proper."""
+    """Computes the reference of every kernel in exact float32, without TF32, on a GPU too."""
     keep_arithmetic_exact(torch.device("cuda" if torch.cuda.is_available() else "cpu"))

@@ -1,5 +1,5 @@
-"""Every kernel compiles for the GPUs that people have, at the size of the public model, and keeps
-what it works on.
+"""Every kernel compiles for common GPUs at the size of the public model, and its data fits into
+registers and shared memory.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from token2wav.networks.unet import UNet
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 # on a GPU, the tests belong to the tests that the GPU must pass
 pytestmark = [pytest.mark.gpu] if DEVICE.type == "cuda" else []
-# Tolerance of mels, whose spread is about 1, and of states of convolutions, which are up to 10.
+# Tolerance of mels, with a spread of about 1, and of states of convolutions, with values up to 10.
 CLOSE = {"float32": 1e-5, "float16": 2e-2}
 BANDS, BLOCK, STEPS, PAGES = 8, 4, 1, 8
 MAKERS = {
@@ -157,7 +157,7 @@ class _NothingCopied(TorchFunctionMode):
 class _OnDevice(TorchDispatchMode):
     """Check that all tensors are on one device.
 
-    The device is torch's `meta`, whose tensors the host cannot read either.
+    The device is torch's `meta`. The host cannot read its tensors either.
     """
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]

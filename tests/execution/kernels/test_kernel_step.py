@@ -40,8 +40,8 @@ from token2wav.serving.chunking import Chunker, HopSchedule
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 # on a GPU, the tests belong to the tests that the GPU must pass
 pytestmark = [pytest.mark.gpu] if DEVICE.type == "cuda" else []
-# Tolerance of the mel, whose spread is about 1. Keys and values round the same way only as long
-# as they are equal.
+# Tolerance of the mel, which has a spread of about 1. Keys and values round the same way only as
+# long as they are equal.
 MEL = {"float32": 1e-5, "float16": 5e-3}
 BLOCK = 4  # tokens
 LONGEST = 4 * BLOCK
@@ -112,7 +112,7 @@ def a_runner(step: KernelStep, states: StateStore) -> Runner:
 
 
 def spoken(engine: CachedFlow, flow: Flow) -> list[np.ndarray]:
-    """Returns the mels of utterances whose next chunks always run in one batch."""
+    """Returns the mels of utterances. Their next chunks always run in one batch."""
     config = a_model(flow)
     schedule = HopSchedule.of(StreamConfig(max_hop_tokens=LONGEST), config)
     random = np.random.default_rng(0)

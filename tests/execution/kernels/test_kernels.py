@@ -20,8 +20,8 @@ pytestmark = [pytest.mark.gpu] if DEVICE.type == "cuda" else []
 # Of values around 1: sums in another order, and on a GPU products of three parts, which no GPU has
 # been asked yet.
 EXACT = 2e-6 if DEVICE.type == "cpu" else 1e-5
-# Of keys and values that are rounded to what the store keeps: the widest step between two numbers
-# around 3.
+# Tolerance of keys and values that are rounded to the dtype of the store: the widest step between
+# two numbers around 3.
 STEP = {"float32": 1e-6, "float16": 2e-3, "int8": 2e-2}
 HEADS, DIM_HEAD, BLOCK = 3, 16, 10  # heads are no power of two, blocks no multiple of a tile
 INNER = HEADS * DIM_HEAD

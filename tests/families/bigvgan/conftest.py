@@ -10,7 +10,7 @@ from token2wav.families.bigvgan.network import BigVGAN
 
 @pytest.fixture(scope="session")
 def golden() -> dict[str, torch.Tensor]:
-    """`mel` (1, bands, frames) and the `wav` (1, 1, samples) that the public code made of it."""
+    """`mel` (1, bands, frames), and the public code's audio `wav` (1, 1, samples) for that mel."""
     return load_file(GOLDEN / "io.safetensors")
 
 

@@ -47,7 +47,7 @@ def config_file(config: BigVGANConfig) -> dict[str, Any]:
 
 
 def normed(bigvgan: BigVGAN) -> Weights:
-    """A state dict as it is published, with lengths that are not those of the directions."""
+    """Returns a state dict in the published form: weight norm with directions of other lengths."""
     weights: Weights = {}
     for name, value in bigvgan.state_dict().items():
         if name.endswith(".weight"):

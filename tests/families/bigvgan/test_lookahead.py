@@ -1,5 +1,6 @@
-"""Look-ahead of all kinds of layers: what is within it changes the audio, nothing beyond it does,
-and pieces fit.
+"""Look-ahead of all kinds of layers: frames within it change the audio, frames beyond it do not.
+
+Pieces equal the whole.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ def test_its_graphs_serve(folder: Path, tmp_path: Path, precision: Precision) ->
     """Maker compares every graph with torch before it counts; then streams run on them."""
     maker = Maker(folder, EngineFolder(tmp_path), ["pytest"])
     maker.onnx("vocoder", precision)
-    if precision == "float32":  # what the engine takes
+    if precision == "float32":  # the precision that the engine accepts
         maker.onnx("step", precision)
         model, voice = Token2Wav.load(folder), a_voice()
         other = Token2Wav.load(folder, runtime=RuntimeConfig(backend="onnx", engines=str(tmp_path)))

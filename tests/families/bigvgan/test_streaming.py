@@ -24,7 +24,7 @@ HOP = SMALL.hop_size
 def streamed(
     engine: StreamingVocoder | RecomputeVocoder, mel: torch.Tensor, sizes: Sequence[int]
 ) -> list[torch.Tensor]:
-    """Audio of every piece of a mel; the sizes are those of all but the last one."""
+    """Returns the audio of every piece of a mel. `sizes` leaves out the last piece."""
     handle = engine.open()
     parts = mel.split([*sizes, mel.shape[1] - sum(sizes)], dim=1)
     audio = [

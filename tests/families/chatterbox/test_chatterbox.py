@@ -25,7 +25,7 @@ from token2wav.execution import assemble
 from token2wav.execution.stages import FrameChunk
 from token2wav.execution.vocoder import StreamingVocoder
 
-MEL = 2e-5  # tolerance between float32 results, whose values reach 6
+MEL = 2e-5  # tolerance between float32 results with values up to 6
 AUDIO = 1e-4
 SNR_DB = 40
 CPU = RuntimeConfig(device="cpu", cache_mib=400)

@@ -1,4 +1,4 @@
-"""CosyVoice2's model files: what is read, and every way in which a file is refused."""
+"""CosyVoice2's model files: the values that are read, and every way in which a file is refused."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from token2wav import StreamConfig, Token2Wav
 from token2wav.serving.chunking import Chunker, HopSchedule
 from token2wav_server.plan_memory import stream_needs
 
-MEL = 2e-5  # tolerance between float32 results, whose values reach 5
+MEL = 2e-5  # tolerance between float32 results with values up to 5
 AUDIO = 1e-4
 
 

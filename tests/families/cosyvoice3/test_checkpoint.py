@@ -184,7 +184,7 @@ def test_safetensors_are_preferred_when_both_formats_are_there(
     assert_same(loaded(folder, "flow"), reference["flow"])
 
 
-# Faults of a model folder. The check and the load report each of them.
+# Faults of a model folder. The check and the load report every fault.
 
 Breakage = Callable[[Path], None]
 BIAS = "spk_embed_affine_layer.bias"

@@ -15,6 +15,6 @@ ESTIMATOR = 2e-5  # one evaluation
 MEL = 2e-5  # ten evaluations with guidance; the float32 noise floor
 F0_HZ = 1e-4  # computed in double precision, then rounded to float32 at up to 400 Hz
 SOURCE = 1e-6  # sine of the reference phase: must repeat its rounding
-VOCODER_STAGE = 1e-4  # activations of the decoder, whose values reach 10
+VOCODER_STAGE = 1e-4  # activations of the decoder, with values up to 10
 AUDIO = 1e-4  # from the golden mel; measured 3e-5 at most
 SNR_DB = 40.0  # audio end to end

@@ -1,4 +1,4 @@
-"""A StreamFlow folder: what its YAML may say, and the library on it."""
+"""A StreamFlow folder: the values that its YAML may have, and the library on such a folder."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def chunks_of(tokens: Tokens, stops: Sequence[int]) -> list[TokenChunk]:
 def spoken(
     engine: WindowFlow, utterances: Sequence[Sequence[TokenChunk]], voices: Sequence[int]
 ) -> list[torch.Tensor]:
-    """Returns the mels (bands, frames) of streams whose next chunks always run in one batch."""
+    """Returns the mels (bands, frames) of streams. Their next chunks always run in one batch."""
     handles = [engine.open(a_voice(seed)) for seed in voices]
     mels: list[list[torch.Tensor]] = [[] for _ in handles]
     for row in itertools.zip_longest(*utterances):

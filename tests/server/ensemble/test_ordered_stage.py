@@ -176,7 +176,7 @@ def test_lost_streams_are_forgotten_in_the_end(stage: Stage) -> None:
     for _ in range(2):
         stage.now += IDLE_SECONDS + 1
         stage.stage.expire()
-    # taken for new streams, whose first chunks may yet come
+    # The stage takes them for chunks of new streams, and waits for the first chunks.
     assert not stage.run(stage.part(1, 1), stage.part(2, 6))
 
 

@@ -83,8 +83,9 @@ def test_first_chunk_without_a_voice_is_refused(model: Token2Wav) -> None:
 def test_held_back_is_what_the_vocoder_does_not_send(
     hold_frames: int, trim_silence_ms: float
 ) -> None:
-    """The mel is loud, so that nothing is trimmed: the silence that could be is counted beside what
-    is held back.
+    """The seconds that the vocoder holds back include the silence that it could trim.
+
+    The mel is loud, so that nothing is trimmed.
     """
     stream = StreamConfig(hold_frames=hold_frames)
     model = Token2Wav.load(TINY, stream=stream)

@@ -46,7 +46,7 @@ def private_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """Creates a model repository whose model writes its start parameters into ``started.txt``."""
+    """Creates a model repository. Its model writes its start parameters into ``started.txt``."""
     notes = tmp_path / "started.txt"
     names = '"TOKEN2WAV_MODEL", "TOKEN2WAV_CONFIG"'
     return _repository(
@@ -57,7 +57,7 @@ def repository(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def failing_repository(tmp_path: Path) -> Path:
-    """Creates a model repository whose model raises an error when it is loaded."""
+    """Creates a model repository with a model that raises an error when it is loaded."""
     return _repository(tmp_path, "raise ValueError('hop of 7 tokens: must be a multiple of 25')")
 
 

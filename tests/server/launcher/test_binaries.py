@@ -93,7 +93,7 @@ def test_installation_without_python_backend(
 def test_installation_for_another_python(
     installation: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the stubs of the wheel, each of which says what it is made for."""
+    """The launcher accepts only a stub of the wheel that was made for this Python version."""
     monkeypatch.setenv("TOKEN2WAV_TRITONSERVER", str(installation))
     own = f"{sys.version_info.major}.{sys.version_info.minor}"
     for version in ("3.10", "3.11", "3.12"):

@@ -139,8 +139,8 @@ def test_model_process_that_dies(
     ) as server:
         traces = Traces.of(server.pid)
         os.kill(traces.processes[2], signal.SIGKILL)
-        # SIGABRT where Triton aborts, by what was left half done in shared memory, before the
-        # reaper can end it.
+        # Triton ends with SIGABRT if it aborts before the reaper can end it. It aborts because the
+        # process died in the middle of an access to shared memory.
         assert server.wait(PATIENCE_SECONDS) in (128 + signal.SIGABRT, 128 + signal.SIGKILL)
         assert server.failure_reason() == "the model process was killed by signal SIGKILL"
         assert traces.remaining() == []

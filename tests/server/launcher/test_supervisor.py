@@ -16,8 +16,9 @@ from token2wav_server.launcher.supervisor import Canary, Supervisor
 
 
 class Script(TritonServer):
-    """Does what it is told, one step for every call; an exception is raised, anything else
-    returned.
+    """Server that follows a script: every call takes the next step of its kind.
+
+    A step that is an exception is raised; any other step is returned.
     """
 
     def __init__(

@@ -14,7 +14,7 @@ FILES = ("tone.json",)
 
 @dataclass(frozen=True, kw_only=True)
 class ToneConfig(ModelConfig):
-    """Configuration of a tone, whose one number stands in its model file."""
+    """Configuration of a tone: one number, which is read from the model file."""
 
     def weights_file(self, folder: Path, stage: StageName) -> Path:
         return folder / FILES[0]

@@ -77,7 +77,7 @@ class ToneFlow(StatefulStage[Voice], Stage):
 
 
 class ToneVocoder(StatefulStage[list[float]], Stage):
-    """Pitches to a sine, whose phase is kept from chunk to chunk."""
+    """Vocoder that turns pitches into a sine and keeps its phase from chunk to chunk."""
 
     def __init__(self, loudness: float, sample_rate: int) -> None:
         super().__init__()
