@@ -99,7 +99,7 @@ def test_nothing_imports_in_a_circle() -> None:
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_the_library_knows_nothing_of_servers_and_clients(name: str) -> None:
+def test_the_library_does_not_import_server_or_client(name: str) -> None:
     assert {imported.partition(".")[0] for imported in imports_of(name)} & FOREIGN == set()
 
 
@@ -121,7 +121,7 @@ def test_only_families_know_families(package: str) -> None:
         "voice",
     ],
 )
-def test_what_needs_no_torch_does_not_import_it(name: str) -> None:
+def test_modules_without_tensors_do_not_import_torch(name: str) -> None:
     assert loaded_after(f"import token2wav.{name}") & {"torch", "safetensors"} == set()
 
 

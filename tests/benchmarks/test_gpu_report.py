@@ -206,7 +206,7 @@ def test_the_search_ends_close_to_the_largest(limit: int) -> None:
     assert len(held) <= 20
 
 
-def test_gaps_in_what_is_heard() -> None:
+def test_silences_between_audio_chunks() -> None:
     assert silences([(1.0, 1.0), (2.4, 1.0), (3.0, 1.0)], 0.5) == []
     assert silences([(1.0, 1.0), (3.0, 1.0), (4.25, 1.0)], 0.5) == [0.5, 0.25]
 

@@ -69,9 +69,7 @@ def test_perf_data_cuts_or_repeats_the_tokens(tmp_path: Path, seconds: str, coun
     }
 
 
-def test_perf_data_says_what_it_cannot_use(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_perf_data_names_unusable_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "none.txt").write_text(" ")
     status, _ = make(tmp_path, "--tokens", str(tmp_path / "none.txt"))
     assert (status, capsys.readouterr().err) == (
@@ -84,7 +82,7 @@ def test_perf_data_says_what_it_cannot_use(
     assert "cannot be written" in capsys.readouterr().err
 
 
-def test_export_becomes_what_listeners_heard() -> None:
+def test_export_gives_the_figures_of_listeners() -> None:
     heard = read_export(DATA / "two_at_once.json")
     assert [sum(utterance.samples) for utterance in heard] == [960 * 60] * 4
     figures = summary(heard, buffer_s=0.3)
@@ -196,7 +194,7 @@ def test_a_real_run_against_a_real_server(program: Path, tmp_path: Path) -> None
             run_perf_analyzer(server.grpc_url, data, PerfLoad(concurrency=1), 1, patience_s=120)
 
 
-def test_the_time_of_a_load_is_told_before_it_runs() -> None:
+def test_duration_of_a_load_is_computed_in_advance() -> None:
     assert PerfLoad(concurrency=4).seconds(30, 0.5) == 2 * 30 * 0.5, (
         "our client puts on the same load"
     )

@@ -148,7 +148,7 @@ def test_most_prefixes_that_are_kept() -> None:
     assert len(voices.live) == 2
 
 
-def test_blocks_that_are_needed_come_from_idle_prefixes_if_those_are_enough() -> None:
+def test_idle_prefixes_are_evicted_only_if_they_free_enough_blocks() -> None:
     voices = Voices()
     used = voices.acquire(0)
     for number in (1, 2, 3):

@@ -35,7 +35,7 @@ def a_cache() -> PrefixCache[Pages]:
     counts=st.lists(st.integers(1, 4), min_size=1, max_size=6),
     reserved=st.integers(0, 5),
 )
-def test_tables_are_what_the_mask_shows(
+def test_block_tables_match_the_attention_mask(
     prefix: int, kept: bool, left: int, counts: list[int], reserved: int
 ) -> None:
     cache = a_cache()

@@ -194,7 +194,7 @@ def test_an_end_without_a_final_chunk_is_refused(answered: Call) -> None:
         answered.accept(answer(1), 1.2)
 
 
-def test_rates_are_those_of_the_answers_and_never_change(answered: Call) -> None:
+def test_rates_come_from_the_first_answer_and_must_not_change(answered: Call) -> None:
     answered.request([1] * 4, 10.0, end=True)
     chunk = take(answered, audio(0, 0, 1, sample_rate=16_000, samples_per_token=480), 11.0)
     assert (chunk.sample_rate, chunk.samples_per_token, chunk.duration_s) == (16_000, 480, 0.06)

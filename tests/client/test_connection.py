@@ -138,7 +138,7 @@ class Failed:
         ("RESOURCE_EXHAUSTED", "Received message larger than max", ServerError, False),
     ],
 )
-def test_what_a_failed_call_means(
+def test_error_class_of_a_failed_call(
     code: str, details: str, kind: type[ClientError], transient: bool
 ) -> None:
     error = error_of_rpc(Failed(grpc.StatusCode[code], details), NOBODY)
@@ -160,7 +160,7 @@ def test_what_a_failed_call_means(
         ("stream: no tokens for 30 s, so it was closed", False),
     ],
 )
-def test_what_a_servers_sentence_means(sentence: str, transient: bool) -> None:
+def test_error_class_of_a_server_message(sentence: str, transient: bool) -> None:
     error = error_of_response(sentence)
     assert (str(error), error.transient) == (sentence, transient)
 
@@ -184,7 +184,7 @@ def test_tritons_sentence_on_a_shape_is_said_in_words_of_our_own(
     assert (str(error), error.transient) == (sentence, False)
 
 
-def test_only_those_who_want_it_try_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_only_clients_with_retries_try_again(caplog: pytest.LogCaptureFixture) -> None:
     with Client(NOBODY) as client, pytest.raises(ServerUnavailable):
         client.open("0" * 64)
     with Client(NOBODY, retries=8) as client, pytest.raises(ServerUnavailable):

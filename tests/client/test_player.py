@@ -42,7 +42,7 @@ def test_a_full_device_behind_standard_output_is_named(file_format: str) -> None
 @pytest.mark.parametrize(
     "wrong", ["terminal", "format", "sounddevice", "portaudio", "device", "nothing"]
 )
-def test_what_cannot_be_used_is_said_before_the_server_is_asked(
+def test_unusable_arguments_are_refused_before_a_connection(
     wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     voice = tmp_path / "voice.npz"

@@ -135,7 +135,7 @@ def test_pickled_arrays_are_refused(tmp_path: Path) -> None:
         open_tokens(str(tmp_path / "t.npy"))
 
 
-def test_what_is_skipped_is_told_once_at_the_end(
+def test_skipped_text_is_logged_once_at_the_end(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "t.txt"

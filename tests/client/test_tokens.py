@@ -70,7 +70,7 @@ def test_a_bracketed_token_is_there_with_its_last_byte() -> None:
     assert parser.feed(b">") == [12]
 
 
-def test_a_plain_integer_needs_what_follows_it() -> None:
+def test_a_plain_integer_is_complete_at_its_separator() -> None:
     parser = TokenParser()
     assert parser.feed(b"1 23") == [1]
     assert parser.feed(b"4") == []
@@ -161,7 +161,7 @@ def test_integers_become_int32(values: object) -> None:
         ([10**30], "dtype object"),
     ],
 )
-def test_what_is_no_token_list_is_refused(values: object, message: str) -> None:
+def test_invalid_token_lists_are_refused(values: object, message: str) -> None:
     with pytest.raises(TokenError, match=message):
         as_tokens(values)  # type: ignore[arg-type]
 
@@ -193,6 +193,6 @@ def test_a_source_is_not_asked_before_its_batches_are_taken() -> None:
         (None, "tokens: NoneType, expected batches of tokens"),
     ],
 )
-def test_what_is_no_batch_is_refused(tokens: Any, message: str) -> None:
+def test_invalid_batches_are_refused(tokens: Any, message: str) -> None:
     with pytest.raises(TokenError, match=message):
         as_batches(tokens)

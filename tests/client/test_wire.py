@@ -142,7 +142,7 @@ def test_an_error_response_carries_the_servers_words() -> None:
         (response(audio=np.zeros(3, np.float32)), "chunk_index: missing"),
     ],
 )
-def test_what_the_protocol_does_not_allow_is_refused(message: Any, words: str) -> None:
+def test_responses_that_violate_the_protocol_are_refused(message: Any, words: str) -> None:
     with pytest.raises(ProtocolError, match=words):
         read_response(message, "float32")
 

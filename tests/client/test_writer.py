@@ -132,7 +132,7 @@ def test_the_header_is_right_after_every_chunk(
 
 @pytest.mark.parametrize("audio_format", AUDIO_FORMATS)
 @pytest.mark.parametrize("kind", FILE_FORMATS)
-def test_files_and_pipes_hold_what_came(
+def test_files_and_pipes_hold_all_received_audio(
     tmp_path: Path, kind: FileFormat, audio_format: AudioFormat, capfd: pytest.CaptureFixture[str]
 ) -> None:
     sent, path = spoken(audio_format), tmp_path / f"out.{kind}"
@@ -214,7 +214,7 @@ def test_a_place_that_cannot_be_written_is_known_before_any_work(tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", ["out.mp3", "out", "wav"])
-def test_another_format_is_refused_with_what_can_be_written(tmp_path: Path, name: str) -> None:
+def test_unknown_formats_are_refused_with_the_known_ones(tmp_path: Path, name: str) -> None:
     with pytest.raises(
         OutputError,
         match=rf"{name}: the name ends in none of \.wav, \.flac, \.ogg, \.opus, \.raw; set",
@@ -223,7 +223,7 @@ def test_another_format_is_refused_with_what_can_be_written(tmp_path: Path, name
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_full_disk_is_named_and_what_was_written_stays_playable(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_written_audio_stays_playable(tmp_path: Path) -> None:
     path = tmp_path / "out.WAV"
     writer = AudioWriter(path, "int16")
     writer.write(np.zeros(960, np.int16))
@@ -272,9 +272,7 @@ def test_a_disk_that_is_full_for_the_last_bytes_is_named(kind: FileFormat, tmp_p
 
 
 @pytest.mark.parametrize("kind", ["flac", "ogg", "opus"])
-def test_an_interrupt_while_encoding_is_seen_and_keeps_what_came(
-    kind: FileFormat, tmp_path: Path
-) -> None:
+def test_an_interrupt_while_encoding_keeps_received_audio(kind: FileFormat, tmp_path: Path) -> None:
     path, audio = tmp_path / f"out.{kind}", noise(48_000)
     with interrupted_after(0.5), AudioWriter(path) as writer:
         for _ in range(2000):

@@ -106,7 +106,7 @@ def test_numbers_of_yaml_1_2_are_numbers(tmp_path: Path) -> None:
     assert document.resolve("x") == [1e-6, -2000.0, 1e5, 1.5e-3, "1e5", "1e", "e5"]
 
 
-def test_what_is_not_asked_for_may_hold_anything(tmp_path: Path) -> None:
+def test_unused_keys_may_have_invalid_values(tmp_path: Path) -> None:
     document = read(
         tmp_path, "x: 1\nbad: !ref <nowhere>\nworse: !ref <a>.b()\ncircle: !ref <circle>\n"
     )

@@ -26,11 +26,11 @@ def written(tmp_path: Path, text: str | bytes) -> Path:
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "{}\n", "stream: {}\nlimits: {}\n"])
-def test_what_is_not_said_has_a_default(tmp_path: Path, text: str) -> None:
+def test_omitted_keys_have_defaults(tmp_path: Path, text: str) -> None:
     assert load_server_config(written(tmp_path, text)) == load_server_config(None) == ServerConfig()
 
 
-def test_the_defaults_are_those_of_the_public_loop() -> None:
+def test_defaults_equal_the_public_streaming_loop() -> None:
     defaults = ServerConfig()
     assert defaults.stream == StreamConfig(8, 0, None, (), reference=False)
     assert HopSchedule.of(defaults.stream, CosyVoice3Config.read(TINY)) == HopSchedule(

@@ -134,7 +134,7 @@ def test_ports_names_and_labels_meet(manifests: Manifests) -> None:
     assert (target["kind"], target["name"]) in manifests
 
 
-def test_it_scales_by_a_metric_of_ours(manifests: Manifests) -> None:
+def test_autoscaler_uses_an_exported_metric(manifests: Manifests) -> None:
     spec = manifests["HorizontalPodAutoscaler", "token2wav-server"]["spec"]
     [metric] = spec["metrics"]
     [rule] = yaml.safe_load((MANIFESTS / "prometheus-adapter-rule.yaml").read_text())["rules"][
@@ -149,7 +149,7 @@ def test_it_scales_by_a_metric_of_ours(manifests: Manifests) -> None:
     )
 
 
-def test_the_balancer_has_places_for_servers_that_leave_and_for_those_that_come(
+def test_the_balancer_has_places_for_departing_and_new_servers(
     manifests: Manifests,
 ) -> None:
     """A departed server keeps its place while it may still have streams.
@@ -179,7 +179,7 @@ def test_every_container_of_a_server_has_the_settings(manifests: Manifests) -> N
         assert mount["subPath"] in manifests["ConfigMap", name]["data"]
 
 
-def test_the_operator_is_told_what_to_scrape(manifests: Manifests) -> None:
+def test_pod_monitors_name_the_metrics_ports(manifests: Manifests) -> None:
     monitors = list(
         yaml.safe_load_all((MANIFESTS / "components" / "monitoring" / "pods.yaml").read_text())
     )
@@ -242,7 +242,9 @@ def test_a_server_has_a_gpu_of_its_own(manifests: Manifests) -> None:
     )
 
 
-def test_haproxy_takes_what_the_manifest_gives_it(manifests: Manifests, tmp_path: Path) -> None:
+def test_haproxy_accepts_the_configuration_of_the_manifest(
+    manifests: Manifests, tmp_path: Path
+) -> None:
     haproxy = needs_haproxy()
     container = _pod(manifests, "token2wav-balancer")["containers"][0]
     certificate, key = self_signed(tmp_path)

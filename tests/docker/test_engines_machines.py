@@ -46,7 +46,7 @@ def test_key(
     assert found == (key or "nvidia-a100-sxm4-80gb-x_8.0_tensorrt-1")
 
 
-def test_what_a_gpu_needs(engines: ModuleType) -> None:
+def test_export_command_for_a_gpu(engines: ModuleType) -> None:
     machine = engines.Machine("tensorrt_rtx", "1.7.1.116", L4)
     assert machine.wanted(RuntimeConfig()) == {"step": "float16"}
     assert machine.wanted(RuntimeConfig(precision="float32")) == {"step": "float32"}
@@ -58,7 +58,7 @@ def test_what_a_gpu_needs(engines: ModuleType) -> None:
     )
 
 
-def test_engines_take_what_a_server_captures(engines: ModuleType) -> None:
+def test_engines_fit_the_captured_batches_of_a_server(engines: ModuleType) -> None:
     seconds_of_a_block = 1  # of CosyVoice3
     assert max(backends._CAPTURED_STREAMS) == engines.CAPTURED_STREAMS
     assert max(backends._CAPTURED_PAST) * seconds_of_a_block == engines.CAPTURED_SECONDS

@@ -38,7 +38,7 @@ def images(
 
 
 @pytest.mark.parametrize("builder", ["docker", "podman", "buildah"])
-def test_builds_what_the_compose_file_names(builder: str, tmp_path: Path) -> None:
+def test_builds_the_images_of_the_compose_file(builder: str, tmp_path: Path) -> None:
     done = images(tmp_path, "--build-arg=A=b c", builder=builder)
     assert done.returncode == 0, done.stderr
     called = [
@@ -74,7 +74,9 @@ def test_builds_one_image(tmp_path: Path) -> None:
         (["servr"], "podman", "servr is not one of cpu, gpu, client"),
     ],
 )
-def test_what_cannot_be_built(words: list[str], builder: str, message: str, tmp_path: Path) -> None:
+def test_builds_that_are_refused(
+    words: list[str], builder: str, message: str, tmp_path: Path
+) -> None:
     done = images(tmp_path, *words, builder=builder, works=builder == "podman")
     assert done.returncode == 1
     assert message in done.stderr

@@ -44,7 +44,7 @@ def test_alerts_fire_when_they_should() -> None:
     promtool("test", "rules", "alerts_test.yml")
 
 
-def test_prometheus_accepts_what_the_dashboard_asks(tmp_path: Path) -> None:
+def test_prometheus_accepts_the_queries_of_the_dashboard(tmp_path: Path) -> None:
     rules = [
         {"record": f"panel:{number}", "expr": re.sub(r"\$__rate_interval", "5m", query.expression)}
         for number, query in enumerate(queries())

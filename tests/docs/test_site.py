@@ -35,13 +35,13 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_it_has_every_page(site: Path) -> None:
+def test_site_has_every_page(site: Path) -> None:
     assert {page.with_suffix(".html").name.lower() for page in PAGES} <= {
         file.name for file in site.glob("*.html")
     }
 
 
-def test_it_documents_every_public_name(site: Path) -> None:
+def test_site_documents_every_public_name(site: Path) -> None:
     for package in PACKAGES:
         text = (site / "api" / f"{package.__name__}.html").read_text(encoding="utf-8")
         for name in package.__all__:
@@ -50,7 +50,7 @@ def test_it_documents_every_public_name(site: Path) -> None:
             )
 
 
-def test_it_loads_nothing_from_elsewhere(site: Path) -> None:
+def test_site_loads_nothing_from_other_hosts(site: Path) -> None:
     for file in site.rglob("*.html"):
         text = file.read_text(encoding="utf-8")
         loaded = re.findall(

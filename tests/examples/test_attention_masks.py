@@ -46,7 +46,7 @@ def test_every_mask_frame_by_frame() -> None:
     assert torch.equal(mask, expected)
 
 
-def test_masks_of_a_model_are_those_it_is_served_with() -> None:
+def test_masks_equal_the_masks_of_the_served_model() -> None:
     estimator = read_config(TINY).stage_config("flow").estimator
     pictures = masks.masks_of(estimator, -1, 4)
     assert torch.equal(pictures["streaming"], by_hand(lambda q, n: (0, q), 4, 50))

@@ -110,7 +110,7 @@ def test_silence_and_noise_have_no_pitch() -> None:
     assert (pitch(noise.astype(np.float32), RATE_HZ, HOP) > 0).mean() < 0.1
 
 
-def test_the_tokenizers_graph_hears_what_the_network_hears(tmp_path: Path) -> None:
+def test_the_tokenizer_graph_equals_the_network(tmp_path: Path) -> None:
     torch.manual_seed(0)
     network = Tokenizer()
     for unit in network.units:

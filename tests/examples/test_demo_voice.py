@@ -35,11 +35,11 @@ def voice(front_end: FrontEnd) -> Voice:
     return Voice(made.prompt_tokens, made.prompt_mel, made.speaker_embedding)
 
 
-def test_it_is_small() -> None:
+def test_demo_model_is_small() -> None:
     assert sum(path.stat().st_size for path in demo.MODEL.iterdir()) < MAX_BYTES
 
 
-def test_what_it_speaks_looks_like_the_recording(front_end: FrontEnd, voice: Voice) -> None:
+def test_log_mel_resembles_the_recording(front_end: FrontEnd, voice: Voice) -> None:
     model, recording = Token2Wav.load(demo.MODEL), Recording.load(demo.SENTENCE)
     wanted = prompt_mel(recording.samples)
     found = prompt_mel(model.synthesize(front_end.tokens(recording), voice))

@@ -61,7 +61,7 @@ def test_a_batch_with_a_window_equals_its_streams_alone(parts: Parts, left_block
             )
 
 
-def test_a_broken_stream_does_not_break_those_in_its_batch(
+def test_a_broken_stream_does_not_break_other_streams_of_its_batch(
     parts: Parts, batching: CachedFlow
 ) -> None:
     healthy, config = a_voice(28), parts.config

@@ -44,7 +44,7 @@ def assert_close(value: torch.Tensor, reference: torch.Tensor, storage: Storage)
 
 @pytest.mark.parametrize("storage", STORAGES)
 @pytest.mark.parametrize("pages", [[3], [1, 2, 3], [5, 0, 2], [4, 3]], ids=str)
-def test_what_is_written_is_read(storage: Storage, pages: list[int]) -> None:
+def test_written_keys_and_values_are_read_back(storage: Storage, pages: list[int]) -> None:
     store = PagedKVCache(a_layout(storage), 6, torch.device("cpu"))
     written = {}
     for step in range(2):

@@ -86,7 +86,7 @@ def test_every_code_is_heard(folder: Path) -> None:
         assert np.abs(model.mel(codes, voice) - mel).max() > 100 * MEL
 
 
-def test_what_is_refused(folder: Path) -> None:
+def test_invalid_codes_are_refused(folder: Path) -> None:
     model, voice = Token2Wav.load(folder), a_voice()
     wrong = CODES.copy()
     wrong[3, 2] = VOCABULARY
@@ -152,7 +152,7 @@ def test_a_folder_that_cannot_be(tmp_path: Path, name: str) -> None:
     assert message in one_line(caught.value)
 
 
-def test_what_others_exported_stays_usable() -> None:
+def test_exports_without_codebooks_stay_usable() -> None:
     """Configurations without codebooks keep the hash that they had before the feature existed."""
     flow = CosyVoice3Config.read(TINY).flow
     assert flow.codebooks is None

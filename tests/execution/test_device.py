@@ -92,7 +92,7 @@ def test_work_goes_to_the_gpu_that_was_named(monkeypatch: pytest.MonkeyPatch) ->
         assert not current
 
 
-def test_a_lost_gpu_is_told_from_other_failures(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_gpu_is_distinguished_from_other_failures(monkeypatch: pytest.MonkeyPatch) -> None:
     cause = RuntimeError("out of memory")
     check_device(torch.device("cpu"), cause)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
@@ -129,7 +129,7 @@ def test_the_cache_leaves_room_for_graphs(free_gib: float, cache_gib: float) -> 
     ],
     ids=["no limits", "unlimited", "limited", "more than the host has", "lowered", "version 1"],
 )
-def test_memory_of_a_cpu_is_what_host_and_container_leave(
+def test_free_memory_of_a_cpu_respects_host_and_container(
     tmp_path: Path, cgroup: dict[str, int | str], available_mib: int
 ) -> None:
     (tmp_path / "proc").mkdir()

@@ -328,7 +328,7 @@ class Devices(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(("first", "frames_past_end"), [(True, 0), (False, 0), (False, 5)])
-def test_what_is_captured_needs_nothing_of_the_host(
+def test_captured_code_reads_nothing_from_the_host(
     parts: Parts, first: bool, frames_past_end: int
 ) -> None:
     """Runs on tensors without content.

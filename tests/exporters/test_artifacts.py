@@ -48,7 +48,7 @@ def refusal(engines: EngineFolder, model_folder: Path = TINY, **machine: dict[st
     return message
 
 
-def test_what_was_added_is_found_with_its_weights_beside_it(engines: EngineFolder) -> None:
+def test_an_added_artefact_is_found_with_its_weights(engines: EngineFolder) -> None:
     path = add(engines)
     assert found(engines) == path
     assert path.read_bytes() == b"graph"
@@ -232,7 +232,7 @@ def test_a_damaged_description_is_one_sentence(
 # Exports that die, and exports at the same time.
 
 
-def test_an_export_that_fails_leaves_what_was_there(engines: EngineFolder) -> None:
+def test_a_failed_export_keeps_the_earlier_artefact(engines: EngineFolder) -> None:
     path = add(engines)
 
     def interrupted() -> None:
@@ -246,7 +246,7 @@ def test_an_export_that_fails_leaves_what_was_there(engines: EngineFolder) -> No
     assert found(engines) == path
 
 
-def test_what_a_killed_export_left_is_removed_by_the_next_but_not_what_is_being_made(
+def test_remains_of_a_killed_export_are_removed_but_not_a_running_export(
     engines: EngineFolder,
 ) -> None:
     path = add(engines)

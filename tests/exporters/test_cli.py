@@ -183,7 +183,7 @@ def test_a_model_that_has_no_engine_folder(capsys: pytest.CaptureFixture[str]) -
     assert message.endswith(f"token2wav-export onnx --model {TINY}\n")
 
 
-def test_inspect_tells_what_is_in_a_graph(
+def test_inspect_prints_the_content_of_a_graph(
     capsys: pytest.CaptureFixture[str], export: Export, engine_folders: dict[str, EngineFolder]
 ) -> None:
     path, folder = export("tiny", "step", "float32"), engine_folders["tiny"].path

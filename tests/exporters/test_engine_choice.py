@@ -105,7 +105,7 @@ def test_auto_takes_torch_on_a_cpu(engines: str) -> None:
     assert load(engines, "auto").engine.name == "torch"
 
 
-def test_auto_takes_what_is_there_and_says_why_not_others(
+def test_auto_selects_an_available_engine_and_logs_why_not_others(
     engines: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(choice._ORDER, "cpu", ("tensorrt", "onnx", "torch"))
@@ -158,7 +158,7 @@ def test_verify_accepts_good_engines(
 @pytest.mark.parametrize(
     ("precisions", "taken"), [(("float32", "float16"), "float32"), (("float16",), "float16")]
 )
-def test_verify_compares_what_was_exported(
+def test_verify_compares_the_exported_graphs(
     engines: str,
     precisions: tuple[str, ...],
     taken: str,

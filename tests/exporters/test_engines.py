@@ -90,7 +90,7 @@ def test_an_engine_without_its_graph_exports_that_first(
     assert asked == [("step", "float16")]
 
 
-def test_what_the_package_says_reaches_the_user(
+def test_messages_of_the_package_reach_the_user(
     rtx: Package, export: Export, networks: Exportable, tmp_path: Path
 ) -> None:
     (allowed, *_) = profiles("step", LOAD, networks)

@@ -61,7 +61,7 @@ def test_a_graph_agrees_with_torch_at_any_size(
         ), sizes
 
 
-def test_a_file_says_what_it_is_and_names_its_dimensions(
+def test_a_file_has_metadata_and_named_dimensions(
     export: Export, models: dict[str, Path], engine_folders: dict[str, EngineFolder]
 ) -> None:
     path = export("tiny", "step", "float32")

@@ -103,12 +103,12 @@ def test_without_networks_it_is_neither_exported_nor_planned(folder: Path) -> No
         flow_networks(read_config(folder), "float32")
 
 
-def test_it_is_found_and_its_folder_checked(folder: Path) -> None:
+def test_family_is_found_and_its_folder_checked(folder: Path) -> None:
     check_folder(folder)
     assert read_config(folder).sample_rate == 2000
 
 
-def test_a_folder_of_no_family_is_refused_by_what_was_looked_for(tmp_path: Path) -> None:
+def test_a_folder_of_no_family_is_refused_with_the_files_of_all_families(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError,
         match=r"not a model folder; it contains none of .*cosyvoice3\.yaml, .*tone\.json",
@@ -144,7 +144,7 @@ def test_bad_input_is_refused_by_the_numbers_of_the_model(model: Token2Wav) -> N
 
 
 @pytest.mark.usefixtures("_environment")
-def test_it_is_served(folder: Path, tmp_path: Path) -> None:
+def test_family_is_served(folder: Path, tmp_path: Path) -> None:
     def heard(url: str, length: int) -> NDArray[np.float32]:
         voice = a_voice(length % 7)
         sent = ClientVoice(voice.prompt_tokens, voice.prompt_mel, voice.speaker_embedding)

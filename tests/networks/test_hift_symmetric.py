@@ -106,7 +106,7 @@ def test_pieces_give_the_whole(
     torch.testing.assert_close(in_pieces(hift, mel, noise, stops), whole, atol=ROUNDING, rtol=0)
 
 
-def test_what_is_held_back_is_what_the_layers_reach_ahead(hift: HiFT) -> None:
+def test_the_output_delay_equals_the_lookahead_of_the_layers(hift: HiFT) -> None:
     # Delay of the mel through F0: 5 frames, half a frame to the middle of the next one, and the
     # network.
     assert hift.m_source.output_delay == 5 * FRAME_SAMPLES + FRAME_SAMPLES // 2

@@ -45,7 +45,7 @@ def test_stretches_are_those_of_the_window(source: HarmonicSource, raw: SourceNo
     check(table, raw, [10, BLOCK * 1000])
 
 
-def test_what_is_prepared_is_there(
+def test_prepared_noise_is_not_drawn_again(
     source: HarmonicSource, raw: SourceNoise, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = NoiseTable(raw, source)

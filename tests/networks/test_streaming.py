@@ -157,7 +157,7 @@ def test_pieces_equal_the_whole(name: str, lengths: list[int]) -> None:
     assert float((found - whole).abs().max()) <= ROUNDING
 
 
-def test_the_delay_is_what_a_layer_looks_ahead() -> None:
+def test_the_delay_equals_the_lookahead_of_a_layer() -> None:
     for name, (make, ratio) in LAYERS.items():
         torch.manual_seed(0)
         network, x = Chain(make, ratio).requires_grad_(False), torch.randn(1, CHANNELS, 60)
@@ -167,7 +167,7 @@ def test_the_delay_is_what_a_layer_looks_ahead() -> None:
         assert int(moved.min()) == int(40 * ratio) - network.output_delay, name
 
 
-def test_a_layer_says_what_it_keeps() -> None:
+def test_specs_of_layer_states() -> None:
     network = nn.Sequential(
         causal_conv(3, 5, 4, dilation=2), causal_conv(5, 7, 1), Delay(7, 0), Delay(7, 2)
     )

@@ -88,7 +88,7 @@ def ports(serving: Serving, status_port: int) -> dict[str, int]:
     return {"http": serving.ports.http, "metrics": serving.ports.metrics, "status": status_port}
 
 
-def test_health_and_metrics_are_still_told(ports: dict[str, int]) -> None:
+def test_health_and_metrics_are_still_answered(ports: dict[str, int]) -> None:
     for service, path in TOLD:
         assert status(ports[service], path) == 200
 
@@ -162,7 +162,7 @@ def test_headers_without_end(ports: dict[str, int]) -> None:
         assert status(ports[service], path + "a" * MEGABYTE) in (400, None)
 
 
-def test_what_is_no_request(ports: dict[str, int]) -> None:
+def test_bytes_that_are_no_request_are_refused(ports: dict[str, int]) -> None:
     for port in ports.values():
         for junk in (
             b"GET /\r\n",

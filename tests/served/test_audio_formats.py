@@ -88,7 +88,7 @@ def near(found: NDArray[np.float32], wanted: NDArray[np.float32]) -> float:
     ("audio_format", "sample_rate"),
     [("mulaw", 8000), ("alaw", 16_000), ("int16", 22_050), ("float32", 48_000)],
 )
-def test_what_is_sent_equals_a_conversion_of_the_whole(
+def test_sent_audio_equals_a_conversion_of_the_whole(
     served: Rig,
     name: str,
     spoken: ClientVoice,
@@ -138,7 +138,9 @@ def test_telephony(served: Rig, name: str, spoken: ClientVoice, tokens: NDArray[
     )
 
 
-def test_what_cannot_be_had_is_refused(served: Rig, name: str, spoken: ClientVoice) -> None:
+def test_unavailable_formats_and_rates_are_refused(
+    served: Rig, name: str, spoken: ClientVoice
+) -> None:
     with Client(served.server.grpc_url, model=name) as client:
         with pytest.raises(
             ServerError,

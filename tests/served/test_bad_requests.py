@@ -134,7 +134,7 @@ def test_bad_token_in_the_middle_ends_that_stream_only(rig: Rig, golden: GoldenS
         assert len(answers.audio) + len(rest.audio) == 50 * 960
 
 
-def test_failure_is_told_on_the_request_that_was_kept_open_too(rig: Rig, golden: GoldenSet) -> None:
+def test_a_failure_also_ends_the_request_that_was_kept_open(rig: Rig, golden: GoldenSet) -> None:
     with rig.connect() as connection:
         connection.send([1], golden.voice, "kept", start=True, parameters={"keep_open": True})
         connection.send([-5], None, "kept")
@@ -144,9 +144,7 @@ def test_failure_is_told_on_the_request_that_was_kept_open_too(rig: Rig, golden:
         )
 
 
-def test_what_comes_after_the_end_costs_nothing_that_was_earned(
-    rig: Rig, golden: GoldenSet
-) -> None:
+def test_requests_after_the_end_do_not_cost_any_audio(rig: Rig, golden: GoldenSet) -> None:
     # seconds of work, of which the requests below see the first moments
     tokens = np.tile(golden.tokens, 8)[:1000]
     with rig.connect() as connection:

@@ -69,7 +69,7 @@ def test_nobody_reads_standard_output(rig: Rig, tmp_path: Path) -> None:
     )
 
 
-def test_a_terminated_command_says_what_it_has_written(rig: Rig, tmp_path: Path) -> None:
+def test_a_terminated_command_reports_the_written_audio(rig: Rig, tmp_path: Path) -> None:
     out = tmp_path / "out.wav"
     given = ["--tokens=-", f"--voice={VOICE}", f"--out={out}", "--quiet"]
     with subprocess.Popen(
@@ -92,7 +92,9 @@ def test_a_terminated_command_says_what_it_has_written(rig: Rig, tmp_path: Path)
 
 
 @pytest.mark.parametrize("kind", FILE_FORMATS)
-def test_a_full_disk_says_what_was_kept(rig: Rig, tmp_path: Path, kind: str) -> None:
+def test_a_full_disk_is_reported_with_the_written_audio(
+    rig: Rig, tmp_path: Path, kind: str
+) -> None:
     out = tmp_path / f"out.{kind}"
     given = [f"--tokens={DATA}/demo/tokens.npy", f"--voice={VOICE}", "--quiet", f"--out={out}"]
     command = f"ulimit -f 20; {' '.join(synth(rig.server.grpc_url, *given))}"
@@ -183,7 +185,7 @@ def test_numbers_of_a_language_model() -> None:
         assert [token for tokens in found for token in tokens] == [12, 3, 456, 78], size
 
 
-def test_speaking_what_a_language_model_prints(rig: Rig, tmp_path: Path) -> None:
+def test_speaking_the_output_of_a_language_model(rig: Rig, tmp_path: Path) -> None:
     out = tmp_path / "out.wav"
     text = "Sure!\n" + "".join(f"<|speech_{token}|>" for token in TOKENS) + "<|eos|>"
     done = run(

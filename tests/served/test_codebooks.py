@@ -88,7 +88,7 @@ def test_the_command_takes_them_from_a_file_and_a_pipe(
     assert snr_db(heard[1], heard[0]) >= SNR_DB
 
 
-def test_what_is_refused(served: Rig, name: str, voice: ClientVoice) -> None:
+def test_invalid_codes_are_refused(served: Rig, name: str, voice: ClientVoice) -> None:
     wrong = CODES.copy()
     wrong[3, 2] = 50
     with Client(served.server.grpc_url, model=name) as client:

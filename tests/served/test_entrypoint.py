@@ -154,7 +154,7 @@ def test_sigterm_lets_streams_end(life: Life) -> None:
 
 
 @pytest.mark.parametrize("query", queries(), ids=str)
-def test_queries_name_what_the_server_exports(query: Query, life: Life) -> None:
+def test_queries_name_exported_metrics(query: Query, life: Life) -> None:
     for selector in query.selectors:
         series = re.findall(rf"^{selector.metric}(?:{{(.*)}})? ", life.metrics, re.MULTILINE)
         assert series, f"the server exports no {selector.metric}"

@@ -91,7 +91,7 @@ def test_eight_streams_at_once_in_random_portions(name: str, served: Served) -> 
             assert snr_db(audio, served.whole) > SNR_DB
 
 
-def test_what_goes_wrong_in_one_stream_stays_there(name: str, served: Served) -> None:
+def test_errors_of_one_stream_do_not_affect_others(name: str, served: Served) -> None:
     """One stream gets a bad token, and its client abandons two others.
 
     One of the two abandoned streams is waiting, the other one is being computed.
@@ -126,7 +126,7 @@ def test_the_longest_prompt_of_the_largest_values(served: Served) -> None:
     assert np.isfinite(answers.audio).all()
 
 
-def test_speaking_what_its_language_model_prints(served: Served, tmp_path: Path) -> None:
+def test_speaking_the_output_of_its_language_model(served: Served, tmp_path: Path) -> None:
     voice, out = tmp_path / "voice.safetensors", tmp_path / "out.wav"
     save_file(voice_inputs(served.voice), voice)
     for family, token in PRINTED[served.family].items():

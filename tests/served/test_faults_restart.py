@@ -126,7 +126,7 @@ def test_reaper_killed(serving: Serving) -> None:
     assert serving.health().returncode == 0
 
 
-def test_what_spoke_before_it_crashed_is_never_given_up() -> None:
+def test_a_server_that_synthesized_before_each_crash_is_always_restarted() -> None:
     """Six requests of one client ended the service for all, once."""
     with Serving.start(TINY) as serving:
         for _ in range(3):

@@ -85,7 +85,7 @@ def test_an_unknown_parameter_is_refused(open_rig: Rig, golden: GoldenSet) -> No
     assert told[0]["error"].startswith("parameters: 'samplerate' is not a request parameter")
 
 
-def test_events_arrive_one_by_one_and_who_leaves_is_let_go(
+def test_events_arrive_one_by_one_and_a_disconnect_frees_the_stream(
     open_rig: Rig, golden: GoldenSet
 ) -> None:
     long = utterance(golden, tokens=np.tile(golden.tokens, 40).tolist())
@@ -108,7 +108,7 @@ def test_the_longest_utterance_of_the_default_limits_fits() -> None:
     assert 0.75 * BODY_BYTES < len(text) < 0.9 * BODY_BYTES
 
 
-def test_it_is_closed_by_default(rig: Rig, golden: GoldenSet) -> None:
+def test_http_inference_is_closed_by_default(rig: Rig, golden: GoldenSet) -> None:
     """The key opens it, to the front and to Triton behind."""
     status, told = events(rig.server.http_url, utterance(golden))
     assert status == 403

@@ -156,7 +156,7 @@ def be_refused(connection: Connection, golden: GoldenSet) -> None:
     assert sorted(error.partition(":")[0] for error in errors) == ["stream", "stream", "streams"]
 
 
-def test_all_families_are_there_and_told_to_users(seen: Seen) -> None:
+def test_all_metric_families_are_exported_and_documented(seen: Seen) -> None:
     source = (ROOT / "server" / "token2wav_server" / "metrics.py").read_text()
     names = set(re.findall(r'(?:Family\(\s*|= \(\s*)"(\w+)"', source))
     assert len(names) > 10

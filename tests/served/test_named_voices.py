@@ -177,7 +177,7 @@ def test_an_unknown_name_is_refused_with_those_that_are_known(keeping: Rig, rig:
     ("value", "message"),
     [(7, "7 is not a valid voice name"), ("", "'' is not a valid"), (True, "True is not a")],
 )
-def test_what_is_no_name_is_refused(rig: Rig, value: object, message: str) -> None:
+def test_invalid_voice_names_are_refused(rig: Rig, value: object, message: str) -> None:
     with rig.connect() as connection:
         connection.send([1], parameters={"voice": value})
         [error] = connection.answers().errors
@@ -197,7 +197,7 @@ def test_a_name_and_another_voice_together_are_refused(keeping: Rig, golden: Gol
             ]
 
 
-def test_what_is_forgotten_must_be_sent_again(
+def test_forgotten_voices_must_be_sent_again(
     keeping: Rig, golden: GoldenSet, voice: ClientVoice
 ) -> None:
     first = variant(voice, 0.5)

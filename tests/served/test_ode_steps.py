@@ -108,7 +108,7 @@ def test_other_steps_are_refused_before_work_starts(
     served.wait_until_empty()
 
 
-def test_a_client_refuses_what_no_server_can_have(
+def test_a_client_refuses_impossible_numbers_of_steps(
     served: Rig, name: str, voice: ClientVoice
 ) -> None:
     with Client(served.server.grpc_url, model=name) as client:

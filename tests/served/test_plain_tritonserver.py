@@ -29,7 +29,9 @@ def recipe(ports: Ports) -> str:
     return script
 
 
-def test_it_speaks(tmp_path: Path, golden: GoldenSet, voice: ClientVoice, model: Token2Wav) -> None:
+def test_plain_tritonserver_serves_the_model(
+    tmp_path: Path, golden: GoldenSet, voice: ClientVoice, model: Token2Wav
+) -> None:
     (tmp_path / "model_repository").symlink_to(ROOT / "model_repository")
     config = tmp_path / "server.yaml"
     config.write_text("limits: {streams: 2}\n")

@@ -143,7 +143,9 @@ def test_tls_without_certificates_of_clients(
     assert canary.problem(url) == ""
 
 
-def test_mutual_tls_lets_in_who_has_a_certificate(server: Serving, authority: Authority) -> None:
+def test_mutual_tls_accepts_clients_with_a_certificate(
+    server: Serving, authority: Authority
+) -> None:
     assert speaks(server.url, tls=mutual(authority))
 
 
@@ -337,7 +339,7 @@ def test_the_balancer_wants_tls(balancer: Balancer) -> None:
         speaks(balancer.url, token=TOKEN)
 
 
-def test_the_balancer_passes_on_what_speaking_takes(
+def test_the_balancer_passes_on_the_calls_of_synthesis(
     balancer: Balancer, authority: Authority, admin_key: Path
 ) -> None:
     metadata = (("authorization", f"Bearer {TOKEN}"), *_admin(admin_key))

@@ -67,7 +67,7 @@ def speak_side_by_side(
 @pytest.mark.parametrize(
     ("prompt_tokens", "tokens"), [(0, 1), (0, 300), (75, 10), (80, 260), (99, 603)]
 )
-def test_pages_are_those_of_real_engines(
+def test_planned_pages_equal_the_pages_of_engines(
     parts: Parts, storage: Storage, left_blocks: int, prompt_tokens: int, tokens: int
 ) -> None:
     stream, count = StreamConfig(left_blocks=left_blocks), 3
@@ -114,7 +114,7 @@ def test_a_page_is_as_large_as_in_the_store(parts: Parts, storage: Storage) -> N
     )
 
 
-def test_weights_and_contexts_are_those_of_a_loaded_model() -> None:
+def test_planned_weights_and_contexts_equal_a_loaded_model() -> None:
     model, config = Token2Wav.load(TINY), CosyVoice3Config.read(TINY)
     flow, hift = model.pipeline.flow, load_network(TINY, config, "vocoder")
     modulation = next(iter(flow._runners.values())).step.tables.modulation
@@ -152,7 +152,7 @@ def test_public_size_in_float16_takes_ninety_megabytes_a_second(
         (0, 0, 0, "weights"),
     ],
 )
-def test_what_binds(cache: int, free: int, streams: int, binds: str) -> None:
+def test_binding_resource(cache: int, free: int, streams: int, binds: str) -> None:
     needs = StreamNeeds(page_bytes=10 * GIB, prompt_pages=3, pages=11, context_bytes=20 * GIB)
     plan = share_out((100 + 50 + free) * GIB, 50 * GIB, 100 * GIB, cache * GIB, needs, voices=1)
     assert (plan.streams, plan.binds) == (streams, binds)

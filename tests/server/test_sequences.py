@@ -10,7 +10,7 @@ from token2wav_server.sequences import Owner, Sequences
 ALICE, BOB = Owner("alice", "key"), Owner("bob", "key")
 
 
-def test_owners_are_told_by_name_and_key() -> None:
+def test_owners_are_distinguished_by_name_and_key() -> None:
     assert ALICE.owns(Owner("alice", "key"))
     assert Owner().owns(Owner())
     for other in (

@@ -145,7 +145,7 @@ def test_a_voice_with_a_name_stays_and_is_known_by_its_id_too() -> None:
     assert len(registry) == 1
 
 
-def test_an_unknown_name_is_refused_with_those_that_there_are() -> None:
+def test_an_unknown_name_is_refused_with_the_known_names() -> None:
     registry = VoiceRegistry(1)
     with pytest.raises(
         InputError, match=r"^voice: 'eve' is unknown; this server has no named voices$"

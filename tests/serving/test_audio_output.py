@@ -100,7 +100,7 @@ def test_a_resampler_holds_back_no_more_than_is_said(sample_rate: int, most_s: f
 @pytest.mark.parametrize(
     ("encoding", "subtype"), [("mulaw", "ULAW"), ("alaw", "ALAW"), ("int16", "PCM_16")]
 )
-def test_encodings_are_those_of_libsndfile(encoding: str, subtype: str) -> None:
+def test_encodings_equal_libsndfile(encoding: str, subtype: str) -> None:
     pcm = np.arange(-32767, 32768).astype(np.int16)
     file = io.BytesIO()
     soundfile.write(file, pcm, 8000, format="RAW", subtype=subtype, endian="LITTLE")
@@ -110,7 +110,7 @@ def test_encodings_are_those_of_libsndfile(encoding: str, subtype: str) -> None:
 
 @pytest.mark.parametrize("encoding", ["mulaw", "alaw"])
 @pytest.mark.filterwarnings("ignore:'audioop' is deprecated:DeprecationWarning")
-def test_a_telephone_hears_what_was_said(encoding: str) -> None:
+def test_telephone_encodings_decode_to_the_same_audio(encoding: str) -> None:
     """Decoded by Python's own G.711: quantisation of 4 bits of mantissa, 38 dB for a loud voice."""
     import audioop
 
@@ -121,7 +121,7 @@ def test_a_telephone_hears_what_was_said(encoding: str) -> None:
     assert 20 * np.log10(np.std(audio) / np.std(np.clip(audio, -1, 1) - heard)) > 35
 
 
-def test_what_is_too_loud_is_clipped() -> None:
+def test_loud_samples_are_clipped() -> None:
     loud = np.array([1.5, -1.5], np.float32)
     assert [encode(loud).tolist() for encode in ENCODERS.values()] == [
         [1.5, -1.5],

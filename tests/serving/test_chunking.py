@@ -136,7 +136,7 @@ def test_a_chunk_runs_at_the_very_token_that_completes_its_lookahead(
     ("prompt", "first"),
     [(1, 49), (24, 26), (25, 25), (26, 49), (30, 45), (50, 25), (74, 26), (75, 25)],
 )
-def test_the_first_chunk_has_a_hop_and_what_the_prompt_lacks_to_a_block(
+def test_the_first_chunk_has_a_hop_and_completes_the_last_prompt_block(
     prompt: int, first: int
 ) -> None:
     chunker = chunker_of(prompt)
@@ -174,7 +174,7 @@ def test_an_utterance_that_ends_with_the_lookahead_of_a_chunk_has_a_stub_of_it()
     assert ranges(run(chunker_of(25), [28])) == [(0, 50, False), (50, 53, True)]
 
 
-def test_what_is_computed_with_the_prompt_is_whole_blocks_with_their_lookahead() -> None:
+def test_the_cached_prefix_is_the_whole_blocks_with_their_lookahead() -> None:
     prefixes = {prompt: CONFIG.grid(prompt).prefix for prompt in (1, 2, 3, 25, 27, 28, 52, 53, 103)}
     assert prefixes == {1: 0, 2: 0, 3: 0, 25: 0, 27: 0, 28: 25, 52: 25, 53: 50, 103: 100}
 

@@ -21,7 +21,7 @@ FIRST, LOOKAHEAD = StreamConfig().first_tokens, 3
 
 @pytest.mark.parametrize("pattern", ["steady", "messages of 5"])
 @pytest.mark.parametrize("schedule", [WAITING, EARLY], ids=["whole blocks", "early"])
-def test_no_listener_starves_who_holds_200_ms_and_gets_tokens_at_the_pace_of_speech(
+def test_no_underruns_with_200_ms_of_buffer_at_the_pace_of_speech(
     schedule: HopSchedule, pattern: str
 ) -> None:
     for pace in (pace for pace in PACES if pace >= 25):
@@ -105,7 +105,7 @@ def test_a_piece_that_waited_for_a_worker_becomes_the_block_that_is_complete_by_
     assert (chunker.next_chunk.stop, chunker.next_chunk.provisional) == (100, False)
 
 
-def test_who_fell_silent_waits_for_a_whole_block() -> None:
+def test_a_stream_that_ran_dry_waits_for_a_whole_block() -> None:
     clock = Clock()
     chunker, playback = chunker_of(clock)
     chunker.push(tokens(15))
@@ -149,7 +149,7 @@ def test_as_many_speak_early_as_the_workers_compute_in_time(
     assert load.try_admit_early(chunker_of(Clock(), load=load)[0])  # the others are gone
 
 
-def test_who_speaks_of_whole_blocks_makes_room_for_another() -> None:
+def test_a_stream_of_whole_blocks_makes_room_for_an_early_stream() -> None:
     load = Load()
     for _ in range(2):
         load.computed(1, 0.04)

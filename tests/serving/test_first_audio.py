@@ -59,7 +59,7 @@ def provisional_frames(stream: FlowStream, prompt: int) -> int:
 
 @pytest.mark.parametrize("prompt", PROMPTS)
 @pytest.mark.parametrize("first_tokens", FIRST_TOKENS)
-def test_it_speaks_from_the_very_token_that_completes_the_lookahead(
+def test_first_audio_comes_with_the_token_that_completes_the_lookahead(
     parts: Parts, prompt: int, first_tokens: int
 ) -> None:
     config = parts.config
@@ -81,7 +81,7 @@ def test_it_speaks_from_the_very_token_that_completes_the_lookahead(
     st.sampled_from(PROMPTS), st.sampled_from(FIRST_TOKENS), sizes_of_portions, st.integers(1, 160)
 )
 @settings(max_examples=15)
-def test_it_is_the_whole_but_for_what_was_provisional(
+def test_audio_equals_the_whole_except_for_provisional_chunks(
     parts: Parts, prompt: int, first_tokens: int, sizes: list[int], count: int
 ) -> None:
     whole = parts.whole(some_tokens(count), a_voice(prompt))
@@ -102,7 +102,7 @@ def test_it_is_the_whole_but_for_what_was_provisional(
     assert off(cached.mel[:, exact:], whole[:, exact:]) <= MEL
 
 
-def test_what_is_provisional_takes_no_page_and_leaves_no_trace(parts: Parts) -> None:
+def test_provisional_chunks_take_no_page_and_leave_no_trace(parts: Parts) -> None:
     engine = parts.incremental()
     stream = FlowStream(engine, a_voice(30), parts.config, StreamConfig())
     before, state = engine.pool.used, estimator_state(engine, stream.handle)
@@ -129,7 +129,7 @@ def test_a_block_is_the_same_whatever_was_spoken_of_it_before(
     assert np.array_equal(early.mel[:, exact:], late.mel[:, exact:])
 
 
-def test_streams_in_a_batch_are_those_alone(parts: Parts) -> None:
+def test_streams_in_a_batch_equal_streams_alone(parts: Parts) -> None:
     """Provisional chunks beside whole ones, of all lengths."""
     engine, cases = parts.incremental(), [(30, 15), (75, 28), (0, 15), (99, 40), (25, 53)]
     alone: list[Mel] = []

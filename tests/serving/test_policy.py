@@ -266,7 +266,7 @@ def test_overload_starves_nobody() -> None:
     assert min(progress) > 0.6 * max(progress)
 
 
-def test_a_flood_of_newcomers_does_not_silence_those_who_listen() -> None:
+def test_a_flood_of_new_streams_does_not_starve_open_streams() -> None:
     listeners = arriving([0.0] + [5 + 0.001 * i for i in range(60)])
     replay(listeners, 9.0, most=8, fixed=0.01, per_token=0.0005)
     assert max(listeners[0].gaps) == 0
@@ -288,7 +288,7 @@ ONE_WORKER, TWO_WORKERS, FAST = (1, 0.065, 0.0033), (2, 0.082, 0.0042), (1, 0.00
         (FAST, 4, 0.0, 3000),
     ],
 )
-def test_long_utterances_that_are_sent_at_once_do_not_silence_who_listens(
+def test_long_utterances_sent_at_once_do_not_starve_paced_streams(
     host: tuple[int, float, float], paced: int, longest_gap: float, bulk_seconds: float
 ) -> None:
     """Eight long utterances arrive after 10 s and run for 50 s beside paced listeners."""

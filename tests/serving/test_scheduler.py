@@ -112,7 +112,7 @@ def test_a_message_stays_until_its_request_is_opened_so_that_it_can_tell_of_a_fa
     assert rig.scheduler.fail(request, LimitError("again")) == []
 
 
-def test_a_worker_answers_what_comes_while_it_computes() -> None:
+def test_requests_during_a_computation_are_answered() -> None:
     rig = Rig()
     request = rig.opened()
     rig.push(request, FIRST)
@@ -137,7 +137,7 @@ def test_only_a_request_that_awaits_tokens_is_idle() -> None:
 
 
 @pytest.mark.parametrize("keep_open", [True, False])
-def test_a_listener_who_runs_dry_gets_what_is_there_if_a_reply_is_left_to_take_it(
+def test_a_dry_listener_gets_available_audio_if_a_reply_is_open(
     keep_open: bool,
 ) -> None:
     rig = Rig()

@@ -198,7 +198,7 @@ def test_bad_tokens_are_refused_by_name_and_leave_the_stream_as_it_was(
         assert str(again.value) == message
 
 
-def test_an_utterance_without_tokens_is_an_error_and_frees_what_it_held(
+def test_an_utterance_without_tokens_is_an_error_and_frees_its_state(
     model: Token2Wav, voice: Voice
 ) -> None:
     stream = model.stream(voice)
@@ -242,7 +242,7 @@ def test_nothing_is_taken_after_a_cancellation(model: Token2Wav, voice: Voice) -
             call()
 
 
-def test_a_stream_that_is_dropped_frees_what_it_held(model: Token2Wav, voice: Voice) -> None:
+def test_a_dropped_stream_frees_its_state(model: Token2Wav, voice: Voice) -> None:
     def drop() -> None:
         model.stream(voice).push(demo_tokens(30))
         assert model.pipeline.open_streams <= 1
@@ -317,7 +317,7 @@ def run_elsewhere(work: Callable[[], object]) -> None:
 
 
 @pytest.mark.parametrize("call", ["push", "finish"])
-def test_a_call_in_progress_ends_with_the_cancellation_and_frees_what_the_stream_held(
+def test_cancellation_ends_a_call_in_progress_and_frees_the_stream(
     faulty: tuple[Token2Wav, FaultyVocoder], voice: Voice, call: str
 ) -> None:
     model, vocoder = faulty

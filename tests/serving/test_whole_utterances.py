@@ -69,7 +69,7 @@ def test_the_same_tokens_speak_early_where_others_may_follow() -> None:
         assert stream.push(demo_tokens(15))
 
 
-def test_tokens_of_the_end_go_on_from_those_before_them(model: Token2Wav) -> None:
+def test_tokens_of_finish_continue_the_pushed_tokens(model: Token2Wav) -> None:
     voice, tokens = demo_voice(25), demo_tokens(30)
     with model.stream(voice) as stream:
         assert not stream.push(tokens[:5])

@@ -11,7 +11,7 @@ from tests.support.tiny_model import WAIT_SECONDS, demo_tokens
 from token2wav import LimitError, Token2Wav, Voice
 
 
-def test_close_ends_what_is_open_and_takes_nothing_new(
+def test_close_ends_open_streams_and_refuses_new_ones(
     make: Make, model: Token2Wav, voice: Voice
 ) -> None:
     workers, closed = make(), Counter()

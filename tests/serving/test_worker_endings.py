@@ -110,7 +110,7 @@ def test_a_request_that_takes_long_is_not_idleness(
     assert np.array_equal(joined(slow, rest), expected(30))
 
 
-def test_cancel_fails_what_waits_and_is_harmless_when_it_is_over(
+def test_cancel_fails_waiting_requests_and_is_harmless_after_the_end(
     workers: WorkerPool, model: Token2Wav, voice: Voice
 ) -> None:
     running, waiting, closed = GatedReply(), RecordingReply(), Counter()
@@ -142,7 +142,7 @@ def test_a_client_that_vanishes_ends_its_utterance(
     assert closed.count == 1
 
 
-def test_who_is_idle_or_vanishes_is_freed_while_the_worker_hangs(
+def test_idle_and_abandoned_streams_are_freed_while_the_worker_hangs(
     make: Make, faulty: tuple[Token2Wav, FaultyVocoder], voice: Voice, expected: Expected
 ) -> None:
     model, vocoder = faulty
@@ -259,7 +259,7 @@ def test_a_cancellation_while_the_engine_works_frees_all(
 
 
 @pytest.mark.parametrize("moment", ["open", "advance"])
-def test_the_last_thing_told_of_a_cancellation_while_the_engine_works_is_that_nothing_is_open(
+def test_observer_finally_sees_no_open_stream_after_a_cancellation(
     make: Make, faulty: tuple[Token2Wav, FaultyVocoder], voice: Voice, moment: str
 ) -> None:
     """Else a gauge would show a stream that is gone, until another one comes or ends."""

@@ -78,7 +78,7 @@ def test_an_engine_failure_ends_one_utterance_and_no_other(
     assert model.pipeline.open_streams == 0
 
 
-def test_a_lost_device_is_told_once_its_utterances_have_failed(
+def test_a_lost_device_is_reported_after_its_utterances_have_failed(
     faulty: tuple[Token2Wav, FaultyVocoder], voice: Voice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def lost(device: torch.device, cause: BaseException) -> None:
@@ -136,7 +136,7 @@ def test_a_reply_that_cannot_even_be_asked_harms_nobody(
     assert_serves(workers, voice, expected)
 
 
-def test_a_fault_of_ours_frees_what_a_stream_cancelled_meanwhile_held(
+def test_an_internal_error_frees_streams_that_were_cancelled_meanwhile(
     make: Make,
     faulty: tuple[Token2Wav, FaultyVocoder],
     voice: Voice,

@@ -96,7 +96,7 @@ def test_requests_that_wait_are_limited(make: Make, voice: Voice) -> None:
     assert all(reply.failed() is error for reply in waiting)
 
 
-def test_what_waits_is_failed_with_the_reason_of_the_refusal(
+def test_waiting_requests_fail_with_the_reason_of_the_refusal(
     workers: WorkerPool, voice: Voice
 ) -> None:
     kept = RecordingReply()
@@ -122,9 +122,7 @@ def test_tokens_after_the_end_are_refused_and_cost_nothing(
     assert np.array_equal(joined(running), expected(SECOND))
 
 
-def test_clients_with_a_name_are_limited_each_and_those_without_are_not(
-    make: Make, voice: Voice
-) -> None:
+def test_only_named_clients_are_limited(make: Make, voice: Voice) -> None:
     workers = make(streams=5)
     opened = [workers.open(voice, client="alice") for _ in range(3)]  # half of 5, rounded up
     with pytest.raises(

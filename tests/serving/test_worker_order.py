@@ -61,7 +61,7 @@ def test_every_request_is_answered_in_order_with_the_chunks_it_made_possible(
     assert utterance.over
 
 
-def test_many_utterances_from_many_threads_are_those_of_the_library(
+def test_many_utterances_from_many_threads_equal_the_library(
     workers: WorkerPool, model: Token2Wav
 ) -> None:
     closed = Counter()

@@ -44,7 +44,7 @@ def several(model: Token2Wav) -> Iterator[WorkerPool]:
     assert model.pipeline.open_streams == 0
 
 
-def test_many_utterances_in_portions_are_those_of_the_library(
+def test_many_utterances_in_portions_equal_the_library(
     several: WorkerPool, voice: Voice, expected: Expected
 ) -> None:
     rng = random.Random(3)

@@ -186,7 +186,7 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
         assert "exit codes:" in capsys.readouterr().out
 
 
-def test_it_needs_neither_torch_nor_the_client(
+def test_command_needs_neither_torch_nor_the_client(
     folder: Path, write_wav: WriteWav, tmp_path: Path
 ) -> None:
     wav = write_wav(speechlike(1, 24_000), 24_000)

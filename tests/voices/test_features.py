@@ -66,7 +66,7 @@ def test_floors() -> None:
 
 @pytest.mark.parametrize("rate", [16_000, 22_050, 24_000, 32_000, 44_100, 48_000, 96_000, 44_056])
 @pytest.mark.parametrize("wanted", [16_000, 24_000])
-def test_resampling_keeps_what_both_rates_can_hold(
+def test_resampling_keeps_frequencies_that_both_rates_can_hold(
     rate: int, wanted: int, write_wav: WriteWav
 ) -> None:
     path = write_wav(sine(997, rate), rate)
@@ -79,7 +79,7 @@ def test_resampling_keeps_what_both_rates_can_hold(
 
 
 @pytest.mark.parametrize("rate", [22_050, 44_100, 48_000])
-def test_resampling_removes_what_the_new_rate_cannot_hold(rate: int, write_wav: WriteWav) -> None:
+def test_resampling_removes_frequencies_above_the_new_rate(rate: int, write_wav: WriteWav) -> None:
     path = write_wav(sine(9_000, rate), rate)
     assert np.abs(Recording.load(path).at(16_000)[800:-800]).max() < 1e-4
 

@@ -119,7 +119,9 @@ def test_no_file(file: str, folder: Path, recording: Recording) -> None:
 
 @pytest.mark.parametrize("file", [graphs.TOKENIZER, graphs.SPEAKER])
 @pytest.mark.parametrize("content", [b"", b"\x00", b"not a model" * 100])
-def test_what_is_no_model(file: str, content: bytes, folder: Path, recording: Recording) -> None:
+def test_invalid_model_files_are_refused(
+    file: str, content: bytes, folder: Path, recording: Recording
+) -> None:
     (folder / file).write_bytes(content)
     refused(folder, recording, file, r"cannot be loaded as an ONNX model \(.+\)")
 

@@ -29,7 +29,7 @@ def test_no_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["x.wav", "x.raw", "x.mp3", "x"])
-def test_what_is_no_audio(name: str, tmp_path: Path) -> None:
+def test_files_without_audio_are_refused(name: str, tmp_path: Path) -> None:
     path = tmp_path / name
     path.write_bytes(b"")
     refused(path, "empty, 0 bytes")

@@ -171,7 +171,7 @@ class _OnDevice(TorchDispatchMode):
 
 @pytest.mark.parametrize("name", MAKERS)
 @pytest.mark.parametrize("kernels", [True, False])
-def test_what_is_captured_waits_for_nothing(
+def test_captured_code_never_synchronizes(
     name: str, kernels: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Checks, without a GPU, that neither the host nor the device reads the tensors of the other.

@@ -163,7 +163,7 @@ def test_streams_equal_those_on_torch(
         ((9, 0), 64, False, False),
     ],
 )
-def test_they_run_where_gpu_and_model_allow(
+def test_kernels_run_where_gpu_and_model_allow(
     capability: tuple[int, int],
     dim_head: int,
     compiler: bool,

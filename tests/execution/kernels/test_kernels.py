@@ -172,7 +172,7 @@ def test_position_convolution(width: int) -> None:
     assert torch.equal(state[CHUNKS], before[CHUNKS]), "a chunk that is not there"
 
 
-def test_what_cannot_be_seen_may_be_nan() -> None:
+def test_masked_keys_and_values_may_be_nan() -> None:
     cache = a_cache("float32")
     view = cache.layer(0, 0)
     view.data.fill_(torch.nan)

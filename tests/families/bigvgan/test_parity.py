@@ -38,7 +38,7 @@ def test_audio_equals_that_of_the_public_code(
     assert off(vocoded(bigvgan, golden["mel"]), golden["wav"]) <= AUDIO
 
 
-def test_the_bound_is_near_what_float32_costs(
+def test_the_bound_is_near_the_error_of_float32(
     bigvgan: BigVGAN, golden: dict[str, torch.Tensor]
 ) -> None:
     double = copy.deepcopy(bigvgan).double()
@@ -163,7 +163,7 @@ def by_names(bigvgan: BigVGAN, mel: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("resblock", ["1", "2"])
 @pytest.mark.parametrize("activation", ["snake", "snakebeta"])
 @pytest.mark.parametrize("log_scale", [True, False])
-def test_every_variant_is_what_its_names_say(
+def test_every_variant_has_the_layers_of_its_names(
     resblock: Literal["1", "2"], activation: Activation, log_scale: bool
 ) -> None:
     bigvgan = random_bigvgan(

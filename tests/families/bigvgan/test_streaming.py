@@ -126,5 +126,5 @@ def test_handles(small: BigVGAN) -> None:
     assert audio.shape == (3 * HOP,)
 
 
-def test_a_module_says_what_it_runs_on() -> None:
+def test_device_of_a_module() -> None:
     assert random_bigvgan(SMALL).device == torch.device("cpu")

@@ -171,7 +171,7 @@ def test_a_mel_that_is_longer_than_its_tokens_is_cut(tmp_path: Path) -> None:
     assert (len(voice.prompt_tokens), len(voice.prompt_mel)) == (20, 40)
 
 
-def test_what_is_missing_is_named(tmp_path: Path) -> None:
+def test_a_missing_weight_is_named(tmp_path: Path) -> None:
     path = write_model(tmp_path, FamilyGolden("chatterbox", "tiny")) / "s3gen.safetensors"
     state = load_file(path)
     save_file(

@@ -24,7 +24,7 @@ def changed(folder: Path, old: str, new: str, name: str = "cosyvoice2.yaml") -> 
     return folder
 
 
-def test_what_is_read(tmp_path: Path) -> None:
+def test_values_of_the_configuration(tmp_path: Path) -> None:
     write_yaml(tmp_path, TINY)
     config = read(tmp_path)
     assert config.flow.encoder == EncoderConfig(size=32, heads=2, units=64, layers=2, up_layers=2)

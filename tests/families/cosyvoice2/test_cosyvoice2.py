@@ -34,7 +34,7 @@ def test_public_mel(size: str, tmp_path: Path) -> None:
     assert off(mel[:, : chunk.shape[1]], chunk) <= MEL
 
 
-def test_planned_memory_is_what_a_stream_takes(folder: Path) -> None:
+def test_planned_memory_equals_the_memory_of_a_stream(folder: Path) -> None:
     voice, model = a_voice(60), Token2Wav.load(folder, runtime=CPU)
     flow, most = model.pipeline.flow, 0
     handle = flow.open(voice)

@@ -182,7 +182,7 @@ def test_a_file_that_does_not_hold_together_is_refused_by_name(
         ("cosyvoice.flow.DiT.dit.DiT", "another.home.of.DiT"),
     ],
 )
-def test_what_serving_does_not_need_may_be_anything_and_is_not_executed(
+def test_unused_entries_may_be_anything_and_are_not_executed(
     tmp_path: Path, old: str, new: str
 ) -> None:
     bait = tmp_path / "executed"

@@ -75,7 +75,7 @@ def test_the_published_window(folder: Path, model: Token2Wav) -> None:
         assert model.pipeline.flow.usage().used == pages
 
 
-def test_what_follows_a_prompt_does_not_change_it(model: Token2Wav) -> None:
+def test_tokens_after_a_prompt_do_not_change_it(model: Token2Wav) -> None:
     flow, voice = model.pipeline.flow, a_voice(33, seed=5)
     before = flow.usage()
     with model.stream(voice), model.stream(voice):

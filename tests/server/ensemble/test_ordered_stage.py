@@ -144,7 +144,7 @@ def test_engine_that_fails_as_a_whole_ends_the_batch_and_not_later_ones(stage: S
     assert stage.run(stage.part(3, 0, "c")) == ["c 1"]
 
 
-def test_a_lost_gpu_is_told_to_whom_ends_the_process(stage: Stage) -> None:
+def test_a_lost_gpu_is_reported_so_that_the_process_ends(stage: Stage) -> None:
     stage.run(stage.part(1, 0, CRASHES))
     assert not stage.lost
     assert stage.run(stage.part(2, 0, LOST)) == ["error engine: the GPU cannot be used any more"]
@@ -157,7 +157,7 @@ def test_error_of_an_earlier_stage_is_passed_on_and_frees_the_stream(stage: Stag
     assert not stage.work.open_states
 
 
-def test_idle_stream_is_freed_and_what_comes_later_is_told(stage: Stage) -> None:
+def test_idle_stream_is_freed_and_later_chunks_get_an_error(stage: Stage) -> None:
     stage.run(stage.part(1, 0), stage.part(2, 0), stage.part(2, 2))
     stage.now = IDLE_SECONDS
     stage.stage.expire()

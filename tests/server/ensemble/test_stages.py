@@ -80,7 +80,7 @@ def test_first_chunk_without_a_voice_is_refused(model: Token2Wav) -> None:
 
 
 @pytest.mark.parametrize(("hold_frames", "trim_silence_ms"), [(0, 0.0), (2, 0.0), (0, 100.0)])
-def test_held_back_is_what_the_vocoder_does_not_send(
+def test_held_back_seconds_equal_the_audio_that_the_vocoder_keeps(
     hold_frames: int, trim_silence_ms: float
 ) -> None:
     """The seconds that the vocoder holds back include the silence that it could trim.

@@ -24,7 +24,7 @@ def asked(port: int) -> tuple[int, bytes]:
         return error.code, error.read()
 
 
-def test_it_tells_what_it_was_told_last() -> None:
+def test_status_port_answers_with_the_latest_status() -> None:
     port = Ports.free().http
     with StatusPort("127.0.0.1", port) as status:
         assert asked(port) == (503, b"starting\n")

@@ -58,7 +58,7 @@ def test_noise_is_hidden(line: str) -> None:
 
 
 @pytest.mark.parametrize("line", [*MODELS_OWN, SUMMARY, WRONG_CONFIG, UNKNOWN_OPTION, LAST])
-def test_what_a_person_needs_is_shown(line: str) -> None:
+def test_relevant_lines_are_shown(line: str) -> None:
     assert is_relevant(line)
 
 

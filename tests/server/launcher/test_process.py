@@ -49,7 +49,7 @@ def test_serves_and_leaves_nothing_behind(
         _ = server.pid
 
 
-def test_the_end_of_one_server_leaves_another_what_it_needs(
+def test_the_end_of_one_server_keeps_the_resources_of_another(
     repository: Path, tmp_path: Path
 ) -> None:
     logs = [tmp_path / "first.log", tmp_path / "second.log"]
@@ -95,7 +95,7 @@ def test_a_crash_while_it_starts_costs_a_second_try(
     assert capfd.readouterr().err.count("killed by SIGABRT; trying once more\n") == 1
 
 
-def test_two_crashes_are_told(
+def test_two_crashes_are_reported(
     crashing_repository: Callable[[int], Path], tmp_path: Path, private_temporary_folder: Path
 ) -> None:
     server = TritonServer(

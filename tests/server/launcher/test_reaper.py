@@ -20,7 +20,7 @@ def backend_folder() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("others", [set(), {1}])
-def test_they_stay_while_a_server_runs_that_may_need_its_own(
+def test_folders_stay_while_another_server_may_need_them(
     others: set[int], backend_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reaper, "running_servers", lambda: others)

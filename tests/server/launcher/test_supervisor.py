@@ -220,7 +220,7 @@ def test_a_server_that_takes_too_much_memory_is_drained_and_restarted() -> None:
 
 
 @pytest.mark.parametrize("model", ["token2wav", "token2wav_ensemble"])
-def test_the_canary_speaks_with_what_there_is(
+def test_the_canary_uses_any_model_of_the_server(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from token2wav_client import Client
@@ -238,7 +238,7 @@ def test_the_canary_speaks_with_what_there_is(
     assert asked == [model]
 
 
-def test_the_canary_tells_what_went_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_canary_reports_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
     from token2wav_client import Client
     from token2wav_client import ServerError as Refusal
 
