@@ -161,7 +161,7 @@ def voice() -> Voice:
 
 @pytest.fixture(scope="session")
 def expected(loaded_model: Token2Wav, voice: Voice) -> Expected:
-    """Audio of the first n demo tokens in the fixture `voice`."""
+    """Returns the audio of the first n demo tokens in the fixture `voice`."""
     return cache(lambda count: loaded_model.synthesize(demo_tokens(count), voice))
 
 

@@ -1,4 +1,4 @@
-"""Errors get whole from one process to another."""
+"""Errors keep their class and text between processes."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ LEAST = ["stream_s=1", "drift_chunks=3", "histories=[1]", "matrix=32"]
 
 
 def with_dependencies(names: list[str]) -> Iterator[str]:
-    """Names of distributions, and of all that they need here."""
+    """Yields names of distributions and of all their dependencies that are needed here."""
     todo, known = list(names), set[str]()
     while todo:
         if (name := re.sub(r"[-_.]+", "-", todo.pop()).lower()) not in known:
@@ -50,7 +50,7 @@ def with_dependencies(names: list[str]) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A source tree, and an interpreter with the least that it needs and nothing of the project."""
+    """Source tree, and an interpreter with the minimal requirements and without the project."""
     tree, environment = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("bare")
     for name in SOURCES:
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy

@@ -12,7 +12,10 @@ PLAN = Plan(minutes=1 / 3, clients=12, seed=209)
 
 
 def test_some_seconds_among_misbehaving_clients(tmp_path: Path) -> None:
-    """Nobody else loses a sample; nothing is held or left behind. Memory needs a longer run."""
+    """Well-behaved clients lose no sample, and no state is left behind.
+
+    The check of memory growth needs a longer run.
+    """
     result = soak(PLAN, tmp_path)
     assert result["problems"] == [], f"{PLAN}"
     assert result["misbehaved"].keys() == {"cancel", "vanish", "stall", "garbage"}

@@ -1,4 +1,4 @@
-"""Accounting of blocks and prefixes, as numbers: no tensors here."""
+"""Accounting of blocks and prefixes with numbers only, without tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Array files that lie, and a bound on the memory that reading them may take."""
+"""Array files with wrong headers, and a limit on the memory that reading them may take."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def audio(
 
 
 def part(index: int, begin: int, end: int, *, final: bool = False) -> Any:
-    """Tokens `begin` to `end` as samples that tell where they lie."""
+    """Returns tokens `begin` to `end` as samples with values that give their positions."""
     return message(0, SAMPLES[960 * begin : 960 * end], last=final, chunk_index=index, final=final)
 
 
@@ -216,7 +216,7 @@ def test_silence_that_was_trimmed_is_missing_in_the_sum(answered: Call) -> None:
 
 
 def test_audio_that_was_delivered_is_not_delivered_again(call: Call) -> None:
-    """However the next server cuts it."""
+    """Another attempt delivers only new audio, even if the next server cuts other chunks."""
     call.request(np.arange(10), 100.0, end=True)
     first = [take(call, part(index, index, index + 1), 101.0) for index in range(4)]
     call.interrupt()

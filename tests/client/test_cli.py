@@ -1,6 +1,6 @@
-"""The command: arguments, messages, exit codes.
+"""Client command: arguments, messages and exit codes.
 
-A server that synthesizes is the end-to-end tests' business.
+The tests in tests/served run it against a server that synthesizes.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def tokens(tmp_path: Path) -> str:
 
 @pytest.fixture
 def free_url() -> str:
-    """An address where nobody listens."""
+    """Returns an address without a listener."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return url_of(probe)
@@ -60,7 +60,7 @@ def free_url() -> str:
 
 @pytest.fixture
 def mute_port() -> Iterator[socket.socket]:
-    """A listener that takes connections and never says a word."""
+    """Port of a listener that accepts connections and never sends a byte."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()

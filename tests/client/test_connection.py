@@ -113,7 +113,7 @@ def test_a_token_from_the_environment(
 
 
 class Failed:
-    """A call's end, as grpc.RpcError tells it."""
+    """End of a call, as grpc.RpcError represents it."""
 
     def __init__(self, code: grpc.StatusCode, details: str) -> None:
         self.code, self.details = lambda: code, lambda: details

@@ -1,6 +1,6 @@
-"""The command `health` against servers that answer in every way they should not.
+"""Command `health` against servers that answer in every wrong way.
 
-Real ones: tests/server.
+The tests in tests/served run it against real servers.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ def test_unusable_arguments_are_refused_before_a_connection(
 
 
 class Loudspeaker(ModuleType):
-    """In place of the library, since a machine for tests has no sound."""
+    """Stand-in for the sound library, because a test machine has no sound device."""
 
     class PortAudioError(Exception):
         pass

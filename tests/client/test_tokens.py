@@ -19,7 +19,7 @@ SEPARATORS = st.sampled_from([b" ", b"\n", b", ", b"\t\r\n", b",,"])
 
 @st.composite
 def texts(draw: st.DrawFn) -> tuple[list[int], bytes]:
-    """Tokens, and a text that spells them in a mixture of both ways."""
+    """Draws tokens, and a text with these tokens in a mixture of both notations."""
     tokens = draw(TOKENS)
     text = b""
     for token in tokens:

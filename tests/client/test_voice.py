@@ -1,4 +1,4 @@
-"""Voices: both file formats, and every way to get one wrong."""
+"""Voice files: both formats, and every way in which a file can be wrong."""
 
 from __future__ import annotations
 

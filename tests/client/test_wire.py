@@ -1,4 +1,4 @@
-"""Requests and responses as the protocol spells them."""
+"""Requests and responses in the form of the protocol."""
 
 from __future__ import annotations
 

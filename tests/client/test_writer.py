@@ -25,7 +25,7 @@ from token2wav_client.writer import FILE_FORMATS, AudioWriter, FileFormat
 
 
 def spoken(audio_format: AudioFormat) -> AudioArray:
-    """A second of a tone at 8 kHz."""
+    """Returns a second of a tone at 8 kHz."""
     tone = (0.3 * np.sin(np.arange(8000) / 5)).astype(np.float32)
     return ENCODERS[audio_format](tone)
 
@@ -67,7 +67,7 @@ def files_of_at_most(size: int) -> Iterator[None]:
 
 @contextmanager
 def interrupted_after(seconds: float) -> Iterator[None]:
-    """Context that Ctrl-C ends."""
+    """Context that is interrupted by Ctrl-C after some seconds."""
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     timer = threading.Timer(seconds, signal.pthread_kill, (threading.get_ident(), signal.SIGINT))
     timer.start()
@@ -97,9 +97,7 @@ def declared_bytes(path: Path) -> int:
 
 
 def readable_samples(path: Path) -> int:
-    """Samples that a program finds in a file that may break off: it reads one after the other up to
-    an error.
-    """
+    """Reads the samples of a possibly truncated file one by one, up to the first error."""
     if path.suffix == ".raw":
         return path.stat().st_size // 4
     count = 0

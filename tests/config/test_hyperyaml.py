@@ -313,7 +313,7 @@ def test_numbers_that_grow_without_end_stay_numbers(tmp_path: Path) -> None:
 
 
 def test_mappings_that_merge_each_other_are_refused_before_they_are_merged(tmp_path: Path) -> None:
-    """Eleven lines of nine merges each would become nine billion pairs."""
+    """The file has eleven lines of nine merges each, which would become nine billion pairs."""
     levels = [
         f"k{level}: &k{level} {{<<: [{', '.join([f'*k{level - 1}'] * 9)}]}}"
         for level in range(1, 11)

@@ -1,4 +1,4 @@
-"""The configuration file of a server: every key is optional, and none is guessed."""
+"""Configuration file of a server: every key is optional, and unknown keys are errors."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ HOSTILE = [
 
 
 def numbers(section: type) -> Iterator[tuple[str, Bounds]]:
-    """Fields of a section that are numbers, or lists of numbers, with the bounds of the number."""
+    """Yields the fields of a section that are numbers or lists of numbers, with their bounds."""
     for name, kind in kinds(section).items():
         inner, *bounds = get_args(kind) if get_origin(kind) is Annotated else (kind,)
         if get_origin(inner) is tuple:

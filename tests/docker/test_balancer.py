@@ -34,7 +34,7 @@ def test_a_connection_carries_more_streams_than_any_server_allows(tmp_path: Path
 
 
 def test_an_address_that_opens_and_resets_streams_without_end_is_cut_off(tmp_path: Path) -> None:
-    """HAProxy 2.6.12 died of such a flood; other addresses are served on."""
+    """Such a flood killed HAProxy 2.6.12. Other addresses must still be served."""
     with Balancer.start(tmp_path, [], grpc_port=1, status_port=1) as balancer:
         with connected(balancer.url, source="127.0.0.2") as attacker:
             attacker.sendall(_PREFACE + _NO_SETTINGS)
@@ -74,7 +74,7 @@ def discard(connection: socket.socket) -> None:
 
 
 def connected(url: str, source: str = "127.0.0.1") -> socket.socket:
-    """Connects as soon as it listens."""
+    """Connects as soon as the balancer listens."""
     host, _, port = url.partition(":")
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
@@ -88,7 +88,7 @@ def connected(url: str, source: str = "127.0.0.1") -> socket.socket:
 
 
 def read_settings(client: socket.socket) -> dict[int, int]:
-    """Values by number of the first frame that a server sends."""
+    """Returns the values of the server's first SETTINGS frame, by their numbers."""
     with client.makefile("rb") as stream:
         head = stream.read(len(_NO_SETTINGS))
         assert head[3] == _NO_SETTINGS[3], "not a frame of settings"

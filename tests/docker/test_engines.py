@@ -1,4 +1,4 @@
-"""The one-shot service that builds engines, run by its entry point, here without a GPU."""
+"""One-shot service that builds engines, run by its entry point without a GPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from token2wav.execution.artifacts import Artifact, EngineFolder, fingerprint
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A model of a single layer: exporting takes as long as there are operations."""
+    """Model of a single layer, because the time of an export grows with its operations."""
     return random_model(tmp_path / "model", SIZES["tiny"] | {"depth": 1})
 
 

@@ -1,4 +1,4 @@
-"""Which engines which machine gets: the GPUs are made up, the rules are not."""
+"""Engines that each machine gets. The GPUs are made up; the rules are real."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_gpu_that_the_installed_tensorrt_cannot_build_for(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The server runs on torch then, unless the settings insist."""
+    """The server runs on torch in this case, unless the settings require TensorRT."""
     pytest.importorskip("tensorrt_rtx", reason="needs TensorRT-RTX: pip install tensorrt-rtx-cu13")
     package = engines.load_package("tensorrt_rtx")
     monkeypatch.setattr(engines, "own_target", lambda: H200)
@@ -135,7 +135,7 @@ def test_model_folder_that_is_none(
 
 
 def run(engines: ModuleType, folder: Path, runtime: str, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Builds for a model that is not there, with these settings."""
+    """Builds for a missing model folder with these settings."""
     settings = folder / "settings.yaml"
     settings.write_text(f"runtime: {runtime}")
     arguments = [

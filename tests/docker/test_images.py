@@ -84,7 +84,10 @@ def test_builds_that_are_refused(
 
 @pytest.mark.skipif(bool(reason := check_images.missing()), reason=reason)
 def test_images_on_stand_ins() -> None:
-    """Takes as long as half of all other tests, and needs 10 GB of disk for that time."""
+    """The images can be built and run.
+
+    This test takes as long as half of all other tests, and needs 10 GB of disk meanwhile.
+    """
     command = [sys.executable, "-m", "scripts.check_images"]
     done = subprocess.run(
         command, cwd=ROOT, env=os.environ, capture_output=True, text=True, check=False

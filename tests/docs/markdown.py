@@ -23,14 +23,14 @@ _LINK = re.compile(r"\]\((?P<target>[^)\s]+)\)")
 
 @dataclass(frozen=True)
 class Code:
-    """A block of code; an indented one has no language."""
+    """Block of code; an indented block has no language."""
 
     language: str
     text: str
 
 
 def prose(page: Path) -> str:
-    """The text without its blocks of code."""
+    """Text without its blocks of code."""
     return _INDENTED.sub("\n", _FENCED.sub("\n", page.read_text(encoding="utf-8")))
 
 
@@ -45,13 +45,14 @@ def code_blocks(page: Path) -> list[Code]:
 
 
 def spans(page: Path) -> list[str]:
-    """Code within the text, on one line each."""
+    """Code within the text, each span on one line."""
     return [" ".join(match["text"].split()) for match in _SPAN.finditer(prose(page))]
 
 
 def commands(page: Path) -> Iterator[str]:
-    """Lines for a shell, in blocks and within the text, with continued ones joined and comments
-    removed.
+    """Shell lines in blocks and within the text.
+
+    Continued lines are joined, and comments are removed.
     """
     for block in code_blocks(page):
         if block.language in ("", "bash", "sh"):

@@ -1,6 +1,4 @@
-"""Links between README, the pages and the repository's files lead somewhere, on GitHub as on the
-site.
-"""
+"""Links between README, the pages and files of the repository work on GitHub and on the site."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Every message that troubleshooting quotes is one that the code gives, or Triton's and seen by a
-test.
-"""
+"""Every message that troubleshooting quotes is in the code, or is Triton's and seen by a test."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ VALUE = "\0"  # stands for a value that is formatted into a message
 
 
 def quoted() -> list[str]:
-    """Code in the first column of the page's tables."""
+    """Returns the code in the first column of the page's tables."""
     cells = re.findall(r"^\| *(`.*?`) *\|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     return [message for cell in cells for message in re.findall(r"`([^`]+)`", cell)]
 

@@ -1,4 +1,4 @@
-"""Make targets, options of commands and settings that the pages name are there."""
+"""Make targets, options of commands and settings that the pages name exist."""
 
 from __future__ import annotations
 
@@ -99,8 +99,9 @@ def test_the_settings_page_shows_the_defaults() -> None:
 
 @cache
 def _options(folders: tuple[str, ...]) -> frozenset[str]:
-    """Strings in the source that look like options, alone or with a placeholder; some are put
-    together, by service.
+    """Returns strings in the source that look like options, alone or with a placeholder.
+
+    Some options are composed from the name of a service.
     """
     found: set[str] = set()
     for folder in folders:

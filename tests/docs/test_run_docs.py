@@ -1,5 +1,6 @@
-"""The script that runs the pages' commands, on pages that fail; that they succeed is for `make
-docs-check`.
+"""Script that runs the pages' commands, on pages that fail.
+
+`make docs-check` shows that the real pages succeed.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def test_failures_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_set_up_finds_the_environment_up_to_date() -> None:
-    """Else a block's `make` would install the copy into the environment that all copies share."""
+    """Otherwise, `make` would install the copy into the environment that all copies share."""
     assert f"cat {' '.join(STAMPED)} |" in (ROOT / "scripts" / "setup.sh").read_text(
         encoding="utf-8"
     )

@@ -1,4 +1,4 @@
-"""The site as `make docs` builds it."""
+"""Site that `make docs` builds."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The demo page: a browser plays a sentence that is typed, through the front end and a Triton
-server of the demo.
+"""Demo page: a browser plays a typed sentence.
+
+The page uses the front end and a Triton server of the demo.
 """
 
 from __future__ import annotations

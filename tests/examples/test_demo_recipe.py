@@ -1,4 +1,4 @@
-"""The recipe of the demo voice, from nothing to a folder that every command takes."""
+"""Recipe of the demo voice, from no files to a folder that every command accepts."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ def parts() -> Parts:
 
 @pytest.fixture(scope="session")
 def engine(parts: Parts) -> CachedFlow:
-    """An incremental engine with room for all; for tests that look at mels only."""
+    """Incremental engine with room for all streams, for tests that compare mels only."""
     return parts.incremental()
 
 

@@ -1,4 +1,4 @@
-"""Attention blocks of another size, which the model's YAML says."""
+"""Attention blocks of other sizes, which the YAML of the model sets."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def with_blocks(folder: Path, block_tokens: int) -> Token2Wav:
 
 
 def mask_frame_by_frame(frames: int, block: int) -> torch.Tensor:
-    """A frame sees its own block and all before it."""
+    """Returns the mask in which a frame attends to its own block and to all earlier blocks."""
     mask = torch.zeros(frames, frames, dtype=torch.bool)
     for query in range(frames):
         mask[query, : (query // block + 1) * block] = True
@@ -41,7 +41,7 @@ def brute_force(
     voice: Voice,
     mask: torch.Tensor,
 ) -> Mel:
-    """Mel of prompt and tokens in one call under any mask, without an engine."""
+    """Computes the mel of prompt and tokens in one call under any mask, without an engine."""
     everything = np.concatenate((voice.prompt_tokens, tokens))
     with torch.inference_mode():
         mu = flow.conditions(torch.tensor(everything)[None])[0]
@@ -55,7 +55,7 @@ def brute_force(
 
 @pytest.mark.parametrize("block_tokens", [10, 50])
 def test_another_block_size(parts: Parts, tmp_path: Path, block_tokens: int) -> None:
-    """A stream is the whole under the mask of such blocks, from the same weights."""
+    """A stream equals the whole under the mask of such blocks, with the same weights."""
     voice, tokens = a_voice(41), some_tokens(93)
     model = with_blocks(tmp_path / "model", block_tokens)
     mask = mask_frame_by_frame(2 * (41 + 93), 2 * block_tokens)

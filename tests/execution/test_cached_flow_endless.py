@@ -1,4 +1,4 @@
-"""With a bounded view of the past, a stream may go on for ever: nothing that it holds grows."""
+"""Streams without end: with attention to a bounded past, their state stops growing."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ PROMPTS = [0, 1, 24, 25, 27, 28, 41, 75]
 
 
 def mel_of(parts: Parts, engine: CachedFlow, prompt: int, length: int, sizes: list[int]) -> float:
-    """How far the mel of a stream is from that of the whole."""
+    """Returns the largest difference between the mel of a stream and the mel of the whole."""
     voice, tokens = a_voice(prompt), some_tokens(length)
     return off(flow_mel(parts, engine, portions(tokens, sizes), voice), parts.whole(tokens, voice))
 

@@ -1,4 +1,4 @@
-"""However a stream ends, all that it held is free again."""
+"""Release of a stream's pages, slots and prompt, in every way in which the stream can end."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ ENDINGS = [
 
 
 def held(model: Token2Wav, engine: CachedFlow) -> list[int]:
-    """Open utterances, voices in use, pages of streams, and slots."""
+    """Returns open utterances, voices in use, pages of streams, and slots."""
     return [
         model.pipeline.open_streams,
         engine.open_streams,
@@ -91,7 +91,11 @@ def test_computing_streams_leave_nothing(parts: Parts, ending: Ending, pages: in
 
 @pytest.mark.parametrize("fails_at", [1, 2, 3, 4])
 def test_failing_engine_leaves_nothing(parts: Parts, fails_at: int) -> None:
-    """Call 1 computes the prompt, 2 and 3 chunks from the cache, 4 one without it."""
+    """A failure in any call of the solver frees everything.
+
+    Call 1 computes the prompt, calls 2 and 3 chunks from the cache, and call 4 a chunk without the
+    cache.
+    """
 
     def fail(call: int) -> None:
         if call == fails_at:

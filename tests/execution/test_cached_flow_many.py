@@ -1,4 +1,4 @@
-"""Streams that run side by side do not notice each other."""
+"""Streams that run side by side do not affect each other."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def test_narrow_window_is_an_approximation(parts: Parts) -> None:
 
 
 def test_prompt_stays_in_view(parts: Parts) -> None:
-    """Without its prefix a window of no blocks would show every block nothing but itself."""
+    """Without the prefix, a window of no blocks would limit every block to itself."""
     tokens = some_tokens(160)
     engine = parts.incremental(left_blocks=0)
     stream = StreamConfig(left_blocks=0)

@@ -1,6 +1,4 @@
-"""Tokens of several codes: the embedding of separate tables, streams as the whole, hops in
-milliseconds, errors.
-"""
+"""Tokens of several codes: embedding tables, streams, hops in milliseconds, and errors."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Device of a model: exact arithmetic, the current GPU, its loss, room beside the cache, graphs of
-one model.
-"""
+"""Device of a model: exact arithmetic, the current GPU, its loss, free memory, CUDA graphs."""
 
 from __future__ import annotations
 
@@ -60,7 +58,7 @@ def test_roundings_are_turned_off_for_a_gpu_only(name: str, left: set[str]) -> N
 
 
 def test_before_weights_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that graphs, which are recorded while a model loads, have no rounding in them."""
+    """Exact arithmetic is set before a load, because a load records CUDA graphs."""
 
     def load(*_: object) -> None:
         assert not roundings()
@@ -165,7 +163,7 @@ def test_a_cache_that_does_not_fit_is_refused_with_the_free_memory(
 
 
 def test_every_model_has_a_pool_and_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stand-in for torch's calls notes where functions were warmed up and recorded."""
+    """A stand-in for torch's calls records where functions were warmed up and captured."""
     pools, journal = iter(range(9)), []
     streams: list[Any] = [SimpleNamespace(name="current", wait_stream=lambda _: None)]
 

@@ -1,6 +1,4 @@
-"""Other numbers of ODE steps, other times, no guidance: the public arithmetic, streams as the
-whole, one pool.
-"""
+"""ODE steps in other numbers and at other times, and models without guidance."""
 
 from __future__ import annotations
 
@@ -36,7 +34,7 @@ TOKENS = some_tokens(130)
 
 
 def edited(folder: Path, scheduler: str = COSINE, guidance: float = 0.7) -> Path:
-    """The tiny model with another schedule and guidance rate."""
+    """Writes a copy of the tiny model with another schedule and guidance rate."""
     shutil.copytree(TINY, folder, ignore=shutil.ignore_patterns("golden*", "report*"))
     text = (
         (TINY / "cosyvoice3.yaml")
@@ -50,7 +48,7 @@ def edited(folder: Path, scheduler: str = COSINE, guidance: float = 0.7) -> Path
 
 
 def reference(folder: Path, grid: Sequence[float], guidance: float, voice: Voice) -> Mel:
-    """The mel of an utterance by the public call of the estimator, row by row, and Euler's rule."""
+    """Computes a mel by the public call of the estimator, row by row, and Euler's rule."""
     config = CosyVoice3Config.read(folder)
     flow, noise = load_network(folder, config, "flow"), load_flow_noise(folder, config)
     with torch.inference_mode():

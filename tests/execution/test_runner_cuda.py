@@ -69,7 +69,7 @@ def test_replay_equals_eager(precision: str, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_second_model_has_graphs_of_its_own(reference: Token2Wav) -> None:
-    """Also while the first one is there, and after it is gone."""
+    """Its graphs work while the first model exists, and after the first model is gone."""
     tokens, voice = some_tokens(60), a_voice(41)
     expected = stream_mel(reference, tokens, voice)
     first, second = load("float32"), load("float32")
@@ -105,7 +105,7 @@ except DeviceLostError as error:
 
 
 def test_a_failed_kernel_costs_the_process_its_device() -> None:
-    """In a process of its own: nothing else could use the GPU in this one afterwards."""
+    """The failure runs in a separate process, because a process cannot use the GPU afterwards."""
     command = [sys.executable, "-c", LOSE_THE_DEVICE, str(TINY)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "lost: engine: this process can no longer use the GPU" in done.stdout, done.stderr

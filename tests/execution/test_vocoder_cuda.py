@@ -39,7 +39,7 @@ def on_gpu() -> Iterator[Parts]:
 
 @pytest.fixture(scope="module")
 def vocoders(on_gpu: Parts) -> dict[bool, StreamingVocoder]:
-    """By whether they are captured."""
+    """Vocoders by whether their calls are captured."""
     config = on_gpu.config
     shapes = likely_pieces(on_gpu.hift.lookahead_frames, config, config.hops(StreamConfig()), 4)
     return {

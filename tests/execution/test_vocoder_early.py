@@ -1,5 +1,6 @@
-"""A vocoder that holds back less than it looks ahead: earlier by a known time, and exact again
-behind every seam.
+"""Vocoder that holds back less than its look-ahead.
+
+Its audio comes earlier by a known time, and is exact again after every seam.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def stage(hift: HiFT, hold_frames: int) -> StreamingVocoder:
 def spoken(
     stage: StreamingVocoder, mels: Sequence[torch.Tensor], stops: Sequence[int]
 ) -> list[list[torch.Tensor]]:
-    """Audio of every chunk of utterances that run side by side."""
+    """Returns the audio of every chunk of utterances that run side by side."""
     handles, chunks, start = [stage.open() for _ in mels], [], 0
     for stop in stops:
         last = stop == stops[-1]

@@ -17,7 +17,7 @@ from token2wav_export.making import Maker
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Model folders by name: the tiny one with golden weights, a wider one with random weights.
 
-    That has a single layer: exporting takes as long as there are operations.
+    The wider one has a single layer, because the time of an export grows with its operations.
     """
     return {
         "tiny": TINY,
@@ -35,7 +35,7 @@ def networks() -> Exportable:
 def engine_folders(
     tmp_path_factory: pytest.TempPathFactory, models: dict[str, Path]
 ) -> dict[str, EngineFolder]:
-    """Where the exports of a session are, by model."""
+    """Folders with the exports of a session, by model."""
     return {name: EngineFolder(tmp_path_factory.mktemp(f"engines_{name}")) for name in models}
 
 

@@ -1,4 +1,4 @@
-"""Helpers of the tests of exporters."""
+"""Helpers for the tests of exporters."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def add(engines: EngineFolder, artifact: Artifact = ARTIFACT, content: bytes = b
 
 
 def engine(capability: str, version: str = "1.7.1") -> Artifact:
-    """An engine for one kind of GPU."""
+    """Returns an engine for one kind of GPU."""
     return dataclasses.replace(
         ARTIFACT,
         backend="tensorrt_rtx",

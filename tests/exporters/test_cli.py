@@ -22,7 +22,7 @@ from token2wav_export.inspection import as_text, inspect_folder
 
 
 def failure(capsys: pytest.CaptureFixture[str], code: int, *arguments: str) -> str:
-    """The one line on standard error of a command that fails."""
+    """Returns the one line that a failing command prints to standard error."""
     assert main(arguments) == code
     error = capsys.readouterr().err
     assert error.startswith("token2wav-export: error: ")

@@ -165,7 +165,7 @@ def test_verify_compares_the_exported_graphs(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A server on this CPU would take torch."""
+    """The exports are compared although a server on this CPU would use torch."""
     for folder in Path(engines).glob("[!.]*"):
         if folder.name.startswith(
             ("vocoder.", *(f"step.{precision}." for precision in precisions))
@@ -213,7 +213,7 @@ def test_a_server_without_the_graphs_says_how_to_make_them(tmp_path: Path) -> No
 
 
 def test_a_gpu_needs_the_onnxruntime_for_gpus() -> None:
-    """The one for CPUs is installed here."""
+    """Only the onnxruntime for CPUs is installed here."""
     from token2wav.execution.exported_graphs import check_provider
 
     check_provider(torch.device("cpu"))

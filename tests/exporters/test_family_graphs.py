@@ -33,7 +33,10 @@ AUDIO_DB = 40.0
 
 
 def a_cosyvoice2(folder: Path) -> Path:
-    """With few convolutions in its vocoder: exporting takes as long as there are operations."""
+    """Writes a CosyVoice2 with few convolutions in its vocoder.
+
+    The time of an export grows with the number of operations.
+    """
     path = (
         cosyvoice2_model.write_model(folder, FamilyGolden("cosyvoice2", "tiny")) / "cosyvoice2.yaml"
     )

@@ -1,4 +1,4 @@
-"""The source's noise as a table: the same numbers, wherever in it they stand."""
+"""Noise of the source as a table: the same numbers at every position."""
 
 from __future__ import annotations
 

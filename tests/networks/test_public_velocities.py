@@ -31,7 +31,7 @@ KINDS = [
 
 
 def networks(golden: FamilyGolden, kind: str) -> nn.ModuleDict:
-    """Networks of a flow under their public names, by which weights go."""
+    """Networks of a flow under their public names, which select their weights."""
     size = golden.sizes
     layers, up_layers = size["encoder_layers"]
     encoder = Conformer(

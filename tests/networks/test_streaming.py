@@ -47,7 +47,7 @@ class Chain(nn.Module):
 
     @property
     def frames(self) -> int:
-        """The delay in inputs, rounded up."""
+        """Delay in input frames, rounded up."""
         return -int(-self.output_delay // self.ratio)
 
     def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
@@ -122,7 +122,7 @@ LAYERS: dict[str, tuple[Callable[[int], nn.Module], float]] = {
 
 @torch.inference_mode()
 def run(network: Chain, x: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
-    """A whole (B, C, T) in pieces: one network for all, and the states of every row in a store."""
+    """Computes a whole (B, C, T) in pieces: one network for all rows, with states in a store."""
     store = StateStore({"network": state_specs(network)}, x.device, slots=len(x) + 1)
     slots = torch.tensor([store.take() for _ in x])
     rows, outputs, parts = store.rows("network", len(x)), [], list(x.split(list(lengths), dim=2))

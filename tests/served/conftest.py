@@ -20,9 +20,7 @@ IDLE_SECONDS, STREAM_SECONDS = 5, 7.2
 
 @pytest.fixture(scope="session", autouse=True)
 def _patient_clients() -> Iterator[None]:
-    """Lets clients bear a busy machine, on which a server is silent for longer than users would
-    wait.
-    """
+    """Raises the timeouts of clients, because a server on a busy machine is silent for longer."""
     usual = BaseClient.__init__.__kwdefaults__ or {}
     with pytest.MonkeyPatch.context() as patch:
         patient = {"connect_timeout_s": 60.0, "response_timeout_s": RESPONSE_SECONDS}

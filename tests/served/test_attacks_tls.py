@@ -58,7 +58,7 @@ def serving(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> I
 
 @pytest.fixture
 def held() -> Iterator[contextlib.ExitStack]:
-    """Connections that stay open until all others have been heard."""
+    """Context with connections that stay open until all other connections are served."""
     with contextlib.ExitStack() as stack:
         yield stack
 
@@ -171,7 +171,7 @@ def trusting(authority: Authority) -> ssl.SSLContext:
 
 
 def shaken(port: int, authority: Authority, context: ssl.SSLContext | None = None) -> ssl.SSLSocket:
-    """A connection after the handshake."""
+    """Returns a connection after the handshake."""
     plain = connect(port)
     try:
         return (context or trusting(authority)).wrap_socket(plain, server_hostname=NAME)
@@ -181,7 +181,7 @@ def shaken(port: int, authority: Authority, context: ssl.SSLContext | None = Non
 
 
 def client_hello() -> bytes:
-    """The first message of a handshake."""
+    """Returns the first message of a handshake."""
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     context = ssl.create_default_context()
     context.set_alpn_protocols(["h2"])
@@ -191,7 +191,7 @@ def client_hello() -> bytes:
 
 
 def until_it_hangs_up(connection: socket.socket, junk: bytes) -> bytes:
-    """Sends junk as far as it is taken, says no more, and reads to the end."""
+    """Sends junk until the server accepts no more, then reads to the end."""
     told = b""
     with connection:
         with contextlib.suppress(OSError):

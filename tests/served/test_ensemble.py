@@ -175,7 +175,7 @@ def test_abandoned_streams_are_freed_in_all_stages(ensemble: Rig, golden: Golden
 def test_a_stream_cannot_be_taken_over(
     attack: Attack, ensemble: Rig, golden: GoldenSet, whole: NDArray[np.float32]
 ) -> None:
-    """As of the one-process model, but that Triton says first in which ensemble an error arose."""
+    """The errors equal the one-process model's, after Triton's prefix that names the ensemble."""
     for name, identities in IDENTITIES.items():
         outcome = attempt(ensemble, golden, attack, identities, sequence=21, model=MODEL)
         assert not outcome.errors, name

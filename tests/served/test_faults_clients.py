@@ -28,8 +28,9 @@ FEW_BYTES = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 65536)]
 def test_a_client_that_stops_reading(
     rig: Rig, golden: GoldenSet, model: Token2Wav, voice: ClientVoice
 ) -> None:
-    """Its audio fills the connection's window and waits in the server; the model goes on, and
-    others are served.
+    """Its audio fills the connection's window and waits in the server.
+
+    The model goes on, and other clients are served.
     """
     requests: SimpleQueue[Any] = SimpleQueue()
     tokens = np.tile(golden.tokens, 4)[:500]
@@ -56,7 +57,7 @@ def test_a_client_that_stops_reading(
 
 
 def test_two_thousand_requests_of_one_token(rig: Rig, golden: GoldenSet) -> None:
-    """One after another, each answered before the next is sent."""
+    """Each request is answered before the next one is sent."""
     tokens = np.tile(golden.tokens, 1 + ONE_TOKEN_REQUESTS // len(golden.tokens))[
         :ONE_TOKEN_REQUESTS
     ]

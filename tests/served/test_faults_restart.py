@@ -127,7 +127,7 @@ def test_reaper_killed(serving: Serving) -> None:
 
 
 def test_a_server_that_synthesized_before_each_crash_is_always_restarted() -> None:
-    """Six requests of one client ended the service for all, once."""
+    """Six requests of one client once ended the service for all clients."""
     with Serving.start(TINY) as serving:
         for _ in range(3):
             serving.wait_for_line("^token2wav: ready, ")
@@ -138,7 +138,7 @@ def test_a_server_that_synthesized_before_each_crash_is_always_restarted() -> No
 
 
 def test_a_model_that_never_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It lives and Triton says that it is ready. A restart would not cure it."""
+    """Its process is alive, and Triton reports that it is ready. A restart would not help."""
     # another server may write there at this moment
     unwritten = shutil.ignore_patterns("__pycache__")
     repository = shutil.copytree(

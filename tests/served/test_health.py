@@ -1,4 +1,4 @@
-"""Health checks of servers that run, but have no stream or no model for it, and of none at all."""
+"""Health checks of servers without a free stream or without a model, and of an absent server."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def test_the_longest_utterance_of_the_default_limits_fits() -> None:
 
 
 def test_http_inference_is_closed_by_default(rig: Rig, golden: GoldenSet) -> None:
-    """The key opens it, to the front and to Triton behind."""
+    """The admin key opens it, both at the front and at Triton behind the front."""
     status, told = events(rig.server.http_url, utterance(golden))
     assert status == 403
     assert told[0]["error"].startswith("inference over HTTP is disabled: use gRPC")

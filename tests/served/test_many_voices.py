@@ -98,13 +98,13 @@ def batches(numbers: range) -> Iterator[range]:
 
 
 def small(like: Voice, number: int) -> Voice:
-    """A voice without a prompt, of its own for each number."""
+    """Returns a voice without a prompt, a different one for each number."""
     mel = np.zeros((0, like.prompt_mel.shape[1]), np.float32)
     return Voice(np.zeros(0, np.int32), mel, like.speaker_embedding + np.float32(number / 64))
 
 
 def large(like: Voice, number: int) -> Voice:
-    """A voice with a long prompt, of its own for each number."""
+    """Returns a voice with a long prompt, a different one for each number."""
     mel = np.resize(like.prompt_mel, (2 * PROMPT_TOKENS, like.prompt_mel.shape[1]))
     return Voice(
         np.resize(like.prompt_tokens, PROMPT_TOKENS),
@@ -124,7 +124,7 @@ def forgotten(connection: Connection, voice: Voice) -> bool:
 
 
 def resident_mib(process: str) -> float:
-    """Memory of a process that no file backs, without shared memory."""
+    """Returns the memory of a process without file-backed and shared memory."""
     status = Path(f"/proc/{process}/status").read_text()
     found = re.search(r"^RssAnon:\s+(\d+) kB$", status, re.MULTILINE)
     assert found

@@ -124,7 +124,7 @@ def test_a_prompt_that_is_too_long_is_not_registered(limited: Rig) -> None:
 
 @pytest.fixture(scope="module")
 def keeping(golden: GoldenSet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    """A server that knows anna from the start, and keeps eight other voices."""
+    """Server that knows the voice anna from its start, and keeps eight other voices."""
     folder = tmp_path_factory.mktemp("keeping")
     save_file(voice_inputs(golden.voice), folder / "anna.safetensors")
     settings = "voices: [anna.safetensors]\nlimits: {streams: 2}"

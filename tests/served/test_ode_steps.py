@@ -39,7 +39,7 @@ def both() -> Token2Wav:
 def test_each_stream_has_its_own_number(
     served: Rig, name: str, both: Token2Wav, golden: GoldenSet, voice: ClientVoice
 ) -> None:
-    """At once, in one voice, so that chunks meet in batches and prompts in one cache."""
+    """The streams run at once in one voice, so chunks share batches and prompts share one cache."""
 
     def speak(steps: int | None) -> np.ndarray:
         chunks = client.synthesize(np.array_split(golden.tokens, 6), voice, steps=steps)

@@ -59,7 +59,7 @@ def joined(chunks: list[AudioChunk]) -> NDArray[Any]:
 
 @st.composite
 def portioned(draw: st.DrawFn) -> tuple[int, list[int]]:
-    """Tokens of an utterance, and where its audio is cut."""
+    """Draws the number of tokens of an utterance, and the cuts of its audio."""
     tokens = draw(st.integers(1, 60))
     return tokens, draw(st.lists(st.integers(0, tokens * TOKEN), max_size=12))
 

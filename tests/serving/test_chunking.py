@@ -1,4 +1,4 @@
-"""Which tokens run when: pure arithmetic, without a network."""
+"""Selection of the tokens of each chunk: pure arithmetic, without a network."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def chunker_of(
 
 
 def numbered(count: int, start: int = 0) -> NDArray[np.int32]:
-    """Tokens that say where they are in the utterance."""
+    """Returns tokens with values that give their positions in the utterance."""
     return np.arange(start, start + count, dtype=np.int32)
 
 

@@ -1,6 +1,4 @@
-"""Provisional first audio: a stream speaks from part of a block, and from the first whole block on
-it is exact.
-"""
+"""Provisional first audio from part of a block, and exact audio from the first whole block on."""
 
 from __future__ import annotations
 
@@ -53,7 +51,7 @@ def speak(
 
 
 def provisional_frames(stream: FlowStream, prompt: int) -> int:
-    """Frames at the start of a mel that were spoken of incomplete blocks."""
+    """Returns the number of frames at the start of a mel that came from incomplete blocks."""
     return 2 * max([chunk.stop - prompt for chunk in stream.chunks if chunk.provisional], default=0)
 
 

@@ -1,4 +1,4 @@
-"""However an utterance ends, it ends once and frees all it held."""
+"""Every utterance ends exactly once and frees its state, in every way in which it can end."""
 
 from __future__ import annotations
 

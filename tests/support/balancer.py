@@ -1,6 +1,4 @@
-"""A real HAProxy with the configuration that is shipped, and the name server that tells it where
-the replicas are.
-"""
+"""Real HAProxy with the shipped configuration, and a name server with the replicas' addresses."""
 
 from __future__ import annotations
 
@@ -105,7 +103,7 @@ class Balancer:
         status_port: int,
         **settings: str,
     ) -> Iterator[Balancer]:
-        """Starts it before replicas at these addresses, which all listen on the same ports."""
+        """Starts the balancer for replicas at these addresses, which listen on the same ports."""
         own = Ports.free()
         names = NameServer(addresses)
         environment = os.environ | {

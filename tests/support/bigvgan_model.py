@@ -30,7 +30,10 @@ SAMPLES_PER_TOKEN = RATIO * 160
 
 
 def write_model(folder: Path) -> Path:
-    """Writes it and returns its folder; the audio is neither silent nor at its limits."""
+    """Writes the model and returns its folder.
+
+    The audio is neither silent nor at its limits.
+    """
     write_folder(folder, VOCODER, RATIO)
     save_file(random_bigvgan(VOCODER).state_dict(), folder / "bigvgan" / "generator.safetensors")
     return folder

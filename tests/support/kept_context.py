@@ -1,4 +1,4 @@
-"""The simplest memory of an estimator: it keeps all that was."""
+"""Simplest memory of an estimator: it keeps the whole past."""
 
 from __future__ import annotations
 

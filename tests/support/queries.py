@@ -22,8 +22,9 @@ _RARE = {"reason", "what"}  # labels that get a value only after a failure
 
 @dataclass(frozen=True)
 class Selector:
-    """A metric of ours, and its labels: the value that one must have, or None where there is a
-    choice.
+    """Metric of ours with its labels.
+
+    A label has the value that it must have, or None if several values are possible.
     """
 
     metric: str
@@ -32,7 +33,7 @@ class Selector:
 
 @dataclass(frozen=True)
 class Query:
-    """One expression and where it stands."""
+    """Expression, and its place in the monitoring files."""
 
     place: str
     expression: str

@@ -1,6 +1,4 @@
-"""A model that computes every chunk anew under the streaming mask: the oracle of the one that
-remembers.
-"""
+"""Model that recomputes every chunk under the streaming mask: the oracle of the cached model."""
 
 from __future__ import annotations
 

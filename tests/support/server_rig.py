@@ -87,7 +87,7 @@ class Rig:
             server.stop()
 
     def metrics(self) -> str:
-        """All that the metrics port says."""
+        """Returns the text of the metrics port."""
         with urllib.request.urlopen(
             f"http://{self.server.metrics_url}/metrics", timeout=PATIENCE_SECONDS
         ) as response:

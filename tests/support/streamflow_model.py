@@ -40,8 +40,9 @@ BLOCK_TOKENS = 6
 
 
 def write_model(folder: Path) -> Path:
-    """Writes it and returns its folder; attention matters, and the audio is neither silent nor at
-    its limits.
+    """Writes the model and returns its folder.
+
+    Attention has an effect, and the audio is neither silent nor at its limits.
     """
     (folder / "bigvgan").mkdir(parents=True)
     document = {

@@ -1,4 +1,4 @@
-"""Something like speech."""
+"""Test signal that resembles speech."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The features again, from their definitions and by other means: sums of cosines and sines, filters
-from formulas.
+"""Second implementation of the features, from their definitions and by other means.
+
+It uses sums of cosines and sines, and filters from formulas.
 """
 
 from __future__ import annotations

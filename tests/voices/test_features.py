@@ -47,7 +47,7 @@ def test_speaker_features(samples: int) -> None:
 
 
 def test_speaker_features_at_their_floor() -> None:
-    """Only there it shows whether samples were scaled: else that goes with the mean."""
+    """Only at the floor the scale of the samples shows: elsewhere the mean removes it."""
     signal = speechlike(1, 16_000)
     signal[8_000:] *= 1e-4
     found = speaker_features(signal)
@@ -114,5 +114,5 @@ def test_formats(name: str, subtype: str, error: float, write_wav: WriteWav) -> 
 
 
 def sine(hz: float, rate: int) -> Signal:
-    """One second."""
+    """Returns one second of a sine."""
     return (0.5 * np.sin(2 * np.pi * hz * np.arange(rate) / rate)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Every ONNX file that is refused, and every answer of one."""
+"""Every ONNX file and every output of a graph that is refused."""
 
 from __future__ import annotations
 

@@ -113,8 +113,9 @@ def test_channels_that_cancel_each_other(write_wav: WriteWav) -> None:
 
 @pytest.mark.parametrize("subtype", ["PCM_16", "PCM_24", "FLOAT"])
 def test_clipping(subtype: str, write_wav: WriteWav) -> None:
-    """Speech's amplitudes are distributed about as Laplace's: reaching full scale is no harm, 9 dB
-    more is.
+    """Speech has amplitudes in about a Laplace distribution.
+
+    A recording may reach full scale; 9 dB more is refused.
     """
     speech = np.random.default_rng(0).laplace(size=240_000)
     normalised = speech / np.abs(speech).max()

@@ -86,7 +86,7 @@ def a_table() -> torch.Tensor:
 
 
 def angles() -> tuple[torch.Tensor, torch.Tensor]:
-    """(ROWS, BLOCK, DIM_HEAD) each."""
+    """Returns cosines and sines of the positions, (ROWS, BLOCK, DIM_HEAD) each."""
     cos, sin = dit.RotaryEmbedding(DIM_HEAD).to(DEVICE)(frame_positions(a_table(), BLOCK))
     return cos, sin
 
@@ -96,7 +96,7 @@ def a_cache(storage: Storage) -> PagedKVCache:
 
 
 def rotated(x: torch.Tensor) -> torch.Tensor:
-    """Keys or queries (2 * ROWS, BLOCK, INNER) with their positions, by branches."""
+    """Rotates keys or queries (2 * ROWS, BLOCK, INNER) by their positions, and splits the branches."""
     cos, sin = angles()
     return dit.rotate_first_head(x, cos.repeat(2, 1, 1), sin.repeat(2, 1, 1)).unflatten(
         0, (2, ROWS)

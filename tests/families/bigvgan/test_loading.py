@@ -40,7 +40,7 @@ TRAINING = {
 
 
 def config_file(config: BigVGANConfig) -> dict[str, Any]:
-    """As of v1, which does not say how it ends."""
+    """Returns a configuration of v1, which lacks the keys of the final layer."""
     return {
         name: value for name, value in vars(config).items() if not name.startswith("use_")
     } | TRAINING
@@ -260,7 +260,7 @@ def test_v1_files_leave_out_how_it_ends(folder: Path) -> None:
 
 
 def test_odd_channels_are_halved_as_integers() -> None:
-    """As public code does: 48 channels and five stages end with one channel."""
+    """The public code does the same: 48 channels and five stages end with one channel."""
     five = changed(
         upsample_initial_channel=48,
         upsample_rates=(2,) * 5,

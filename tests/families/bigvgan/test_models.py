@@ -42,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def copied(folder: Path, tmp_path: Path) -> Path:
-    """One to be changed."""
+    """Copy of the model folder, which the test may change."""
     return Path(shutil.copytree(folder, tmp_path / "model"))
 
 
@@ -88,7 +88,7 @@ def test_a_public_folder_beside_the_yaml(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("precision", ["float32", "float16"])
 def test_its_graphs_serve(folder: Path, tmp_path: Path, precision: Precision) -> None:
-    """Maker compares every graph with torch before it counts; then streams run on them."""
+    """Maker accepts a graph only if it equals torch. Then streams run on the graphs."""
     maker = Maker(folder, EngineFolder(tmp_path), ["pytest"])
     maker.onnx("vocoder", precision)
     if precision == "float32":  # the precision that the engine accepts

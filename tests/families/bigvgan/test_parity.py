@@ -114,7 +114,7 @@ def test_activations(activation: Activation, log_scale: bool, frames: int) -> No
 
 
 def by_names(bigvgan: BigVGAN, mel: torch.Tensor) -> torch.Tensor:
-    """The network again, from its configuration and the names in its state dict."""
+    """Computes the network again from its configuration and the names in its state dict."""
     config, state = (
         bigvgan.config,
         {name: value.double() for name, value in bigvgan.state_dict().items()},

@@ -91,7 +91,7 @@ def test_batches_of_streams_that_are_not_alike(small: BigVGAN) -> None:
 
 
 def test_prepared_lengths(small: BigVGAN) -> None:
-    """As on a GPU, where each is a CUDA graph."""
+    """Lengths are prepared as on a GPU, where each length is a CUDA graph."""
     config = CosyVoice3Config.read(TINY)
     engine = StreamingVocoder(small, shapes=likely_pieces(AHEAD, config, (25, 50), 2))
     for sizes in ([50, 100], [17, 31, 9], [3, 1]):
@@ -100,7 +100,7 @@ def test_prepared_lengths(small: BigVGAN) -> None:
 
 
 def test_cost_stays_the_same(small: BigVGAN) -> None:
-    """Every piece is of the new frames alone, and equal ones of several streams are one."""
+    """Every piece computes only new frames, and equal pieces of several streams share one call."""
     shapes: list[tuple[int, ...]] = []
     hook = small.conv_post.register_forward_hook(
         lambda _m, _i, output: shapes.append(tuple(output.shape))

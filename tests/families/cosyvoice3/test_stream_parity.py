@@ -54,7 +54,7 @@ def incremental(folder: Path, stream: StreamConfig | None = None) -> Token2Wav:
 
 @pytest.fixture(scope="module", params=[incremental, recomputing])
 def load(request: pytest.FixtureRequest) -> Load:
-    """Both ways to compute: from caches of the past, and recomputing the past for every chunk."""
+    """Function that loads the model: with a cache of the past, or with recomputation per chunk."""
     way: Load = request.param
     return way
 
@@ -138,7 +138,7 @@ def test_audio_of_the_golden_mel_chunk_by_chunk(golden: GoldenSet, public: Token
 def test_our_chunks_but_the_last_are_those_of_the_public_loop(
     golden: GoldenSet, our_run: Run
 ) -> None:
-    """The last one runs under the full mask there."""
+    """The public loop computes the last chunk under the full mask."""
     for index, mel in enumerate(our_run.mels[:-1]):
         assert float((mel - golden.chunk(index, "mel")).abs().max()) <= tolerances.MEL, (
             f"chunk {index}"

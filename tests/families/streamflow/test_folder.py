@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def written(folder: Path, target: Path, **flow: Any) -> Path:
-    """The folder's YAML with other values, beside its vocoder and without weights."""
+    """Writes the folder's YAML with other values, beside its vocoder and without weights."""
     document = yaml.safe_load((folder / "streamflow.yaml").read_text())
     document["flow"].update(flow)
     (target / "streamflow.yaml").write_text(yaml.safe_dump(document))
@@ -92,7 +92,7 @@ def test_the_folder_is_checked_like_any_other(folder: Path) -> None:
 
 
 def test_streams_of_one_step_are_the_whole(folder: Path) -> None:
-    """A window holds all that one evaluation depends on."""
+    """A window contains every frame that one evaluation depends on."""
     model, voice = Token2Wav.load(folder, stream=StreamConfig(steps=(1,)), runtime=CPU), a_voice()
     assert isinstance(model.pipeline.flow, WindowFlow)
     chunks = chunks_of(model, np.array_split(TOKENS, 9), voice)

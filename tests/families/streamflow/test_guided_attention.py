@@ -66,7 +66,7 @@ def test_an_assignment_that_cannot_be(
 def test_one_changed_frame_shows_as_far_as_the_assignment_says(
     backward: tuple[int, ...], forward: tuple[int, ...]
 ) -> None:
-    """Exactly: in the furthest block within reach, and not in the one beyond it."""
+    """A change reaches exactly the furthest block of the receptive field, and no further block."""
     parts = Parts.random(flow_config(backward=backward, forward=forward))
     estimator, guided, blocks, at = parts.flow.estimator, parts.config.guided, 13, 6
     torch.manual_seed(1)

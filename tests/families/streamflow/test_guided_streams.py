@@ -42,7 +42,7 @@ def test_whole_utterance_by_hand(backward: tuple[int, ...], forward: tuple[int, 
 def test_one_evaluation_in_a_window_is_that_of_the_whole(
     backward: tuple[int, ...], forward: tuple[int, ...]
 ) -> None:
-    """With the past and future blocks of the assignment and no more."""
+    """The window has the past and future blocks of the assignment, and no more."""
     parts = Parts.random(flow_config(backward=backward, forward=forward, steps=1))
     tokens, voice = some_tokens(20 * BLOCK + 1), a_voice()
     assert off(stream_mel(parts, portions(tokens, [7]), voice), parts.by_hand(tokens, voice)) <= MEL
@@ -108,7 +108,7 @@ def test_first_audio_waits_for_chunk_and_look_ahead() -> None:
 
 
 def test_batched_equals_alone() -> None:
-    """Streams with windows of different shapes, and another speaker."""
+    """The streams have windows of different shapes and different speakers."""
     parts = Parts.random(flow_config())
     stops = [(12, 24, 36), (12, 24), (24, 36, 39), (6, 12, 18)]
     utterances = [chunks_of(some_tokens(each[-1], seed), each) for seed, each in enumerate(stops)]

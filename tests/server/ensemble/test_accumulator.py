@@ -1,4 +1,4 @@
-"""Clock of the accumulator, which never learns when later stages send audio."""
+"""Clock of the accumulator, which gets no message when later stages send audio."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""A stage of the ensemble: the order of chunks, errors that stay with their stream, streams that
-nobody asks about.
-"""
+"""Stage of the ensemble: order of chunks, errors of single streams, and idle streams."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ BROKEN, REFUSED, CRASHES, LOST = "broken", "refused", "crashes", "lost"
 
 @dataclass
 class CountingStage:
-    """Says how often its stream was advanced, and fails on demand."""
+    """Stage that returns the number of a stream's `advance` calls, and fails on demand."""
 
     open_states: set[int] = field(default_factory=set)
     batches: list[int] = field(default_factory=list)
@@ -57,9 +55,7 @@ class CountingStage:
 
 
 class Stage:
-    """A stage with a clock of its own; `said` are its answers, in the order in which they were
-    given.
-    """
+    """Stage with its own clock. `said` has its answers in order."""
 
     def __init__(self, most: int = 8) -> None:
         self.now = 0.0
@@ -82,7 +78,7 @@ class Stage:
         return Part(Label(stream, index, last, AudioFormat()), content, self._answer)
 
     def run(self, *parts: Part) -> list[str]:
-        """Answers to these parts, and to parts that waited for these."""
+        """Returns the answers to these parts, and to earlier parts that waited for them."""
         self.said.clear()
         self.stage.run(parts)
         return list(self.said)
@@ -193,7 +189,7 @@ def test_chunk_that_comes_twice_is_refused(stage: Stage) -> None:
 def test_a_batch_that_runs_for_too_long_is_reported_while_it_runs(
     most: int, seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A larger batch may take longer; `watch` needs no lock, which the batch holds."""
+    """A larger batch may take longer. `watch` does not need the lock that the batch holds."""
     stage = Stage(most)
     advance = stage.work.advance
 

@@ -23,7 +23,7 @@ LABEL = Label(1, 0, last=False, audio_format=AudioFormat())
 
 
 def contents(model: Token2Wav, tokens: NDArray[np.int32], voice: Voice) -> list[FlowContent]:
-    """The chunks of a whole utterance, as the accumulator sends them."""
+    """Returns the chunks of a whole utterance, as the accumulator sends them."""
     chunker = Chunker(voice.prompt_tokens, model.config, schedule_of(model.config))
     chunker.push(tokens, end=True)
     found: list[FlowContent] = []

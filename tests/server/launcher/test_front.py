@@ -1,4 +1,4 @@
-"""The front's places: utterances that wait for an answer leave some to other requests."""
+"""Request slots of the front: waiting utterances leave some slots to other requests."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def test_model_that_fails_to_load(
 def test_a_crash_while_it_starts_costs_a_second_try(
     crashing_repository: Callable[[int], Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Triton's Python backend does that now and then."""
+    """Triton's Python backend sometimes crashes at its start."""
     with TritonServer(
         tmp_path, model_repository=crashing_repository(1), ports=Ports.free(), verbose=False
     ) as server:
@@ -133,7 +133,7 @@ def test_server_that_dies(repository: Path, tmp_path: Path) -> None:
 def test_model_process_that_dies(
     repository: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Triton itself would go on, and say that it is ready."""
+    """Triton itself would go on, and report that it is ready."""
     with TritonServer(
         tmp_path, model_repository=repository, ports=Ports.free(), verbose=False
     ) as server:
@@ -148,7 +148,7 @@ def test_model_process_that_dies(
 
 
 def test_stop_at_once(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not even a server that hangs takes time."""
+    """Even a server that hangs is stopped without a wait."""
     monkeypatch.setattr("token2wav_server.launcher.process._GRACE_S", 2 * PATIENCE_SECONDS)
     with TritonServer(tmp_path, model_repository=repository, ports=Ports.free()) as server:
         traces = Traces.of(server.pid)
@@ -194,7 +194,7 @@ def test_reaper_that_is_killed(repository: Path, tmp_path: Path) -> None:
 def test_port_in_use(
     service: str, repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is found out before anything is started."""
+    """The error is raised before any process is started."""
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a process was started"))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -1,6 +1,6 @@
-"""The supervisor's decisions, with a server that only pretends.
+"""Decisions of the supervisor, with a scripted server.
 
-Real ones: tests/served/test_faults_restart.py.
+tests/served/test_faults_restart.py has real servers.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Tone, a made-up family of another distribution: tokens are pitches, and the model file says how
-loud they are.
+"""Tone, a made-up family of another distribution: tokens are pitches.
+
+The model file sets the loudness.
 """
 
 from __future__ import annotations
