@@ -73,7 +73,7 @@ def _scope(file: str) -> str:
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
-    # the number of tests of a file says nothing about their time
+    # files with few tests may take longer than files with many
     config.option.loadscopereorder = False
     return ByFile(config, log)
 

@@ -142,7 +142,7 @@ def test_later_requests_do_not_excuse_a_silent_server(answered: Call) -> None:
     sending(answered, (0.0, 5), (1.0, 5), (2.0, 5))
     assert answered.owed_since == 0.0
     answered.accept(answer(0), 2.5)
-    assert answered.owed_since == 2.5  # a sign of life, two answers still owed
+    assert answered.owed_since == 2.5  # an answer arrives, two answers are still missing
 
 
 def test_the_first_request_is_owed_once_the_last_is_sent(call: Call) -> None:

@@ -204,7 +204,7 @@ def test_a_signal_ends_it_without_a_traceback(
     status: int,
     said: str,
 ) -> None:
-    # A shell that runs the tests in the background hands down SIGINT ignored.
+    # A shell that runs the tests in the background makes its children ignore SIGINT.
     command = ["env", "--default-signal=INT", sys.executable, "-m", "token2wav_client"]
     command += ["synth", "--tokens", "-", "--voice", voice, "--out", str(tmp_path / "out.wav")]
     command += ["--url", url_of(mute_port), "--connect-timeout", f"{PATIENCE_SECONDS}"]

@@ -40,7 +40,7 @@ class FakeServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
             dtype = np.dtype(request.parameters["audio_format"].string_param)
             answers = list(self._answer(request, np.zeros(960 * 3, dtype)))
             yield from answers
-            if not answers:  # and does not end the stream either
+            if not answers:  # no answer, and no end of the stream
                 gone.wait()
 
 
@@ -132,7 +132,7 @@ def test_silence(capsys: pytest.CaptureFixture[str]) -> None:
     for timeout_s in (0.3, 3.0, 30.0):
         status = health(silent, f"--timeout={timeout_s}")
         errors = capsys.readouterr().err
-        if status != 3:  # else not even the connection was there in time, on a busy machine
+        if status != 3:  # status 3: on a busy machine, even the connection was too late
             break
     assert status == 5
     said = re.fullmatch(

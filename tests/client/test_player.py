@@ -122,7 +122,7 @@ def test_playing(monkeypatch: pytest.MonkeyPatch) -> None:
         player.write(np.array([255, 128, 0], np.uint8))
     assert speaker.heard[0].ravel().tolist() == [0, 32124, -32124]
     assert speaker.heard[0].shape == (3, 1)
-    assert speaker.calls == ["start", "stop", "close"]  # stop waits until all was heard
+    assert speaker.calls == ["start", "stop", "close"]  # stop waits until all audio has been played
     assert speaker.rates == [24_000]
     with Player("int16") as player:
         speaker.broken = True

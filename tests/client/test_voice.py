@@ -137,7 +137,7 @@ def test_a_hostile_file_is_refused_before_it_takes_memory(
 @pytest.mark.parametrize("name", ["v.npz", "v.safetensors"])
 def test_a_file_that_is_too_large_is_not_read_to_its_end(tmp_path: Path, name: str) -> None:
     (tmp_path / name).touch()
-    os.truncate(tmp_path / name, 10**11)  # takes no room on disk
+    os.truncate(tmp_path / name, 10**11)  # a sparse file, which takes no room on disk
     with memory_within(256 << 20), pytest.raises(VoiceError, match="the file has more than 64 MiB"):
         ClientVoice.load(tmp_path / name)
 

@@ -164,7 +164,7 @@ def test_files_and_pipes_hold_all_received_audio(
         assert content.partition(b"data")[2][4:] == samples
         assert piped.partition(b"data")[2][:4] == piped[4:8] == b"\xff\xff\xff\xff"
         assert soundfile.info(io.BytesIO(piped)).frames == len(sent)
-    elif kind == "flac":  # which alone goes back to its header, for sizes and a checksum
+    elif kind == "flac":  # only FLAC rewrites its header, for sizes and a checksum
         assert (content[:8], content[42:]) == (piped[:8], piped[42:])
     else:
         heard, _ = soundfile.read(io.BytesIO(piped), dtype="float32")
@@ -299,7 +299,7 @@ def test_an_interrupt_while_a_pipe_is_full_repeats_and_loses_nothing(
     assert len(sent) == len(whole) > 1 << 16
     if kind == "flac":  # in a pipe, the header stays as it was written at the beginning
         assert sent[42:] == whole[42:]
-    else:  # each Ogg stream has a number of its own, which is in its checksums
+    else:  # each Ogg stream has its own number, which is part of its checksums
         (heard, _), (wanted, _) = soundfile.read(io.BytesIO(sent)), soundfile.read(path)
         np.testing.assert_array_equal(heard, wanted)
 

@@ -152,7 +152,7 @@ def numbers(section: type) -> Iterator[tuple[str, Bounds]]:
         if get_origin(inner) is tuple:
             inner, *bounds = get_args(get_args(inner)[0])
         if inner not in (bool, str) and get_origin(inner) is not Literal:
-            yield name, bounds[0]  # a number without bounds has none
+            yield name, bounds[0]  # None for a number without bounds
 
 
 SETTINGS = [

@@ -157,7 +157,7 @@ def test_chance_moves_a_rate_less_with_more_sentences() -> None:
     for found in (few, many):
         low, high = found["difference"]
         assert low < 0.125 < high  # one word in eight
-        np.testing.assert_allclose(found["ratio"], 2)  # whichever sentences are drawn
+        np.testing.assert_allclose(found["ratio"], 2)  # for any sentences that are drawn
     assert np.ptp(many["difference"]) < np.ptp(few["difference"]) / 5
     assert resampled(said, heard, heard)["difference"] == [0, 0]
 

@@ -77,7 +77,7 @@ def test_pages_are_given_back_as_soon_as_a_stream_goes_on_without_them(parts: Pa
     engine = parts.incremental(pages=2 * RESERVED)
     first, second = (FlowStream(engine, a_voice(0), parts.config, FIXED) for _ in range(2))
     first.push(some_tokens(103))
-    assert engine.pool.used == RESERVED  # the second one's
+    assert engine.pool.used == RESERVED  # pages of the second stream
     second.push(some_tokens(53, seed=1)).finish()
     first.push(some_tokens(30, seed=2)).finish()
     first_tokens = [some_tokens(103), some_tokens(30, seed=2)]
@@ -126,7 +126,7 @@ def test_idle_voices_make_room(parts: Parts) -> None:
         engine.close(engine.open(a_voice(prompt)))
     assert (engine.pool.used, len(engine.prefixes)) == (4, 2)
     flow_mel(parts, engine, [some_tokens(100)], a_voice(0), FIXED)  # 4 pages
-    # the older one went; an empty one came
+    # the older prompt was evicted; an empty one was added
     assert [len(engine.prefixes), engine.prefixes.computed] == [2, 3]
     calls = solver.calls
     engine.close(engine.open(a_voice(54)))

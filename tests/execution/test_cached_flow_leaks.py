@@ -146,7 +146,7 @@ def test_an_open_that_fails_at_any_step_leaves_nothing(
         patch.setattr(*STEPS[step](engine), fail)
         for _ in range(3):
             if known and step in ("the prompt's encoding", "the speaker", "the prompt's blocks"):
-                model.stream(voice).cancel()  # these were done before
+                model.stream(voice).cancel()  # the voice is known, so this stage ran before
                 continue
             with pytest.raises(EngineError, match="it broke"):
                 model.stream(voice)

@@ -148,7 +148,7 @@ def test_prompts_belong_to_a_number_of_steps_and_share_one_pool(model: Token2Wav
     for handle in handles:
         flow.close(handle)
     flow.close(handles[0])
-    # prompts stay, of every number
+    # prompts stay for every number of steps
     assert flow.usage().used == flow.usage().shared == flow.usage().idle
     assert flow.open_streams == 0
 

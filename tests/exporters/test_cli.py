@@ -135,7 +135,7 @@ def test_verify_says_that_it_compares_torch_with_itself(
     assert f"{tmp_path} has no graph that can run on this device" in told.err
     assert f"token2wav-export onnx --model {TINY} --out {tmp_path}\n" in told.err
     assert main(verify(tmp_path, "--backend=torch")) == 0
-    assert "compared with itself" not in capsys.readouterr().err  # it was asked for
+    assert "compared with itself" not in capsys.readouterr().err  # the option was given
 
 
 def test_verify_does_not_skip_a_graph_that_cannot_be_used(

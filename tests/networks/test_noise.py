@@ -179,7 +179,7 @@ def test_memory_of_source_noise_is_bounded() -> None:
     for block in range(30):
         noise.window(block * BLOCK, block * BLOCK + 1)
     states = noise._known
-    noise.window(0, 3 * BLOCK)  # known values add nothing
+    noise.window(0, 3 * BLOCK)  # blocks with known states add no states
     assert noise._known == states
     assert len(noise._blocks) == _BLOCKS_KEPT
     assert noise._states.numel() < 301 * 6000

@@ -30,7 +30,7 @@ from token2wav_voice import FrontEnd, Recording
 
 TRIM_MS = 3000
 SILENT_TOKENS = 50  # 2 s: whole chunks of nothing
-NEAR_DB = 40.0  # batches on a server sum in another order
+NEAR_DB = 40.0  # tolerance: batches on a server sum in another order
 
 
 @pytest.fixture(scope="module")

@@ -159,7 +159,7 @@ def test_abandoned_streams_are_freed_in_all_stages(ensemble: Rig, golden: Golden
         connection.send([1], golden.voice, "silent", start=True)
         while not (errors := connection.answers().errors):
             time.sleep(0.2)
-            connection.send([], None, "silent")  # no sign of life
+            connection.send([], None, "silent")  # an empty message does not count as activity
         assert errors == [f"{IN}stream: no tokens for {IDLE_SECONDS:g} s, so it was closed"]
     ensemble.wait_until_empty()
     with ensemble.connect(MODEL) as connection:

@@ -49,7 +49,7 @@ def test_a_client_that_stops_reading(
             np.abs(audio - model.synthesize(golden.tokens, golden.voice)).max()
             <= SERVER_EQUALS_LIBRARY
         )
-        rig.wait_until_empty()  # although it still has not read
+        rig.wait_until_empty()  # although the client still has not read
         call.cancel()
         requests.put(None)
     with Client(rig.server.grpc_url) as client:

@@ -21,7 +21,7 @@ from token2wav_client import ClientVoice
 from token2wav_server.launcher.ports import Ports
 
 ROOM_MIB = 200
-FLOOD_BYTES = 2 << 30  # far more than it takes: Triton 2.51 keeps 2.2 bytes of memory for each
+FLOOD_BYTES = 2 << 30  # far more than needed: Triton 2.51 keeps 2.2 bytes of memory for each
 HEADERS, SETTINGS, CONTINUATION = 1, 4, 9
 
 

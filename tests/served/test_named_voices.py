@@ -148,7 +148,7 @@ def test_a_voice_of_the_settings_goes_by_its_name_and_by_its_id(
 
     computed = prompts("miss")
     by_name = spoken(keeping, golden.tokens, "anna")
-    assert prompts("miss") == computed  # it was there before anybody asked
+    assert prompts("miss") == computed  # the prompt was computed before the first request
     for factor in range(2, 11):  # more voices than the server keeps of voices that are sent
         spoken(keeping, golden.tokens[:3], variant(voice, factor))
     assert np.array_equal(spoken(keeping, golden.tokens, voice.id), by_name)

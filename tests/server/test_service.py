@@ -101,7 +101,7 @@ class FakeRequest:
 
     def __init__(self, **inputs: Any) -> None:
         self.inputs = inputs
-        self.errors: list[str | None] = []  # of all answers but the empty last word
+        self.errors: list[str | None] = []  # of all answers except the last, empty one
         self.over = False
 
     def correlation_id(self) -> int:

@@ -138,7 +138,7 @@ def test_a_voice_with_a_name_stays_and_is_known_by_its_id_too() -> None:
     registry.keep("anna", anna)
     for seed in range(1, 4):
         registry.register(a_voice(4, seed))
-    assert registry.register(anna) == anna.content_hash  # sent all the same
+    assert registry.register(anna) == anna.content_hash  # sent although the server knows it
     assert registry.named("anna") is anna
     assert registry.get(anna.content_hash) is anna
     assert registry.get(a_voice(4, 3).content_hash)

@@ -252,6 +252,6 @@ def test_a_playback_clock_counts_from_the_first_audio_and_its_buffer() -> None:
     clock.now += 1.2
     assert (playback.sent(1.0), playback.plays_until) == (0.0, 1002.3)
     clock.now += 1.5
-    assert playback.sent(0.5) == pytest.approx(0.4)  # the listener heard nothing for as long
+    assert playback.sent(0.5) == pytest.approx(0.4)  # the listener was silent for as long
     assert playback.plays_until == pytest.approx(1003.2)
     assert (playback.started, playback.seconds_sent, playback.underruns) == (1000.0, 2.5, 1)

@@ -137,7 +137,7 @@ def test_as_many_speak_early_as_the_workers_compute_in_time(
     batches: dict[int, float], most: int
 ) -> None:
     load = Load()
-    load.computed(1, 3.0)  # the first of all does not count
+    load.computed(1, 3.0)  # the first measurement does not count
     for _ in range(100):
         for chunks, seconds in batches.items():
             load.computed(chunks, seconds)

@@ -63,7 +63,7 @@ def test_first_audio_comes_with_the_token_that_completes_the_lookahead(
     config = parts.config
     schedule = HopSchedule.of(StreamConfig(first_tokens=first_tokens), config)
     chunker = Chunker(a_voice(prompt).prompt_tokens, config, schedule)
-    # the whole first hop may be there before
+    # the whole first hop may be complete earlier
     first = min(prompt + first_tokens, config.grid(prompt).first_boundary + schedule.first)
     while chunker.next_chunk is None:
         chunker.push(some_tokens(1))

@@ -482,7 +482,7 @@ def test_a_device_that_is_not_there_is_named(device: str) -> None:
 def test_a_cancelled_stream_makes_room_for_another_that_speaks_early(voice: Voice) -> None:
     model = Token2Wav.load(TINY, runtime=RuntimeConfig(device="cpu"))
     for _ in range(30):
-        model.pipeline.load.computed(1, 0.04)  # so that one stream is all that can
+        model.pipeline.load.computed(1, 0.04)  # so that only one stream can do so
     with model.stream(voice) as cancelled, model.stream(voice) as other:
         assert cancelled.push(demo_tokens(11))
         assert not other.push(demo_tokens(11))

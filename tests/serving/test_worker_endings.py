@@ -176,7 +176,7 @@ def test_a_full_server_whose_worker_hangs_does_not_say_that_it_is_full(
     clock, hanging = FakeClock(), Hanging()
     workers = make(model, clock=clock, streams=1, stream_tokens=15000)
     time.sleep(0.1)
-    clock.now += 1000.0  # nobody speaks
+    clock.now += 1000.0  # while no stream is open
     vocoder.meanwhile[moment] = hanging
     running = speak(workers, voice, FIRST)
     assert hanging.reached.wait(WAIT_SECONDS)

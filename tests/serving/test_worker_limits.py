@@ -81,7 +81,7 @@ def test_tokens_of_an_utterance_are_limited_over_all_its_requests(make: Make, vo
 def test_requests_that_wait_are_limited(make: Make, voice: Voice) -> None:
     workers = make(stream_tokens=2000)
     running = GatedReply()
-    # beside the one that runs
+    # in addition to the running request
     waiting = [RecordingReply() for _ in range(MAX_WAITING_MESSAGES - 1)]
     utterance = workers.open(voice)
     workers.push(utterance, demo_tokens(FIRST), running, end=False)
@@ -137,7 +137,7 @@ def test_only_named_clients_are_limited(make: Make, voice: Voice) -> None:
     opened.append(workers.open(voice, client="alice"))
     for utterance in opened:
         workers.cancel(utterance)
-    opened = [workers.open(voice) for _ in range(5)]  # without a balancer nobody has a name
+    opened = [workers.open(voice) for _ in range(5)]  # without a balancer, clients have no names
     for utterance in opened:
         workers.cancel(utterance)
 

@@ -83,7 +83,7 @@ def test_workers_compute_at_the_same_time(
         reply = RecordingReply()
         workers.push(first, demo_tokens(FIRST), reply, end=True)
         until(lambda: barrier.n_waiting == 1)
-        vocoder.meanwhile["advance"] = meeting  # the first call took it
+        vocoder.meanwhile["advance"] = meeting  # the first call removed the function
         second = speak(workers, voice, FIRST)
         reply.succeeded()
         second.succeeded()

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).with_name("compile_kernels.py")
-SHARED_BYTES = {80: 163 << 10, 90: 227 << 10}  # that a program can have, by compute capability
+SHARED_BYTES = {80: 163 << 10, 90: 227 << 10}  # shared memory of a program, by compute capability
 
-FEW_BYTES = 32  # of registers, for compilers differ a little
+FEW_BYTES = 32  # tolerated spills of registers, because compilers differ a little
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_kernels_compile_without_a_gpu(
         "a kernel is compiled once, whatever the batch; attention for two widths of tiles"
     )
     for name, storage, _, spilled, shared, wide in lines:
-        if storage != "float32":  # which is there to compare with
+        if storage != "float32":  # float32 pages are only a reference
             assert int(spilled) <= FEW_BYTES, f"{name} on {storage} pages runs out of registers"
         assert int(shared) <= SHARED_BYTES[capability]
         assert int(wide) > 0, f"{name} on {storage} pages loads in small pieces"

@@ -24,7 +24,7 @@ from token2wav.serving.audio_output import AudioChunk
 
 Load = Callable[..., Token2Wav]
 
-HELD_BACK_IN_PUBLIC, DELAY = 8 * 480, 4 * 480 + 4  # samples: by the public loop, and here
+HELD_BACK_IN_PUBLIC, DELAY = 8 * 480, 4 * 480 + 4  # samples held back by the public loop, and here
 
 
 class MelRecorder:

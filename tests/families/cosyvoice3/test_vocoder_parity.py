@@ -105,7 +105,7 @@ def test_audio_of_a_short_mel(golden: GoldenSet, hift: HiFT, noises: Noises) -> 
     assert off(final, golden["hift.finalize.audio"]) <= tolerances.AUDIO
     reference = golden["hift.nofinalize.audio"]
     unfinished = hift.vocode(mel, noises[1], final=False, phase="reference")
-    # less is held back than in public
+    # less is held back than in the public code
     assert unfinished.shape[1] == reference.shape[1] + 8 * 480 - hift.output_delay
     assert off(unfinished[:, : reference.shape[1]], reference) <= tolerances.AUDIO
 

@@ -58,7 +58,7 @@ def test_the_published_window_is_each_chunk_with_its_blocks() -> None:
     expected, start = [], 0
     while start < count:
         stop = start + 2 * BLOCK
-        last = stop + BLOCK > count  # its one future block is not there
+        last = stop + BLOCK > count  # the one future block is missing
         stop, end = (count, count) if last else (stop, stop + BLOCK)
         begin = max(0, start - 2 * BLOCK)
         window = parts.by_hand(tokens[begin:end], voice, begin // BLOCK)

@@ -29,7 +29,7 @@ def test_serves_and_leaves_nothing_behind(
     log = tmp_path / "server.log"
     server = TritonServer(tmp_path, model_repository=repository, ports=Ports.free(), log_file=log)
     with server:
-        # one more, as of a backend that was killed
+        # a further folder, as a killed backend leaves it
         tempfile.mkdtemp(prefix="python_env_", dir="/tmp")
         traces = Traces.of(server.pid)
         assert len(traces.processes) == 3, "reaper, tritonserver and one stub"
@@ -58,7 +58,7 @@ def test_the_end_of_one_server_keeps_the_resources_of_another(
         for log in logs
     )
     with first, second:
-        os.kill(first.pid, signal.SIGKILL)  # its reaper cleans up
+        os.kill(first.pid, signal.SIGKILL)  # the reaper of the server cleans up
         assert first.wait(PATIENCE_SECONDS) == 128 + signal.SIGKILL
     assert "terminate called" not in logs[1].read_text(), (
         "a server that misses its backend folder aborts"
