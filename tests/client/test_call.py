@@ -233,7 +233,7 @@ def test_audio_that_was_delivered_is_not_delivered_again(call: Call) -> None:
     assert call.complete
 
 
-def test_a_final_chunk_is_delivered_though_nothing_in_it_is_new(call: Call) -> None:
+def test_a_final_chunk_is_delivered_even_without_new_audio(call: Call) -> None:
     call.request([1, 2], 0.0, end=False)
     call.accept(part(0, 0, 2), 1.0)
     call.again(2.0)
@@ -242,7 +242,7 @@ def test_a_final_chunk_is_delivered_though_nothing_in_it_is_new(call: Call) -> N
     assert (len(last.audio), last.final) == (0, True)
 
 
-def test_another_attempt_says_the_same_under_another_id(call: Call) -> None:
+def test_another_attempt_sends_the_same_tokens_under_another_id(call: Call) -> None:
     before = [call.request(tokens, 0.0, end=False) for tokens in ([], [1, 2], [3])]
     call.interrupt()
     before.append(call.request([4], 1.0, end=True))  # meanwhile

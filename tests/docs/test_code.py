@@ -20,7 +20,7 @@ def test_python_compiles(page: Path) -> None:
             compile(block.text, page.name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
 
 
-def test_every_block_of_commands_says_whether_it_can_run(page: Path) -> None:
+def test_every_block_of_commands_is_marked_as_runnable_or_not(page: Path) -> None:
     for block in blocks(page):
         assert block.text.strip()
 

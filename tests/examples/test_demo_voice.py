@@ -49,7 +49,7 @@ def test_log_mel_resembles_the_recording(front_end: FrontEnd, voice: Voice) -> N
 
 
 def test_streams_equal_the_whole(front_end: FrontEnd, voice: Voice) -> None:
-    """The demo's vocoder has other stages and windows than the public one, so its own look-ahead."""
+    """Its vocoder has other stages and windows than the public one, so its own look-ahead."""
     tokens = front_end.tokens(Recording.load(demo.SENTENCE))
     model = Token2Wav.load(demo.MODEL, stream=StreamConfig(first_tokens=0, max_hop_tokens=25))
     mel = model.mel(tokens, voice)

@@ -78,7 +78,7 @@ def test_pages_that_follow_one_another_are_read_in_place() -> None:
         assert (data.data_ptr() <= k.data_ptr() < data.data_ptr() + data.nbytes) == in_place
 
 
-def test_bytes_of_a_page_are_those_of_its_tensors() -> None:
+def test_bytes_of_a_page_equal_the_bytes_of_its_tensors() -> None:
     for storage in STORAGES:
         layout = a_layout(storage)
         store = PagedKVCache(layout, 3, torch.device("cpu"))

@@ -85,7 +85,7 @@ def reference(folder: Path, grid: Sequence[float], guidance: float, voice: Voice
     ],
 )
 @pytest.mark.parametrize("guidance", [0.7, 0])
-def test_streams_are_the_public_arithmetic_at_those_times(
+def test_streams_equal_the_public_arithmetic_at_their_times(
     tmp_path: Path,
     scheduler: str,
     steps: int,

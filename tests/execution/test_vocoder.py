@@ -178,7 +178,7 @@ def test_another_geometry() -> None:
         check(engine, utterances)
 
 
-def test_nothing_beyond_the_delay_has_influence_and_it_is_no_longer_than_needed(
+def test_the_output_delay_is_sufficient_and_minimal(
     parts: Parts,
 ) -> None:
     hift, at = parts.hift, 40

@@ -126,7 +126,7 @@ def verify(folder: Path, *options: str) -> list[str]:
     return ["verify", *given, *options]
 
 
-def test_verify_says_that_it_compares_torch_with_itself(
+def test_verify_warns_that_it_compares_torch_with_itself(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     assert main(verify(tmp_path)) == 0
@@ -202,7 +202,7 @@ def test_inspect_prints_the_content_of_a_graph(
     assert 100_000 < step["weights"] <= sum(step["artifact"]["sizes"].values())
 
 
-def test_inspect_says_why_something_is_stale(tmp_path: Path) -> None:
+def test_inspect_prints_why_an_artefact_is_stale(tmp_path: Path) -> None:
     folder = EngineFolder(tmp_path)
     graph = add(folder, content=b"no graph at all")
     add(folder, engine("8.9", "0.1"))

@@ -203,7 +203,7 @@ def test_a_server_serves_on_onnx_by_configuration_alone(
     assert snr_db(answers.audio, load("", "torch").synthesize(tokens, voice)) >= AUDIO_DB
 
 
-def test_a_server_without_the_graphs_says_how_to_make_them(tmp_path: Path) -> None:
+def test_a_server_without_graphs_names_the_command_that_makes_them(tmp_path: Path) -> None:
     settings = f"runtime: {{backend: onnx, engines: '{tmp_path}', device: cpu}}"
     with (
         pytest.raises(ServerError, match="token2wav-export onnx"),

@@ -78,7 +78,7 @@ def test_the_source_noise_of_the_full_size_is_the_public_one() -> None:
     )
 )
 @settings(max_examples=15)
-def test_flow_noise_is_the_same_however_it_is_asked_for(windows: list[tuple[int, int]]) -> None:
+def test_windows_of_flow_noise_equal_the_whole(windows: list[tuple[int, int]]) -> None:
     noise = FlowNoise(BANDS)
     whole = FlowNoise(BANDS).window(0, 2 * PAGE_FRAMES + 700)
     for start, count in windows:
@@ -91,7 +91,7 @@ def test_flow_noise_is_the_same_however_it_is_asked_for(windows: list[tuple[int,
     st.lists(st.tuples(st.integers(0, 3 * BLOCK), st.integers(0, BLOCK)), min_size=1, max_size=6)
 )
 @settings(max_examples=20)
-def test_source_noise_is_the_same_however_it_is_asked_for(windows: list[tuple[int, int]]) -> None:
+def test_windows_of_source_noise_equal_the_whole(windows: list[tuple[int, int]]) -> None:
     config = CosyVoice3Config.read(TINY)
     noise = SourceNoise(HARMONICS, draws_before_source(config.flow, config.vocoder))
     for start, count in windows:

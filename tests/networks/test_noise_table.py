@@ -38,7 +38,7 @@ def check(table: NoiseTable, raw: SourceNoise, starts: list[int], width: int = 6
         assert torch.allclose(noise[before:].flatten(), expected, atol=ROUNDING, rtol=0)
 
 
-def test_stretches_are_those_of_the_window(source: HarmonicSource, raw: SourceNoise) -> None:
+def test_stretches_equal_the_window(source: HarmonicSource, raw: SourceNoise) -> None:
     table = NoiseTable(raw, source)
     check(table, raw, [0, 120, 49, 3, -3])
     check(table, raw, [BLOCK * 299 - 1])  # past the public buffer, and past the table's first size

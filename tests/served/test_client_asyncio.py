@@ -114,7 +114,7 @@ def test_a_cancelled_task_frees_its_stream_at_once(
     asyncio.run(run())
 
 
-def test_errors_are_those_of_the_other_client(rig: Rig, voice: ClientVoice) -> None:
+def test_errors_equal_the_synchronous_client(rig: Rig, voice: ClientVoice) -> None:
     async def broken() -> AsyncIterator[list[int]]:
         yield [1]
         raise KeyError("the source")

@@ -64,7 +64,7 @@ def test_an_unknown_voice_is_refused(rig: Rig, golden: GoldenSet) -> None:
         spoken(rig, golden.tokens, UNKNOWN)
 
 
-def test_the_command_says_that_a_voice_is_unknown(rig: Rig, tmp_path: Path) -> None:
+def test_the_command_reports_an_unknown_voice(rig: Rig, tmp_path: Path) -> None:
     given = [f"--tokens={DATA}/demo/tokens.npy", f"--out={tmp_path / 'out.wav'}"]
     command = synth(rig.server.grpc_url, *given, f"--voice-id={UNKNOWN}")
     completed = subprocess.run(
@@ -161,7 +161,7 @@ def test_a_voice_of_the_settings_goes_by_its_name_and_by_its_id(
     assert np.array_equal(soundfile.read(out, dtype="float32")[0], by_name)
 
 
-def test_an_unknown_name_is_refused_with_those_that_are_known(keeping: Rig, rig: Rig) -> None:
+def test_an_unknown_name_is_refused_with_the_known_names(keeping: Rig, rig: Rig) -> None:
     tokens = np.array([1], np.int32)
     with pytest.raises(
         ServerError, match=r"^voice: 'Änne .b' is unknown; this server has the voices anna$"

@@ -50,9 +50,7 @@ def spoken(
     return np.concatenate([np.asarray(chunk.audio, np.float32) for chunk in chunks])
 
 
-def test_streams_side_by_side_are_those_of_the_library(
-    served: Rig, name: str, local: Token2Wav
-) -> None:
+def test_streams_side_by_side_equal_the_library(served: Rig, name: str, local: Token2Wav) -> None:
     cases = [(TOKENS[: 130 - 23 * seed], a_voice(seed), 1 + 6 * seed) for seed in range(4)]
     with ThreadPoolExecutor(len(cases)) as threads:
         heard = [threads.submit(spoken, served.server.grpc_url, name, *case) for case in cases]

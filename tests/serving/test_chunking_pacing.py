@@ -29,7 +29,7 @@ def test_no_underruns_with_200_ms_of_buffer_at_the_pace_of_speech(
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_nobody_hears_less_than_with_hops_that_grow_regardless(pattern: str) -> None:
+def test_no_stream_has_more_silence_than_with_hops_that_always_grow(pattern: str) -> None:
     for pace in PACES:
         grown, ours = (replay(schedule, FLOW, pace, pattern) for schedule in (GROWING, WAITING))
         assert ours.silent_s <= grown.silent_s

@@ -114,7 +114,7 @@ def test_provisional_chunks_take_no_page_and_leave_no_trace(parts: Parts) -> Non
 
 
 @pytest.mark.parametrize("storage", ["float32", "float16", "int8"])
-def test_a_block_is_the_same_whatever_was_spoken_of_it_before(
+def test_a_whole_block_does_not_depend_on_earlier_provisional_chunks(
     parts: Parts, storage: Storage
 ) -> None:
     early, late = (

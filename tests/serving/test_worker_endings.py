@@ -164,7 +164,7 @@ def test_idle_and_abandoned_streams_are_freed_while_the_worker_hangs(
 
 
 @pytest.mark.parametrize("moment", ["open", "advance"])
-def test_a_full_server_whose_worker_hangs_does_not_say_that_it_is_full(
+def test_a_full_server_with_a_hung_worker_does_not_report_that_it_is_full(
     make: Make,
     faulty: tuple[Token2Wav, FaultyVocoder],
     voice: Voice,

@@ -247,7 +247,7 @@ def test_an_observer_that_raises_at_every_call_harms_nobody(
 @pytest.mark.parametrize(
     "call", ["next_to_open", "next_batch", "computed", "finish_consumed_messages", "overdue"]
 )
-def test_a_worker_outlives_a_fault_of_ours(
+def test_a_worker_survives_an_internal_error(
     make: Make, voice: Voice, expected: Expected, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The affected request receives an error, or its audio all the same."""

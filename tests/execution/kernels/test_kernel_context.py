@@ -121,7 +121,7 @@ def spoken(runner: Runner, store: StateStore) -> list[torch.Tensor]:
     ("name", "storage", "guidance"),
     [("unet", "float32", 0.7), ("step audio", "float32", 0.7), ("unet", "float16", 0.0)],
 )
-def test_streams_equal_those_run_eagerly(name: str, storage: Storage, guidance: float) -> None:
+def test_streams_equal_eager_streams(name: str, storage: Storage, guidance: float) -> None:
     found = []
     for kernels in (True, False):
         estimator = an_estimator(name)

@@ -139,7 +139,7 @@ def some(random: np.random.Generator, count: int) -> Tokens:
         ("float16", 0, 0.0, True),
     ],
 )
-def test_streams_equal_those_on_torch(
+def test_streams_equal_streams_on_torch(
     storage: Storage, left_blocks: int, guidance: float, half: bool
 ) -> None:
     found, wanted = (

@@ -96,7 +96,7 @@ def a_cache(storage: Storage) -> PagedKVCache:
 
 
 def rotated(x: torch.Tensor) -> torch.Tensor:
-    """Rotates keys or queries (2 * ROWS, BLOCK, INNER) by their positions, and splits the branches."""
+    """Rotates keys or queries (2 * ROWS, BLOCK, INNER) by position, and splits the branches."""
     cos, sin = angles()
     return dit.rotate_first_head(x, cos.repeat(2, 1, 1), sin.repeat(2, 1, 1)).unflatten(
         0, (2, ROWS)

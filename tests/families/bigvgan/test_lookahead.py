@@ -38,7 +38,7 @@ CONFIGS = {
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
-def test_an_impulse_sounds_as_much_earlier_as_the_delay_says(config: BigVGANConfig) -> None:
+def test_an_impulse_arrives_earlier_by_the_declared_delay(config: BigVGANConfig) -> None:
     bigvgan = tracer(config)
     at = bigvgan.lookahead_frames + 2
     mel = torch.zeros(1, config.num_mels, at + 3, dtype=torch.float64)

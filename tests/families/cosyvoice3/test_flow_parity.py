@@ -52,7 +52,7 @@ def test_lookahead_of_an_unfinished_utterance(golden: GoldenSet, flow: Flow) -> 
 
 
 @pytest.mark.parametrize("stops", [(25, 50, 75), (1, 2, 3, 40), (100,)], ids=str)
-def test_conditions_of_chunks_equal_those_of_the_whole(
+def test_conditions_of_chunks_equal_conditions_of_the_whole(
     golden: GoldenSet, flow: Flow, stops: tuple[int, ...]
 ) -> None:
     tokens, whole = all_tokens(golden, flow), golden["flow.mu.finalize"][0]

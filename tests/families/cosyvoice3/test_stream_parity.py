@@ -106,7 +106,7 @@ def test_prompt_does_not_end_on_a_block(golden: GoldenSet) -> None:
     assert golden["in.prompt_token"].shape[1] % 25
 
 
-def test_chunks_are_those_of_the_public_loop(golden: GoldenSet, public_run: Run) -> None:
+def test_chunks_equal_the_public_loop(golden: GoldenSet, public_run: Run) -> None:
     chunks = public_run.chunks
     sent = np.cumsum([len(chunk.audio) for chunk in chunks])
     earlier = np.array([HELD_BACK_IN_PUBLIC - DELAY] * (len(chunks) - 1) + [0])
@@ -135,9 +135,7 @@ def test_audio_of_the_golden_mel_chunk_by_chunk(golden: GoldenSet, public: Token
     vocoder.close(handle)
 
 
-def test_our_chunks_but_the_last_are_those_of_the_public_loop(
-    golden: GoldenSet, our_run: Run
-) -> None:
+def test_all_chunks_but_the_last_equal_the_public_loop(golden: GoldenSet, our_run: Run) -> None:
     """The public loop computes the last chunk under the full mask."""
     for index, mel in enumerate(our_run.mels[:-1]):
         assert float((mel - golden.chunk(index, "mel")).abs().max()) <= tolerances.MEL, (

@@ -82,7 +82,7 @@ def test_a_section_that_cannot_be_is_refused(
     assert str(tmp_path) in str(caught.value)
 
 
-def test_an_engine_that_cannot_run_it_says_so(folder: Path) -> None:
+def test_an_engine_that_cannot_run_streamflow_is_refused(folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"runtime\.backend: onnx cannot run guided attention"):
         Token2Wav.load(folder, runtime=RuntimeConfig(device="cpu", backend="onnx"))
 

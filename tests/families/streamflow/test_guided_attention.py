@@ -63,7 +63,7 @@ def test_an_assignment_that_cannot_be(
     ("backward", "forward"),
     [((), ()), ((2, 4), (1,)), ((2, 4), (1, 5)), ((1,), (2, 3, 4)), ((1, 2, 3, 4, 5), ())],
 )
-def test_one_changed_frame_shows_as_far_as_the_assignment_says(
+def test_a_changed_frame_reaches_exactly_the_receptive_field(
     backward: tuple[int, ...], forward: tuple[int, ...]
 ) -> None:
     """A change reaches exactly the furthest block of the receptive field, and no further block."""

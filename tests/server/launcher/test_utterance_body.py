@@ -63,6 +63,6 @@ def test_a_number_of_a_million_digits_is_refused_at_once() -> None:
     assert told == f"tokens: {'9' * 20} is not an integer from -2147483648 to 2147483647"
 
 
-def test_a_sentence_is_short_whatever_the_body_holds() -> None:
+def test_messages_are_short_for_any_body() -> None:
     assert len(problem_of(json.dumps({"tokens": ["x" * 100_000]}).encode())) < 200
     assert len(problem_of(b'{"tokens":' + str(list(np.arange(5.5, 1000))).encode() + b"}")) < 200
