@@ -174,7 +174,7 @@ def test_a_section_has_a_time_limit_and_leaves_no_process(tmp_path: Path) -> Non
     settings, results = small(tmp_path)
     began = time.monotonic()
     run_section("streams", TINY, settings, results, 0.0)
-    assert section(tmp_path)["problem"].startswith("its time was over")
+    assert section(tmp_path)["problem"].startswith("the section exceeded its time")
     assert time.monotonic() - began < PATIENCE_SECONDS
     assert not holders(tmp_path / "log.txt")
 

@@ -42,13 +42,13 @@ def test_blocks_are_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("<!-- runnable: sever -->\n\n    make demo\n", "is no mark"),
+        ("<!-- runnable: sever -->\n\n    make demo\n", "is not a mark"),
         ("<!-- runnable -->\n\nText.\n", "no block"),
         ("<!-- runnable -->\n\n```yaml\na: 1\n```\n", "no block"),
         ("<!-- runnable -->", "no block"),
         ("<!-- runnable -->\nText.\n\n    make demo\n", "no block|no mark"),
-        ("<!-- not runnable -->\n\n    make demo\n", "is no mark"),
-        ("<!-- not runnable: -->\n\n    make demo\n", "is no mark"),
+        ("<!-- not runnable -->\n\n    make demo\n", "is not a mark"),
+        ("<!-- not runnable: -->\n\n    make demo\n", "is not a mark"),
         ("    make demo\n", "have no mark"),
         ("```bash\nmake demo\n```\n", "have no mark"),
     ],

@@ -42,7 +42,7 @@ def test_serve_without_a_model() -> None:
     done = run("make", "serve")
     assert done.returncode != 0
     assert done.stderr.startswith(
-        "make serve: name the model folder: make serve MODEL=path/to/folder\n"
+        "make serve: MODEL is missing; run: make serve MODEL=path/to/folder\n"
     )
 
 

@@ -67,6 +67,6 @@ def test_health_and_refusals(served: Rig, name: str) -> None:
     )
     with Client(served.server.grpc_url, model=name) as client:
         assert client.health(timeout_s=PATIENCE_SECONDS).first_audio_s is not None
-        with pytest.raises(ServerError, match="prompt_tokens: 5 tokens, expected none"):
+        with pytest.raises(ServerError, match="prompt_tokens: 5 tokens, expected 0"):
             list(client.synthesize([TOKENS], voice))
     served.wait_until_empty()
