@@ -128,7 +128,7 @@ def test_errors_equal_the_synchronous_client(rig: Rig, voice: ClientVoice) -> No
             for batches, error, sentence in (
                 ([[9999]], ServerError, "outside the vocabulary"),
                 ([[0.5]], TokenError, "dtype float64"),
-                ([], InputError, "tokens: none"),
+                ([], InputError, "tokens: 0 sent"),
                 (broken(), KeyError, "the source"),
             ):
                 with pytest.raises(error, match=sentence):

@@ -120,7 +120,7 @@ def test_a_full_disk_is_reported_with_the_written_audio(
         ([1, 6561], "tokens.npy", "tokens: 6561 at index 1 is outside the vocabulary 0 to 6560"),
         ([[1, 2], [3, 4]], "tokens.npy", "tokens: shape (2, 2), expected (any,) for this model"),
         ("6561", "-", "tokens: 6561 at index 0 is outside the vocabulary 0 to 6560"),
-        ("", "tokens.txt", "tokens: 0 found; an utterance needs at least 1"),
+        ("", "tokens.txt", "tokens: 0 sent; an utterance needs at least 1"),
         (
             "1 x",
             "tokens.txt",

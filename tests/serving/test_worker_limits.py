@@ -127,7 +127,7 @@ def test_only_named_clients_are_limited(make: Make, voice: Voice) -> None:
     opened = [workers.open(voice, client="alice") for _ in range(3)]  # half of 5, rounded up
     with pytest.raises(
         LimitError,
-        match=r"^streams: client 'alice' has 3 open streams, the most .*try again later$",
+        match=r"^streams: client 'alice' has 3 open, the most .*try again later$",
     ):
         workers.open(voice, client="alice")
     opened += [workers.open(voice, client="bob"), workers.open(voice)]

@@ -136,7 +136,7 @@ def test_recordings_and_models_that_are_refused(
     out = tmp_path / "voice.safetensors"
     assert main(["create", "--model", str(folder), "--wav", short, "--out", str(out)]) == 2
     assert error_of(capsys, "token2wav-voice").endswith(
-        f"{short}: too short: 0.99 s, at least 1 s is needed"
+        f"{short}: too short: 0.99 s; at least 1 s is needed"
     )
     assert tokenize(["--model", str(tmp_path / "none"), "--wav", short]) == 2
     assert error_of(capsys, "token2wav-tokenize").endswith("none: no such folder")

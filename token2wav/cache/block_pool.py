@@ -47,8 +47,8 @@ class BlockPool:
         with self._lock:
             if count > len(self._free):
                 raise OutOfBlocksError(
-                    f"cache: {count} pages needed, but {len(self._free)} of {self.capacity} "
-                    "are free; try again later"
+                    f"cache: {count} pages needed, {len(self._free)} of {self.capacity} free; "
+                    "try again later"
                 )
             taken = self._free[len(self._free) - count :][::-1]
             del self._free[len(self._free) - count :]

@@ -181,7 +181,7 @@ class LimitConfig:
             raise LimitError(f"streams: all {self.streams} are in use; try again later")
         if client and sum(owner == client for owner in owners) >= self.client_streams:
             raise LimitError(
-                f"streams: client '{client}' has {self.client_streams} open streams, the "
+                f"streams: client '{client}' has {self.client_streams} open, the "
                 "most that one client may have (limits.streams_per_client); try again later"
             )
 

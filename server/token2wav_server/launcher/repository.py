@@ -53,7 +53,7 @@ def fitted(repository: Path, model: Path, folder: Path) -> Path:
             )
         for codebooks in config.token_shape:
             text = re.sub(
-                r'(name: "(?:tokens|prompt_tokens|window)"[^}]*?dims: \[[^\]]*?-1)',
+                r'(name: "(?:tokens|prompt_tokens|chunk_tokens)"[^}]*?dims: \[[^\]]*?-1)',
                 rf"\g<1>, {codebooks}",
                 text,
             )

@@ -63,7 +63,7 @@ macaron_style: False | macaron_style: True | flow.encoder.macaron_style: True, b
 attention_heads: 2 | attention_heads: 3 | flow.encoder.output_size: 32 is not a multiple of 2 x 3
 input_size: 32\n    out | input_size: 31\n    out | flow.input_size: 31, but only 32 is
 in_channels: 320 | in_channels: 240 | flow.decoder.estimator.in_channels: 240, but
-channels: [32] | channels: [32, 32] | flow.decoder.estimator.channels: 2 of them
+channels: [32] | channels: [32, 32] | flow.decoder.estimator.channels: 2 entries
 <chunk_size> * <token_mel_ratio> | <chunk_size> | flow.decoder.estimator.static_chunk_size: 25, but
 token_frame_rate: 25 | token_frame_rate: 50 | sample_rate: 50 tokens per second of 960 samples
 HiFTGenerator | CausalHiFTGenerator | hift: expected '!new:...HiFTGenerator'

@@ -284,7 +284,7 @@ BREAKAGES: list[tuple[Breakage, list[str]]] = [
     (removed("hift.safetensors"), ["hift.safetensors", "hift.pt"]),
     (removed("flow.safetensors"), ["flow.safetensors", "flow.pt"]),
     (removed("flow.safetensors", "hift.safetensors"), ["neither"]),
-    (removed("cosyvoice3.yaml"), ["cosyvoice3.yaml", "is there"]),
+    (removed("cosyvoice3.yaml"), ["cosyvoice3.yaml", "not a model folder"]),
     (noise(**{RAND_NOISE: torch.zeros(1, 40, 50)}), [RAND_NOISE, "(1, 40, 50)", "80"]),
     (noise(**{RAND_NOISE: torch.zeros(80, 50)}), [RAND_NOISE, "(80, 50)"]),
     (noise(**NAN_NOISE), [RAND_NOISE, "NaN"]),

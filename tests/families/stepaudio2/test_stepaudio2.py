@@ -98,7 +98,7 @@ def test_the_published_vocoder_needs_no_description(tmp_path: Path) -> None:
 REFUSED = table(
     r"""
 mlp_ratio: 4.0 | mlp_ratio: 2.0 | flow.decoder.estimator.mlp_ratio: 2.0, but only 4.0 is supported
-in_channels: 320 | in_channels: 240 | flow.decoder.estimator.in_channels: 240, but only 320 is known
+in_channels: 320 | in_channels: 240 | flow.decoder.estimator.in_channels: 240, but only 320
 depth: 1 | depth: 0 | flow.decoder.estimator.depth: 0 is not between 1 and 256
 vocab_size: 6561 | vocab: 6561 | flow.vocab_size: missing
 decoder_dit.DiT | decoder.UNet | flow.decoder.estimator: expected '!new:...DiT'
