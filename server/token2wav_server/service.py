@@ -179,10 +179,10 @@ def _warn_of_small_cache(model: Token2Wav, config: ServerConfig) -> None:
         pages = max(1, window) + sizes.hops(config.stream)[1] // sizes.block_tokens + 2
     if capacity and (fit := capacity // pages) < config.limits.streams:
         log.warning(
-            "the cache has pages for %d streams of %g s, and limits.streams admits %d: more will "
-            "be refused, or slow "
-            "all down as they recompute; change limits.streams, stream.left_blocks or "
-            "runtime.cache_storage",
+            "the cache has pages for %d streams of %g s, and limits.streams admits %d: if more "
+            "streams are open than the cache has pages for, the server refuses new streams, or "
+            "recomputes open streams without the cache, which slows all streams; change "
+            "limits.streams, stream.left_blocks or runtime.cache_storage",
             *(fit, _USUAL_SECONDS, config.limits.streams),
         )
 

@@ -28,7 +28,7 @@ from token2wav_server.model_process import end_process
 
 ordered_stage.hang_seconds = lambda tokens: 0.2
 stage = mock.Mock(advance=lambda batch: time.sleep(600))
-hang = lambda seconds: end_process(f"has computed one batch for {seconds:.0f} s; it hangs")
+hang = lambda seconds: end_process(f"hangs (its batch has run for {seconds:.0f} s)")
 ordered = ordered_stage.OrderedStage(stage, LimitConfig(), on_hang=hang)
 ordered_stage.ticker(ordered.expire, 0.1)
 ordered_stage.ticker(ordered.watch, 0.1)

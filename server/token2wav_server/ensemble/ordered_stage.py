@@ -201,7 +201,9 @@ class OrderedStage:
                     continue
                 self._fail(
                     stream,
-                    StreamClosedError(f"stream: no chunk for {idle_seconds:g} s; it was dropped"),
+                    StreamClosedError(
+                        f"stream: no chunk for {idle_seconds:g} s, so the stream was closed"
+                    ),
                 )
                 stream.last_used = now
             self._changed(self.open_streams)
@@ -213,7 +215,7 @@ class OrderedStage:
         if stream.error is not None:
             _answer(part, stream.error)
         elif label.index < stream.next_index or label.index in stream.waiting:
-            _answer(part, StreamClosedError(f"stream: chunk {label.index} came twice"))
+            _answer(part, StreamClosedError(f"stream: chunk {label.index} was received twice"))
         else:
             stream.waiting[label.index] = part
 
@@ -263,7 +265,7 @@ class OrderedStage:
         except Exception as error:
             public = to_public_error(error)
             if public is error:  # else it is logged already
-                log.exception("a batch failed")
+                log.exception("a batch of chunks could not be computed")
             if not isinstance(public, EngineError):
                 public = EngineError(str(public))
             return [public] * len(batch)
@@ -311,7 +313,7 @@ def ticker(check: Callable[[], None], idle_seconds: float) -> Callable[[], None]
             # The thread goes on, because the next call may succeed. If the thread ended, abandoned
             # streams would never be dropped.
             except Exception:
-                log.exception("looking for idle streams or a hanging batch failed")
+                log.exception("the check for idle streams or for a batch that hangs failed")
 
     thread = threading.Thread(target=run, name="token2wav-ticker", daemon=True)
     thread.start()
@@ -328,4 +330,4 @@ def _answer(part: Part, result: Any) -> None:
     try:
         part.answer(result)
     except Exception:
-        log.warning("a chunk could not be answered", exc_info=True)
+        log.warning("the result of a chunk could not be sent", exc_info=True)

@@ -51,7 +51,7 @@ class FlowStage:
 
     def open(self, label: Label, content: FlowContent) -> int:
         if content.voice is None:
-            raise StreamClosedError("stream: its first chunk came without a voice")
+            raise StreamClosedError("stream: the first chunk of the stream has no voice")
         with self._running():
             return self._flow.open(content.voice, content.steps)
 

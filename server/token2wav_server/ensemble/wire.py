@@ -63,9 +63,7 @@ class StageModel:
             # accumulator receives no results of its chunks. It would refuse new streams once its
             # limit is reached, just like a server that is full. The launcher notices the end of
             # this process.
-            on_hang=lambda seconds: end_process(
-                f"has computed one batch for {seconds:.0f} s; it hangs"
-            ),
+            on_hang=lambda seconds: end_process(f"hangs (its batch has run for {seconds:.0f} s)"),
         )
         # `expire` and `watch` have a thread each. `expire` waits for the lock that a running batch
         # holds, so a batch that hangs would block `watch` for ever if both shared a thread.
@@ -95,7 +93,7 @@ class StageModel:
         except Token2WavError as error:
             TritonReply(request).fail(error)
         except Exception as error:
-            log.exception("a request could not be read")
+            log.exception("a request to a stage could not be read")
             TritonReply(request).fail(EngineError(f"stage: {type(error).__name__}: {error}"))
         return None
 
@@ -235,7 +233,9 @@ def _array(request: Any, name: str) -> NDArray[Any]:
     """
     found = tensor(request, name)
     if found is None:
-        raise InputError(name, "missing; this model is called by the ensemble, not by clients")
+        raise InputError(
+            name, "missing; only the ensemble may send requests to this model, not a client"
+        )
     return found[0].copy()
 
 

@@ -161,7 +161,7 @@ def test_idle_stream_is_freed_and_later_chunks_get_an_error(stage: Stage) -> Non
     stage.run(stage.part(1, 1))
     stage.now += 1
     stage.stage.expire()
-    dropped = "error stream: no chunk for 10 s; it was dropped"
+    dropped = "error stream: no chunk for 10 s, so the stream was closed"
     assert stage.said == ["ok 2", dropped]  # the chunk that waited
     assert stage.run(stage.part(2, 1)) == [dropped]
     assert stage.stage.open_streams == 1
@@ -178,10 +178,10 @@ def test_lost_streams_are_forgotten_in_the_end(stage: Stage) -> None:
 
 def test_chunk_that_comes_twice_is_refused(stage: Stage) -> None:
     assert stage.run(stage.part(1, 0), stage.part(1, 0)) == [
-        "error stream: chunk 0 came twice",
+        "error stream: chunk 0 was received twice",
         "ok 1",
     ]
-    assert stage.run(stage.part(1, 0)) == ["error stream: chunk 0 came twice"]
+    assert stage.run(stage.part(1, 0)) == ["error stream: chunk 0 was received twice"]
     assert stage.run(stage.part(1, 1)) == ["ok 2"]
 
 

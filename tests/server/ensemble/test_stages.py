@@ -75,7 +75,7 @@ def test_broken_audio_is_found_and_stays_with_its_stream(
 
 def test_first_chunk_without_a_voice_is_refused(model: Token2Wav) -> None:
     flow = FlowStage(model)
-    with pytest.raises(StreamClosedError, match="first chunk came without a voice"):
+    with pytest.raises(StreamClosedError, match="the first chunk of the stream has no voice"):
         flow.open(LABEL, FlowContent(TokenChunk(demo_tokens(28), 0, 25, last=False), None))
 
 
