@@ -13,20 +13,24 @@ if TYPE_CHECKING:
 class BlockGrid:
     """Division of a stream into attention blocks.
 
-    Positions are tokens or frames, counted from the start of the prompt. A position attends to its
-    own block and to earlier blocks: to all of them if `left_blocks` is negative, else to the last
-    `left_blocks` blocks and to the blocks of the prefix.
+    Positions are tokens or frames, counted from the start of the prompt. The prefix is the part of
+    the prompt that does not depend on the tokens after the prompt. It consists of whole blocks.
+    They are computed once for each voice, and every later block attends to them.
 
-    Example: blocks of 25 tokens, and a prompt of 30 tokens of which the first block depends on the
-    voice alone. The block boundaries are 0, 25, 50, 75, and the prompt ends inside the second
-    block: `BlockGrid(25, prompt=30, prefix=25)`.
+    A position attends to its own block and to earlier blocks. If `left_blocks` is negative, these
+    are all earlier blocks. Otherwise these are the blocks of the prefix, and the `left_blocks`
+    blocks before its own block.
+
+    Example: `BlockGrid(25, prompt=30, prefix=25)` has block boundaries at 0, 25, 50, 75 ... The
+    prompt of 30 tokens ends inside the second block. Its first block is the prefix. The second
+    block also depends on the first tokens of the utterance.
 
     Attributes:
-        block: positions of a block.
-        prompt: positions of the prompt.
-        prefix: positions at the start that depend on the voice alone. They end with a block. Their
-            blocks are computed once for each voice, and stay visible to all later blocks.
-        prompt_padding: padding positions before the prompt, which complete the first block.
+        block: number of positions in a block.
+        prompt: number of positions in the prompt.
+        prefix: number of positions in the prefix; a block ends there.
+        prompt_padding: number of padding positions before the prompt, which complete its first
+            block.
         full_prompt_attention: whether the blocks of the prefix attend to one another as if they
             were one block.
         left_blocks: number of visible earlier blocks besides the prefix; negative for all.
@@ -50,7 +54,11 @@ class BlockGrid:
         return self.prompt + -(self.prompt + self.prompt_padding) % self.block
 
     def scaled(self, ratio: int) -> BlockGrid:
-        """Returns the same grid in units that are `ratio` times as short, such as frames."""
+        """Returns the same grid in smaller units, such as frames instead of tokens.
+
+        Args:
+            ratio: number of new units for each old unit.
+        """
         return replace(
             self,
             block=ratio * self.block,
@@ -60,7 +68,7 @@ class BlockGrid:
         )
 
     def block_count(self, start: int, stop: int) -> int:
-        """Returns the number of blocks between two positions; `start` is the first of a block."""
+        """Returns the number of blocks between two positions; a block begins at `start`."""
         blocks = -(-(stop + self.prompt_padding) // self.block)
         return blocks - (start + self.prompt_padding) // self.block
 
@@ -69,8 +77,9 @@ class BlockGrid:
         return stop - (stop + self.prompt_padding) % self.block
 
     def visible_blocks(self, block: int) -> list[int]:
-        """Returns the blocks that `block` attends to, in order; itself comes last. Blocks count
-        from the start of the padding.
+        """Returns the indices of the blocks that `block` attends to, in order. `block` is the last.
+
+        Block 0 begins with the padding.
         """
         if self.left_blocks < 0:
             return list(range(block + 1))
@@ -78,8 +87,13 @@ class BlockGrid:
         return [*range(kept), *range(self.first_needed(block), block + 1)]
 
     def visible_spans(self, start: int) -> list[tuple[int, int]]:
-        """Returns start and stop of each run of earlier positions that a block attends to; `start`
-        is the first position of the block.
+        """Returns the spans of earlier positions that a block attends to, without the block itself.
+
+        Args:
+            start: first position of the block.
+
+        Returns:
+            Start and stop of each run of positions, in order.
         """
         spans: list[tuple[int, int]] = []
         for block in self.visible_blocks((start + self.prompt_padding) // self.block)[:-1]:
@@ -92,15 +106,25 @@ class BlockGrid:
         return spans
 
     def first_needed(self, block: int) -> int:
-        """Returns the first block after the prefix that `block` and later blocks attend to. Blocks
-        count from the start of the padding.
+        """Returns the index of the first block after the prefix that `block` attends to.
+
+        No later block attends to a block between the prefix and this index. Block 0 begins with the
+        padding.
         """
         if self.left_blocks < 0:
             return self.prefix_blocks
         return max(self.prefix_blocks, block - self.left_blocks)
 
     def allows(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        """Computes the attention mask (Q, K), True where allowed, of positions (Q,) and (K,)."""
+        """Computes the attention mask between positions.
+
+        Args:
+            queries: (Q,) positions that attend.
+            keys: (K,) positions that are attended to.
+
+        Returns:
+            (Q, K) bool, True where a query attends to a key.
+        """
         query = ((queries + self.prompt_padding) // self.block)[:, None]
         key = ((keys + self.prompt_padding) // self.block)[None, :]
         if self.full_prompt_attention:

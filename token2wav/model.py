@@ -1,4 +1,4 @@
-"""Model class of the library: loads a model folder, opens streams, synthesises utterances."""
+"""Model of the library: loads a model folder, opens streams, and synthesizes utterances."""
 
 from __future__ import annotations
 
@@ -24,15 +24,20 @@ log = logging.getLogger(__name__)
 
 
 class Token2Wav:
-    """Loaded model, which opens streams and synthesises whole utterances.
+    """Loaded model, which opens streams and synthesizes whole utterances.
+
+    Example:
+        >>> model = Token2Wav.load("path/to/Fun-CosyVoice3-0.5B")
+        >>> voice = Voice.load("voice.safetensors")
+        >>> audio = model.synthesize(tokens, voice)  # float32 (samples,)
 
     `Token2Wav.load` creates a model. `print(model)` shows a summary of three lines: model, device
     and backend.
 
     Attributes:
         config: sizes and rates of the model.
-        pipeline: computes the chunks of all streams.
-        engine: backend, precision and device of the networks.
+        pipeline: pipeline of stages, which computes the chunks of all streams.
+        engine: names of the backend, precision and device of the networks.
         name: model folder and family, for the summary.
     """
 
@@ -88,7 +93,7 @@ class Token2Wav:
         )
 
     def probe(self) -> None:
-        """Synthesises a short utterance, to find a broken backend before the first request.
+        """Synthesizes a short utterance, to find a broken backend before the first request.
 
         Raises:
             EngineError: the backend fails, or yields NaN or infinite audio.
@@ -118,10 +123,10 @@ class Token2Wav:
         return Stream(self.pipeline, voice, steps)
 
     def synthesize(self, tokens: ArrayLike, voice: Voice, *, steps: int = 0) -> NDArray[np.float32]:
-        """Synthesises a whole utterance.
+        """Synthesizes a whole utterance.
 
         The samples equal `vocode(mel(tokens, voice))` up to float rounding, because no provisional
-        chunks are computed.
+        chunks (audio of incomplete attention blocks) are computed.
 
         Args:
             tokens: (n,) integers, n >= 1, or (n, codebooks).
@@ -129,7 +134,7 @@ class Token2Wav:
             steps: number of ODE steps, as for `stream`.
 
         Returns:
-            (samples_per_token * n,) float32, less the leading silence that
+            (samples_per_token * n,) float32, minus the leading silence that
             `StreamConfig.trim_silence_ms` removes.
 
         Raises:
@@ -149,11 +154,12 @@ class Token2Wav:
         Args:
             tokens: (n,) integers, n >= 1, or (n, codebooks).
             voice: prompt and speaker.
-            streaming: whether to use the attention mask of streams; False for full attention.
+            streaming: True for the attention mask of streams, in which a frame attends to its own
+                block and to earlier blocks; False for full attention.
             steps: number of ODE steps, as for `stream`.
 
         Returns:
-            (bands, ratio * n) float32.
+            (bands, token_mel_ratio * n) float32; (80, 2 * n) for CosyVoice3.
 
         Raises:
             InputError: a token or the voice does not fit the model, there are no tokens, or the

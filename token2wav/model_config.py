@@ -1,4 +1,4 @@
-"""Configuration of a model, common to all families: tokens, rates, and the needs of chunks."""
+"""Configuration of a model: token format, rates and bounds of chunks, which all families have."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from token2wav.config import StreamConfig
 from token2wav.errors import CheckpointError, ConfigError
 
 StageName = Literal["flow", "vocoder", "decoder"]  # tokens to mel, mel to audio, tokens to audio
-# Names of weights files, without suffix.
+# Names of the weights files of the stages, without suffix.
 _STEMS = {"flow": "flow", "vocoder": "hift", "decoder": "decoder"}
 _SUFFIXES = (".safetensors", ".pt")  # in order of preference
 
@@ -25,8 +25,8 @@ class ModelConfig:
     Attributes:
         vocab_size: number of different tokens, or of different codes in each codebook.
         token_frame_rate: tokens per second.
-        block_tokens: tokens of an attention block. Every chunk ends on a multiple of it, except the
-            last chunk and provisional chunks.
+        block_tokens: tokens of an attention block. Every chunk ends on a multiple of this number,
+            except the last chunk and provisional chunks.
         token_mel_ratio: mel frames per token.
         mel_bands: number of bands of the mel between flow and vocoder.
         speaker_size: length of a speaker embedding.
@@ -34,19 +34,20 @@ class ModelConfig:
         stages: names of the stages, in the order in which they compute a chunk.
         samples_per_token: audio samples per token.
         token_shape: shape of one token: () for a number, (codebooks,) for several codes.
-        lookahead_tokens: tokens after a chunk that it depends on. They must have arrived before the
-            chunk can run.
-        hop_blocks: attention blocks of the first and of the longest hop, unless
-            `StreamConfig.max_hop_tokens` sets the longest.
+        lookahead_tokens: number of tokens after a chunk that the chunk depends on. They must have
+            arrived before the chunk can run.
+        hop_blocks: number of attention blocks in the first hop and in the longest hop. A hop is the
+            number of new tokens of a chunk. `StreamConfig.max_hop_tokens` overrides the longest
+            hop.
         ode_steps: default number of ODE steps; 0 for a model without an ODE.
         fixed_steps: whether the model allows no other number of ODE steps.
         takes_prompt: whether voices may have a prompt.
-        speaks_early: whether the flow computes provisional chunks. They end inside a block, and
-            their states are not stored.
-        fixed_hops: whether the audio depends on where chunks end. Then the ends of chunks must not
+        speaks_early: whether the flow can compute provisional chunks. A provisional chunk ends
+            inside a block, and its state is not stored.
+        fixed_hops: whether the audio depends on where chunks end. If so, the ends of chunks do not
             depend on the arrival times of tokens.
-        left_blocks: past blocks that stay visible besides the prompt, unless
-            `StreamConfig.left_blocks` is set; -1 for all.
+        left_blocks: number of past blocks that stay visible besides the prompt; -1 for all.
+            `StreamConfig.left_blocks` overrides this number.
     """
 
     vocab_size: int
@@ -76,7 +77,8 @@ class ModelConfig:
     def grid(self, prompt_tokens: int, left_blocks: int = -1) -> BlockGrid:
         """Returns the block grid of a stream, in tokens.
 
-        The prefix is the blocks that lie wholly in the prompt, together with their look-ahead.
+        The prefix (see `BlockGrid`) consists of the blocks that end at least `lookahead_tokens`
+        before the end of the prompt.
 
         Args:
             prompt_tokens: number of tokens of the prompt.
@@ -87,14 +89,15 @@ class ModelConfig:
         return BlockGrid(block, prompt_tokens, prefix, left_blocks=left_blocks)
 
     def hops(self, stream: StreamConfig) -> tuple[int, int]:
-        """Returns the tokens of the first and of the longest hop; settings may set the longest."""
+        """Returns the tokens of the first hop and of the longest hop, under settings of streams."""
         first, longest = (blocks * self.block_tokens for blocks in self.hop_blocks)
         return first, stream.max_hop_tokens or longest
 
     def window(self, stream: StreamConfig) -> int:
         """Returns the number of past blocks that stay visible besides the prompt; negative for all.
 
-        It is `left_blocks` of the settings, or if that is None, of the model.
+        It is `left_blocks` of the settings. If the settings have None, it is `left_blocks` of the
+        model.
         """
         return self.left_blocks if stream.left_blocks is None else stream.left_blocks
 
@@ -103,9 +106,10 @@ class ModelConfig:
         self.allowed_steps(stream.steps)
 
     def with_stream_settings(self, stream: StreamConfig) -> ModelConfig:
-        """Returns the configuration under settings of streams.
+        """Returns the configuration as the settings of streams change it.
 
-        In some families the settings change the look-ahead of a chunk.
+        In some families the settings change the look-ahead of a chunk. This base class changes
+        nothing.
         """
         return self
 
@@ -113,10 +117,10 @@ class ModelConfig:
         """Returns the numbers of ODE steps that streams may have, the default first.
 
         Args:
-            wanted: the setting `StreamConfig.steps`; empty for the model's own number.
+            wanted: value of `StreamConfig.steps`; empty for the default of the model.
 
         Raises:
-            ConfigError: the model allows only its own number, and the setting has another one.
+            ConfigError: the model allows only its default, and the setting has another number.
         """
         own = self.ode_steps
         if self.fixed_steps and wanted not in ((), (own,)):

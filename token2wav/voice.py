@@ -16,10 +16,11 @@ from token2wav.model_config import ModelConfig
 FIELDS = ("prompt_tokens", "prompt_mel", "speaker_embedding")
 MOST_PROMPT_TOKENS = 750  # 30 s of CosyVoice3
 
-# Both bounds lie far above real values, and far below values that would overflow in a network. The
-# log-mel of the model is the natural logarithm of magnitudes of at least 1e-5, so it ranges from
-# -11.5 to about 5. A log-mel in decibels is within the bound as well. Speaker embeddings are
-# normalised before use. Embeddings of the public encoder have magnitudes up to about 10.
+# Largest magnitudes of values. Both bounds lie far above real values, and far below values that
+# would overflow in a network. A log-mel is the natural logarithm of magnitudes of at least 1e-5, so
+# it ranges from -11.5 to about 5. A log-mel in decibels is within the bound as well. Values of
+# speaker embeddings of the public encoder have magnitudes up to about 10. Embeddings are normalised
+# before use.
 MEL_BOUND = 100.0
 EMBEDDING_BOUND = 1000.0
 
@@ -29,9 +30,9 @@ class Voice:
     """Voice prompt of an utterance. The arrays are read-only copies of the arguments.
 
     Attributes:
-        prompt_tokens: (P,) int32, or (P, codebooks), speech tokens of the prompt recording; P = 0
-            for a voice without a prompt.
-        prompt_mel: (ratio * P, bands) float32, log-mel of the prompt recording; (2 * P, 80) for
+        prompt_tokens: (P,) int32, or (P, codebooks), speech tokens of the prompt, which is a
+            recording of the speaker; P = 0 for a voice without a prompt.
+        prompt_mel: (token_mel_ratio * P, bands) float32, log-mel of the prompt; (2 * P, 80) for
             CosyVoice3.
         speaker_embedding: (size,) float32; (192,) for CosyVoice3.
 
@@ -58,8 +59,9 @@ class Voice:
 
     @classmethod
     def load(cls, path: str | Path) -> Voice:
-        """Reads a voice from a `.safetensors` file of `token2wav-voice create`, or a `conds.pt` of
-        Chatterbox.
+        """Reads a voice from a `.safetensors` file, or from a `conds.pt` of Chatterbox.
+
+        `token2wav-voice create` makes a `.safetensors` file from a recording.
 
         Raises:
             InputError: the file cannot be read, lacks a field, or has a wrong field. The message
@@ -82,9 +84,9 @@ class Voice:
 
     @cached_property
     def content_hash(self) -> str:
-        """Hash of the arrays, 64 hexadecimal digits (docs/architecture.md).
+        """SHA-256 of the arrays, 64 hexadecimal digits (docs/architecture.md lists the bytes).
 
-        Equal voices have equal hashes, whether or not they have the same name.
+        Voices with equal arrays have equal hashes, even if their names differ.
         """
         digest = hashlib.sha256(b"token2wav voice 1\n")
         digest.update(len(self.prompt_tokens).to_bytes(8, "little"))
@@ -134,10 +136,12 @@ class Voice:
 
 
 def _conditionals(path: Path) -> dict[str, NDArray[np.generic]]:
-    """Reads the inputs of Chatterbox's decoder from a `conds.pt`. Executes nothing in the file.
+    """Reads the arrays of a voice from a `conds.pt` of Chatterbox, by the names of `FIELDS`.
+
+    No code in the file is executed.
 
     Raises:
-        InputError: the file cannot be read, or lacks these inputs.
+        InputError: the file cannot be read, or lacks one of the arrays.
     """
     from token2wav.networks.weights import read_state  # needs torch; other voices do not
 
@@ -171,9 +175,9 @@ def token_array(
 
     Args:
         field: name of the argument for messages.
-        tokens: array to convert; an empty one may have any shape.
-        token_shape: shape of one token: () for a number, (codebooks,) for several codes; None for
-            either, with any number of codebooks.
+        tokens: array to convert; an empty one-dimensional array fits every token shape.
+        token_shape: shape of one token: () for a number, (codebooks,) for several codes; None
+            accepts numbers, and codes of any number of codebooks.
 
     Raises:
         InputError: the array has another shape, or its values are not integers, or are out of the
@@ -201,7 +205,7 @@ def token_array(
 
 
 def check_vocabulary(field: str, tokens: NDArray[np.int32], vocab_size: int) -> None:
-    """Raises InputError if a token, or a code of a token, is outside 0 .. vocab_size - 1."""
+    """Raises InputError if a token, or a code of a token, is outside 0 to vocab_size - 1."""
     bad = np.argwhere((tokens < 0) | (tokens >= vocab_size))
     if bad.size:
         at = tuple(bad[0].tolist())
@@ -238,8 +242,8 @@ def float_array(
         bound: largest magnitude of a value.
 
     Raises:
-        InputError: the values are not numbers, the number of dimensions is another one, or a value
-            is not finite or has a larger magnitude than `bound`.
+        InputError: the values are not numbers, the number of dimensions is not `dimensions`, or a
+            value is not finite or has a larger magnitude than `bound`.
     """
     try:
         with np.errstate(over="ignore"):

@@ -16,8 +16,8 @@ from token2wav.model_config import ModelConfig
 
 SAMPLE_RATES = (8_000, 16_000, 22_050, 24_000, 44_100, 48_000)
 _WINDOW_MS = 10  # shorter than any sound of speech, longer than a click
-# Mean square of a window at -50 dBFS. With a lower value the noise of the demo voice counts as
-# sound. With a higher one soft consonants are lost.
+# Mean square of a window at -50 dBFS, from which on the window counts as sound. With a lower bound
+# the noise of the demo voice counts as sound. With a higher bound soft consonants are cut off.
 _AUDIBLE = 10 ** (-50 / 10)
 
 
@@ -112,20 +112,20 @@ class AudioFormat:
 class AudioOutput:
     """Output of one utterance: converts the audio of the model to the chunks that are sent.
 
-    N tokens yield exactly N * `samples_per_token` samples, less `samples_trimmed`, however the
-    audio is divided into chunks. A resampler holds back up to 40 ms of audio, or 75 ms at 8 kHz,
-    until the next or the last chunk.
+    N tokens yield exactly N * `samples_per_token` samples, minus `samples_trimmed`, however the
+    audio is divided into chunks. A resampler holds back up to 40 ms of audio (75 ms at 8 kHz) until
+    the next chunk.
 
-    Up to `trim_silence_ms` of leading silence are removed, in windows of 10 ms below -50 dBFS.
+    Leading silence of up to `trim_silence_ms` is removed, in windows of 10 ms below -50 dBFS.
 
     Args:
         config: configuration of the model.
         audio_format: format of the audio that is sent; None for float32 at the rate of the model.
-        trim_silence_ms: most milliseconds of leading silence to remove; 0 for none.
+        trim_silence_ms: largest duration of leading silence to remove; 0 removes none.
 
     Raises:
-        InputError: a token would not have a whole number of samples at that sample rate, or the
-            library soxr, which resamples, is missing.
+        InputError: a token would not have a whole number of samples at the sample rate of
+            `audio_format`; or audio has to be resampled and the library soxr is not installed.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class AudioOutput:
         self._encode = ENCODERS[audio_format.encoding]
         self._window = round(_WINDOW_MS * config.sample_rate / 1000)
         self._windows_to_trim = int(trim_silence_ms / _WINDOW_MS)
-        # Incomplete window at the end of the audio, while silence is trimmed.
+        # Incomplete window at the end of the audio so far, which is kept while silence is trimmed.
         self._undecided = np.zeros(0, np.float32)
         self._received = self._kept = self._sent = self._samples_trimmed = self._index = 0
         self._sound_s: float | None = None
@@ -166,7 +166,7 @@ class AudioOutput:
             last: whether the utterance ends with this audio.
 
         Returns:
-            Chunk to send; None if no samples are to be sent yet. The `last` audio always yields a
+            Chunk to send; None if no sample can be sent yet. With `last` the result is always a
             chunk, which may be empty.
         """
         self._received += len(audio)
@@ -196,9 +196,9 @@ class AudioOutput:
         )
 
     def _trimmed(self, audio: NDArray[np.float32], last: bool) -> NDArray[np.float32]:
-        """Removes leading silence: whole windows before the first audible one, up to the limit.
+        """Removes leading silence: whole windows before the first audible window, up to the limit.
 
-        An incomplete window is held back until its rest arrives.
+        An incomplete window is held back until the rest of it arrives.
         """
         if not self._windows_to_trim:
             return audio
@@ -206,7 +206,7 @@ class AudioOutput:
         audible = self._audible(audio[: self._windows_to_trim * self._window])
         windows = int(audible.argmax()) if audible.any() else len(audible)
         self._windows_to_trim = 0 if audible.any() else self._windows_to_trim - windows
-        # Rounded up, so that the resampler always yields enough samples for N tokens.
+        # The number is rounded up, so that the resampler always yields enough samples for N tokens.
         dropped = (self._received - len(audio) + windows * self._window) * self._ratio
         self._samples_trimmed = -int(-dropped // 1)
         audio = audio[windows * self._window :]
@@ -224,7 +224,7 @@ class AudioOutput:
 
 def _resampler(model_rate: int, sample_rate: int) -> Any:
     try:
-        # Imported only here: without soxr a machine still serves the rate of the model.
+        # The import is here, because a machine without soxr can still serve the model's own rate.
         import soxr
     except ImportError:
         raise InputError(

@@ -14,19 +14,23 @@ from token2wav.model_config import ModelConfig
 from token2wav.serving.clocks import Arrivals, Load, Playback
 from token2wav.voice import check_vocabulary, token_array
 
-# Time for the network, and for the workers, which check waiting streams only every 0.05 s.
+# Margin for the delay of the network, and for the workers, which check waiting streams only every
+# 0.05 s.
 _MARGIN_SECONDS = 0.06
 
 
 @dataclass(frozen=True)
 class HopSchedule:
-    """Schedule of hops: the length of each chunk when tokens arrive in time. All streams share it.
+    """Schedule of hops, which all streams share. A hop is the number of new tokens of a chunk.
+
+    The schedule gives the hop of each chunk for the case that tokens arrive in time. For example,
+    with `first=25` and `longest=100` the hops are 25, 50, 100, 100 ...
 
     Attributes:
         first: tokens of the first hop.
-        longest: most tokens of a hop.
-        block: tokens of an attention block. Every chunk ends on a multiple of it, except the last
-            chunk and provisional chunks.
+        longest: largest number of tokens of a hop.
+        block: tokens of an attention block. Every chunk ends on a multiple of this number, except
+            the last chunk and provisional chunks.
         first_tokens: number of new tokens, look-ahead not counted, after which a stream may send
             audio of an incomplete block; 0 to wait for whole blocks.
         adaptive: whether a hop may be shortened when the listener runs out of audio. False if the
@@ -57,7 +61,11 @@ class HopSchedule:
         return cls(*config.hops(stream), config.block_tokens, first_tokens, adaptive)
 
     def hop(self, index: int) -> int:
-        """Returns the number of tokens of a chunk after the first; `index` counts from 1."""
+        """Returns the hop of a chunk after the first chunk.
+
+        Args:
+            index: number of chunks before it, at least 1; provisional chunks do not count.
+        """
         return min(self.longest, self.first << index)
 
 
@@ -66,21 +74,23 @@ class Chunker:
 
     Positions are tokens counted from the first prompt token. The chunker decides about the next
     chunk when tokens arrive, when a chunk was computed, and when the listener's audio runs short. A
-    decision about whole blocks is final. A decision about a provisional chunk may be revised until
-    the chunk runs.
+    decision about a chunk of whole blocks is final. A decision about a provisional chunk may be
+    revised until the chunk runs.
 
     Hops grow from chunk to chunk. If the listener's audio would end before the tokens of a hop
-    arrive, the hop is cut to the blocks that are complete. If no block will be complete in time, a
-    provisional chunk is computed from the tokens of the incomplete block.
+    arrive, the hop is cut to the blocks that are complete. If no block will be complete in time,
+    the next chunk is provisional: it is computed from the tokens of the incomplete block, and
+    computed again when the block is complete.
 
-    Tokens of computed chunks are dropped when the buffer is full.
+    When the token buffer is full, the tokens of computed chunks are removed from it.
 
     Args:
         prompt_tokens: (P,) int32, or (P, codebooks).
         config: rates and look-ahead of the model.
         schedule: schedule of hops.
         playback: playback clock of the listener; None creates one.
-        load: load of the workers that compute the chunks of all streams; None creates one.
+        load: load of the workers that compute the chunks of all streams. It limits the provisional
+            chunks. None creates one.
 
     Attributes:
         prompt_tokens: number of prompt tokens.
@@ -88,7 +98,8 @@ class Chunker:
             chunk.
         chunks: number of chunks that were computed.
         received: position after the last token that has arrived.
-        spoken: position after the last token whose frames were computed, also provisionally.
+        spoken: position after the last token whose frames were computed, in a provisional chunk or
+            in another chunk.
         ended: whether no more tokens will arrive.
         done: whether the last chunk was computed.
     """
@@ -183,8 +194,8 @@ class Chunker:
     def decide(self) -> None:
         """Decides about the next chunk, if there is none yet, or if it is provisional.
 
-        A provisional chunk that has not begun may be replaced by a better one. The caller makes
-        sure that it has not begun.
+        A longer chunk may replace a provisional chunk. The caller makes sure that no worker
+        computes the provisional chunk yet.
         """
         if self.done or (self.next_chunk is not None and not self.next_chunk.provisional):
             return
@@ -206,7 +217,7 @@ class Chunker:
         if self.ended:
             return self.received
         blocks = self._grid.complete_stop(available)
-        # a partial chunk leaves at least one token to the last chunk
+        # A provisional chunk leaves at least one token for the last chunk of the utterance.
         partial_stop = min(available, self.received - 1)
         if not self._heard:
             first = self.spoken + schedule.first_tokens
@@ -223,8 +234,8 @@ class Chunker:
         spare = lead - max(self._load.delay_seconds, self._latest_seconds) - _MARGIN_SECONDS
         if blocks > self.spoken:
             return blocks if spare < self._seconds_until(hop_stop) else None
-        # A stream that has run out of audio waits for a whole block. Its tokens arrive too slowly,
-        # and provisional chunks would only add gaps.
+        # A stream whose listener has run out of audio waits for a whole block. Its tokens arrive
+        # too slowly for playback, so every provisional chunk would be followed by another gap.
         if (
             not schedule.first_tokens
             or lead <= 0
@@ -261,9 +272,9 @@ class Chunker:
         self.received = count
 
     def _make_room(self, count: int) -> None:
-        """Drops the tokens that no later chunk needs, in a new buffer for positions up to `count`.
+        """Moves the tokens that later chunks need to a buffer with room for positions up to `count`.
 
-        The buffer grows only if the remaining tokens would fill more than half of it.
+        The new buffer is larger only if these tokens would fill more than half of the old size.
         """
         needed = self._start
         kept = self._tokens[needed - self._first : self.received - self._first]

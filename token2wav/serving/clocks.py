@@ -1,6 +1,4 @@
-"""Clocks of a stream: arrival of its tokens, delay of its chunks under load, playback of its
-audio.
-"""
+"""Clocks of a stream: playback of its audio, arrivals of its tokens, and the delay of chunks."""
 
 from __future__ import annotations
 
@@ -11,14 +9,14 @@ from collections.abc import Callable
 
 import numpy as np
 
-# If the mean delay of a chunk exceeds this, streams wait for whole attention blocks. Provisional
-# chunks would add load, and every chunk would take longer.
+# Bound of the mean delay of a chunk. Above it, streams wait for whole attention blocks, because
+# provisional chunks would add load and make every chunk slower.
 SLOW_SECONDS = 0.2
-# Longest time in which the workers may compute one provisional chunk of each early stream. A stream
-# that would exceed it is not admitted to early speech.
+# Bound of the time in which the workers compute one provisional chunk of each early stream. A
+# further early stream with which the time would exceed the bound is not admitted (see `Load`).
 EARLY_SECONDS = 0.05
 _NEWEST = 0.2  # weight of the latest chunk in the mean delay
-_NEWEST_BATCH = 0.05  # least weight of the latest batch in the means over batches
+_NEWEST_BATCH = 0.05  # smallest weight of the latest batch in the means over batches
 
 
 class Playback:
@@ -32,8 +30,8 @@ class Playback:
         now: the clock.
         started: time at which the first audio was sent; None before.
         plays_until: time at which the listener runs out of audio; None before the first audio.
-        sound_since: time at which a listener whose player starts at once hears the first sound;
-            None before that sound is sent.
+        sound_since: time at which the first sound is heard, for a player that starts without a
+            buffer; None before that sound is sent.
         seconds_sent: seconds of audio sent so far.
         underruns: number of chunks that were sent after the listener had run out of audio.
     """
@@ -79,7 +77,7 @@ class Playback:
 
 
 class Arrivals:
-    """Arrivals of a stream's tokens: their mean pace, and an estimate of the next arrival."""
+    """Arrivals of a stream's tokens: measures their mean pace, and estimates the next arrival."""
 
     def __init__(self) -> None:
         self._first_at = self._latest_at = math.nan
@@ -95,9 +93,10 @@ class Arrivals:
         self._latest_at = now
 
     def seconds_for(self, tokens: int, now: float) -> float:
-        """Returns the seconds until `tokens` more have arrived, at the mean pace so far.
+        """Returns the seconds until `tokens` more tokens have arrived, at the mean pace so far.
 
-        0 until tokens have arrived a second time: before that no pace is known.
+        The result is 0 until tokens have arrived a second time, because the pace is not known
+        before.
         """
         return tokens * (now - self._first_at) / self._tokens if self._tokens else 0.0
 
@@ -108,10 +107,11 @@ class Arrivals:
 class Load:
     """Load of a pipeline's workers: measures the delay of chunks, and limits the early streams.
 
-    An early stream sends audio of an incomplete attention block. If its tokens arrive at the pace
-    of speech, it needs provisional chunks of a few tokens each until it ends. If the workers could
-    not keep up with them, the stream would run out of audio later. Such a stream is not admitted to
-    early speech, and begins with a whole hop instead.
+    An early stream is a stream that computes provisional chunks: it sends audio of an attention
+    block before the block is complete. If its tokens arrive at the pace of speech, it needs
+    provisional chunks of a few tokens each until it ends. Workers that cannot compute the
+    provisional chunks of all early streams in time would leave listeners without audio. So the
+    number of early streams is limited. A stream that is not admitted begins with a whole hop.
 
     Attributes:
         workers: number of batches that are computed at the same time.
@@ -122,15 +122,15 @@ class Load:
         self.workers = 1
         self.delay_seconds = 0.0
         self._early = weakref.WeakSet[object]()
-        # Number of measured batches. It begins at -1, because the first batch of a process is very
-        # slow and is not measured.
+        # Number of measured batches. The count begins at -1, because the first batch of a process
+        # is very slow and is not measured.
         self._batches = -1
         # Means over batches of: chunks, seconds, chunks * chunks, chunks * seconds.
         self._means = np.zeros(4)
 
     def delayed(self, seconds: float) -> None:
         """Adds to the mean delay the time from the decision about a chunk until it was computed."""
-        # Bounded, because the first chunk of a process is very slow.
+        # The bound keeps the first chunk of a process, which is very slow, from raising the mean.
         seconds = min(seconds, 2 * SLOW_SECONDS)
         self.delay_seconds += _NEWEST * (seconds - self.delay_seconds)
 
@@ -148,14 +148,14 @@ class Load:
             self._means += max(_NEWEST_BATCH, 1 / self._batches) * (batch - self._means)
 
     def try_admit_early(self, stream: object) -> bool:
-        """Admits a stream to early speech, if the workers can serve one more early stream.
+        """Admits a stream as an early stream, if the workers can serve one more.
 
-        A stream that is already early, or the only early one, is refused only if the mean delay
-        exceeds `SLOW_SECONDS`.
+        No stream is admitted while the mean delay exceeds `SLOW_SECONDS`. Otherwise a stream is
+        always admitted if it is early already, or if no other stream is early.
 
         Returns:
-            Whether the stream may send audio of an incomplete block. If so, the stream counts as
-            early until `remove`.
+            Whether the stream may compute a provisional chunk. If so, the stream counts as early
+            until `remove` is called.
         """
         if self.delay_seconds > SLOW_SECONDS:
             return False
@@ -170,14 +170,15 @@ class Load:
         return True
 
     def remove(self, stream: object) -> None:
-        """Removes a stream from the early ones: it computes only whole blocks now, or has ended."""
+        """Removes a stream from the early streams, because it needs no more provisional chunks."""
         self._early.discard(stream)
 
     def _batch_seconds(self, chunks: float) -> float:
         """Estimates the seconds that a batch of `chunks` chunks takes; 0 before a measurement.
 
-        The estimate lies on a straight line that is fitted to recent batches. If these had equal
-        numbers of chunks, the line passes through the origin: time in proportion to chunks.
+        The estimate lies on a straight line that is fitted to recent batches. If all recent batches
+        had the same number of chunks, the line passes through the origin, so that the time is
+        proportional to the number of chunks.
         """
         if self._batches < 1:
             return 0.0

@@ -1,11 +1,11 @@
-"""Delivery of results to clients, for each driver of a request.
+"""Delivery of results to clients, shared by the three drivers of requests.
 
-Three drivers compute the chunks of a request: the workers of a server, a stream of the library, and
-the accumulator of the ensemble. They deliver the result of every chunk by `deliver`. A result that
-is an error is raised, and the driver ends the request with it.
+A driver runs the chunks of a request: a worker of a server, a stream of the library, or the
+accumulator of the ensemble. Each driver calls `deliver` with the result of every chunk. If the
+result is an error, `deliver` raises it, and the driver ends the request with this error.
 
-A reply belongs to a client that may have vanished, so calling it may fail. Such a failure is logged
-and affects no other request.
+A method of a reply may fail, because its client may have vanished. Such a failure is logged and
+affects no other request.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ log = logging.getLogger(__name__)
 
 
 class Result(Protocol):
-    """Result of a chunk, as far as it concerns the playback clock of the listener."""
+    """Result of a chunk: the properties that the playback clock of the listener needs."""
 
     @property
     def duration_s(self) -> float:
-        """Duration of its audio in seconds. A result without audio may still have to be sent."""
+        """Seconds of audio in the result. A result without audio may still have to be sent."""
 
     @property
     def sound_s(self) -> float | None:
-        """Offset in seconds of the utterance's first sound in its audio; None if the first sound is
-        in another chunk.
+        """Offset in seconds of the utterance's first sound in the audio of this result; None if the
+        first sound is in another chunk.
         """
 
 
@@ -48,10 +48,10 @@ def deliver(
 
     Args:
         request: request that the caller owns.
-        result: result to send; None if the chunk has none; an error if its computation failed.
-        send: sends the result. Its second argument is the number of seconds that the listener heard
-            nothing before the audio of the result. It is called without the lock.
-        lock: guards the state of the request, if other threads may change it.
+        result: result to send; None if the chunk has no result; an error if its computation failed.
+        send: function that sends the result. Its second argument is the number of seconds for which
+            the listener had no audio before this result. It is called without the lock.
+        lock: lock that guards the state of the request; None if no other thread changes it.
 
     Raises:
         Token2WavError: the result is an error; nothing was sent.

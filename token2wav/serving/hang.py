@@ -2,8 +2,8 @@
 
 LONGEST_CHUNK_TOKENS = 100
 _SECONDS = 180.0  # a batch of eight chunks of 100 tokens takes 130 s on a slow CPU
-# Tokens in that batch. A larger batch, which `limits.batch_streams` may allow, gets more time in
-# proportion.
+# Tokens of that batch of eight chunks. The time for a larger batch, which `limits.batch_streams`
+# may allow, grows in proportion to its tokens.
 _TOKENS = 8 * LONGEST_CHUNK_TOKENS
 
 

@@ -16,14 +16,14 @@ class Observer:
     """
 
     def changed(self, open_requests: int) -> None:
-        """Called with the number of open requests after one was admitted, opened or ended."""
+        """Called with the number of open requests after a request was admitted, opened or ended."""
 
     def computed(self, waited: list[float], seconds: Mapping[StageName, float]) -> None:
         """Called after a batch.
 
         Args:
-            waited: seconds that each chunk was ready before the batch began.
-            seconds: seconds that each stage took.
+            waited: for each chunk, the seconds between its readiness and the start of the batch.
+            seconds: compute time of each stage, by its name.
         """
 
     def refused(self, error: Token2WavError) -> None:

@@ -34,7 +34,7 @@ class Pipeline:
         config: configuration of the model.
         stages: stages by their names, in the order in which they compute a chunk.
         steps: numbers of ODE steps that requests may have, the default first.
-        clock: returns monotonic seconds, for the playback clocks of listeners.
+        clock: function that returns monotonic seconds, for the playback clocks of listeners.
         load: load of the workers that call the pipeline.
     """
 
@@ -68,14 +68,14 @@ class Pipeline:
         Args:
             voice: prompt and speaker, checked against the model.
             steps: number of ODE steps, one of `Pipeline.steps`; 0 for the default.
-            clock: returns monotonic seconds; None for `Pipeline.clock`.
+            clock: function that returns monotonic seconds; None for `Pipeline.clock`.
             buffer_seconds: seconds of audio that the listener's player collects before it starts.
             audio_format: format of the audio that is sent; None for float32 at the rate of the
                 model.
 
         Raises:
-            InputError: the number of steps is not allowed, or the audio cannot have that sample
-                rate.
+            InputError: the number of steps is not allowed, or the audio cannot have the sample rate
+                of `audio_format`.
         """
         check_steps(steps, self.steps)
         config, playback = self.config, Playback(clock or self.clock, buffer_seconds)
@@ -102,21 +102,21 @@ class Pipeline:
     def close(self, request: Request) -> None:
         """Frees the memory of a request in every stage. A second call does nothing."""
         self.load.remove(request.chunker)
-        # An unopened request has no handles, and a closed one has none any more.
+        # An unopened request has no handles yet, and a closed request has none any more.
         for stage, handle in zip(self.stages.values(), request.handles, strict=False):
             stage.close(handle)
         request.handles = ()
 
     def drop(self, request: Request) -> None:
-        """Marks a request that the next call of the pipeline closes.
+        """Marks a request. The next call of `open`, `advance` or `open_streams` closes it.
 
-        The garbage collector calls this at any moment, even while its thread has a lock of a
-        backend. So nothing here may wait.
+        The garbage collector may call this method at any moment, even while the same thread holds a
+        lock of a backend. So the method must never wait for a lock.
         """
         self._dropped.append(request)
 
     def _close_dropped(self) -> None:
-        """Closes the requests that were dropped. Several threads may do so at the same time."""
+        """Closes the marked requests. Several threads may call this method at the same time."""
         while True:
             try:
                 dropped = self._dropped.popleft()
@@ -129,28 +129,29 @@ class Pipeline:
     ) -> list[AudioChunk | EngineError | None]:
         """Computes the next chunk of every request, in one batch.
 
-        Several threads may call this at the same time, for different requests.
+        Several threads may call this method at the same time, for different requests.
 
         Args:
             requests: requests that are open and have a next chunk.
-            timed: called with the seconds that each stage took.
+            timed: callback that receives the seconds of each stage.
 
         Returns:
-            One entry for each request. The audio to send; or None if the chunk yields no audio yet;
-            or EngineError if the audio of this request is NaN or infinite, which affects no other
-            request.
+            One entry for each request: the audio to send; None if the chunk yields no audio yet; or
+            an EngineError if the audio of this request is NaN or infinite. Such an error affects no
+            other request.
 
         Raises:
-            EngineError: a backend failed; no request of the batch can go on.
-            DeviceLostError: the GPU is lost; no request of this process can go on.
+            EngineError: a backend failed, so no request of the batch can continue.
+            DeviceLostError: the GPU is lost, so no request of this process can continue.
         """
         self._close_dropped()
         batch = [(request, request.handles, _next_chunk(request)) for request in requests]
         seconds: dict[StageName, float] = {}
         with self.running():
             audio = self._through_stages(batch, seconds)
-        # Only batches whose chunks are as short as provisional ones. A provisional chunk has up to
-        # two blocks: the first chunk of a stream also computes the last block of the prompt.
+        # The load measures only batches whose chunks are as short as provisional chunks. These have
+        # up to two blocks, because the first chunk of a stream also computes the last, incomplete
+        # block of the prompt.
         if all(chunk.stop - chunk.start <= 2 * self.config.block_tokens for _, _, chunk in batch):
             self.load.computed(len(batch), sum(seconds.values()))
         if timed:
@@ -165,7 +166,7 @@ class Pipeline:
     def _through_stages(
         self, batch: Sequence[_Chunk], seconds: dict[StageName, float]
     ) -> list[NDArray[np.float32]]:
-        """Computes the audio of chunks, and adds the seconds of each stage to `seconds`."""
+        """Computes the audio of chunks, and enters the seconds of each stage in `seconds`."""
         chunks = [chunk for _, _, chunk in batch]
         inputs: list[Any] = [*chunks]
         for index, (name, stage) in enumerate(self.stages.items()):
@@ -177,10 +178,11 @@ class Pipeline:
                 ]
             )
             if index == len(self.stages) - 1:
-                # A copy from a GPU waits until the stage is done, so its time counts for the stage.
+                # A copy from a GPU waits for the kernels of the stage. So it is part of the time of
+                # the stage.
                 audio = _on_host(outputs)
-            # Frames of the prompt, and of tokens that were computed provisionally before, are cut
-            # off: later stages must not see them.
+            # `skip` counts tokens of the prompt, and tokens whose audio an earlier provisional
+            # chunk has sent. Their frames are cut off, because later stages must not get them.
             elif index == 0:
                 ratio = self.config.token_mel_ratio
                 outputs = [
@@ -196,7 +198,7 @@ class Pipeline:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Context of every call of a stage: sets the CUDA device, and converts errors of torch.
+        """Context manager for calls of stages: sets the CUDA device and converts errors of torch.
 
         Raises:
             EngineError: torch raised RuntimeError or MemoryError.
@@ -217,12 +219,12 @@ class Pipeline:
 
     @property
     def flow(self) -> Any:
-        """Stage from tokens to mel; ConfigError for a model without one."""
+        """Stage from tokens to mel. A model without this stage raises ConfigError."""
         return self._stage("flow")
 
     @property
     def vocoder(self) -> Any:
-        """Stage from mel to audio; ConfigError for a model without one."""
+        """Stage from mel to audio. A model without this stage raises ConfigError."""
         return self._stage("vocoder")
 
     def usage(self) -> CacheUsage:
@@ -246,7 +248,7 @@ def _next_chunk(request: Request) -> TokenChunk:
 def _on_host(audio: list[torch.Tensor]) -> list[NDArray[np.float32]]:
     """Copies audio to the host as arrays.
 
-    From a GPU all audio is copied at once, because each copy waits for the running kernels.
+    Audio on a GPU is copied in one transfer, because each transfer waits for the running kernels.
     """
     if not audio or audio[0].device.type == "cpu":
         return [samples.numpy() for samples in audio]

@@ -2,15 +2,18 @@
 
 A chunk has one of four kinds. The kinds are served in this order:
 
-1. Urgent: the listener is about to run out of audio (`RESERVE_SECONDS`).
+1. Urgent: the listener has less than `RESERVE_SECONDS` of audio left.
 2. Unheard: no audio of the stream was sent yet.
-3. Relaxed: the listener has audio to spare. The listener who runs out first comes first.
-4. Ahead: the listener has more than `AHEAD_SECONDS` of audio. Such a chunk runs only if no other
-   stream will need the worker before the chunk is done.
+3. Relaxed: the listener has at least `RESERVE_SECONDS` and at most `AHEAD_SECONDS` of audio left.
+4. Ahead: the listener has more than `AHEAD_SECONDS` of audio left. Such a chunk runs only if no
+   other stream will need the worker before the chunk is done.
 
-Relaxed and ahead chunks never join a batch of urgent or unheard ones, so they never make it slower.
-Every fourth batch ranks urgent and unheard chunks by their waiting time. This keeps them from
-starving each other under overload.
+Among unheard chunks the chunk that has waited longest comes first. Within each other kind the chunk
+whose listener runs out of audio first comes first.
+
+A batch of urgent or unheard chunks holds no relaxed and no ahead chunks, because they would make
+the batch slower. Every fourth batch ranks urgent and unheard chunks together by their waiting time.
+This keeps the two kinds from starving each other under overload.
 """
 
 from __future__ import annotations
@@ -21,18 +24,20 @@ from collections.abc import Sequence
 from typing import Generic, Protocol, TypeVar
 
 RESERVE_SECONDS = 0.25  # a listener with less audio than this is served before new streams
-AHEAD_SECONDS = 5.0  # a stream with more unplayed audio than this can wait for its next chunk
-_HARMLESS_SECONDS = 0.05  # a batch this short delays no other stream noticeably
-_SHORT_TOKENS = 100  # a batch of relaxed chunks may always have these: one long chunk takes as long
-_FAIR_TURN = 4  # one batch in this many is ranked by waiting time
-_NEWEST = 0.2  # weight of the latest batch in the mean time of a token
+AHEAD_SECONDS = 5.0  # a listener with more audio than this can wait for the next chunk
+_HARMLESS_SECONDS = 0.05  # a batch that takes no longer delays no other stream noticeably
+# Tokens that a batch of relaxed chunks may always hold, even if the batch may finish too late. A
+# smaller bound would gain little, because the longest chunk alone has as many tokens.
+_SHORT_TOKENS = 100
+_FAIR_TURN = 4  # every fourth batch ranks urgent and unheard chunks by waiting time
+_NEWEST = 0.2  # weight of the latest batch in the mean compute time per token
 _URGENT, _UNHEARD, _RELAXED, _AHEAD = range(4)
 
 
 class Schedulable(Protocol):
     """Properties of a request that the policy reads. Times are seconds of the scheduler's clock.
 
-    `Request` has all these properties. The policy changes none.
+    `Request` has all these properties. The policy only reads them.
     """
 
     @property
@@ -74,10 +79,10 @@ class Policy(Generic[RequestT]):
         self._token_seconds = 0.0
 
     def computed(self, tokens: int, seconds: float) -> None:
-        """Updates the mean time of a token from a finished batch.
+        """Updates the mean compute time per token from a finished batch.
 
         Args:
-            tokens: number of tokens in the batch; 0 if the batch only ended streams, and is
+            tokens: number of tokens in the batch. A batch of 0 tokens only ended streams, and is
                 ignored.
             seconds: time that the batch took.
         """
@@ -93,8 +98,7 @@ class Policy(Generic[RequestT]):
         idle_workers: int = 1,
         waiting: Sequence[RequestT] = (),
     ) -> list[RequestT]:
-        """Forms the next batch of a worker: the first request by rank, and requests that run with
-        it.
+        """Forms the next batch of a worker. The request of the highest rank is its first request.
 
         A batch holds only chunks that are no longer than its first chunk and use the same number of
         ODE steps. If several workers are idle, each of them gets an equal share of the ready
@@ -102,8 +106,12 @@ class Policy(Generic[RequestT]):
 
         A running batch cannot be interrupted. So a batch of relaxed or ahead chunks is kept small
         enough to finish before the listener of its first chunk runs out of audio. On the last idle
-        worker it must also finish before the listener of a waiting stream is short of audio. A
-        relaxed chunk always runs, in a batch that may always have `_SHORT_TOKENS`.
+        worker the batch must also finish `RESERVE_SECONDS` before the listener of any waiting
+        request runs out of audio.
+
+        If no ahead chunk fits into this time, the batch is empty. A batch of relaxed chunks is
+        never empty: it may hold `_SHORT_TOKENS` tokens even if they do not fit. If its first chunk
+        is longer than that, the batch holds this chunk alone.
 
         Args:
             ready: requests whose next chunk could run.
@@ -112,9 +120,8 @@ class Policy(Generic[RequestT]):
             waiting: requests that wait for tokens or for their opening.
 
         Returns:
-            Requests of the batch. Empty if no chunk is ready. Empty also if every ready chunk is
-            far ahead of playback, and another stream may need the worker before a batch could
-            finish.
+            Requests of the batch. The list is empty if no chunk is ready, or if all ready chunks
+            are ahead and do not fit.
         """
         if not ready:
             return []
@@ -141,14 +148,15 @@ class Policy(Generic[RequestT]):
     def _fitting_tokens(self, head: RequestT, now: float, waiting: Sequence[RequestT]) -> float:
         """Estimates the number of tokens that a worker can compute before a listener needs audio.
 
-        The listener of `head` needs audio when its own ends. The listener of a waiting request
-        needs audio `RESERVE_SECONDS` before its own ends. A waiting request without audio needs
-        some since its admission.
+        The listener of `head` needs the next chunk when the audio that was sent to it ends. The
+        listener of a waiting request needs the next chunk `RESERVE_SECONDS` before its audio ends.
+        A waiting request that has no audio yet counts as if its audio had ended at its admission.
+        The time that this leaves is never below `_HARMLESS_SECONDS`.
         """
         due = [] if head.plays_until is None else [head.plays_until]
         for request in waiting:
             ends = request.admitted if request.plays_until is None else request.plays_until
-            # Streams that have been silent for longer than AHEAD_SECONDS do not count.
+            # A listener that has been without audio for longer than AHEAD_SECONDS does not count.
             if ends > now - AHEAD_SECONDS:
                 due.append(ends - RESERVE_SECONDS)
         seconds = max(min(due, default=math.inf) - now, _HARMLESS_SECONDS)
@@ -156,7 +164,7 @@ class Policy(Generic[RequestT]):
 
 
 def has_time(request: Schedulable, now: float) -> bool:
-    """Returns whether a next chunk is relaxed or ahead: its listener still has audio to spare."""
+    """Returns whether the next chunk is relaxed or ahead: its listener still has audio to spare."""
     return _kind(request, now) >= _RELAXED
 
 
@@ -178,6 +186,6 @@ def _rank(request: Schedulable, now: float, *, by_waiting: bool) -> tuple[int, f
 
 
 def _within(batch: Sequence[RequestT], tokens: float) -> list[RequestT]:
-    """Returns the longest start of a batch whose chunks have at most `tokens` tokens in total."""
+    """Cuts a batch after the last chunk with which it has at most `tokens` tokens in total."""
     sums = itertools.accumulate(request.next_tokens for request in batch)
     return [request for request, total in zip(batch, sums, strict=True) if total <= tokens]

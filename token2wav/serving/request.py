@@ -1,6 +1,4 @@
-"""Request for one utterance, from its admission to its last sample, and the messages that carry its
-tokens.
-"""
+"""Request for one utterance, which lives from admission to the last sample, and its messages."""
 
 from __future__ import annotations
 
@@ -39,10 +37,11 @@ class Reply(Protocol):
 
 
 class Message(NamedTuple):
-    """Message of a client: tokens of a request that arrived together.
+    """Message of a client: tokens of one request that arrived together.
 
     Attributes:
-        received: position after the last token of the message, as `Chunker.received`.
+        received: position after the last token of the message, counted from the first prompt token
+            (`Chunker.received`).
         end: whether the utterance ends with this message.
         reply: takes the chunks that the tokens of the message make possible.
         keep_open: whether `reply` stays unfinished until the request is over.
@@ -62,9 +61,9 @@ class Status(Enum):
     """
 
     UNOPENED = "unopened"  # admitted, and not yet opened in the stages
-    WAITING = "waiting"  # opened; its next chunk needs more tokens
-    READY = "ready"  # opened; its next chunk can be computed
-    RUNNING = "running"  # its owner opens it, or computes its next chunk
+    WAITING = "waiting"  # opened; the next chunk needs more tokens
+    READY = "ready"  # opened; the next chunk can be computed
+    RUNNING = "running"  # a worker opens the request, or computes the next chunk
     FINISHED = "finished"
     FAILED = "failed"
 
@@ -88,16 +87,16 @@ class Request:
         on_close: called once when the request is over.
         admitted: time of admission.
         status: status of the request.
-        owner: thread id of the worker that has started the request and not released it; None if
-            there is none. A request that fails meanwhile keeps its owner. Only the owner uses or
-            releases the handles.
+        owner: thread id of the worker that has started the request and not released it yet; None if
+            no worker has the request. If the request fails while it has an owner, it keeps the
+            owner. Only the owner may use or release the handles.
         messages: messages that are not consumed yet.
         kept_open: replies that stay unfinished until the request is over.
         last_progress: time at which tokens last arrived, or audio was last sent.
         ready_since: time at which the status last became ready.
         compute_seconds: total time of the batches that the request was part of.
-        why_closed: text of the error for messages that arrive too late. A text and not an
-            exception: an exception would keep alive every object that its traceback refers to.
+        why_closed: text of the error for messages that arrive after the end. It is not an
+            exception, because an exception keeps every object alive that its traceback refers to.
     """
 
     voice: Voice
@@ -126,7 +125,7 @@ class Request:
 
     @property
     def next_tokens(self) -> int:
-        """Number of tokens of the next chunk, without its context; 0 if no chunk can run."""
+        """Number of tokens of the next chunk, without its look-ahead; 0 if no chunk can run."""
         return self.chunker.next_tokens
 
     @property
@@ -151,10 +150,11 @@ class Request:
         self.owner, self.status = owner, Status.RUNNING
 
     def release(self, now: float) -> None:
-        """Takes an opened request back from its worker: it is ready if its next chunk can run.
+        """Takes an opened request back from its worker, and sets its status to waiting or ready.
 
-        A request without a worker may have become ready by new tokens, or by the passage of time.
-        A request that is over loses only its owner.
+        The status is ready if the next chunk can run. The method is also called for a request
+        without a worker, because new tokens or the passage of time may have made it ready. A
+        request that is over only loses its owner.
         """
         self.owner = None
         if self.over:
@@ -169,7 +169,7 @@ class Request:
         self.status = Status.FINISHED
 
     def fail(self, error: Token2WavError) -> None:
-        """Ends the request with an error, which later messages are answered with."""
+        """Ends the request with an error. Later messages are answered with the same error."""
         self.status = Status.FAILED
         self.why_closed = (
             str(error) if isinstance(error, StreamClosedError) else f"stream: it failed: {error}"
@@ -186,7 +186,10 @@ class Request:
             raise StreamClosedError(self.why_closed)
 
     def next_reply(self) -> Reply:
-        """Returns the reply that takes the next chunk: that of the oldest message that waits.
+        """Returns the reply that takes the next chunk.
+
+        It is the reply to the oldest waiting message. If no message waits, it is the first reply
+        that is kept open.
 
         Raises:
             StreamClosedError: the request has finished or failed.

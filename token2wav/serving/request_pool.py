@@ -1,7 +1,8 @@
-"""Pool of requests: thread-safe front of the scheduler, which also calls replies and the observer.
+"""Pool of requests: thread-safe interface to the scheduler.
 
-The scheduler decides. The pool guards it with a lock, frees the memory of requests that are over,
-and calls replies and the observer without the lock.
+The scheduler makes all decisions. The pool guards the scheduler with a lock, and frees the memory
+of requests that are over. It calls replies and the observer without holding the lock, because these
+calls may take long.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ class RequestPool:
     """Pool of open requests: admits them, adds tokens, and ends them.
 
     A request belongs to at most one worker at a time. Its messages are consumed in order. The reply
-    to a message is finished when the chunks that its tokens make possible were sent. Public methods
-    may be called from any thread, and never wait for a chunk.
+    to a message is finished after all chunks that the tokens of the message make possible were
+    sent. Public methods may be called from any thread, and never wait until a chunk is computed.
 
-    `WorkerPool` derives from this class, and computes the requests.
+    `WorkerPool` derives from this class, and adds the workers, which compute the requests.
 
     Args:
         pipeline: creates requests and frees their memory.
@@ -82,18 +83,18 @@ class RequestPool:
                 model.
 
         Raises:
-            InputError: the number of steps is not allowed, or the audio cannot have that sample
-                rate.
-            LimitError: too many requests are open, in all or of this client, or the server shuts
+            InputError: the number of steps is not allowed, or the audio cannot have the sample rate
+                of `audio_format`.
+            LimitError: too many requests are open, in total or of this client; or the server shuts
                 down.
-            EngineError: no worker can compute it, because every one is hung.
+            EngineError: every worker is hung, so none can compute the request.
         """
         buffer_seconds = self._limits.player_buffer_seconds
         request = self._pipeline.request(voice, steps, self._clock, buffer_seconds, audio_format)
         request.on_close, request.client = on_close, client
         with self._wake:
-            # Checked before the limits, because canary and health check regard a server that raises
-            # LimitError as healthy.
+            # This check precedes the limits, because the health check and the canary (the
+            # launcher's test synthesis) regard a server that raises LimitError as healthy.
             self._check_working()
             self._scheduler.admit(request)
         self._changed()
@@ -118,15 +119,15 @@ class RequestPool:
             tokens: (n,) integers, n >= 0, or (n, codebooks).
             reply: takes the chunks that these tokens make possible.
             end: whether the utterance ends with these tokens.
-            keep_open: whether `reply` stays unfinished until the request is over, so that a
-                cancellation by the client is noticed through it.
+            keep_open: whether `reply` stays unfinished until the request is over. An unfinished
+                reply reports when its client has cancelled or disconnected.
 
         Raises:
             InputError: a token is outside the vocabulary, the utterance would have too many tokens,
-                or would end without any.
+                or would end without any token.
             LimitError: too many messages of the request wait.
-            StreamClosedError: the request is over, or was ended by earlier tokens. In the second
-                case the earlier tokens are still computed and sent.
+            StreamClosedError: the request is over, or an earlier message has ended the utterance.
+                In the second case the audio of the earlier messages is still computed and sent.
         """
         request.check_open()
         try:
@@ -142,13 +143,13 @@ class RequestPool:
         finish(finished)
 
     def cancel(self, request: Request, reason: Token2WavError | None = None) -> None:
-        """Ends a request, and fails the replies of its waiting messages.
+        """Ends a request with an error, which its unfinished replies get.
 
-        Does nothing if the request is over.
+        The method does nothing if the request is over.
 
         Args:
             request: request to end.
-            reason: error for the replies; None for a cancellation by the client.
+            reason: error for the replies; None if the client has cancelled or disconnected.
         """
         error = reason or StreamClosedError("stream: it was cancelled")
         with self._wake:
@@ -163,10 +164,10 @@ class RequestPool:
             attempt(self._on_device_lost)
 
     def _check_working(self) -> None:
-        """Raises EngineError if no worker can compute another request. Called under the lock."""
+        """Raises EngineError if every worker is hung. The caller holds the lock."""
 
     def _drop_abandoned(self) -> None:
-        """Ends requests that are idle, open for too long, or whose client has vanished."""
+        """Ends requests that were idle or open for too long, or whose client has disconnected."""
         with self._wake:
             overdue: list[tuple[Request, Token2WavError | None]] = [*self._scheduler.overdue()]
             waiting = [
@@ -197,7 +198,7 @@ class RequestPool:
     def _release(self, request: Request) -> None:
         """Finishes the replies to consumed messages, then gives the request back to the scheduler.
 
-        A request that is over is closed, which frees its memory.
+        If the request is over, the pipeline closes it, which frees its memory.
         """
         finished: list[Reply] | None = None
         while finished is None or finished:
@@ -211,7 +212,7 @@ class RequestPool:
                     self._scheduler.release(request)
             if over and not cancelled:
                 self._over(request, "finished")
-            elif over and had_memory:  # cancelled by another thread, and freed only now
+            elif over and had_memory:  # another thread has cancelled it; its memory is freed now
                 self._changed()
             finish(finished)
             if over:
@@ -220,10 +221,11 @@ class RequestPool:
     def _over(self, request: Request, reason: str) -> None:
         attempt(request.on_close)
         attempt(self._observer.ended, request, reason)
-        # Last, so that an observer that sees no open request was called for every end before.
+        # This call comes last. When an observer sees 0 open requests, it has been called for the
+        # end of every request before.
         self._changed()
 
     def _changed(self) -> None:
-        # The lock keeps the order: without it an older number could overwrite a newer one.
+        # The lock keeps the calls in order. Without it an old number could replace a newer number.
         with self._changed_lock:
             attempt(self._observer.changed, self.open_requests)

@@ -1,8 +1,8 @@
 """Scheduler of requests: admits requests, updates their status, and selects the next batch.
 
-It has no threads, no tensors and no clock of its own, and it sends nothing. The workers
-(`worker.py`) call it under their lock. They compute the batches and finish the replies that it
-returns.
+The scheduler has no threads, no tensors and no clock of its own, and it sends nothing. The workers
+(`worker.py`) call it while they hold their lock. They compute the batches that the scheduler
+selects, and finish the replies that it returns.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from token2wav.errors import (
 from token2wav.serving.policy import Policy, has_time
 from token2wav.serving.request import Message, Reply, Request, Status
 
-MAX_WAITING_MESSAGES = 1024  # messages of one request that wait to be consumed
+MAX_WAITING_MESSAGES = 1024  # largest number of messages of one request that wait
 
 
 class Scheduler:
@@ -53,7 +53,7 @@ class Scheduler:
         """Admits a request. Its idle time starts now.
 
         Raises:
-            LimitError: too many requests are open, in all or of this client, or the server shuts
+            LimitError: too many requests are open, in total or of this client; or the server shuts
                 down.
         """
         if self.closing:
@@ -83,9 +83,9 @@ class Scheduler:
             keep_open: whether `reply` stays unfinished until the request is over.
 
         Raises:
-            InputError: the request would have too many tokens, or would end without any.
+            InputError: the utterance would have too many tokens, or would end without any token.
             LimitError: too many messages of the request wait.
-            StreamClosedError: the request is over, or was ended by earlier tokens.
+            StreamClosedError: the request is over, or an earlier message has ended the utterance.
         """
         request.check_open()
         if request.chunker.new_tokens + len(tokens) > self._limits.stream_tokens:
@@ -101,15 +101,16 @@ class Scheduler:
             )
         request.chunker.push(tokens, end=end)
         if request.status is not Status.RUNNING:
-            # The next chunk may have waited for a worker. With the new tokens it may be longer.
+            # A provisional chunk that waits for a worker may become longer by the new tokens.
             request.chunker.decide()
         request.messages.append(Message(request.chunker.received, end, reply, keep_open))
         if keep_open:
             request.kept_open.append(reply)
         if len(tokens) or end:
             request.last_progress = self._clock()
-        # The worker that runs the request finishes the replies, in the order of their messages. An
-        # unopened request keeps its replies: opening may fail, and the error is sent through one.
+        # A worker that runs the request finishes its replies later, in the order of the messages.
+        # An unopened request keeps all replies, because opening may fail, and a reply is needed to
+        # send the error.
         if request.status in (Status.RUNNING, Status.UNOPENED):
             return []
         finished = self.finish_consumed_messages(request)
@@ -119,8 +120,9 @@ class Scheduler:
     def finish_consumed_messages(self, request: Request) -> list[Reply]:
         """Removes the consumed messages of a request, and returns the replies to finish.
 
-        A message is consumed when every chunk that its tokens make possible was sent. Often its
-        tokens complete no chunk at all. After the last chunk was sent, the request is finished.
+        A message is consumed when every chunk that its tokens make possible was sent. Often the
+        tokens of a message complete no chunk. After the last chunk was sent, the request is
+        finished.
         """
         if request.over:
             return []
@@ -144,8 +146,9 @@ class Scheduler:
         """Decides again about the next chunk of requests that wait for tokens.
 
         When a listener comes close to the end of its audio, a shorter chunk may run without new
-        tokens. The messages of such a request are consumed, and their replies are finished. Only a
-        reply that is kept open can still take the chunk. So requests without one are left out.
+        tokens. By then all messages of the request are consumed and their replies are finished.
+        Only a reply that is kept open can still take the chunk. So this method skips requests that
+        have no such reply.
         """
         for request in self.requests:
             if request.status is Status.WAITING and request.kept_open:
@@ -155,14 +158,15 @@ class Scheduler:
     def next_to_open(self, owner: int) -> Request | None:
         """Selects the request that a worker opens next in the stages.
 
-        For a new voice, opening may cost as much as a chunk. So requests are opened in the order of
-        their admission, and after every urgent or unheard chunk that has waited longer.
+        For a new voice, opening may cost as much as a chunk, because the prompt is computed. So an
+        urgent or unheard chunk (`policy.py`) that has waited longer runs first. Requests are opened
+        in the order of their admission.
 
         Args:
             owner: thread id of the worker.
 
         Returns:
-            Request, which the worker owns from now on; None if no request is to be opened now.
+            Request, which the worker owns from now on; None if no request is opened now.
         """
         now = self._clock()
         urgent = min(
@@ -184,7 +188,7 @@ class Scheduler:
             idle_workers: number of idle workers, this one included.
 
         Returns:
-            Requests, which the worker owns from now on; empty if no chunk is to run now.
+            Requests, which the worker owns from now on; empty if no chunk runs now.
         """
         waiting = [
             request
@@ -201,7 +205,7 @@ class Scheduler:
         self._policy.computed(tokens, seconds)
 
     def overdue(self) -> list[tuple[Request, StreamClosedError]]:
-        """Returns the requests that were open or idle for too long, each with the error for it."""
+        """Returns the requests that have been open or idle for too long, each with its error."""
         now, limits, found = self._clock(), self._limits, list[tuple[Request, StreamClosedError]]()
         for request in self.requests:
             if now - request.admitted > (seconds := self._open_seconds):
@@ -236,6 +240,6 @@ class Scheduler:
         return [request for request in self.requests if request.status is Status.READY]
 
     def _forget(self, request: Request) -> None:
-        """Removes a request that is over from the open ones."""
+        """Removes a request that is over from the open requests."""
         request.messages.clear()
         self.requests.remove(request)

@@ -20,14 +20,14 @@ from token2wav.voice import Voice
 class Stream:
     """Stream of one utterance: takes tokens and returns audio. `Token2Wav.stream` creates it.
 
-    N tokens yield `samples_per_token` * N samples (960 * N for CosyVoice3), less the leading
+    N tokens yield `samples_per_token` * N samples (960 * N for CosyVoice3), minus the leading
     silence that `StreamConfig.trim_silence_ms` removes. The samples do not depend on how the tokens
-    were divided among the calls, except for audio of provisional chunks, which is sent before its
-    attention block is complete.
+    were divided among the calls of `push` and `finish`. The exception is the audio of provisional
+    chunks, which is sent before its attention block is complete.
 
-    The memory of a stream is freed when the stream ends or is cancelled. As a context manager the
-    stream is cancelled on exit. If a stream is garbage-collected while it is open, its memory is
-    freed by the next call of any stream.
+    The memory of a stream is freed when the stream ends or is cancelled. Used as a context manager,
+    the stream is cancelled on exit. If an open stream is garbage-collected, its memory is freed the
+    next time that a stream of the same model is opened or computes a chunk.
 
     Only one thread at a time may call `push` and `finish`. Any thread may call `cancel` at any
     time.
@@ -36,8 +36,8 @@ class Stream:
     def __init__(self, pipeline: Pipeline, voice: Voice, steps: int = 0) -> None:
         self._pipeline = pipeline
         self._request = pipeline.request(voice, steps)
-        # Guards the status of the request. Reentrant, because a signal handler may call `cancel`
-        # while its own thread has the lock.
+        # Guards the status of the request. The lock is reentrant, because a signal handler may call
+        # `cancel` while its own thread holds the lock.
         self._lock = threading.RLock()
         self._request.start(threading.get_ident())
         pipeline.open(self._request)
@@ -45,7 +45,9 @@ class Stream:
         self._drop_if_collected = weakref.finalize(self, pipeline.drop, self._request)
 
     def push(self, tokens: ArrayLike) -> list[AudioChunk]:
-        """Takes any number of tokens, and returns the chunks that they make possible, often none.
+        """Takes any number of tokens, and returns the audio of the chunks that they complete.
+
+        Often the tokens complete no chunk, and the list is empty.
 
         Args:
             tokens: (n,) integers, or (n, codebooks).
@@ -62,7 +64,7 @@ class Stream:
         """Ends the utterance and returns the rest of its audio; the last chunk has `final` set.
 
         If all tokens of the utterance are passed to this call, the samples are the same as from
-        `Token2Wav.synthesize`: no provisional chunk is needed.
+        `Token2Wav.synthesize`, because no provisional chunk is needed.
 
         Args:
             tokens: last tokens of the utterance, as for `push`; none by default.
@@ -79,9 +81,8 @@ class Stream:
     def cancel(self) -> None:
         """Cancels the stream and frees its memory. Safe at any time, from any thread.
 
-        If another thread is in `push` or `finish`, this call returns at once. The other call
-        finishes the chunk that it computes now, frees the memory of the stream, and raises
-        `StreamClosedError`.
+        If another thread is in `push` or `finish`, `cancel` returns at once. The other thread
+        completes its present chunk, frees the memory of the stream, and raises `StreamClosedError`.
         """
         with self._lock:
             self._fail(StreamClosedError("stream: it was cancelled"))
@@ -98,7 +99,7 @@ class Stream:
         self.cancel()
 
     def _run(self, tokens: NDArray[np.int32], *, end: bool) -> list[AudioChunk]:
-        """Takes checked tokens, and computes the chunks that they make possible."""
+        """Takes checked tokens, and computes the chunks that they complete."""
         request = self._request
         with self._lock:
             request.check_open()
@@ -107,7 +108,7 @@ class Stream:
             request.chunker.push(tokens, end=end)
             return self._compute()
         except BaseException as error:
-            if not isinstance(error, Token2WavError):  # such as KeyboardInterrupt
+            if not isinstance(error, Token2WavError):  # for example KeyboardInterrupt
                 error = StreamClosedError("stream: it was interrupted")
             with self._lock:
                 self._fail(error)
@@ -131,8 +132,8 @@ class Stream:
     def _fail(self, error: Token2WavError) -> None:
         """Ends the stream with an error. Does nothing if the stream is over.
 
-        The memory is freed now, or by the thread that computes, because a stage may still write to
-        the memory.
+        If a thread computes a chunk, that thread frees the memory later, because a stage may still
+        write to the memory. Otherwise the memory is freed now.
         """
         if not self._request.over:
             self._request.fail(error)

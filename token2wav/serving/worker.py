@@ -24,12 +24,14 @@ from token2wav.serving.request_pool import RequestPool
 
 log = logging.getLogger(__name__)
 
-_POLL_SECONDS = 0.05  # how soon a vanished client or an idle request is noticed
+# Interval at which idle workers look for work. At the same interval the watch thread looks for
+# clients that have disconnected, idle requests and hung workers.
+_POLL_SECONDS = 0.05
 _MOST_WORKERS = 4
 
 
 def default_workers(device: str) -> int:
-    """Returns the default number of workers: one per usable CPU core, up to 4; one on a GPU.
+    """Returns the default number of workers: one for each usable CPU core, at most 4; one on a GPU.
 
     A single worker keeps a GPU busy.
     """
@@ -42,10 +44,10 @@ class _Worker:
 
     Attributes:
         number: position of the worker in its pool, for logs and the name of the thread.
-        taken: requests that the worker opens or computes now; empty while it is idle.
-        since: time at which the worker took these requests.
-        hang_seconds: seconds after `since` at which the worker counts as hung.
-        lost: whether the worker was found hung, and its requests have failed.
+        taken: requests that the worker opens or computes now; empty while the worker is idle.
+        since: time at which the worker took the requests in `taken`.
+        hang_seconds: number of seconds after `since` from which on the worker counts as hung.
+        lost: whether the worker was found to be hung, so that its requests were failed.
     """
 
     number: int
@@ -59,19 +61,20 @@ class _Worker:
 
 
 class WorkerPool(RequestPool):
-    """Pool of workers, which compute requests until `close`.
+    """Pool of workers, which compute requests until `close` is called.
 
-    One more thread, the watch thread, ends requests that are idle, open for too long or without a
-    client.
+    One more thread, the watch thread, ends requests that are idle, that are open for too long, or
+    whose client has disconnected.
 
     If the batch of a worker does not end in time, the worker counts as hung, and its requests fail.
-    Their memory is not freed until the worker returns from the backend, because the backend may
-    still write to it. The other workers go on. If every worker is hung, no request is admitted.
+    The memory of these requests is not freed until the worker returns from the backend, because the
+    backend may still write to it. The other workers continue. If every worker is hung, the pool
+    admits no request.
 
     Args:
         pipeline: computes the batches.
         limits: bounds that are checked before work starts.
-        observer: called at every admission, batch, chunk and end of a request.
+        observer: object that is called at every admission, batch, chunk and end of a request.
         clock: returns monotonic seconds.
         workers: number of batches that are computed at the same time, each in its own thread. The
             workers share the threads of torch.
@@ -102,7 +105,7 @@ class WorkerPool(RequestPool):
             )
             for worker in self._workers
         ]
-        # A thread of its own, because every worker may be hung, or compute for a long time.
+        # The watch has its own thread, because every worker may be hung or compute for a long time.
         self._threads.append(
             threading.Thread(target=self._watch, name="token2wav-watch", daemon=True)
         )
@@ -132,13 +135,13 @@ class WorkerPool(RequestPool):
             )
 
     def _run(self, worker: _Worker) -> None:
-        # Applies to this worker only: torch stores the number for each thread.
+        # The number applies to this worker only, because torch stores it for each thread.
         torch.set_num_threads(self._torch_threads)
         going = True
         while going:
             try:
                 going = self._turn(worker)
-            # A fault of this program. Only the requests of this worker are lost.
+            # A defect of this program. The worker continues, and only its requests are lost.
             except Exception as error:
                 self._give_up(worker, to_public_error(error))
                 time.sleep(_POLL_SECONDS)
@@ -175,7 +178,7 @@ class WorkerPool(RequestPool):
             ]
             worker.hang_seconds = hang_seconds(sum(tokens))
             if not unopened:
-                self._wake.notify()  # another worker may take the remaining chunks
+                self._wake.notify()  # another worker may compute the remaining chunks
         if unopened:
             self._serve(unopened, self._open)
         else:
@@ -188,7 +191,7 @@ class WorkerPool(RequestPool):
             if request.owner == threading.get_ident():
                 self.cancel(request, error)
                 with self._wake:
-                    # If another thread cancelled the request, its memory is still to be freed.
+                    # If another thread has cancelled the request, its memory is not freed yet.
                     attempt(self._pipeline.close, request)
                     self._scheduler.release(request)
         self._changed()
@@ -236,7 +239,7 @@ class WorkerPool(RequestPool):
             results = self._pipeline.advance(
                 batch, partial(attempt, self._observer.computed, waited)
             )
-        except Exception as error:  # the backend failed, so no request of the batch can go on
+        except Exception as error:  # the backend failed, so no request of the batch can continue
             results = [to_public_error(error)] * len(batch)
         seconds = self._clock() - start
         for request, result in zip(batch, results, strict=True):
