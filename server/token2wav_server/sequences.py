@@ -1,10 +1,13 @@
 """Sequences of a server: finds the open stream that a request continues, and checks its owner.
 
-Triton passes a model neither the connection nor the address that a request came from (server 2.51).
-A request has its sequence id, its parameters and the gRPC headers that the server forwards. So a
-stream is bound to two values of its first request. One is the client name, which a load balancer
-sets as a header. The other is the parameter `stream_key`, a secret that the client chooses. Every
-further request of the stream must have the same name and key.
+Triton (server 2.51) does not tell a model from which connection or address a request came. The
+model gets only the sequence id, the parameters and the forwarded gRPC headers of a request. So a
+stream is bound to two values of its first request:
+
+- the client name, which a load balancer sets as a gRPC header
+- the parameter `stream_key`, a secret that the client chooses
+
+Every further request of the stream must have the same name and the same key.
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ from token2wav.errors import InputError, StreamClosedError
 SequenceId = int | str
 StreamT = TypeVar("StreamT")
 
-_REMEMBERED = 1024  # number of closed streams whose reason is kept, for later requests
+# Number of closed streams for which the reason of the end is stored, to answer later requests.
+_REMEMBERED = 1024
 
 
 @dataclass(frozen=True)
@@ -40,17 +44,17 @@ class Owner:
     def owns(self, other: Owner) -> bool:
         """Returns whether the other owner has the same client name and the same key.
 
-        The keys are compared in constant time.
+        The keys are compared in constant time, so that the time does not reveal a part of the key.
         """
         same_key = hmac.compare_digest(self.stream_key.encode(), other.stream_key.encode())
         return same_key and self.client == other.client
 
 
 class Sequences(Generic[StreamT]):
-    """Open streams of a server by sequence id. It is thread-safe.
+    """Registry of the open streams of a server, by sequence id. It is thread-safe.
 
     A sequence id is in use from the first request of a stream until its last request, or until the
-    stream is closed. The id is free again while the last audio is still being computed.
+    stream is closed. While the last audio is still being computed, the id is already free again.
     """
 
     def __init__(self) -> None:
@@ -84,7 +88,7 @@ class Sequences(Generic[StreamT]):
     def add(self, sequence_id: SequenceId, owner: Owner, stream: StreamT) -> None:
         """Adds a stream under a free sequence id.
 
-        A stream with an empty id is not added: its only request is the whole utterance.
+        A stream with an empty id is not added, because its only request is the whole utterance.
         """
         if sequence_id:
             with self._lock:
@@ -123,7 +127,7 @@ class Sequences(Generic[StreamT]):
         Args:
             sequence_id: id of the stream.
             stream: stream to remove.
-            reason: reason of the end, which is the error message for later requests with this id.
+            reason: reason of the end. It becomes the error message for later requests with this id.
         """
         with self._lock:
             if (found := self._open.get(sequence_id)) is None or found[1] is not stream:
@@ -142,11 +146,11 @@ OPEN_TO_OTHERS = (
 
 
 def started_twice(sequence_id: SequenceId) -> InputError:
-    """Creates the error for a second first request of the same owner while its stream is open.
+    """Creates the error for an owner that starts a sequence id again while the stream is open.
 
-    The error closes the stream, and also refuses the request. The server cannot distinguish two
-    clients that send neither a name nor a key. Only closing the stream makes sure that the tokens
-    of one client do not become audio of the other.
+    The error closes the stream and refuses the new request. The server cannot distinguish two
+    clients that send neither a name nor a key. Closing the stream ensures that the tokens of one
+    client never become audio of the other client.
     """
     return InputError(
         "sequence_id",

@@ -1,6 +1,7 @@
-"""Service of the one-process model, which passes the tokens of Triton requests to workers.
+"""Service of the Triton model `token2wav`, which passes the tokens of Triton requests to workers.
 
-It finds the utterance to which a request belongs, or opens a new one.
+The whole model runs in the process of the service; the ensemble uses three processes. For each
+Triton request, the service finds the utterance to which it belongs, or opens a new one.
 """
 
 from __future__ import annotations
@@ -34,18 +35,18 @@ from token2wav_server.voices import registry
 
 log = logging.getLogger(__name__)
 
-# Time at start-up in which prompts of voices are computed. The start of a server with many voices
-# takes no longer: the remaining prompts are computed for the first utterance of each voice.
+# Longest time at start-up in which prompts of voices are computed in advance. The remaining prompts
+# are computed for the first utterance of each voice.
 _PREFILL_SECONDS = 20.0
-_USUAL_SECONDS = 30.0  # usual duration of an utterance, for the warning about a small cache
+_USUAL_SECONDS = 30.0  # assumed duration of an utterance, for the warning about a small cache
 
 
 class Service:
     """Service behind the Triton model `token2wav`.
 
     The service identifies an utterance by its `Request` object, never by the sequence id alone. The
-    id is only a name by which the requests of one client find the utterance. Another utterance can
-    use the id once this one is over.
+    id is only a name by which the Triton requests of one client find the utterance. When the
+    utterance is over, another utterance can use the same id.
 
     Args:
         model: model that computes the audio.
@@ -70,7 +71,7 @@ class Service:
 
     @classmethod
     def start(cls) -> Service:
-        """Loads the model folder and the settings that environment variables name.
+        """Starts a service with the model folder and the settings that environment variables name.
 
         Raises:
             Token2WavError: the folder or the settings cannot be used.
@@ -86,7 +87,7 @@ class Service:
         return service
 
     def handle(self, request: Any) -> None:
-        """Queues one request.
+        """Queues the tokens of one Triton request, and returns before they are computed.
 
         All responses, errors included, are sent through the response sender of the request.
         """
@@ -94,10 +95,10 @@ class Service:
         try:
             self._handle(TritonRequest.read(request), reply)
         except Exception as error:  # any exception, because further requests have to be handled
-            # The public error replaces the variable `error`, which Python deletes at the end of
-            # this clause. A second variable would stay: error, traceback and this frame would form
-            # a reference cycle, which keeps the request and its shared memory alive until Python
-            # collects cycles.
+            # The public error is assigned to `error`, which Python deletes at the end of this
+            # clause. Another variable would not be deleted. The error, its traceback and this frame
+            # would then form a reference cycle, which would keep the request and its shared memory
+            # alive until Python collects cycles.
             error = to_public_error(error)
             self._metrics.refused(error)
             reply.fail(error)
@@ -131,7 +132,8 @@ class Service:
             audio_format=options.audio_format,
         )
         self._sequences.add(sequence_id, owner, utterance)
-        # After the client was admitted, because a new voice may evict the voice of another client.
+        # The voice is registered only after the client was admitted, because a new voice may evict
+        # the voice of another client.
         self._voices.register(voice)
         return utterance
 
@@ -147,7 +149,7 @@ class Service:
 
 
 def _limits(limits: LimitConfig) -> str:
-    """Returns the line about the limits of clients in the summary that is logged at start-up."""
+    """Returns a line about the limits of clients, for the summary that is logged at start-up."""
     return (
         f"limits   {limits.streams} streams, {limits.client_streams} of one client, "
         f"{limits.stream_tokens} tokens in "
@@ -158,7 +160,7 @@ def _limits(limits: LimitConfig) -> str:
 def _prefill(model: Token2Wav, voices: Iterable[Voice]) -> None:
     """Computes the prompts of voices in advance, so that the first listeners need not wait.
 
-    It stops after 20 s, or when the cache is full.
+    The function stops after 20 s, or when the cache is full.
     """
     deadline = time.monotonic() + _PREFILL_SECONDS
     for voice in voices:

@@ -37,9 +37,9 @@ class TritonReply:
 
     def __init__(self, request: Any) -> None:
         self._sender = request.get_response_sender()
-        # After the final response Triton frees the memory that the sender refers to. A call of the
-        # sender after that, `is_cancelled` included, crashes tritonserver. The lock and `_over`
-        # prevent such calls.
+        # After the final response Triton frees the memory that the sender refers to. Later calls of
+        # the sender, including `is_cancelled`, crash tritonserver. The lock and `_over` prevent
+        # these calls.
         self._lock = threading.Lock()
         self._over = False
 

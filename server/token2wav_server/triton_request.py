@@ -3,9 +3,9 @@
 This module defines the names of all input tensors and request parameters. It runs only inside
 Triton's Python backend, which provides `triton_python_backend_utils`.
 
-Tensors are passed as DLPack, not as NumPy arrays. The stub is the process that Triton starts for
-each Python model. The stubs of servers up to 2.51 misread arrays of NumPy 2: input arrays get wrong
-strides, and output arrays lose their bytes. These stubs also crash on tensors of strings.
+Tensors are passed as DLPack, not as NumPy arrays. Triton starts a process for each Python model,
+which it calls a stub. The stubs of servers up to 2.51 misread arrays of NumPy 2: input arrays get
+wrong strides, and output arrays lose their bytes. These stubs also crash on tensors of strings.
 """
 
 from __future__ import annotations
@@ -99,9 +99,10 @@ class Options:
 class TritonRequest:
     """Request of a client: some tokens of one utterance.
 
-    An error in the owner only refuses the request. An error in the options, in the voice or in the
-    tokens also closes the stream that the request continues. So `read` raises the former, and
-    the caller calls `options` and `voice` after it has found the stream.
+    An error in the owner (client name or stream key) only refuses the request. `read` raises this
+    error. An error in the options, in the voice or in the tokens also closes the stream that the
+    request continues. So the caller first finds the stream, and then calls `options` and `voice`,
+    which raise such errors.
 
     Attributes:
         sequence_id: id that all requests of the utterance share. A request with an empty id (0 or
@@ -109,10 +110,11 @@ class TritonRequest:
         start: whether the utterance starts with this request.
         end: whether the utterance ends with this request.
         owner: client name and stream key.
-        parameters: parameters of the request, not checked.
-        tokens: tokens, not checked; empty if the request has none. This array and the arrays of
-            `voice_inputs` are views of Triton's memory, as `tensor` returns them.
-        voice_inputs: input tensors of a voice that the request has, by name.
+        parameters: parameters of the request, not checked yet.
+        tokens: tokens, not checked yet; empty if the request has no tokens. The array is a view of
+            Triton's memory (see `tensor`).
+        voice_inputs: input tensors that describe a voice, by name, as far as the request has them.
+            They are views of Triton's memory as well.
     """
 
     sequence_id: SequenceId

@@ -272,7 +272,7 @@ class Chunker:
         self.received = count
 
     def _make_room(self, count: int) -> None:
-        """Moves the tokens that later chunks need to a buffer with room for positions up to `count`.
+        """Moves the tokens that later chunks need to a buffer with room up to position `count`.
 
         The new buffer is larger only if these tokens would fill more than half of the old size.
         """

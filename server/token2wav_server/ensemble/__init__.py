@@ -1,4 +1,5 @@
-"""Ensemble of three stages, each of which runs as a Triton model of its own.
+"""Ensemble of three Triton models: accumulator, flow and vocoder.
 
-The stages can be scaled separately. docs/ensemble.md explains when that is useful.
+The accumulator cuts tokens into chunks, the flow turns tokens into mel, and the vocoder turns mel
+into audio. Each model has a process of its own. docs/ensemble.md explains when this is useful.
 """

@@ -1,6 +1,6 @@
 """Accumulator: the first stage of the ensemble, which cuts the tokens of streams into chunks.
 
-It runs only inside Triton's Python backend.
+This module runs only inside Triton's Python backend.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class _FlowInput:
 
     Attributes:
         content: input of the flow.
-        duration_s: estimated seconds of audio that the later stages send soon because of it.
+        duration_s: estimated seconds of audio that the later stages send for this chunk.
         sound_s: None, because the accumulator does not know where the first sound is.
     """
 
@@ -56,16 +56,16 @@ class _FlowInput:
 
 @dataclass(eq=False)
 class _Stream:
-    """Stream of one utterance whose last tokens have not arrived yet.
+    """Stream of one utterance, which is open until its last tokens have arrived.
 
     Attributes:
         request: state of the utterance.
         audio_format: encoding and sample rate of the audio that the client receives.
         token_rate: tokens per second of audio.
-        held_back: seconds of audio that the later stages will still hold back from coming chunks.
+        held_back: seconds of audio of the next chunks that the later stages will still hold back.
         stream_id: number that identifies the stream in the later stages. It is random, because a
-            later stage may still hold state of an earlier stream after a client has reused its
-            sequence id, or after this process was restarted.
+            client may reuse a sequence id, and this process may be restarted, while a later stage
+            still has the state of an earlier stream.
     """
 
     request: Request
@@ -79,7 +79,10 @@ class _Stream:
         return Label(self.stream_id, self.request.chunker.chunks, last, self.audio_format)
 
     def flow_input(self, chunk: TokenChunk) -> _FlowInput:
-        """Returns the result for a chunk, and counts its audio as held back or as sent."""
+        """Returns the result for a chunk, and updates `held_back`.
+
+        Audio of the first chunks is counted as held back until `held_back` is used up.
+        """
         request, chunker = self.request, self.request.chunker
         voice = None if chunker.chunks else request.voice
         seconds = (chunk.stop - chunker.spoken) / self.token_rate - self.held_back
@@ -121,7 +124,8 @@ class Accumulator:
             with self._lock:
                 self._handle(TritonRequest.read(request), reply, ToFlow(request, self._config))
         except Exception as error:
-            error = to_public_error(error)  # no second variable, for the reason in `Service.handle`
+            # `error` is reused instead of a second variable. `Service.handle` gives the reason.
+            error = to_public_error(error)
             self._refused(error)
             reply.fail(error)
         self._open_streams(len(self._scheduler.requests))
@@ -148,8 +152,8 @@ class Accumulator:
     def _open(self, message: TritonRequest, options: Options) -> _Stream:
         sequence_id, owner = message.sequence_id, message.owner
         if (open_stream := self._streams.started_by(sequence_id, owner)) is not None:
-            # The later stages drop the stream after their idle time. An error could reach them only
-            # in answer to a request that continues the stream.
+            # The later stages keep the stream until its idle time has passed. An error could reach
+            # them only in the answer to a request that continues the stream.
             self._fail(open_stream.request, started_twice(sequence_id))
             raise started_twice(sequence_id)
         voice = message.voice(options.voice, self._voices, self._config)
@@ -164,7 +168,7 @@ class Accumulator:
             client=owner.client,
         )
         self._scheduler.admit(request)
-        self._scheduler.release(request)  # no stage of this process opens it
+        self._scheduler.release(request)  # it need not be opened, as this process has no stage
         resampled = options.audio_format.sample_rate not in (None, self._config.sample_rate)
         stream = _Stream(
             request,
@@ -174,14 +178,15 @@ class Accumulator:
         )
         request.on_close = lambda: self._streams.remove(sequence_id, stream, request.why_closed)
         self._streams.add(sequence_id, owner, stream)
-        # After the client was admitted, because a new voice may evict the voice of another client.
+        # The voice is registered only after the client was admitted, because a new voice may evict
+        # the voice of another client.
         self._voices.register(voice)
         return stream
 
     def _push(
         self, stream: _Stream, message: TritonRequest, reply: TritonReply, sender: ToFlow
     ) -> None:
-        """Takes the tokens of a message, and sends the chunks that they make possible."""
+        """Takes the tokens of a message, and sends the chunks that they complete to the flow."""
         request = stream.request
         tokens = checked_tokens(message.tokens, self._config)
         consumed = self._scheduler.push(request, tokens, reply, end=message.end, keep_open=False)

@@ -1,9 +1,10 @@
 """Queue in front of a stage of the ensemble, which keeps the chunks of each stream in order.
 
-A stage computes chunks of several streams in one batch, but the chunks of one stream strictly one
-after the other. Triton processes several chunks of a stream at the same time and passes them to the
-next stage in any order. It also never reports that a client has disconnected. So the queue stores
-chunks that arrive too early, and drops streams that receive no chunk for too long.
+A stage may compute chunks of several streams in one batch, but it must compute the chunks of one
+stream one after the other. Triton processes several chunks of a stream at the same time, and passes
+them to the next stage in any order. So the queue stores chunks that arrive before their
+predecessors. Triton also never reports that a client has disconnected. So the queue closes streams
+that receive no chunk for too long.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ _LONGEST_TICK_S = 1.0
 
 @dataclass(frozen=True)
 class Label:
-    """Label of a chunk: identifies the stream, and the position of the chunk in it.
+    """Label of a chunk: the stream of the chunk, and the position of the chunk in the stream.
 
     Attributes:
-        stream_id: random number from the accumulator, which is never used again.
+        stream_id: random 63-bit number of the stream, from the accumulator.
         index: number of the chunk within the stream: 0, 1, 2 ...
         last: whether the stream ends with this chunk.
         audio_format: encoding and sample rate of the audio that the client receives.
@@ -50,13 +51,13 @@ class Label:
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Chunk of a stream that waits in the queue of a stage.
+    """Chunk of a stream, in the queue of a stage.
 
     Attributes:
-        label: stream of the chunk, and its position there.
+        label: stream and position of the chunk.
         content: input of the stage, or the error that ended the stream in an earlier stage.
-        answer: callback that receives the result, or the error that ended the stream. It is called
-            exactly once.
+        answer: callback that receives the result of the chunk, or the error that ended the stream.
+            It is called exactly once.
     """
 
     label: Label
@@ -83,8 +84,8 @@ class Stage(Protocol):
             batch: state of each stream, and the content of its chunk.
 
         Returns:
-            The result of each chunk, in the same order. An EngineError as a result ends only the
-            stream of that chunk.
+            The result of each chunk, in the order of the batch. If a result is an EngineError, only
+            the stream of this chunk ends.
         """
 
     def close(self, state: Any) -> None:
@@ -95,13 +96,13 @@ class Stage(Protocol):
 class _Stream:
     """Stream in a stage.
 
-    After an error the stream has no state any more. It is kept until its idle time has passed, so
-    that its later chunks are answered with the same error.
+    After an error the stream has no state any more. The stage keeps this object until the idle time
+    has passed, to answer later chunks of the stream with the same error.
 
     Attributes:
         last_used: time at which a chunk arrived or was computed, in seconds of the stage's clock.
         next_index: index of the chunk that is computed next.
-        state: state that the stage returned; None before the first chunk and after the end.
+        state: state that `Stage.open` returned; None before the first chunk and after the end.
         error: error that ended the stream.
         waiting: chunks that have arrived and are not computed yet, by index.
     """
@@ -114,15 +115,15 @@ class _Stream:
 
 
 class OrderedStage:
-    """Queue in front of a stage, which computes every chunk after its predecessor.
+    """Queue in front of a stage, which lets the stage compute every chunk after its predecessor.
 
-    It is thread-safe.
+    The class is thread-safe.
 
     Args:
         stage: stage that computes the batches.
         limits: limits of the server. The queue uses `idle_seconds`, after which a stream without a
-            new chunk is dropped, and `batch_streams`, the largest number of streams in a batch.
-        on_device_lost: callback for the loss of the GPU, after which every later batch of this
+            new chunk is closed, and `batch_streams`, the largest number of streams in a batch.
+        on_device_lost: callback that is called when the GPU is lost. After that every batch of this
             process would fail.
         on_hang: callback that `watch` calls if a batch runs for much too long. It receives the
             seconds since the batch began.
@@ -178,7 +179,7 @@ class OrderedStage:
     def watch(self) -> None:
         """Calls `on_hang` if a batch runs for too long.
 
-        This method takes no lock, because the running batch holds the lock.
+        This method does not take the lock, because the running batch holds it.
         """
         began = self._batch_began
         if began is not None and (seconds := self._clock() - began) > self._hang_seconds:
@@ -222,8 +223,8 @@ class OrderedStage:
     def _next_batch(self) -> list[tuple[_Stream, Part]]:
         """Removes the chunks of the next batch from the queue.
 
-        A batch takes one chunk of each stream. First chunks of streams come first, then the streams
-        that have waited longest. Further streams wait for the batch after this one.
+        A batch has one chunk of each stream. First chunks of streams come first, then the chunks of
+        streams that have waited longest. Streams beyond the largest batch wait for the next batch.
         """
         ready = [stream for stream in self._streams.values() if stream.next_index in stream.waiting]
         ready.sort(key=lambda stream: (stream.next_index > 0, stream.last_used))
@@ -264,7 +265,7 @@ class OrderedStage:
             return self._stage.advance(batch)
         except Exception as error:
             public = to_public_error(error)
-            if public is error:  # else it is logged already
+            if public is error:  # otherwise `to_public_error` has logged it
                 log.exception("a batch of chunks could not be computed")
             if not isinstance(public, EngineError):
                 public = EngineError(str(public))
@@ -273,8 +274,8 @@ class OrderedStage:
     def _fail(self, stream: _Stream, error: Token2WavError, *failed: Part) -> None:
         """Ends a stream with an error.
 
-        The state of the stream is released. The failed chunk and all waiting chunks of the stream
-        are answered with the error.
+        This method releases the state of the stream, and answers the failed chunk and all waiting
+        chunks of the stream with the error.
         """
         self._free(stream)
         stream.error = error
@@ -298,8 +299,8 @@ def ticker(check: Callable[[], None], idle_seconds: float) -> Callable[[], None]
     to check for both.
 
     Args:
-        check: function to call. An exception from it is logged, and the thread goes on.
-        idle_seconds: idle time of streams. The interval is a quarter of it, and at most 1 s.
+        check: function to call. If it raises an exception, the thread logs it and continues.
+        idle_seconds: idle time of streams. The interval is a quarter of this time, but at most 1 s.
 
     Returns:
         A function that stops the thread and waits for its end.
@@ -310,8 +311,8 @@ def ticker(check: Callable[[], None], idle_seconds: float) -> Callable[[], None]
         while not stopped.wait(min(_LONGEST_TICK_S, idle_seconds / 4)):
             try:
                 check()
-            # The thread goes on, because the next call may succeed. If the thread ended, abandoned
-            # streams would never be dropped.
+            # The thread continues, because the next call may succeed. If the thread ended, streams
+            # of disconnected clients would never be closed.
             except Exception:
                 log.exception("the check for idle streams or for a batch that hangs failed")
 
@@ -326,7 +327,7 @@ def ticker(check: Callable[[], None], idle_seconds: float) -> Callable[[], None]
 
 
 def _answer(part: Part, result: Any) -> None:
-    """Answers a chunk; a failure to do so is logged, and affects no other stream."""
+    """Answers a chunk. If the callback fails, the failure is logged and affects no other stream."""
     try:
         part.answer(result)
     except Exception:

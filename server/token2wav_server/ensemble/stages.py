@@ -30,7 +30,7 @@ class FlowContent(NamedTuple):
 
     Attributes:
         chunk: tokens and their positions.
-        voice: prompt and speaker for the first chunk of a stream; None for all later chunks.
+        voice: prompt and speaker, with the first chunk of a stream; None with all later chunks.
         steps: number of ODE steps; 0 for the default of the model.
     """
 
@@ -42,7 +42,7 @@ class FlowContent(NamedTuple):
 class FlowStage:
     """Stage that computes mel, (frames, bands), from tokens.
 
-    The mel omits frames of the prompt and frames that an earlier chunk has already returned.
+    The mel omits the frames of the prompt, and the frames that an earlier chunk has returned.
     """
 
     def __init__(self, model: Token2Wav) -> None:
@@ -103,10 +103,10 @@ class VocoderStage:
 def held_back_seconds(config: ModelConfig, stream: StreamConfig) -> float:
     """Returns the largest duration of audio that the vocoder stage holds back, in seconds.
 
-    It includes all the silence that the stage may trim at the start of an utterance. The
-    accumulator counts this duration as not sent yet. It follows from the sizes of the vocoder
-    network, which is built without weights. If the network of a model cannot be built without
-    weights, only the silence counts.
+    It is the audio that the vocoder network holds back for its look-ahead, plus the silence that
+    the stage may trim at the start of an utterance. The accumulator counts this duration as not
+    sent yet. The look-ahead follows from the sizes of the network, which this function builds
+    without weights. If the network of a model cannot be built in this way, only the silence counts.
     """
     trimmed = stream.trim_silence_ms / 1000
     try:
@@ -124,15 +124,15 @@ def load_flow(folder: Path, server: ServerConfig) -> FlowStage:
 
 
 def load_vocoder(folder: Path, server: ServerConfig) -> VocoderStage:
-    """Loads the vocoder stage of a model folder. The flow is released and gets little cache."""
+    """Loads the vocoder stage of a model folder. The flow is released; its cache is 1 MiB."""
     small = replace(server, runtime=replace(server.runtime, cache_mib=1))
     return VocoderStage(_load(folder, small, "vocoder"), server.stream.trim_silence_ms)
 
 
 def _load(folder: Path, server: ServerConfig, stage: StageName) -> Token2Wav:
-    """Loads the model of a folder, releases its other stage, and sets torch to half of the threads.
+    """Loads the model of a folder, releases its other stage, and halves the threads of torch.
 
-    Flow and vocoder compute at the same time, in two processes, and share the cores.
+    Flow and vocoder compute at the same time, in two processes. So each gets half of the cores.
     """
     torch.set_num_threads(max(1, torch.get_num_threads() // 2))
     model = Token2Wav.load(folder, stream=server.stream, runtime=server.runtime)

@@ -3,9 +3,11 @@
 This module runs only inside Triton's Python backend. Tensors are passed as DLPack, for the reason
 given in `triton_request.py`.
 
-Every tensor has a leading batch axis of 1, which Triton's dynamic batching needs. An error is sent
-in the place of a chunk. So it arrives after the audio of all earlier chunks, and every stage
-releases its state of the stream. The vocoder answers the client with a Triton error.
+Every tensor has a leading batch axis of 1, which Triton's dynamic batching needs.
+
+An error is sent in the place of a chunk. So the error arrives after the audio of all earlier
+chunks, and every stage that it passes releases its state of the stream. The last stage, the
+vocoder, answers the client with a Triton error.
 """
 
 from __future__ import annotations
@@ -59,14 +61,14 @@ class StageModel:
             changed=open_streams(name),
             computed=batch_streams(name),
             on_device_lost=end_process,
-            # A stage that hangs has to end its own process, because no other process notices. The
-            # accumulator receives no results of its chunks. It would refuse new streams once its
-            # limit is reached, just like a server that is full. The launcher notices the end of
-            # this process.
+            # A stage that hangs has to end its own process, because no other process notices the
+            # hang. The accumulator receives no results of its chunks. It would only refuse new
+            # streams when its limit is reached, like a server that is full. The launcher notices
+            # the end of this process, and restarts the server.
             on_hang=lambda seconds: end_process(f"hangs (its batch has run for {seconds:.0f} s)"),
         )
-        # `expire` and `watch` have a thread each. `expire` waits for the lock that a running batch
-        # holds, so a batch that hangs would block `watch` for ever if both shared a thread.
+        # `expire` and `watch` have a thread each. `expire` waits for the lock, and a running batch
+        # holds it. If both shared a thread, a batch that hangs would block `watch` for ever.
         self._tickers = [
             ticker(check, limits.idle_seconds)
             for check in (self._ordered.expire, self._ordered.watch)
@@ -85,8 +87,8 @@ class StageModel:
         """Reads the chunk of a request.
 
         A request that cannot be read is answered with an error, and the result is None. Only a
-        client that calls a stage directly can send such a request. The other requests of the batch
-        are computed nevertheless.
+        client that calls a stage directly can send such a request. The error does not affect the
+        other requests of the batch.
         """
         try:
             return self._read(request)
@@ -120,7 +122,7 @@ class ToFlow:
         """Sends a chunk, or the error that ends its stream.
 
         Args:
-            label: stream of the chunk, and its position there.
+            label: stream and position of the chunk.
             content: input of the flow, or the error.
         """
         chunk, voice, steps = self._nothing if isinstance(content, Token2WavError) else content
@@ -139,7 +141,7 @@ class ToFlow:
 
 
 def flow_part(request: Any) -> Part:
-    """Reads, in the flow, a chunk that `ToFlow` sent.
+    """Reads a chunk that the accumulator sent with `ToFlow`. The flow calls this function.
 
     The answer sends mel to the vocoder as (frames, bands). DLPack passes an empty array only in
     this order of axes.
@@ -166,9 +168,9 @@ def flow_part(request: Any) -> Part:
 
 
 def vocoder_part(request: Any) -> Part:
-    """Reads, in the vocoder, a chunk that the flow sent.
+    """Reads a chunk that the flow sent. The vocoder calls this function.
 
-    The answer goes to the client, in the same form as from the one-process model.
+    The answer goes to the client, in the same form as the answers of the model `token2wav`.
     """
     label = _label(request)
     content = _error(request) or FrameChunk(torch.from_numpy(_array(request, "mel")).T, label.last)
@@ -226,7 +228,8 @@ def _error(request: Any) -> Token2WavError | None:
 def _array(request: Any, name: str) -> NDArray[Any]:
     """Returns a copy of an input tensor without the batch axis.
 
-    Triton's memory is not valid long enough for a chunk that waits for its predecessor.
+    The copy is needed because a chunk may wait for its predecessor longer than Triton keeps the
+    memory of the request.
 
     Raises:
         InputError: the request has no such tensor.
@@ -240,8 +243,8 @@ def _array(request: Any, name: str) -> NDArray[Any]:
 
 
 def _response(arrays: Arrays) -> Any:
-    # The clone has contiguous strides. NumPy gives other strides to empty arrays and to a batch
-    # axis of 1, and Triton misreads these strides as gaps in memory.
+    # The clone has contiguous strides. NumPy gives other strides to empty arrays and to axes of
+    # length 1, and Triton misreads such strides as gaps in memory.
     tensors = {
         name: torch.tensor(array[None]).clone(memory_format=torch.contiguous_format)
         for name, array in arrays.items()
