@@ -7,8 +7,9 @@
         for chunk in client.synthesize(token_batches, voice):   # sends while it receives
             play(chunk.audio)
 
-The published models produce audio at 24 kHz. `AsyncClient` offers the same methods for asyncio.
-`Client.open` returns an utterance that your code pushes tokens into.
+The published models produce audio at 24 kHz. `AsyncClient` offers the same methods for asyncio. If
+your code produces tokens in callbacks, use `Client.open`: it returns an utterance with the methods
+`push` and `finish`.
 
 The package does not need the library `token2wav`. It imports only numpy, soundfile, tqdm,
 safetensors, tenacity and tritonclient.

@@ -1,6 +1,7 @@
 """Client for asyncio: synthesizes utterances in tasks of an event loop.
 
-Its classes and methods have the names of the client for threads.
+The classes are named after those of `client.py`, the client for threads. The methods have the same
+names.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ class AsyncUtterance(
 ):
     """Utterance on a gRPC stream of an event loop: takes tokens and yields chunks of audio.
 
-    `AsyncClient.open` creates it. Use it in an `async with` and iterate with `async for`.
+    `AsyncClient.open` creates an utterance. Use it in an `async with` statement, and iterate with
+    `async for`.
 
     `push`, `finish`, `cancel` and `fail` never wait, so they are plain functions. Call them in the
     event loop in which the utterance was opened. Only one task may iterate.
@@ -46,9 +48,10 @@ class AsyncUtterance(
     _new_outbox = asyncio.Queue
 
     async def close(self) -> None:
-        """Ends the utterance: gracefully if it is complete, otherwise by cancelling it.
+        """Ends the utterance and waits for its task.
 
-        An incomplete utterance is cancelled on the server before this method waits.
+        An utterance whose final chunk has arrived ends gracefully. Any other utterance is cancelled
+        on the server before this method waits.
         """
         try:
             if self.complete:
@@ -108,9 +111,9 @@ class AsyncClient(BaseClient[AsyncUtterance], AbstractAsyncContextManager["Async
             async for chunk in client.synthesize(batches_of_tokens, voice):
                 await play(chunk.audio)
 
-    Create the client in the event loop in which you use it. It takes the arguments of `BaseClient`
-    and raises the errors of `Client`. If a task is cancelled while it iterates over audio, its
-    utterance is cancelled too, also on the server.
+    Create the client in the event loop in which you use it. The constructor takes the arguments of
+    `BaseClient`. The methods raise the same errors as those of `Client`. If a task is cancelled
+    while it iterates over audio, the server stops computing its utterance.
     """
 
     _library, _kind = grpc.aio, AsyncUtterance
@@ -120,7 +123,7 @@ class AsyncClient(BaseClient[AsyncUtterance], AbstractAsyncContextManager["Async
     ) -> Health:
         """Checks that the server works by synthesizing three tokens.
 
-        Takes the arguments of `Client.health` and raises the same errors.
+        The arguments and errors are those of `Client.health`.
         """
         began, metadata = time.monotonic(), None
         await self._await_ready(retries=0)
@@ -140,7 +143,7 @@ class AsyncClient(BaseClient[AsyncUtterance], AbstractAsyncContextManager["Async
     ) -> AsyncUtterance:
         """Opens an utterance on a gRPC stream of its own.
 
-        Takes the arguments of `Client.open` and raises the same errors.
+        The arguments and errors are those of `Client.open`.
         """
         return await self._open(Opening(voice, **options))
 
@@ -152,11 +155,12 @@ class AsyncClient(BaseClient[AsyncUtterance], AbstractAsyncContextManager["Async
     ) -> AsyncIterator[AudioChunk]:
         """Synthesizes one utterance: sends batches when they are ready, yields chunks on arrival.
 
-        A separate task iterates over the batches. Leaving the loop early cancels that task and the
-        utterance.
+        A separate task iterates over the batches. If you leave the loop early, this task and the
+        utterance are cancelled.
 
-        Takes the arguments of `Client.synthesize` and raises the same errors. An ordinary iterable
-        of batches must not block, because it would block the event loop.
+        The arguments and errors are those of `Client.synthesize`. The batches may also come from an
+        asynchronous iterable. An ordinary iterable must not block, because it would block the event
+        loop.
         """
         batches = (
             token_batches if isinstance(token_batches, AsyncIterable) else as_batches(token_batches)

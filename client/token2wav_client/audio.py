@@ -44,13 +44,14 @@ class AudioChunk:
         final: True for the last chunk of the utterance.
         arrival_s: seconds from sending the first tokens to the arrival of this chunk.
         latency_s: seconds from sending the request that made the chunk possible to the arrival of
-            the chunk. That request is the later of two requests: the request that carried the last
-            token heard in the chunk, and the request that the server names as answered by the
-            chunk. The client knows both for certain.
+            the chunk. This request is the later of two requests, both of which the client knows for
+            certain: the request with the last token whose audio is in the chunk, and the request
+            that the server names in the response with the chunk.
         gap_s: seconds since the arrival of the previous chunk; None for the first chunk.
         sample_rate: samples per second, as reported by the server.
-        samples_per_token: samples of the whole utterance per token, before silence is trimmed.
-        samples_trimmed: samples of leading silence that the server dropped. The utterance has
+        samples_per_token: number of samples for each token of the utterance, before silence is
+            trimmed.
+        samples_trimmed: samples of leading silence that the server removed. The utterance has
             samples_per_token * tokens - samples_trimmed samples.
         audio_format: format of the samples, as requested.
     """

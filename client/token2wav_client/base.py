@@ -32,7 +32,7 @@ from token2wav_client.errors import (
 from token2wav_client.utterance import BaseUtterance
 from token2wav_client.wire import Opening
 
-# Time for the iteration over batches to notice that its utterance has ended.
+# Time that the thread or task which sends batches has to end after its utterance has ended.
 SENDER_GRACE_S = 0.5
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 4.0
@@ -50,13 +50,14 @@ class BaseClient(Generic[UtteranceT]):
     Args:
         url: host:port of the server's gRPC endpoint.
         model: name of the model.
-        connect_timeout_s: seconds in which the server must answer a question about its state.
+        connect_timeout_s: seconds in which the server must answer the question whether the model is
+            ready. The client asks it before its first utterance.
         response_timeout_s: seconds without a response that are allowed while the server owes one.
             Time in which the server waits for tokens from the client does not count.
         retries: number of further attempts if no server answers, the connection is lost, the server
-            sends nothing for too long, or the server is full. It applies to the first question of a
-            client and to each utterance. Pauses grow from 0.5 to 4 s. An utterance is sent again
-            from its start, and audio that was already delivered is not delivered again.
+            sends nothing for too long, or the server is full. It applies to the question whether
+            the model is ready, and to each utterance. Pauses grow from 0.5 to 4 s. An utterance is
+            sent again from its start. Audio that was already delivered is not delivered again.
         tls: settings of an encrypted connection; None sends everything unencrypted.
         headers: headers of every call, for a proxy in front of the server.
         token: access token, sent as `authorization: Bearer ...`. It is accepted only with TLS or
@@ -109,7 +110,7 @@ class BaseClient(Generic[UtteranceT]):
     def _new_utterance(
         self, opening: Opening, retries: int, timeout_s: float | None = None
     ) -> UtteranceT:
-        """Opens an utterance, which gRPC ends after `timeout_s` seconds unless that is None."""
+        """Opens an utterance. If `timeout_s` is not None, gRPC ends it after this many seconds."""
         self._check_open()
         utterance = self._kind(
             partial(self._stub.ModelStreamInfer, timeout=timeout_s, metadata=self._metadata),
@@ -144,7 +145,7 @@ class BaseClient(Generic[UtteranceT]):
 
     @contextmanager
     def _grpc_errors(self) -> Iterator[None]:
-        """Context that converts errors of gRPC into errors of this package."""
+        """Context manager that converts errors of gRPC into errors of this package."""
         try:
             yield
         except grpc.RpcError as error:
@@ -154,8 +155,8 @@ class BaseClient(Generic[UtteranceT]):
 def retry_policy(retries: int) -> dict[str, Any]:
     """Returns the retry policy of clients, as arguments for tenacity's Retrying or AsyncRetrying.
 
-    The policy retries after `transient` errors. The pauses are 0.5, 1, 2 and then 4 s, each with up
-    to half a second more. Every retry logs a warning.
+    The policy retries after errors whose attribute `transient` is true. The pauses are 0.5, 1, 2
+    and then 4 s, each with up to half a second more. Every retry logs a warning.
     """
 
     def tell(attempt: RetryCallState) -> None:

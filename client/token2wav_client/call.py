@@ -1,6 +1,7 @@
-"""Call of an utterance: builds its requests, checks and times its responses over all attempts.
+"""Call of an utterance: builds the requests, and checks and times the responses of all attempts.
 
-This module has no connection, no clock and no lock.
+This module has no connection, no clock and no lock. Its caller passes the present time as an
+argument.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from token2wav_client.wire import Opening, build_request, read_response
 
 
 class Call:
-    """Call of one utterance: numbers its requests, checks and times its chunks, supports retries.
+    """Call of one utterance: numbers the requests, checks and times the chunks, supports retries.
 
     A further attempt sends the same tokens in the same requests under a new id, because the server
-    may still hold the utterance of the earlier attempt. The server then repeats its audio, and the
-    call drops the part that was already delivered. Times are seconds of a monotonic clock of the
-    caller.
+    may still have the utterance of the earlier attempt. The server then computes the audio again
+    from the start. The call drops the part that was already delivered. Times are seconds of the
+    caller's monotonic clock.
 
     Args:
         model: name of the model.
-        opening: content that only the first request carries.
-        repeatable: whether to keep the tokens for further attempts.
+        opening: voice and options, which only the first request carries.
+        repeatable: whether to store the tokens for further attempts.
 
     Attributes:
         id: sequence id of the utterance on the server; every attempt has a new one.
@@ -45,8 +46,8 @@ class Call:
         self._model = model
         self._opening = opening
         self._repeatable = repeatable
-        # Shape of one token: taken from the voice's prompt, otherwise from the first tokens.
-        # Requests without tokens need it too.
+        # Shape of one token, from the prompt of the voice, or else from the first tokens. A request
+        # without tokens needs it too, for the shape of its empty array.
         self._token_shape = (
             () if isinstance(opening.voice, str) else opening.voice.prompt_tokens.shape[1:]
         )
@@ -62,8 +63,8 @@ class Call:
     def _begin(self) -> None:
         """Initializes the state of one attempt."""
         self.id = str(uuid4())
-        # The server accepts further requests of this attempt only with the key, so no other client
-        # can continue the attempt.
+        # The server accepts further requests of this attempt only with this key. So no other client
+        # can continue the utterance.
         self._stream_key = secrets.token_urlsafe(16)
         self.tokens = 0
         self.ended = self.complete = False
@@ -71,7 +72,7 @@ class Call:
         self._interrupted = False
         self._samples = self._trimmed = self._chunks = 0
         self._sent_at: list[float] = []
-        self._tokens_after: list[int] = []  # sorted: tokens sent up to and including request i
+        self._tokens_after: list[int] = []  # number of tokens sent up to and including request i
         self._unanswered: set[str] = set()
 
     def request(self, values: npt.ArrayLike, now: float, *, end: bool) -> Any:
@@ -107,7 +108,7 @@ class Call:
         return self._next(tokens, now, end)
 
     def interrupt(self) -> None:
-        """Marks the attempt as failed: the server owes no response until `again` is called."""
+        """Marks the attempt as failed. The server owes no response until `again` is called."""
         self._interrupted, self.owed_since = True, None
 
     def again(self, now: float) -> list[Any]:
@@ -147,8 +148,8 @@ class Call:
         """Reads a response and checks it.
 
         Returns:
-            The part of its chunk that was not delivered yet, with arrival times; None if there is
-            no new audio.
+            The part of the chunk that was not delivered yet, with arrival times; None if the
+            response has no new audio.
 
         Raises:
             ServerError: the response is an error, or it breaks the protocol (ProtocolError).

@@ -55,7 +55,7 @@ class _Terminated(KeyboardInterrupt):
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """Context in which the first SIGTERM raises `_Terminated`, so that received audio is kept.
+    """Context manager in which the first SIGTERM raises `_Terminated`, so that audio is kept.
 
     A second SIGTERM ends the process.
     """

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 class Utterance(BaseUtterance, Iterator[AudioChunk], AbstractContextManager["Utterance"]):
     """Utterance on a gRPC stream: takes tokens and yields chunks of audio.
 
-    `Client.open` creates it. Use it in a `with`.
+    `Client.open` creates an utterance. Use it in a `with` statement.
 
-    `push`, `finish`, `cancel` and `fail` may be called from any thread. One other thread may
-    iterate. Iteration ends after the final chunk, or after `cancel`. If the utterance fails,
+    `push`, `finish`, `cancel` and `fail` may be called from any thread. Only one thread at a time
+    may iterate. Iteration ends after the final chunk, or after `cancel`. If the utterance fails,
     iteration raises the error. Chunks are kept in memory until the iteration takes them.
     """
 
@@ -41,7 +41,8 @@ class Utterance(BaseUtterance, Iterator[AudioChunk], AbstractContextManager["Utt
     def close(self) -> None:
         """Ends the utterance and waits for its threads.
 
-        A complete utterance is ended gracefully; an incomplete one is cancelled.
+        An utterance whose final chunk has arrived ends gracefully. Any other utterance is
+        cancelled.
         """
         if self.complete:
             self._receiver.join(CLOSE_GRACE_S)
@@ -103,7 +104,8 @@ class Client(BaseClient[Utterance], AbstractContextManager["Client"]):
             for chunk in client.synthesize([tokens], voice):
                 play(chunk.audio)
 
-    The client is thread-safe. Use it in a `with`. It takes the arguments of `BaseClient`.
+    The client is thread-safe. Use it in a `with` statement. The constructor takes the arguments of
+    `BaseClient`.
     """
 
     _library, _kind = grpc, Utterance
@@ -143,16 +145,16 @@ class Client(BaseClient[Utterance], AbstractContextManager["Client"]):
         return examination.result()
 
     def open(self, voice: ClientVoice | str, **options: Unpack[SpeechOptions]) -> Utterance:
-        """Opens an utterance on a gRPC stream of its own; the first push sends the first request.
+        """Opens an utterance on a gRPC stream of its own. The first push sends the first request.
 
         Args:
             voice: voice of the utterance, or the id or name of a voice that the server has.
             options: keywords of `SpeechOptions`.
 
         Raises:
-            VoiceError: a text that is neither an id nor a name.
-            ServerUnavailable: no server answers. This is checked once per client; later the
-                utterance raises the error.
+            VoiceError: the voice is a text that is neither an id nor a name.
+            ServerUnavailable: no server answers. Only the first call of a client checks this. If
+                the server fails later, the utterance raises the error.
             ModelNotReadyError: the server lacks the model.
             AccessError: TLS failed, or the server rejected the token or certificate.
         """
@@ -166,8 +168,8 @@ class Client(BaseClient[Utterance], AbstractContextManager["Client"]):
     ) -> Iterator[AudioChunk]:
         """Synthesizes one utterance: sends batches when they are ready, yields chunks on arrival.
 
-        A separate thread iterates over the batches. Leaving the loop early cancels the utterance.
-        If the iterable is still waiting for a batch then, that batch is dropped when it arrives.
+        A separate thread iterates over the batches. If you leave the loop early, the utterance is
+        cancelled. A batch that the iterable yields after that is not sent.
 
         Args:
             token_batches: batches of integers, each of shape (tokens,). A flat array or sequence of
@@ -190,7 +192,8 @@ class Client(BaseClient[Utterance], AbstractContextManager["Client"]):
 
     def _speak(self, batches: Iterable[npt.ArrayLike], opening: Opening) -> Iterator[AudioChunk]:
         utterance = self._open(opening)
-        # A daemon thread, because an iterable that waits for its source cannot be interrupted.
+        # The thread is a daemon, because an iterable that waits for its source cannot be
+        # interrupted.
         sender = threading.Thread(target=_send_all, args=(utterance, batches), daemon=True)
         sender.start()
         try:

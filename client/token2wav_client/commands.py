@@ -80,7 +80,7 @@ def synth(options: argparse.Namespace) -> int:
                         bar.total = source.count * chunk.samples_per_token / chunk.sample_rate
                     bar.update(chunk.duration_s)
             if writer is not None:
-                writer.close()  # it may fail too: the disk may be too full for the last bytes
+                writer.close()  # it may fail as well, if the disk is too full for the last bytes
         except BaseException:
             if writer is not None and timings:
                 _tell_kept(writer, out, timings[0].sample_rate)
@@ -96,7 +96,7 @@ def synth(options: argparse.Namespace) -> int:
 
 @contextmanager
 def _files_named(options: argparse.Namespace) -> Iterator[None]:
-    """Context that adds the name of the file to errors in the tokens or in the voice."""
+    """Context manager that adds the name of the file to errors in the tokens or in the voice."""
     try:
         yield
     except (InputError, ServerError) as error:
@@ -204,7 +204,8 @@ def _client(options: argparse.Namespace, retries: int = 0) -> Client:
 def _token(file: str | None) -> str | None:
     """Reads the access token from its file or from the environment.
 
-    There is no argument for the token itself, because every user of the machine can read arguments.
+    The command has no option for the token itself, because every user of the machine can read the
+    arguments of a process.
     """
     if file is None:
         return os.environ.get(TOKEN_VARIABLE) or None

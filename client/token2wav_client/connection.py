@@ -18,7 +18,7 @@ from token2wav_client.errors import InputError
 
 _HEADER_NAME = re.compile("[a-z0-9_.-]+")
 _HEADER_VALUE = re.compile("[ -~]+")
-# gRPC sets these headers itself or gives them a meaning.
+# Headers that a user may not set, because gRPC sets them itself or gives them a meaning.
 _NOT_OURS = re.compile("grpc-.*|.*-bin|te|content-type|user-agent")
 _ADDRESS = re.compile(r"([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9_.-]+)?\]):([0-9]{1,9})")
 _MAX_PORT = 65535
@@ -27,8 +27,8 @@ _MIB = 2**20
 _MAX_MESSAGE_MIB = 2047  # gRPC stores the limit in bytes as a signed 32-bit integer
 
 _CHANNEL_OPTIONS = (
-    # Every client has its own connections. It does not wait for the reconnection pause of another
-    # client, and a load balancer can spread several clients of one process.
+    # Every client has its own connections. So a client does not wait for the reconnection pause of
+    # another client, and a load balancer can distribute the clients of one process over servers.
     ("grpc.use_local_subchannel_pool", 1),
     # By default, gRPC waits up to two minutes before it tries a failed address again. A restarted
     # server would not be found in time.
@@ -42,13 +42,14 @@ class Tls:
     """TLS settings of a connection: the trusted authorities and the client's certificate.
 
     Attributes:
-        ca: PEM file with the authorities to trust; None for the public ones that come with gRPC.
+        ca: PEM file with the certificate authorities to trust; None for the public authorities that
+            come with gRPC.
         cert: PEM file with this client's certificate, for a server that requires one.
         key: PEM file with the private key of the certificate, not encrypted.
         server_name: name to expect in the server's certificate, if it differs from the address.
 
     Raises:
-        InputError: a file cannot be used, or a key or certificate is given without the other.
+        InputError: a file cannot be used, or only one of `cert` and `key` is set.
     """
 
     ca: Path | str | None = None
@@ -60,8 +61,8 @@ class Tls:
         if (self.cert is None) != (self.key is None):
             missing = "cert" if self.cert is None else "key"
             raise InputError(f"{missing}: missing; a certificate and its key are needed together")
-        # gRPC accepts any bytes and fails later with "no server". Loading the files here reports
-        # the actual problem at once.
+        # gRPC accepts any bytes and fails later with the misleading message "no server". The files
+        # are loaded here to report the actual problem at once.
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         if self.ca is not None:
             _check("ca", self.ca, lambda: context.load_verify_locations(self.ca))

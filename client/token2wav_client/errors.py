@@ -1,6 +1,6 @@
 """Errors of the package with their exit codes, and the conversion of gRPC's errors.
 
-A message is one sentence. It names the problem, the expected value and, where helpful, the remedy.
+A message is one sentence. It names the problem, the expected value and, if it helps, the remedy.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ EXIT_CODES: dict[int, str] = {
     143: "terminated (SIGTERM); audio received so far is kept",
 }
 
-# Parts of messages from a working server. A response in a stream carries no status code, so the
-# client recognizes errors by their text (docs/architecture.md).
+# Parts of messages from a server that works but refuses an utterance. A response in a gRPC stream
+# carries no status code, so the client recognizes errors by their text (docs/architecture.md).
 SHUTTING_DOWN = "server: it is shutting down"
 FULL = "try again later"
 _TRANSIENT = re.compile(  # includes messages of Triton itself
@@ -53,7 +53,7 @@ _CONNECTION_LOST = re.compile("RST_STREAM|Stream removed|GOAWAY")
 
 
 class ClientError(Exception):
-    """Base error of the package: has an exit code and a flag for retries.
+    """Base class of the errors of this package, with an exit code and a flag for retries.
 
     Attributes:
         exit_code: exit code of the command after this error.

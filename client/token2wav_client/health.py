@@ -46,8 +46,8 @@ class Health:
 class Examination:
     """Examination of a server by a short utterance: measures its times and checks its audio.
 
-    The utterance fits the model. Its voice has no prompt, so the server computes no prompt. A
-    server that caches voices stores only one small entry for it.
+    The shapes of the utterance are those of the model. The voice has no prompt. So the server
+    computes no prompt, and stores only a small entry for this voice.
 
     Args:
         metadata: Triton's ModelMetadataResponse, which contains the shapes of the inputs; None
@@ -76,11 +76,12 @@ class Examination:
 
     @contextmanager
     def judging(self) -> Iterator[None]:
-        """Context that converts the errors of the utterance into the result of the health check.
+        """Context manager that converts errors of the utterance into results of the health check.
 
-        A server that shuts down raises ModelNotReadyError. A full server raises nothing. Both
-        responses come from a model process that works. After `timeout_s` every error becomes a
-        ResponseTimeoutError, because a call that gRPC ends on its deadline can fail in many ways.
+        If the server is shutting down, the context raises ModelNotReadyError. If the server is
+        full, the context raises nothing, because only a model process that works can answer so.
+        After `timeout_s` every error becomes a ResponseTimeoutError, because a call that gRPC ends
+        on its deadline can fail in many ways.
         """
         try:
             yield

@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError
 
-# Largest size of a file, or of one array in it. A prompt of 30 s needs half a MiB, and so do the
-# tokens of 18 minutes.
+# Largest size of a file, or of one array in a file. For comparison, the prompt of 30 s and the
+# tokens of 18 minutes take half a MiB each.
 MOST_MIB = 64
 _MOST_BYTES = MOST_MIB << 20
 _NPY_HEADERS = {

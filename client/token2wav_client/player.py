@@ -19,8 +19,8 @@ _MISSING = 'play: the library sounddevice is missing; run: pip install "token2wa
 class Player(AbstractContextManager["Player"]):
     """Player of samples in one format on the default audio device.
 
-    Use it in a `with`. It stops when all samples were played, or at once if an exception leaves the
-    block.
+    Use it in a `with` statement. At the end of the block the player waits until all samples were
+    played. If an exception leaves the block, the player stops at once.
 
     Raises:
         OutputError: sounddevice, PortAudio or an audio device is missing.
@@ -60,7 +60,7 @@ class Player(AbstractContextManager["Player"]):
         Raises:
             OutputError: the device is gone or does not support the sample rate.
         """
-        # The device was opened at the usual rate. The first samples may have another rate.
+        # The constructor opened the device at the usual rate, but the samples may have another one.
         if sample_rate != self._sample_rate:
             self._stream.stop()
             self._stream.close()

@@ -20,12 +20,14 @@ _AUDIBLE = 10 ** (-50 / 10)  # mean square of -50 dBFS
 
 @dataclass(frozen=True, slots=True)
 class ChunkTiming:
-    """Timing of one chunk without its audio. The other fields are described in `AudioChunk`.
+    """Timing of one chunk without its audio.
+
+    Attributes that are not listed here have the meaning that `AudioChunk` gives them.
 
     Attributes:
         samples: number of samples in the chunk.
-        sound_s: seconds from the start of the chunk to its first audible sound; None if it has
-            none.
+        sound_s: seconds from the start of the chunk to its first audible sound; None if the chunk
+            has no audible sound.
     """
 
     index: int
@@ -61,7 +63,7 @@ class UtteranceStats:
         first_sound_s: time at which a listener hears the first sound if playback starts with the
             first chunk; None if there is no sound. A sound is 10 ms above -50 dBFS, which is louder
             than the noise of a room and quieter than the quietest consonant.
-        trimmed_s: seconds of leading silence that the server dropped.
+        trimmed_s: seconds of leading silence that the server removed.
         total_s: arrival of the last chunk.
         real_time_factor: total_s / audio_s (below 1 is faster than playback); None without audio.
         underruns: number of times that a player which starts 0.2 s after the first chunk runs out

@@ -36,15 +36,16 @@ class TokenSource:
 
 
 def open_tokens(name: str, codebooks: int = 1) -> TokenSource:
-    """Opens a token source: `*.npy` holds an array, `*.json` a list, any other file holds text.
+    """Opens a token source: a `.npy` file with an array, a `.json` file with a list, or text.
 
-    A FIFO and `-` hold text too. Text is read during the iteration over `pieces`, so errors in the
-    text are raised there. The amount of skipped text is logged at the end.
+    Any other file, a FIFO and `-` contain text. Text is read during the iteration over `pieces`, so
+    this iteration raises errors in the text. At its end the number of skipped special tokens is
+    logged.
 
     Args:
         name: name of the file; `-` for standard input.
-        codebooks: number of consecutive codes in text that form one token. Arrays and lists have
-            this number in their shape.
+        codebooks: number of consecutive codes in text that form one token. For arrays and lists
+            this argument has no effect, because their shape has the number.
 
     Raises:
         TokenError: the file cannot be opened or holds no tokens.
@@ -77,7 +78,7 @@ def _read_json(content: bytes) -> Any:
 
 
 def _grouped(pieces: Iterator[list[int]], codebooks: int, name: str) -> Iterator[Sequence[Token]]:
-    """Groups the codes in text into tokens; yields a token when all its codes have arrived."""
+    """Groups the codes in text into tokens, and yields each token when its codes have arrived."""
     if codebooks == 1:
         yield from pieces
         return
@@ -135,10 +136,11 @@ def paced(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], object] = time.sleep,
 ) -> Iterator[Sequence[Token]]:
-    """Delays each batch until a language model of that speed would have produced its last token.
+    """Delays batches to the pace of a language model with a given speed.
 
     Token k (counted from 1) is due k / tokens_per_second seconds after the first batch was
-    requested. The batches of a slower source are not delayed.
+    requested. A batch is delayed until its last token is due. For example, at 25 tokens per second
+    the first batch of 5 tokens is due after 0.2 s. Batches that arrive later are not delayed.
     """
     began = clock()
     count = 0

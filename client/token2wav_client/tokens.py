@@ -17,9 +17,9 @@ TokenArray = npt.NDArray[np.int32]
 MAX_TOKEN = int(np.iinfo(np.int32).max)
 MAX_DIGITS = len(str(MAX_TOKEN))
 
-# A plain integer is complete only when another character follows; `<|s_12|>` is complete by itself.
-# A tag that begins like a speech token is never treated as a special token. A misspelt speech token
-# therefore raises an error and is not skipped.
+# `<|s_12|>` is complete by itself. A plain integer is complete only when another character follows,
+# because a further digit may arrive. A tag that begins like a speech token is never treated as a
+# special token. So a misspelt speech token, such as `<|s_x|>`, raises an error and is not skipped.
 _DIGITS = rb"\d{1,%d}" % MAX_DIGITS
 _SPEECH = rb"(?:s|speech)_"
 _SPECIAL = rb"(?!%s)[^\s|<>]{1,64}" % _SPEECH
@@ -125,8 +125,8 @@ def as_tokens(values: npt.ArrayLike) -> TokenArray:
             token. They may be empty.
 
     Raises:
-        TokenError: the values are not integers, have another number of dimensions, or lie outside 0
-            .. 2**31 - 1.
+        TokenError: the values are not integers, do not have one or two dimensions, or are outside 0
+            to 2**31 - 1.
     """
     _refuse_text(values)
     try:

@@ -1,13 +1,12 @@
-"""Base of both kinds of utterance: holds the state and runs the attempts.
+"""Base of the utterances for threads and for asyncio: holds the state and runs the attempts.
 
-Subclasses implement only the waiting, with threads or with asyncio.
+Subclasses implement only the waiting, with threads or with asyncio. The client for threads could
+also run the asyncio client in a thread. This was tried: the event loop delays every chunk, and the
+delay grows with the number of streams.
 
-The client for threads does not run the asyncio client in a thread. This was tried: the event loop
-delays every chunk, and the delay grows with the number of streams.
-
-The package calls the generated gRPC stub directly. tritonclient's InferenceServerClient holds only
-one stream per connection, does not report that a server ended the stream early, and leaves one
-thread behind per cancelled stream.
+The package calls the generated gRPC stub directly. It does not use tritonclient's
+InferenceServerClient, which allows only one stream for each connection, does not report that a
+server ended the stream early, and leaves a thread behind for each cancelled stream.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ from token2wav_client.errors import (
     error_of_rpc,
 )
 
-# Time for the server to close its side of a complete utterance; after it the utterance is
-# cancelled.
+# Time for the server to close its side of a complete utterance. After this time the client cancels
+# the utterance.
 CLOSE_GRACE_S = 2.0
 
 
@@ -97,10 +96,10 @@ class BaseUtterance(ABC):
         return self._call.tokens
 
     def push(self, tokens: npt.ArrayLike) -> None:
-        """Sends tokens; never waits for the server.
+        """Sends tokens, without waiting for the server.
 
-        The first push carries the voice. If you push an empty list before the first tokens exist,
-        the server prepares the voice early.
+        The first push also sends the voice. If you push an empty list before the first tokens
+        exist, the server computes the prompt of the voice early.
 
         Args:
             tokens: integers, shape (tokens,), or (tokens, codebooks) for models with several codes
@@ -123,7 +122,7 @@ class BaseUtterance(ABC):
         self._send(tokens, end=True)
 
     def cancel(self) -> None:
-        """Stops at once and drops the chunks that were not taken yet; iteration ends.
+        """Cancels the utterance at once, drops the chunks that were not taken, and ends iteration.
 
         Further calls have no effect.
         """
@@ -133,9 +132,9 @@ class BaseUtterance(ABC):
             self._stop()
 
     def fail(self, error: BaseException) -> None:
-        """Stops at once and makes iteration raise `error`.
+        """Cancels the utterance at once, and makes iteration raise `error`.
 
-        Has no effect if the utterance has already ended or failed.
+        The method has no effect if the utterance has already ended or failed.
         """
         with self._guard:
             if not self._over:
@@ -180,7 +179,7 @@ class BaseUtterance(ABC):
             self._notify()
 
     def _next_chunk(self, end: type[Exception]) -> AudioChunk | None:
-        """Returns the next chunk, or None if none has arrived; raises `end` after the last one."""
+        """Returns the next chunk, or None if no chunk has arrived. Raises `end` after the last."""
         if self._chunks:
             return self._chunks.popleft()
         if self._failure:
@@ -213,10 +212,10 @@ class BaseUtterance(ABC):
 
     @contextmanager
     def _attempting(self) -> Iterator[Any]:
-        """Context of one attempt: starts a stream and repeats all earlier requests on it.
+        """Context manager of one attempt: starts a stream and repeats all earlier requests on it.
 
-        At the end it raises an error, and the `transient` flag of the error decides on a retry. It
-        raises nothing if the utterance is over by then.
+        If the utterance is over at the end of the context, nothing is raised. Otherwise the attempt
+        has failed, and an error is raised. Its attribute `transient` decides whether to retry.
         """
         with self._guard:
             if self._over:
@@ -239,7 +238,7 @@ class BaseUtterance(ABC):
             error = refused
         except grpc.RpcError as failed:
             error = error_of_rpc(failed, self._url)
-        # grpc.aio raises this error also in a call that the client itself ended.
+        # grpc.aio raises CancelledError also for a call that the client itself has ended.
         except asyncio.CancelledError:
             if self._broken is None:
                 raise
@@ -255,9 +254,9 @@ class BaseUtterance(ABC):
 
     @contextmanager
     def _final_errors(self) -> Iterator[None]:
-        """Context that fails the utterance with the error of its last attempt.
+        """Context manager that fails the utterance with the error of its last attempt.
 
-        Without it, the iteration would wait forever.
+        Without this context, the iteration would wait forever.
         """
         try:
             yield

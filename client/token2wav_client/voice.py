@@ -1,4 +1,4 @@
-"""Voices of utterances: loaded from files, checked before they are sent, identified by a hash."""
+"""Voice of an utterance: loads it from a file, checks it, and computes its id."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ FIELDS = ("prompt_tokens", "prompt_mel", "speaker_embedding")
 class ClientVoice:
     """Voice prompt of a speaker: prompt tokens, prompt mel and speaker embedding.
 
-    The constructor checks and converts the fields.
+    The prompt is a recording of the speaker. The constructor checks and converts the fields.
 
     Attributes:
-        prompt_tokens: speech tokens of the prompt, int32, shape (P,); P = 0 for a speaker without a
-            recording.
+        prompt_tokens: speech tokens of the prompt, int32, shape (P,), or (P, codebooks) for models
+            with several codes per token; P = 0 for a voice without a prompt.
         prompt_mel: mel of the prompt, float32, shape (frames, bands), with the same number of
             frames for each token; (2 * P, 80) for CosyVoice3.
         speaker_embedding: float32, shape (size,); (192,) for CosyVoice3.
@@ -65,9 +65,9 @@ class ClientVoice:
 
     @cached_property
     def id(self) -> str:
-        """Id of this voice on every server that has received it: 64 hexadecimal digits.
+        """Id by which requests can name this voice once a server has received it.
 
-        The id is the SHA-256 hash of the content of the voice.
+        The id is the SHA-256 of the content of the voice, as 64 hexadecimal digits.
         """
         digest = hashlib.sha256(b"token2wav voice 1\n")
         digest.update(len(self.prompt_tokens).to_bytes(8, "little"))

@@ -22,7 +22,8 @@ from token2wav_client.tokens import TokenArray
 from token2wav_client.voice import FIELDS, ClientVoice, check_known_voice, is_voice_id
 
 _DATATYPES = {"uint8": "UINT8", "int32": "INT32", "float32": "FP32"}
-# The server allows only a few numbers of steps and sample rates, and its error names them.
+# Bound for numbers of steps and sample rates. The server allows only a few numbers, and its error
+# names them.
 _LARGEST = 2**31 - 1
 
 
@@ -32,10 +33,11 @@ class SpeechOptions(TypedDict, total=False):
     Attributes:
         audio_format: format of the samples: float32 (the default), int16, or G.711 as mulaw or
             alaw.
-        keep_open: whether the server notices at once that this client has vanished (the default).
-            Otherwise the server notices it after its idle time-out.
-        steps: number of ODE steps, one of the numbers that the server allows; None for its usual
-            number.
+        keep_open: True (the default) to keep the first request open until the utterance ends. The
+            server then notices at once if this client disconnects, otherwise after its idle
+            time-out.
+        steps: number of ODE steps, one of the numbers that the server allows; None for the default
+            of the server.
         sample_rate: 8000, 16000, 22050, 24000, 44100 or 48000; None for the model's own rate.
     """
 
@@ -49,7 +51,7 @@ class SpeechOptions(TypedDict, total=False):
 class Opening:
     """Opening of an utterance: voice and options, which only its first request carries.
 
-    A voice that the server already has is given by its id or name.
+    `voice` is the id or the name of a voice if the server already has this voice.
 
     Raises:
         InputError: a field is invalid; the message names it.

@@ -76,8 +76,8 @@ class AudioWriter(AbstractContextManager["AudioWriter"]):
     def samples(self) -> int:
         """Number of samples written; for a file, the number of samples in it.
 
-        A FLAC or Ogg file has its samples only after the writer is closed. A chunk may be included
-        in part if its writing failed or was interrupted.
+        A FLAC or Ogg file contains its samples only after the writer is closed. If the writing of a
+        chunk failed or was interrupted, a part of this chunk may be included.
         """
         if self._path is None or self._encoder is not None:
             return self._samples
@@ -88,10 +88,10 @@ class AudioWriter(AbstractContextManager["AudioWriter"]):
         return _samples_in(self._path)
 
     def write(self, audio: AudioArray, sample_rate: int = SAMPLE_RATE) -> None:
-        """Appends samples of shape (samples,) in the format that the constructor was given.
+        """Appends samples of shape (samples,), in the `audio_format` of the constructor.
 
-        Floats beyond [-1, 1] may be clipped. The sample rate of the first chunk becomes that of the
-        file; some file formats do not support every rate.
+        Floats outside [-1, 1] may be clipped. The sample rate of the first chunk becomes the sample
+        rate of the file. Some file formats do not support every rate.
         """
         try:
             self._write(audio, sample_rate)
@@ -121,8 +121,9 @@ class AudioWriter(AbstractContextManager["AudioWriter"]):
                 kind, subtype = _ENCODED[self._format]
                 if self._format == "flac" and self._audio_format == "float32":
                     subtype = "PCM_24"
-                # A path or descriptor and not a Python file: libsndfile calls a Python file back,
-                # and an exception that a signal raises in the callback would be lost.
+                # The target is a path or a file descriptor. If it were a Python file, libsndfile
+                # would call methods of the file, and an exception that a signal raises in such a
+                # call would be lost.
                 target = self._path or self._encoded.fileno()
                 self._encoder = soundfile.SoundFile(
                     target,
@@ -148,7 +149,7 @@ class AudioWriter(AbstractContextManager["AudioWriter"]):
 
     @cached_property
     def _out(self) -> FileIO:
-        # Unbuffered: a buffer would be flushed into a closed pipe.
+        # The file has no buffer, because a buffer would be flushed into a closed pipe.
         return self._files.enter_context(
             FileIO(self._path or sys.stdout.fileno(), "w", closefd=self._path is not None)
         )
