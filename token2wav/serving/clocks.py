@@ -12,8 +12,8 @@ import numpy as np
 # Bound of the mean delay of a chunk. Above it, streams wait for whole attention blocks, because
 # provisional chunks would add load and make every chunk slower.
 SLOW_SECONDS = 0.2
-# Bound of the time in which the workers compute one provisional chunk of each early stream. A
-# further early stream with which the time would exceed the bound is not admitted (see `Load`).
+# Bound of the time in which the workers compute one provisional chunk of each early stream. `Load`
+# admits no further early stream that would raise the time above the bound.
 EARLY_SECONDS = 0.05
 _NEWEST = 0.2  # weight of the latest chunk in the mean delay
 _NEWEST_BATCH = 0.05  # smallest weight of the latest batch in the means over batches
@@ -130,7 +130,7 @@ class Load:
 
     def delayed(self, seconds: float) -> None:
         """Adds to the mean delay the time from the decision about a chunk until it was computed."""
-        # The bound keeps the first chunk of a process, which is very slow, from raising the mean.
+        # The bound limits the weight of the first chunk of a process, which is very slow.
         seconds = min(seconds, 2 * SLOW_SECONDS)
         self.delay_seconds += _NEWEST * (seconds - self.delay_seconds)
 

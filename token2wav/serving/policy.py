@@ -8,8 +8,8 @@ A chunk has one of four kinds. The kinds are served in this order:
 4. Ahead: the listener has more than `AHEAD_SECONDS` of audio left. Such a chunk runs only if no
    other stream will need the worker before the chunk is done.
 
-Among unheard chunks the chunk that has waited longest comes first. Within each other kind the chunk
-whose listener runs out of audio first comes first.
+Unheard chunks are ordered by their waiting time, the longest first. Chunks of each other kind are
+ordered by the time at which their listeners run out of audio, the earliest first.
 
 A batch of urgent or unheard chunks holds no relaxed and no ahead chunks, because they would make
 the batch slower. Every fourth batch ranks urgent and unheard chunks together by their waiting time.
@@ -109,9 +109,9 @@ class Policy(Generic[RequestT]):
         worker the batch must also finish `RESERVE_SECONDS` before the listener of any waiting
         request runs out of audio.
 
-        If no ahead chunk fits into this time, the batch is empty. A batch of relaxed chunks is
-        never empty: it may hold `_SHORT_TOKENS` tokens even if they do not fit. If its first chunk
-        is longer than that, the batch holds this chunk alone.
+        An ahead chunk that does not fit into this time waits. A relaxed chunk never waits for this
+        reason: a batch of relaxed chunks may hold `_SHORT_TOKENS` tokens even if they do not fit,
+        and it holds its first chunk even if this chunk is longer.
 
         Args:
             ready: requests whose next chunk could run.

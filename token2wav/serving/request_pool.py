@@ -221,8 +221,8 @@ class RequestPool:
     def _over(self, request: Request, reason: str) -> None:
         attempt(request.on_close)
         attempt(self._observer.ended, request, reason)
-        # This call comes last. When an observer sees 0 open requests, it has been called for the
-        # end of every request before.
+        # This call comes last. So when an observer gets 0 open requests, it has already been called
+        # for the end of every request.
         self._changed()
 
     def _changed(self) -> None:
