@@ -1,3 +1,3 @@
-"""State of open streams: slots with the states of layers, pages of the key-value cache, and the
-prefixes that streams share.
+"""Memory of open streams: the states of layers in slots, keys and values in pages, and prefixes
+that streams share.
 """

@@ -1,5 +1,8 @@
-"""Pages of the key-value cache: the pool of free pages, the prefixes that streams share, and the
-pages of each stream. A page holds one attention block.
+"""Ownership of the pages of the key-value cache: the pool of free pages, the cache of prefixes that
+streams share, and the pages of each stream.
+
+A page is the memory for the keys and values of one attention block. This module handles only page
+numbers. `PagedKVCache` has the tensors.
 """
 
 from __future__ import annotations
@@ -19,10 +22,10 @@ class OutOfBlocksError(LimitError):
 
 
 class BlockPool:
-    """Pool of the pages 0 .. capacity - 1, each of which has at most one owner. Thread-safe.
+    """Pool of the page numbers 0 .. capacity - 1. A page has at most one owner. Thread-safe.
 
-    The lowest free pages are taken first. So the pages of an owner are often consecutive, and a
-    backend can read them as one piece of memory.
+    The lowest free pages are taken first. The pages of an owner are therefore often consecutive,
+    and a backend can read them as one piece of memory.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -63,7 +66,7 @@ class BlockPool:
 
 
 class Content(Protocol):
-    """Content of a prefix: computed once, in pages of the pool."""
+    """Content of a prefix, which is computed once and stored in pages of the pool."""
 
     pages: list[int]
 
@@ -79,9 +82,11 @@ class Prefix(Generic[ContentT]):
     """Prefix that streams share, for example the prompt of a voice.
 
     Attributes:
-        content: content in pages of the pool; None until it is computed. Read-only after that.
-        references: number of users of the prefix.
-        computing: lock of the thread that computes the content. Other threads wait for it.
+        content: content in pages of the pool; None until it is computed. It never changes after
+            that.
+        references: number of streams that use the prefix.
+        computing: lock that a thread holds while it computes the content. Other threads wait for
+            it.
     """
 
     content: ContentT | None = None
@@ -90,13 +95,14 @@ class Prefix(Generic[ContentT]):
 
 
 class PrefixCache(Generic[ContentT]):
-    """Cache of prefixes by key. It also takes pages from the pool, and evicts prefixes for them.
+    """Cache of prefixes by key. It evicts unused prefixes when pages are needed.
 
     The first thread that acquires a prefix computes it. Other threads that acquire the same prefix
     wait until it is computed. An unused prefix stays in the cache until more than `most` prefixes
     are unused, or until its pages are needed. The least recently used prefix is evicted first.
 
-    Pages are taken through `take`, and are released to the pool directly. Thread-safe.
+    Take pages with `take`, which evicts prefixes if the pool has too few. Release them directly to
+    the pool. Thread-safe.
 
     Args:
         pool: pool of pages.
@@ -141,11 +147,12 @@ class PrefixCache(Generic[ContentT]):
             return sum(len(content.pages) for content in self._idle().values())
 
     def acquire(self, key: Hashable, compute: Callable[[], ContentT]) -> Prefix[ContentT]:
-        """Returns the prefix of a key, and adds a reference to it, which `release` removes.
+        """Returns the prefix of a key, and adds a reference to it. `release` removes the reference.
 
         Args:
             key: key of the prefix.
-            compute: computes the content, if it is not in the cache. Its exceptions are raised.
+            compute: computes the content. It is called only if the content is not in the cache. Its
+                exceptions are passed on.
         """
         with self._lock:
             prefix = self._prefixes.setdefault(key, Prefix())
@@ -211,17 +218,17 @@ class PrefixCache(Generic[ContentT]):
 
 
 class StreamBlocks:
-    """Blocks of one stream: first the blocks of the shared prefix, then its own blocks.
+    """Pages of the blocks of one stream: the blocks of the shared prefix, then its own blocks.
 
     Args:
         cache: cache that pages are taken from.
         shared: pages of the prefix, which holds the first blocks of the stream.
-        grid: block grid of the stream.
+        grid: block grid of the stream. It gives the blocks that each block attends to.
         reserved: number of pages to take now, for blocks that are computed later.
 
     Attributes:
-        own: pages of the stream's own blocks, in order, without the pages that no later block can
-            see.
+        own: pages of the stream's own blocks, in order. Pages that no later block attends to are
+            left out.
 
     Raises:
         OutOfBlocksError: the cache has too few free pages for the reserve.
@@ -246,11 +253,11 @@ class StreamBlocks:
         """Adds `count` blocks, and returns their block tables.
 
         Returns:
-            For each new block the pages of the blocks that it may see, in order. Its own page is
-            the last.
+            Block table of each new block: the pages of the blocks that it attends to, in order. Its
+            own page is the last.
 
         Raises:
-            OutOfBlocksError: the reserve and the free pages of the cache are too few; nothing is
+            OutOfBlocksError: the reserve and the cache together have too few pages; nothing is
                 taken.
         """
         if count > len(self._reserve):
@@ -262,13 +269,16 @@ class StreamBlocks:
         return [self._table(number) for number in range(block, block + count)]
 
     def retract(self, count: int) -> None:
-        """Removes the latest `count` blocks, which were provisional, and reserves their pages."""
-        # At the front of the reserve: the next chunk computes the same blocks in the same pages.
+        """Removes the latest `count` blocks, which were provisional, and reserves their pages.
+
+        The pages go to the front of the reserve, so that the next chunk computes the same blocks in
+        the same pages.
+        """
         self._reserve[:0] = self.own[-count:]
         del self.own[-count:]
 
     def forget_unseen(self) -> None:
-        """Moves the pages of blocks that no later block can see to the reserve."""
+        """Moves the pages of blocks that no later block attends to into the reserve."""
         following = self._first + len(self.own)
         unseen = min(len(self.own), self._grid.first_needed(following) - self._first)
         if unseen > 0:

@@ -1,7 +1,7 @@
-"""Keys and values of an encoder, in the pages of the estimator.
+"""Paged key-value cache of an encoder with attention, as in CosyVoice2.
 
-A page of the block pool holds one attention block. The encoder and the estimator each have tensors
-of their own for the content of a page, and share the page numbers of a stream.
+The encoder and the estimator share the page numbers of a stream. Each of the two has tensors of its
+own for the content of the pages. A page holds one attention block.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ class EncoderCache:
     """Keys and values of the layers of an encoder for all open streams, in float32.
 
     Args:
-        specs: groups of layers with one rate each, in the order of their layers.
+        specs: groups of attention layers, in the order of the layers. All layers of a group have
+            the same number of positions per token.
         block_tokens: tokens of an attention block.
         pages: number of pages.
         device: device of the tensors.
 
     Attributes:
-        page_bytes: bytes of one page.
+        page_bytes: bytes of one page, without the bytes of the estimator.
     """
 
     def __init__(
@@ -37,7 +38,7 @@ class EncoderCache:
         device: torch.device,
     ) -> None:
         self.page_bytes = page_bytes(specs, block_tokens)
-        # For every layer of the encoder: positions per token, cache, and layer in the cache.
+        # For every layer of the encoder: positions per token, cache, and index of the layer in it.
         self._layers: list[tuple[int, PagedKVCache, int]] = []
         for spec in specs:
             cache = PagedKVCache(_layout(spec, block_tokens), pages, device)
@@ -46,11 +47,11 @@ class EncoderCache:
     def context(
         self, grid: BlockGrid, start: int, tokens: int, table: Sequence[int], own: Sequence[int]
     ) -> EncoderContext:
-        """Returns the context of a chunk.
+        """Returns the context in which the encoder computes a chunk.
 
         Args:
             grid: block grid of the stream, in tokens.
-            start: position of the first token of the chunk. It starts a block.
+            start: position of the first token of the chunk. A block starts there.
             tokens: number of tokens of the chunk.
             table: block table of the first block of the chunk.
             own: pages of all blocks of the chunk.
@@ -72,11 +73,11 @@ class EncoderContext:
     ) -> None:
         self.start, self.past = start, grid.visible_spans(start)
         self._layers = layers
-        # Padding in the first page of the stream. Keys follow it, except under a window that has
-        # moved past the first block.
+        # Number of padding tokens in front of the first key that is read. Only the first page of
+        # a stream begins with padding, and a window of past blocks may no longer include that page.
         seen = self.past[0][0] if self.past else start
         self._skipped = grid.prompt_padding if seen == 0 else 0
-        # Padding in front of the chunk, in its first page.
+        # Number of padding tokens in front of the chunk, in its first page.
         self._in_front = grid.prompt_padding if start == 0 else 0
         self._stop = sum(stop - first for first, stop in self.past) + self._skipped + tokens
         if layers:
@@ -86,8 +87,10 @@ class EncoderContext:
     def attend(
         self, layer: int, k: torch.Tensor, v: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Stores the keys and values (1, T, size) of the chunk, and returns them after the keys and
-        values of the past.
+        """Stores the keys and values (1, T, size) of the chunk in the pages of a layer.
+
+        Returns:
+            Keys and values of the past, followed by the keys and values of the chunk.
         """
         rate, cache, index = self._layers[layer]
         view: LayerView = cache.layer(0, index)

@@ -1,9 +1,9 @@
-"""Paged key-value cache of the estimator: stores the keys and values of finished blocks.
+"""Paged key-value cache, which stores the keys and values of finished blocks.
 
 At a given ODE step, layer and guidance branch, the keys and values of a finished block never
-change. There are three reasons: attention looks back in whole blocks, the noise is fixed by
-position, and the convolutions are causal. So the keys and values are computed once, and a chunk
-computes only its own frames.
+change. There are three reasons: attention looks back in whole blocks, the noise depends only on the
+position of a frame, and the convolutions are causal. The keys and values are therefore computed
+once, and a chunk computes only its own frames.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _INT8_MAX = 127.0
 
 @dataclass(frozen=True)
 class CacheLayout:
-    """Layout of the cache of one model: the sizes of the stored states at every ODE step.
+    """Layout of the cache of one model: the sizes of a page and of the convolution states.
 
     Attributes:
         steps: largest number of ODE steps.
-        layers: number of layers of the estimator.
+        layers: number of attention layers.
         heads: number of attention heads.
         dim_head: size of a head.
         block_frames: frames of a page, which holds one attention block.
@@ -148,8 +148,8 @@ class LayerView:
 class PagedKVCache:
     """Key-value cache of all open streams, in pages of one attention block.
 
-    Padding reads from the null page and writes to the scratch page. A single page for both would
-    spread the NaN of a broken stream to other streams: attention multiplies masked values by 0, and
+    Padding in a batch reads from the null page and writes to the scratch page. A single page for
+    both would spread a NaN from one stream to others: attention multiplies masked values by 0, and
     NaN times 0 is NaN.
 
     Args:
@@ -168,9 +168,9 @@ class PagedKVCache:
         self.layout = layout
         self.pages = pages
         self.null, self.scratch = pages, pages + 1
-        # The page axis comes after the branch axis. So at one step, layer and branch, pages with
-        # consecutive numbers are contiguous in memory. `empty` on a CPU: pages that were never
-        # written use no physical memory.
+        # The page axis comes after the branch axis, so that pages with consecutive numbers are
+        # contiguous in memory at one step, layer and branch. The tensor is not filled, so that on a
+        # CPU pages that were never written use no physical memory.
         shape = (
             layout.steps,
             layout.layers,
@@ -193,7 +193,7 @@ class PagedKVCache:
         return self._data.device
 
     def index(self, pages: list[int]) -> Pages:
-        """Converts page numbers to `Pages`, which read and write calls can use many times."""
+        """Converts page numbers to `Pages`. Convert once, and use the result for all layers."""
         first, count = pages[0], len(pages)
         if pages == list(range(first, first + count)):
             return slice(first, first + count)
@@ -238,9 +238,8 @@ class PagedKVCache:
 
 
 def _frames(values: torch.Tensor, pages: Pages, frames: int) -> torch.Tensor:
-    """Returns the first `frames` frames of pages.
-
-    (2, branches, pages, block_frames, ...) to (2, branches, frames, ...).
+    """Returns the first `frames` frames (2, branches, frames, ...) of pages, from `values` (2,
+    branches, pages, block_frames, ...).
     """
     if isinstance(pages, slice):
         first = pages.start * values.shape[3]
@@ -258,5 +257,8 @@ def _put(values: torch.Tensor, pages: Pages, new: torch.Tensor) -> None:
 
 
 def _scale_of(values: torch.Tensor) -> torch.Tensor:
-    """Returns (...,), the value of one int8 step for every vector of `values` (..., dim_head)."""
+    """Computes the int8 scale (...,) of every vector of `values` (..., dim_head).
+
+    A stored integer times the scale is the value.
+    """
     return values.float().abs().amax(dim=-1).clamp(min=1e-12) / _INT8_MAX

@@ -1,4 +1,4 @@
-"""State store: the fixed-size states of networks for all open streams, in preallocated tensors."""
+"""State store: preallocated tensors with the fixed-size states of layers for all open streams."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from torch import nn
 
 from token2wav.networks.streaming import StateSpec
 
-SCRATCH_SLOT = 0  # slot of no stream, which the padding rows of a batch read and write
-_GROWTH = 64  # slots that are added when all are taken
+# Slot that belongs to no stream. The padding rows of a batch read it and write to it. A state that
+# must not be kept, such as the state after a provisional chunk, is written to it.
+SCRATCH_SLOT = 0
+_GROWTH = 64  # number of slots that are added when all are taken
 
-# The states of a network by the layers that declare them.
+# Specs of the states of a network, by the layers that declare them.
 Specs = Mapping[nn.Module, StateSpec]
 
 
@@ -24,9 +26,9 @@ class StateRows:
     """States of one network for the streams of a batch, one row per stream.
 
     Attributes:
-        network: name of the network in its store.
-        tensors: (B, width) states of all layers, by dtype.
-        views: (B, *shape) state of every layer, a view of `tensors`.
+        network: name of the network in the store.
+        tensors: (B, width) states of all layers with one dtype, by dtype.
+        views: (B, *shape) state of every layer, as a view of `tensors`.
     """
 
     network: str
@@ -43,16 +45,17 @@ class StateRows:
 
 
 class StateStore:
-    """Store of the fixed-size states of streams, one slot per stream.
+    """Store of the fixed-size states of streams. Each stream has one slot.
 
-    A batch reads and writes the states of a network for all its streams at once. A slot keeps the
-    states of its last stream until they are overwritten.
+    A slot is one row of the tensors of every network. A batch copies the rows of its streams out of
+    the store, and copies them back after a step. A slot that was released keeps its values, so a
+    new stream must overwrite or clear them.
 
     Several threads may use the store, each for its own streams. If all slots are taken, the store
-    grows. For a moment it then has its old and its new tensors.
+    grows: it copies its tensors into larger ones, and for a moment needs memory for both.
 
     Args:
-        networks: states of each network, by its name.
+        networks: specs of the states of each network, by the name of the network.
         device: device of the tensors.
         slots: number of slots at the start, including the scratch slot.
     """
@@ -74,7 +77,7 @@ class StateStore:
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes of the states of one stream."""
+        """Number of bytes of the states of one stream."""
         return sum(table[0].nbytes for table in self._all_tables())
 
     def rows(self, network: str, count: int) -> StateRows:
@@ -107,13 +110,13 @@ class StateStore:
                 table[target].copy_(table[source])
 
     def read(self, slots: torch.Tensor, rows: StateRows) -> None:
-        """Copies the states of (B,) slots into `rows`."""
+        """Copies the states in slots (B,) into `rows`."""
         with self._lock:
             for dtype, table in self._tables[rows.network].items():
                 torch.index_select(table, 0, slots, out=rows.tensors[dtype])
 
     def write(self, slots: torch.Tensor, rows: StateRows) -> None:
-        """Copies `rows` into (B,) slots. Only the scratch slot may occur twice."""
+        """Copies `rows` into slots (B,). No slot may occur twice, except the scratch slot."""
         with self._lock:
             for dtype, table in self._tables[rows.network].items():
                 table.index_copy_(0, slots, rows.tensors[dtype])
@@ -140,10 +143,10 @@ class StateStore:
 
 
 class _Layout:
-    """Places of the states of one network in a row.
+    """Layout of a row: the place of the state of every layer of one network.
 
     Attributes:
-        widths: length of a row, by dtype.
+        widths: number of values in a row, by dtype.
     """
 
     def __init__(self, specs: Specs) -> None:
@@ -155,7 +158,7 @@ class _Layout:
             self.widths[spec.dtype] = start + math.prod(spec.shape)
 
     def views(self, tensors: Mapping[torch.dtype, torch.Tensor]) -> dict[nn.Module, torch.Tensor]:
-        """Returns a view (B, *shape) of the state of every layer."""
+        """Returns the state (B, *shape) of every layer, as a view of tensors (B, width)."""
         views = {}
         for layer, (_, shape, dtype), start in self._places:
             rows = tensors[dtype]
