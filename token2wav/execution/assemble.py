@@ -1,8 +1,8 @@
-"""Assembly of a model: it puts the networks of a family on a device, and makes the stages that run
-them.
+"""Assembly of a model: loads the networks of a family, puts them on a device, and makes the stages
+that run them.
 
-This is the only place that chooses device, backend, precision, CUDA graph pool, cache size and kind
-of stage.
+This is the only module that chooses device, backend, precision, CUDA graph pool, cache size and
+kind of stage.
 """
 
 from __future__ import annotations
@@ -38,20 +38,21 @@ from token2wav.networks.ode import EulerSolver
 from token2wav.networks.streaming import VocoderNetwork
 from token2wav.networks.weights import SkipInit, fill
 
-CAPTURED_STREAMS = 32  # in a batch of the vocoder; larger batches run in parts
+# Largest number of streams in a captured batch of the vocoder. Larger batches are split.
+CAPTURED_STREAMS = 32
 
 
 @dataclass(frozen=True, eq=False)
 class FlowNetworks:
-    """Networks of a flow decoder without weights, for plans and exports.
+    """Networks of a flow and a vocoder without weights, for memory plans and exports.
 
     Attributes:
-        flow: flow with its `estimator`; it is its own `Encoder`.
+        flow: network of the flow. It implements `Encoder`, and has the attribute `estimator`.
         vocoder: vocoder.
-        layout: layout of the cache of keys and values.
+        layout: layout of the key-value cache of the estimator.
         guidance: classifier-free guidance rate.
         schedule: schedule of the ODE.
-        page_bytes: bytes of a page of the cache, with the keys and values of the encoder.
+        page_bytes: bytes of a page of the cache, including the keys and values of the encoder.
     """
 
     flow: Any
@@ -68,8 +69,8 @@ class Exportable:
 
     Attributes:
         config: configuration of the model.
-        networks: its networks without weights, on the device `meta`.
-        load: loads the network of a stage in float32 on the CPU, as `load_network`.
+        networks: networks without weights, on the device `meta`.
+        load: loads the network of a stage in float32 on the CPU, as `load_network` does.
     """
 
     config: ModelConfig
@@ -95,7 +96,7 @@ def exportable(folder: Path) -> Exportable:
 
 
 def family_of(config: ModelConfig) -> Family:
-    """Returns the family of a model, by its kind of configuration."""
+    """Returns the family of a model, which the type of its configuration determines."""
     family: Family = networks_module(config).FAMILY
     return family
 
@@ -107,7 +108,7 @@ def assemble(
 
     Args:
         folder: model folder.
-        config: its configuration, under the settings of streams.
+        config: configuration of the model, with the settings of streams applied.
         stream: settings of streams.
         runtime: settings of device, backend, precision and memory.
 
@@ -123,8 +124,8 @@ def assemble(
 def check_runtime(
     folder: Path, config: ModelConfig, stream: StreamConfig, runtime: RuntimeConfig
 ) -> None:
-    """Checks, without loading weights, that this machine has the device, memory and backend that
-    settings name.
+    """Checks that this machine has the device, memory and backend that the settings name. Loads no
+    weights.
 
     Raises:
         ConfigError: the device, memory or backend is missing or does not run this model.
@@ -141,7 +142,7 @@ def check_folder(folder: Path) -> None:
     """Reads configuration and weights of a model folder without putting anything on a device.
 
     Raises:
-        Token2WavError: the folder cannot be served, and why.
+        Token2WavError: the folder cannot be served. The message gives the reason.
     """
     config = read_config(folder)
     family = family_of(config)
@@ -168,7 +169,7 @@ def flow_networks(config: Any, storage: Storage) -> FlowNetworks:
 
     Args:
         config: configuration of the model.
-        storage: type in which keys and values are cached.
+        storage: dtype of the stored keys and values.
 
     Raises:
         ConfigError: the model has no flow with a cache.
@@ -199,14 +200,15 @@ class _Assembly:
     def __init__(self, context: LoadContext, config: Any, stream: StreamConfig) -> None:
         self.context, self.config, self.stream = context, config, stream
         self.family = family_of(config)
-        # before weights load: it may refuse
+        # Chosen before weights are loaded, because the backend of the settings may be unavailable.
         self.backend = _backend_of(context, self.family, stream)
         self.pool = GraphPool(context.device) if graphs_enabled(context.device) else None
 
     def stages(self) -> Stages:
         """Makes all stages.
 
-        The last comes first, because the cache of a flow takes a share of the memory left.
+        The last stage is made first, because the cache of the flow takes a share of the memory that
+        the vocoder leaves.
         """
         keep_arithmetic_exact(self.context.device)
         summary = StageSummary(self.backend.name, self.context.precision, str(self.context.device))
@@ -230,8 +232,10 @@ class _Assembly:
         return TokenDecoder(stage) if name == "decoder" else stage
 
     def _solvers(self, flow: Any) -> dict[int, EulerSolver]:
-        """Makes the solvers of a flow, by their numbers of ODE steps; its time weights become
-        tables.
+        """Makes the solvers of a flow, by number of ODE steps.
+
+        The solvers hold tables of all results that depend on the ODE time alone. The weights that
+        the tables replace are then dropped from the estimator.
         """
         config, guidance = self.config, self.config.flow.inference_cfg_rate
         allowed = config.allowed_steps(self.stream.steps)
@@ -249,7 +253,7 @@ class _Assembly:
     ) -> FlowStage:
         """Makes the incremental stage of a flow.
 
-        A page of its cache has room for the most steps of all solvers.
+        A page of its cache has room for the largest number of ODE steps.
         """
         context, config, hop = self.context, self.config, self.config.hops(self.stream)[1]
         window, reference = config.window(self.stream), self.family.reference
@@ -291,7 +295,7 @@ class _Assembly:
         reference = self.family.reference
         if self.stream.reference and reference is not None and reference.recomputes_audio:
             return RecomputeVocoder(vocoder, noise, "reference")
-        # in the public loop a chunk may be a whole utterance
+        # Under `stream.reference` the hop may be a whole utterance, too long to prepare.
         stream = replace(self.stream, reference=False)
         exported = ExportedVocoder(self.backend.vocoder, vocoder) if self.backend.vocoder else None
         pool = None if exported else self.pool
@@ -318,8 +322,11 @@ def _read_network(
 
 
 def _backend_of(context: LoadContext, family: Family, stream: StreamConfig) -> Backend:
-    """Chooses the backend of a model; raises ConfigError as `choose`, or if its public loop is not
-    repeated.
+    """Chooses the backend of a model.
+
+    Raises:
+        ConfigError: as `choose`; or `stream.reference` is set, but the family has no reference
+            loop.
     """
     if stream.reference and family.reference is None:
         raise ConfigError("stream.reference: not supported by this family; remove the setting")

@@ -1,5 +1,5 @@
-"""Selection of the backend of a model: the configured backend, or the fastest one that has
-everything it needs.
+"""Selection of the backend of a model: the backend of the settings, or the fastest backend whose
+packages and artifacts are present.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ _ORDER: dict[str, tuple[BackendName, ...]] = {
 }
 
 
-# CUDA graphs on kernels. A batch runs in the next larger number of blocks; larger batches are
-# split. Block tables have room for 8.5 minutes with all history. Unused room costs nothing, because
-# kernels read only the pages of a block.
+# Batch sizes of the CUDA graphs on kernels, in blocks. A batch runs in the next larger size, and a
+# batch above the largest size is split. Block tables have room for the history of 8.5 minutes.
+# Unused room costs nothing, because kernels read only the pages of a block.
 _BLOCKS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 _PAST = 511  # past pages of a block
-# CUDA graphs on an exported step, which pads its inputs: numbers of past blocks, up to one minute
-# with the prompt. Batches with a longer past run eagerly.
+# Sizes of the CUDA graphs on an exported step, which pads its inputs: numbers of past blocks, up to
+# one minute with the prompt, and numbers of streams. A batch with a longer past runs eagerly.
 _CAPTURED_PAST = (4, 8, 16, 32, 64)
 _CAPTURED_STREAMS = (1, 2, 4)
 _LEAST_CAPABILITY = (8, 0)  # first compute capability with matrix units for TF32
-_HEAD_SIZES = (16, 32, 64, 128)  # powers of two, because tiles need them
+_HEAD_SIZES = (16, 32, 64, 128)  # powers of two, because the tiles of a kernel need them
 
 
 @dataclass(frozen=True)
@@ -98,14 +98,15 @@ class Backend:
 
 
 def choose(context: LoadContext, *, torch_only: str = "") -> Backend:
-    """Chooses the configured backend, or the fastest one that has everything it needs.
+    """Chooses the backend of the settings. If that is `auto`, chooses the fastest backend whose
+    packages and artifacts are present.
 
     Args:
         context: folder, settings and device.
-        torch_only: name of a feature that runs on torch alone; empty for none.
+        torch_only: name of a feature of the model that runs on torch alone; empty for none.
 
     Raises:
-        ConfigError: the configured backend cannot run here, or cannot run the feature.
+        ConfigError: the backend of the settings cannot run here, or cannot run the feature.
     """
     if torch_only:
         if context.runtime.backend not in ("auto", "torch"):
@@ -136,11 +137,11 @@ def runner(
     kernel_step: StepMaker | None = None,
     pool: GraphPool | None = None,
 ) -> Runner:
-    """Makes the runner of the chunks of a flow on a backend, in CUDA graphs if there is a pool.
+    """Makes the runner of a flow on a backend. It uses CUDA graphs if there is a pool for them.
 
     Args:
         backend: backend that was chosen.
-        parts: estimator, tables of its schedule, and the cache.
+        parts: estimator, tables of its ODE schedule, and key-value cache.
         states: state store with the states of the estimator.
         longest_blocks: number of blocks of the longest chunk.
         kernel_step: makes the step function on kernels of the family; None to run the estimator
@@ -161,7 +162,8 @@ def runner(
 
 
 def exported_buckets(longest: int, past: Sequence[int] = _CAPTURED_PAST) -> list[BatchSize]:
-    """Lists batch sizes that together cover every batch up to the largest, with moderate padding.
+    """Lists batch sizes to capture. Every batch up to the largest size fits one of them with
+    moderate padding.
 
     Args:
         longest: number of blocks of the longest chunk.

@@ -1,5 +1,5 @@
-"""Batch of attention blocks. Blocks of any chunks and streams are computed together, as a flat list
-of rows.
+"""Batch of attention blocks: the tensors in which blocks of several chunks and streams are computed
+together. Each row of a tensor is one block.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ from token2wav.cache.paged_kv_cache import CacheLayout
 from token2wav.cache.states import SCRATCH_SLOT, StateRows, StateStore
 from token2wav.networks.staging import copy_to
 
-# A block table holds one row of integers on the device for each block. Kernels and graphs know a
-# block by this row alone. The row starts with a header, whose columns are named here. The pages
-# that the block attends to follow in order. The last one is the page of the block itself, except
-# under full prompt attention. The rest of the row is not read. A row of zeros holds no block.
+# The block table of a batch is a tensor on the device with one row of integers for each block.
+# Kernels and graphs read all properties of a block from this row. The row starts with a header,
+# whose columns are named here. After the header come the pages that the block attends to, in order.
+# The last of these pages is the page of the block itself, except under full prompt attention. The
+# rest of the row is not read. A row of zeros holds no block.
 START = 0  # position of the first frame of the block
 VALID = 1  # number of frames of the block; the rest of its page is padding
 NUM_CAUSAL_PAGES = 2  # number of pages that the block attends to, up to its own page
-BEFORE = 3  # number of frames of the same chunk before the block; they are in the rows above
+BEFORE = 3  # number of frames of the same chunk before the block; the rows above hold these frames
 CHUNK = 4  # index of the chunk in the batch
 LAST = 5  # 1 for the last block of a chunk
 PROMPT_PADDING = 6  # number of padding frames at the start of the stream, in its first page
-NUM_PAGES = 7  # number of all pages that the block attends to, later pages of its chunk included
+NUM_PAGES = 7  # number of all pages that the block attends to, including later pages of its chunk
 HEADER = 8  # number of columns of the header
 
 
@@ -39,16 +40,16 @@ class ChunkInput:
         mu: (bands, frames) condition from the tokens.
         cond: (bands, frames) condition from the prompt mel.
         speaker: (bands,) speaker vector.
-        start: position of the first frame, counted from the start of the prompt. It is a multiple
-            of the block.
+        start: position of the first frame, counted from the start of the prompt with its padding.
+            It is a multiple of the length of a block.
         tables: for each block the pages that it attends to, in order; its own page comes last.
-        slot: slot of the stream in the state store, with the state of the convolutions before the
-            chunk.
-        provisional: whether the state after the chunk is dropped; else it replaces the state before
+        slot: slot of the stream in the state store. It holds the state of the convolutions before
             the chunk.
-        prompt_padding: number of padding frames at the start of the stream. They are in the first
-            page of every table.
-        full_prompt_attention: whether every block attends to the later blocks of the chunk too, as
+        provisional: whether the state after the chunk is dropped. If not, it replaces the state in
+            the slot.
+        prompt_padding: number of padding frames at the start of the stream. The first page of every
+            table begins with them.
+        full_prompt_attention: whether every block also attends to the later blocks of the chunk, as
             if the chunk were one block.
     """
 
@@ -70,7 +71,9 @@ class ChunkInput:
 
 @dataclass(frozen=True)
 class Block:
-    """One block of a batch. Its fields are the columns of a block table, which are described there.
+    """One block of a batch, as the host builds its row of the block table.
+
+    The fields without a description here are the columns of the header that have the same names.
 
     Attributes:
         pages: pages that the block attends to, in order; its own page comes last.
@@ -109,13 +112,13 @@ class BatchSize:
     """Capacity of a batch.
 
     A batch is either aligned or flat. In an aligned batch every chunk has room for the same number
-    of blocks. In a flat batch each chunk takes as many rows as it has blocks.
+    of blocks. In a flat batch each chunk has room for exactly its own blocks.
 
     Attributes:
         rows: number of chunks of an aligned batch, or number of blocks of a flat batch.
         blocks_per_chunk: number of blocks for each chunk of an aligned batch; 1 for a flat batch.
-        past_pages: number of pages that a block attends to before the blocks of its chunk, or
-            before its own page in a flat batch.
+        past_pages: room for past pages. In an aligned batch these are the pages before the chunk.
+            In a flat batch they are the pages before the block.
     """
 
     rows: int
@@ -155,29 +158,34 @@ class BatchSize:
 
 
 def frame_positions(table: torch.Tensor, frames: int) -> torch.Tensor:
-    """Returns positions (blocks, frames) of the frames of every block in a table, with padding."""
+    """Computes the positions (blocks, frames) of the frames of every block in a block table.
+
+    Frames of padding have positions too.
+    """
     return table[:, START, None] + torch.arange(frames, device=table.device)
 
 
 class Batch:
-    """Tensors of one size, which stay at their addresses and are filled anew for every batch.
+    """Tensors for batches of one size. They stay at their addresses, so that CUDA graphs can use
+    them, and are filled anew for every batch.
 
     Args:
         size: capacity of the batch.
-        layout: sizes of the cache.
+        layout: layout of the key-value cache.
         states: state store of all streams.
-        rows: rows for the states of the estimator, one for each chunk. Batches that never run at
-            the same time may share them.
+        rows: rows for the states of the estimator, at least one for each chunk. Batches that never
+            run at the same time may share them.
         integrate: integrates `x` from noise to mel, in place.
 
     Attributes:
-        blocks: blocks of the batch. There may be fewer blocks than rows.
-        x: (rows, bands, block_frames) state of the ODE.
+        blocks: blocks of the present batch. There may be fewer blocks than rows.
+        x: (rows, bands, block_frames) state of the ODE, for `rows = size.blocks`.
         mu: (rows, bands, block_frames) condition from the tokens.
         cond: (rows, bands, block_frames) condition from the prompt mel.
         speakers: (rows, bands) speaker vectors.
-        conv_state: (chunks, steps, branches, width) state of the convolutions of the estimator.
-        table: (rows, columns) int32 block tables.
+        conv_state: (size.rows, steps, branches, width) state of the convolutions of the estimator,
+            one row for each chunk.
+        table: (rows, columns) int32 block table.
     """
 
     def __init__(
@@ -198,11 +206,13 @@ class Batch:
         self.x, self.mu, self.cond = (torch.zeros(shape, device=device) for _ in range(3))
         self.speakers = torch.zeros(size.blocks, layout.bands, device=device)
         self.table = torch.zeros(size.blocks, HEADER + size.pages, dtype=torch.int32, device=device)
-        # slots of the states before the chunks, and slots for the states after them
+        # Two rows: the slots to read states from, and the slots to write states to.
         self._slots = torch.zeros(2, size.rows, dtype=torch.int64, device=device)
 
     def fill(self, chunks: Sequence[ChunkInput]) -> None:
-        """Copies chunks into the rows. Unused rows keep old data, which no block reads."""
+        """Copies chunks into the tensors. Rows without a block keep old data, which no block
+        reads.
+        """
         self.blocks = []
         rows, row = np.zeros(tuple(self.table.shape), np.int32), 0
         for number, chunk in enumerate(chunks):
@@ -232,8 +242,9 @@ class Batch:
         self._integrate(self)
 
     def take(self, chunks: Sequence[ChunkInput]) -> list[torch.Tensor]:
-        """Returns the mel (bands, frames) of every chunk once `x` is the end of the ODE, and stores
-        the states after the chunks.
+        """Returns the mel (bands, frames) of every chunk, and stores the states after the chunks.
+
+        Call it after `compute`, when `x` holds the end of the ODE.
         """
         count = len(chunks)
         self._states.write(self._slots[1, :count], self._rows.first(count))

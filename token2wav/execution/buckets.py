@@ -1,4 +1,4 @@
-"""Runner of batches in tensors of prepared sizes, called buckets, which CUDA graphs can capture."""
+"""Runner of batches in buckets, which are tensors of prepared sizes that CUDA graphs can use."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Size(Protocol):
 
     @property
     def rows(self) -> int:
-        """Number of rows, of which an item of the batch takes one or more."""
+        """Number of rows. An item of a batch takes one or more rows."""
 
     @property
     def cost(self) -> int:
@@ -36,10 +36,10 @@ SizeT = TypeVar("SizeT", bound=Size)
 
 
 class Work(Protocol[Given]):
-    """Tensors of a batch, with the function that computes it.
+    """Tensors of a batch, with the function that computes the batch.
 
-    `compute` launches work on the device and never waits for it. Its host code does not depend on
-    the values in tensors. So a CUDA graph can capture it.
+    A CUDA graph can capture `compute`: it launches work on the device and never waits for that
+    work, and its host code does not depend on the values in tensors.
     """
 
     def fill(self, items: Sequence[Given]) -> None:
@@ -53,17 +53,19 @@ class Work(Protocol[Given]):
 
 
 class BucketRunner(Generic[SizeT, Item]):
-    """Runner of batches, each in the cheapest bucket that it fits.
+    """Runner that computes each batch in the cheapest bucket that the batch fits.
 
     A batch that has more rows than the largest bucket is split. A batch that fits no bucket for
-    another reason runs in tensors of its own, and so do all batches if there are no buckets. Then
-    several threads may run batches at the same time.
+    another reason runs in tensors of its own. Without buckets all batches run in tensors of their
+    own, and several threads may run batches at the same time. With buckets one batch runs at a
+    time.
 
     Args:
-        size_of: returns the smallest size that holds some items.
+        size_of: returns the smallest size that holds the given items.
         make: makes the tensors of a size.
-        sizes: sizes of the buckets.
-        graphs: pool in which the buckets are captured; None to run them eagerly.
+        sizes: sizes of the buckets; empty for no buckets.
+        graphs: memory pool of the CUDA graphs that the buckets are captured in; None to run the
+            buckets eagerly.
     """
 
     def __init__(
@@ -74,17 +76,17 @@ class BucketRunner(Generic[SizeT, Item]):
         graphs: GraphPool | None = None,
     ) -> None:
         self._size_of, self._make = size_of, make
-        # a bucket's tensors hold one batch at a time
+        # The tensors of a bucket hold one batch at a time.
         self._lock = threading.Lock() if sizes else nullcontext()
         self._most_rows = max((size.rows for size in sizes), default=None)
         self._buckets: dict[SizeT, tuple[Work[Item], Callable[[], None]]] = {}
-        # Largest first, so that all graphs reuse the memory of the first one.
+        # The largest size comes first, so that all later graphs reuse the memory of its graph.
         for size in sorted(sizes, reverse=True):
             work = make(size)
             self._buckets[size] = work, graphs.capture(work.compute) if graphs else work.compute
 
     def run(self, items: Sequence[Item]) -> list[torch.Tensor]:
-        """Returns the result of every item; other items do not affect it."""
+        """Returns the result of every item. It does not depend on the other items."""
         with self._lock:
             return [result for part in self._parts(items) for result in self._run_together(part)]
 

@@ -1,9 +1,10 @@
 """Incremental flow stage, which computes only the new frames of every chunk.
 
-The keys, values and convolution inputs of finished blocks stay in pages of one pool. The blocks
-that lie wholly in a prompt are computed once for each voice, and streams share them. The result
-equals that of `RecomputeFlow` up to float rounding. This module decides which pages are kept and
-for which stream. A `Runner` and the `Encoder` of the family do the arithmetic.
+The keys and values of finished blocks stay in pages of one pool, and the last inputs of
+convolutions stay in the state store. Blocks that lie wholly in a prompt are computed once for each
+voice, and streams share them. The result equals the result of `RecomputeFlow` up to float rounding.
+This module decides which pages are kept, and for which stream. The `Encoder` of the family and a
+`Runner` compute the chunks.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ from token2wav.networks.streaming import StateSpec
 from token2wav.voice import Voice
 
 _ENCODER = "encoder"  # name of the encoder in the state store
-_PREFILL_BLOCKS = 4  # blocks of a prompt computed at once; bounds memory and costs no time
+# Number of blocks of a prompt that are computed at once. It bounds the memory, and costs no time.
+_PREFILL_BLOCKS = 4
 
 
 @dataclass(eq=False)
@@ -56,8 +58,8 @@ class _Prompt:
     """Prefix that streams with the same voice and number of ODE steps share.
 
     Attributes:
-        states: state store, which the content of the prefix releases its slot to.
-        slot: slot of the states after the prefix.
+        states: state store that `slot` belongs to.
+        slot: slot with the states after the prefix.
         mel: (bands, frames) mel of the whole prompt.
         speaker: (bands,) speaker vector.
         pages: pages of the blocks of the prefix.
@@ -81,14 +83,15 @@ class _Stream:
         voice: prompt and speaker.
         steps: number of ODE steps.
         grid: block grid, in tokens.
-        prefix: reference to the shared prefix; None once the stream has released its pages.
+        prefix: reference to the shared prefix; None after the stream has released its pages.
         prompt: content of the prefix.
         blocks: pages of the stream.
         slot: slot in the state store.
         next_token: position of the token that starts the next chunk.
-        tokens: tokens of finished chunks, which are needed to start over without the cache.
-        recomputing: handle in the recompute stage; None while the cache is used.
-        busy: whether a thread computes a chunk of the stream.
+        tokens: tokens of finished chunks. The stream needs them if it must continue without the
+            cache.
+        recomputing: handle of the stream in `RecomputeFlow`; None while the stream uses the cache.
+        busy: whether a thread is computing a chunk of the stream.
         closed: whether the stream was closed.
     """
 
@@ -108,7 +111,7 @@ class _Stream:
 
 @dataclass(frozen=True, eq=False)
 class _Part:
-    """Chunk of a stream or of a prompt that has pages.
+    """Chunk of a stream or of a prompt, with the pages that it is computed in.
 
     Attributes:
         chunk: tokens of the chunk.
@@ -142,16 +145,17 @@ def flow_states(encoder: Encoder, estimator: Estimator, layout: CacheLayout) -> 
 class CachedFlow(StatefulStage[_Stream], FlowStage):
     """Incremental flow on a CPU or a CUDA device.
 
-    A stream takes the pages of its first chunks when it opens. If the pool is full then, the stream
-    is rejected. If the pool is full later, the stream releases its own pages and its reference to
-    the pages of the prompt, and recomputes its history from then on: slower, with the same result.
-    With `left_blocks` >= 0 a stream needs a fixed number of pages, and takes all of them when it
+    A stream takes the pages of its first chunk when it opens. If the pool has too few pages then,
+    the stream is rejected. If a later chunk finds too few pages, the stream releases its own pages
+    and its reference to the pages of the prompt. From then on it recomputes its history for every
+    chunk, which is slower and has the same result. With a limited number of past blocks
+    (`left_blocks` >= 0) a stream needs a fixed number of pages, and takes all of them when it
     opens.
 
     Args:
-        recompute: the same flow without cache. It serves streams that the pool has no room for, and
-            whole utterances.
-        runners: runners by number of ODE steps; the usual number comes first.
+        recompute: the same flow without cache. It computes whole utterances, and the streams that
+            the pool has no room for.
+        runners: runners by number of ODE steps; the default number comes first.
         cache: keys and values of the estimator, which all runners use.
         states: state store that all runners use, see `flow_states`.
         longest_hop: tokens of the longest hop of a stream.
@@ -245,8 +249,10 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
         return self._recompute.whole(tokens, voice, streaming=streaming, steps=steps)
 
     def _reserved_blocks(self) -> int:
-        """Returns the number of pages that a stream takes when it opens: for its first chunk, or
-        for its whole life if the number of visible blocks is limited.
+        """Returns the number of pages that a stream takes when it opens.
+
+        They are enough for its first chunk, or for its whole life if the number of visible blocks
+        is limited.
         """
         if self._left_blocks < 0:
             return 3
@@ -287,12 +293,15 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
                 stream.blocks.retract(len(part.tables))
                 continue
             stream.blocks.forget_unseen()
-            if self._left_blocks < 0:  # with a limit the stream never needs to start over
+            # With limited past blocks a stream has all its pages, so it never recomputes.
+            if self._left_blocks < 0:
                 stream.tokens.append(chunk.tokens[: chunk.stop - chunk.start])
         return mels
 
     def _next_part(self, stream: _Stream, chunk: TokenChunk) -> _Part | None:
-        """Takes the pages of a chunk; None if the stream must continue without the cache."""
+        """Takes the pages of a chunk. Returns None if the stream must continue without the
+        cache.
+        """
         if stream.next_token != chunk.start:
             raise EngineError(
                 f"chunk starts at token {chunk.start}, but {stream.next_token} comes next"
@@ -314,7 +323,7 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
         return map_grouped(inputs, lambda each: each[0], self._run)
 
     def _run(self, alike: Sequence[tuple[int, ChunkInput]]) -> list[torch.Tensor]:
-        """Returns the mels of chunks that have the same number of ODE steps."""
+        """Computes the mels of chunks that have the same number of ODE steps."""
         return self._runners[alike[0][0]].run([given for _, given in alike])
 
     def _encoded(self, parts: Sequence[_Part]) -> list[torch.Tensor]:
@@ -350,7 +359,7 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
         given = prompt.mel[:, start : start + frames]
         cond[:, : given.shape[1]] = given
         noise = self._noise.window(start, start + frames)
-        # Padding at the start completes the first block.
+        # Padding at the start of a stream completes its first block, if the family needs that.
         if start == 0 and grid.prompt_padding:
             noise, mu, cond = (
                 F.pad(value, (grid.prompt_padding, 0)) for value in (noise, mu, cond)
@@ -371,7 +380,7 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
         )
 
     def _prefill(self, voice: Voice, steps: int) -> _Prompt:
-        """Computes the blocks of a prompt that depend on the voice alone."""
+        """Computes the prefix of a voice: the blocks that lie wholly in its prompt."""
         config, device = self._config, self._device
         grid = config.grid(len(voice.prompt_tokens))
         mel = torch.tensor(voice.prompt_mel, device=device).T
@@ -409,7 +418,7 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
         return mel
 
     def _release(self, stream: _Stream) -> None:
-        """Releases all memory of a stream. Every stream ends in this method."""
+        """Releases all memory of a stream. This is the only method that does so."""
         self._release_pages(stream)
         if stream.recomputing is not None:
             self._recompute.close(stream.recomputing)

@@ -15,10 +15,11 @@ from token2wav.voice import Voice
 
 
 class TokenDecoder(Stage):
-    """Decoder stage: it hands the codes of each chunk to a stage that turns frames into audio.
+    """Decoder stage, which passes the codes of each chunk to a vocoder stage as if they were
+    frames.
 
-    A code becomes one number of a float32 frame, which holds every code below 2**24 exactly. The
-    network embeds it.
+    The codes of one token are the numbers of one float32 frame. float32 holds every code below
+    2**24 exactly. The network looks up the embeddings of the codes.
 
     Args:
         frames: vocoder stage of the network. The bands of its input are codebooks.
@@ -42,8 +43,10 @@ class TokenDecoder(Stage):
         return self._frames.usage()
 
     def whole(self, tokens: NDArray[np.int32]) -> torch.Tensor:
-        """Computes the audio (samples,) of all tokens of an utterance, (n,) or (n, codebooks), in
-        one call.
+        """Computes the audio (samples,) of a whole utterance in one call.
+
+        Args:
+            tokens: (n,) or (n, codebooks) all tokens of the utterance.
         """
         return self._frames.whole(_as_frames(tokens))
 
@@ -53,10 +56,10 @@ class TokenDecoder(Stage):
 
 
 def _frames_of(chunk: TokenChunk) -> torch.Tensor:
-    """Codes of a chunk without its look-ahead, (codebooks, tokens) float32."""
+    """Converts the tokens of a chunk, without its look-ahead, to frames (codebooks, n) float32."""
     return _as_frames(chunk.tokens[: chunk.stop - chunk.start])
 
 
 def _as_frames(tokens: NDArray[np.int32]) -> torch.Tensor:
-    """Tokens (n,) or (n, codebooks) to frames (codebooks, n) float32."""
+    """Converts tokens (n,) or (n, codebooks) to frames (codebooks, n) float32."""
     return torch.from_numpy(tokens.reshape(len(tokens), -1)).float().T

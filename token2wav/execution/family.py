@@ -1,7 +1,8 @@
 """Interface of a family of models: its networks, their weights and their noise.
 
-A family knows configurations, networks and weights. It knows no device, backend, CUDA graph or
-cache size: `assemble.py` puts its networks on a device and makes the stages that run them.
+A family reads configurations, and makes networks with weights. Device, backend, CUDA graphs and
+cache size are no part of it: `assemble.py` puts the networks on a device and makes the stages that
+run them.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ from token2wav.networks.ode import EulerSolver
 
 @dataclass(frozen=True)
 class ReferenceLoop:
-    """Public loop of a family, which `stream.reference` repeats. It recomputes every chunk from the
-    start.
+    """Reference loop of a family: the way in which the public code computes chunks. The setting
+    `stream.reference` repeats it. It recomputes every chunk from the start of the utterance.
 
     Attributes:
         full_tail: whether the last chunk is computed under full attention.
-        windows: whether every chunk is computed under full attention, in a window of all available
-            tokens.
-        recomputes_audio: whether the vocoder also starts anew for every chunk, with the public
-            rounding of its phase.
+        windows: whether every chunk is computed under full attention over all tokens that have
+            arrived, including the look-ahead of the chunk.
+        recomputes_audio: whether the vocoder also starts anew for every chunk, and rounds its phase
+            as the public code does.
     """
 
     full_tail: bool = False
@@ -48,9 +49,9 @@ class Family(ABC):
     `decoder`. Its network is a `VocoderNetwork` whose input bands are codes.
 
     Attributes:
-        torch_only: name of the feature that restricts the networks to torch; empty if they can be
-            exported.
-        reference: public loop; None if the family does not repeat one.
+        torch_only: name of the feature that no other backend than torch supports, for messages;
+            empty if the networks can be exported.
+        reference: reference loop; None if the family has none.
     """
 
     torch_only: str = ""
@@ -78,8 +79,8 @@ class Family(ABC):
         return None
 
     def kernel_step(self) -> StepMaker | None:
-        """Returns the maker of a step function on kernels of this family; None to run the network
-        on the shared step function.
+        """Returns a function that makes the step function on kernels of this family. None selects
+        the step function that all families share.
         """
         return None
 
@@ -91,14 +92,14 @@ class Family(ABC):
         noise: Any,
         solvers: Mapping[int, EulerSolver],
     ) -> Stage | None:
-        """Makes a stage that only this family has; None for the shared stage.
+        """Makes a stage that only this family has. Returns None to use the shared stage.
 
         Args:
             config: configuration of the model.
             stage: name of the stage.
             network: network of the stage, on the device, with weights.
             noise: noise of the network.
-            solvers: solvers of the estimator of a flow, by number of ODE steps, the usual number
-                first; empty for other stages.
+            solvers: solvers of the estimator of a flow, by number of ODE steps; the default number
+                comes first. Empty for other stages.
         """
         return None

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 
 SWITCH = "TOKEN2WAV_CUDA_GRAPHS"  # set it to 0 to run without CUDA graphs, for debugging
-# In their first calls libraries choose kernels and allocate workspaces. A capture must not record
-# this work.
+# Number of calls of a function before its capture. In the first calls of a function, libraries
+# choose kernels and allocate workspaces. The capture must not record this work.
 _WARM_UPS = 2
 
 
@@ -20,13 +20,13 @@ def graphs_enabled(device: torch.device) -> bool:
 
 
 class GraphPool:
-    """Memory pool and capture stream that all CUDA graphs of one model share.
+    """Memory pool and CUDA stream for the capture of all CUDA graphs of one model.
 
     Graphs can share memory only if they run one after another. This holds because all threads
     replay them on the default stream of the device, and because a lock guards each `BucketRunner`.
-    The pool belongs to its model: torch refuses the next capture into a pool that outlived its
-    graphs. There is one stream, because a library keeps a workspace (32 MiB of cuBLAS on a
-    data-centre GPU) for every stream that it was ever called on.
+    Every model has a pool of its own, because torch refuses a capture into a pool whose graphs were
+    all freed. All captures use one CUDA stream, because a library keeps a workspace for every CUDA
+    stream that it was ever called on. The workspace of cuBLAS has 32 MiB on a data-centre GPU.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -34,7 +34,11 @@ class GraphPool:
         self._stream = torch.cuda.Stream(device)
 
     def capture(self, function: Callable[[], None]) -> CudaGraph:
-        """Captures a function, which launches work on the current stream and never waits for it."""
+        """Captures a function as a CUDA graph.
+
+        Args:
+            function: launches work on the current CUDA stream and never waits for that work.
+        """
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             for _ in range(_WARM_UPS):
@@ -49,7 +53,8 @@ class GraphPool:
 
 @dataclass(frozen=True, eq=False)
 class CudaGraph:
-    """Captured function. Every call reads and writes the same memory and does no work on the host.
+    """Captured function. Every call reads and writes the same memory, and runs no Python code of
+    the function.
 
     Attributes:
         graph: the CUDA graph.

@@ -1,4 +1,4 @@
-"""Runner of the flow, which integrates batches of chunks over the ODE."""
+"""Runner of the flow, which integrates batches of chunks from noise to mel."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ ESTIMATOR = "estimator"  # name of the estimator in the state store
 
 
 class Runner:
-    """Runner of the flow, eagerly or in buckets.
+    """Runner of the flow. It takes batches of chunks through all ODE steps, eagerly or in buckets.
 
     Args:
-        step: step function. If there are buckets, it must not wait for the device, and its host
-            code must not depend on the values in tensors.
+        step: step function, which evaluates the estimator on a batch. If there are buckets, it must
+            not wait for the device, and its host code must not depend on the values in tensors.
         states: state store with the states of the estimator.
-        buckets: sizes to prepare; empty to run every batch in tensors of its own, on any number of
-            threads.
-        graphs: pool in which the buckets are captured; None to run eagerly.
+        buckets: batch sizes to prepare. If there are none, every batch runs in tensors of its own,
+            and any number of threads may run batches.
+        graphs: memory pool of the CUDA graphs that the buckets are captured in; None to run
+            eagerly.
     """
 
     def __init__(
@@ -37,8 +38,8 @@ class Runner:
     ) -> None:
         self.step = step
         self._states = states
-        # Buckets run one at a time, so they share this large tensor: 5 MB for each chunk of the
-        # public model.
+        # Buckets run one at a time, so all of them share these rows. A row of the public model has
+        # 5 MB.
         most_rows = max((bucket.rows for bucket in buckets), default=0)
         self._rows: StateRows = states.rows(ESTIMATOR, most_rows)
         self._most_rows = most_rows
@@ -46,7 +47,10 @@ class Runner:
 
     @torch.inference_mode()
     def run(self, chunks: Sequence[ChunkInput]) -> list[torch.Tensor]:
-        """Returns the mel (bands, frames) float32 of every chunk; other chunks do not affect it."""
+        """Computes the mel (bands, frames) of every chunk, in float32.
+
+        The mel of a chunk does not depend on the other chunks.
+        """
         if self.step.aligned:
             return map_grouped(chunks, lambda chunk: len(chunk.tables), self._batches.run)
         return self._batches.run(chunks)

@@ -1,9 +1,10 @@
-"""Stages between tokens and audio: their interface to the pipeline, and the parts that a family
-implements.
+"""Stages of a model: the interface between the pipeline and the stages, and the interface of the
+encoder that a family implements.
 
-A stage works on chunks, not on layers, so that it can run all ODE steps as one CUDA graph. It owns
-tensors (weights, states of streams). The handle that `open` returns is the only reference to the
-state of a stream, and `close` alone releases that state.
+A model has a flow stage (tokens to mel) and a vocoder stage (mel to audio), or a single decoder
+stage (tokens to audio). A stage computes a whole chunk in one call, so that it can run all ODE
+steps as one CUDA graph. A stage owns its weights and the states of its streams. The pipeline refers
+to the state of a stream by the handle that `open` returns. Only `close` releases the state.
 """
 
 from __future__ import annotations
@@ -31,20 +32,22 @@ State = TypeVar("State")
 
 @dataclass(frozen=True, eq=False)
 class TokenChunk:
-    """Next tokens of an utterance, for the first stage. Positions are tokens counted from the first
-    prompt token.
+    """Chunk of tokens: the next tokens of an utterance, for the first stage.
+
+    Positions count tokens from the first token of the prompt.
 
     Attributes:
-        tokens: (stop - start + right,) int32, or (..., codebooks): the chunk and `right` tokens of
-            look-ahead; no look-ahead if `last`.
-        start: position of its first token: the stop of the last chunk that was not provisional, or
-            the prefix length of the voice.
-        stop: position after its last token; a multiple of the attention block unless `last` or
-            `provisional`.
-        last: whether the utterance ends here.
-        skip: tokens at its start that belong to the prompt, or whose audio was sent already.
-        provisional: whether its last block is incomplete. No state of such a chunk is stored: the
-            next chunk starts at the same position.
+        tokens: (stop - start + right,) int32, or (stop - start + right, codebooks): the tokens of
+            the chunk, and then `right` tokens of look-ahead. There is no look-ahead if `last`.
+        start: position of the first token of the chunk. It is the `stop` of the previous chunk that
+            was not provisional. The first chunk starts after the shared prefix of the voice.
+        stop: position after the last token of the chunk. A block ends there, unless the chunk is
+            `last` or `provisional`.
+        last: whether the utterance ends with this chunk.
+        skip: number of tokens at the start of the chunk that belong to the prompt, or whose audio
+            was sent already.
+        provisional: whether the last block of the chunk is incomplete. No state of such a chunk is
+            stored, and the next chunk starts at the same position.
     """
 
     tokens: NDArray[np.int32]
@@ -57,11 +60,11 @@ class TokenChunk:
 
 @dataclass(frozen=True, eq=False)
 class FrameChunk:
-    """Next frames of an utterance, for any stage after the first.
+    """Chunk of frames: the next frames of an utterance, for any stage after the first.
 
     Attributes:
         frames: (bands, frames) float32, without frames of the prompt.
-        last: whether the utterance ends here.
+        last: whether the utterance ends with this chunk.
     """
 
     frames: torch.Tensor
@@ -94,7 +97,8 @@ class CacheUsage:
 class Stage(Protocol):
     """Stage of a model.
 
-    The first stage takes `TokenChunk`s. Every later stage takes `FrameChunk`s of the stage before.
+    The input of the first stage is a `TokenChunk`. The input of every later stage is a `FrameChunk`
+    with the output of the stage before.
     """
 
     def open(self, voice: Voice, steps: int = 0) -> int:
@@ -103,22 +107,22 @@ class Stage(Protocol):
         Args:
             voice: prompt and speaker; only flows use them.
             steps: number of ODE steps, one of the numbers that the stage was made for; 0 for the
-                usual number.
+                default number.
 
         Returns:
             Handle of the utterance.
         """
 
     def advance(self, batch: Sequence[tuple[int, Any]]) -> list[torch.Tensor]:
-        """Computes the next chunk of each utterance. The result does not depend on the rest of the
-        batch.
+        """Computes the next chunk of each utterance. The result of a chunk does not depend on the
+        rest of the batch.
 
         Args:
             batch: handle and chunk of each utterance.
 
         Returns:
             (bands, frames) float32 of each chunk, or (samples,) from the last stage. A stage with
-            look-ahead holds part of the result back until the last chunk.
+            look-ahead holds back the end of the result until the next chunk arrives.
         """
 
     def close(self, handle: int) -> None:
@@ -134,13 +138,21 @@ class Stage(Protocol):
 
 
 class FlowStage(Stage, Protocol):
-    """Stage from tokens to mel: (bands, ratio * (stop - start)) for each chunk."""
+    """Stage from tokens to mel. It returns mel (bands, ratio * (stop - start)) for each chunk,
+    where `ratio` is the number of mel frames per token.
+    """
 
     def whole(
         self, tokens: NDArray[np.int32], voice: Voice, *, streaming: bool, steps: int = 0
     ) -> torch.Tensor:
-        """Computes the mel (bands, ratio * tokens) of a whole utterance, under the streaming mask
-        or the full one.
+        """Computes the mel (bands, ratio * tokens) of a whole utterance.
+
+        Args:
+            tokens: tokens of the utterance, without the prompt.
+            voice: prompt and speaker.
+            streaming: whether attention is limited to whole blocks, as in a stream. If not, every
+                frame attends to all frames.
+            steps: number of ODE steps; 0 for the default number.
         """
 
 
@@ -157,9 +169,9 @@ class EncoderInput:
 
     Attributes:
         chunk: tokens with their look-ahead.
-        grid: block grid of the stream, in tokens; None for full attention, under which an utterance
-            is one chunk.
-        context: keys and values before the chunk.
+        grid: block grid of the stream, in tokens; None for full attention. Under full attention the
+            whole utterance is one chunk.
+        context: keys and values of the tokens before the chunk.
     """
 
     chunk: TokenChunk
@@ -168,10 +180,10 @@ class EncoderInput:
 
 
 class Encoder(Protocol):
-    """Part of a flow that turns tokens into conditions.
+    """Encoder: the part of a flow that turns tokens into conditions.
 
-    It stores nothing of its streams. Its layers declare their states, and their keys and values.
-    The stage stores both.
+    An encoder holds no memory of its streams. Its layers declare their states, and their keys and
+    values. The stage stores both.
     """
 
     @property
@@ -179,7 +191,7 @@ class Encoder(Protocol):
 
     @property
     def key_value_specs(self) -> Sequence[KeyValueSpec]:
-        """Keys and values of its attention layers, in the order of the indices of the layers."""
+        """Sizes of the keys and values of its attention layers, in the order of the layers."""
 
     def state_specs(self) -> Mapping[nn.Module, StateSpec]:
         """Returns the states of its streaming layers."""
@@ -191,8 +203,8 @@ class Encoder(Protocol):
 
         Args:
             batch: chunk of each stream.
-            states: (B, *shape) state of each layer before the chunks, which is replaced by the
-                state after them; None for whole utterances.
+            states: (B, *shape) state of each layer before the chunks. The encoder overwrites it
+                with the state after the chunks. None for whole utterances.
         """
 
     def speaker(self, embedding: torch.Tensor) -> torch.Tensor:
@@ -201,7 +213,7 @@ class Encoder(Protocol):
 
 @dataclass(frozen=True)
 class StageSummary:
-    """Summary of the backend, precision and device of a model's stages, for reports and logs."""
+    """Backend, precision and device of the stages of a model, for reports and logs."""
 
     name: BackendName
     precision: str
@@ -222,10 +234,7 @@ class Stages:
 
 
 class StatefulStage(Generic[State]):
-    """Base of stages. It stores the state of each stream under its handle.
-
-    Several threads may use a stage.
-    """
+    """Base of stages, which stores the state of each stream under its handle. Thread-safe."""
 
     def __init__(self) -> None:
         self._streams: dict[int, State] = {}
@@ -238,7 +247,11 @@ class StatefulStage(Generic[State]):
         return handle
 
     def state(self, handle: int) -> State:
-        """Returns the state of a stream; raises StreamClosedError if it has ended."""
+        """Returns the state of a stream.
+
+        Raises:
+            StreamClosedError: the stream has ended.
+        """
         try:
             return self._streams[handle]
         except KeyError:

@@ -53,10 +53,10 @@ class StepFunction(ABC):
         """Computes everything that all ODE steps of a batch share.
 
         Returns:
-            A function from the index of an ODE step to the velocity, (branches * rows, bands,
-            block_frames) with the conditional rows first. Call it for every step in order. It
-            writes the keys and values of the blocks to the cache, and the state of the convolutions
-            to `conv_state` of the batch.
+            Function that evaluates the estimator. Its argument is the index of an ODE step. Its
+            result is the velocity (branches * rows, bands, block_frames), with the conditional rows
+            first. Call it for every step in order. It also writes the keys and values of the blocks
+            to the cache, and the state of the convolutions to `conv_state` of the batch.
         """
 
     @torch.inference_mode()
@@ -71,10 +71,7 @@ StepMaker = Callable[[Estimator, OdeTables, PagedKVCache], StepFunction]
 
 
 class ExportedModule(Protocol):
-    """Exported network on another backend.
-
-    It runs on torch tensors, which stay at their addresses.
-    """
+    """Exported network on another backend. Its inputs and outputs are torch tensors."""
 
     @property
     def cache_type(self) -> torch.dtype:
@@ -89,13 +86,13 @@ class ExportedModule(Protocol):
         Args:
             inputs: tensors by their names in the exported graph, contiguous, on the device of the
                 backend.
-            outputs: tensors of the same kind, which are overwritten.
+            outputs: tensors that the results are written to, in the same form as the inputs.
         """
 
 
 class TorchStep(StepFunction):
-    """Step function on torch. It runs eagerly (`EagerContext`), or on kernels that a CUDA graph can
-    capture (`KernelContext`).
+    """Step function on torch. Attention runs on torch (`EagerContext`), or on a kernel
+    (`KernelContext`). A CUDA graph can capture only the second form.
     """
 
     def __init__(
@@ -126,9 +123,9 @@ class TorchStep(StepFunction):
 class EagerContext:
     """`AttentionContext` on torch. Attention reads keys and values from the cache in place.
 
-    Layers that treat each frame alone, which do nearly all of the arithmetic, run on all blocks at
-    once. Attention runs block by block, or on a CPU chunk by chunk where a chunk has a long past.
-    Attention of several streams in one call was tried. It needs a copy of their keys and values in
+    All other layers run on all blocks at once. They do nearly all of the arithmetic. Attention runs
+    block by block, or on a CPU chunk by chunk if a chunk has a long past. Attention of several
+    streams in one call was tried. It needs a copy of the keys and values of these streams in
     one tensor, which costs more than the separate calls.
 
     Attributes:
@@ -181,8 +178,9 @@ class EagerContext:
     ) -> torch.Tensor:
         """Computes attention of every block over the pages of its table.
 
-        The keys and values of the blocks themselves are read back from the cache. So a frame
-        attends to the same numbers for any division into chunks and any storage type.
+        The keys and values of the present blocks are read back from the cache. A frame therefore
+        attends to the same rounded values, whether a key belongs to its own chunk or to an earlier
+        chunk.
         """
         # (branches, blocks, frames, inner)
         q, k, v = (value.unflatten(0, (self._branches, -1)) for value in (q, k, v))
@@ -207,11 +205,11 @@ class EagerContext:
 
 
 class KernelContext:
-    """`AttentionContext` on the device alone, which a CUDA graph can capture. A Triton-language
-    kernel computes attention over the pages.
+    """`AttentionContext` that a CUDA graph can capture. A Triton-language kernel computes attention
+    over the pages.
 
-    The context reads from the block tables on the device which inputs precede a block, and which of
-    its frames are valid.
+    The context reads the properties of the blocks from the block table on the device, and never
+    from the host. So a captured graph also works for later batches.
 
     Attributes:
         step: index of the current ODE step.
@@ -228,21 +226,21 @@ class KernelContext:
         table = batch.table.long()
         self._valid, self._chunk = table[:, VALID, None, None], table[:, CHUNK]
         self._follows = table[:, BEFORE, None, None] > 0
-        # (rows, 1, block_frames) 0 for prompt padding; None where the family has no such padding
+        # (rows, 1, block_frames) False for prompt padding; None if the family has no such padding
         self._present: torch.Tensor | None = None
         if estimator.masks_padding:
             self._present = (
                 frame_positions(table, batch.block_frames) >= table[:, PROMPT_PADDING, None]
             )[:, None]
-        # Row of the last block of every chunk. All other rows write to one extra place, which is
-        # cut off.
+        # For every chunk the row of its last block. Rows of other blocks are scattered to one extra
+        # place at the end, which is cut off.
         rows = len(table)
         behind = torch.where(table[:, LAST] > 0, self._chunk, rows)
         self._last = behind.new_zeros(rows + 1).scatter_(
             0, behind, torch.arange(rows, device=table.device)
         )[:rows]
-        # The kernels apply rotary angles. Estimators that use this context have applied their own
-        # already, so the kernels get angles of zero.
+        # The kernels rotate queries and keys by rotary angles. The estimators that use this context
+        # have already rotated them, so the kernels get angles of zero.
         self._cos = torch.ones(rows, batch.block_frames, cache.layout.dim_head, device=table.device)
         self._sin = torch.zeros_like(self._cos)
 
@@ -282,12 +280,12 @@ def _read_together(
 ) -> list[tuple[list[int], list[slice]]]:
     """Groups blocks that can share one read of the cache.
 
-    A block of a chunk usually attends to the pages of the block before it and one page more, so one
-    read serves both. This fails where a window of past blocks moves on between them. Under full
-    prompt attention all blocks of a chunk attend to the same pages.
+    A block of a chunk usually attends to the pages of the block before it and to its own page, so
+    one read serves both blocks. Two blocks cannot share a read if a window of past blocks moves on
+    between them. Under full prompt attention all blocks of a chunk attend to the same pages.
 
     Returns:
-        For each group the pages to read, and for each of its blocks the span of frames that it
+        For each group the pages to read, and for each block of the group the span of frames that it
         attends to. The span leaves out padding.
     """
     reads: list[tuple[list[int], list[slice]]] = []

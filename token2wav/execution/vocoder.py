@@ -1,10 +1,11 @@
-"""Vocoder stage that computes only the new audio of every chunk. The layers of the network keep the
-state that they need from earlier chunks.
+"""Vocoder stage that computes only the new audio of every chunk. The layers of the network declare
+the state that they need from earlier chunks, and the stage stores it.
 
-Chunks that have the same length and the same place in their streams (start, inside or end) run
-through the network together. On a GPU each prepared length is a CUDA graph. A chunk is then cut
-into pieces of the prepared lengths, without padding. All streams of a batch go through these
-lengths together, the longest first. The rest of each stream is its own last piece.
+A piece is a part of a chunk that runs through the network at once. Pieces that have the same length
+and the same place in their streams (start, inside or end) run together. On a GPU a CUDA graph is
+captured for each of several prepared lengths. A chunk of another length is cut into pieces of the
+prepared lengths, without padding, the longest first. Frames that are left over are the last piece
+of the chunk.
 """
 
 from __future__ import annotations
@@ -38,10 +39,11 @@ class PieceShape:
 
     Attributes:
         first: whether the streams start with these pieces.
-        inside: whether the streams continue after them. If not, the last frames lie after the end
-            of the mel and flush the frames that the network holds back.
-        frames: number of mel frames in each piece.
-        rows: number of streams.
+        inside: whether the streams continue after these pieces. If not, each piece ends with
+            `lookahead_frames` frames after the end of the mel. They flush the audio that the
+            network holds back.
+        frames: number of frames in each piece, including frames after the end of the mel.
+        rows: number of pieces, each from another stream.
     """
 
     first: bool
@@ -63,14 +65,15 @@ class PieceShape:
 def likely_pieces(
     lookahead_frames: int, config: ModelConfig, hops: tuple[int, int], most_streams: int
 ) -> list[PieceShape]:
-    """Lists shapes from which every chunk can be assembled, for powers of two of streams.
+    """Lists the shapes to prepare. Every chunk can be assembled from pieces of these shapes.
 
-    Hops grow by doubling, and each hop is one piece. A first chunk is longer, because it also fills
-    the last block of the prompt, and a last chunk has any length. Both are assembled from hops and
-    powers of two.
+    The list has every shape for 1, 2, 4 ... `most_streams` streams. Hops grow by doubling, and the
+    chunk of each hop is one piece. A first chunk is longer than its hop, because it also fills the
+    last block of the prompt. A last chunk has any length. Both are assembled from pieces whose
+    lengths are hops or powers of two.
 
     Args:
-        lookahead_frames: frames that the vocoder holds back.
+        lookahead_frames: number of frames that the vocoder holds back.
         config: configuration of the model.
         hops: tokens of the first hop and of the longest hop.
         most_streams: largest number of streams in a batch, a power of two.
@@ -80,7 +83,7 @@ def likely_pieces(
         longest
     }
     powers = {1 << doublings for doublings in range(first.bit_length())}
-    # the first piece of a stream must be longer than the frames that are held back
+    # The first piece of a stream must be longer than the part that the network holds back.
     shortest = 1 << lookahead_frames.bit_length()
     places = [(True, True, frames) for frames in {shortest, max(first, shortest)}]
     places += [(False, True, frames) for frames in doubled | powers]
@@ -98,9 +101,11 @@ class _Stream:
 
     Attributes:
         slot: slot in the state store.
-        pending_mel: (bands, n) first frames, until there are more than the vocoder holds back.
-        frames: number of frames computed so far.
-        early_samples: number of samples that were sent before they were exact.
+        pending_mel: (bands, n) first frames of the stream. They wait here until there are more of
+            them than the vocoder holds back.
+        frames: number of frames that were computed so far.
+        early_samples: number of samples at the end of the audio so far that were extrapolated. The
+            next chunk computes them again, but does not send them.
     """
 
     slot: int
@@ -111,13 +116,13 @@ class _Stream:
 
 @dataclass(frozen=True, eq=False)
 class PieceInput:
-    """Piece of a stream.
+    """Piece of a chunk of one stream.
 
     Attributes:
         stream: state of the stream.
         start: position of the first frame in the stream.
         mel: (bands, n) new frames.
-        shape: shape that the piece has alone.
+        shape: shape of a batch that holds only this piece.
         provisional: whether the states after the piece are dropped.
     """
 
@@ -136,8 +141,8 @@ class _Batch:
         network: vocoder, on its device.
         states: states of all streams.
         rows: rows for the states of the streams of the batch.
-        noise: noise of the source; None for a vocoder without one.
-        decode: see `StreamingVocoder`.
+        noise: noise of the harmonic source; None for a vocoder without one.
+        decode: runs the network on another backend, see `StreamingVocoder`; None for torch.
 
     Attributes:
         mel: (S, bands, T) input.
@@ -158,7 +163,7 @@ class _Batch:
         self.mel = torch.zeros(streams, network.bands, frames, device=device)
         self.noise = torch.empty(streams * frames, network.frame_samples, device=device)
         self.audio = self.noise  # a placeholder until the first output
-        # one tensor for both, so that one copy brings both to the device
+        # Slots and noise rows share one tensor, so that one copy brings both to the device.
         self._numbers = torch.zeros(streams * (1 + frames), dtype=torch.int64, device=device)
         self._slots, self._noise_rows = self._numbers[:streams], self._numbers[streams:]
         self._shape, self._network, self._states, self._rows = shape, network, states, rows
@@ -169,7 +174,7 @@ class _Batch:
         self._decode = decode if shape.inside and not shape.first else None
 
     def fill(self, items: Sequence[PieceInput]) -> None:
-        """Copies mel, states and noise of pieces into the tensors; there must be room for them."""
+        """Copies mel, states and noise of pieces, at most S of them, into the tensors."""
         streams, count, noise = len(self._slots), items[0].mel.shape[1], self._noise_table
         if count:
             self.mel[: len(items), :, :count].copy_(torch.stack([item.mel for item in items]))
@@ -188,7 +193,7 @@ class _Batch:
 
     @torch.inference_mode()
     def compute(self) -> None:
-        """Computes `audio`, and replaces the rows by the new states."""
+        """Computes `audio`, and overwrites the states in the rows with the new states."""
         noise = self.noise.view(len(self.mel), -1)
         self.audio = self._network.run_step(self.mel, noise, self._step, self._decode)
 
@@ -205,20 +210,21 @@ class _Batch:
 
 
 class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
-    """Vocoder stage on a network that runs step by step. The result equals that of the whole mel up
-    to float rounding.
+    """Vocoder stage on a network that runs step by step. The audio of a stream equals the audio of
+    `whole` up to float rounding.
 
     Args:
         network: vocoder, on its device.
-        noise: noise of the source; None for a vocoder without one.
-        decode: runs the network, or `HiFT.decode`, on another backend than torch. It is used only
-            between the first and the last piece of a stream.
-        shapes: shapes to prepare and to cut chunks into; empty to run every chunk in one piece, on
-            any number of threads.
-        graphs: pool in which the shapes are captured; None to run eagerly.
-        hold_frames: number of frames that are held back, instead of the whole look-ahead of the
-            network; 0 for the whole. With fewer frames, the last samples of a chunk are computed as
-            if the last mel frame were repeated. The samples after them are exact again.
+        noise: noise of the harmonic source; None for a vocoder without one.
+        decode: runs the network, or only `HiFT.decode`, on another backend; None for torch. The
+            first and the last piece of a stream always run on torch.
+        shapes: shapes to prepare. Chunks are cut into pieces of these shapes. If there are none,
+            every chunk is one piece, and any number of threads may use the stage at the same time.
+        graphs: memory pool of the CUDA graphs that the shapes are captured in; None to run eagerly.
+        hold_frames: number of frames to hold back, which must be below the look-ahead of the
+            network; 0 for the whole look-ahead. With fewer frames, the last samples of a chunk are
+            extrapolated: they are computed as if the last mel frame were repeated. The next chunk
+            continues with exact samples.
     """
 
     def __init__(
@@ -244,7 +250,8 @@ class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
         self._early = (
             network.output_delay - hold_frames * network.frame_samples if hold_frames else 0
         )
-        if self._early:  # an extrapolated piece has the length of an end
+        # An extrapolated piece has as many frames as the piece that ends a stream.
+        if self._early:
             shapes = [
                 *shapes,
                 *(dataclasses.replace(shape, inside=True) for shape in shapes if not shape.inside),
@@ -266,14 +273,14 @@ class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
         return self._net.vocode(mel.to(self._device)[None], self._source_noise)[0]
 
     def open(self, voice: Voice | None = None, steps: int = 0) -> int:
-        # Before the slot is taken, because no code releases the slot if this fails.
+        # Allocated before the slot is taken, because no code would release the slot on a failure.
         nothing = torch.empty(self._net.bands, 0, device=self._device)
         return self.register(_Stream(self.store.take(), nothing))
 
     def close(self, handle: int) -> None:
         if (stream := self._streams.pop(handle, None)) is not None:
             self.store.release(stream.slot)
-            # A piece of the stream that is still about to run then writes to the scratch slot.
+            # A piece of this stream that has not started yet then uses the scratch slot.
             stream.slot = SCRATCH_SLOT
 
     @torch.inference_mode()
@@ -284,8 +291,8 @@ class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
         }
         audio: list[list[torch.Tensor]] = [[] for _ in batch]
         while waiting := {index: parts for index, parts in waiting.items() if parts}:
-            # The largest shape first: starts, then inner pieces from long to short, then ends.
-            # Every stream has its pieces in this order.
+            # The largest shape runs first. Starts therefore come before inner pieces, which run
+            # from long to short, and ends come last. The pieces of every stream are in this order.
             shape = max(parts[0].shape for parts in waiting.values())
             indices = [index for index, parts in waiting.items() if parts[0].shape == shape]
             samples = self._pieces.run([waiting[index].pop(0) for index in indices])
@@ -307,7 +314,8 @@ class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
     def _extrapolate(
         self, streams: Sequence[_Stream], chunks: Sequence[FrameChunk]
     ) -> dict[int, torch.Tensor]:
-        """Computes samples after the exact ones, as if the last frame of each stream were repeated.
+        """Computes the samples after the exact audio, as if the last frame of each stream were
+        repeated.
 
         Returns:
             (samples,) by the index of the stream in the batch.
@@ -328,8 +336,9 @@ class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
         return {index: new[: self._early] for index, new in zip(parts, samples, strict=True)}
 
     def _parts(self, stream: _Stream, chunk: FrameChunk) -> list[PieceInput]:
-        """Cuts a chunk into pieces of prepared shapes and a rest. Returns an empty list while the
-        start of a stream is too short.
+        """Cuts a chunk into pieces of prepared shapes, and one piece of the frames that are left.
+
+        Returns an empty list while the start of a stream is too short to yield audio.
         """
         mel = chunk.frames.to(self._device)
         if not stream.frames:
