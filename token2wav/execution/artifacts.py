@@ -1,9 +1,9 @@
-"""Artifacts of a model: exported graphs and engines. Their folder checks whether an artifact may
-still be used.
+"""Artifacts of a model: exported graphs and engines. `EngineFolder` stores them, and checks whether
+an artifact may still be used.
 
-Every artifact is a folder with its files and `artifact.json`, which describes it. The folder is
-written under a temporary name and renamed when it is complete. So an export that dies changes
-nothing, and no lock is needed.
+Every artifact has a folder with its files and with `artifact.json`, which describes it. The folder
+is written under a temporary name, and renamed when it is complete. An export that is interrupted
+therefore changes nothing, and no lock is needed.
 """
 
 from __future__ import annotations
@@ -37,33 +37,37 @@ GRAPH_VERSION = 3  # raise it when inputs or outputs of a graph change
 ENGINES = "engines"  # name of the default engine folder, below the model folder
 DESCRIPTION = "artifact.json"
 _STAGING = ".partial-"
-_ABANDONED_NS = 24 * 3600 * 10**9  # age of an abandoned export: one day, longer than any export
+# Age at which an unfinished folder is abandoned: one day, longer than any export.
+_ABANDONED_NS = 24 * 3600 * 10**9
 _READ_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """Artifact: one graph in one form, with everything that decides whether it may be used.
+    """Description of an artifact: one graph for one backend and precision, and everything that
+    decides whether it may be used.
 
     Attributes:
-        file: path below the engine folder; in the description only the name. Files of weights may
-            lie beside it.
-        graph: graph of the model.
+        file: path of its main file below the engine folder. `artifact.json` has only the name of
+            the file. Files of weights may lie beside it.
+        graph: name of the graph.
         precision: precision of the graph.
         backend: backend that runs it.
-        fingerprint: `fingerprint` of the checkpoint that it was made from.
-        opset: version of the ONNX operators in it, or in the graph that it was built from.
+        fingerprint: result of `fingerprint()` for the checkpoint that it was made from.
+        opset: version of the ONNX operators in the graph; for an engine, in the graph that the
+            engine was built from.
         schedule: `steps` and `guidance` of the ODE that the checkpoint is meant for.
         versions: versions of the packages that made it, by name.
-        target: properties of the machines it runs on, such as {"compute_capability": ["8.9"]}.
+        target: accepted values of properties of the machine that runs it, such as
+            {"compute_capability": ["8.9"]}.
         flags: options of the builder.
-        profiles: smallest, best and largest shape for each profile and input; empty if every shape
-            runs.
+        profiles: optimization profiles of TensorRT. Each has the smallest, best and largest shape
+            of every input. Empty if every shape runs.
         created: creation time, UTC, ISO 8601.
         seconds: duration of the export.
         command: command line that made it.
         graph_version: value of `GRAPH_VERSION` when it was made.
-        sizes: bytes of every file, by path as in `file`; `add` fills it in.
+        sizes: bytes of every file, by path as in `file`. `EngineFolder.add` fills it in.
     """
 
     file: str
@@ -90,12 +94,12 @@ class Artifact:
 
     @property
     def slot(self) -> tuple[Any, ...]:
-        """Key that is unique in a folder: a new artifact replaces an old one with the same slot."""
+        """Key of the artifact in a folder. A new artifact replaces the old artifact of its slot."""
         return self.graph, self.precision, self.backend, sorted(self.target.items())
 
 
 def fingerprint(model_folder: Path, stage: StageName) -> str:
-    """Returns hexadecimal digits that change with the weights of a stage, or with its part of the
+    """Computes the fingerprint of a stage: hashes of its weights and of its part of the
     configuration.
 
     Raises:
@@ -119,8 +123,8 @@ def stage_of(graph: GraphName) -> StageName:
 
 @lru_cache
 def _digest(path: Path, size: int, changed_ns: int) -> str:
-    """Computes the SHA-256 of a file. The result is cached by size and time, because a full-size
-    file has over a gigabyte.
+    """Computes the SHA-256 of a file. The result is cached by path, size and time of change,
+    because the file of a full-size model has over a gigabyte.
     """
     digest = hashlib.sha256()
     with path.open("rb") as file:
@@ -144,7 +148,7 @@ class EngineFolder:
         return cls(model_folder / ENGINES)
 
     def artifacts(self) -> list[Artifact]:
-        """Reads all current artifacts, usable or not; none if there is no folder.
+        """Reads the latest artifact of every slot, usable or not; none if there is no folder.
 
         Raises:
             ArtifactError: a description cannot be read or is damaged.
@@ -206,7 +210,8 @@ class EngineFolder:
         versions: Mapping[str, str] | None = None,
         target: Mapping[str, str] | None = None,
     ) -> str | None:
-        """Returns the reason why an artifact cannot be used, or None. For arguments see `find`.
+        """Returns the reason why an artifact cannot be used, or None if it can be used. `find`
+        describes the arguments.
 
         Raises:
             ConfigError, CheckpointError: the model folder cannot be used.
@@ -244,7 +249,7 @@ class EngineFolder:
         model_folder: Path,
         target: Mapping[str, str] | None = None,
     ) -> str:
-        """Returns the command line that makes an artifact. For arguments see `find`."""
+        """Returns the command line that makes an artifact. `find` describes the arguments."""
         words = [
             "token2wav-export",
             "onnx" if backend == "onnx" else "tensorrt",
@@ -262,7 +267,8 @@ class EngineFolder:
 
     @contextmanager
     def staging(self) -> Iterator[Path]:
-        """Makes an empty folder for an artifact, and removes it afterwards unless it was added.
+        """Makes an empty folder for an artifact, and removes it afterwards unless `add` has moved
+        it. Also removes abandoned folders of earlier exports.
 
         Raises:
             ArtifactError: the engine folder cannot be written.
@@ -279,8 +285,8 @@ class EngineFolder:
             shutil.rmtree(folder, ignore_errors=True)
 
     def add(self, staged: Path, artifact: Artifact) -> Path:
-        """Moves a finished artifact from its `staging` folder to its place, and removes the one
-        that it replaces. Returns the file at the new place.
+        """Moves a finished artifact from its `staging` folder to its place, and removes the
+        artifact that it replaces. Returns the path of its main file at the new place.
 
         Raises:
             ArtifactError: the engine folder cannot be written.
@@ -325,8 +331,8 @@ def _written(path: Path) -> int:
 
 
 def _described(path: Path) -> Artifact | None:
-    """Reads a description into an artifact with paths below the engine folder. Returns None if the
-    artifact was just replaced.
+    """Reads the description of an artifact, and completes its paths to paths below the engine
+    folder. Returns None if the file is gone because the artifact was just replaced.
     """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))

@@ -14,16 +14,16 @@ import torch
 from token2wav.errors import ConfigError, DeviceLostError
 
 _CPU_SHARE = 0.25  # share of the free memory for the cache
-# Memory limits of the container, cgroup versions 2 and 1: folder, file of the limit, file of the
-# use.
+# Where a container (cgroup version 2 or 1) has its memory limit: folder, file with the limit, file
+# with the used memory.
 _CGROUPS = (
     ("sys/fs/cgroup", "memory.max", "memory.current"),
     ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
 )
 _CUDA_SHARE = 0.8  # largest share of the free memory for the cache
-# Room for activations, convolution contexts and nodes of CUDA graphs, which are allocated after the
-# cache. The number is calculated, not measured: 3 GB for public CosyVoice3 with some 100,000 nodes;
-# CosyVoice2's U-Net has 155,000 nodes.
+# Room on a GPU for activations, convolution contexts and nodes of CUDA graphs, which are allocated
+# after the cache. The number is calculated, not measured. Public CosyVoice3 with some 100,000 nodes
+# needs 3 GB; CosyVoice2's U-Net has 155,000 nodes.
 _CUDA_REST = 4 << 30
 
 
@@ -36,7 +36,7 @@ def device_named(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     kind, _, index = name.partition(":")
-    # torch wraps large indices around
+    # Checked here, because torch wraps large indices around and selects another GPU.
     if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
         raise ConfigError(
             f"runtime.device: '{name}' is not available; torch finds "
@@ -50,10 +50,11 @@ def device_named(name: str) -> torch.device:
 
 @contextmanager
 def entered(device: torch.device) -> Iterator[None]:
-    """Makes a GPU the current one of this thread. Kernels, streams and events go to the current
-    GPU, even if their tensors are on another one.
+    """Makes a GPU the current GPU of this thread. Kernels, CUDA streams and events use the current
+    GPU, even if their tensors are on another GPU.
 
-    Every thread starts on GPU 0. So a model on `cuda:1` needs this context around all its work.
+    Every thread starts with GPU 0. A model on `cuda:1` therefore needs this context around all its
+    work. Does nothing for a CPU.
     """
     if device.type != "cuda":
         yield
@@ -63,11 +64,11 @@ def entered(device: torch.device) -> Iterator[None]:
 
 
 def keep_arithmetic_exact(device: torch.device) -> None:
-    """Turns off the roundings that torch uses on a GPU for speed, for the whole process.
+    """Turns off the reduced precision that torch uses on a GPU for speed, for the whole process.
 
-    Float32 convolutions and matrix products then use no TF32, which keeps 10 bits of mantissa.
-    Products of float16 matrices are summed in float32, also between the parts into which a library
-    splits them. docs/parity.md gives the error of each rounding.
+    Float32 convolutions and matrix products then do not use TF32, which keeps only 10 bits of the
+    mantissa. If a library splits a product of float16 matrices into parts, the parts are summed in
+    float32. docs/parity.md gives the error of each kind of rounding.
     """
     if device.type == "cuda":
         torch.backends.cudnn.allow_tf32 = False
@@ -76,11 +77,12 @@ def keep_arithmetic_exact(device: torch.device) -> None:
 
 
 def cache_bytes(mib: int, device: torch.device) -> int:
-    """Returns the bytes for the cache of keys and values: `mib`, or a share of the free memory if
+    """Returns the number of bytes for the key-value cache: `mib`, or a share of the free memory if
     `mib` is 0.
 
-    The share is small on a CPU, because other programs use its memory too; the system allocates it
-    only when it is written. On a GPU the share is large and is allocated at once.
+    The share is small on a CPU, because other programs use the memory too. There the operating
+    system allocates a part of the cache only when it is first written. On a GPU the share is large,
+    and is allocated at once.
 
     Raises:
         ConfigError: `mib` is more than the free memory.
@@ -98,10 +100,11 @@ def cache_bytes(mib: int, device: torch.device) -> int:
 
 
 def available_bytes(root: Path = Path("/")) -> int:
-    """Returns the bytes of memory that this process may still allocate: free memory of the host, or
-    of its container (cgroup) if that is less.
+    """Returns the bytes of memory that this process may still allocate: the free memory of the
+    host, or of its container (cgroup) if that is less.
 
-    Pages of the file cache count as free in both. The kernel drops them when memory is needed.
+    The operating system's cache of files counts as free in both numbers, because it is dropped when
+    memory is needed.
     """
     free = 1024 * _number("MemAvailable:", root / "proc/meminfo")
     for folder, limit, used in _CGROUPS:
@@ -111,7 +114,7 @@ def available_bytes(root: Path = Path("/")) -> int:
                 _number(f"{kind}_file", root / folder / "memory.stat")
                 for kind in ("active", "inactive")
             )
-        except (OSError, ValueError, IndexError):  # there is no such cgroup, or its limit is `max`
+        except (OSError, ValueError, IndexError):  # no such cgroup, or its limit is the word "max"
             continue
         free = min(free, max(0, most - taken + files))
     return free
@@ -123,8 +126,8 @@ def _number(name: str, file: Path) -> int:
 
 
 def cuda_cache_bytes(free: int) -> int:
-    """Returns the share of the free bytes of a GPU for the cache. Graphs and activations use the
-    rest.
+    """Returns the part of the free bytes of a GPU that the cache gets. CUDA graphs and activations
+    use the rest.
     """
     return int(max(min(_CUDA_SHARE * free, free - _CUDA_REST), free / 2))
 
@@ -132,11 +135,15 @@ def cuda_cache_bytes(free: int) -> int:
 def check_device(device: torch.device, cause: BaseException) -> None:
     """Checks after an error whether a GPU still works.
 
-    After an illegal access or a failed assertion in a kernel, every later CUDA call of the process
-    fails, until the process ends.
+    After an illegal memory access or a failed assertion in a kernel, every later CUDA call of the
+    process fails, until the process ends.
+
+    Args:
+        device: device of the model.
+        cause: the error that occurred.
 
     Raises:
-        DeviceLostError: the GPU no longer works; `cause` is the error that is its cause.
+        DeviceLostError: the GPU no longer works. The error is raised from `cause`.
     """
     if device.type != "cuda":
         return

@@ -1,8 +1,8 @@
-"""Exported graphs on ONNX Runtime and TensorRT, which run on torch tensors, and vocoders that use
-them.
+"""Exported graphs that ONNX Runtime and TensorRT run on torch tensors, and the exported vocoder.
 
-No TensorRT engine was executed while this code was written: building one needs no GPU, running one
-does. `make gpu-check` runs one.
+No TensorRT engine was executed while this code was written: an engine can be built without a GPU,
+    but
+not run. `make gpu-check` runs one.
 """
 
 from __future__ import annotations
@@ -27,15 +27,17 @@ from token2wav.networks.streaming import (
     state_specs,
 )
 
-SIGNALS, AUDIO = ("mel", "source"), "audio"  # names of inputs and of the output of a graph
-# prefixes of the name of a layer: its state as input, and as output
+# Names of the inputs and of the output of the graph of a vocoder.
+SIGNALS, AUDIO = ("mel", "source"), "audio"
+# Prefixes of the name of a layer. They make the names of its state as an input and as an output.
 PAST, NEW = "past_", "new_"
-# Layers that are not exported: F0 in double precision, the phase, and a layer after the graph.
+# Layers that run outside the graph of a vocoder: the F0 predictor needs double precision, the
+# harmonic source holds the phase, and the fade-in comes after the graph.
 _OUTSIDE = ("f0_predictor.", "m_source", "fade_in")
 
 
 def exported_states(vocoder: VocoderNetwork) -> dict[nn.Module, StateSpec]:
-    """State specs of the exported part of a vocoder."""
+    """Returns the state specs of the layers of a vocoder that its graph contains."""
     return {
         layer: spec
         for layer, spec in state_specs(vocoder).items()
@@ -44,9 +46,9 @@ def exported_states(vocoder: VocoderNetwork) -> dict[nn.Module, StateSpec]:
 
 
 class ExportedVocoder:
-    """Replacement of `HiFT.decode` or `BigVGAN.forward` by an exported graph.
+    """Exported graph that replaces `HiFT.decode` or `BigVGAN.forward`.
 
-    The states belong to the layers of the torch vocoder.
+    It has the signature of the method that it replaces, and uses the states of the torch layers.
     """
 
     def __init__(self, graph: ExportedModule, vocoder: VocoderNetwork) -> None:
@@ -57,8 +59,8 @@ class ExportedVocoder:
         self._specs = exported_states(vocoder)
 
     def __call__(self, *arguments: Any) -> torch.Tensor:
-        """Computes audio from the arguments of the replaced method, and replaces the states of the
-        step.
+        """Computes audio from the arguments of the replaced method, and writes the new states to
+        the step.
         """
         *signals, step = arguments
         assert isinstance(step, StreamStep)
@@ -102,7 +104,7 @@ def check_provider(device: torch.device) -> None:
 
 
 class OnnxModule:
-    """ONNX graph that runs on torch tensors. Its weights lie beside its file."""
+    """ONNX graph that runs on torch tensors. Files with its weights lie beside its file."""
 
     def __init__(self, path: Path, device: torch.device) -> None:
         import onnxruntime
@@ -130,7 +132,9 @@ class OnnxModule:
         return True
 
     def run(self, inputs: Mapping[str, torch.Tensor], outputs: Mapping[str, torch.Tensor]) -> None:
-        """Runs the graph and waits; tensors by name, contiguous, on the device of the graph."""
+        """Runs the graph, and waits for the result. Takes contiguous tensors, by name, on its
+        device.
+        """
         if self._device.type == "cuda":
             # ONNX Runtime uses a CUDA stream of its own.
             torch.cuda.current_stream(self._device).synchronize()
@@ -154,7 +158,7 @@ PACKAGES: tuple[Package, ...] = ("tensorrt", "tensorrt_rtx")
 
 @lru_cache
 def package(name: Package) -> Any:
-    """Imports one of the two packages.
+    """Imports one of the two packages of TensorRT.
 
     Raises:
         EngineUnavailableError: the package, or a library that it needs, is not installed.
@@ -169,14 +173,14 @@ def package(name: Package) -> Any:
 
 @lru_cache
 def logger(name: Package) -> Any:
-    """Returns the logger of a package; a process may have only one."""
+    """Returns the logger of a package. A process may have only one logger for each package."""
     trt = package(name)
     return trt.Logger(trt.Logger.WARNING)
 
 
 def target_of(device: torch.device) -> dict[str, str]:
-    """Returns the target of a device, in the form of an engine folder. An engine runs on the device
-    if it was built for this target.
+    """Returns the properties of a GPU that an engine must have been built for, as
+    `EngineFolder.find` takes them.
     """
     major, minor = torch.cuda.get_device_capability(device)
     return {"compute_capability": f"{major}.{minor}", "gpu": torch.cuda.get_device_name(device)}
@@ -185,8 +189,8 @@ def target_of(device: torch.device) -> dict[str, str]:
 class TensorRTModule:
     """TensorRT engine that runs on torch tensors, on the current CUDA stream of torch.
 
-    Every combination of shapes has its own execution context, because a captured CUDA graph keeps
-    using the context of its capture.
+    Every combination of input shapes has its own execution context, because a captured CUDA graph
+    keeps using the context of its capture.
 
     Raises:
         EngineUnavailableError: the package cannot be imported, or rejects the engine on this
@@ -213,7 +217,7 @@ class TensorRTModule:
         return self._profile(shapes) is not None
 
     def run(self, inputs: Mapping[str, torch.Tensor], outputs: Mapping[str, torch.Tensor]) -> None:
-        """Launches the engine and returns without waiting; tensors by name, contiguous.
+        """Launches the engine, and returns without waiting. Takes contiguous tensors by name.
 
         Raises:
             EngineError: no profile fits the shapes, or TensorRT cannot run.
@@ -251,7 +255,7 @@ class TensorRTModule:
         return context
 
     def _profile(self, shapes: Mapping[str, tuple[int, ...]]) -> int | None:
-        """Returns the index of the first profile that fits the shapes; None without one."""
+        """Returns the index of the first profile that fits the shapes; None if there is none."""
         for profile in range(self._engine.num_optimization_profiles):
             if all(self._fits(name, shape, profile) for name, shape in shapes.items()):
                 return profile

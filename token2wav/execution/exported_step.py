@@ -1,10 +1,10 @@
-"""Step function on an exported estimator (`networks/estimator.py`), which a backend runs on dense
-tensors.
+"""Step function on an exported estimator, which ONNX Runtime or TensorRT runs on dense tensors.
+`CachedStep` in `networks/estimator.py` defines the graph.
 
-Rows of the exported graph are chunks, because the keys and values of a block are not known to the
-other blocks of its chunk before the call. Before every step keys and values are copied from their
-pages into dense tensors. After it the new keys and values are copied back into pages. This costs
-one more read of the past, and lets streams of any length share a batch.
+A row of the graph is a whole chunk and not a block, because the blocks of a chunk attend to keys
+and values that are computed in the same call. Before every ODE step, keys and values are copied
+from their pages into dense tensors. After the step the new keys and values are copied back into
+pages. The copies cost one more read of the past, and let streams of any length share a batch.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from token2wav.networks.ode import OdeTables
 
 
 class TorchModule:
-    """`CachedStep` on torch, for a missing graph or one that lacks the shapes of a batch."""
+    """`CachedStep` on torch. It runs batches that have no exported graph for their shapes."""
 
     def __init__(self, estimator: Estimator) -> None:
         self._step = CachedStep(estimator)
@@ -55,8 +55,8 @@ class TorchModule:
 
 
 class ExportedStep(StepFunction):
-    """Step function that runs an exported graph. Batches of shapes that the graph was not exported
-    for run on torch, and so do all batches without a graph.
+    """Step function that runs an exported graph. A batch runs on torch if there is no graph, or if
+    the graph was not exported for the shapes of the batch.
     """
 
     aligned = True
@@ -126,8 +126,8 @@ class ExportedStep(StepFunction):
     def _inputs(self, batch: Batch) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
         """Computes the inputs that are the same in all ODE steps, on the device.
 
-        A frame attends to a key if the page of the key is in the table of the block of the frame,
-        and the key is not padding.
+        The block tables become an attention bias. A frame attends to a key if the page of the key
+        is in the block table of the frame, and the key is not padding.
 
         Returns:
             Inputs by name, pages of the past, and pages of the chunks.
@@ -155,7 +155,7 @@ class ExportedStep(StepFunction):
         listed = torch.where(count[: size.pages] < visible[..., None], pages, -1)
         # (chunks, blocks, past + blocks)
         sees = (listed[:, :, None] == keys[:, None, :, None]).any(3)
-        # Valid frames of each page: without the prompt padding before them and the padding after.
+        # Valid frames of each page: neither prompt padding before them nor padding after them.
         first = torch.where(keys == pages[:, 0, :1], prompt_padding, 0)
         filled = torch.cat((torch.full_like(past, frames), valid), dim=1)
         there = (count[:frames] >= first[..., None]) & (count[:frames] < filled[..., None])
@@ -186,8 +186,15 @@ class ExportedStep(StepFunction):
         return rows.unflatten(0, (-1, blocks_per_chunk)).transpose(1, 2).flatten(2).contiguous()
 
     def _by_layer(self, prefix: str, values: torch.Tensor, rows: int) -> dict[str, torch.Tensor]:
-        """Returns views (rows, frames, inner), by name, of a tensor (layers, 2, branches, pages,
-        block_frames, heads, dim_head).
+        """Splits keys and values of all layers into tensors with the names of the graph.
+
+        Args:
+            prefix: start of the names.
+            values: (layers, 2, branches, pages, block_frames, heads, dim_head).
+            rows: number of rows of the graph.
+
+        Returns:
+            Views (rows, frames, inner), by name.
         """
         inner = self.cache.layout.heads * self.cache.layout.dim_head
         views = (

@@ -1,5 +1,5 @@
-"""Stages that recompute the whole history of a stream for every chunk. They are simple, and tests
-compare all other stages with them.
+"""Recompute stages, which compute the whole history of a stream again for every chunk. They are
+simple, and tests compare all other stages with them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from token2wav.voice import Voice
 
 @dataclass(eq=False)
 class _History:
-    """State of one stream: its tokens so far."""
+    """History of one stream: its tokens so far."""
 
     steps: int  # number of ODE steps
     voice: Voice
@@ -40,17 +40,17 @@ class _History:
 
 
 class RecomputeFlow(StatefulStage[_History], FlowStage):
-    """Runs every chunk as one call of the estimator on the utterance so far.
+    """Flow stage that runs all ODE steps on the whole utterance so far for every chunk.
 
     Args:
         config: configuration of the model.
-        encoder: encoder of the flow; its device is the device of the stage.
+        encoder: encoder of the flow. The stage runs on its device.
         noise: noise of the flow.
-        solvers: solvers of the estimator by number of ODE steps; the usual number comes first.
-        full_tail: whether the last chunk is computed under the full attention mask, as in the
-            public loop.
-        windows: whether every chunk is computed under the full attention mask, in a window of all
-            available tokens: the tokens before the chunk and its look-ahead.
+        solvers: solvers of the estimator by number of ODE steps; the default number comes first.
+        full_tail: whether the last chunk is computed under full attention, as in the reference loop
+            of some families.
+        windows: whether every chunk is computed under full attention over all tokens that have
+            arrived: the tokens before the chunk, the chunk, and its look-ahead.
         left_blocks: number of past blocks that stay visible in addition to the blocks of the
             prompt; negative for all blocks, which is exact.
     """
@@ -85,8 +85,12 @@ class RecomputeFlow(StatefulStage[_History], FlowStage):
         )
 
     def resume(self, voice: Voice, tokens: NDArray[np.int32], steps: int = 0) -> int:
-        """Opens a stream in the middle of an utterance. `tokens` are all tokens before the next
-        chunk, and begin with the tokens of the prompt.
+        """Opens a stream in the middle of an utterance.
+
+        Args:
+            voice: prompt and speaker.
+            tokens: all tokens before the next chunk, beginning with the tokens of the prompt.
+            steps: number of ODE steps; 0 for the default number.
         """
         return self.register(_History(steps or self._usual, voice, tokens))
 
@@ -112,7 +116,7 @@ class RecomputeFlow(StatefulStage[_History], FlowStage):
         tokens = np.concatenate((history.tokens, chunk.tokens))
         if not chunk.provisional:
             history.tokens = tokens[: chunk.stop]
-        # A window is computed to its end, as if the utterance ended there.
+        # With `windows`, the look-ahead is computed too, as if the utterance ended after it.
         stop, last = (len(tokens), True) if self._windows else (chunk.stop, chunk.last)
         whole = TokenChunk(tokens, start=0, stop=stop, last=last)
         full = self._windows or (chunk.last and self._full_tail)
@@ -147,12 +151,13 @@ class _Mel:
 
 
 class RecomputeVocoder(StatefulStage[_Mel], VocoderStage):
-    """Vocodes the whole mel so far for every chunk, and returns only the samples not yet sent.
+    """Vocoder stage that vocodes the whole mel so far for every chunk, and returns only the samples
+    that were not sent yet.
 
     Args:
         network: vocoder, on its device.
-        noise: noise of the source; None for a vocoder without one.
-        phase: rounding of the phase of the source.
+        noise: noise of the harmonic source; None for a vocoder without one.
+        phase: rounding of the phase of the source, see `frame_sines`.
     """
 
     def __init__(
