@@ -1,9 +1,10 @@
 """CosyVoice2's conformer encoder, which turns embedded tokens into hidden vectors of mel frames,
 two for each token.
 
-Attention covers the block of a token and all earlier blocks, so keys and values of finished blocks
-never change. With a context the encoder continues after the last chunk. Without one it computes
-whole sequences. Parameters have the names of public `flow.pt` files below `encoder.`.
+A token attends to its own block and to all earlier blocks, so keys and values of finished blocks
+never change. With a `ConformerContext` the encoder continues streams after their last chunks.
+Without one it computes whole sequences. Its parameters have the names that public `flow.pt` files
+use below `encoder.`.
 """
 
 from __future__ import annotations
@@ -29,16 +30,14 @@ _LAYER_EPS = 1e-12  # epsilon of the norms within layers; the other norms have t
 _POSITION_BASE = 10000.0
 _TABLE_POSITIONS = 8192  # largest distance for which a layer stores its projected positions
 
-# Keys and values of a chunk to keys and values of its past and of the chunk.
+# Function from the keys and values of a chunk to the keys and values of its past and of the chunk.
 Attend = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
 class ConformerContext(Protocol):
-    """Keys and values that precede a chunk of a stream.
+    """Keys and values of the tokens before a chunk of a stream.
 
-    `WHOLE` is the context of whole sequences. Positions are tokens counted from the start of the
-    prompt.
-
+    Positions count tokens from the start of the prompt. `WHOLE` is the context of whole sequences.
     """
 
     @property
@@ -47,7 +46,7 @@ class ConformerContext(Protocol):
 
     @property
     def past(self) -> Sequence[tuple[int, int]]:
-        """Start and stop of each run of positions whose keys the layers attend to."""
+        """Start and stop of each run of earlier positions that the layers attend to."""
 
     def attend(
         self, layer: int, k: torch.Tensor, v: torch.Tensor
@@ -75,8 +74,8 @@ WHOLE: ConformerContext = _Whole()
 
 
 class Conformer(nn.Module):
-    """Encoder: look-ahead layer, conformer layers at the token rate, upsampling by two, conformer
-    layers at the frame rate.
+    """Conformer encoder. In order, it has the look-ahead layer, conformer layers at the token rate,
+    upsampling by two, and conformer layers at the frame rate.
 
     Args:
         size: channels of all layers.
@@ -84,7 +83,7 @@ class Conformer(nn.Module):
         hidden: channels within feed-forward layers.
         layers: number of layers before upsampling.
         up_layers: number of layers after upsampling.
-        lookahead: tokens to the right that the look-ahead layer depends on.
+        lookahead: number of later tokens that the look-ahead layer reads.
     """
 
     def __init__(
@@ -103,7 +102,7 @@ class Conformer(nn.Module):
 
     @property
     def key_value_specs(self) -> tuple[KeyValueSpec, ...]:
-        """Keys and values of the layers at the token rate, and at the frame rate."""
+        """Specs of the keys and values: layers at the token rate, then layers at the frame rate."""
         [size] = self.after_norm.normalized_shape
         return (
             KeyValueSpec(len(self.encoders), size, 1),
@@ -123,11 +122,11 @@ class Conformer(nn.Module):
 
         Args:
             x: (B, n + right, size) embedded tokens. `right` is the look-ahead, or 0 if `last`.
-            grid: block grid, in tokens; None for full attention, which has no chunks.
+            grid: block grid, in tokens; None for full attention, under which x is a whole sequence.
             step: state of the convolutions of the streams; `OFFLINE` for whole sequences.
-            context: keys and values of the streams. A chunk ends with a block unless it is the
-                last.
-            last: whether the streams end here; zeros then replace the look-ahead.
+            context: keys and values of the streams. A block ends with x, unless x is `last` or a
+                provisional chunk.
+            last: whether the streams end with x. Zeros then replace the look-ahead.
 
         Returns:
             (B, RATIO * n, size) hidden vectors.
@@ -142,7 +141,7 @@ class Conformer(nn.Module):
         step: StreamStep = OFFLINE,
         context: ConformerContext = WHOLE,
     ) -> torch.Tensor:
-        """Encodes as `forward` does, from outputs (B, n, size) of the look-ahead layer."""
+        """Encodes as `forward` does, but takes the outputs (B, n, size) of the look-ahead layer."""
         positions = _Positions.of(x, grid, context, 1)
         for index, layer in enumerate(self.encoders):
             x = layer(x, positions, partial(context.attend, index))
@@ -154,8 +153,8 @@ class Conformer(nn.Module):
 
 
 class ConformerLayer(nn.Module):
-    """Conformer layer: attention with relative positions and a feed-forward layer, each after a
-    norm.
+    """Conformer layer: attention with relative positions, and a feed-forward network. Each follows
+    a layer norm.
     """
 
     def __init__(self, size: int, heads: int, hidden: int) -> None:
@@ -166,7 +165,10 @@ class ConformerLayer(nn.Module):
         self.norm_mha = nn.LayerNorm(size, eps=_LAYER_EPS)
 
     def forward(self, x: torch.Tensor, positions: _Positions, attend: Attend) -> torch.Tensor:
-        """Computes x (B, T, size) at `positions`; see `ConformerContext.attend`."""
+        """Computes the layer for x (B, T, size) at `positions`.
+
+        `attend` stores keys and values, see `ConformerContext.attend`.
+        """
         x = x + self.self_attn(self.norm_mha(x), positions, attend)
         return x + self.feed_forward(self.norm_ff(x))
 
@@ -174,9 +176,9 @@ class ConformerLayer(nn.Module):
 class RelativeAttention(nn.Module):
     """Multi-head self-attention with relative positions, in the form of Transformer-XL and ESPnet.
 
-    The score of a key is its product with the query, plus the product of the query and the
-    projected sinusoids of their distance. The projection depends on the distance alone, so it is a
-    table.
+    The score of a query and a key is the sum of two products: query times key, and query times the
+    projected sinusoids of the distance between the two. The projected sinusoids depend on the
+    distance alone, so they are read from a table.
     """
 
     def __init__(self, size: int, heads: int) -> None:
@@ -189,10 +191,14 @@ class RelativeAttention(nn.Module):
         self.linear_pos = nn.Linear(size, size, bias=False)
         self.pos_bias_u = nn.Parameter(torch.zeros(heads, size // heads))
         self.pos_bias_v = nn.Parameter(torch.zeros(heads, size // heads))
-        self._table: tuple[range, torch.Tensor] | None = None  # distances, falling; projections
+        # Distances in the table, in falling order, and the projected sinusoids of each.
+        self._table: tuple[range, torch.Tensor] | None = None
 
     def forward(self, x: torch.Tensor, positions: _Positions, attend: Attend) -> torch.Tensor:
-        """Computes attention of x (B, T, size) at `positions`; see `ConformerContext.attend`."""
+        """Computes attention of x (B, T, size) at `positions`.
+
+        `attend` stores keys and values, see `ConformerContext.attend`.
+        """
         k, v = (self._split(value) for value in attend(self.linear_k(x), self.linear_v(x)))
         q = self._split(self.linear_q(x))
         biased = q + self.pos_bias_v[:, None]
@@ -210,15 +216,24 @@ class RelativeAttention(nn.Module):
         return x.unflatten(2, (self.heads, -1)).transpose(1, 2)
 
     def _by_distance(self, q: torch.Tensor, start: int, first: int, stop: int) -> torch.Tensor:
-        """Computes the scores (B, heads, T, keys) of queries q (B, heads, T, d) by the distance of
-        keys. Queries start at position `start`; keys are the positions from `first` to `stop`.
+        """Computes the part of the scores that depends on the distance between query and key.
+
+        Args:
+            q: (B, heads, T, d) queries.
+            start: position of the first query.
+            first: position of the first key.
+            stop: position after the last key.
+
+        Returns:
+            (B, heads, T, keys) scores.
         """
         queries, keys = q.shape[2], stop - first
         nearest, farthest = start - stop + 1, start + queries - 1 - first
         # (B, heads, T, distances), farthest first
         scores = q @ self._projected(nearest, farthest).transpose(1, 2)
-        # The score of query i and key j is in column queries - 1 - i + j. So a view selects it, in
-        # which every row begins one column to the left of the row before.
+        # The score of query i and key j is in row i and column queries - 1 - i + j. A view selects
+        # these scores without a copy: each of its rows begins one column to the left of the row
+        # before.
         rows, columns = scores.shape[:2], scores.shape[3]
         strides = (rows[1] * queries * columns, queries * columns, columns - 1, 1)
         return scores.contiguous().as_strided((*rows, queries, keys), strides, queries - 1)
@@ -232,7 +247,7 @@ class RelativeAttention(nn.Module):
         table = self._table
         if table is None or table[0].start < farthest or table[0][-1] > nearest:
             most, least = (farthest, nearest) if table is None else (table[0].start, table[0][-1])
-            # Twice the distance that is needed, because streams continue.
+            # The new table has twice the distance that is needed now, because streams grow.
             most = most if most >= farthest else min(2 * farthest, _TABLE_POSITIONS)
             least = least if least <= nearest else max(2 * nearest, -_TABLE_POSITIONS)
             table = self._table = range(most, least - 1, -1), self._project(most, least)
@@ -250,7 +265,9 @@ class RelativeAttention(nn.Module):
 
 
 class _Embedding(nn.Module):
-    """Linear layer, norm and scale. Other encoders add positions after the scale."""
+    """Embedding layer: linear layer, norm and scale. It adds no positions, because attention uses
+    relative ones.
+    """
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -262,7 +279,7 @@ class _Embedding(nn.Module):
 
 
 class _Upsampling(nn.Module):
-    """Upsampling: every position is repeated, then a causal convolution."""
+    """Upsampling layer: repeats every position, and then applies a causal convolution."""
 
     def __init__(self, size: int) -> None:
         super().__init__()

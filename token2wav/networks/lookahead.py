@@ -1,4 +1,6 @@
-"""Look-ahead layer of the flow, through which a token depends on the next three tokens."""
+"""Look-ahead layer of the flow. Its output for a token also depends on the next tokens (three in
+CosyVoice3).
+"""
 
 from __future__ import annotations
 
@@ -10,16 +12,17 @@ from token2wav.networks.streaming import OFFLINE, StreamStep, causal_conv
 
 
 class PreLookahead(nn.Module):
-    """Look-ahead layer, the only part of a flow that looks past the end of an attention block.
+    """Look-ahead layer: the only layer of a flow whose output depends on tokens after its attention
+    block.
 
-    It has two convolutions: the first reaches to the right, the second to the left. The second one
-    has a state, so that a stream continues where its last chunk ended.
+    It has two convolutions. The first reads later tokens, and the second reads earlier ones. The
+    second has a state, so that a stream continues where its last chunk ended.
 
     Args:
         channels: width of the embedding.
         hidden: width between the two convolutions.
-        lookahead: number of tokens of right context.
-        lookbehind: number of tokens that the second convolution reaches back.
+        lookahead: number of later tokens that the first convolution reads.
+        lookbehind: number of earlier tokens that the second convolution reads.
     """
 
     def __init__(self, channels: int, hidden: int, lookahead: int, lookbehind: int) -> None:
@@ -36,14 +39,15 @@ class PreLookahead(nn.Module):
         Args:
             x: (B, n + right, C) embeddings. `right` is `lookahead`, or 0 if `last`.
             step: state of the streams; `OFFLINE` for whole utterances.
-            last: whether the utterances end here; zeros then replace the look-ahead.
+            last: whether the utterances end with x. Zeros then replace the look-ahead.
 
         Returns:
-            (B, n, C) results for the embeddings before the look-ahead.
+            (B, n, C) results for the n embeddings before the look-ahead.
         """
         h = F.pad(x.transpose(1, 2), (0, self.lookahead if last else 0))  # (B, C, T)
         h = F.leaky_relu(convolved(self.conv1, h))  # slope 0.01, as in the public code
-        # Before the utterance the output of conv1 is zero, not its input.
+        # At the start of an utterance the padding is put between the convolutions: the output of
+        # conv1 is zero there, not its input.
         y = convolved(self.conv2, step.with_context(self.conv2, h, self.conv2.left))
         return y.transpose(1, 2) + x[:, : y.shape[2]]
 
@@ -51,8 +55,8 @@ class PreLookahead(nn.Module):
 def convolved(conv: nn.Conv1d, x: torch.Tensor) -> torch.Tensor:
     """Convolves (B, C, T) to (B, C', T - taps + 1), as a matrix product on a GPU.
 
-    Chunks have many lengths and batches many sizes. For every new shape cuDNN takes milliseconds to
-    choose an algorithm; a matrix product takes none.
+    Chunks have many lengths, and batches have many sizes. cuDNN takes milliseconds to choose an
+    algorithm for every new shape. A matrix product needs no such choice.
     """
     if x.is_cuda:
         return as_product(conv, x)

@@ -1,6 +1,6 @@
-"""Attention masks of the estimator.
+"""Attention masks, and the biases of attention scores that are made from them.
 
-All masks count frames from the start of the prompt.
+Frames count from the start of the prompt.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ def block_mask(grid: BlockGrid, frames: int, device: torch.device | None = None)
 
 
 def attention_bias(allowed: torch.Tensor) -> torch.Tensor:
-    """Converts a mask to a float32 bias of attention scores: 0 where allowed, else -30000, for
-    which softmax gives zero.
+    """Converts a mask to a float32 bias of attention scores.
 
-    Attention also takes the bool mask, but then converts it in every layer and step, which costs 4
-    % of the time of a chunk. The bias is not minus infinity, because a query in padding that may
-    attend to no key would then give NaN, and because float16 ends at 65504.
+    The bias is 0 where attention is allowed, and -30000 elsewhere. Softmax turns such a score into
+    zero. torch's attention also accepts the bool mask, but then converts it in every layer and
+    step. This costs 4 % of the time of a chunk. The bias is not minus infinity, for two reasons: a
+    query in padding that may attend to no key would give NaN, and float16 ends at 65504.
     """
     return torch.zeros(allowed.shape, device=allowed.device).masked_fill(~allowed, _NEVER)
 
@@ -33,8 +33,10 @@ def attention_bias(allowed: torch.Tensor) -> torch.Tensor:
 def guided_mask(
     mask: Mask, frames: int, block_frames: int, device: torch.device | None = None
 ) -> torch.Tensor:
-    """Computes the mask (frames, frames) of a layer with guided attention. Rows are queries. The
-    first frame starts a block.
+    """Computes the mask (frames, frames) of a layer with guided attention, as in StreamFlow.
+
+    Rows are queries, and columns are keys. A block starts at the first frame. A frame attends to a
+    number of blocks before and after its own block, which `mask` names.
     """
     block = torch.arange(frames, device=device) // block_frames
     before, after = SEES[mask]
@@ -45,7 +47,7 @@ def guided_mask(
 def guided_biases(
     attention: GuidedAttention, frames: int, block_frames: int, device: torch.device | None = None
 ) -> tuple[torch.Tensor, ...]:
-    """Computes the bias of attention scores of every layer, each (frames, frames)."""
+    """Computes the biases (frames, frames) of attention scores, one for every layer."""
     biases = {
         mask: attention_bias(guided_mask(mask, frames, block_frames, device))
         for mask in set(attention.layers)

@@ -1,4 +1,8 @@
-"""Euler integration of the flow with classifier-free guidance."""
+"""Euler solver of the flow, which integrates noise to mel, with classifier-free guidance.
+
+The ODE time runs from 0 (noise) to 1 (mel). With guidance every state is evaluated in two rows: the
+conditional row has its conditions, and the unconditional row has zeros instead.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ _COSINE = ScheduleConfig()
 
 
 def time_grid(steps: int, schedule: ScheduleConfig = _COSINE) -> torch.Tensor:
-    """Returns the start of every step and the end of the last, (steps + 1,) float32 from 0 to 1."""
+    """Computes the times between the steps: (steps + 1,) float32 from 0 to 1."""
     if schedule.times:
         return torch.tensor(schedule.times)
     grid = torch.linspace(0, 1, steps + 1)
@@ -25,10 +29,12 @@ def time_grid(steps: int, schedule: ScheduleConfig = _COSINE) -> torch.Tensor:
 def solver_times(
     steps: int, schedule: ScheduleConfig = _COSINE
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the times at which the estimator is evaluated, and the step widths, each (steps,).
+    """Computes the times at which the estimator is evaluated, and the widths of the steps, each
+    (steps,).
 
-    The public solver adds up widths instead of reading the grid. Its times differ from the grid by
-    rounding only. But they are multiplied by 1000 before a sine, where the rounding shows (1e-5).
+    As in the public solver, each time is the sum of the widths before it. The sums differ from
+    `time_grid` by rounding only. But the estimator multiplies times by 1000 before it takes a sine,
+    and the rounding then has an effect of 1e-5.
     """
     grid = time_grid(steps, schedule)
     t, width = grid[0], grid[1] - grid[0]
@@ -44,12 +50,13 @@ def solver_times(
 
 @dataclass(frozen=True)
 class OdeTables:
-    """Tables of everything that depends on the schedule alone.
+    """Tables of all values that depend only on the schedule of the ODE, and the guidance rate.
 
     Attributes:
         widths: width of every step.
-        modulation: modulation of the estimator at every step, for one row.
-        guidance: classifier-free guidance rate; with 0 there are no unconditional rows.
+        modulation: modulation of the estimator at every step, for one row; see
+            `Estimator.modulation`.
+        guidance: classifier-free guidance rate; 0 for no unconditional rows.
     """
 
     widths: list[float]
@@ -67,7 +74,10 @@ class OdeTables:
         return cls(widths.tolist(), [estimator.modulation(t, end) for t, end in each], guidance)
 
     def advance(self, step: int, x: torch.Tensor, velocity: torch.Tensor) -> torch.Tensor:
-        """Advances the state x (B, ...) by a step; `velocity` has the rows that `rows` returns."""
+        """Advances the state x (B, ...) by one step.
+
+        `velocity` has shape (2B, ...) with guidance, conditional rows first, else (B, ...).
+        """
         if not self.guidance:
             return x + self.widths[step] * velocity
         conditional, unconditional = velocity.chunk(2)
@@ -75,14 +85,14 @@ class OdeTables:
         return x + self.widths[step] * guided
 
     def rows(self, x: torch.Tensor) -> torch.Tensor:
-        """Repeats the state (B, ...) for unconditional rows, with guidance: (B or 2B, ...)."""
+        """Returns the rows of a state x (B, ...): x twice, (2B, ...), with guidance; else x."""
         return torch.cat((x, x)) if self.guidance else x
 
     def guided(self, *conditions: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Adds unconditional rows to conditions (B, ...) if there is guidance.
 
-        All conditions of an unconditional row are zero. As in the public code, zero replaces the
-        projected speaker vector too, so the bias of its projection is gone.
+        All conditions of an unconditional row are zero. As in the public code, this includes the
+        speaker vector: it is zero itself, and not the projection of a zero embedding.
         """
         if not self.guidance:
             return conditions

@@ -1,4 +1,6 @@
-"""Copies of small host arrays to a device that do not wait for the work that runs there."""
+"""Copies of small arrays from the host to a device. The host does not wait for work on the
+device.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,11 @@ from numpy.typing import NDArray
 
 
 def copy_to(out: torch.Tensor, values: NDArray[Any]) -> None:
-    """Copies an array into a tensor of the same shape and type, on any device.
+    """Copies an array into a tensor of the same shape and dtype, on any device.
 
-    A GPU copies from pinned memory by itself. The pinned memory is a new allocation for every call,
-    because the copy of an earlier call may still be running. torch reuses such memory once its copy
-    has ended.
+    The copy to a GPU starts from pinned memory, because the host then does not wait for it. Every
+    call allocates pinned memory anew, because the copy of an earlier call may still be running.
+    torch reuses the memory after its copy has ended.
     """
     host = torch.empty(out.shape, dtype=out.dtype, pin_memory=out.is_cuda)
     np.copyto(host.numpy(), values)
@@ -22,7 +24,7 @@ def copy_to(out: torch.Tensor, values: NDArray[Any]) -> None:
 
 
 def to_device(values: NDArray[Any], device: torch.device) -> torch.Tensor:
-    """Returns a tensor on a device with the shape, type and values of an array."""
+    """Returns a tensor on a device with the shape, dtype and values of an array."""
     dtype = torch.from_numpy(np.empty(0, values.dtype)).dtype
     out = torch.empty(values.shape, dtype=dtype, device=device)
     copy_to(out, values)
