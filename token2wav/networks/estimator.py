@@ -1,9 +1,10 @@
-"""Estimator of the velocity of the flow: the interface of all families, and one ODE step as a pure
-function for export.
+"""Estimator of the velocity of the flow: the interface that all families implement, and one ODE
+step as a pure function for export.
 
-An exported graph can neither read pages nor change its inputs. So the exported step takes the past
-as dense tensors, and returns the new keys, values and states. Values that are the same in every
-step (rotary angles, attention bias) or that depend on the ODE time alone (modulation) are inputs.
+An exported graph can neither read pages nor change its inputs. The exported step therefore takes
+the past as dense tensors, and returns the new keys, values and states. Values that are the same in
+every step (rotary angles, attention bias) or that depend on the ODE time alone (modulation) are
+inputs.
 """
 
 from __future__ import annotations
@@ -19,23 +20,26 @@ from torch import nn
 
 Convolution = Callable[[torch.Tensor], torch.Tensor]
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
-# Everything that depends on the ODE time alone, each (layers, B, ...) or (B, ...).
+# All values that the layers use and that depend on the ODE time alone, such as the scales and
+# shifts of norms. Each is (layers, B, ...) or (B, ...).
 Modulation = tuple[torch.Tensor, ...]
 # cos and sin of rotary angles, (T, dim_head) or (B, T, dim_head); empty without rotary positions.
 Rope = tuple[torch.Tensor, ...]
 
-# Names of inputs of a graph that only some estimators have.
+# Names of inputs of an exported graph that only some estimators have.
 MODULATION, ROPE, PRESENT = ("modulation", "modulation_out"), ("cos", "sin"), "present"
 
 
 class AttentionContext(Protocol):
-    """Keys, values and convolution inputs of the frames that precede the input of the estimator.
+    """Keys, values and convolution states of the frames before the input of the estimator.
 
     `DenseContext` holds them in tensors; the contexts of `execution/step.py` read the cache.
     """
 
     def convolve(self, index: int, conv: Convolution, x: torch.Tensor) -> torch.Tensor:
-        """Runs a convolution over x (B, channels, T) after its state, and stores the new state."""
+        """Runs a convolution over its state followed by x (B, channels, T), and stores its new
+        state.
+        """
 
     def attend(
         self,
@@ -46,22 +50,22 @@ class AttentionContext(Protocol):
         v: torch.Tensor,
         bias: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Computes attention of q (B, T, inner) over all visible keys, and stores the keys and
-        values (B, T, inner) of the chunk.
+        """Computes attention of q (B, T, inner) over all visible keys, and stores the new keys k
+        and values v (B, T, inner).
         """
 
 
 class Estimator(nn.Module, ABC):
-    """Estimator of the velocity of the flow, of any family.
+    """Estimator of the velocity of the flow. Base of the estimators of all families.
 
     With an `AttentionContext` it continues streams whose past is cached. Without one it computes
     whole sequences.
 
     Attributes:
-        attention: number of layers with keys and values, of heads, and of channels of a head.
+        attention: number of attention layers, number of heads, and channels of a head.
         conv_state_shapes: channels and positions of the state of each convolution.
-        masks_padding: whether streams may begin with padding (`BlockGrid.padding`). Convolutions
-            then read zeros there.
+        masks_padding: whether streams may begin with padding (`BlockGrid.prompt_padding`).
+            Convolutions then read zeros there.
     """
 
     attention: tuple[int, int, int]
@@ -70,7 +74,8 @@ class Estimator(nn.Module, ABC):
 
     @abstractmethod
     def modulation(self, t: torch.Tensor, end: torch.Tensor | None = None) -> Modulation:
-        """Computes everything that depends on the ODE time alone, so that it can be a table.
+        """Computes all values that depend on the ODE time alone, so that they can be read from a
+        table.
 
         Args:
             t: (B,) ODE times.
@@ -78,8 +83,8 @@ class Estimator(nn.Module, ABC):
         """
 
     def rope(self, positions: torch.Tensor) -> Rope:
-        """Encodes positions (T,) or (B, T) of frames, counted from the start of the prompt, for the
-        layers.
+        """Computes the rotary angles of frames at positions (T,) or (B, T), which count from the
+        start of the prompt.
         """
         return ()
 
@@ -115,7 +120,8 @@ class Estimator(nn.Module, ABC):
         Args:
             x: (B, bands, T) state.
             conditions: (B, T, width) result of `prepare_conditions`.
-            modulation: modulation of the time of each row, or of one row for all.
+            modulation: result of `modulation` for the ODE times of the rows, or for one time for
+                all rows.
             bias: bias of attention scores, broadcastable to (B, heads, T, keys); None for full
                 attention.
             context: context of the frames before x; None if x is a whole sequence that starts with
@@ -128,7 +134,7 @@ class Estimator(nn.Module, ABC):
 
     @abstractmethod
     def halve(self) -> None:
-        """Converts to float16 all weights that may be (docs/parity.md)."""
+        """Converts to float16 all weights for which this is accurate enough (docs/parity.md)."""
 
     @abstractmethod
     def drop_time_weights(self) -> None:
@@ -136,7 +142,9 @@ class Estimator(nn.Module, ABC):
 
     @property
     def state_width(self) -> int:
-        """Numbers in the state of all convolutions, for one ODE step and guidance branch."""
+        """Number of values in the state of all convolutions, for one ODE step and guidance
+        branch.
+        """
         return sum(map(math.prod, self.conv_state_shapes))
 
     def tails(self, state: torch.Tensor) -> list[torch.Tensor]:
@@ -151,14 +159,14 @@ class Estimator(nn.Module, ABC):
 
     @property
     def cache_type(self) -> torch.dtype:
-        """dtype of keys and values."""
+        """dtype of the keys and values that the estimator computes."""
         return next(
             weight.dtype for name, weight in self.named_parameters() if name.endswith("to_k.weight")
         )
 
 
 class DenseContext:
-    """`AttentionContext` for rows with pasts of different lengths, padded to one length.
+    """`AttentionContext` in dense tensors. The pasts of the rows are padded to one length.
 
     Args:
         tails: (R, channels, positions) state of every convolution before the chunk.
@@ -187,8 +195,9 @@ class DenseContext:
         if self._present is not None:
             x = x * self._present
         x = torch.cat((tail, x), dim=2)
-        # The state holds as many inputs as the convolution reaches back. So the new state of a row
-        # with n valid frames starts at position n. (R, 1, positions)
+        # The state holds as many inputs as the convolution reaches back. In the state followed by
+        # x, the new state of a row with n valid frames therefore starts at position n.
+        # `last` is (R, 1, positions).
         last = self._frames[:, None, None] + torch.arange(tail.shape[2], device=x.device)
         self.after[index] = x.gather(2, last.expand(-1, x.shape[1], -1))
         return conv(x)
@@ -208,10 +217,11 @@ class DenseContext:
 
 
 class CachedStep(nn.Module):
-    """One ODE step with its past as inputs and outputs. A row is one guidance branch of a stream.
-    All rows are at the same ODE time.
+    """One ODE step as a pure function, which is exported as the graph `step`. Keys, values and
+    states are inputs and outputs.
 
-    There are R rows of N frames each, with S frames of past. All inputs are float32 except `frames`
+    There are R rows of N frames each, with S frames of past. A row is one guidance branch of the
+    chunk of one stream. All rows are at the same ODE time. All inputs are float32 except `frames`
     and `past_*`:
 
     - `x`, `mu`, `cond` (R, bands, N), and `spks` (R, bands)
@@ -253,5 +263,7 @@ class CachedStep(nn.Module):
 
 
 def cache_names(layers: int) -> list[str]:
-    """Names of the keys and values of all layers in a graph, without `past_` or `new_`."""
+    """Lists the names of the keys and values of all layers in a graph, without `past_` or
+    `new_`.
+    """
     return [f"{which}_{layer}" for layer in range(layers) for which in ("key", "value")]

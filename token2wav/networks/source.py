@@ -1,4 +1,6 @@
-"""Harmonic source of HiFT: predicts F0 from mel, and makes an excitation signal from F0."""
+"""F0 predictor and harmonic source of HiFT, which makes an excitation signal from F0 (the
+pitch).
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,8 @@ _CONVS, _KERNEL = 5, 3
 
 
 class F0Predictor(nn.Module):
-    """Predictor of F0 from mel. It runs in double precision, as in the public code, because F0
-    integrates into phase and errors grow.
+    """Predictor of F0 from mel. It runs in double precision, as in the public code, because the
+    phase is the sum of F0 over time, and errors add up.
 
     In a stream its output is `output_delay` frames late.
     """
@@ -55,7 +57,11 @@ class F0Predictor(nn.Module):
         self.classifier = nn.Linear(channels, 1)
 
     def forward(self, mel: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
-        """Predicts F0 in Hz (B, T) of mel (B, bands, T); float32 if the public code rounds it."""
+        """Predicts F0 in Hz (B, T) from mel (B, bands, T).
+
+        The result has the dtype of mel if the public code rounds it (causal vocoders), else it has
+        the dtype of the weights.
+        """
         x = mel.to(self.classifier.weight.dtype)
         for layer in self.condnet:
             x = layer(x, step) if isinstance(layer, StreamConv) else layer(x)
@@ -97,28 +103,29 @@ class HarmonicSource(Streaming):
 
         Args:
             f0: (B, T) in Hz, one value per mel frame.
-            noise: (T * samples_per_frame,) from `merged`; or (B, T * samples_per_frame), one for
-                each row.
+            noise: (T * samples_per_frame,) result of `merged` for all rows, or (B, T *
+                samples_per_frame) for each row.
             phase: rounding of the phase, see `frame_sines`.
             step: position in the streams, and the state of every layer.
         """
         repeat = self.config.samples_per_frame
         if step.first:
-            # The delay comes before the start of the stream, where no phase advances.
+            # The first `input_delay` frames lie before the start of the stream. F0 is zero there,
+            # so that the phase does not advance.
             f0 = F.pad(f0[:, self.input_delay :], (self.input_delay, 0))
         kept = None if step.first or step.state is None else step.state[self]
         sine, amplitude, carry = self.frames(f0, phase, kept)
         step.save_state(self, carry)
         # Sines and amplitudes are constant within a frame: as in the public code, the sine is a
-        # staircase, not a smooth wave. So harmonics are merged once per frame and then repeated.
-        # Noise is merged even before its amplitude is known.
+        # staircase and not a smooth wave. Harmonics are therefore merged once per frame, and the
+        # result is repeated for all its samples. Noise was merged before its amplitude was known.
         merged = self.l_linear(sine)[..., 0].repeat_interleave(repeat, dim=1)
         return torch.tanh(torch.addcmul(merged, amplitude.repeat_interleave(repeat, dim=1), noise))[
             :, None
         ]
 
     def merged(self, noise: torch.Tensor) -> torch.Tensor:
-        """Merges uniform numbers (N, harmonics) into the noise of the excitation, (N,)."""
+        """Merges random numbers (N, harmonics) into the noise (N,) of the excitation."""
         return noise @ self.l_linear.weight[0]
 
     def frames(
@@ -149,11 +156,11 @@ class HarmonicSource(Streaming):
 
 
 class SmoothSource(HarmonicSource):
-    """Harmonic source of earlier generations, whose phase runs linearly from the middle of a frame
-    to the middle of the next.
+    """Harmonic source of the models before CosyVoice3. Its phase runs linearly from the middle of a
+    frame to the middle of the next frame.
 
-    So a step of a stream ends in the middle of its last frame. Phases do not advance before the
-    first middle and after the last one.
+    A step of a stream therefore ends in the middle of its last frame. The phase does not advance
+    before the middle of the first frame, or after the middle of the last frame of a stream.
     """
 
     def __init__(self, config: HiFTConfig, input_delay: int) -> None:
@@ -175,7 +182,7 @@ class SmoothSource(HarmonicSource):
     ) -> torch.Tensor:
         """Computes the excitation as `HarmonicSource` does, `output_delay` late.
 
-        `phase` has no effect, because the rounding that it selects is a detail of CosyVoice3.
+        `phase` has no effect, because only CosyVoice3 has the rounding that it selects.
         """
         repeat = self.config.samples_per_frame
         gain, amplitude = (level.repeat_interleave(repeat, dim=1) for level in self._levels(f0))
@@ -211,10 +218,10 @@ def frame_sines(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Computes the sine of every harmonic at the end of every frame.
 
-    The increments are the published ones; only the summation differs. `reference` is for whole
-    utterances. It rounds every partial sum to float32 before the sum is scaled to radians, as
-    torch's cumsum does on a CPU, and the rounding grows with the sum. `exact` sums in double
-    precision and keeps the phase modulo one cycle, so that it never drifts.
+    The increments are those of the public code; only the summation differs. `exact` sums in double
+    precision and keeps the phase modulo one cycle, so that it never drifts. `reference` repeats the
+    public code, and is for whole utterances. It rounds every partial sum to float32 before the sum
+    is scaled to radians, as torch's cumsum does on a CPU. This error grows with the sum.
 
     Args:
         increments: (B, T, harmonics) cycles per sample, float32, constant within a frame.
@@ -223,7 +230,8 @@ def frame_sines(
         carry: (B, harmonics) double: phase in cycles before the first frame; None for zero.
 
     Returns:
-        (B, T, harmonics) float32 sines, and the phase after the last frame.
+        (B, T, harmonics) float32 sines, and the phase after the last frame. `reference` returns
+        `carry` instead of that phase.
     """
     if carry is None:
         carry = increments.new_zeros(increments.shape[0], increments.shape[2], dtype=torch.float64)

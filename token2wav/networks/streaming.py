@@ -1,15 +1,16 @@
-"""Layers that run on a whole sequence, or on a stream step by step, with the same result up to
-rounding.
+"""Streaming layers: they run on a whole sequence, or on a stream step by step, with the same result
+up to rounding.
 
-A layer declares its state: the last positions of its input that its kernel reaches back to. A layer
-that looks to the right gives its output late. Each layer adds its own delay to the delay of its
-input, so the outputs of a step belong to positions that many steps of input earlier. All steps of
-one length therefore have the same shapes, and nothing is computed twice.
+A layer declares its state: the last positions of its input, as far as its kernel reaches back. A
+layer that reads later positions returns its output late. A step with T positions of input still has
+T positions of output (at stride 1), but these belong to positions `output_delay` earlier. The delay
+of a layer includes the delay of its input, so delays add up along the network. All steps of one
+length therefore have the same shapes, and nothing is computed twice.
 
-A step at the start of a stream has no input before its first position, and a step at the end has
-none behind the last one. Every layer replaces these positions by zeros, or by its own kind of
-padding. The step that ends a stream is longer by the delay of the network, so that all outputs come
-out. A whole sequence needs neither state nor delay.
+The first step of a stream has no input before its first position, and the last step has no input
+after the last position. Every layer puts zeros there, or its own kind of padding. The step that
+ends a stream is longer by the delay of the network, so that all outputs are returned. A whole
+sequence needs neither state nor delay.
 """
 
 from __future__ import annotations
@@ -24,8 +25,7 @@ from torch import nn
 
 
 class Activation(Protocol):
-    """Function of every number of a tensor; it returns the result, and writes it to `out` where
-    that is given.
+    """Elementwise function. It returns the result, and writes the result to `out` if that is given.
     """
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor: ...
@@ -58,8 +58,9 @@ class Streaming(nn.Module):
 
     Attributes:
         state_shape: shape of the state of one stream; empty for a layer without state.
-        input_delay: positions by which the input of a step is late.
-        extra_inputs: positions of the input of a whole sequence in addition to its frames.
+        input_delay: number of positions by which the input of a step is late.
+        extra_inputs: number of positions that the input of a whole sequence has in addition to the
+            positions of its frames, for example 1 after an STFT.
     """
 
     state_shape: tuple[int, ...] = ()
@@ -68,7 +69,7 @@ class Streaming(nn.Module):
 
     @property
     def output_delay(self) -> int:
-        """Positions, in its own rate, by which the output of a step is late."""
+        """Number of positions, at the rate of the output, by which the output of a step is late."""
         return self.input_delay
 
     @property
@@ -82,11 +83,11 @@ class VocoderNetwork(nn.Module):
     """Network from mel to audio, as vocoder stages use it.
 
     Attributes:
-        bands: mel bands.
-        frame_samples: samples of audio per mel frame.
-        output_delay: samples by which the audio of a step is late, because the network looks to the
-            right.
-        m_source: makes an excitation of noise (`HarmonicSource`); only in networks that take noise.
+        bands: number of mel bands.
+        frame_samples: number of samples of audio per mel frame.
+        output_delay: number of samples by which the audio of a step is late, because the network
+            reads later frames.
+        m_source: harmonic source (`HarmonicSource`); only in networks that take noise.
     """
 
     bands: int
@@ -100,7 +101,7 @@ class VocoderNetwork(nn.Module):
 
     @property
     def lookahead_frames(self) -> int:
-        """Mel frames, rounded up, at the end of an unfinished mel that yield no audio yet."""
+        """Number of frames at the end of an unfinished mel that yield no audio yet, rounded up."""
         return -(-self.output_delay // self.frame_samples)
 
     def freeze(self) -> None:
@@ -110,19 +111,23 @@ class VocoderNetwork(nn.Module):
         self.eval().requires_grad_(False)
 
     def vocode(self, mel: torch.Tensor, noise: Any, *, phase: Any = "exact") -> torch.Tensor:
-        """Audio (B, samples) of mel (B, bands, T) of whole utterances; see `HiFT` for noise and
-        phase of a source.
+        """Computes the audio (B, samples) of whole utterances.
+
+        Args:
+            mel: (B, bands, T) mel of the utterances.
+            noise: noise of the harmonic source, see `HiFT`; not used by a network without one.
+            phase: rounding of the phase of the harmonic source, see `HiFT`.
         """
         return self(mel)[:, 0]
 
     def run_step(
         self, mel: torch.Tensor, noise: torch.Tensor, step: StreamStep, decode: Any = None
     ) -> torch.Tensor:
-        """Audio (B, samples), late by `output_delay`, of the next mel (B, bands, T) of streams.
+        """Computes the audio (B, samples) of the next frames of streams, late by `output_delay`.
 
         Args:
-            mel: next frames.
-            noise: noise of the source for these frames.
+            mel: (B, bands, T) next frames.
+            noise: noise of the harmonic source for these frames.
             step: position in the streams, and the state of every layer.
             decode: runs the network on another backend; None for torch.
         """
@@ -134,16 +139,17 @@ class StreamStep:
     """One step of a streaming network: the position of its input in the streams, and the state of
     every layer.
 
-    All streams of a batch are at the same position. A layer reads its state unless the step is the
-    first, and writes it unless the step is the last.
+    All streams of a batch are in the same situation: all of them begin, continue or end with the
+    step. A layer reads its state unless the step is the first. The state after the last step has no
+    use.
 
     Attributes:
         state: tensor (batch, *state_shape) for each layer that has a state; None computes whole
             sequences.
         first: whether the streams begin with this step.
         frames: number of input frames of the network in this step.
-        frames_past_end: number of trailing zero frames behind the end of the streams. They flush
-            the delay of the network. 0 unless the streams end with this step.
+        frames_past_end: number of trailing zero frames after the end of the streams. They flush the
+            delay of the network. 0 unless the streams end with this step.
     """
 
     state: Mapping[nn.Module, torch.Tensor] | None = None
@@ -160,18 +166,18 @@ class StreamStep:
         mode: str = "constant",
         activation: Activation | None = None,
     ) -> torch.Tensor:
-        """Returns the input of a layer with its context: the state in front, and padding at the
-        ends of a stream.
+        """Returns the input of a layer with its context: the state of the layer in front, and
+        padding at both ends of a stream.
 
         Args:
-            layer: layer whose state is read, and replaced by the end of the result.
+            layer: layer whose state is read. The end of the result becomes its new state.
             x: (B, C, T) input of the layer, before the activation.
             left: positions of padding at the start of a stream.
-            right: positions of padding at the end of a stream; None if no output looks to the
-                right, so that any values may stand there.
+            right: positions of padding at the end of a stream; None if the layer reads no later
+                positions, so that the values there have no effect.
             mode: kind of padding, see `torch.nn.functional.pad`.
-            activation: activation of x. It writes into the result, which saves a copy of the whole
-                tensor.
+            activation: activation to apply to x. It writes into the result, which saves a copy of
+                the whole tensor.
         """
         if self.state is None:
             x = activation(x) if activation else x
@@ -204,7 +210,8 @@ class StreamStep:
             x = x[:, :, begin:stop] if before or after else x
             if past is not None:
                 x = torch.cat((past, x), dim=2)
-            # only as many positions as the padding has: a step may have no more
+            # Reflect only `left` and `right` positions, because a step may be too short to reflect
+            # more. Zeros fill the rest.
             if mode == "reflect":
                 edges = left if before else 0, (right or 0) if after else 0
                 x = F.pad(x, edges, mode)
@@ -229,8 +236,8 @@ class StreamConv(nn.Conv1d, Streaming):
     """Convolution over a stream.
 
     Args:
-        inputs, outputs, kernel, dilation, stride, bias: as for any convolution.
-        left, right: zeros at the start and at the end of a stream.
+        inputs, outputs, kernel, dilation, stride, bias: as for `nn.Conv1d`.
+        left, right: number of zeros at the start and at the end of a stream.
         input_delay, extra_inputs: see `Streaming`.
     """
 
@@ -279,8 +286,8 @@ class StreamConv(nn.Conv1d, Streaming):
 
 
 def strided_delay(ahead: int, kernel: int, stride: int) -> int:
-    """Delay of a strided convolution's output, where `ahead` is the padding on the left less the
-    delay of the input.
+    """Computes the delay of the output of a strided convolution. `ahead` is the left padding minus
+    the delay of the input.
     """
     return -((ahead - kernel) // stride + 1)
 
@@ -288,7 +295,7 @@ def strided_delay(ahead: int, kernel: int, stride: int) -> int:
 def causal_conv(
     inputs: int, outputs: int, kernel: int, *, dilation: int = 1, input_delay: int = 0
 ) -> StreamConv:
-    """Convolution that depends only on the present input and earlier ones."""
+    """Makes a convolution that reads only the present position and earlier ones."""
     return StreamConv(
         inputs,
         outputs,
@@ -300,7 +307,7 @@ def causal_conv(
 
 
 def lookahead_conv(inputs: int, outputs: int, kernel: int, *, input_delay: int = 0) -> StreamConv:
-    """Convolution that depends only on the present input and later ones."""
+    """Makes a convolution that reads only the present position and later ones."""
     return StreamConv(inputs, outputs, kernel, right=kernel - 1, input_delay=input_delay)
 
 
@@ -314,7 +321,7 @@ def centred_conv(
     extra_inputs: int = 0,
     bias: bool = True,
 ) -> StreamConv:
-    """Convolution with an odd kernel that sees as much on both sides."""
+    """Makes a convolution with an odd kernel that reads equally far to both sides."""
     reach = (kernel - 1) * dilation // 2
     return StreamConv(
         inputs,
@@ -330,13 +337,13 @@ def centred_conv(
 
 
 class Overlap(Streaming):
-    """Overlap of the kernels of a transposed convolution: it selects the outputs that no later
-    input changes.
+    """State of a transposed convolution, in which the outputs of several inputs overlap. It selects
+    the outputs that no later input changes.
 
     Args:
         channels: channels of the convolution's input.
         kernel, stride: kernel and stride of the convolution.
-        cut: outputs that are dropped at the start and at the end of a stream.
+        cut: number of outputs that are dropped at the start, and at the end, of a stream.
         pad: number of times that the edges of the input are repeated before the convolution.
         input_delay, extra_inputs: see `Streaming`.
     """
@@ -414,13 +421,13 @@ class StreamConvTranspose(nn.ConvTranspose1d):
 
 
 class Delay(Streaming):
-    """Delay line: it gives a signal `length` positions later, so that it meets another signal that
-    comes late.
+    """Delay line, which returns a signal `length` positions later. It aligns the signal with
+    another signal that is late.
 
     Args:
         channels: channels of the signal.
-        length: positions to wait; 0 changes nothing.
-        input_delay: positions by which the signal itself is late.
+        length: number of positions to delay; 0 changes nothing.
+        input_delay: number of positions by which the signal is already late.
     """
 
     def __init__(self, channels: int, length: int, *, input_delay: int = 0) -> None:
@@ -438,7 +445,7 @@ class Delay(Streaming):
 
 
 def state_specs(network: nn.Module) -> dict[nn.Module, StateSpec]:
-    """State specs of the layers of a network, in the order of its modules."""
+    """Returns the state specs of the layers of a network, in the order of its modules."""
     return {
         layer: StateSpec(name, layer.state_shape, layer.state_dtype)
         for name, layer in network.named_modules()
