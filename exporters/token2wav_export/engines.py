@@ -1,9 +1,13 @@
-"""TensorRT engines: either TensorRT package builds one from an ONNX file.
+"""Builder of TensorRT engines from ONNX files. It uses ordinary TensorRT (10 or 11) or
+TensorRT-RTX.
 
-Engines are strongly typed: they have the precision of the graph. The same calls therefore drive
-both packages, and TensorRT 10 and 11. Features that only some of them have are looked up at run
-time. Graphs use an opset before 23 by default, which has no `Attention` operator. TensorRT has no
-float32 kernel for that operator, so a graph that contained one would have to be decomposed.
+Engines are strongly typed: the number types in the graph decide the precision of each operation.
+    The
+same calls therefore work with both packages and all versions. Features that only some versions have
+are looked up at run time.
+
+The graphs must not contain the ONNX operator `Attention`, because TensorRT has no float32 kernel
+for it. Exports therefore use an opset below 23, the first opset with this operator.
 """
 
 from __future__ import annotations
@@ -24,7 +28,8 @@ from token2wav_export import ExportError
 from token2wav_export.profiles import Shapes
 
 _AMPERE = 8.0
-# A100: the package's enumeration lists it, NVIDIA's support matrices (up to 1.5) do not.
+# Capability of the A100. The enumeration in TensorRT-RTX lists it, but NVIDIA's support matrices
+# (up to version 1.5) do not.
 _NOT_SUPPORTED = ("8.0",)
 _INSTALL = (
     "install TensorRT-RTX for GeForce, workstation and L4 or L40 GPUs (pip install "
@@ -34,7 +39,7 @@ _INSTALL = (
 
 
 def load_package(name: Package | Literal["auto"]) -> Package:
-    """Imports a package and returns its name; `auto` prefers ordinary TensorRT to TensorRT-RTX.
+    """Imports a TensorRT package, and returns its name. `auto` prefers ordinary TensorRT.
 
     Raises:
         EngineUnavailableError: the package is not installed, or a library that it needs is missing.
@@ -48,20 +53,27 @@ def load_package(name: Package | Literal["auto"]) -> Package:
 
 
 def version_of(name: Package) -> str:
-    """Returns the version of a package; EngineUnavailableError if it cannot be imported."""
+    """Returns the version of a package.
+
+    Raises:
+        EngineUnavailableError: the package cannot be imported.
+    """
     return str(package(name).__version__)
 
 
 def own_target() -> dict[str, str]:
-    """Returns this machine's GPU as `EngineFolder.find` takes it; empty where torch sees none."""
+    """Returns the properties of this machine's GPU as `EngineFolder.find` takes them. Empty if
+    torch sees no GPU.
+    """
     return target_of(torch.device("cuda")) if torch.cuda.is_available() else {}
 
 
 def build_target(name: Package, compute_capabilities: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Returns the target of an engine: the GPUs for which the package builds it.
 
-    Ordinary TensorRT builds for this machine's GPU. TensorRT-RTX builds for the given capabilities.
-    Without any it builds for every supported GPU from Ampere on, so not for Turing, 7.5.
+    Ordinary TensorRT builds for this machine's GPU. TensorRT-RTX builds for the given compute
+    capabilities. If none are given, it builds for every supported GPU from Ampere on, and therefore
+    not for Turing (7.5).
 
     Raises:
         ConfigError: the package does not support a capability, or cannot build for it on this
@@ -111,7 +123,7 @@ def build_engine(
 
     Args:
         name: TensorRT package that builds.
-        source: ONNX file, with its weights beside it.
+        source: ONNX file. Its weights lie beside it.
         engine: file to write.
         precision: number type of the graph. For float32, TF32 is turned off, because it keeps only
             10 bits of mantissa.
@@ -121,7 +133,7 @@ def build_engine(
             next time.
 
     Returns:
-        Flags that differ from the package's defaults.
+        Flags that differ from the defaults of the package.
 
     Raises:
         ExportError: the package rejects the graph or the profiles.
@@ -176,7 +188,7 @@ def _failed(name: Package, source: Path, errors: Sequence[str]) -> ExportError:
 
 @cache
 def _logger(name: Package) -> Any:
-    """Returns the logger of the package; a process may have only one."""
+    """Returns the logger of a package. A process may have only one logger for each package."""
     trt = package(name)
 
     class Logger(trt.ILogger):  # type: ignore[misc, name-defined]

@@ -26,7 +26,7 @@ _HEAD = (
 
 @dataclass(frozen=True)
 class Inspected:
-    """Artefact with its contents and its usability on this machine.
+    """Artefact with its contents, and the reason why this machine cannot use it, if any.
 
     Attributes:
         artifact: description of the artefact.

@@ -1,4 +1,6 @@
-"""Maker of artefacts: makes each one in a staging folder, checks it, and then adds it."""
+"""Maker of artefacts: makes an artefact in a staging folder, checks it, and then adds it to the
+engine folder.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ from token2wav_export.onnx_file import check_parity, write_onnx
 from token2wav_export.profiles import Load, profiles, shapes
 from token2wav_export.signatures import signature
 
-OPSET = 20  # native Gelu and Mish; 23 has Attention, which TensorRT cannot do in float32
+# ONNX opset of the graphs. It has the operators Gelu and Mish. Opset 23 adds Attention, which
+# TensorRT cannot compute in float32.
+OPSET = 20
 _ONNX_PACKAGES = ("torch", "onnx", "onnxscript", "onnxruntime")
 
 
@@ -42,10 +46,10 @@ class Maker:
     Args:
         model_folder: path of the model folder.
         engines: folder that takes the artefacts.
-        command: command line, for descriptions.
+        command: command line, which the descriptions of the artefacts contain.
 
     Raises:
-        ConfigError: the folder's YAML cannot be used.
+        ConfigError: the YAML of the model folder cannot be used.
     """
 
     def __init__(self, model_folder: Path, engines: EngineFolder, command: Sequence[str]) -> None:
@@ -59,10 +63,10 @@ class Maker:
         }
 
     def onnx(self, graph: GraphName, precision: Precision, opset: int = OPSET) -> Path:
-        """Exports a graph and adds it.
+        """Exports a graph as ONNX, and adds it to the engine folder.
 
         Returns:
-            The ONNX file.
+            Path of the ONNX file.
 
         Raises:
             CheckpointError: the weights cannot be used.
@@ -119,10 +123,11 @@ class Maker:
         load: Load,
         compute_capabilities: list[str],
     ) -> Path:
-        """Builds an engine and adds it; first exports its ONNX graph if no usable one exists.
+        """Builds an engine, and adds it to the engine folder. First exports the ONNX graph if there
+        is no usable graph.
 
         Returns:
-            The engine's file.
+            Path of the file of the engine.
 
         Raises:
             ConfigError: the profiles or capabilities are not supported.

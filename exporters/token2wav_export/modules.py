@@ -21,8 +21,8 @@ from token2wav_export.signatures import Signature, Sizes, TensorSpec
 # Streams run for at least this number of frames before their states are used as inputs. No vocoder
 # holds back more frames.
 _STARTED_FRAMES = 50
-# Scale of a random excitation: about that of the harmonic source. A far louder one only reaches the
-# limiter.
+# Scale of a random excitation, about the scale of the harmonic source. A far louder excitation
+# would only be clipped.
 _EXCITATION = 0.1
 
 
@@ -30,7 +30,8 @@ Tensors = dict[str, torch.Tensor]  # inputs or outputs of a graph, by name
 
 
 class PublicEstimator(nn.Module):
-    """Estimator in its public stateless form, which recomputes everything at each call.
+    """Estimator as a graph without state, as in the public code. It recomputes everything at each
+    call.
 
     Args:
         estimator: network that is called.
@@ -41,8 +42,8 @@ class PublicEstimator(nn.Module):
         super().__init__()
         self.estimator = estimator
         self.streaming = streaming
-        # A precomputed table, because exporters compute the frequencies with an error in the last
-        # digit. This error grows to 1e-5 in the output.
+        # The frequencies are replaced by a constant, because an exported graph would compute them
+        # with an error in the last digit. This error grows to 1e-5 in the output.
         frequencies = estimator.time_embed.frequencies(torch.device("cpu"))
         estimator.time_embed.frequencies = lambda device: frequencies  # type: ignore[method-assign]
 
@@ -103,9 +104,8 @@ class Vocoder(nn.Module):
 
 
 def load_module(graph: GraphName, precision: Precision, model: Exportable) -> nn.Module:
-    """Loads the module of a graph on the CPU; it maps inputs by name to outputs by name.
-
-    The names are those in the signature of the graph.
+    """Loads the module of a graph on the CPU. The module maps inputs by name to outputs by name,
+    with the names in the signature of the graph.
 
     Raises:
         CheckpointError: the weights cannot be used.
@@ -126,7 +126,7 @@ def load_module(graph: GraphName, precision: Precision, model: Exportable) -> nn
 def halve_convolutions(vocoder: VocoderNetwork) -> None:
     """Converts the convolutions of the network to float16, except for the F0 predictor.
 
-    All other computations stay in float32, above all the phases.
+    All other layers stay in float32. Phases above all need that precision.
     """
     for name, module in vocoder.named_modules():
         if isinstance(module, (nn.Conv1d, nn.ConvTranspose1d)) and not name.startswith(
@@ -136,7 +136,7 @@ def halve_convolutions(vocoder: VocoderNetwork) -> None:
 
 
 def run_module(module: nn.Module, inputs: Tensors) -> Tensors:
-    """Runs a module in float32."""
+    """Runs a float32 module. float16 inputs are converted to float32 first."""
     with torch.inference_mode():
         return module(
             {name: x.float() if x.dtype == torch.float16 else x for name, x in inputs.items()}
@@ -146,7 +146,8 @@ def run_module(module: nn.Module, inputs: Tensors) -> Tensors:
 def sample_inputs(module: nn.Module, signature: Signature, sizes: Sizes, seed: int = 0) -> Tensors:
     """Draws random but realistic inputs.
 
-    Rows have different lengths and pasts. Angles and modulation are real values of the network.
+    Rows have different lengths and pasts. Rotary angles, modulation and the states of a vocoder are
+    computed by the network.
     """
     generator = torch.Generator().manual_seed(seed)
 

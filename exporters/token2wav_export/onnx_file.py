@@ -23,7 +23,8 @@ from token2wav_export.signatures import Axis, Signature, Sizes, TensorSpec
 
 Arrays = dict[str, NDArray[np.generic]]  # outputs of a graph, by name
 
-# Distinct sizes, and none of them 0 or 1, which torch would treat as constants.
+# Sizes of the free dimensions for tracing and for the check. They differ from each other, and none
+# is 0 or 1, because torch would treat 0 and 1 as constants.
 _TRACED: Sizes = {"rows": 4, "frames": 100, "past": 150}
 _CHECKED: Sizes = {"rows": 2, "frames": 60, "past": 110}
 
@@ -84,7 +85,11 @@ def write_onnx(
 
 
 def _describe(path: Path, signature: Signature, metadata: Mapping[str, str]) -> None:
-    """Names the free dimensions and adds the metadata; raises ExportError for unexpected ones."""
+    """Names the free dimensions of the file, and adds the metadata.
+
+    Raises:
+        ExportError: the file has other dimensions than the signature.
+    """
     model = onnx.load(path, load_external_data=False)
     graph = model.graph
     for specs, values in ((signature.inputs, graph.input), (signature.outputs, graph.output)):
@@ -125,16 +130,15 @@ def _quiet() -> Iterator[None]:
 
 
 def bound(graph: GraphName, precision: Precision) -> float:
-    """Returns the largest accepted `disagreement`."""
+    """Returns the largest accepted `disagreement` of a graph."""
     if precision == "float16":
         return FLOAT16_BOUND
     return VOCODER_FLOAT32_BOUND if graph.startswith("vocoder") else FLOAT32_BOUND
 
 
 def disagreement(outputs: Arrays, references: Tensors, precision: Precision) -> float:
-    """Returns the largest error of all outputs in the measure of the precision.
-
-    The result is infinite if an output is not finite.
+    """Returns the largest error of all outputs: the largest relative error for float32, and the
+    relative root mean square for float16. Returns infinity if an output is not finite.
     """
     worst = 0.0
     for name, reference in references.items():
@@ -161,7 +165,7 @@ def check_parity(
     """Compares a graph in ONNX Runtime with its float32 module in torch.
 
     Returns:
-        Their disagreement.
+        The `disagreement` of the two.
 
     Raises:
         ExportError: the disagreement is beyond the bound.

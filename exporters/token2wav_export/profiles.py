@@ -1,4 +1,6 @@
-"""Profiles of an engine: the shapes that chunks of a stream can have under a configuration."""
+"""Optimization profiles of an engine: the ranges of shapes that the chunks of streams can have
+under a configuration.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ Shapes = dict[str, tuple[tuple[int, ...], ...]]
 
 
 class Span(NamedTuple):
-    """Range of a free dimension: the sizes that a profile allows, and the size it is tuned for."""
+    """Range of a free dimension: the smallest and largest size of a profile, and the size that the
+    engine is tuned for.
+    """
 
     smallest: int
     best: int
@@ -30,14 +34,12 @@ class Load(NamedTuple):
     """Load that an engine must support."""
 
     stream: StreamConfig  # settings that cut streams into chunks
-    max_streams: int  # most streams in one batch
-    history_seconds: float  # longest prompt and past that a chunk can look back on
+    max_streams: int  # largest number of streams in one batch
+    history_seconds: float  # longest prompt and past that a chunk attends to
 
 
 def chunk_frames(stream: StreamConfig, config: ModelConfig) -> list[int]:
-    """Returns the frames of every hop of a schedule, ascending.
-
-    Longer inputs run in pieces of these sizes.
+    """Returns the number of frames of every hop of a schedule, ascending.
 
     Raises:
         ConfigError: the schedule does not fit the model.
@@ -48,9 +50,10 @@ def chunk_frames(stream: StreamConfig, config: ModelConfig) -> list[int]:
 
 
 def profiles(graph: GraphName, load: Load, model: Exportable) -> list[Profile]:
-    """Returns the profiles of a graph. The step has one profile for every chunk length.
+    """Returns the profiles of a graph.
 
-    The profiles of the step divide the range of frames between them.
+    The graph `step` has one profile for every hop. Each covers the chunks that are longer than the
+    hop before and no longer than its own hop.
 
     Raises:
         ConfigError: the schedule does not fit the model.
@@ -80,7 +83,7 @@ def profiles(graph: GraphName, load: Load, model: Exportable) -> list[Profile]:
 def shapes(profile: Profile, signature: Signature) -> Shapes:
     """Returns the shapes of all inputs that have a free dimension.
 
-    All shapes follow from the same sizes, so they are consistent.
+    All shapes are made from the same sizes, so the shapes of different inputs fit together.
     """
     ends = [{name: getattr(span, end) for name, span in profile.items()} for end in Span._fields]
     return {

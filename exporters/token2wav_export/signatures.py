@@ -1,6 +1,5 @@
-"""Signatures of graphs: names, types and shapes of the inputs and outputs.
-
-The exporter and the backends that run a graph both rely on them.
+"""Signatures of graphs: names, types and shapes of the inputs and outputs. The backends that run a
+graph use the same names and shapes.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class TensorSpec:
     """Input or output tensor of a graph."""
 
     name: str
-    shape: tuple[int | Axis, ...]  # an Axis where the length is variable
+    shape: tuple[int | Axis, ...]  # an `Axis` for each axis of variable length
     dtype: Literal["float32", "float16", "int64"] = "float32"  # name in numpy and torch
 
     def of(self, sizes: Sizes) -> tuple[int, ...]:

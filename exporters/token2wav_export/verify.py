@@ -1,4 +1,6 @@
-"""Verification of an engine: compares it with torch in float32, stage by stage, as streams run."""
+"""Verification of a backend: compares its stages with torch in float32, chunk by chunk as in a
+stream.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,10 @@ from token2wav.voice import MEL_BOUND, Voice
 
 PROMPT_TOKENS = 75
 
-# Largest accepted errors. The error of the mel is relative to the standard deviation of the mel.
-# float32 engines differ by the order of sums. float16 rounds every product and keeps 11 bits: 60
-# dB. The vocoder integrates F0 into phase, so the audio of two nearly equal mels need not agree
-# sample by sample. The bound of the audio therefore applies only to float32.
+# Bounds of the figures of a `Report`. float32 engines differ from torch only by the order of sums.
+# float16 engines round every product to 11 bits, which is an error of -60 dB. The vocoder sums F0
+# to a phase, so the audio of two nearly equal mels need not agree sample by sample. The bound of
+# the audio therefore applies only to float32.
 BOUNDS: dict[str, dict[str, float]] = {
     "float32": {"mel_db": -90.0, "vocoder_max": 1e-3, "audio_snr_db": 35.0},
     "float16": {"mel_db": -45.0, "vocoder_max": 1e-3},
@@ -34,11 +36,12 @@ class Report:
     """Comparison of an engine with torch in float32, on random tokens with a random voice.
 
     Attributes:
-        engine, precision, device: engine that was compared.
+        engine, precision, device: backend that was compared, its precision and its device.
         seconds: duration of the audio.
-        mel_max: largest difference of the mel, computed as in a stream.
-        mel_db: standard deviation of that difference relative to that of the mel, in dB.
-        vocoder_max: largest difference of the audio that both compute from the same mel.
+        mel_max: largest difference of the mels, which are computed as in a stream.
+        mel_db: standard deviation of that difference, relative to the standard deviation of the
+            mel, in dB.
+        vocoder_max: largest difference of the audio that both backends compute from the same mel.
         audio_snr_db: signal-to-noise ratio of the audio of the whole utterance, from tokens.
         finite_when_large: whether a prompt mel of the largest accepted values gives a finite mel.
     """
@@ -93,9 +96,9 @@ class Report:
 def exported_runtime(folder: Path, runtime: RuntimeConfig) -> RuntimeConfig:
     """Returns runtime settings that run the graphs in a model's engine folder.
 
-    The choice does not depend on the engine that a server would select. On a GPU, TensorRT is
-    preferred to ONNX. If the precision is `auto` and only the other precision was exported, that
-    precision is used. Without a graph for the device the engine is torch.
+    The choice does not depend on the backend that a server would select. On a GPU, TensorRT is
+    preferred to ONNX Runtime. If the precision is `auto` and only the other precision was exported,
+    that precision is used. If there is no graph for the device, the backend is torch.
 
     Raises:
         ArtifactError: a description in the engine folder is damaged.
@@ -177,7 +180,7 @@ def stream_mel(
         model: loaded model.
         tokens: all tokens of the utterance.
         voice: prompt and speaker.
-        steps: number of ODE steps, 0 for the usual number.
+        steps: number of ODE steps; 0 for the default number.
     """
     flow, config = model.pipeline.flow, model.config
     chunker = model.pipeline.request(voice, steps).chunker
@@ -196,7 +199,8 @@ def stream_mel(
 def vocode(model: Token2Wav, mel: NDArray[np.float32]) -> NDArray[np.float32]:
     """Computes the audio of a mel in four chunks of a stream.
 
-    Backends run only the chunks between the first and the last one.
+    There are four because an exported vocoder runs only the chunks between the first and the last
+    one.
     """
     vocoder, pieces = model.pipeline.vocoder, torch.tensor(mel).tensor_split(4, dim=1)
     handle = vocoder.open()

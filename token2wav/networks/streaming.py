@@ -25,8 +25,7 @@ from torch import nn
 
 
 class Activation(Protocol):
-    """Elementwise function. It returns the result, and writes the result to `out` if that is given.
-    """
+    """Elementwise function. It returns the result, and also writes it to `out` if that is given."""
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor: ...
 

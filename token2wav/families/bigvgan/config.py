@@ -1,7 +1,7 @@
-"""Configuration of a BigVGAN vocoder, typed and frozen. It is read from the public `config.json` as
-data.
+"""Configuration of a BigVGAN vocoder, which is read from the public `config.json` as data.
 
-It is validated here, once, before any weight is read. All other code relies on this.
+The configuration is validated here, once, before any weight is read. All other code relies on valid
+values.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from token2wav.errors import CheckpointError, ConfigError
 from token2wav.networks.configs import Dilations, Kernels, MelSettings, Rates, SampleRate, Width
 
 CONFIG_FILE = "config.json"
-# file names of the weights, in order of preference
+# Names of files with the weights, in order of preference.
 GENERATOR_FILES = ("generator.safetensors", "bigvgan_generator.pt", "generator.pt")
 
 
@@ -91,7 +91,7 @@ class BigVGANConfig:
 
 
 def read_bigvgan(folder: Path) -> BigVGANConfig:
-    """Reads `config.json` of a BigVGAN folder; its settings of training are skipped.
+    """Reads `config.json` of a BigVGAN folder. Settings that only training uses are skipped.
 
     Raises:
         ConfigError: the file does not exist or is no JSON, or a key is missing, of another type or
@@ -137,8 +137,8 @@ def vocoder_from(
         The configuration, and the folder of BigVGAN below the model folder.
 
     Raises:
-        ConfigError: the section cannot be used, or the vocoder needs another mel than the flow
-            makes.
+        ConfigError: the section cannot be used, or the vocoder was made for another kind of mel
+            than the flow makes.
     """
     section = ModelNode.of(document.resolve("vocoder"), "vocoder")
     if unknown := [str(key) for key in section.data if key not in ("type", "folder")]:
@@ -167,7 +167,7 @@ def check_mel(config: BigVGANConfig, flow: MelSettings) -> None:
     """Compares the mel settings of a vocoder with the mel settings of a flow.
 
     Raises:
-        ConfigError: they differ. The message names every difference.
+        ConfigError: the settings differ. The message names every difference.
     """
     names = ("sampling_rate", "hop_size", "num_mels")
     if differing := [
@@ -182,7 +182,9 @@ def check_mel(config: BigVGANConfig, flow: MelSettings) -> None:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Makes an object of key-value pairs. It rejects equal keys, of which JSON readers take one."""
+    """Makes a dict of the pairs of a JSON object. Rejects equal keys; other readers keep only
+    one.
+    """
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:

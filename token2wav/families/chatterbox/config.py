@@ -1,5 +1,5 @@
-"""Configuration of Chatterbox's decoder, S3Gen. Its sizes are published in code alone, so they are
-read from the shapes of its weights.
+"""Configuration of Chatterbox's decoder, S3Gen. No published file has its sizes, only the public
+code. They are therefore read from the shapes of the weights.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from token2wav.families.cosyvoice2.config import (
 from token2wav.model_config import StageName
 from token2wav.networks.configs import HiFTConfig, ScheduleConfig
 
-# The distilled model comes first. A folder of Chatterbox Turbo has its file beside the voices and
-# tokenizers of the other model.
+# Names of files with the weights, in order of preference. The file of Chatterbox Turbo, the
+# distilled model, comes first.
 MEAN_FLOW_FILES = ("s3gen_meanflow.safetensors",)
 FILES = (*MEAN_FLOW_FILES, "s3gen.safetensors", "s3gen.pt")
 
@@ -56,15 +56,18 @@ class ChatterboxConfig(CosyVoice2Config):
     def hops(self, stream: StreamConfig) -> tuple[int, int]:
         """Returns the first and the longest hop, in tokens.
 
-        `stream.reference` repeats the public code, which computes whole utterances only. With
-        `stream.max_hop_tokens` it becomes streaming in windows of this hop.
+        `stream.reference` repeats the public code, which computes only whole utterances. If
+        `stream.max_hop_tokens` is set too, the public code is applied to windows of that hop, and
+        audio is streamed.
         """
         hop = stream.max_hop_tokens or _WHOLE_TOKENS
         return (hop, hop) if stream.reference else super().hops(stream)
 
     def with_stream_settings(self, stream: StreamConfig) -> ChatterboxConfig:
-        """Sets the look-ahead of the windows of `stream.reference`. It is far more than the encoder
-        needs, so that frames depend on later tokens.
+        """Sets the look-ahead of the windows of `stream.reference`.
+
+        It is far longer than the look-ahead layer needs, because under full attention frames depend
+        on all later tokens of their window.
         """
         return replace(self, lookahead_tokens=_WINDOW_LOOKAHEAD) if stream.reference else self
 
@@ -73,16 +76,16 @@ class ChatterboxConfig(CosyVoice2Config):
 
 
 def read(folder: Path) -> ChatterboxConfig:
-    """Reads the sizes of a folder's `s3gen_meanflow.safetensors`, `s3gen.safetensors` or
-    `s3gen.pt`.
+    """Reads the sizes of the model in a folder: from the shapes in `s3gen_meanflow.safetensors` or
+    `s3gen.safetensors`. For `s3gen.pt` returns the published sizes.
 
     Raises:
-        ConfigError: the shapes are not the shapes of this decoder.
+        ConfigError: the shapes are not the shapes of S3Gen.
         CheckpointError: the file cannot be read.
     """
     file = next(name for name in FILES if (folder / name).is_file())
     path = folder / file
-    # Shapes in a pickle cannot be read without torch.
+    # The shapes in a pickle (`.pt`) cannot be read without torch.
     encoder, estimator, hift = _PUBLISHED if path.suffix == ".pt" else _counted(_shapes(path), path)
     mean_flow = file in MEAN_FLOW_FILES
     flow = FlowConfig(

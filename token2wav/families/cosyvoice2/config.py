@@ -47,12 +47,13 @@ ConfigT = TypeVar("ConfigT", bound="CosyVoiceConfig")
 
 @dataclass(frozen=True, kw_only=True)
 class CosyVoiceConfig(ModelConfig):
-    """Configuration of a model of CosyVoice's kind. It checks that flow and vocoder fit each other.
+    """Configuration of a model with a flow and a vocoder. Checks that flow and vocoder fit each
+    other.
 
     Attributes:
         flow: sizes of the network from tokens to mel.
-        vocoder: sizes of the network from mel to audio; its class selects the vocoder.
-        schedule: times at which the ODE of the flow is evaluated.
+        vocoder: sizes of the network from mel to audio. Its class selects the vocoder.
+        schedule: schedule of the ODE of the flow.
     """
 
     speaks_early: bool = True
@@ -70,7 +71,7 @@ class CosyVoiceConfig(ModelConfig):
             flow: configuration of the flow.
             vocoder: configuration of the vocoder.
             token_frame_rate: tokens per second.
-            own: fields of the family. They are added to the common fields, or replace them.
+            own: further fields of the class. They are added to the common fields, or replace them.
 
         Raises:
             ConfigError: flow and vocoder do not fit each other.
@@ -123,7 +124,7 @@ class EncoderConfig:
         heads: heads of attention.
         units: channels within feed-forward layers.
         layers: number of layers before upsampling by two.
-        up_layers: number of layers after it.
+        up_layers: number of layers after upsampling.
     """
 
     size: Width
@@ -164,8 +165,8 @@ class UNetConfig:
 
 @dataclass(frozen=True)
 class FlowConfig(Generic[EstimatorT]):
-    """Configuration of the flow, which turns tokens into mel. Relatives of CosyVoice2 have other
-    estimators.
+    """Configuration of the flow, which turns tokens into mel. The type of `estimator` depends on
+    the family.
     """
 
     vocab_size: Vocabulary
@@ -203,7 +204,7 @@ def read(folder: Path) -> CosyVoice2Config:
     """Reads the model file of a folder.
 
     Raises:
-        ConfigError: a key is missing, of another class or out of range.
+        ConfigError: a key is missing, or its value has the wrong class or is out of range.
     """
     path = next(folder / name for name in FILES if (folder / name).is_file())
     document = HyperYaml.read(path)

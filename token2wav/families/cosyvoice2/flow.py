@@ -31,11 +31,11 @@ EstimatorT = TypeVar("EstimatorT", bound=Estimator)
 
 
 class FlowNetwork(nn.Module, Generic[EstimatorT]):
-    """Base of the flows of CosyVoice's kind. All project speakers in the same way, and have their
-    estimator below `decoder.`.
+    """Base of the flows of CosyVoice2, CosyVoice3 and their relatives. They project speaker
+    embeddings in the same way, and their parameters of the estimator have names below `decoder.`.
 
     Attributes:
-        key_value_specs: keys and values of the encoder; see `Encoder`.
+        key_value_specs: sizes of the keys and values of the encoder, see `Encoder`.
     """
 
     spk_embed_affine_layer: nn.Linear
@@ -60,8 +60,8 @@ class FlowNetwork(nn.Module, Generic[EstimatorT]):
 
 
 class Flow(FlowNetwork[EstimatorT]):
-    """Flow: token embedding, conformer encoder, speaker projection and an estimator
-    (CausalMaskedDiffWithXvec).
+    """Flow with a token embedding, a conformer encoder, a speaker projection and an estimator. Its
+    public class is CausalMaskedDiffWithXvec.
 
     Args:
         config: sizes of all parts except the estimator.
@@ -90,8 +90,8 @@ class Flow(FlowNetwork[EstimatorT]):
     ) -> list[torch.Tensor]:
         """Computes the conditions (bands, frames) of chunks; see `Encoder.encode`.
 
-        Chunks are computed one by one. Their pasts have different lengths, and the ten ODE steps of
-        the estimator cost much more.
+        Chunks are computed one by one, because their pasts have different lengths. A batch would
+        gain little, because the ten ODE steps of the estimator cost much more than the encoder.
         """
         steps = [OFFLINE] * len(batch)
         if states is not None:
@@ -113,7 +113,13 @@ class Flow(FlowNetwork[EstimatorT]):
 
 
 def cosyvoice2_flow(config: FlowConfig[UNetConfig], *, mean_flow: bool = False) -> Flow[UNet]:
-    """Makes the flow of CosyVoice2 or Chatterbox, without weights; Turbo has a mean flow."""
+    """Makes the flow of CosyVoice2 or Chatterbox, without weights.
+
+    Args:
+        config: sizes of the flow.
+        mean_flow: whether the estimator also takes the end of each ODE step, as in Chatterbox
+            Turbo.
+    """
     sizes, block_frames = config.estimator, RATIO * config.block_tokens
     estimator = UNet(
         config.mel_bands,

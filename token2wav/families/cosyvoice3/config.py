@@ -1,6 +1,7 @@
 """Configuration of CosyVoice3 models, which is read from `cosyvoice3.yaml` as data.
 
-It is validated here, once, before any weight is read. All other code relies on this.
+The configuration is validated here, once, before any weight is read. All other code relies on valid
+values.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ MODEL_FILE = "cosyvoice3.yaml"
 class FlowConfig:
     """Configuration of the flow, which turns tokens into mel.
 
-    `n_timesteps` and `lookbehind_len` are fixed in the public code and not in its YAML.
+    The public code fixes `lookbehind_len`, and the default of `n_timesteps`; published YAML files
+    have neither.
     """
 
     vocab_size: Vocabulary
@@ -83,7 +85,9 @@ class FlowConfig:
 
     @property
     def hop_blocks(self) -> tuple[int, int]:
-        """Blocks of the first hop and of the longest hop; 4 blocks of 25 tokens are 4 s."""
+        """Number of blocks in the first hop and in the longest hop. 4 blocks of 25 tokens are 4
+        s.
+        """
         return 1, 4
 
     @property
@@ -97,7 +101,7 @@ class FlowConfig:
 
     @property
     def block_tokens(self) -> int:
-        """Tokens in one attention block. Every chunk must end on a multiple of it."""
+        """Number of tokens in one attention block."""
         return self.estimator.static_chunk_size // self.token_mel_ratio
 
 
@@ -119,7 +123,7 @@ class CosyVoice3Config(CosyVoiceConfig):
         """Reads the model file of a folder, and `config.json` of its BigVGAN if it has one.
 
         Raises:
-            ConfigError: a key is missing, of another class or out of range.
+            ConfigError: a key is missing, or its value has the wrong class or is out of range.
         """
         path = folder / cls.FILE
         document = HyperYaml.read(path)

@@ -20,11 +20,11 @@ from token2wav.networks.streaming import OFFLINE, StreamStep
 
 
 class Flow(FlowNetwork[DiT]):
-    """Flow: token embedding, look-ahead layer, speaker projection and estimator (CosyVoice3's
-    CausalMaskedDiffWithDiT).
+    """Flow with a token embedding, a look-ahead layer, a speaker projection and an estimator. Its
+    public class is CausalMaskedDiffWithDiT.
 
-    It is the `Encoder` of its stage. In StreamFlow attention itself looks ahead, so there is no
-    look-ahead layer.
+    It implements `Encoder`. StreamFlow has no look-ahead layer, because its attention reads later
+    blocks.
     """
 
     def __init__(self, config: FlowConfig) -> None:
@@ -50,8 +50,8 @@ class Flow(FlowNetwork[DiT]):
         """Computes the conditions (bands, frames) of chunks; see `Encoder.encode`."""
         rows = range(len(batch))
         if self.device.type == "cpu":
-            # One by one, which is no slower on a CPU. So the rounding does not depend on other
-            # chunks of the batch.
+            # Chunks are computed one by one, which is no slower on a CPU. The rounding of a chunk
+            # then does not depend on the other chunks of the batch.
             return [self._encode_alike(batch, states, [row])[0] for row in rows]
 
         def shape(row: int) -> tuple[int, bool]:
@@ -65,7 +65,9 @@ class Flow(FlowNetwork[DiT]):
         states: Mapping[nn.Module, torch.Tensor] | None,
         rows: Sequence[int],
     ) -> list[torch.Tensor]:
-        """Computes the conditions of the chunks in some rows of a batch, which have one shape."""
+        """Computes the conditions of the chunks in the given rows of a batch. They have one
+        shape.
+        """
         chunks = [batch[row].chunk for row in rows]
         tokens = to_device(np.stack([chunk.tokens for chunk in chunks]), self.device)
         if states is None:
@@ -80,7 +82,7 @@ class Flow(FlowNetwork[DiT]):
     def conditions(
         self, tokens: torch.Tensor, step: StreamStep = OFFLINE, *, last: bool = True
     ) -> torch.Tensor:
-        """Computes the conditions of the next tokens of streams, equal to the same part of the
+        """Computes the conditions of the next tokens of streams. They equal the same part of the
         conditions of whole utterances.
 
         Args:
@@ -99,7 +101,7 @@ class Flow(FlowNetwork[DiT]):
 
 
 def token_embedding(config: FlowConfig) -> nn.Embedding:
-    """Makes the embedding of the tokens of a flow; its one parameter is called `weight`."""
+    """Makes the embedding layer of the tokens of a flow. Its only parameter is `weight`."""
     books = config.codebooks
     if books is None:
         return nn.Embedding(config.vocab_size, config.input_size)
@@ -109,8 +111,8 @@ def token_embedding(config: FlowConfig) -> nn.Embedding:
 
 
 class CodebookEmbedding(nn.Embedding):
-    """Embedding of tokens that consist of several codes. One table holds the vocabularies of all
-    codebooks, one after the other.
+    """Embedding layer of tokens that consist of several codes. Its table holds the vocabularies of
+    all codebooks, one after the other.
 
     Args:
         codebooks: number of codes of a token.

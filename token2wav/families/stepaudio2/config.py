@@ -48,8 +48,8 @@ class StepAudio2Config(CosyVoice2Config):
     flow: FlowConfig[DiTConfig]
 
     def grid(self, prompt_tokens: int, left_blocks: int = -1) -> BlockGrid:
-        """Returns the block grid of a stream: blocks count from the end of the prompt, and the
-        whole prompt is one block.
+        """Returns the block grid of a stream. Blocks start at the end of the prompt, and all frames
+        of the prompt attend to the whole prompt.
         """
         return BlockGrid(
             self.block_tokens,
@@ -62,11 +62,11 @@ class StepAudio2Config(CosyVoice2Config):
 
 
 def read(folder: Path) -> StepAudio2Config:
-    """Reads `flow.yaml` of a folder. The file may have sizes of HiFT in the format of CosyVoice2;
-    without them HiFT has its published sizes, which are in code.
+    """Reads `flow.yaml` of a folder. The file may have a section `hift` in the format of
+    CosyVoice2. Without the section HiFT has its published sizes, the defaults of `HiFTConfig`.
 
     Raises:
-        ConfigError: a key is missing, of another class or out of range.
+        ConfigError: a key is missing, or its value has the wrong class or is out of range.
     """
     path = folder / FILES[0]
     document = HyperYaml.read(path)

@@ -14,18 +14,19 @@ from token2wav.networks.streaming import StreamStep
 
 
 class StepAudioFlow(Flow[StepAudioDiT]):
-    """Flow: token embedding, conformer encoder, speaker projection and a DiT.
+    """Flow with a token embedding, a conformer encoder, a speaker projection and a DiT.
 
-    In streams the prompt is encoded with silence as its look-ahead, so that its encoding depends on
-    the voice alone. A whole utterance under full attention is encoded in one piece, as in the
-    public code.
+    In streams the look-ahead of the prompt is silence instead of the first tokens of the utterance,
+    so that the encoding of the prompt depends on the voice alone. Under full attention a whole
+    utterance is encoded in one piece, as in the public code.
     """
 
     def _encoded(self, given: EncoderInput, step: StreamStep) -> torch.Tensor:
         chunk, layer = given.chunk, self.encoder.pre_lookahead_layer
         if given.grid is None:
             return super()._encoded(given, step)
-        if step.state is None:  # the two parts of a whole utterance share a state
+        # A whole utterance also needs a state, because its prompt and the rest are two parts.
+        if step.state is None:
             step = StreamStep(
                 {
                     each: torch.zeros(1, *spec.shape, dtype=spec.dtype, device=self.device)

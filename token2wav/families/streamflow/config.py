@@ -39,7 +39,7 @@ class StreamFlowSection:
     sizes of StreamFlow-SR.
 
     Attributes:
-        type: name of the kind of flow.
+        type: kind of the flow.
         vocab_size: number of different tokens.
         spk_embed_dim: length of the speaker embedding.
         input_frame_rate: tokens per second.
@@ -51,11 +51,12 @@ class StreamFlowSection:
             of steps.
         dim, depth, heads, dim_head, ff_mult: sizes of the DiT; it has `depth` layers.
         block_frames: mel frames of an attention block.
-        chunk_blocks: blocks of a chunk, unless the service sets another hop.
+        chunk_blocks: number of blocks of a chunk, unless the settings of the server set another
+            hop.
         backward_layers: layers, counted from 1, in which a block also attends to the block before
             it.
-        forward_layers: layers in which a block also attends to the block after it. In all other
-            layers a block attends to itself only.
+        forward_layers: layers, counted from 1, in which a block also attends to the block after it.
+            In layers of neither list a block attends only to itself.
     """
 
     type: Literal["streamflow"] = "streamflow"
@@ -108,10 +109,11 @@ class StreamFlowSection:
 
 @dataclass(frozen=True)
 class GuidedFlowConfig(FlowConfig):
-    """Configuration of a flow whose attention looks ahead, instead of a look-ahead layer.
+    """Configuration of a flow with guided attention. It has no look-ahead layer, because its
+    attention reads later blocks.
 
     Attributes:
-        chunk_blocks: blocks of a chunk.
+        chunk_blocks: number of blocks of a chunk.
     """
 
     pre_lookahead_len: Absent
@@ -140,7 +142,7 @@ class GuidedFlowConfig(FlowConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class StreamFlowConfig(CosyVoice3Config):
-    """Configuration of a StreamFlow model, whose layers have masks of their own."""
+    """Configuration of a StreamFlow model. Each layer of its estimator has an attention mask."""
 
     FILE: ClassVar[str] = MODEL_FILE
 

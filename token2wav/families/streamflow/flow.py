@@ -1,11 +1,11 @@
-"""Flow stage of models whose attention is bounded on both sides. It computes every chunk in its own
-window, and stores only the last tokens of a stream.
+"""Flow stage of StreamFlow, whose attention reaches a limited number of blocks to both sides. It
+computes every chunk in a window of its own, and stores only the last tokens of a stream.
 
 In one evaluation of the estimator, a block depends on one earlier block for each backward layer,
-and on one later block for each forward layer. The ODE evaluates the estimator once for every step,
-each time on the result of the step before. So its solution depends on that number of blocks times
-the number of steps. A chunk is computed in a window that holds the reach of one evaluation. Cost
-and memory of a chunk do not depend on its position.
+and on one later block for each forward layer. These blocks are the reach of one evaluation. The ODE
+evaluates the estimator once for every step, each time on the result of the step before. The exact
+solution therefore depends on the reach times the number of steps. A window holds only the reach of
+one evaluation, so that cost and memory of a chunk do not depend on its position.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ from token2wav.voice import Voice
 
 
 class GuidedSolver:
-    """Solver that integrates windows of utterances under the masks of their estimator. It has no
-    state, so threads may share it.
+    """Euler solver that integrates windows of utterances under guided attention. Thread-safe.
 
     Args:
         estimator: a DiT with guided attention.
@@ -57,9 +56,9 @@ class GuidedSolver:
     ) -> torch.Tensor:
         """Integrates noise to the mel of some frames of a window.
 
-        Every step leaves out the frames that no later step depends on. If the window holds the
-        reach of all steps, the result equals that of the whole utterance. In a narrower window the
-        frames at its edges go through all steps as if the utterance ended there.
+        After every step, the frames that no later step depends on are dropped. If the window holds
+        the reach of all steps, the result equals the result for the whole utterance. In a narrower
+        window, the frames at its edges are computed as if the utterance ended there.
 
         Args:
             noise: (B, bands, T) start of the ODE for windows. A window starts with a block, and
@@ -104,7 +103,7 @@ class _Stream:
     Attributes:
         steps: number of ODE steps.
         speaker: (bands,) speaker vector.
-        past: last tokens before the next chunk, no more than a window needs.
+        past: last tokens before the next chunk, as many as a window needs.
     """
 
     steps: int
@@ -132,7 +131,7 @@ class _Window:
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """Windows of one shape run together."""
+        """Key of a batch: windows with equal values run together."""
         return self.stream.steps, len(self.tokens), self.left, self.count
 
 
@@ -141,10 +140,11 @@ class WindowFlow(StatefulStage[_Stream], FlowStage):
 
     Args:
         config: configuration of the model.
-        encoder: encoder of the flow, without state; its device is the device of the stage.
+        encoder: encoder of the flow, without state. The stage runs on its device.
         noise: noise of the flow.
-        solvers: solvers of the estimator, by number of ODE steps; the usual number comes first.
-        past_tokens: tokens before a chunk that one evaluation of the estimator reaches back to.
+        solvers: solvers of the estimator, by number of ODE steps; the default number comes first.
+        past_tokens: number of tokens that one evaluation of the estimator reaches back before a
+            chunk.
     """
 
     def __init__(
@@ -184,8 +184,9 @@ class WindowFlow(StatefulStage[_Stream], FlowStage):
     def whole(
         self, tokens: NDArray[np.int32], voice: Voice, *, streaming: bool, steps: int = 0
     ) -> torch.Tensor:
-        """Computes the mel (bands, ratio * tokens) of a whole utterance in one call, under the
-        masks of the layers for either value of `streaming`.
+        """Computes the mel (bands, ratio * tokens) of a whole utterance in one call.
+
+        `streaming` has no effect, because the masks of the layers are part of the model.
         """
         handle = self.open(voice, steps)
         try:
@@ -202,7 +203,7 @@ class WindowFlow(StatefulStage[_Stream], FlowStage):
     def _solve(self, windows: Sequence[_Window]) -> list[torch.Tensor]:
         """Computes the mels (bands, frames) of the chunks of windows of one shape."""
         steps, width, left, count = windows[0].shape
-        # The context of a chunk in its window needs conditions too.
+        # Conditions are needed for the whole window, and not only for the chunk.
         whole = [
             EncoderInput(TokenChunk(window.tokens, 0, width, last=True), None) for window in windows
         ]
