@@ -1,10 +1,8 @@
-"""Builder of TensorRT engines from ONNX files. It uses ordinary TensorRT (10 or 11) or
-TensorRT-RTX.
+"""Builder of TensorRT engines from ONNX files, with ordinary TensorRT (10 or 11) or TensorRT-RTX.
 
 Engines are strongly typed: the number types in the graph decide the precision of each operation.
-    The
-same calls therefore work with both packages and all versions. Features that only some versions have
-are looked up at run time.
+The same calls therefore work with both packages and all versions. Features that only some versions
+have are looked up at run time.
 
 The graphs must not contain the ONNX operator `Attention`, because TensorRT has no float32 kernel
 for it. Exports therefore use an opset below 23, the first opset with this operator.

@@ -30,8 +30,7 @@ Tensors = dict[str, torch.Tensor]  # inputs or outputs of a graph, by name
 
 
 class PublicEstimator(nn.Module):
-    """Estimator as a graph without state, as in the public code. It recomputes everything at each
-    call.
+    """Estimator without state, as in the public code. It recomputes everything at each call.
 
     Args:
         estimator: network that is called.
@@ -126,7 +125,7 @@ def load_module(graph: GraphName, precision: Precision, model: Exportable) -> nn
 def halve_convolutions(vocoder: VocoderNetwork) -> None:
     """Converts the convolutions of the network to float16, except for the F0 predictor.
 
-    All other layers stay in float32. Phases above all need that precision.
+    All other layers keep their dtype, above all the layers that compute phases.
     """
     for name, module in vocoder.named_modules():
         if isinstance(module, (nn.Conv1d, nn.ConvTranspose1d)) and not name.startswith(

@@ -41,6 +41,8 @@ class Load(NamedTuple):
 def chunk_frames(stream: StreamConfig, config: ModelConfig) -> list[int]:
     """Returns the number of frames of every hop of a schedule, ascending.
 
+    A longer chunk runs on torch, see `ExportedStep`.
+
     Raises:
         ConfigError: the schedule does not fit the model.
     """

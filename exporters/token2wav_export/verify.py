@@ -1,6 +1,4 @@
-"""Verification of a backend: compares its stages with torch in float32, chunk by chunk as in a
-stream.
-"""
+"""Verification of a backend: compares its stages with torch in float32, as a stream runs them."""
 
 from __future__ import annotations
 

@@ -210,9 +210,7 @@ class Batch:
         self._slots = torch.zeros(2, size.rows, dtype=torch.int64, device=device)
 
     def fill(self, chunks: Sequence[ChunkInput]) -> None:
-        """Copies chunks into the tensors. Rows without a block keep old data, which no block
-        reads.
-        """
+        """Copies chunks into the tensors. Unused rows keep old data, which no block reads."""
         self.blocks = []
         rows, row = np.zeros(tuple(self.table.shape), np.int32), 0
         for number, chunk in enumerate(chunks):

@@ -15,8 +15,7 @@ from token2wav.voice import Voice
 
 
 class TokenDecoder(Stage):
-    """Decoder stage, which passes the codes of each chunk to a vocoder stage as if they were
-    frames.
+    """Decoder stage, which passes the codes of each chunk to a vocoder stage as frames.
 
     The codes of one token are the numbers of one float32 frame. float32 holds every code below
     2**24 exactly. The network looks up the embeddings of the codes.

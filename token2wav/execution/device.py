@@ -67,8 +67,9 @@ def keep_arithmetic_exact(device: torch.device) -> None:
     """Turns off the reduced precision that torch uses on a GPU for speed, for the whole process.
 
     Float32 convolutions and matrix products then do not use TF32, which keeps only 10 bits of the
-    mantissa. If a library splits a product of float16 matrices into parts, the parts are summed in
-    float32. docs/parity.md gives the error of each kind of rounding.
+    mantissa. Products of float16 matrices are summed in float32. This includes the sum of the parts
+    into which a library may split a product. docs/parity.md gives the error of each kind of
+    rounding.
     """
     if device.type == "cuda":
         torch.backends.cudnn.allow_tf32 = False

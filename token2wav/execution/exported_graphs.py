@@ -1,8 +1,7 @@
 """Exported graphs that ONNX Runtime and TensorRT run on torch tensors, and the exported vocoder.
 
 No TensorRT engine was executed while this code was written: an engine can be built without a GPU,
-    but
-not run. `make gpu-check` runs one.
+but not run. `make gpu-check` runs one.
 """
 
 from __future__ import annotations
@@ -132,9 +131,7 @@ class OnnxModule:
         return True
 
     def run(self, inputs: Mapping[str, torch.Tensor], outputs: Mapping[str, torch.Tensor]) -> None:
-        """Runs the graph, and waits for the result. Takes contiguous tensors, by name, on its
-        device.
-        """
+        """Runs the graph on contiguous tensors on its device, by name, and waits for the result."""
         if self._device.type == "cuda":
             # ONNX Runtime uses a CUDA stream of its own.
             torch.cuda.current_stream(self._device).synchronize()

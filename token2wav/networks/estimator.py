@@ -37,9 +37,7 @@ class AttentionContext(Protocol):
     """
 
     def convolve(self, index: int, conv: Convolution, x: torch.Tensor) -> torch.Tensor:
-        """Runs a convolution over its state followed by x (B, channels, T), and stores its new
-        state.
-        """
+        """Runs a convolution over its state and x (B, channels, T), and stores its new state."""
 
     def attend(
         self,
@@ -142,9 +140,7 @@ class Estimator(nn.Module, ABC):
 
     @property
     def state_width(self) -> int:
-        """Number of values in the state of all convolutions, for one ODE step and guidance
-        branch.
-        """
+        """Number of values in the state of all convolutions, per ODE step and guidance branch."""
         return sum(map(math.prod, self.conv_state_shapes))
 
     def tails(self, state: torch.Tensor) -> list[torch.Tensor]:
@@ -263,7 +259,5 @@ class CachedStep(nn.Module):
 
 
 def cache_names(layers: int) -> list[str]:
-    """Lists the names of the keys and values of all layers in a graph, without `past_` or
-    `new_`.
-    """
+    """Lists the names of the keys and values of a graph, without `past_` or `new_`."""
     return [f"{which}_{layer}" for layer in range(layers) for which in ("key", "value")]

@@ -1,6 +1,4 @@
-"""F0 predictor and harmonic source of HiFT, which makes an excitation signal from F0 (the
-pitch).
-"""
+"""F0 predictor of HiFT, and its harmonic source, which makes an excitation signal from F0."""
 
 from __future__ import annotations
 

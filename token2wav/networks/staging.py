@@ -1,6 +1,4 @@
-"""Copies of small arrays from the host to a device. The host does not wait for work on the
-device.
-"""
+"""Copies of small arrays from the host to a device, without waiting for work on the device."""
 
 from __future__ import annotations
 

@@ -182,9 +182,7 @@ def check_mel(config: BigVGANConfig, flow: MelSettings) -> None:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Makes a dict of the pairs of a JSON object. Rejects equal keys; other readers keep only
-    one.
-    """
+    """Makes a dict of the pairs of a JSON object. Rejects equal keys; `json` keeps the last."""
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:

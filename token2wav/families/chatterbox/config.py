@@ -21,7 +21,8 @@ from token2wav.model_config import StageName
 from token2wav.networks.configs import HiFTConfig, ScheduleConfig
 
 # Names of files with the weights, in order of preference. The file of Chatterbox Turbo, the
-# distilled model, comes first.
+# distilled model, comes first. In a folder of Turbo it lies beside the voices and tokenizers of the
+# other model.
 MEAN_FLOW_FILES = ("s3gen_meanflow.safetensors",)
 FILES = (*MEAN_FLOW_FILES, "s3gen.safetensors", "s3gen.pt")
 

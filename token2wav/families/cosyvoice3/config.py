@@ -85,9 +85,7 @@ class FlowConfig:
 
     @property
     def hop_blocks(self) -> tuple[int, int]:
-        """Number of blocks in the first hop and in the longest hop. 4 blocks of 25 tokens are 4
-        s.
-        """
+        """Number of blocks of the first and of the longest hop. 4 blocks of 25 tokens are 4 s."""
         return 1, 4
 
     @property

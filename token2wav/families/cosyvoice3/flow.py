@@ -65,9 +65,7 @@ class Flow(FlowNetwork[DiT]):
         states: Mapping[nn.Module, torch.Tensor] | None,
         rows: Sequence[int],
     ) -> list[torch.Tensor]:
-        """Computes the conditions of the chunks in the given rows of a batch. They have one
-        shape.
-        """
+        """Computes the conditions of chunks of one shape: those in the given rows of a batch."""
         chunks = [batch[row].chunk for row in rows]
         tokens = to_device(np.stack([chunk.tokens for chunk in chunks]), self.device)
         if states is None:
