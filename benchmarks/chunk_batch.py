@@ -15,6 +15,7 @@ from benchmarks.models import a_voice
 from token2wav import Token2Wav, Voice
 from token2wav.execution.stages import FrameChunk, TokenChunk
 
+_LEAST_REPEATS = 3
 _RESERVED_PAGES = 3  # pages that a stream reserves when it opens
 
 
@@ -106,19 +107,39 @@ def chunk_key(streams: int, hop: int, spoken_s: float) -> str:
     return f"{streams} streams, {hop} tokens after {spoken_s:g} s"
 
 
-def chunk(model: Token2Wav, repeats: int, streams: int, hop: int, spoken_s: float) -> Row:
+def chunk(
+    model: Token2Wav,
+    repeats: int,
+    streams: int,
+    hop: int,
+    spoken_s: float,
+    repeat_s: float = float("inf"),
+) -> Row:
     """Times a chunk of each stream in one batch: median, least and most, in ms.
 
-    The row has these times for the flow, for the vocoder and for both together.
+    The row has these times for the flow, for the vocoder and for both together. The first chunk
+    warms up and does not count.
+
+    Args:
+        model: loaded model.
+        repeats: number of repeats.
+        streams: number of streams.
+        hop: new tokens of the timed chunk.
+        spoken_s: seconds of audio before the timed chunk.
+        repeat_s: seconds after which no further repeat begins, if there are three. A repeat
+            computes the audio before its chunk too.
     """
-    times, computed = [], 0
-    for _ in range(repeats + 1):
+    times, computed, began = [], 0, time.monotonic()
+    for repeat in range(repeats + 1):
+        if repeat > _LEAST_REPEATS and time.monotonic() - began > repeat_s:
+            break
         with spoken(model, streams, round(25 * spoken_s), hop) as batch:
             times.append(batch.advance(hop))
             computed = batch.new_tokens
     flow, vocoder = (1000 * np.array(each) for each in zip(*times[1:], strict=True))
     history_s = spoken_s + PROMPT_TOKENS / 25 if spoken_s else 0.0
     row: Row = {"streams": streams, "hop_tokens": hop, "spoken_s": spoken_s, "history_s": history_s}
+    row["repeats"] = len(flow)
     for name, each in (("flow_ms", flow), ("vocoder_ms", vocoder), ("total_ms", flow + vocoder)):
         row[name] = [round(float(value), 3) for value in (np.median(each), each.min(), each.max())]
     return row | {"computed_tokens": computed}

@@ -45,6 +45,7 @@ from token2wav.execution.graphs import SWITCH  # noqa: E402
 
 # name of a section, its share of the time that is left, and its settings
 Part = tuple[str, float, Settings]
+_NOT_REHEARSED = ("smoke", "chunks", "floor", "tests", "sanitizer", "counters")
 _LAST_S = 15.0  # time of a slice that is reserved for ending a section
 
 
@@ -54,8 +55,8 @@ def parts_of(number: int, settings: Settings, given: dict[str, Any]) -> Iterator
     Settings given by the user (`given`) override the changes of the slice.
     """
     for name, share, changes in SLICES[number]:
-        if name == REHEARSAL:  # every section that needs a model, and the recovery from an error
-            rehearsed = [each for each in SECTIONS if each not in ("floor", "tests", "compiled")]
+        if name == REHEARSAL:  # every section that runs a model, and the recovery from an error
+            rehearsed = [each for each in SECTIONS if each not in _NOT_REHEARSED]
             for section in rehearsed if settings.size == "full" else ["recovery"]:
                 yield name + section, share, settings.rehearsal()
         else:  # a rehearsal takes only `setting` from the changes of the slice

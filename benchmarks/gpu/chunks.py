@@ -47,7 +47,7 @@ def chunks(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
         for number, (spoken_s, hop) in enumerate([(0.0, settings.hops[0]), *places]):
             yield (
                 chunk_key(streams, hop, spoken_s),
-                partial(chunk, model, settings.repeats, streams, hop, spoken_s),
+                partial(chunk, model, settings.repeats, streams, hop, spoken_s, settings.repeat_s),
             )
             if not number and streams in (1, max(settings.batches)):
                 at = 0.0 if streams == 1 else settings.histories[0]
@@ -92,7 +92,10 @@ def recompute(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows
     model, _ = load(folder, settings, StreamConfig(reference=True))
     hop = settings.hops[-1]
     for spoken_s in settings.histories:
-        yield chunk_key(1, hop, spoken_s), partial(chunk, model, settings.repeats, 1, hop, spoken_s)
+        yield (
+            chunk_key(1, hop, spoken_s),
+            partial(chunk, model, settings.repeats, 1, hop, spoken_s, settings.repeat_s),
+        )
 
 
 def profiled(model: Token2Wav, settings: Settings, streams: int, spoken_s: float) -> Row:

@@ -72,21 +72,28 @@ def parity(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
 
     Each batch size has a row.
     """
-    config, (stream, storage) = read_config(folder), SETTINGS[settings.setting]
-    # the default hop runs more captured shapes
-    stream = StreamConfig(first_tokens=0, left_blocks=stream.left_blocks)
-    with patch.dict(os.environ, {SWITCH: "0"}):
-        mib = 1 + (_PAGES * estimator_sizes(config, "float32")[0].page_bytes >> 20)
-        alone = Token2Wav.load(
-            folder, stream=stream, runtime=settings.runtime(precision="float32", cache_mib=mib)
-        )
-    count = min(_UTTERANCES, max(settings.parity_batches))
-    expected = [speak(alone, [utterance(config, index)])[0] for index in range(count)]
-    del alone
-    model, _ = load(folder, settings, stream, cache_storage=storage)
+    _, storage = SETTINGS[settings.setting]
+    expected = reference(folder, settings, min(_UTTERANCES, max(settings.parity_batches)))
+    model, _ = load(folder, settings, _stream(settings), cache_storage=storage)
     bound = MEL["float16" if storage == "int8" else model.engine.precision]
     for streams in settings.parity_batches:
         yield parity_key(settings, streams), partial(check, model, streams, expected, bound)
+
+
+def reference(folder: Path, settings: Settings, count: int) -> list[Utterance]:
+    """Computes the first utterances, each alone, on torch in float32 without CUDA graphs."""
+    config = read_config(folder)
+    mib = 1 + (_PAGES * estimator_sizes(config, "float32")[0].page_bytes >> 20)
+    runtime = settings.runtime(precision="float32", cache_mib=mib)
+    with patch.dict(os.environ, {SWITCH: "0"}):
+        alone = Token2Wav.load(folder, stream=_stream(settings), runtime=runtime)
+    return [speak(alone, [utterance(config, index)])[0] for index in range(count)]
+
+
+def _stream(settings: Settings) -> StreamConfig:
+    """Settings of streams with the default hop, which runs more captured shapes."""
+    stream, _ = SETTINGS[settings.setting]
+    return StreamConfig(first_tokens=0, left_blocks=stream.left_blocks)
 
 
 def parity_key(settings: Settings, streams: int) -> str:

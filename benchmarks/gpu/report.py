@@ -134,10 +134,8 @@ def _first_chunk(content: Content) -> Verdict:
         chunk_key(1, 25, 0.0),
         f"in at most {FIRST_CHUNK_MS:g} ms for flow and vocoder, at the median",
     )
-    aim, row = (
-        f"first chunk (25 tokens, cached voice, one stream) {bound}",
-        rows_of(content, "chunks").get(key),
-    )
+    rows = rows_of(content, "smoke") | rows_of(content, "chunks")
+    aim, row = f"first chunk (25 tokens, cached voice, one stream) {bound}", rows.get(key)
     median, least, most = row["total_ms"] if row else (0.0, 0.0, 0.0)
     measured = (
         f"{median:.2f} ms ({least:.2f} to {most:.2f})" if row else _why(content, "chunks", key)
@@ -280,7 +278,7 @@ def _tables(content: Content, name: str, rows: Mapping[str, Row]) -> Iterator[st
     )
     for key, row in rows.items():
         shown = {"": key} | {each: value for each, value in row.items() if each not in _COMMON[:4]}
-        if name == "chunks" and "total_ms" in row and rates:
+        if name in ("smoke", "chunks") and "total_ms" in row and rates:
             floor = floor_ms(config, content["facts"]["precision"], rates, row)
             shown |= {"floor_ms": floor, "times floor": row["total_ms"][0] / floor}
         groups.setdefault(tuple(shown), []).append(shown)
@@ -289,7 +287,7 @@ def _tables(content: Content, name: str, rows: Mapping[str, Row]) -> Iterator[st
         yield table(
             {each: value for each, value in row.items() if each not in long} for row in group
         )
-        for row, each in ((row, each) for row in group for each in long):
+        for row, each in ((row, each) for row in group for each in long if row[each]):
             yield f"{row['']}, {each}:"
             yield (
                 table(row[each])

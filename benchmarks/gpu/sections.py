@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -24,8 +21,11 @@ from benchmarks.environment import ROOT
 from benchmarks.gpu.chunks import chunks, drift, recompute
 from benchmarks.gpu.floor import floor
 from benchmarks.gpu.parity import parity
+from benchmarks.gpu.pytest_rows import rows_of_tests
 from benchmarks.gpu.settings import SETTINGS, LeftOut, Row, Rows, Settings
+from benchmarks.gpu.smoke import smoke
 from benchmarks.gpu.streams import BUFFER_S, TOKENS_PER_PUSH, streams
+from benchmarks.gpu.tools import counters, sanitizer
 from benchmarks.listening import PACE
 
 ON_PURPOSE = "a deliberate error"
@@ -63,7 +63,7 @@ def recovery(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
 
 
 def tests(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
-    """Runs each test file that has the mark `gpu` in its own process, all at the same time."""
+    """Runs all test files that have the mark `gpu`."""
     found = [
         path for path in sorted((ROOT / "tests").rglob("*.py")) if "mark.gpu" in path.read_text()
     ]
@@ -71,68 +71,7 @@ def tests(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
     paths = [path if path.name.startswith("test_") else path.parent for path in found][
         : settings.test_files or None
     ]
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-m",
-        "gpu",
-        "-v",
-        "--color=no",
-        "--tb=short",
-        "-p",
-        "no:cacheprovider",
-    ]
-    # tests/conftest.py needs further packages, so pytest must not load it
-    command.append(f"--confcutdir={ROOT / 'tests' / 'execution'}")
-    running = []
-    for path in paths:
-        output = tempfile.TemporaryFile("w+")  # noqa: SIM115 (its row closes it)
-        process = subprocess.Popen(
-            [*command, str(path)], cwd=ROOT, stdout=output, stderr=subprocess.STDOUT
-        )
-        running.append((str(path.relative_to(ROOT)), partial(_outcome, process, output)))
-    yield from running
-
-
-def _outcome(process: subprocess.Popen[bytes], output: Any) -> Row:
-    status = process.wait()
-    with output:
-        output.seek(0)
-        text = output.read()
-    print(text, flush=True)
-    if missing := re.search(r"No module named '?([\w.]+)", text):
-        raise LeftOut(f"not installed: {missing[1]}")
-    outcomes = re.findall(r"^(tests/\S+::.+?) (PASSED|FAILED|ERROR|SKIPPED)\b", text, re.MULTILINE)
-    passed, skipped = (
-        sum(outcome == word for _, outcome in outcomes) for word in ("PASSED", "SKIPPED")
-    )
-    failed = [name for name, outcome in outcomes if outcome in ("FAILED", "ERROR")]
-    reasons = re.findall(r"^E +(\S.*)", text, re.MULTILINE)
-    problem = f"pytest ended with {status}: {', '.join(failed[:5])}: {'; '.join(reasons[:3])}"
-    # status 5: no tests were collected
-    return {"passed": passed, "skipped": skipped, "problem": None if status in (0, 5) else problem}
-
-
-def compiled(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
-    """Lists registers, bytes of stack and shared memory of every kernel, built for this device."""
-    if not settings.on_gpu:
-        raise LeftOut("the device is no GPU")
-    capability = "".join(map(str, torch.cuda.get_device_capability(settings.device)))
-    command = [
-        sys.executable,
-        "tests/execution/kernels/compile_kernels.py",
-        capability,
-        "float16",
-        "int8",
-    ]
-
-    def measure() -> Row:
-        ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-        problem = ended.stderr.strip()[-500:] if ended.returncode else None
-        return {"lines": ended.stdout.splitlines(), "problem": problem}
-
-    yield "name, pages, registers, bytes of stack, shared bytes", measure
+    yield from rows_of_tests(paths, done)
 
 
 def engines(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
@@ -198,6 +137,7 @@ def server(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
 SECTIONS: dict[str, Callable[[Path, Settings, Mapping[str, Row]], Rows]] = {
     section.__name__: section
     for section in (
+        smoke,
         recovery,
         floor,
         tests,
@@ -206,8 +146,9 @@ SECTIONS: dict[str, Callable[[Path, Settings, Mapping[str, Row]], Rows]] = {
         recompute,
         parity,
         streams,
-        compiled,
         engines,
         server,
+        sanitizer,
+        counters,
     )
 }

@@ -44,7 +44,10 @@ class Settings:
     batches: tuple[int, ...] = (1, 16, 64)  # batch sizes of the timed chunks
     histories: tuple[float, ...] = (2.0, 10.0, 30.0)  # seconds of audio before a timed chunk
     hops: tuple[int, ...] = (25, 100)  # new tokens of a timed chunk
-    repeats: int = 3  # repeats of every timing, after one warm-up
+    # Repeats of every timing, after one warm-up. An idle GPU lowers its clock, so that few repeats
+    # show the clock and not the chunk.
+    repeats: int = 30
+    repeat_s: float = 6.0  # seconds after which a timing that has three repeats gets no more
     drift_chunks: int = 60
     drift_window: int = 8  # `left_blocks` of section drift
     # batch sizes that use every captured batch shape, some only partly filled
@@ -113,11 +116,11 @@ RESULTS = "results.json"
 # valuable sections come first. The shares are guesses, because no GPU has run the sections yet.
 SLICES: dict[int, list[tuple[str, float, dict[str, Any]]]] = {
     1: [
-        (REHEARSAL, 0.08, {}),
-        ("floor", 0.2, {}),
-        ("tests", 0.45, {}),
-        ("chunks", 0.9, {"batches": (1,)}),
-        ("compiled", 1, {}),
+        ("smoke", 0.25, {}),
+        ("chunks", 0.4, {"batches": (1,)}),
+        ("tests", 0.8, {}),
+        ("floor", 0.5, {}),
+        (REHEARSAL, 0.3, {}),
     ],
     2: [
         ("parity", 0.3, {}),
@@ -131,6 +134,8 @@ SLICES: dict[int, list[tuple[str, float, dict[str, Any]]]] = {
         ("streams", 0.4, {"setting": "window", "streams_from": 64}),
         ("streams", 0.5, {"streams_from": 32}),
         ("engines", 0.5, {}),
-        ("server", 1.0, {"setting": "lean"}),
+        ("server", 0.6, {"setting": "lean"}),
+        ("sanitizer", 0.6, {}),
+        ("counters", 1.0, {}),
     ],
 }

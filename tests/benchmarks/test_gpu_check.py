@@ -14,6 +14,7 @@ import sys
 import time
 import venv
 from collections.abc import Iterator
+from functools import partial
 from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
@@ -48,49 +49,53 @@ def with_dependencies(names: list[str]) -> Iterator[str]:
             ]
 
 
-@pytest.fixture(scope="module")
-def machine(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Source tree, and an interpreter with the minimal requirements and without the project."""
-    tree, environment = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("bare")
+def machine(folder: Path, packages: list[str]) -> tuple[Path, Path]:
+    """Makes a source tree, and an interpreter with some packages and without the project."""
+    tree, environment = folder / "tree", folder / "bare"
+    tree.mkdir()
     for name in SOURCES:
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, tree / name)
     venv.create(environment, symlinks=True)
-    [packages] = environment.glob("lib/python*/site-packages")
-    for name in with_dependencies(PACKAGES):
+    [site_packages] = environment.glob("lib/python*/site-packages")
+    for name in with_dependencies(packages):
         found = distribution(name)
         for entry in {
             path.parts[0]
             for path in found.files or []
             if path.parts[0] not in ("..", "__pycache__")
         }:
-            if not (packages / entry).exists():
-                (packages / entry).symlink_to(str(found.locate_file(entry)))
+            if not (site_packages / entry).exists():
+                (site_packages / entry).symlink_to(str(found.locate_file(entry)))
     return tree, environment / "bin" / "python"
 
 
-def test_all_slices_on_a_bare_machine(machine: tuple[Path, Path], tmp_path: Path) -> None:
-    tree, python = machine
+def run_on(tree: Path, python: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs a Python program in a source tree, in an environment without other variables."""
     outside = ("PATH", "HOME", "LANG", "TMPDIR")
-    environment = {name: os.environ[name] for name in outside if name in os.environ} | {
-        "OMP_NUM_THREADS": "1"
-    }
+    environment = {name: os.environ[name] for name in outside if name in os.environ}
+    return subprocess.run(
+        [str(python), *arguments],
+        cwd=tree,
+        env=environment | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [str(python), *arguments]
-        return subprocess.run(
-            command, cwd=tree, env=environment, capture_output=True, text=True, check=False
-        )
 
+def test_all_slices_on_a_bare_machine(tmp_path: Path) -> None:
+    run = partial(run_on, *machine(tmp_path, PACKAGES))
+    out = tmp_path / "out"
     for missing in ("token2wav", "tritonclient", "tqdm", "matplotlib", "onnx"):
         assert (
             run("-c", f"from importlib.metadata import version; version({missing!r})").returncode
             == 1
         )
-    done = run("-m", "benchmarks.gpu_check", "--rehearse", "--out", str(tmp_path), "--set", *LEAST)
+    done = run("-m", "benchmarks.gpu_check", "--rehearse", "--out", str(out), "--set", *LEAST)
     assert done.returncode == 0, done.stdout + done.stderr
 
-    content = json.loads((tmp_path / "report.json").read_text())
+    content = json.loads((out / "report.json").read_text())
     assert (content["gpu"], content["size"], content["commit"], len(content["runs"])) == (
         None,
         "tiny",
@@ -101,13 +106,14 @@ def test_all_slices_on_a_bare_machine(machine: tuple[Path, Path], tmp_path: Path
     rows = {(row["section"], row["key"]): row for row in content["rows"]}
     left_out = {section: row["left_out"] for (section, _), row in rows.items() if row["left_out"]}
     assert left_out == {
-        "compiled": "the device is no GPU",
         "engines": "not installed: tqdm",
         "server": "not installed: matplotlib",
+        "sanitizer": "not installed: compute-sanitizer",
+        "counters": "not installed: ncu",
     }
     measured = {section for (section, _), row in rows.items() if not row["left_out"]}
     assert measured == {
-        "rehearsal of recovery", "floor", "tests", "chunks", "parity", "drift", "streams",
+        "smoke", "rehearsal of recovery", "floor", "tests", "chunks", "parity", "drift", "streams",
         "recompute",
     }  # fmt: skip
     assert rows["rehearsal of recovery", ON_PURPOSE]["problem"] == "the process ended with SIGKILL"
@@ -121,11 +127,30 @@ def test_all_slices_on_a_bare_machine(machine: tuple[Path, Path], tmp_path: Path
         heard = rows["streams", f"{setting}: 2 streams"]
         assert (heard["errors"], heard["first_audio_ms"]["p50"] > 0) == ([], True)
     for number in range(1, 5):
-        files = list((tmp_path / f"slice-{number}").iterdir())
+        files = list((out / f"slice-{number}").iterdir())
         assert len(files) <= 6
         assert max(path.stat().st_size for path in files) <= 4_000_000
-    assert (tmp_path / "report.md").read_text().startswith("# Rehearsal: no GPU")
+    assert (out / "report.md").read_text().startswith("# Rehearsal: no GPU")
     assert done.stdout.count("not shown  ") == 6
+
+
+def test_slices_without_the_triton_language(tmp_path: Path) -> None:
+    """The tests of kernels are left out, and nothing fails."""
+    run = partial(run_on, *machine(tmp_path, [name for name in PACKAGES if name != "triton"]))
+    assert run("-c", "import triton").returncode == 1
+    out = tmp_path / "out"
+    options = ["--rehearse", "--section", "smoke", "tests", "--out", str(out)]
+
+    done = run("-m", "benchmarks.gpu_check", *options, "--set", "test_files=0", *LEAST)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads((out / RESULTS).read_text())["rows"]
+    left_out = {row["key"] for row in rows if row["left_out"] == "not installed: triton"}
+    assert {Path(key).name for key in left_out} == {
+        "test_kernels.py",
+        "test_kernel_step.py",
+        "test_kernel_context.py",
+    }
 
 
 @pytest.mark.parametrize(

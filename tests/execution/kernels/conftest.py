@@ -10,9 +10,6 @@ from token2wav.execution.device import keep_arithmetic_exact
 # Before triton is imported: without a GPU its kernels are interpreted.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
-pytest.importorskip(
-    "triton", reason="the Triton language is not installed: pip install 'token2wav[gpu]'"
-)
 
 
 @pytest.fixture(autouse=True)

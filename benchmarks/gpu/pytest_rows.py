@@ -1,0 +1,73 @@
+"""Rows of test files that have the mark `gpu`: numbers of tests, and measured errors."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.environment import ROOT
+from benchmarks.gpu.settings import LeftOut, Row, Rows
+
+MEASURED = "measured: "  # begins the lines that benchmarks/gpu/record_errors.py prints
+COMMAND = [
+    *(sys.executable, "-m", "pytest", "-m", "gpu", "-v", "--color=no", "--tb=short"),
+    *("-p", "no:cacheprovider", "-p", "benchmarks.gpu.record_errors"),
+    *("-o", "enable_assertion_pass_hook=true"),
+    # tests/conftest.py needs further packages, and hides the GPU
+    f"--confcutdir={ROOT / 'tests' / 'execution'}",
+]
+
+
+def rows_of_tests(paths: Sequence[Path], done: Mapping[str, Row]) -> Rows:
+    """Runs test files or folders at the same time, each in a process of its own.
+
+    The rows come in the order in which the processes end. So a slow file hides no other file.
+
+    Args:
+        paths: test files or folders.
+        done: rows of paths that ran already.
+    """
+    running: dict[str, tuple[subprocess.Popen[bytes], Any]] = {}
+    for path in paths:
+        if (name := str(path.relative_to(ROOT))) not in done:
+            output = tempfile.TemporaryFile("w+")  # noqa: SIM115 (its row closes it)
+            process = subprocess.Popen(
+                [*COMMAND, str(path)], cwd=ROOT, stdout=output, stderr=subprocess.STDOUT
+            )
+            running[name] = process, output
+    while running:
+        ended = [name for name, (process, _) in running.items() if process.poll() is not None]
+        for name in ended:
+            yield name, partial(_outcome, *running.pop(name))
+        time.sleep(0.1)
+
+
+def _outcome(process: subprocess.Popen[bytes], output: Any) -> Row:
+    status = process.wait()
+    with output:
+        output.seek(0)
+        text = output.read()
+    print(text, flush=True)
+    if missing := re.search(r"No module named '?([\w.]+)", text):
+        raise LeftOut(f"not installed: {missing[1]}")
+    outcomes = re.findall(r"^(tests/\S+::.+?) (PASSED|FAILED|ERROR|SKIPPED)\b", text, re.MULTILINE)
+    passed, skipped = (
+        sum(outcome == word for _, outcome in outcomes) for word in ("PASSED", "SKIPPED")
+    )
+    failed = [name for name, outcome in outcomes if outcome in ("FAILED", "ERROR")]
+    reasons = re.findall(r"^E +(\S.*)", text, re.MULTILINE)
+    problem = f"pytest ended with {status}: {', '.join(failed[:5])}: {'; '.join(reasons[:3])}"
+    return {
+        "passed": passed,
+        "skipped": skipped,
+        # status 5: no tests were collected
+        "problem": None if status in (0, 5) else problem,
+        "lines": re.findall(rf"^{MEASURED}(.+)", text, re.MULTILINE),
+    }
