@@ -109,6 +109,16 @@ LAYERS: dict[str, tuple[Callable[[int], nn.Module], float]] = {
         lambda delay: StreamConvTranspose(CHANNELS, CHANNELS, 8, 4, input_delay=delay),
         4,
     ),
+    "transposed, causal": (
+        lambda delay: StreamConvTranspose(
+            CHANNELS, CHANNELS, 7, 4, causal=True, groups=CHANNELS, input_delay=delay
+        ),
+        4,
+    ),
+    "causal, in groups": (
+        lambda delay: causal_conv(CHANNELS, CHANNELS, 4, groups=CHANNELS, input_delay=delay),
+        1,
+    ),
     "transposed, no overlap": (
         lambda delay: StreamConvTranspose(CHANNELS, CHANNELS, 3, 3, input_delay=delay),
         3,

@@ -235,7 +235,7 @@ class StreamConv(nn.Conv1d, Streaming):
     """Convolution over a stream.
 
     Args:
-        inputs, outputs, kernel, dilation, stride, bias: as for `nn.Conv1d`.
+        inputs, outputs, kernel, dilation, stride, groups, bias: as for `nn.Conv1d`.
         left, right: number of zeros at the start and at the end of a stream.
         input_delay, extra_inputs: see `Streaming`.
     """
@@ -250,11 +250,14 @@ class StreamConv(nn.Conv1d, Streaming):
         right: int = 0,
         dilation: int = 1,
         stride: int = 1,
+        groups: int = 1,
         input_delay: int = 0,
         extra_inputs: int = 0,
         bias: bool = True,
     ) -> None:
-        super().__init__(inputs, outputs, kernel, stride=stride, dilation=dilation, bias=bias)
+        super().__init__(
+            inputs, outputs, kernel, stride=stride, dilation=dilation, groups=groups, bias=bias
+        )
         self.left, self.right, self.input_delay, self.extra_inputs = (
             left,
             right,
@@ -292,7 +295,14 @@ def strided_delay(ahead: int, kernel: int, stride: int) -> int:
 
 
 def causal_conv(
-    inputs: int, outputs: int, kernel: int, *, dilation: int = 1, input_delay: int = 0
+    inputs: int,
+    outputs: int,
+    kernel: int,
+    *,
+    dilation: int = 1,
+    groups: int = 1,
+    bias: bool = True,
+    input_delay: int = 0,
 ) -> StreamConv:
     """Makes a convolution that reads only the present position and earlier ones."""
     return StreamConv(
@@ -301,6 +311,8 @@ def causal_conv(
         kernel,
         left=(kernel - 1) * dilation,
         dilation=dilation,
+        groups=groups,
+        bias=bias,
         input_delay=input_delay,
     )
 
@@ -342,7 +354,8 @@ class Overlap(Streaming):
     Args:
         channels: channels of the convolution's input.
         kernel, stride: kernel and stride of the convolution.
-        cut: number of outputs that are dropped at the start, and at the end, of a stream.
+        cut: number of outputs that are dropped at the start of a stream.
+        cut_end: number of outputs that are dropped at the end of a stream; None for `cut`.
         pad: number of times that the edges of the input are repeated before the convolution.
         input_delay, extra_inputs: see `Streaming`.
     """
@@ -354,6 +367,7 @@ class Overlap(Streaming):
         stride: int,
         *,
         cut: int,
+        cut_end: int | None = None,
         pad: int = 0,
         input_delay: int = 0,
         extra_inputs: int = 0,
@@ -366,6 +380,7 @@ class Overlap(Streaming):
             input_delay,
             extra_inputs,
         )
+        self.cut_end = cut if cut_end is None else cut_end
         if kept := (kernel - 1) // stride:
             self.state_shape = (channels, kept)
 
@@ -388,7 +403,7 @@ class Overlap(Streaming):
             step: position in the streams.
         """
         if step.state is None:
-            return y[:, :, self.cut : y.shape[2] - self.cut]
+            return y[:, :, self.cut : y.shape[2] - self.cut_end]
         kept = self.state_shape[-1] if self.state_shape else 0
         return y[:, :, self.stride * kept : self.stride * inputs]
 
@@ -396,15 +411,32 @@ class Overlap(Streaming):
 class StreamConvTranspose(nn.ConvTranspose1d):
     """Transposed convolution over a stream that makes `stride` outputs of every input.
 
-    The kernel is as long as the stride, or longer by an even number.
+    Args:
+        inputs, outputs, kernel, stride: as for `nn.ConvTranspose1d`. The kernel is as long as the
+            stride, or longer; by an even number unless `causal`.
+        causal: whether an output depends on no later input. The outputs that are too many are then
+            dropped at the end, else one half of them at each end.
+        groups, bias: as for `nn.ConvTranspose1d`.
+        input_delay: see `Streaming`.
     """
 
     def __init__(
-        self, inputs: int, outputs: int, kernel: int, stride: int, *, input_delay: int = 0
+        self,
+        inputs: int,
+        outputs: int,
+        kernel: int,
+        stride: int,
+        *,
+        causal: bool = False,
+        groups: int = 1,
+        bias: bool = True,
+        input_delay: int = 0,
     ) -> None:
-        super().__init__(inputs, outputs, kernel, stride)
+        super().__init__(inputs, outputs, kernel, stride, groups=groups, bias=bias)
+        surplus = kernel - stride
+        cut = 0 if causal else surplus // 2
         self.overlap = Overlap(
-            inputs, kernel, stride, cut=(kernel - stride) // 2, input_delay=input_delay
+            inputs, kernel, stride, cut=cut, cut_end=surplus - cut, input_delay=input_delay
         )
 
     @property
@@ -413,9 +445,9 @@ class StreamConvTranspose(nn.ConvTranspose1d):
 
     def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:  # type: ignore[override]
         x = self.overlap.with_context(x, step)
-        y = F.conv_transpose1d(x.to(self.weight.dtype), self.weight, self.bias, self.stride).to(
-            x.dtype
-        )
+        y = F.conv_transpose1d(
+            x.to(self.weight.dtype), self.weight, self.bias, self.stride, groups=self.groups
+        ).to(x.dtype)
         return self.overlap.complete_outputs(y, x.shape[2], step)
 
 
