@@ -18,7 +18,7 @@ from token2wav.model_config import ModelConfig
 from token2wav.serving.chunking import HopSchedule, checked_tokens
 from token2wav.serving.pipeline import Pipeline
 from token2wav.serving.stream import Stream
-from token2wav.voice import Voice, check_steps, float_array
+from token2wav.voice import Voice, check_steps, float_array, voice_for
 
 log = logging.getLogger(__name__)
 
@@ -106,23 +106,24 @@ class Token2Wav:
         )
         counted = np.arange(2 * config.block_tokens) % config.vocab_size
         tokens = np.broadcast_to(counted, (*config.token_shape[::-1], len(counted))).T
-        self.synthesize(tokens, silent)
+        self.synthesize(tokens, silent if config.takes_voice else None)
 
-    def stream(self, voice: Voice, *, steps: int = 0) -> Stream:
+    def stream(self, voice: Voice | None = None, *, steps: int = 0) -> Stream:
         """Opens a stream.
 
         Args:
-            voice: prompt and speaker.
+            voice: prompt and speaker; None for a model without voices, such as a codec decoder.
             steps: number of ODE steps, one of `StreamConfig.steps`; 0 for the default.
 
         Raises:
             InputError: the voice does not fit the model, or the number of steps is not allowed.
             LimitError: the cache has no room for another stream.
         """
-        voice.check(self.config)
-        return Stream(self.pipeline, voice, steps)
+        return Stream(self.pipeline, voice_for(self.config, voice), steps)
 
-    def synthesize(self, tokens: ArrayLike, voice: Voice, *, steps: int = 0) -> NDArray[np.float32]:
+    def synthesize(
+        self, tokens: ArrayLike, voice: Voice | None = None, *, steps: int = 0
+    ) -> NDArray[np.float32]:
         """Synthesizes a whole utterance.
 
         The samples equal `vocode(mel(tokens, voice))` up to float rounding, because no provisional
@@ -130,7 +131,7 @@ class Token2Wav:
 
         Args:
             tokens: (n,) integers, n >= 1, or (n, codebooks).
-            voice: prompt and speaker.
+            voice: prompt and speaker, as for `stream`.
             steps: number of ODE steps, as for `stream`.
 
         Returns:
@@ -166,17 +167,14 @@ class Token2Wav:
                 number of steps is not allowed.
             ConfigError: the model has no flow stage.
         """
+        flow = self.pipeline.flow
         voice.check(self.config)
         array = checked_tokens(tokens, self.config)
         if not array.size:
             raise InputError("tokens", "empty; at least 1 is needed")
         check_steps(steps, self.pipeline.steps)
         with self.pipeline.running():
-            return (
-                self.pipeline.flow.whole(array, voice, streaming=streaming, steps=steps)
-                .cpu()
-                .numpy()
-            )
+            return flow.whole(array, voice, streaming=streaming, steps=steps).cpu().numpy()
 
     def vocode(self, mel: ArrayLike) -> NDArray[np.float32]:
         """Computes the audio of a whole mel.

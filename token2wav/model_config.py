@@ -29,7 +29,7 @@ class ModelConfig:
             except the last chunk and provisional chunks.
         token_mel_ratio: mel frames per token.
         mel_bands: number of bands of the mel between flow and vocoder.
-        speaker_size: length of a speaker embedding.
+        speaker_size: length of a speaker embedding; 0 for a model without voices.
         sample_rate: samples per second.
         stages: names of the stages, in the order in which they compute a chunk.
         samples_per_token: audio samples per token.
@@ -68,6 +68,11 @@ class ModelConfig:
     speaks_early: bool = False
     fixed_hops: bool = False
     left_blocks: int = -1
+
+    @property
+    def takes_voice(self) -> bool:
+        """Whether an utterance needs a voice."""
+        return self.speaker_size > 0
 
     @property
     def block_seconds(self) -> float:

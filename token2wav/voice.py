@@ -25,6 +25,9 @@ MEL_BOUND = 100.0
 EMBEDDING_BOUND = 1000.0
 
 
+NO_VOICE = "given, but this model takes no voice; send the codes alone"
+
+
 @dataclass(frozen=True, eq=False)
 class Voice:
     """Voice prompt of an utterance. The arrays are read-only copies of the arguments.
@@ -133,6 +136,31 @@ class Voice:
             raise InputError(
                 "speaker_embedding", "all values are 0, so the vector cannot be normalised"
             )
+
+
+def voice_for(config: ModelConfig, voice: Voice | None) -> Voice:
+    """Returns the voice of an utterance, checked. A model without voices gets an empty one.
+
+    Args:
+        config: configuration of the model.
+        voice: voice that the caller gave; None for no voice.
+
+    Raises:
+        InputError: the voice does not fit the model, is missing, or is given to a model without
+            voices.
+    """
+    if config.takes_voice:
+        if voice is None:
+            raise InputError("voice", "missing; this model needs a voice")
+        voice.check(config)
+        return voice
+    if voice is not None:
+        raise InputError("voice", NO_VOICE)
+    return Voice(
+        np.zeros((0, *config.token_shape), np.int32),
+        np.zeros((0, config.mel_bands), np.float32),
+        np.zeros(0, np.float32),
+    )
 
 
 def _conditionals(path: Path) -> dict[str, NDArray[np.generic]]:

@@ -139,7 +139,7 @@ class AsyncClient(BaseClient[AsyncUtterance], AbstractAsyncContextManager["Async
         return examination.result()
 
     async def open(
-        self, voice: ClientVoice | str, **options: Unpack[SpeechOptions]
+        self, voice: ClientVoice | str | None = None, **options: Unpack[SpeechOptions]
     ) -> AsyncUtterance:
         """Opens an utterance on a gRPC stream of its own.
 
@@ -150,7 +150,7 @@ class AsyncClient(BaseClient[AsyncUtterance], AbstractAsyncContextManager["Async
     def synthesize(
         self,
         token_batches: TokenBatches,
-        voice: ClientVoice | str,
+        voice: ClientVoice | str | None = None,
         **options: Unpack[SpeechOptions],
     ) -> AsyncIterator[AudioChunk]:
         """Synthesizes one utterance: sends batches when they are ready, yields chunks on arrival.

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from token2wav_client.audio import AudioChunk
 from token2wav_client.errors import InputError, ProtocolError, TokenError, UtteranceClosedError
 from token2wav_client.tokens import TokenArray, as_tokens
+from token2wav_client.voice import ClientVoice
 from token2wav_client.wire import Opening, build_request, read_response
 
 
@@ -48,9 +49,8 @@ class Call:
         self._repeatable = repeatable
         # Shape of one token, from the prompt of the voice, or else from the first tokens. A request
         # without tokens needs it too, for the shape of its empty array.
-        self._token_shape = (
-            () if isinstance(opening.voice, str) else opening.voice.prompt_tokens.shape[1:]
-        )
+        voice = opening.voice
+        self._token_shape = voice.prompt_tokens.shape[1:] if isinstance(voice, ClientVoice) else ()
         self._said: list[tuple[TokenArray, bool]] = []
         # Time at which the first tokens were sent, in the first attempt.
         self._started_at: float | None = None

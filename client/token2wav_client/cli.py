@@ -185,7 +185,7 @@ def _add_utterance(parser: argparse.ArgumentParser) -> None:
         1,
         type=count,
     )
-    speaker = parser.add_mutually_exclusive_group(required=True)
+    speaker = parser.add_mutually_exclusive_group()
     arrays = "prompt_tokens (P,), prompt_mel (2P, 80), speaker_embedding (192,)"
     _option(speaker, "--voice FILE", f".npz or .safetensors voice file with {arrays}")
     _option(

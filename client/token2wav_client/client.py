@@ -144,11 +144,14 @@ class Client(BaseClient[Utterance], AbstractContextManager["Client"]):
                 examination.hear(chunk)
         return examination.result()
 
-    def open(self, voice: ClientVoice | str, **options: Unpack[SpeechOptions]) -> Utterance:
+    def open(
+        self, voice: ClientVoice | str | None = None, **options: Unpack[SpeechOptions]
+    ) -> Utterance:
         """Opens an utterance on a gRPC stream of its own. The first push sends the first request.
 
         Args:
-            voice: voice of the utterance, or the id or name of a voice that the server has.
+            voice: voice of the utterance, or the id or name of a voice that the server has;
+                None for a model without voices, such as a codec decoder.
             options: keywords of `SpeechOptions`.
 
         Raises:
@@ -163,7 +166,7 @@ class Client(BaseClient[Utterance], AbstractContextManager["Client"]):
     def synthesize(
         self,
         token_batches: Iterable[npt.ArrayLike],
-        voice: ClientVoice | str,
+        voice: ClientVoice | str | None = None,
         **options: Unpack[SpeechOptions],
     ) -> Iterator[AudioChunk]:
         """Synthesizes one utterance: sends batches when they are ready, yields chunks on arrival.
@@ -174,7 +177,8 @@ class Client(BaseClient[Utterance], AbstractContextManager["Client"]):
         Args:
             token_batches: batches of integers, each of shape (tokens,). A flat array or sequence of
                 integers is a single batch.
-            voice: voice of the utterance, or the id or name of a voice that the server has.
+            voice: voice of the utterance, or the id or name of a voice that the server has;
+                None for a model without voices, such as a codec decoder.
             options: keywords of `SpeechOptions`. They are checked at the call, before the iteration
                 starts.
 

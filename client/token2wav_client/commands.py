@@ -119,12 +119,12 @@ def _tell_kept(writer: AudioWriter, out: str | None, sample_rate: int) -> None:
         print(f"standard output: incomplete, {kept_s:.2f} s of audio written", file=sys.stderr)
 
 
-def _speaker(options: argparse.Namespace) -> ClientVoice | str:
+def _speaker(options: argparse.Namespace) -> ClientVoice | str | None:
     if options.voice is not None:
         return ClientVoice.load(options.voice)
     if options.voice_id is not None and not is_voice_id(options.voice_id):
         raise VoiceError(f"voice id: {options.voice_id!r} is not 64 hexadecimal digits")
-    return str(options.voice_id or options.voice_name)
+    return options.voice_id or options.voice_name
 
 
 def voice_id(options: argparse.Namespace) -> int:

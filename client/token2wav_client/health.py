@@ -63,13 +63,14 @@ class Examination:
         self.tokens: TokenArray = np.broadcast_to(
             np.array(TOKENS, np.int32), (*codes[::-1], len(TOKENS))
         ).T
-        self.voice = ClientVoice(
-            prompt_tokens=np.zeros((0, *codes), np.int32),
-            prompt_mel=np.zeros((0, shapes.get("prompt_mel", [MEL_BINS])[-1]), np.float32),
-            speaker_embedding=np.ones(
-                shapes.get("speaker_embedding", [SPEAKER_SIZE])[-1], np.float32
-            ),
-        )
+        size = shapes.get("speaker_embedding", [SPEAKER_SIZE])[-1]
+        self.voice: ClientVoice | None = None
+        if size > 0:  # -1 for a model without voices
+            self.voice = ClientVoice(
+                prompt_tokens=np.zeros((0, *codes), np.int32),
+                prompt_mel=np.zeros((0, shapes.get("prompt_mel", [MEL_BINS])[-1]), np.float32),
+                speaker_embedding=np.ones(size, np.float32),
+            )
         self.timeout_s = timeout_s
         self._began = time.monotonic()
         self._first_audio_s: float | None = None

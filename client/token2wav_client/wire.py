@@ -51,13 +51,14 @@ class SpeechOptions(TypedDict, total=False):
 class Opening:
     """Opening of an utterance: voice and options, which only its first request carries.
 
-    `voice` is the id or the name of a voice if the server already has this voice.
+    `voice` is the id or the name of a voice if the server already has this voice. It is None for a
+    model without voices, such as a codec decoder.
 
     Raises:
         InputError: a field is invalid; the message names it.
     """
 
-    voice: ClientVoice | str
+    voice: ClientVoice | str | None
     audio_format: AudioFormat = "float32"
     keep_open: bool = True
     steps: int | None = None
@@ -132,7 +133,9 @@ def build_request(
     return request
 
 
-def _add_voice(request: Any, voice: ClientVoice | str) -> None:
+def _add_voice(request: Any, voice: ClientVoice | str | None) -> None:
+    if voice is None:
+        return
     if not isinstance(voice, str):
         for name in FIELDS:
             _add_input(request, name, getattr(voice, name))

@@ -23,7 +23,7 @@ from token2wav.config.values import shown
 from token2wav.errors import InputError
 from token2wav.model_config import ModelConfig
 from token2wav.serving.audio_output import AudioFormat
-from token2wav.voice import FIELDS, Voice
+from token2wav.voice import FIELDS, NO_VOICE, Voice, voice_for
 from token2wav_server.launcher.access import CLIENT_HEADER
 from token2wav_server.sequences import Owner, SequenceId
 from token2wav_server.voices import VoiceRegistry
@@ -177,8 +177,13 @@ class TritonRequest:
 
         Raises:
             InputError: the name or the id is unknown; the request gives the voice in more than one
-                way; a tensor of the voice is missing; or the voice does not fit the model.
+                way; a tensor of the voice is missing; the voice does not fit the model; or the
+                model takes no voice.
         """
+        if not config.takes_voice:
+            if name or self.voice_inputs:
+                raise InputError("voice" if name else next(iter(self.voice_inputs)), NO_VOICE)
+            return voice_for(config, None)
         tensors = {
             each: self.voice_inputs[each] for each in VOICE_INPUTS if each in self.voice_inputs
         }

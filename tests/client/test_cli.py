@@ -98,7 +98,7 @@ def test_the_version_is_the_projects(capsys: pytest.CaptureFixture[str]) -> None
 
 GOOD = "synth --tokens t --voice v --out o "
 WRONG_USAGE = [
-    *("", "sing", "synth", "synth --tokens t --voice v", "synth --tokens t --out o"),
+    *("", "sing", "synth", "synth --tokens t --voice v", "synth --out o"),
     *(
         f"synth --tokens t --out o --voice-id i {other}"
         for other in ("--voice v", "--voice-name n")

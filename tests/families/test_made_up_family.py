@@ -26,7 +26,7 @@ from tests.support.utterances import chunks_of, joined, off, portions
 from token2wav import CheckpointError, ConfigError, InputError, Token2Wav, Voice
 from token2wav.execution.assemble import check_folder, exportable, family_of, flow_networks
 from token2wav.families import read_config
-from token2wav_client import Client, ClientVoice
+from token2wav_client import Client, ClientVoice, ServerError
 
 AUDIO = 1e-5  # of float32; phases are summed in double precision
 TOKENS = np.random.default_rng(0).integers(0, 100, 47).astype(np.int32)
@@ -162,7 +162,7 @@ def test_family_is_served(folder: Path, tmp_path: Path) -> None:
 
 
 CODES = np.random.default_rng(1).integers(0, 16, (53, 2)).astype(np.int32)
-NOBODY = Voice(np.zeros((0, 2)), np.zeros((0, 2)), np.ones(1))
+NOBODY = Voice(np.zeros((0, 2)), np.zeros((0, 2)), np.zeros(0))  # inside of the library
 
 
 @pytest.fixture(scope="module")
@@ -193,7 +193,7 @@ def decoded(codec: Token2Wav) -> NDArray[np.float32]:
 @pytest.mark.parametrize("portion", [1, 6, 53])
 def test_one_stage_streams(codec: Token2Wav, decoded: NDArray[np.float32], portion: int) -> None:
     assert [*codec.pipeline.stages] == ["decoder"]
-    chunks = chunks_of(codec, portions(CODES, [portion]), NOBODY)
+    chunks = chunks_of(codec, portions(CODES, [portion]))
     assert len(chunks) > 1
     assert off(joined(chunks), decoded) <= AUDIO
     assert codec.pipeline.open_streams == 0
@@ -211,13 +211,15 @@ def test_one_stage_has_no_mel(codec: Token2Wav, codec_folder: Path) -> None:
     with pytest.raises(
         ConfigError, match="flow: this model has no such stage; its stages are decoder"
     ):
-        codec.mel(CODES, NOBODY)
+        codec.mel(CODES, a_voice(0))
     with pytest.raises(
         ConfigError, match="vocoder: this model has no such stage; its stages are decoder"
     ):
         codec.vocode(np.zeros((2, 5), np.float32))
     with pytest.raises(InputError, match=r"tokens: shape \(3,\), expected \(tokens, 2\)"):
-        codec.synthesize([1, 2, 3], NOBODY)
+        codec.synthesize([1, 2, 3])
+    with pytest.raises(InputError, match="voice: given, but this model takes no voice"):
+        codec.stream(a_voice(0))
     check_folder(codec_folder)
     (broken := codec_folder / "decoder.safetensors").rename(codec_folder / "elsewhere")
     with pytest.raises(
@@ -230,11 +232,10 @@ def test_one_stage_has_no_mel(codec: Token2Wav, codec_folder: Path) -> None:
 @pytest.mark.usefixtures("_environment")
 def test_one_stage_is_served(codec_folder: Path, codec: Token2Wav, tmp_path: Path) -> None:
     decoder: Any = codec.pipeline.stages["decoder"]
-    nobody = ClientVoice(NOBODY.prompt_tokens, NOBODY.prompt_mel, NOBODY.speaker_embedding)
 
     def heard(url: str, length: int) -> NDArray[np.float32]:
         with Client(url) as client:
-            chunks = list(client.synthesize(np.array_split(CODES[:length], 3), nobody))
+            chunks = list(client.synthesize(np.array_split(CODES[:length], 3)))
         return np.concatenate([np.asarray(chunk.audio, np.float32) for chunk in chunks])
 
     with Rig.start(codec_folder, tmp_path) as rig, ThreadPoolExecutor(3) as threads:
@@ -243,4 +244,10 @@ def test_one_stage_is_served(codec_folder: Path, codec: Token2Wav, tmp_path: Pat
         for length, each in zip(lengths, audio, strict=True):
             assert np.abs(each - decoder.whole(CODES[:length]).numpy()).max() <= AUDIO
         assert 'token2wav_chunk_seconds_count{stage="decoder"}' in rig.metrics()
+        with Client(rig.server.grpc_url) as client:
+            assert client.health().first_audio_s is not None
+            none, speaker = np.zeros((0, 2), np.float32), np.ones(5, np.float32)
+            some_voice = ClientVoice(none.astype(np.int32), none, speaker)
+            with pytest.raises(ServerError, match="prompt_tokens: given, but this model takes no"):
+                list(client.synthesize([CODES], some_voice))
         rig.wait_until_empty()

@@ -32,8 +32,8 @@ def fill(network: Network, seed: int = SEED) -> Network:
         # log-magnitudes of a signal that is not clipped
         if "conv_post" in name and not name.endswith("original1"):
             drawn = 0.2 * (1 + 0.1 * drawn) if value.dim() > 1 else 0.1 * drawn - 1
-        elif name.endswith(("original0", "weight_g")) or (
-            value.dim() == 1 and name.endswith(("weight", "alpha"))
+        elif name.endswith(("original0", "weight_g", "alpha")) or (
+            value.dim() == 1 and name.endswith("weight")
         ):
             drawn = 1 + 0.1 * drawn
         elif "f0_predictor.classifier" in name:  # in Hz: voices, and now and then none

@@ -55,7 +55,9 @@ def off(value: Any, reference: Any) -> float:
     return float(abs(value - reference).max())
 
 
-def chunks_of(model: Token2Wav, parts: Iterable[Tokens], voice: Voice) -> list[AudioChunk]:
+def chunks_of(
+    model: Token2Wav, parts: Iterable[Tokens], voice: Voice | None = None
+) -> list[AudioChunk]:
     """Streams an utterance in portions of tokens."""
     with model.stream(voice) as stream:
         return [chunk for part in parts for chunk in stream.push(part)] + stream.finish()
@@ -65,7 +67,7 @@ def joined(chunks: Iterable[AudioChunk]) -> Audio:
     return np.concatenate([chunk.audio for chunk in chunks])
 
 
-def streamed(model: Token2Wav, parts: Iterable[Tokens], voice: Voice) -> Audio:
+def streamed(model: Token2Wav, parts: Iterable[Tokens], voice: Voice | None = None) -> Audio:
     """Returns the audio of an utterance that is streamed in portions of tokens."""
     return joined(chunks_of(model, parts, voice))
 

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import yaml
 
-from token2wav.config.values import shown
+from token2wav.config.values import prefixed, shown
 from token2wav.errors import ConfigError
 
 MAX_FILE_BYTES = 1 << 20  # a public model file has 7 kB
@@ -80,14 +80,18 @@ def read_yaml(path: Path, loader: type[StrictLoader] = StrictLoader) -> Any:
         ConfigError: the file cannot be read, is too large, is not YAML, has a duplicate key or a
             merge key, or has a tag for a Python object.
     """
+    with prefixed(f"{path}: "):
+        return parse_yaml(read_bounded(path), loader)
+
+
+def parse_yaml(content: bytes, loader: type[StrictLoader] = StrictLoader) -> Any:
+    """Reads YAML as plain data; raises ConfigError as `read_yaml`."""
     try:
-        text = read_bounded(path).decode("utf-8")
+        return yaml.load(content.decode("utf-8"), Loader=loader)
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: cannot be read as YAML: {error}") from error
-    try:
-        return yaml.load(text, Loader=loader)
+        raise ConfigError(f"cannot be read as YAML: {error}") from error
     except _INVALID as error:
-        raise ConfigError(f"{path}: cannot be read as YAML: {_reason(error)}") from error
+        raise ConfigError(f"cannot be read as YAML: {_reason(error)}") from error
 
 
 def read_bounded(path: Path) -> bytes:

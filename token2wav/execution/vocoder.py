@@ -87,7 +87,8 @@ def likely_pieces(
     shortest = 1 << lookahead_frames.bit_length()
     places = [(True, True, frames) for frames in {shortest, max(first, shortest)}]
     places += [(False, True, frames) for frames in doubled | powers]
-    places.append((False, False, lookahead_frames))
+    if lookahead_frames:
+        places.append((False, False, lookahead_frames))
     return [
         PieceShape(*place, 1 << doublings)
         for place in places
@@ -241,7 +242,7 @@ class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
         self._net, self._source_noise, self._decode = network, noise, decode
         self._noise = NoiseTable(noise, network.m_source) if noise else None
         self._device = network.device
-        if hold_frames >= network.lookahead_frames:
+        if hold_frames and hold_frames >= network.lookahead_frames:
             least = network.lookahead_frames
             raise ConfigError(
                 f"stream.hold_frames: {hold_frames} must be below {least}, the number of "
@@ -363,8 +364,7 @@ class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
                     )
                 )
                 at += frames
-        if at < count or chunk.last:
-            rest = count - at + (holdback if chunk.last else 0)
+        if rest := count - at + (holdback if chunk.last else 0):
             shape = PieceShape(stream.frames + at == 0, not chunk.last, rest)
             parts.append(PieceInput(stream, stream.frames + at, mel[:, at:], shape))
         stream.frames += count

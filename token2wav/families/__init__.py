@@ -2,7 +2,8 @@
 
 The package of a family has, besides its name:
 
-- `FILES`: file names. A folder with any of these files holds a model of the family. Empty for a
+- `FILES`: file names, or patterns such as `*.nemo`. A folder with any of these files holds a model
+of the family. Empty for a
 part of other families.
 - `read(folder)`: returns its subclass of `ModelConfig`, without importing torch.
 - a module `networks` with `FAMILY`, a `token2wav.execution.family.Family`: networks, weights and
@@ -37,7 +38,7 @@ def family_of(folder: Path) -> Any:
         raise ConfigError(f"{folder}: no such model folder")
     families = _families()
     for family in families:
-        if any((folder / file).is_file() for file in family.FILES):
+        if any(path.is_file() for file in family.FILES for path in folder.glob(file)):
             return family
     files = ", ".join(file for family in families for file in family.FILES)
     raise ConfigError(f"{folder}: not a model folder; it contains none of {files}")

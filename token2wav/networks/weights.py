@@ -13,6 +13,7 @@ import re
 import warnings
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,12 @@ from token2wav.errors import CheckpointError
 _FACTORIES = (torch.empty, torch.zeros, torch.ones)  # functions that allocate weights of modules
 _BUFFERS = 1 << 24  # largest number of values that a network has besides its weights
 _LISTED = 8  # number of names per kind in an error
+# Endings of the two tensors of a weight norm, in the older names, and the newer names of torch.
+_LENGTH, _DIRECTION = ".weight_g", ".weight_v"
+_NEWER = {
+    ".parametrizations.weight.original0": _LENGTH,
+    ".parametrizations.weight.original1": _DIRECTION,
+}
 
 
 def read_state(path: Path) -> dict[str, Any]:
@@ -36,17 +43,32 @@ def read_state(path: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: the file is unreadable, is no dict, or is a pickle of more than tensors.
     """
-    try:
-        if path.suffix == ".safetensors":
-            return load_file(path)
+    if path.suffix != ".safetensors":
         # Files older than torch 1.6 are no zip archives and cannot be mapped.
+        return read_pickle(path, path, mmap=zipfile.is_zipfile(path))
+    try:
+        return load_file(path)
+    except Exception as error:  # a damaged file makes the library raise several kinds
+        raise CheckpointError(f"{path}: cannot be read: {_one_line(error)}") from error
+
+
+def read_pickle(source: Path | BytesIO, path: Path, *, mmap: bool = False) -> dict[str, Any]:
+    """Reads a pickled state dict, on the CPU. Nothing in it is executed.
+
+    Args:
+        source: file, or content of a file.
+        path: file, for messages.
+        mmap: whether tensors are views of the file.
+
+    Raises:
+        CheckpointError: the pickle is unreadable, is no dict, or holds more than tensors.
+    """
+    try:
         with warnings.catch_warnings():
             # Warnings about odd pickle protocols. A file that cannot be read raises an error
             # anyway.
             warnings.simplefilter("ignore")
-            state = torch.load(
-                path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
-            )
+            state = torch.load(source, map_location="cpu", weights_only=True, mmap=mmap)
     except pickle.UnpicklingError as error:
         # The rest of torch's message explains how to execute the pickle.
         asked_for = re.search(r"GLOBAL (\S+)", str(error))
@@ -57,9 +79,7 @@ def read_state(path: Path) -> dict[str, Any]:
         )
         raise CheckpointError(f"{path}: refused, nothing was executed: {reason}") from error
     except Exception as error:  # a damaged pickle makes torch raise almost anything
-        raise CheckpointError(
-            f"{path}: cannot be read: {' '.join(str(error).split())[:200]}"
-        ) from error
+        raise CheckpointError(f"{path}: cannot be read: {_one_line(error)}") from error
     if not isinstance(state, dict):
         raise CheckpointError(f"{path}: expected a state dict, got {type(state).__name__}")
     return state
@@ -71,9 +91,7 @@ def read_tensor(path: Path, name: str) -> torch.Tensor | None:
         with safe_open(path, framework="pt") as tensors:
             return tensors.get_tensor(name) if name in tensors.keys() else None  # noqa: SIM118 - it is no mapping
     except Exception as error:
-        raise CheckpointError(
-            f"{path}: cannot be read: {' '.join(str(error).split())[:200]}"
-        ) from error
+        raise CheckpointError(f"{path}: cannot be read: {_one_line(error)}") from error
 
 
 def floating_tensors(
@@ -97,6 +115,49 @@ def floating_tensors(
             raise CheckpointError(f"{path}: '{current}' appears twice, the second time as '{name}'")
         weights[current] = value
     return weights
+
+
+def fold_weight_norm(weights: Mapping[str, torch.Tensor], path: Path) -> dict[str, torch.Tensor]:
+    """Folds weight norm: weight = g * v / ||v||, with the norm over all axes except the first.
+
+    A tensor without its partner keeps its name, and the later check of names rejects it.
+
+    Args:
+        weights: tensors by name, in the older or the newer names of torch.
+        path: file of the weights, for messages.
+
+    Raises:
+        CheckpointError: the shapes of two partners differ, or a weight appears twice.
+    """
+    folded: dict[str, torch.Tensor] = {}
+    for name, value in weights.items():
+        current = _older_name(name)
+        if current in folded:
+            raise CheckpointError(f"{path}: '{current}' appears twice, the second time as '{name}'")
+        folded[current] = value
+    for name in list(folded):
+        stem = name.removesuffix(_DIRECTION)
+        if stem == name or stem + _LENGTH not in folded:
+            continue
+        length, direction = folded.pop(stem + _LENGTH).float(), folded.pop(name).float()
+        if direction.dim() != 3 or length.shape != (len(direction), 1, 1):
+            raise CheckpointError(
+                f"{path}: '{stem}{_LENGTH}' has shape {tuple(length.shape)}, which does not "
+                f"match '{name}' of {tuple(direction.shape)}"
+            )
+        if stem + ".weight" in folded:
+            raise CheckpointError(
+                f"{path}: '{stem}.weight' appears twice, the second time as '{name}'"
+            )
+        folded[stem + ".weight"] = direction * (length / direction.norm(dim=(1, 2), keepdim=True))
+    return folded
+
+
+def _older_name(name: str) -> str:
+    for newer, older in _NEWER.items():
+        if name.endswith(newer):
+            return name.removesuffix(newer) + older
+    return name
 
 
 def fitting_weights(
@@ -178,6 +239,10 @@ def _compare(module: nn.Module, weights: Mapping[str, torch.Tensor], path: Path)
         raise CheckpointError(
             f"{path}: parameters do not match the configuration; {'; '.join(lists)}"
         )
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
 
 
 def _listed(names: list[str]) -> str:

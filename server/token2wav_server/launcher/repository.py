@@ -32,10 +32,12 @@ def fitted(repository: Path, model: Path, folder: Path) -> Path:
         config = read_config(model)
     except ConfigError:  # the model process reports this error
         return repository
+    # A model without voices accepts a voice of any size, and answers that it takes none. By these
+    # sizes a client sees that it must send no voice.
     sizes = {
-        "prompt_mel": config.mel_bands,
+        "prompt_mel": config.mel_bands if config.takes_voice else -1,
         "mel": config.mel_bands,
-        "speaker_embedding": config.speaker_size,
+        "speaker_embedding": config.speaker_size or -1,
     }
     if not config.token_shape and (config.mel_bands, config.speaker_size) == (
         _BANDS,

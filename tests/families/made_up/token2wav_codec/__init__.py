@@ -25,7 +25,7 @@ def read(folder: Path) -> CodecConfig:
         block_tokens=5,
         token_mel_ratio=1,
         mel_bands=2,
-        speaker_size=1,
+        speaker_size=0,
         sample_rate=2000,
         stages=("decoder",),
         samples_per_token=80,

@@ -1,0 +1,169 @@
+"""Golden tensors of codec decoders: results of their public code with random weights at two small
+sizes.
+
+The packages ask for much that decoding never uses. So they are installed without their
+dependencies, in an environment of their own. Tests read the files of this program and need none of
+the packages:
+
+    python -m venv public && public/bin/pip install torch numpy einops safetensors
+    public/bin/pip install --no-deps nemo-toolkit==3.0.0
+    public/bin/python -m scripts.golden_codecs tests/data/families
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.machinery
+import importlib.util
+import json
+import logging
+import sys
+import types
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+from tests.support.random_weights import SEED, fill
+
+Golden = dict[str, torch.Tensor]
+_FRAMES = 12  # frames of the codes
+
+
+def codes_of(frames: int, codebooks: int, size: int) -> torch.Tensor:
+    """Draws codes (frames, codebooks)."""
+    drawn = np.random.default_rng([SEED, 7]).integers(0, size, (frames, codebooks))
+    return torch.from_numpy(drawn)
+
+
+# NanoCodec. The sizes have the names of the published configuration.
+
+_NANOCODEC = {
+    "tiny": {
+        "sample_rate": 1600,
+        "audio_decoder": {
+            "input_dim": 6,
+            "up_sample_rates": [4, 3, 2],
+            "base_channels": 32,
+            "resblock_kernel_sizes": [3, 5],
+            "resblock_dilation_sizes": [1, 3],
+            "activation": "half_snake",
+            "output_activation": "clamp",
+        },
+        "vector_quantizer": {"num_groups": 2, "num_levels_per_group": [5, 4, 3]},
+    },
+    "small": {
+        "sample_rate": 2205,
+        "audio_decoder": {
+            "input_dim": 8,
+            "up_sample_rates": [7, 6],
+            "base_channels": 24,
+            "activation": "half_snake",
+            "output_activation": "tanh",
+            "n_groups_equal_to_out_channels": False,
+        },
+        "vector_quantizer": {"num_groups": 4, "num_levels_per_group": [9, 8]},
+    },
+}
+
+
+def nanocodec(sizes: dict[str, Any]) -> Golden:
+    """Computes the audio of codes, by NeMo's decoder and quantiser."""
+    modules = _nemo()
+    quantizer = modules.GroupFiniteScalarQuantizer(**sizes["vector_quantizer"])
+    decoder = fill(modules.CausalHiFiGANDecoder(**sizes["audio_decoder"]))
+    size = int(np.prod(sizes["vector_quantizer"]["num_levels_per_group"]))
+    codes = codes_of(_FRAMES, sizes["vector_quantizer"]["num_groups"], size)
+    length = torch.tensor([_FRAMES])
+    values = quantizer.decode(indices=codes.T[:, None], input_len=length)
+    audio, _ = decoder(inputs=values, input_len=length)
+    return {"codes": codes, "values": values[0], "audio": audio[0]}
+
+
+@cache
+def _nemo() -> Any:
+    """Loads two modules of NeMo by their files. Their imports that decoding does not need are
+    replaced.
+    """
+    package = importlib.util.find_spec("nemo")
+    assert package is not None
+    [root] = package.submodule_search_locations or []
+    for name in (
+        *("omegaconf", "hydra", "transformers", "nemo", "nemo.collections", "nemo.core"),
+        *("nemo.collections.asr", "nemo.collections.asr.modules", "nemo.collections.audio"),
+        *("nemo.collections.audio.parts", "nemo.collections.audio.parts.utils"),
+        *("nemo.collections.audio.parts.utils.transforms", "nemo.collections.common"),
+        *("nemo.collections.common.parts", "nemo.core.classes", "nemo.core.classes.common"),
+        *("nemo.core.classes.module", "nemo.core.neural_types"),
+        *("nemo.core.neural_types.elements", "nemo.core.neural_types.neural_type", "nemo.utils"),
+    ):
+        sys.modules[name] = _Empty(name)
+    sys.modules["nemo.utils"].logging = logging  # type: ignore[attr-defined]
+    sys.modules["nemo.core.classes.module"].NeuralModule = torch.nn.Module  # type: ignore[attr-defined]
+    sys.modules["nemo.core.classes.common"].typecheck = _no_typecheck  # type: ignore[attr-defined]
+    folder = Path(root) / "collections"
+    for name, path in (
+        ("nemo.collections.common.parts.utils", folder / "common" / "parts" / "utils.py"),
+        ("public_codec", folder / "tts" / "modules" / "audio_codec_modules.py"),
+    ):
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return sys.modules["public_codec"]
+
+
+def _no_typecheck(*_: Any, **__: Any) -> Callable[[Any], Any]:
+    return lambda function: function
+
+
+class _Empty(types.ModuleType):
+    """Module in which every name is an empty class that accepts any arguments."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__path__: list[str] = []
+        self.__spec__ = importlib.machinery.ModuleSpec(name, None)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        anything = {
+            "__init__": lambda *_, **__: None,
+            "__getattr__": lambda *_: lambda *_, **__: None,
+        }
+        return type(name, (), anything)
+
+
+_FAMILIES: dict[str, tuple[Callable[[dict[str, Any]], Golden], dict[str, dict[str, Any]]]] = {
+    "nanocodec": (nanocodec, _NANOCODEC),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--families", nargs="+", choices=_FAMILIES, default=list(_FAMILIES))
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    with torch.inference_mode():
+        for family in options.families:
+            make, all_sizes = _FAMILIES[family]
+            for name, sizes in all_sizes.items():
+                golden = {key: value.contiguous() for key, value in make(sizes).items()}
+                path = options.folder / family / f"{name}.safetensors"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                save_file(golden, path, {"sizes": json.dumps(sizes), "seed": str(SEED)})
+                shapes = {key: tuple(value.shape) for key, value in golden.items()}
+                print(path, path.stat().st_size, shapes)
+
+
+if __name__ == "__main__":
+    main()

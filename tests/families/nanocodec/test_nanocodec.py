@@ -1,0 +1,183 @@
+"""NanoCodec in the library: the public audio, streams and batches, and folders that are refused."""
+
+from __future__ import annotations
+
+import tarfile
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from safetensors.torch import save_file
+
+from tests.support.batches import spoken_together
+from tests.support.family_golden import FamilyGolden
+from tests.support.nanocodec_model import document, published_weights, write_archive, write_model
+from tests.support.utterances import Tokens, a_voice, chunks_of, joined, off, portions
+from token2wav import CheckpointError, ConfigError, InputError, RuntimeConfig, Token2Wav
+from token2wav.execution.assemble import check_folder
+from token2wav.families.nanocodec.config import read
+from token2wav.voice import voice_for
+
+# Of the spread of the audio. Sums are in another order than in the public code.
+PARITY = 1e-5
+CPU = RuntimeConfig(device="cpu")
+
+
+@pytest.fixture(scope="module", params=["tiny", "small"])
+def golden(request: pytest.FixtureRequest) -> FamilyGolden:
+    return FamilyGolden("nanocodec", request.param)
+
+
+@pytest.fixture(scope="module")
+def model(golden: FamilyGolden, tmp_path_factory: pytest.TempPathFactory) -> Token2Wav:
+    return Token2Wav.load(write_model(tmp_path_factory.mktemp("nanocodec"), golden), runtime=CPU)
+
+
+def codes(golden: FamilyGolden, count: int, seed: int = 0) -> Tokens:
+    quantizer = golden.sizes["vector_quantizer"]
+    size = int(np.prod(quantizer["num_levels_per_group"]))
+    drawn = np.random.default_rng(seed).integers(0, size, (count, quantizer["num_groups"]))
+    return drawn.astype(np.int32)
+
+
+def test_the_public_audio(golden: FamilyGolden, model: Token2Wav) -> None:
+    expected = golden["audio"].numpy()
+    audio = model.synthesize(golden["codes"].numpy())
+    assert (model.config.sample_rate, audio.shape) == (golden.sizes["sample_rate"], expected.shape)
+    assert off(audio, expected) <= PARITY * expected.std()
+
+
+@pytest.mark.parametrize("sizes", [[1], [2, 3, 1], [7, 30], [40]], ids=str)
+def test_a_stream_is_the_whole_in_any_portions(
+    golden: FamilyGolden, model: Token2Wav, sizes: list[int]
+) -> None:
+    tokens = codes(golden, 40)
+    whole = model.synthesize(tokens)
+    audio = joined(chunks_of(model, portions(tokens, sizes)))
+    assert off(audio, whole) <= PARITY * whole.std()
+
+
+def test_the_first_chunk_comes_with_the_first_frame(golden: FamilyGolden, model: Token2Wav) -> None:
+    [first, *_] = chunks_of(model, portions(codes(golden, 5), [1]))
+    assert len(first.audio) == model.config.samples_per_token
+
+
+def test_streams_of_a_batch_equal_each_stream_alone(golden: FamilyGolden, model: Token2Wav) -> None:
+    utterances = [codes(golden, count, seed=count) for count in (1, 9, 22, 40)]
+    nobody = voice_for(model.config, None)
+    together = spoken_together(model.pipeline, [(nobody, each, 0) for each in utterances])
+    for tokens, audio in zip(utterances, together, strict=True):
+        alone = model.synthesize(tokens)
+        assert off(audio, alone) <= PARITY * alone.std()
+
+
+def test_a_voice_and_foreign_codes_are_refused(golden: FamilyGolden, model: Token2Wav) -> None:
+    tokens = codes(golden, 3)
+    groups = tokens.shape[1]
+    with pytest.raises(InputError, match=f"shape .3,., expected .tokens, {groups}."):
+        model.synthesize(tokens[:, 0])
+    with pytest.raises(InputError, match="codebook 0, is outside the vocabulary"):
+        model.synthesize(tokens + model.config.vocab_size)
+    with pytest.raises(InputError, match="voice"):
+        model.synthesize(tokens, a_voice(3))
+
+
+@pytest.mark.parametrize("weights", ["model_weights.safetensors", "model_weights.ckpt"])
+def test_unpacked_files_give_the_same_audio(weights: str, tmp_path: Path) -> None:
+    golden = FamilyGolden("nanocodec", "tiny")
+    (tmp_path / "model_config.yaml").write_text(yaml.safe_dump(document(golden)))
+    state = published_weights(golden)
+    if weights.endswith("ckpt"):
+        torch.save(state, tmp_path / weights)
+    else:
+        save_file(state, tmp_path / weights)
+    audio = Token2Wav.load(tmp_path, runtime=CPU).synthesize(golden["codes"].numpy())
+    assert off(audio, golden["audio"].numpy()) <= PARITY * float(golden["audio"].std())
+
+
+def test_a_compressed_archive(tmp_path: Path) -> None:
+    golden = FamilyGolden("nanocodec", "tiny")
+    check_folder(write_model(tmp_path, golden, compressed=True))
+
+
+def test_archives_with_other_members_are_refused(tmp_path: Path) -> None:
+    config = yaml.safe_dump(document(FamilyGolden("nanocodec", "tiny"))).encode()
+    for name in ("../model_config.yaml", "/etc/passwd", "model.py", "a/model_config.yaml"):
+        write_archive(tmp_path / "codec.nemo", {name: config})
+        with pytest.raises(CheckpointError, match="unexpected member"):
+            read(tmp_path)
+
+
+def test_links_in_archives_are_refused(tmp_path: Path) -> None:
+    for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE):
+        with tarfile.open(tmp_path / "codec.nemo", "w") as archive:
+            link = tarfile.TarInfo("model_config.yaml")
+            link.type, link.linkname = kind, "/etc/passwd"
+            archive.addfile(link)
+        with pytest.raises(CheckpointError, match="not a regular file"):
+            read(tmp_path)
+
+
+def test_a_member_that_is_too_large_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    info = tarfile.TarInfo("model_config.yaml")
+    info.size = 5 << 30
+    (tmp_path / "codec.nemo").write_bytes(info.tobuf())
+    with pytest.raises(CheckpointError, match="at most 1048576 are allowed"):
+        read(tmp_path)
+
+
+def test_archives_that_cannot_be_read(tmp_path: Path) -> None:
+    archive = tmp_path / "codec.nemo"
+    archive.write_bytes(b"no archive")
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        read(tmp_path)
+    write_archive(archive, {"model_weights.ckpt": b""})
+    with pytest.raises(CheckpointError, match=r"contains no model_config\.yaml"):
+        read(tmp_path)
+    config = yaml.safe_dump(document(FamilyGolden("nanocodec", "tiny"))).encode()
+    write_archive(archive, {"model_config.yaml": config, "./model_config.yaml": config})
+    with pytest.raises(CheckpointError, match="appears twice"):
+        read(tmp_path)
+    (tmp_path / "other.nemo").write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"2 archives, expected one: codec\.nemo, other\.nemo"):
+        read(tmp_path)
+
+
+def test_a_pickle_with_code_is_refused(tmp_path: Path) -> None:
+    golden, weights = FamilyGolden("nanocodec", "tiny"), BytesIO()
+    torch.save({"audio_decoder.pre_conv.conv.bias": Path("/")}, weights)
+    config = yaml.safe_dump(document(golden)).encode()
+    members = {"model_config.yaml": config, "model_weights.ckpt": weights.getvalue()}
+    write_archive(tmp_path / "codec.nemo", members)
+    with pytest.raises(CheckpointError, match="nothing was executed"):
+        check_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "message"),
+    [
+        ("audio_decoder", "_target_", "nemo.HiFiGANDecoder", "expected CausalHiFiGANDecoder"),
+        ("vector_quantizer", "_target_", 3, "expected GroupFiniteScalarQuantizer"),
+        ("audio_decoder", "input_dim", 7, "vector_quantizer gives 6 values"),
+        ("audio_decoder", "base_channels", 36, "36 is not a multiple of 16"),
+        ("audio_decoder", "up_sample_rates", [], "empty; at least 1"),
+        ("audio_decoder", "activation", "elu", "is not one of half_snake"),
+        ("audio_decoder", "up_sample_rates", [4, 10**9], "is not between 1 and 4096"),
+        ("vector_quantizer", "num_groups", 10**9, "is not between 1 and 64"),
+        ("vector_quantizer", "num_levels_per_group", [4096, 4096, 4096], "codes; at most"),
+        ("vector_quantizer", "num_levels_per_group", [1], "is not between 2 and 4096"),
+        ("", "sample_rate", 0, "is not between 1 and 768000"),
+        ("", "samples_per_frame", 25, "samples_per_frame: 25, but"),
+    ],
+)
+def test_values_that_are_refused(
+    section: str, key: str, value: object, message: str, tmp_path: Path
+) -> None:
+    content = document(FamilyGolden("nanocodec", "tiny"))
+    (content[section] if section else content)[key] = value
+    (tmp_path / "model_config.yaml").write_text(yaml.safe_dump(content))
+    with pytest.raises(ConfigError, match=f"model_config.yaml: .*{message}"):
+        read(tmp_path)

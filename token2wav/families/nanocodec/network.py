@@ -1,0 +1,169 @@
+"""Decoder of NanoCodec: finite scalar quantisation in groups, and a causal HiFi-GAN.
+
+Modules have the names of the published weights, without the names of wrappers.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from token2wav.families.nanocodec.config import DecoderConfig, QuantizerConfig
+from token2wav.networks.streaming import (
+    OFFLINE,
+    StreamConvTranspose,
+    StreamStep,
+    VocoderNetwork,
+    causal_conv,
+)
+
+_SNAKE_EPS = 1e-9
+_LEAKY_SLOPE = 0.01
+
+
+class NanoCodec(VocoderNetwork):
+    """Decoder of NanoCodec, from codes to audio.
+
+    Args:
+        config: sizes of the decoder.
+        quantizer: sizes of the quantiser.
+    """
+
+    output_delay = 0
+
+    def __init__(self, config: DecoderConfig, quantizer: QuantizerConfig) -> None:
+        super().__init__()
+        self.bands, self.frame_samples = quantizer.num_groups, config.frame_samples
+        self.codes = GroupedCodes(quantizer.num_levels_per_group)
+        channels = config.base_channels
+        self.pre_conv = causal_conv(config.input_dim, channels, config.in_kernel_size)
+        self.activations, self.up_sample_conv_layers, self.res_layers = (
+            nn.ModuleList() for _ in range(3)
+        )
+        for rate in config.up_sample_rates:
+            half = channels // 2
+            groups = half if config.n_groups_equal_to_out_channels else 1
+            self.activations.append(HalfSnake(channels))
+            self.up_sample_conv_layers.append(
+                StreamConvTranspose(channels, half, 2 * rate, rate, causal=True, groups=groups)
+            )
+            self.res_layers.append(ResidualLayer(half, config))
+            channels = half
+        self.post_activation = HalfSnake(channels)
+        self.post_conv = causal_conv(channels, 1, config.out_kernel_size)
+        self._bounded = torch.tanh if config.output_activation == "tanh" else _clamped
+
+    def freeze(self) -> None:
+        super().freeze()
+        for module in self.modules():
+            if isinstance(module, HalfSnake):
+                module.freeze()
+
+    def forward(self, codes: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
+        """Computes the audio (B, 1, frame_samples * T) of codes (B, groups, T), which are whole
+        numbers in float32.
+        """
+        x = self.pre_conv(self.codes(codes).to(self.pre_conv.weight.dtype), step)
+        layers = zip(self.activations, self.up_sample_conv_layers, self.res_layers, strict=True)
+        for activation, upsample, residual in layers:
+            x = residual(upsample(activation(x), step), step)
+        return self._bounded(self.post_conv(x, step, self.post_activation))
+
+
+class GroupedCodes(nn.Module):
+    """Values of codes. A code numbers the combinations of the levels of its group, the first value
+    changing fastest. Levels lie around 0, in steps of 1 / (levels // 2).
+
+    Args:
+        levels: number of levels of every value of a group.
+    """
+
+    levels: torch.Tensor
+    strides: torch.Tensor
+
+    def __init__(self, levels: tuple[int, ...]) -> None:
+        super().__init__()
+        counts = torch.tensor(levels)
+        strides = counts.cumprod(0).div(counts, rounding_mode="floor")
+        for name, values in (("levels", counts), ("strides", strides)):
+            self.register_buffer(name, values[:, None], persistent=False)
+
+    def forward(self, codes: torch.Tensor) -> torch.Tensor:
+        """Converts codes (B, groups, T) to values (B, groups * values, T) float32."""
+        digits = codes.long()[:, :, None] // self.strides % self.levels
+        middle = self.levels // 2
+        return ((digits - middle) / middle).flatten(1, 2)
+
+
+class HalfSnake(nn.Module):
+    """Snake x + sin²(αx) / α for the first half of the channels, LeakyReLU for the second half."""
+
+    inverse: torch.Tensor
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.alpha = nn.Parameter(torch.ones(1, channels // 2, 1))
+        self.register_buffer("inverse", None, persistent=False)  # filled by `freeze`
+
+    def freeze(self) -> None:
+        """Ends loading: computes 1 / α once."""
+        self.inverse = 1 / (self.alpha.detach() + _SNAKE_EPS)
+
+    def forward(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        half = self.alpha.shape[1]
+        out = torch.empty_like(x) if out is None else out
+        sine = torch.sin(x[:, :half] * self.alpha)
+        torch.addcmul(x[:, :half], sine, sine * self.inverse, out=out[:, :half])
+        out[:, half:] = F.leaky_relu(x[:, half:], _LEAKY_SLOPE)
+        return out
+
+
+class ResidualLayer(nn.Module):
+    """Mean of parallel residual blocks with kernels of different sizes."""
+
+    def __init__(self, channels: int, config: DecoderConfig) -> None:
+        super().__init__()
+        self.res_blocks = nn.ModuleList(
+            ResidualBlock(channels, kernel, config.resblock_dilation_sizes)
+            for kernel in config.resblock_kernel_sizes
+        )
+
+    def forward(self, x: torch.Tensor, step: StreamStep) -> torch.Tensor:
+        total = self.res_blocks[0](x, step)
+        for block in self.res_blocks[1:]:
+            total = total + block(x, step)
+        return total / len(self.res_blocks)
+
+
+class ResidualBlock(nn.Module):
+    """Residual units with one kernel and growing dilations, in sequence."""
+
+    def __init__(self, channels: int, kernel: int, dilations: tuple[int, ...]) -> None:
+        super().__init__()
+        self.res_blocks = nn.ModuleList(
+            ResidualUnit(channels, kernel, dilation) for dilation in dilations
+        )
+
+    def forward(self, x: torch.Tensor, step: StreamStep) -> torch.Tensor:
+        for unit in self.res_blocks:
+            x = unit(x, step)
+        return x
+
+
+class ResidualUnit(nn.Module):
+    """Two causal convolutions, each after an activation, added to the input."""
+
+    def __init__(self, channels: int, kernel: int, dilation: int) -> None:
+        super().__init__()
+        self.input_activation, self.skip_activation = HalfSnake(channels), HalfSnake(channels)
+        self.input_conv = causal_conv(channels, channels, kernel, dilation=dilation)
+        self.skip_conv = causal_conv(channels, channels, kernel)
+
+    def forward(self, x: torch.Tensor, step: StreamStep) -> torch.Tensor:
+        h = self.input_conv(x, step, self.input_activation)
+        return x + self.skip_conv(h, step, self.skip_activation)
+
+
+def _clamped(x: torch.Tensor) -> torch.Tensor:
+    return x.clamp(-1.0, 1.0)
