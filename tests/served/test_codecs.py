@@ -1,0 +1,79 @@
+"""Codec decoders on a real server: 32 streams at once, equal to the library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests.served.test_streaming import random_portions
+from tests.support import nanocodec_model
+from tests.support.family_golden import FamilyGolden
+from tests.support.server_rig import Rig
+from token2wav import Token2Wav
+from token2wav_client import Client, ClientVoice, ServerError
+
+STREAMS, FRAMES = 32, 30
+AUDIO = 1e-5  # of the spread of the audio: batches sum in another order than single streams
+
+WRITERS: dict[str, Callable[[Path, FamilyGolden], Path]] = {
+    "nanocodec": nanocodec_model.write_model,
+}
+
+
+@pytest.fixture(scope="module", params=WRITERS)
+def served(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Rig, Token2Wav]]:
+    golden = FamilyGolden(request.param, "tiny")
+    folder = WRITERS[request.param](tmp_path_factory.mktemp(request.param), golden)
+    with Rig.start(folder, tmp_path_factory.mktemp("server")) as rig:
+        yield rig, Token2Wav.load(folder)
+
+
+@contextmanager
+def nothing_left(rig: Rig) -> Iterator[None]:
+    yield
+    rig.wait_until_empty()
+
+
+def test_streams_at_once_in_random_portions(served: tuple[Rig, Token2Wav]) -> None:
+    rig, model = served
+    config = model.config
+    drawn = np.random.default_rng(0).integers(0, config.vocab_size, (FRAMES, *config.token_shape))
+    codes: NDArray[np.int32] = drawn.astype(np.int32)
+
+    def synthesize(seed: int) -> NDArray[np.float32]:
+        with Client(rig.server.grpc_url) as client:
+            chunks = list(client.synthesize(random_portions(codes[seed % 4 :], seed % 8)))
+        return np.concatenate([np.asarray(chunk.audio, np.float32) for chunk in chunks])
+
+    wholes = [model.synthesize(codes[start:]) for start in range(4)]
+    with nothing_left(rig), ThreadPoolExecutor(STREAMS) as pool:
+        for seed, audio in enumerate(pool.map(synthesize, range(STREAMS))):
+            whole = wholes[seed % 4]
+            assert audio.shape == whole.shape
+            assert np.abs(audio - whole).max() <= AUDIO * whole.std()
+
+
+def test_a_voice_is_refused_and_harms_no_other_stream(served: tuple[Rig, Token2Wav]) -> None:
+    rig, model = served
+    shape = model.config.token_shape
+    codes = np.zeros((3, *shape), np.int32)
+    voice = ClientVoice(
+        np.zeros((0, *shape), np.int32), np.zeros((0, 80), np.float32), np.ones(192, np.float32)
+    )
+    with nothing_left(rig), Client(rig.server.grpc_url) as client, client.open() as utterance:
+        utterance.push(codes[:1])
+        with pytest.raises(ServerError, match="given, but this model takes no voice"):
+            list(client.synthesize([codes], voice))
+        with pytest.raises(ServerError, match="voice: given, but this model takes no voice"):
+            list(client.synthesize([codes], "anna"))
+        utterance.finish(codes[1:])
+        audio = np.concatenate([chunk.audio for chunk in utterance])
+    assert np.abs(audio - model.synthesize(codes)).max() <= AUDIO
