@@ -5,7 +5,7 @@ The packages ask for much that decoding never uses. So they are installed withou
 dependencies, in an environment of their own. Tests read the files of this program and need none of
 the packages:
 
-    python -m venv public && public/bin/pip install torch numpy einops safetensors
+    python -m venv public && public/bin/pip install torch numpy einops safetensors transformers
     public/bin/pip install --no-deps nemo-toolkit==3.0.0
     public/bin/python -m scripts.golden_codecs tests/data/families
 """
@@ -22,13 +22,14 @@ import types
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
-from tests.support.random_weights import SEED, fill
+from tests.support.random_weights import SEED, fill, fill_state
 
 Golden = dict[str, torch.Tensor]
 _FRAMES = 12  # frames of the codes
@@ -118,6 +119,64 @@ def _nemo() -> Any:
     return sys.modules["public_codec"]
 
 
+# Mimi. The sizes have the names of the published configuration.
+
+_MIMI = {
+    "tiny": {
+        "sampling_rate": 1200,
+        "hidden_size": 16,
+        "num_filters": 4,
+        "upsampling_ratios": [4, 3],
+        "codebook_size": 16,
+        "codebook_dim": 8,
+        "vector_quantization_hidden_dimension": 8,
+        "num_quantizers": 4,
+        "upsample_groups": 16,
+        "num_hidden_layers": 2,
+        "intermediate_size": 32,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "sliding_window": 7,
+    },
+    "small": {
+        "sampling_rate": 2400,
+        "hidden_size": 24,
+        "num_filters": 3,
+        "num_residual_layers": 2,
+        "upsampling_ratios": [5, 2, 2],
+        "codebook_size": 32,
+        "codebook_dim": 24,
+        "vector_quantization_hidden_dimension": 24,
+        "num_quantizers": 6,
+        "num_semantic_quantizers": 2,
+        "upsample_groups": 8,
+        "num_hidden_layers": 3,
+        "intermediate_size": 40,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 3,
+        "sliding_window": 10,
+    },
+}
+
+
+def mimi(sizes: dict[str, Any]) -> Golden:
+    """Computes the audio of codes, of all codebooks and of the first ones, by `transformers`."""
+    from transformers import MimiConfig, MimiModel
+
+    with TemporaryDirectory() as folder:
+        MimiModel(MimiConfig(**sizes)).save_pretrained(folder)
+        path = Path(folder) / "model.safetensors"
+        save_file(fill_state(load_file(path)), path, {"format": "pt"})  # by published names
+        model = MimiModel.from_pretrained(folder, attn_implementation="eager").eval()
+    codes = codes_of(2 * _FRAMES, sizes["num_quantizers"], sizes["codebook_size"])
+    fewer = codes[:, : sizes["num_quantizers"] - 1]
+    heard = {
+        name: model.decode(given.T[None]).audio_values[0, 0]
+        for name, given in (("audio", codes), ("audio_of_fewer", fewer))
+    }
+    return {"codes": codes, **heard}
+
+
 def _no_typecheck(*_: Any, **__: Any) -> Callable[[Any], Any]:
     return lambda function: function
 
@@ -142,6 +201,7 @@ class _Empty(types.ModuleType):
 
 _FAMILIES: dict[str, tuple[Callable[[dict[str, Any]], Golden], dict[str, dict[str, Any]]]] = {
     "nanocodec": (nanocodec, _NANOCODEC),
+    "mimi": (mimi, _MIMI),
 }
 
 

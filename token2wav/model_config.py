@@ -34,6 +34,8 @@ class ModelConfig:
         stages: names of the stages, in the order in which they compute a chunk.
         samples_per_token: audio samples per token.
         token_shape: shape of one token: () for a number, (codebooks,) for several codes.
+        fewer_codebooks: whether a stream may send only the first codes of each token. Its first
+            tokens decide how many.
         lookahead_tokens: number of tokens after a chunk that the chunk depends on. They must have
             arrived before the chunk can run.
         hop_blocks: number of attention blocks in the first hop and in the longest hop. A hop is the
@@ -60,6 +62,7 @@ class ModelConfig:
     stages: tuple[StageName, ...] = ("flow", "vocoder")
     samples_per_token: int
     token_shape: tuple[int, ...] = ()
+    fewer_codebooks: bool = False
     lookahead_tokens: int = 0
     hop_blocks: tuple[int, int] = (1, 4)
     ode_steps: int = 0

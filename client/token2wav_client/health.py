@@ -59,7 +59,8 @@ class Examination:
         shapes = (
             {} if metadata is None else {each.name: list(each.shape) for each in metadata.inputs}
         )
-        codes = shapes.get("tokens", [-1])[1:]
+        # -1 for a model that accepts any number of codebooks
+        codes = [max(1, count) for count in shapes.get("tokens", [-1])[1:]]
         self.tokens: TokenArray = np.broadcast_to(
             np.array(TOKENS, np.int32), (*codes[::-1], len(TOKENS))
         ).T

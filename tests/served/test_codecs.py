@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.served.test_streaming import random_portions
-from tests.support import nanocodec_model
+from tests.support import mimi_model, nanocodec_model
 from tests.support.family_golden import FamilyGolden
 from tests.support.server_rig import Rig
 from token2wav import Token2Wav
@@ -23,6 +23,7 @@ AUDIO = 1e-5  # of the spread of the audio: batches sum in another order than si
 
 WRITERS: dict[str, Callable[[Path, FamilyGolden], Path]] = {
     "nanocodec": nanocodec_model.write_model,
+    "mimi": mimi_model.write_model,
 }
 
 

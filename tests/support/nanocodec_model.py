@@ -11,7 +11,7 @@ import torch
 import yaml
 
 from tests.support.family_golden import FamilyGolden
-from tests.support.random_weights import fill
+from tests.support.random_weights import fill_state
 from token2wav.config.values import from_mapping
 from token2wav.families.nanocodec.config import DecoderConfig, QuantizerConfig
 from token2wav.families.nanocodec.network import NanoCodec
@@ -50,20 +50,9 @@ def published_weights(golden: FamilyGolden) -> dict[str, torch.Tensor]:
         start = f"{layer}.conv.parametrizations.weight.original"
         state[f"{start}0"] = torch.empty(len(value), 1, 1)
         state[f"{start}1"] = torch.empty(value.shape)
-    drawn = fill(_Named(state)).state
+    drawn = fill_state(state)
     other = {"audio_encoder.pre_conv.conv.bias": torch.zeros(3)}  # the encoder is not read
     return other | {f"audio_decoder.{name}": value for name, value in drawn.items()}
-
-
-class _Named(torch.nn.Module):
-    """Module with given names of tensors, which `fill` asks for."""
-
-    def __init__(self, state: dict[str, torch.Tensor]) -> None:
-        super().__init__()
-        self.state = state
-
-    def state_dict(self, *_: Any, **__: Any) -> Any:
-        return self.state
 
 
 def write_model(folder: Path, golden: FamilyGolden, *, compressed: bool = False) -> Path:

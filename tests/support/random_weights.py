@@ -23,7 +23,13 @@ def fill(network: Network, seed: int = SEED) -> Network:
     limits. Public code and this project's networks name their parameters alike, so both get the
     same.
     """
-    for name, value in network.state_dict().items():
+    fill_state(network.state_dict(), seed)
+    return network.eval().requires_grad_(False)
+
+
+def fill_state(state: dict[str, torch.Tensor], seed: int = SEED) -> dict[str, torch.Tensor]:
+    """Replaces the values of a state dict as `fill` does, and returns it."""
+    for name, value in state.items():
         if not value.is_floating_point():
             continue
         drawn = np.random.default_rng([seed, zlib.crc32(name.encode())]).standard_normal(
@@ -32,7 +38,7 @@ def fill(network: Network, seed: int = SEED) -> Network:
         # log-magnitudes of a signal that is not clipped
         if "conv_post" in name and not name.endswith("original1"):
             drawn = 0.2 * (1 + 0.1 * drawn) if value.dim() > 1 else 0.1 * drawn - 1
-        elif name.endswith(("original0", "weight_g", "alpha")) or (
+        elif name.endswith(("original0", "weight_g", "alpha", "cluster_usage")) or (
             value.dim() == 1 and name.endswith("weight")
         ):
             drawn = 1 + 0.1 * drawn
@@ -43,4 +49,4 @@ def fill(network: Network, seed: int = SEED) -> Network:
         elif "input_embedding" not in name:
             drawn = drawn / np.sqrt(np.prod(value.shape[1:]))
         value.copy_(torch.from_numpy(drawn))
-    return network.eval().requires_grad_(False)
+    return state

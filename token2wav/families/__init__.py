@@ -5,6 +5,8 @@ The package of a family has, besides its name:
 - `FILES`: file names, or patterns such as `*.nemo`. A folder with any of these files holds a model
 of the family. Empty for a
 part of other families.
+- `MODEL_TYPES`: values of `model_type` in a `config.json` of Hugging Face, by which a folder is
+recognised too; optional.
 - `read(folder)`: returns its subclass of `ModelConfig`, without importing torch.
 - a module `networks` with `FAMILY`, a `token2wav.execution.family.Family`: networks, weights and
 noise.
@@ -22,6 +24,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from token2wav.config.transformers_json import CONFIG_JSON, has_model_type
 from token2wav.errors import ConfigError
 from token2wav.model_config import ModelConfig
 
@@ -40,8 +43,15 @@ def family_of(folder: Path) -> Any:
     for family in families:
         if any(path.is_file() for file in family.FILES for path in folder.glob(file)):
             return family
+    for family in families:
+        if has_model_type(folder, *_model_types(family)):
+            return family
     files = ", ".join(file for family in families for file in family.FILES)
-    raise ConfigError(f"{folder}: not a model folder; it contains none of {files}")
+    types = ", ".join(name for family in families for name in _model_types(family))
+    raise ConfigError(
+        f"{folder}: not a model folder; it contains none of {files}, nor a {CONFIG_JSON} with the "
+        f"model_type {types}"
+    )
 
 
 def read_config(folder: Path) -> ModelConfig:
@@ -58,6 +68,10 @@ def read_config(folder: Path) -> ModelConfig:
 def networks_module(config: ModelConfig) -> Any:
     """Imports the module `networks` of the family of a configuration, and torch with it."""
     return import_module(f"{import_module(type(config).__module__).__package__}.networks")
+
+
+def _model_types(family: Any) -> tuple[str, ...]:
+    return getattr(family, "MODEL_TYPES", ())
 
 
 def _families() -> list[ModuleType]:

@@ -18,6 +18,8 @@ from token2wav.voice import check_vocabulary, token_array
 # 0.05 s.
 _MARGIN_SECONDS = 0.06
 
+NO_CODE = -1  # code of a codebook that a stream does not send
+
 
 @dataclass(frozen=True)
 class HopSchedule:
@@ -122,6 +124,7 @@ class Chunker:
         self._schedule = schedule
         self._playback = playback or Playback()
         self._arrivals = Arrivals()
+        self._codebooks = 0  # number of codebooks of the first tokens; 0 before them
         self._hops = 0  # number of computed chunks that were not provisional
         self._heard = False  # whether audio was sent
         self._was_provisional = False  # whether the latest chunk was provisional
@@ -153,16 +156,28 @@ class Chunker:
             end: whether the utterance ends with these tokens.
 
         Raises:
-            InputError: the utterance would end without any token.
+            InputError: the utterance would end without any token, or the tokens have another number
+                of codebooks than the first tokens.
         """
         if end and not self.new_tokens + len(tokens):
             raise InputError("tokens", "0 sent; an utterance needs at least 1")
+        if self._config.fewer_codebooks and len(tokens):
+            self._check_codebooks(tokens)
         self._append(tokens)
         if len(tokens):
             self._arrivals.add(len(tokens), self._playback.now())
         self.ended = end
         if self.next_chunk is None:
             self.decide()
+
+    def _check_codebooks(self, tokens: NDArray[np.int32]) -> None:
+        """Raises InputError if tokens have another number of codebooks than the first tokens."""
+        found = int((tokens[0] != NO_CODE).sum())
+        self._codebooks = self._codebooks or found
+        if found != self._codebooks:
+            raise InputError(
+                "tokens", f"{found} codebooks, but the stream began with {self._codebooks}"
+            )
 
     def computed(self, *, heard: bool = True) -> None:
         """Records that the next chunk was computed, and decides about the chunk after it.
@@ -292,9 +307,25 @@ def checked_tokens(tokens: ArrayLike, config: ModelConfig) -> NDArray[np.int32]:
         tokens: (n,) integers, or (n, codebooks).
         config: configuration of the model.
 
+    Returns:
+        (n, *token_shape) int32, with `NO_CODE` in the codebooks that a stream does not send.
+
     Raises:
         InputError: the tokens have another shape, are not integers, or are outside the vocabulary.
     """
-    array = token_array("tokens", tokens, config.token_shape)
+    if not config.fewer_codebooks:
+        array = token_array("tokens", tokens, config.token_shape)
+        check_vocabulary("tokens", array, config.vocab_size)
+        return array
+    [codebooks] = config.token_shape
+    array = token_array("tokens", tokens, None)
+    if not array.size and array.ndim == 1:
+        array = array.reshape(0, codebooks)
+    if array.ndim != 2 or not 1 <= array.shape[1] <= codebooks:
+        raise InputError(
+            "tokens",
+            f"shape {array.shape}, expected (tokens, codebooks) with 1 to {codebooks} codebooks",
+        )
     check_vocabulary("tokens", array, config.vocab_size)
-    return array
+    absent = codebooks - array.shape[1]
+    return np.pad(array, ((0, 0), (0, absent)), constant_values=NO_CODE)

@@ -56,7 +56,7 @@ def fitted(repository: Path, model: Path, folder: Path) -> Path:
         for codebooks in config.token_shape:
             text = re.sub(
                 r'(name: "(?:tokens|prompt_tokens|chunk_tokens)"[^}]*?dims: \[[^\]]*?-1)',
-                rf"\g<1>, {codebooks}",
+                rf"\g<1>, {-1 if config.fewer_codebooks else codebooks}",
                 text,
             )
         target = copy / file.parent.name

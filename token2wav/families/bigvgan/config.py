@@ -7,14 +7,13 @@ values.
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
 from token2wav.config.hyperyaml import HyperYaml, ModelNode
-from token2wav.config.strict_yaml import read_bounded
+from token2wav.config.transformers_json import read_json
 from token2wav.config.values import Bounds, check_bounds, convert, from_mapping, prefixed, shown
 from token2wav.errors import CheckpointError, ConfigError
 from token2wav.networks.configs import Dilations, Kernels, MelSettings, Rates, SampleRate, Width
@@ -100,12 +99,8 @@ def read_bigvgan(folder: Path) -> BigVGANConfig:
     path = folder / CONFIG_FILE
     if not path.is_file():
         raise ConfigError(f"{folder}: not a BigVGAN folder, {CONFIG_FILE} cannot be read")
-    content = read_bounded(path)
+    document = read_json(path)
     with prefixed(f"{path}: "):
-        try:
-            document = json.loads(content, object_pairs_hook=_object)
-        except (ValueError, RecursionError) as error:
-            raise ConfigError(f"not JSON: {' '.join(str(error).split())[:200]}") from error
         return _config_from(document)
 
 
@@ -181,19 +176,7 @@ def check_mel(config: BigVGANConfig, flow: MelSettings) -> None:
         )
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Makes a dict of the pairs of a JSON object. Rejects equal keys; `json` keeps the last."""
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise ConfigError(f"key {shown(key)} appears more than once")
-        found[key] = value
-    return found
-
-
-def _config_from(document: object) -> BigVGANConfig:
-    if not isinstance(document, dict):
-        raise ConfigError(f"expected an object, got {type(document).__name__}")
+def _config_from(document: dict[str, Any]) -> BigVGANConfig:
     fields = dataclasses.fields(BigVGANConfig)
     for field in fields:
         if field.name not in document and field.default is dataclasses.MISSING:

@@ -1,0 +1,158 @@
+"""Mimi in the library: the public audio, any number of codebooks, streams and batches, and folders
+that are refused.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tests.support.batches import spoken_together
+from tests.support.family_golden import FamilyGolden
+from tests.support.mimi_model import document, published_weights, write_model
+from tests.support.utterances import Tokens, chunks_of, joined, off, portions
+from token2wav import CheckpointError, ConfigError, InputError, RuntimeConfig, Token2Wav
+from token2wav.execution.assemble import check_folder
+from token2wav.families import read_config
+from token2wav.serving.chunking import checked_tokens
+from token2wav.voice import voice_for
+
+# Of the spread of the audio. Sums are in another order than in the public code.
+PARITY = 1e-5
+CPU = RuntimeConfig(device="cpu")
+
+
+@pytest.fixture(scope="module", params=["tiny", "small"])
+def golden(request: pytest.FixtureRequest) -> FamilyGolden:
+    return FamilyGolden("mimi", request.param)
+
+
+@pytest.fixture(scope="module")
+def model(golden: FamilyGolden, tmp_path_factory: pytest.TempPathFactory) -> Token2Wav:
+    return Token2Wav.load(write_model(tmp_path_factory.mktemp("mimi"), golden), runtime=CPU)
+
+
+def codes(golden: FamilyGolden, count: int, codebooks: int = 0) -> Tokens:
+    codebooks = codebooks or golden.sizes["num_quantizers"]
+    drawn = np.random.default_rng(count).integers(
+        0, golden.sizes["codebook_size"], (count, codebooks)
+    )
+    return drawn.astype(np.int32)
+
+
+def test_the_public_audio(golden: FamilyGolden, model: Token2Wav) -> None:
+    given = golden["codes"].numpy()
+    for name, used in (("audio", given), ("audio_of_fewer", given[:, :-1])):
+        expected = golden[name].numpy()
+        audio = model.synthesize(used)
+        assert audio.shape == expected.shape
+        assert off(audio, expected) <= PARITY * expected.std(), name
+
+
+@pytest.mark.parametrize("sizes", [[1], [2, 3, 1], [7, 30], [40]], ids=str)
+def test_a_stream_is_the_whole_in_any_portions(
+    golden: FamilyGolden, model: Token2Wav, sizes: list[int]
+) -> None:
+    tokens = codes(golden, 40)
+    [decoder] = model.pipeline.stages.values()
+    whole = decoder.whole(tokens).numpy()  # type: ignore[attr-defined]
+    chunks = chunks_of(model, portions(tokens, sizes))
+    assert len(chunks) > 1
+    assert off(joined(chunks), whole) <= PARITY * whole.std()
+
+
+def test_streams_with_different_numbers_of_codebooks_share_a_batch(
+    golden: FamilyGolden, model: Token2Wav
+) -> None:
+    utterances = [codes(golden, count, books) for count, books in ((40, 1), (9, 3), (22, 4))]
+    nobody = voice_for(model.config, None)
+    together = spoken_together(
+        model.pipeline, [(nobody, checked_tokens(each, model.config), 0) for each in utterances]
+    )
+    for tokens, audio in zip(utterances, together, strict=True):
+        alone = model.synthesize(tokens)
+        assert off(audio, alone) <= PARITY * alone.std()
+
+
+def test_the_first_tokens_decide_the_number_of_codebooks(
+    golden: FamilyGolden, model: Token2Wav
+) -> None:
+    most = golden.sizes["num_quantizers"]
+    with model.stream() as stream:
+        stream.push(codes(golden, 2, 3))
+        with pytest.raises(InputError, match="tokens: 2 codebooks, but the stream began with 3"):
+            stream.push(codes(golden, 2, 2))
+    for wrong in (codes(golden, 2, most + 1), codes(golden, 2)[:, 0], np.zeros((2, 0), np.int32)):
+        with pytest.raises(InputError, match=f"with 1 to {most} codebooks"):
+            model.synthesize(wrong)
+    with pytest.raises(InputError, match="codebook 0, is outside the vocabulary"):
+        model.synthesize(codes(golden, 2) - golden.sizes["codebook_size"])
+    assert model.pipeline.open_streams == 0
+
+
+def test_a_pickle_gives_the_same_audio(tmp_path: Path) -> None:
+    golden = FamilyGolden("mimi", "tiny")
+    (tmp_path / "config.json").write_text(json.dumps(document(golden)))
+    torch.save(published_weights(golden), tmp_path / "pytorch_model.bin")
+    audio = Token2Wav.load(tmp_path, runtime=CPU).synthesize(golden["codes"].numpy())
+    assert off(audio, golden["audio"].numpy()) <= PARITY * float(golden["audio"].std())
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("use_causal_conv", False, "use_causal_conv: False is not supported"),
+        ("attention_bias", True, "attention_bias: True is not supported"),
+        ("pad_mode", "reflect", "is not one of constant"),
+        ("audio_channels", 2, "is not between 1 and 1"),
+        ("num_key_value_heads", 1, "they must be equal"),
+        ("num_semantic_quantizers", 4, "is not below num_quantizers, 4"),
+        ("upsample_groups", 3, "does not divide hidden_size"),
+        ("head_dim", 7, "head_dim: 7 is odd"),
+        ("frame_rate", 13.0, "upsampling_ratios give"),
+        ("num_hidden_layers", 10**9, "is not between 1 and 256"),
+        ("sliding_window", 1, "is not between 2"),
+        ("hidden_size", "16", "expected int"),
+        ("upsampling_ratios", [], "empty; at least 1"),
+    ],
+)
+def test_values_that_are_refused(key: str, value: object, message: str, tmp_path: Path) -> None:
+    content = {**document(FamilyGolden("mimi", "tiny")), key: value}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=f"config.json: .*{message}"):
+        read_config(tmp_path)
+
+
+def test_weights_that_are_refused(tmp_path: Path) -> None:
+    golden = FamilyGolden("mimi", "tiny")
+    write_model(tmp_path, golden)
+    weights = published_weights(golden)
+    book = "quantizer.acoustic_residual_vector_quantizer.layers.1.codebook."
+    for name, value, message in (
+        (f"{book}embed_sum", None, "codebook .acoustic. lacks embed_sum"),
+        (f"{book}cluster_usage", torch.ones(3), "codebook .acoustic. has embed_sum"),
+        ("decoder.layers.0.conv.bias", None, "1 missing: decoder.layers.0.bias"),
+    ):
+        changed = dict(weights)
+        if value is None:
+            del changed[name]
+        else:
+            changed[name] = value
+        save_file(changed, tmp_path / "model.safetensors")
+        with pytest.raises(CheckpointError, match=message):
+            check_folder(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"contains none of model\.safetensors"):
+        check_folder(tmp_path)
+
+
+def test_a_folder_of_another_model_type_is_no_model_folder(tmp_path: Path) -> None:
+    for content in ('{"model_type": "bert"}', '{"model_type": "mimi"', "[]"):
+        (tmp_path / "config.json").write_text(content)
+        with pytest.raises(ConfigError, match=r"nor a config\.json with the model_type mimi"):
+            read_config(tmp_path)

@@ -1,0 +1,50 @@
+"""Reader of `config.json` in folders of Hugging Face's `transformers`, as data."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from token2wav.config.strict_yaml import read_bounded
+from token2wav.config.values import prefixed, shown
+from token2wav.errors import ConfigError
+
+CONFIG_JSON = "config.json"
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Reads a JSON file whose content is an object.
+
+    Raises:
+        ConfigError: the file cannot be read, is too large, is no JSON object, or has a key twice.
+    """
+    content = read_bounded(path)
+    with prefixed(f"{path}: "):
+        try:
+            document = json.loads(content, object_pairs_hook=_object)
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"not JSON: {' '.join(str(error).split())[:200]}") from error
+        if not isinstance(document, dict):
+            raise ConfigError(f"expected an object, got {type(document).__name__}")
+        return document
+
+
+def has_model_type(folder: Path, *types: str) -> bool:
+    """Returns whether a folder has a `config.json` with one of these values of `model_type`."""
+    path = folder / CONFIG_JSON
+    if not types:
+        return False
+    try:
+        return path.is_file() and read_json(path).get("model_type") in types
+    except ConfigError:  # another family may read the file, or the search for a family fails
+        return False
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ConfigError(f"key {shown(key)} appears more than once")
+        found[key] = value
+    return found

@@ -1,0 +1,7 @@
+"""Mimi, the codec of Moshi, Kyutai TTS, Sesame CSM and others: a causal transformer and a causal
+SEANet decoder.
+"""
+
+from token2wav.families.mimi.config import FILES, MODEL_TYPES, read
+
+__all__ = ["FILES", "MODEL_TYPES", "read"]

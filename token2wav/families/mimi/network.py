@@ -1,0 +1,182 @@
+"""Decoder of Mimi: residual codebooks, a causal transformer with a sliding window, and a causal
+SEANet decoder.
+
+Modules have the names of the published weights in the format of `transformers`, without the names
+of wrappers.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from token2wav.families.mimi.config import MimiSizes
+from token2wav.networks.streaming import (
+    OFFLINE,
+    StreamConvTranspose,
+    StreamStep,
+    VocoderNetwork,
+    causal_conv,
+)
+from token2wav.networks.window_transformer import TransformerSizes, WindowTransformer
+
+
+class Mimi(VocoderNetwork):
+    """Decoder of Mimi, from codes to audio.
+
+    Args:
+        sizes: sizes of the decoder.
+    """
+
+    output_delay = 0
+
+    def __init__(self, sizes: MimiSizes) -> None:
+        super().__init__()
+        self.bands, self.frame_samples = sizes.num_quantizers, sizes.frame_samples
+        self.quantizer = Quantizer(sizes)
+        self.upsample = StreamConvTranspose(
+            sizes.hidden_size,
+            sizes.hidden_size,
+            2 * sizes.stride,
+            sizes.stride,
+            causal=True,
+            groups=sizes.upsample_groups,
+            bias=False,
+        )
+        self.decoder_transformer = WindowTransformer(
+            TransformerSizes(
+                sizes.num_hidden_layers,
+                sizes.hidden_size,
+                sizes.num_attention_heads,
+                sizes.dim_head,
+                sizes.sliding_window,
+                sizes.rope_theta,
+            ),
+            partial(nn.LayerNorm, eps=sizes.norm_eps),
+            lambda: FeedForward(sizes.hidden_size, sizes.intermediate_size),
+        )
+        self.decoder = Decoder(sizes)
+
+    def forward(self, codes: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
+        """Computes the audio (B, 1, frame_samples * T) of codes (B, codebooks, T), which are whole
+        numbers in float32, and -1 in codebooks that a stream does not send.
+        """
+        x = self.upsample(self.quantizer(codes), step)
+        x = self.decoder_transformer(x.transpose(1, 2), step).transpose(1, 2)
+        return self.decoder(x, step)
+
+
+class Quantizer(nn.Module):
+    """Codebooks: the entries of the codes of a frame are summed, and projected. The semantic
+    codebooks and the acoustic ones have projections of their own.
+    """
+
+    def __init__(self, sizes: MimiSizes) -> None:
+        super().__init__()
+        semantic = sizes.num_semantic_quantizers
+        self.semantic = Codebooks(semantic, sizes)
+        self.acoustic = Codebooks(sizes.num_quantizers - semantic, sizes)
+        self._semantic = semantic
+
+    def forward(self, codes: torch.Tensor) -> torch.Tensor:
+        """Converts codes (B, codebooks, T) to latents (B, hidden_size, T)."""
+        codes = codes.long()
+        return self.semantic(codes[:, : self._semantic]) + self.acoustic(codes[:, self._semantic :])
+
+
+class Codebooks(nn.Module):
+    """Codebooks of one kind, with the projection of their sum.
+
+    Args:
+        count: number of codebooks.
+        sizes: sizes of the decoder.
+    """
+
+    def __init__(self, count: int, sizes: MimiSizes) -> None:
+        super().__init__()
+        self.entries = nn.Parameter(torch.empty(count, sizes.codebook_size, sizes.codebook_dim))
+        inner = sizes.vector_quantization_hidden_dimension
+        self.output_proj = (
+            nn.Linear(inner, sizes.hidden_size, bias=False) if inner != sizes.hidden_size else None
+        )
+
+    def forward(self, codes: torch.Tensor) -> torch.Tensor:
+        """Converts codes (B, count, T), -1 for none, to (B, hidden_size, T)."""
+        count, size, _ = self.entries.shape
+        first = size * torch.arange(count, device=codes.device)[:, None]
+        found = F.embedding(codes.clamp(min=0) + first, self.entries.flatten(0, 1))
+        total = (found * (codes >= 0)[..., None]).sum(dim=1)  # (B, T, codebook_dim)
+        projected = total if self.output_proj is None else self.output_proj(total)
+        return projected.transpose(1, 2)
+
+
+class FeedForward(nn.Module):
+    """Feed-forward part of a layer."""
+
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = (
+            nn.Linear(width, inner, bias=False),
+            nn.Linear(inner, width, bias=False),
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc2(F.gelu(self.fc1(x)))
+
+
+class Decoder(nn.Module):
+    """SEANet decoder. The number of a layer is its name in the published weights, in which an
+    activation before each upsampling and before the last convolution has a number too.
+    """
+
+    def __init__(self, sizes: MimiSizes) -> None:
+        super().__init__()
+        channels = sizes.num_filters << len(sizes.upsampling_ratios)
+        self.layers = nn.ModuleDict(
+            {"0": causal_conv(sizes.hidden_size, channels, sizes.kernel_size)}
+        )
+        number = 2
+        for ratio in sizes.upsampling_ratios:
+            self.layers[str(number)] = StreamConvTranspose(
+                channels, channels // 2, 2 * ratio, ratio, causal=True
+            )
+            channels //= 2
+            for unit in range(sizes.num_residual_layers):
+                number += 1
+                dilation = sizes.dilation_growth_rate**unit
+                self.layers[str(number)] = ResidualUnit(channels, dilation, sizes)
+            number += 2
+        self.layers[str(number)] = causal_conv(channels, 1, sizes.last_kernel_size)
+
+    def forward(self, x: torch.Tensor, step: StreamStep) -> torch.Tensor:
+        first, *inner, last = self.layers.values()
+        x = first(x, step)
+        for layer in inner:
+            x = layer(x if isinstance(layer, ResidualUnit) else elu(x), step)
+        return last(x, step, elu)
+
+
+class ResidualUnit(nn.Module):
+    """Two causal convolutions, each after an activation, added to the input."""
+
+    def __init__(self, channels: int, dilation: int, sizes: MimiSizes) -> None:
+        super().__init__()
+        inner, kernel = channels // sizes.compress, sizes.residual_kernel_size
+        # The numbers are names in checkpoints, in which the activations have a number too.
+        self.block = nn.ModuleDict(
+            {
+                "1": causal_conv(channels, inner, kernel, dilation=dilation),
+                "3": causal_conv(inner, channels, 1),
+            }
+        )
+
+    def forward(self, x: torch.Tensor, step: StreamStep) -> torch.Tensor:
+        return x + self.block["3"](self.block["1"](x, step, elu), step, elu)
+
+
+def elu(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    """Computes the activation ELU."""
+    return F.elu(x) if out is None else torch.ops.aten.elu.out(x, out=out)

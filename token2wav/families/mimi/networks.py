@@ -1,0 +1,85 @@
+"""Family of Mimi: its decoder, and its weights."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from token2wav.errors import CheckpointError
+from token2wav.execution.family import Family
+from token2wav.families.mimi.network import Mimi
+from token2wav.model_config import StageName
+from token2wav.networks.weights import fitting_weights, floating_tensors, read_state
+
+_LEAST_USAGE = 1e-5  # an entry that was never used has this usage at least
+_PARTS = ("quantizer.", "upsample.", "decoder_transformer.", "decoder.")  # the rest makes codes
+_CODEBOOK = re.compile(
+    r"quantizer\.(semantic|acoustic)_residual_vector_quantizer\.layers\.(\d+)\.codebook\.(\w+)"
+)
+_PROJECTION = re.compile(
+    r"quantizer\.(semantic|acoustic)_residual_vector_quantizer\.output_proj\.weight"
+)
+_ENCODING = re.compile(r"quantizer\.\w+\.input_proj\.weight")  # only makes codes
+
+
+class MimiFamily(Family):
+    """Family of Mimi."""
+
+    torch_only = "a codec decoder"
+
+    def network(self, config: Any, stage: StageName) -> nn.Module:
+        return Mimi(config.sizes)
+
+    def weights(self, network: Any, path: Path, stage: StageName) -> dict[str, torch.Tensor]:
+        own = {
+            name: value
+            for name, value in read_state(path).items()
+            if str(name).startswith(_PARTS) and not _ENCODING.fullmatch(str(name))
+        }
+        return fitting_weights(network, _converted(floating_tensors(own, path, str), path), path)
+
+
+def _converted(published: dict[str, torch.Tensor], path: Path) -> dict[str, torch.Tensor]:
+    """Converts published weights to those of the network.
+
+    The entries of a codebook are published as sums and numbers of uses.
+    """
+    weights: dict[str, torch.Tensor] = {}
+    codebooks: dict[str, dict[int, dict[str, torch.Tensor]]] = {"semantic": {}, "acoustic": {}}
+    for name, value in published.items():
+        if found := _CODEBOOK.fullmatch(name):
+            kind, number, part = found.groups()
+            codebooks[kind].setdefault(int(number), {})[part] = value
+        elif found := _PROJECTION.fullmatch(name):
+            weights[f"quantizer.{found[1]}.output_proj.weight"] = value.flatten(1)
+        else:
+            weights[name.replace(".conv.", ".")] = value
+    for kind, books in codebooks.items():
+        if books:
+            entries = [_entries(books.get(number), kind, path) for number in range(len(books))]
+            weights[f"quantizer.{kind}.entries"] = torch.stack(entries)
+    return weights
+
+
+def _entries(book: dict[str, torch.Tensor] | None, kind: str, path: Path) -> torch.Tensor:
+    """Returns the entries (size, dim) of one codebook, float32.
+
+    Raises:
+        CheckpointError: the codebook is missing, incomplete, or its parts do not fit.
+    """
+    if book is None or not {"embed_sum", "cluster_usage"} <= book.keys():
+        raise CheckpointError(f"{path}: a codebook ({kind}) lacks embed_sum or cluster_usage")
+    total, usage = book["embed_sum"].float(), book["cluster_usage"].float()
+    if total.dim() != 2 or usage.shape != total.shape[:1]:
+        raise CheckpointError(
+            f"{path}: a codebook ({kind}) has embed_sum {tuple(total.shape)} and cluster_usage "
+            f"{tuple(usage.shape)}"
+        )
+    return total / usage.clamp(min=_LEAST_USAGE)[:, None]
+
+
+FAMILY = MimiFamily()

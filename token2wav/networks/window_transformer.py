@@ -1,0 +1,136 @@
+"""Causal transformer with a sliding window, whose layers stream: the transformer of codec decoders.
+
+Modules have the names of the published weights in Hugging Face's format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from token2wav.networks.streaming import OFFLINE, StreamStep
+from token2wav.networks.window_attention import (
+    PositionCounter,
+    WindowAttention,
+    rotary_angles,
+    rotate,
+)
+
+
+@dataclass(frozen=True)
+class TransformerSizes:
+    """Sizes of a transformer.
+
+    Attributes:
+        layers: number of layers.
+        width: channels of the residual stream.
+        heads, dim_head: number of heads, and channels of a head.
+        window: number of positions that a position attends to, itself included.
+        rope_base: base of the frequencies of rotary positions.
+    """
+
+    layers: int
+    width: int
+    heads: int
+    dim_head: int
+    window: int
+    rope_base: float
+
+
+class WindowTransformer(nn.Module):
+    """Transformer with a sliding window and rotary positions.
+
+    Args:
+        sizes: sizes of the transformer.
+        norm: makes a norm over `width` channels.
+        mlp: makes the feed-forward part of a layer.
+    """
+
+    def __init__(
+        self,
+        sizes: TransformerSizes,
+        norm: Callable[[int], nn.Module],
+        mlp: Callable[[], nn.Module],
+    ) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            TransformerLayer(sizes, norm, mlp()) for _ in range(sizes.layers)
+        )
+        self.positions = PositionCounter()
+        self._dim_head, self._base = sizes.dim_head, sizes.rope_base
+
+    def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
+        """Computes x (B, T, width) to the same shape."""
+        positions = self.positions(x, step)
+        angles = rotary_angles(positions, self._dim_head, self._base)
+        for layer in self.layers:
+            x = layer(x, positions, angles, step)
+        return x
+
+
+class TransformerLayer(nn.Module):
+    """Attention and a feed-forward part, each after a norm, with a scale for every channel."""
+
+    def __init__(
+        self, sizes: TransformerSizes, norm: Callable[[int], nn.Module], mlp: nn.Module
+    ) -> None:
+        super().__init__()
+        self.self_attn = Attention(sizes)
+        self.mlp = mlp
+        self.input_layernorm, self.post_attention_layernorm = norm(sizes.width), norm(sizes.width)
+        self.self_attn_layer_scale, self.mlp_layer_scale = (
+            LayerScale(sizes.width) for _ in range(2)
+        )
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        positions: torch.Tensor,
+        angles: tuple[torch.Tensor, torch.Tensor],
+        step: StreamStep,
+    ) -> torch.Tensor:
+        h = self.self_attn(self.input_layernorm(x), positions, angles, step)
+        x = x + self.self_attn_layer_scale(h)
+        return x + self.mlp_layer_scale(self.mlp(self.post_attention_layernorm(x)))
+
+
+class Attention(nn.Module):
+    """Projections around `WindowAttention`."""
+
+    def __init__(self, sizes: TransformerSizes) -> None:
+        super().__init__()
+        inner = sizes.heads * sizes.dim_head
+        self.q_proj, self.k_proj, self.v_proj = (
+            nn.Linear(sizes.width, inner, bias=False) for _ in range(3)
+        )
+        self.o_proj = nn.Linear(inner, sizes.width, bias=False)
+        self.window = WindowAttention(sizes.heads, sizes.dim_head, sizes.window)
+        self._heads = sizes.heads
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        positions: torch.Tensor,
+        angles: tuple[torch.Tensor, torch.Tensor],
+        step: StreamStep,
+    ) -> torch.Tensor:
+        q, k, v = (
+            project(x).unflatten(-1, (self._heads, -1))
+            for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        h = self.window(rotate(q, angles), rotate(k, angles), v, positions, step)
+        return self.o_proj(h.flatten(2))
+
+
+class LayerScale(nn.Module):
+    """Scale of every channel."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.scale * x
