@@ -118,7 +118,7 @@ def assemble(
     """
     context = LoadContext(folder, runtime, device_named(runtime.device))
     with entered(context.device):
-        return _Assembly(context, config, stream).stages()
+        return Assembly(context, config, stream).stages()
 
 
 def check_runtime(
@@ -194,15 +194,18 @@ def flow_networks(config: Any, storage: Storage) -> FlowNetworks:
     )
 
 
-class _Assembly:
-    """Assembly of one model on one device."""
+class Assembly:
+    """Assembly of one model on one device.
+
+    `benchmarks/launch_counter.py` derives from it, to count the work of a GPU without one.
+    """
 
     def __init__(self, context: LoadContext, config: Any, stream: StreamConfig) -> None:
         self.context, self.config, self.stream = context, config, stream
         self.family = family_of(config)
         # Chosen before weights are loaded, because the backend of the settings may be unavailable.
         self.backend = _backend_of(context, self.family, stream)
-        self.pool = GraphPool(context.device) if graphs_enabled(context.device) else None
+        self.pool = self.graph_pool()
 
     def stages(self) -> Stages:
         """Makes all stages.
@@ -213,13 +216,22 @@ class _Assembly:
         keep_arithmetic_exact(self.context.device)
         summary = StageSummary(self.backend.name, self.context.precision, str(self.context.device))
         names = self.config.stages
-        networks = {name: self._loaded(name) for name in names}
+        networks = {name: self.loaded(name) for name in names}
         made = {name: self._stage(name, networks[name]) for name in reversed(names)}
         return Stages({name: made[name] for name in names}, summary)
 
-    def _loaded(self, name: StageName) -> Any:
+    def graph_pool(self) -> GraphPool | None:
+        """Makes the pool of all CUDA graphs of the model; None to run it eagerly."""
+        device = self.context.device
+        return GraphPool(device) if graphs_enabled(device) else None
+
+    def loaded(self, name: StageName) -> Any:
         """Loads the network of a stage onto the device."""
         return load_network(self.context.folder, self.config, name).to(self.context.device)
+
+    def pages(self, page_bytes: int) -> int:
+        """Returns the number of pages of the cache, from the bytes of a page."""
+        return cache_bytes(self.context.runtime.cache_mib, self.context.device) // page_bytes
 
     def _stage(self, name: StageName, network: Any) -> Stage:
         noise: Any = self.family.noise(self.config, self.context.folder, name)
@@ -270,8 +282,8 @@ class _Assembly:
             config, flow.estimator, config.flow.inference_cfg_rate, max(solvers), storage
         )
         per_page = layout.page_bytes + page_bytes(flow.key_value_specs, config.block_tokens)
-        pages = cache_bytes(context.runtime.cache_mib, context.device) // per_page
-        cache, longest = PagedKVCache(layout, pages, context.device), hop // config.block_tokens
+        cache = PagedKVCache(layout, self.pages(per_page), context.device)
+        longest = hop // config.block_tokens
         states = flow_states(flow, flow.estimator, layout)
         kernel_step = self.family.kernel_step()
         with torch.inference_mode():

@@ -58,9 +58,9 @@ def convolved(conv: nn.Conv1d, x: torch.Tensor) -> torch.Tensor:
     Chunks have many lengths, and batches have many sizes. cuDNN takes milliseconds to choose an
     algorithm for every new shape. A matrix product needs no such choice.
     """
-    if x.is_cuda:
-        return as_product(conv, x)
-    return F.conv1d(x, conv.weight, conv.bias)
+    if x.device.type == "cpu":
+        return F.conv1d(x, conv.weight, conv.bias)
+    return as_product(conv, x)
 
 
 def as_product(conv: nn.Conv1d, x: torch.Tensor) -> torch.Tensor:
