@@ -106,6 +106,43 @@ class StreamFlowSection:
         with prefixed("flow."):
             return GuidedAttention.assigned(self.depth, self.backward_layers, self.forward_layers)
 
+    def schedule(self) -> ScheduleConfig:
+        """Returns the times of the ODE steps.
+
+        Raises:
+            ConfigError: the times do not rise from 0 to 1.
+        """
+        with prefixed("flow."):
+            return ScheduleConfig(self.t_scheduler, self.times)
+
+    def flow(self) -> GuidedFlowConfig:
+        """Returns the configuration of the flow.
+
+        Raises:
+            ConfigError: the layers, or the times, cannot be used.
+        """
+        bands, times = self.mel_bands, self.schedule().times
+        return GuidedFlowConfig(
+            vocab_size=self.vocab_size,
+            input_size=bands,
+            spk_embed_dim=self.spk_embed_dim,
+            token_mel_ratio=self.token_mel_ratio,
+            pre_lookahead_len=0,
+            pre_lookahead_channels=0,
+            inference_cfg_rate=self.inference_cfg_rate,
+            estimator=EstimatorConfig(
+                **{
+                    name: getattr(self, name)
+                    for name in ("dim", "depth", "heads", "dim_head", "ff_mult")
+                },
+                **dict.fromkeys(("mel_dim", "mu_dim", "spk_dim", "out_channels"), bands),
+                static_chunk_size=self.block_frames,
+                guided=self.attention(),
+            ),
+            n_timesteps=len(times) - 1 if times else self.n_timesteps,
+            chunk_blocks=self.chunk_blocks,
+        )
+
 
 @dataclass(frozen=True)
 class GuidedFlowConfig(FlowConfig):
@@ -153,30 +190,7 @@ class StreamFlowConfig(CosyVoice3Config):
     @classmethod
     def _flow_from(cls, document: HyperYaml) -> tuple[FlowConfig, float, ScheduleConfig]:
         section = StreamFlowSection.of(document.resolve("flow"))
-        with prefixed("flow."):
-            schedule = ScheduleConfig(section.t_scheduler, section.times)
-        bands = section.mel_bands
-        config = GuidedFlowConfig(
-            vocab_size=section.vocab_size,
-            input_size=bands,
-            spk_embed_dim=section.spk_embed_dim,
-            token_mel_ratio=section.token_mel_ratio,
-            pre_lookahead_len=0,
-            pre_lookahead_channels=0,
-            inference_cfg_rate=section.inference_cfg_rate,
-            estimator=EstimatorConfig(
-                **{
-                    name: getattr(section, name)
-                    for name in ("dim", "depth", "heads", "dim_head", "ff_mult")
-                },
-                **dict.fromkeys(("mel_dim", "mu_dim", "spk_dim", "out_channels"), bands),
-                static_chunk_size=section.block_frames,
-                guided=section.attention(),
-            ),
-            n_timesteps=len(schedule.times) - 1 if schedule.times else section.n_timesteps,
-            chunk_blocks=section.chunk_blocks,
-        )
-        return config, section.input_frame_rate, schedule
+        return section.flow(), section.input_frame_rate, section.schedule()
 
     def check(self, stream: StreamConfig) -> None:
         super().check(stream)
