@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,19 @@ from safetensors.torch import save_file
 from token2wav import Voice
 from token2wav.execution.assemble import flow_networks
 from token2wav.families import read_config
+from token2wav.families.bigvgan.config import BigVGANConfig
+from token2wav.families.chatterbox.config import ChatterboxConfig
+from token2wav.families.cosyvoice2.config import (
+    CosyVoice2Config,
+    EncoderConfig,
+    FlowConfig,
+    UNetConfig,
+)
+from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.families.stepaudio2.config import DiTConfig, StepAudio2Config
+from token2wav.families.streamflow.config import StreamFlowConfig, StreamFlowSection
 from token2wav.model_config import ModelConfig
-from token2wav.networks.configs import HiFTConfig
+from token2wav.networks.configs import HiFTConfig, ScheduleConfig
 
 _DATA = Path(__file__).resolve().parents[1] / "tests" / "data"
 TEMPLATE = _DATA / "tiny" / "cosyvoice3.yaml"
@@ -79,3 +91,61 @@ def fill_randomly(folder: Path, seed: int = 0) -> Path:
     )
     save_file(made.vocoder.state_dict(), vocoder)
     return folder
+
+
+def public_configs() -> dict[str, ModelConfig]:
+    """Makes the configuration of every family at its published size, by names for tables.
+
+    BigVGAN has the size of the public `bigvgan_v2_22khz_80band_256x`, after the flow of CosyVoice3.
+    StreamFlow has published no weights. Its flow has the sizes of StreamFlow-SR, and its BigVGAN
+    has the widths of the public one.
+    """
+    cosyvoice3 = CosyVoice3Config.read(FULL_YAML.parent)
+    encoder, unet = EncoderConfig(512, 8, 2048, 6, 4), UNetConfig(256, 8, 64, 12, 4)
+    sizes: dict[str, Any] = {
+        "vocab_size": 6561,
+        "spk_embed_dim": 192,
+        "mel_bands": 80,
+        "pre_lookahead_len": 3,
+        "inference_cfg_rate": 0.7,
+        "encoder": encoder,
+    }
+    flow: FlowConfig[UNetConfig] = FlowConfig(**sizes, estimator=unet)
+    dit: FlowConfig[DiTConfig] = FlowConfig(**sizes, estimator=DiTConfig(512, 8, 64, 16))
+    turbo = replace(flow, inference_cfg_rate=0.0, n_timesteps=2)
+    hift, rate = HiFTConfig(), 25
+    s3gen: dict[str, Any] = {"mean_flow": False, "file": "s3gen.safetensors"}
+    meanflow: dict[str, Any] = {"mean_flow": True, "file": "s3gen_meanflow.safetensors"}
+    linear = ScheduleConfig("linear")
+    guided = StreamFlowSection()
+    bigvgan = BigVGANConfig(
+        resblock="1",
+        upsample_rates=(4, 4, 2, 2, 2, 2),
+        upsample_kernel_sizes=(8, 8, 4, 4, 4, 4),
+        upsample_initial_channel=1536,
+        resblock_kernel_sizes=(3, 7, 11),
+        resblock_dilation_sizes=((1, 3, 5),) * 3,
+        activation="snakebeta",
+        snake_logscale=True,
+        num_mels=80,
+        hop_size=256,
+        sampling_rate=22050,
+        use_tanh_at_final=False,
+        use_bias_at_final=False,
+    )
+    bigvgan_16khz = replace(
+        bigvgan,
+        upsample_rates=(10, 4, 2, 2),
+        upsample_kernel_sizes=(20, 8, 4, 4),
+        hop_size=160,
+        sampling_rate=16000,
+    )
+    return {
+        "CosyVoice3": cosyvoice3,
+        "CosyVoice2": CosyVoice2Config.of(flow, hift, rate),
+        "Step-Audio2": StepAudio2Config.of(dit, hift, rate),
+        "Chatterbox": ChatterboxConfig.of(flow, hift, rate, **s3gen),
+        "Chatterbox Turbo": ChatterboxConfig.of(turbo, hift, rate, schedule=linear, **meanflow),
+        "StreamFlow": StreamFlowConfig.of(guided.flow(), bigvgan_16khz, rate),
+        "BigVGAN": CosyVoice3Config.of(cosyvoice3.flow, bigvgan, 22050 / 512),
+    }
