@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from benchmarks.gpu.sections import ON_PURPOSE, SECTIONS
 from benchmarks.gpu.settings import PLANNED, RESULTS, SLICES, Row
 from benchmarks.gpu.streams import UNBROKEN
 from benchmarks.gpu.worker import write_json
+from benchmarks.launches import beside_measured
 from benchmarks.listening import PACE
 from benchmarks.models import FULL_YAML, TEMPLATE
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
@@ -262,8 +264,23 @@ def markdown(content: Content) -> str:
     for name in SECTIONS:
         if rows := rows_of(content, name):
             parts += [f"## {name}", *_tables(content, name, rows)]
+    parts += ["## launches, counted and predicted", _launches(content)]
     parts += ["## Runs", table(content.get("runs", []))]
     return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _launches(content: Content) -> str:
+    """Returns the launches and least times of the chunks that were measured."""
+    timed = [row for row in rows_of(content, "chunks").values() if "total_ms" in row]
+    facts = content["facts"]
+    if not timed or (facts["size"], facts["precision"]) != ("full", "float16"):
+        return "Nothing: only chunks of the public size in float16 are counted."
+    if find_spec("triton") is None:
+        return "Nothing: the Triton language is not installed."
+    try:
+        return beside_measured(timed)
+    except Exception as error:  # measurements must not be lost because of a prediction
+        return f"Not counted: {error!r}"
 
 
 def _tables(content: Content, name: str, rows: Mapping[str, Row]) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,17 @@ def test_everything_met() -> None:
     assert words(good()) == ["met"] * 6
     assert faults(good()) == []
     assert markdown(good()).startswith("# NVIDIA H200\n")
+
+
+def test_launches_are_beside_measured_times() -> None:
+    pytest.importorskip("triton")
+    [table] = re.findall("## launches, counted and predicted\n\n(.*?)\n\n", markdown(good()), re.S)
+    lines = [line.strip("| ").split(" | ") for line in table.splitlines()]
+    heads, cells = lines[0], lines[2:]
+    first = dict(zip(heads, cells[0], strict=True))
+    assert (first["streams"], first["after (s)"], first["measured ms"]) == ("1", "first", "9.0")
+    assert 1000 < int(first["sum"].replace(",", "")) < 10_000
+    assert len(cells) == 1 + len(PLANNED.histories)
 
 
 LATE, SHORT = [10.1, 9.0, 11.0], [330.0, 1.0, 1.0]
