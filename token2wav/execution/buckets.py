@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -9,7 +10,9 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
-from token2wav.execution.graphs import GraphPool
+from token2wav.execution.graphs import CaptureError, GraphPool
+
+log = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
 Given = TypeVar("Given", contravariant=True)
@@ -60,6 +63,8 @@ class BucketRunner(Generic[SizeT, Item]):
     own, and several threads may run batches at the same time. With buckets one batch runs at a
     time.
 
+    If a bucket cannot be captured, this bucket and the remaining ones run eagerly.
+
     Args:
         size_of: returns the smallest size that holds the given items.
         make: makes the tensors of a size.
@@ -83,7 +88,18 @@ class BucketRunner(Generic[SizeT, Item]):
         # The largest size comes first, so that all later graphs reuse the memory of its graph.
         for size in sorted(sizes, reverse=True):
             work = make(size)
-            self._buckets[size] = work, graphs.capture(work.compute) if graphs else work.compute
+            compute: Callable[[], None] = work.compute
+            if graphs:
+                try:
+                    compute = graphs.capture(work.compute)
+                except CaptureError as error:
+                    log.warning(
+                        "%s cannot be captured as a CUDA graph, so this size and all smaller ones "
+                        "run slowly, without graphs: %s",
+                        *(size, error),
+                    )
+                    graphs = None
+            self._buckets[size] = work, compute
 
     def run(self, items: Sequence[Item]) -> list[torch.Tensor]:
         """Returns the result of every item. It does not depend on the other items."""

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 import torch
 
+from token2wav.errors import EngineError
+from token2wav.execution.cuda_facts import nodes_in_capture, uploaded
+
 SWITCH = "TOKEN2WAV_CUDA_GRAPHS"  # set it to 0 to run without CUDA graphs, for debugging
 # Number of calls of a function before its capture. In the first calls of a function, libraries
 # choose kernels and allocate workspaces. The capture must not record this work.
@@ -19,6 +22,25 @@ def graphs_enabled(device: torch.device) -> bool:
     return device.type == "cuda" and os.environ.get(SWITCH, "1") != "0"
 
 
+class CaptureError(Exception):
+    """A function runs, but cannot be captured as a CUDA graph. The message gives the reason."""
+
+
+@dataclass
+class GraphSummary:
+    """Summary of the CUDA graphs of a model, for reports.
+
+    Attributes:
+        graphs: number of graphs.
+        nodes: number of their nodes; None without cuda-python.
+        memory: bytes of GPU memory that the captures took.
+    """
+
+    graphs: int = 0
+    nodes: int | None = None
+    memory: int = 0
+
+
 class GraphPool:
     """Memory pool and CUDA stream for the capture of all CUDA graphs of one model.
 
@@ -27,28 +49,64 @@ class GraphPool:
     Every model has a pool of its own, because torch refuses a capture into a pool whose graphs were
     all freed. All captures use one CUDA stream, because a library keeps a workspace for every CUDA
     stream that it was ever called on. The workspace of cuBLAS has 32 MiB on a data-centre GPU.
+
+    Attributes:
+        summary: summary of the graphs that were captured so far.
     """
 
     def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(device)
+        self.summary = GraphSummary()
 
     def capture(self, function: Callable[[], None]) -> CudaGraph:
         """Captures a function as a CUDA graph.
 
+        The function runs before the capture. The graph is on the GPU when this method returns, so
+        that the first replay is as fast as later ones: cuda-python uploads the graph, or it is
+        replayed once. All these runs compute with the present content of the tensors.
+
         Args:
             function: launches work on the current CUDA stream and never waits for that work.
+
+        Raises:
+            CaptureError: the capture failed, although the function runs without a capture.
         """
+        torch.cuda.empty_cache()  # else the capture itself would free this memory
+        free, _ = torch.cuda.mem_get_info(self._device)
         self._stream.wait_stream(torch.cuda.current_stream())
+        # This context also selects the earlier stream again if a capture fails.
         with torch.cuda.stream(self._stream):
             for _ in range(_WARM_UPS):
                 function()
-        torch.cuda.current_stream().wait_stream(self._stream)
+            torch.cuda.synchronize()
+            graph, nodes = self._captured(function)
+        if not uploaded(graph, torch.cuda.current_stream().cuda_stream):
+            graph.replay()
         torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
-            function()
+        summary = self.summary
+        summary.graphs += 1
+        if nodes is not None:
+            summary.nodes = (summary.nodes or 0) + nodes
+        summary.memory += free - torch.cuda.mem_get_info(self._device)[0]
         return CudaGraph(graph, function)
+
+    def _captured(self, function: Callable[[], None]) -> tuple[torch.cuda.CUDAGraph, int | None]:
+        """Captures a function on the stream of the pool, and counts the nodes of the graph."""
+        graph = torch.cuda.CUDAGraph()
+        try:
+            # By default a capture fails if any other thread of the process allocates memory or
+            # waits for the GPU, as a second model or a server's metrics may.
+            with torch.cuda.graph(
+                graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+            ):
+                function()
+                nodes = nodes_in_capture(self._stream.cuda_stream)
+        except (EngineError, RuntimeError) as error:
+            torch.cuda.synchronize()  # fails if the GPU is lost, which is another error
+            raise CaptureError(" ".join(str(error).split())[:300]) from error
+        return graph, nodes
 
 
 @dataclass(frozen=True, eq=False)

@@ -185,3 +185,21 @@ def test_kernels_run_where_gpu_and_model_allow(
     )
     assert backends.kernels_run(PagedKVCache(layout, 1, torch.device("cpu"))) == run
     assert ("Failed to find C compiler" in caplog.text) == (not compiler)
+
+
+def test_runs_at_load_write_to_no_page() -> None:
+    """Graphs run at load with tables of zeros, which hold no block."""
+    flow = a_flow()
+    solver = EulerSolver(flow.estimator, 2, 0.7)
+    layout = CacheLayout.of(a_model(flow), flow.estimator, 0.7, 2, "float32")
+    cache, states = PagedKVCache(layout, 2, DEVICE), flow_states(flow, flow.estimator, layout)
+    kept = [cache._data, *states._all_tables()]
+    for tensor in kept:
+        tensor.fill_(torch.nan)
+    with torch.inference_mode():
+        step = KernelStep(flow.estimator, solver.tables, cache)
+        runner = Runner(step, states, [BatchSize(2, 1, 3)])
+        [(batch, compute)] = runner._batches._buckets.values()
+        compute()
+    assert all(tensor.isnan().all() for tensor in kept)
+    assert batch.x.isfinite().all()  # type: ignore[attr-defined]

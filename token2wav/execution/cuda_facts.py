@@ -1,0 +1,102 @@
+"""Facts about the GPU and its driver, and the upload of CUDA graphs, by cuda-python.
+
+The package cuda-bindings is optional. Without it, or with a driver that lacks a function, these
+functions return fewer facts.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+# Names of CUcomputemode. `exclusive process` admits a single process, so neither a second server
+# nor the ensemble, which has two processes, can use the GPU.
+_COMPUTE_MODES = {0: "default", 2: "prohibited", 3: "exclusive process"}
+
+
+@cache
+def _bindings() -> Any:
+    """Returns the bindings of the driver's interface; None without cuda-python."""
+    try:
+        from cuda.bindings import driver
+    except ImportError:
+        return None
+    return driver
+
+
+def _called(name: str, *arguments: Any) -> tuple[Any, ...] | None:
+    """Calls a function of the driver.
+
+    Returns:
+        The results of the function; None if it failed or is missing.
+    """
+    driver = _bindings()
+    if driver is None:
+        return None
+    try:
+        status, *results = getattr(driver, name)(*arguments)
+    except (AttributeError, RuntimeError):  # the driver, or this release of the bindings, is older
+        return None
+    return tuple(results) if status == driver.CUresult.CUDA_SUCCESS else None
+
+
+def uploaded(graph: torch.cuda.CUDAGraph, stream: int) -> bool:
+    """Uploads a CUDA graph to the GPU, so that its first replay does not have to.
+
+    Args:
+        graph: captured graph.
+        stream: handle of the stream on which the upload runs.
+
+    Returns:
+        False if nothing was uploaded: cuda-python is missing, or this release of torch does not
+            give the handle of a graph.
+    """
+    handle = getattr(graph, "raw_cuda_graph_exec", None)
+    return handle is not None and _called("cuGraphUpload", handle(), stream) is not None
+
+
+def nodes_in_capture(stream: int) -> int | None:
+    """Returns the number of nodes that the capture on a stream has recorded so far.
+
+    Returns:
+        The number; None if the stream does not capture, or without cuda-python.
+    """
+    found = _called("cuStreamGetCaptureInfo", stream)
+    if found is None:
+        return None
+    _, _, graph, *_ = found  # status, number of the capture, graph, dependencies
+    counted = _called("cuGraphGetNodes", graph, 0)
+    return None if counted is None else int(counted[1])
+
+
+def device_facts(device: torch.device) -> list[str]:
+    """Returns facts about the driver of a GPU, and its compute mode, as short phrases.
+
+    The name of a GPU that torch reports already says whether it is a part of a GPU (MIG).
+    """
+    facts = [driver_fact()] if driver_fact() else []
+    driver = _bindings()
+    if driver is not None:
+        attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_MODE
+        if (found := _called("cuDeviceGetAttribute", attribute, device.index or 0)) is not None:
+            facts.append(f"compute mode {_COMPUTE_MODES.get(int(found[0]), found[0])}")
+    return facts
+
+
+def driver_fact(root: Path = Path("/")) -> str:
+    """Returns a phrase with the version of the NVIDIA driver, such as `driver 580.65.06 for CUDA
+    13.0`; empty if no driver is loaded.
+    """
+    try:
+        text = (root / "proc/driver/nvidia/version").read_text()
+    except OSError:
+        return ""
+    versions = re.findall(r"\b\d{3}\.\d+(?:\.\d+)?\b", text.splitlines()[0] if text else "")
+    phrase = f"driver {versions[0]}" if versions else "an NVIDIA driver"
+    if (found := _called("cuDriverGetVersion")) is not None and (number := int(found[0])):
+        phrase += f" for CUDA {number // 1000}.{number % 1000 // 10}"
+    return phrase
