@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import torch
@@ -12,6 +13,8 @@ from token2wav.execution.buckets import BucketRunner
 from token2wav.execution.graphs import GraphPool
 from token2wav.execution.step import StepFunction
 from token2wav.networks.grouping import map_grouped
+
+log = logging.getLogger(__name__)
 
 ESTIMATOR = "estimator"  # name of the estimator in the state store
 
@@ -43,6 +46,8 @@ class Runner:
         most_rows = max((bucket.rows for bucket in buckets), default=0)
         self._rows: StateRows = states.rows(ESTIMATOR, most_rows)
         self._most_rows = most_rows
+        self._most_past = max((bucket.past_pages for bucket in buckets), default=None)
+        self._warned = False
         self._batches = BucketRunner(self._size_of, self._make, buckets, graphs)
 
     @torch.inference_mode()
@@ -59,6 +64,18 @@ class Runner:
         return BatchSize.of(chunks, aligned=self.step.aligned)
 
     def _make(self, size: BatchSize) -> Batch:
+        self._warn_of_long_past(size)
         shared = size.rows <= self._most_rows
         rows = self._rows if shared else self._states.rows(ESTIMATOR, size.rows)
         return Batch(size, self.step.cache.layout, self._states, rows, self.step.integrate)
+
+    def _warn_of_long_past(self, size: BatchSize) -> None:
+        """Logs one warning when a stream becomes longer than all buckets."""
+        if self._warned or self._most_past is None or size.past_pages <= self._most_past:
+            return
+        self._warned = True
+        log.warning(
+            "a stream attends to %d past blocks, and batches are prepared for %d: its chunks run "
+            "without CUDA graphs, about half as fast; bound the past with stream.left_blocks",
+            *(size.past_pages, self._most_past),
+        )

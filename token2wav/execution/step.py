@@ -14,6 +14,7 @@ from token2wav.cache.paged_kv_cache import PagedKVCache
 from token2wav.execution.batch import (
     BEFORE,
     CHUNK,
+    HEADER,
     LAST,
     PROMPT_PADDING,
     VALID,
@@ -223,7 +224,8 @@ class KernelContext:
             batch.conv_state,
             estimator.tails,
         )
-        table = batch.table.long()
+        # without the pages, most of a table, which only the attention kernel reads
+        table = batch.table[:, :HEADER].long()
         self._valid, self._chunk = table[:, VALID, None, None], table[:, CHUNK]
         self._follows = table[:, BEFORE, None, None] > 0
         # (rows, 1, block_frames) False for prompt padding; None if the family has no such padding
