@@ -26,6 +26,7 @@ from token2wav_export import ExportError
 from token2wav_export.profiles import Shapes
 
 _AMPERE = 8.0
+_CAPTURABLE = "REQUIRE_USER_ALLOCATION"
 # Capability of the A100. The enumeration in TensorRT-RTX lists it, but NVIDIA's support matrices
 # (up to version 1.5) do not.
 _NOT_SUPPORTED = ("8.0",)
@@ -116,6 +117,7 @@ def build_engine(
     profiles: Sequence[Shapes],
     compute_capabilities: Sequence[str],
     timing_cache: Path,
+    capturable: bool = False,
 ) -> tuple[str, ...]:
     """Builds and writes an engine.
 
@@ -129,6 +131,8 @@ def build_engine(
         compute_capabilities: GPUs to build for with TensorRT-RTX; empty for ordinary TensorRT.
         timing_cache: file in which ordinary TensorRT stores its measurements, to build faster the
             next time.
+        capturable: whether a CUDA graph must be able to capture the engine. Whoever runs such an
+            engine of TensorRT-RTX has to provide its memory.
 
     Returns:
         Flags that differ from the defaults of the package.
@@ -150,9 +154,15 @@ def build_engine(
             source,
             [parser.get_error(i).desc() for i in range(parser.num_errors)] or logger.errors,
         )
-    config = builder.create_builder_config()
+    config, flags = builder.create_builder_config(), list[str]()
     if precision == "float32":
         config.clear_flag(trt.BuilderFlag.TF32)
+        flags.append("TF32 off")
+    # An engine of TensorRT-RTX must not allocate memory of its own, or CUDA graphs cannot capture
+    # it. Ordinary TensorRT needs no such flag.
+    if capturable and hasattr(trt.BuilderFlag, _CAPTURABLE):
+        config.set_flag(getattr(trt.BuilderFlag, _CAPTURABLE))
+        flags.append(_CAPTURABLE)
     for place, capability in enumerate(compute_capabilities):
         config.num_compute_capabilities = len(compute_capabilities)
         config.set_compute_capability(
@@ -176,7 +186,7 @@ def build_engine(
     engine.write_bytes(blob)
     if measured:
         timing_cache.write_bytes(config.get_timing_cache().serialize())
-    return ("TF32 off",) if precision == "float32" else ()
+    return tuple(flags)
 
 
 def _failed(name: Package, source: Path, errors: Sequence[str]) -> ExportError:

@@ -159,6 +159,7 @@ class Maker:
                 if package == "tensorrt_rtx"
                 else (),
                 timing_cache=self._engines.path / "timing.cache",
+                capturable=graph == "step",  # the only engine that servers run
             )
             return self._add(
                 path,

@@ -158,7 +158,10 @@ def runner(
         if pool is None or backend.name == "onnx":
             return Runner(step, states)
     log.info("the flow runs as %s in %d CUDA graphs", type(step).__name__, len(buckets))
-    return Runner(step, states, buckets, pool)
+    made = Runner(step, states, buckets, pool)
+    if isinstance(backend.step, TensorRTModule):
+        backend.step.save_kernels()  # the captures have compiled all of them
+    return made
 
 
 def exported_buckets(longest: int, past: Sequence[int] = _CAPTURED_PAST) -> list[BatchSize]:
@@ -233,7 +236,7 @@ def _tensorrt(context: LoadContext) -> Backend:
                 versions=versions,
                 target=target,
             )
-            return Backend("tensorrt", TensorRTModule(step, name))
+            return Backend("tensorrt", TensorRTModule(step, name, context.device))
         except ConfigError as error:
             problems.append(str(error))
     raise EngineUnavailableError("; ".join(problems))

@@ -7,7 +7,11 @@ but not run. `make gpu-check` runs one.
 from __future__ import annotations
 
 import importlib
+import logging
+import threading
+import uuid
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +21,7 @@ import torch
 from torch import nn
 
 from token2wav.errors import EngineError, EngineUnavailableError
+from token2wav.execution.device import cuda_cache_bytes
 from token2wav.execution.step import ExportedModule
 from token2wav.networks.hift import HiFT
 from token2wav.networks.streaming import (
@@ -25,6 +30,8 @@ from token2wav.networks.streaming import (
     VocoderNetwork,
     state_specs,
 )
+
+log = logging.getLogger(__name__)
 
 # Names of the inputs and of the output of the graph of a vocoder.
 SIGNALS, AUDIO = ("mel", "source"), "audio"
@@ -102,6 +109,31 @@ def check_provider(device: torch.device) -> None:
         )
 
 
+# Handle of the stream on which torch works by default. torch calls it 0, which ONNX Runtime takes
+# for no stream.
+_LEGACY_STREAM = 1
+
+
+def cuda_options(device: torch.device) -> dict[str, str]:
+    """Returns the options of ONNX Runtime's CUDA provider for one of the two graphs of a model.
+
+    Work is launched on the stream on which torch works, so that neither has to wait for the other.
+    Convolutions are chosen by a heuristic. By default each new shape is measured, which takes
+    seconds for each length of a chunk. The arena grows by the requested size, and each graph may
+    take half of the memory that the cache of keys and values leaves.
+    """
+    free = torch.cuda.mem_get_info(device)[0]
+    stream = torch.cuda.current_stream(device).cuda_stream
+    return {
+        "device_id": str(device.index or 0),
+        "use_tf32": "0",
+        "user_compute_stream": str(stream or _LEGACY_STREAM),
+        "cudnn_conv_algo_search": "HEURISTIC",
+        "arena_extend_strategy": "kSameAsRequested",
+        "gpu_mem_limit": str((free - cuda_cache_bytes(free)) // 2),
+    }
+
+
 class OnnxModule:
     """ONNX graph that runs on torch tensors. Files with its weights lie beside its file."""
 
@@ -114,10 +146,12 @@ class OnnxModule:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         providers: list[Any] = ["CPUExecutionProvider"]
         if device.type == "cuda":
-            providers.insert(
-                0, ("CUDAExecutionProvider", {"device_id": device.index or 0, "use_tf32": 0})
-            )
+            providers.insert(0, ("CUDAExecutionProvider", cuda_options(device)))
         self._session = onnxruntime.InferenceSession(path, options, providers=providers)
+        # On a GPU a run returns before its kernels have ended. The stream orders them with torch's.
+        self._run_options = onnxruntime.RunOptions()
+        if device.type == "cuda":
+            self._run_options.add_run_config_entry("disable_synchronize_execution_providers", "1")
         self._device = device
         self._inputs = {value.name: value for value in self._session.get_inputs()}
 
@@ -131,10 +165,9 @@ class OnnxModule:
         return True
 
     def run(self, inputs: Mapping[str, torch.Tensor], outputs: Mapping[str, torch.Tensor]) -> None:
-        """Runs the graph on contiguous tensors on its device, by name, and waits for the result."""
-        if self._device.type == "cuda":
-            # ONNX Runtime uses a CUDA stream of its own.
-            torch.cuda.current_stream(self._device).synchronize()
+        """Runs the graph on contiguous tensors on its device, by name. On a GPU it launches the
+        work on torch's default stream, and returns without waiting.
+        """
         binding = self._session.io_binding()
         for bind, tensors in ((binding.bind_input, inputs), (binding.bind_output, outputs)):
             for name, tensor in tensors.items():
@@ -146,8 +179,11 @@ class OnnxModule:
                     tuple(tensor.shape),
                     tensor.data_ptr(),
                 )
-        self._session.run_with_iobinding(binding)
+        self._session.run_with_iobinding(binding, self._run_options)
 
+
+# Suffix of the file with the kernels that TensorRT-RTX compiled for an engine on this machine.
+KERNELS = ".kernels"
 
 Package = Literal["tensorrt", "tensorrt_rtx"]
 PACKAGES: tuple[Package, ...] = ("tensorrt", "tensorrt_rtx")
@@ -183,18 +219,37 @@ def target_of(device: torch.device) -> dict[str, str]:
     return {"compute_capability": f"{major}.{minor}", "gpu": torch.cuda.get_device_name(device)}
 
 
+@dataclass(frozen=True, eq=False)
+class _Context:
+    """Execution context of TensorRT, and whether a CUDA graph can capture its work."""
+
+    handle: Any
+    capturable: bool
+
+
 class TensorRTModule:
     """TensorRT engine that runs on torch tensors, on the current CUDA stream of torch.
 
     Every combination of input shapes has its own execution context, because a captured CUDA graph
-    keeps using the context of its capture.
+    keeps using the context of its capture. All contexts compute in one block of memory. The block
+    is allocated with the engine, and has the size that the largest shapes need. Contexts can share
+    it, because runs follow one another on one stream.
+
+    TensorRT-RTX compiles kernels for the shapes of a context before the first run of the context.
+    By default it compiles them later, and a captured graph would keep slower kernels that work for
+    all shapes. `save_kernels` stores the kernels beside the engine for the next load.
+
+    Args:
+        path: engine file.
+        name: package that built the engine.
+        device: GPU that runs the engine.
 
     Raises:
         EngineUnavailableError: the package cannot be imported, or rejects the engine on this
             machine.
     """
 
-    def __init__(self, path: Path, name: Package) -> None:
+    def __init__(self, path: Path, name: Package, device: torch.device) -> None:
         self._trt = package(name)
         self._runtime = self._trt.Runtime(logger(name))
         self._engine = self._runtime.deserialize_cuda_engine(path.read_bytes())
@@ -202,7 +257,19 @@ class TensorRTModule:
             raise EngineUnavailableError(
                 f"{path}: {name} {self._trt.__version__} cannot load it on this GPU"
             )
-        self._contexts: dict[tuple[tuple[int, ...], ...], Any] = {}
+        # torch aligns memory to 512 bytes, and TensorRT needs 256.
+        size = max(1, self._engine.device_memory_size_v2)
+        self._memory = torch.empty(size, dtype=torch.uint8, device=device)
+        # How contexts allocate memory, and for TensorRT-RTX how they compile: the argument of
+        # `create_execution_context`.
+        self._context_options = self._trt.ExecutionContextAllocationStrategy.USER_MANAGED
+        self._kernels_file = path.with_name(path.name + KERNELS)
+        self._stored_kernels = b""
+        self._kernels: Any = None  # cache of compiled kernels of TensorRT-RTX
+        if name == "tensorrt_rtx":
+            self._context_options = self._compiling_options()
+        self._contexts: dict[tuple[tuple[int, ...], ...], _Context] = {}
+        self._lock = threading.Lock()
 
     @property
     def cache_type(self) -> torch.dtype:
@@ -217,39 +284,84 @@ class TensorRTModule:
         """Launches the engine, and returns without waiting. Takes contiguous tensors by name.
 
         Raises:
-            EngineError: no profile fits the shapes, or TensorRT cannot run.
+            EngineError: no profile fits the shapes, TensorRT cannot run, or the current stream
+                captures a graph and the engine cannot be captured.
         """
-        context = self._context({name: tuple(tensor.shape) for name, tensor in inputs.items()})
-        for name, tensor in {**inputs, **outputs}.items():
-            if not context.set_tensor_address(name, tensor.data_ptr()):
-                raise EngineError(f"tensorrt: no tensor '{name}' in the engine")
-        if not context.execute_async_v3(torch.cuda.current_stream().cuda_stream):
-            raise EngineError("tensorrt: the engine could not be launched; the log has the reason")
+        with self._lock:  # a context serves one thread at a time
+            context = self._context({name: tuple(tensor.shape) for name, tensor in inputs.items()})
+            if not context.capturable and torch.cuda.is_current_stream_capturing():
+                raise EngineError(
+                    "tensorrt: the engine cannot be captured; build it again, with "
+                    "token2wav-export tensorrt"
+                )
+            for name, tensor in {**inputs, **outputs}.items():
+                if not context.handle.set_tensor_address(name, tensor.data_ptr()):
+                    raise EngineError(f"tensorrt: no tensor '{name}' in the engine")
+            if not context.handle.execute_async_v3(torch.cuda.current_stream().cuda_stream):
+                raise EngineError(
+                    "tensorrt: the engine could not be launched; the log has the reason"
+                )
 
-    def _context(self, shapes: dict[str, tuple[int, ...]]) -> Any:
+    def save_kernels(self) -> None:
+        """Stores the kernels that TensorRT-RTX has compiled so far beside the engine, for the next
+        load. If the folder cannot be written, a message is logged.
+        """
+        if self._kernels is None:
+            return
+        blob = bytes(self._kernels.serialize())
+        if blob == self._stored_kernels:
+            return
+        draft = self._kernels_file.with_name(f"{self._kernels_file.name}.{uuid.uuid4().hex[:8]}")
+        try:
+            draft.write_bytes(blob)
+            draft.replace(self._kernels_file)
+        except OSError as error:
+            log.info(
+                "%s: cannot be written, so the next start compiles the kernels again: %s",
+                *(self._kernels_file, error.strerror),
+            )
+
+    def _compiling_options(self) -> Any:
+        """Makes the configuration of contexts of TensorRT-RTX, with the kernels that an earlier
+        load has stored.
+        """
+        strategy = self._trt.DynamicShapesKernelSpecializationStrategy
+        options = self._engine.create_runtime_config()
+        options.set_execution_context_allocation_strategy(self._context_options)
+        options.dynamic_shapes_kernel_specialization_strategy = strategy.EAGER
+        self._kernels = options.create_runtime_cache()
+        if self._kernels_file.is_file():
+            stored = self._kernels_file.read_bytes()
+            # The file of another GPU, driver or version is rejected, and replaced after this load.
+            self._stored_kernels = stored if self._kernels.deserialize(stored) else b""
+        options.set_runtime_cache(self._kernels)
+        return options
+
+    def _context(self, shapes: dict[str, tuple[int, ...]]) -> _Context:
         key = tuple(shapes.values())
         if key not in self._contexts:
             self._contexts[key] = self._new_context(shapes)
         return self._contexts[key]
 
-    def _new_context(self, shapes: dict[str, tuple[int, ...]]) -> Any:
+    def _new_context(self, shapes: dict[str, tuple[int, ...]]) -> _Context:
         profile = self._profile(shapes)
         if profile is None:
             raise EngineError(
                 f"tensorrt: the engine has no profile for x {shapes.get('x')}; build it with "
                 f"larger ones"
             )
-        context = self._engine.create_execution_context()
+        handle = self._engine.create_execution_context(self._context_options)
         stream = torch.cuda.current_stream()
-        if context is None or not context.set_optimization_profile_async(
-            profile, stream.cuda_stream
-        ):
+        if handle is None or not handle.set_optimization_profile_async(profile, stream.cuda_stream):
             raise EngineError("tensorrt: no execution context; the GPU's memory may be full")
         stream.synchronize()
+        handle.set_device_memory(self._memory.data_ptr(), len(self._memory))
         for name, shape in shapes.items():
-            if not context.set_input_shape(name, shape):
+            if not handle.set_input_shape(name, shape):
                 raise EngineError(f"tensorrt: input '{name}' cannot have shape {shape}")
-        return context
+        # Ordinary TensorRT lacks the question: there, a capture fails if it is not possible.
+        asked = getattr(handle, "is_stream_capturable", lambda stream: True)
+        return _Context(handle, bool(asked(stream.cuda_stream)))
 
     def _profile(self, shapes: Mapping[str, tuple[int, ...]]) -> int | None:
         """Returns the index of the first profile that fits the shapes; None if there is none."""
