@@ -122,16 +122,15 @@ def folder(root: Path) -> Path:
 
 
 def build(root: Path, model: Path, config_file: Path | None) -> int:
-    """Builds the engines that this machine's server would use, if they are incomplete or stale."""
+    """Builds the engines that this machine's server would use, if they are incomplete or stale.
+
+    Raises:
+        ConfigError: no installed TensorRT builds for the GPU of this machine.
+    """
     config = load_server_config(config_file)
-    if config.runtime.backend == "torch" or config.stream.reference:
-        return _nothing("the settings set the backend torch")
-    try:
-        machine = Machine.own()
-    except ConfigError as error:
-        if config.runtime.backend != "auto":
-            raise
-        return _nothing(f"the server will use torch, because {error}")
+    if config.runtime.backend in ("auto", "torch") or config.stream.reference:
+        return _nothing("the settings select the backend torch")
+    machine = Machine.own()
     place = root / machine.key
     missing = [
         (graph, precision)

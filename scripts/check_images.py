@@ -316,19 +316,24 @@ def snr_db(wav: Path) -> float:
     return found
 
 
-def check_engines(image: Image, volume: Path) -> None:
+def check_engines(image: Image, volume: Path, files: Path) -> None:
     """Builds engines in an image: for this machine, and with TensorRT-RTX for an L4."""
-    binds = {"/model": MODEL, "/engines": volume}
-    call(*image.command(["engines"], binds, ["/engines"]), stderr=subprocess.STDOUT)
+    inside = "/opt/token2wav/docker/server.yaml"
     python = "/opt/token2wav/venv/bin/python"
-    settings = ["--model", "/model", "--config", "/opt/token2wav/docker/server.yaml"]
-    script = [python, "-c", ENGINES_FOR_L4, "build", "/engines", *settings]
-    call(*image.command(script, binds, ["/engines"]), stderr=subprocess.STDOUT)
+    for_l4 = [python, "-c", ENGINES_FOR_L4, "build", "/engines"]
+    for backend, words in (
+        ("onnx", ["engines"]),
+        ("tensorrt", [*for_l4, "--model", "/model", "--config", inside]),
+    ):
+        settings = files / f"{backend}.yaml"
+        settings.write_text(f"runtime: {{backend: {backend}}}\n")
+        binds = {"/model": MODEL, "/engines": volume, inside: settings}
+        call(*image.command(words, binds, ["/engines"]), stderr=subprocess.STDOUT)
     for folder in sorted(volume.iterdir()):
-        files = ", ".join(
+        listed = ", ".join(
             f"{file.name} {file.stat().st_size / 1e6:.0f} MB" for file in sorted(folder.iterdir())
         )
-        say(f"{image.name}: engines in {folder.name}: {files}")
+        say(f"{image.name}: engines in {folder.name}: {listed}")
 
 
 def layers(folder: Path, driver: str) -> Iterator[str]:
@@ -382,7 +387,7 @@ def run(folder: Path) -> None:
             check_server(image, client, files, {})
         with Image.mounted("token2wav-server:0.1.0", "server") as image:
             check_contents(image)
-            check_engines(image, volume)
+            check_engines(image, volume, files)
             check_server(image, client, files, {"/engines": volume})
     print(
         "\n| image | base, MB | layers, MB |\n|---|---|---|\n" + "\n".join(layers(folder, driver))

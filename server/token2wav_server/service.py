@@ -60,6 +60,7 @@ class Service:
         self._sequences: Sequences[Request] = Sequences()
         self._metrics = ServerMetrics(model)
         _warn_of_small_cache(model, config)
+        _warn_of_small_engine(model, config.limits)
         workers = config.runtime.workers or default_workers(model.engine.device)
         self._workers = WorkerPool(
             model.pipeline,
@@ -186,6 +187,18 @@ def _warn_of_small_cache(model: Token2Wav, config: ServerConfig) -> None:
             "recomputes open streams without the cache, which slows all streams; change "
             "limits.streams, stream.left_blocks or runtime.cache_storage",
             *(fit, _USUAL_SECONDS, config.limits.streams),
+        )
+
+
+def _warn_of_small_engine(model: Token2Wav, limits: LimitConfig) -> None:
+    """Logs a warning if the engine computes fewer chunks together than the limits admit."""
+    most = model.engine.most_streams
+    if most and most < limits.batch_streams:
+        log.warning(
+            "limits.batch_streams is %d, but the %s engine computes at most %d chunks together, so "
+            "larger batches run in parts, one after another; for more than %d streams set "
+            "runtime.backend: torch",
+            *(limits.batch_streams, model.engine.name, most, most),
         )
 
 

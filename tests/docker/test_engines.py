@@ -58,7 +58,10 @@ def test_missing_engines_are_built_once(model: Path, tmp_path: Path) -> None:
     root = tmp_path / "engines"
     folder = root / f"cpu-{platform.machine()}_onnx-{version('onnxruntime')}"
     leave_vocoder(EngineFolder(folder), model)
+    settings = tmp_path / "server.yaml"
+    settings.write_text("runtime: {backend: onnx}")
     environment = image_environment(tmp_path) | {
+        "TOKEN2WAV_SETTINGS_FILE": str(settings),
         "TOKEN2WAV_MODEL_FOLDER": str(model),
         "TOKEN2WAV_ENGINES_FOLDER": str(root),
     }

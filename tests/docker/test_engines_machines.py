@@ -75,19 +75,15 @@ def test_gpu_that_the_installed_tensorrt_cannot_build_for(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The server runs on torch in this case, unless the settings require TensorRT."""
     pytest.importorskip("tensorrt_rtx", reason="needs TensorRT-RTX: pip install tensorrt-rtx-cu13")
     package = engines.load_package("tensorrt_rtx")
     monkeypatch.setattr(engines, "own_target", lambda: H200)
     monkeypatch.setattr(engines, "load_package", lambda name: package)
     assert engines.folder(tmp_path) == tmp_path / "none"
-    assert engines.build(tmp_path, tmp_path, None) == 0
-    assert (
-        "the server will use torch, because --compute-capability: 9.0 is not one of"
-        in capsys.readouterr().out
-    )
     assert run(engines, tmp_path, "{backend: tensorrt}", monkeypatch) == 2
-    assert "other GPUs need ordinary TensorRT" in capsys.readouterr().err
+    message = capsys.readouterr().err
+    assert "--compute-capability: 9.0 is not one of" in message
+    assert "other GPUs need ordinary TensorRT" in message
 
 
 def test_gpu_without_a_tensorrt_that_works(
@@ -101,23 +97,22 @@ def test_gpu_without_a_tensorrt_that_works(
 
     monkeypatch.setattr(engines, "own_target", lambda: H200)
     monkeypatch.setattr(engines, "load_package", missing)
-    assert run(engines, tmp_path, "{}", monkeypatch) == 0
-    assert (
-        "the server will use torch, because TensorRT is not available for the build: "
-        in capsys.readouterr().out
-    )
+    assert run(engines, tmp_path, "{backend: tensorrt}", monkeypatch) == 2
+    assert "TensorRT is not available for the build: not there" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("runtime", ["{}", "{backend: torch}"])
 def test_settings_that_need_no_engines(
     engines: ModuleType,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    runtime: str,
 ) -> None:
-    assert run(engines, tmp_path, "{backend: torch}", monkeypatch) == 0
+    assert run(engines, tmp_path, runtime, monkeypatch) == 0
     assert (
         capsys.readouterr().out
-        == "engines: no engine is built: the settings set the backend torch\n"
+        == "engines: no engine is built: the settings select the backend torch\n"
     )
     assert not (tmp_path / "engines").exists()
 
@@ -129,7 +124,7 @@ def test_model_folder_that_is_none(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(engines, "own_target", dict)
-    assert run(engines, tmp_path, "{}", monkeypatch) == 2
+    assert run(engines, tmp_path, "{backend: onnx}", monkeypatch) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert str(tmp_path / "model") in line
 

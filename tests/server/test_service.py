@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -230,3 +231,23 @@ def test_more_streams_than_the_cache_has_pages_for_are_warned_of(
         if fit is None
         else [f"the cache has pages for {fit} streams of 30 s, and limits.streams admits {streams}"]
     )
+
+
+@pytest.mark.parametrize(
+    ("most_streams", "batch_streams", "warned"), [(4, 8, True), (4, 4, False), (0, 64, False)]
+)
+def test_batches_larger_than_the_engine_are_warned_of(
+    triton: FakeTriton,
+    faulty: tuple[Token2Wav, FaultyVocoder],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    most_streams: int,
+    batch_streams: int,
+    warned: bool,
+) -> None:
+    engine = replace(faulty[0].engine, name="tensorrt", most_streams=most_streams)
+    monkeypatch.setattr(faulty[0], "engine", engine)
+    config = ServerConfig(limits=LimitConfig(streams=1, batch_streams=batch_streams))
+    importlib.import_module("token2wav_server.service").Service(faulty[0], config).close()
+    expected = "limits.batch_streams is 8, but the tensorrt engine computes at most 4 chunks"
+    assert (expected in caplog.text) is warned

@@ -214,7 +214,12 @@ class Assembly:
         the vocoder leaves.
         """
         keep_arithmetic_exact(self.context.device)
-        summary = StageSummary(self.backend.name, self.context.precision, str(self.context.device))
+        summary = StageSummary(
+            self.backend.name,
+            self.context.precision,
+            str(self.context.device),
+            self.backend.most_streams,
+        )
         names = self.config.stages
         networks = {name: self.loaded(name) for name in names}
         made = {name: self._stage(name, networks[name]) for name in reversed(names)}

@@ -37,20 +37,23 @@ from token2wav.networks.ode import OdeTables
 
 log = logging.getLogger(__name__)
 
-# Fastest first. On a GPU this order is an assumption until `make gpu-check` has run. On a CPU torch
-# was measured to be faster than ONNX Runtime, except for first chunks of very small models
-# (benchmarks/results/engines.json).
+# Fastest first. On a GPU this order is an assumption until `make gpu-check` has measured it: a
+# TensorRT engine holds few streams, so a batch of 64 streams runs as 16 batches one after another.
+# On a CPU torch was measured to be faster than ONNX Runtime, except for first chunks of very small
+# models (benchmarks/results/engines.json).
 _ORDER: dict[str, tuple[BackendName, ...]] = {
     "cpu": ("torch", "onnx"),
-    "cuda": ("tensorrt", "torch", "onnx"),
+    "cuda": ("torch", "tensorrt", "onnx"),
 }
 
 
 # Batch sizes of the CUDA graphs on kernels, in blocks. A batch runs in the next larger size, and a
-# batch above the largest size is split. Block tables have room for the history of 8.5 minutes.
-# Unused room costs nothing, because kernels read only the pages of a block.
+# batch above the largest size is split. Block tables have room for the history of 34 minutes, in
+# one width for all graphs. Kernels read only the pages of a block. So unused room costs 8 KB for
+# each of the 423 rows, and a copy of at most 1 MB for each batch. Narrower tables for short
+# histories would save 6 KB for each row, but double the number of captures.
 _BLOCKS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
-_PAST = 511  # past pages of a block
+_PAST = 2047  # past pages of a block
 # Sizes of the CUDA graphs on an exported step, which pads its inputs: numbers of past blocks, up to
 # one minute with the prompt, and numbers of streams. A batch with a longer past runs eagerly.
 _CAPTURED_PAST = (4, 8, 16, 32, 64)
@@ -95,6 +98,11 @@ class Backend:
     name: BackendName
     step: ExportedModule | None = None
     vocoder: ExportedModule | None = None
+
+    @property
+    def most_streams(self) -> int:
+        """Largest number of chunks in a batch of the flow, see `StageSummary`."""
+        return max(_CAPTURED_STREAMS) if self.name == "tensorrt" else 0
 
 
 def choose(context: LoadContext, *, torch_only: str = "") -> Backend:

@@ -213,11 +213,20 @@ class Encoder(Protocol):
 
 @dataclass(frozen=True)
 class StageSummary:
-    """Backend, precision and device of the stages of a model, for reports and logs."""
+    """Backend, precision and device of the stages of a model, for reports and logs.
+
+    Attributes:
+        name: name of the backend.
+        precision: dtype of the estimator's layers.
+        device: device of the networks.
+        most_streams: largest number of chunks that the backend computes together. A larger batch
+            runs in parts. 0 if the number is large or unlimited.
+    """
 
     name: BackendName
     precision: str
     device: str
+    most_streams: int = 0
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,20 @@
+"""Choice of a backend for a GPU. The devices are only named, so no test needs one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.support.golden import TINY
+from token2wav import RuntimeConfig
+from token2wav.execution.backends import Backend, LoadContext, choose
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_auto_takes_torch(device: str) -> None:
+    context = LoadContext(TINY, RuntimeConfig(), torch.device(device))
+    assert choose(context) == Backend("torch")
+
+
+def test_only_tensorrt_limits_the_streams_of_a_batch() -> None:
+    assert [Backend(name).most_streams for name in ("torch", "onnx", "tensorrt")] == [0, 0, 4]
