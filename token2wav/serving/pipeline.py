@@ -17,6 +17,7 @@ from token2wav.errors import ConfigError, EngineError
 from token2wav.execution.device import check_device, entered
 from token2wav.execution.stages import CacheUsage, FrameChunk, Stage, TokenChunk
 from token2wav.model_config import ModelConfig, StageName
+from token2wav.networks.staging import to_host
 from token2wav.serving.audio_output import AudioChunk, AudioFormat, AudioOutput
 from token2wav.serving.chunking import Chunker, HopSchedule
 from token2wav.serving.clocks import Load, Playback
@@ -180,7 +181,7 @@ class Pipeline:
             if index == len(self.stages) - 1:
                 # A copy from a GPU waits for the kernels of the stage. So it is part of the time of
                 # the stage.
-                audio = _on_host(outputs)
+                audio = to_host(outputs)
             # `skip` counts tokens of the prompt, and tokens whose audio an earlier provisional
             # chunk has sent. Their frames are cut off, because later stages must not get them.
             elif index == 0:
@@ -243,16 +244,3 @@ def _next_chunk(request: Request) -> TokenChunk:
     chunk = request.chunker.next_chunk
     assert chunk is not None  # the scheduler selects only requests with a next chunk
     return chunk
-
-
-def _on_host(audio: list[torch.Tensor]) -> list[NDArray[np.float32]]:
-    """Copies audio to the host as arrays.
-
-    Audio on a GPU is copied in one transfer, because each transfer waits for the running kernels.
-    """
-    if not audio or audio[0].device.type == "cpu":
-        return [samples.numpy() for samples in audio]
-    return [
-        samples.numpy()
-        for samples in torch.cat(audio).cpu().split([len(samples) for samples in audio])
-    ]
