@@ -17,7 +17,7 @@ from token2wav.execution.device import keep_arithmetic_exact
 from token2wav.execution.graphs import SWITCH, CudaGraph, GraphPool
 from token2wav.execution.stages import FrameChunk
 from token2wav.execution.vocoder import StreamingVocoder, likely_pieces
-from token2wav.serving.pipeline import _on_host
+from token2wav.networks.staging import to_host
 
 pytestmark = [
     pytest.mark.gpu,
@@ -112,5 +112,5 @@ def test_a_model_chooses_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_audio_of_a_batch_comes_to_the_host_in_one_copy() -> None:
     audio = [torch.arange(3.0), torch.empty(0), torch.arange(5.0)]
-    for array, expected in zip(_on_host([samples.cuda() for samples in audio]), audio, strict=True):
+    for array, expected in zip(to_host([samples.cuda() for samples in audio]), audio, strict=True):
         assert torch.equal(torch.from_numpy(array), expected)
