@@ -22,6 +22,8 @@ from token2wav.voice import Voice, check_steps, float_array, voice_for
 
 log = logging.getLogger(__name__)
 
+_STREAMS = 64  # default number of open streams that memory is allocated for
+
 
 class Token2Wav:
     """Loaded model, which opens streams and synthesizes whole utterances.
@@ -56,6 +58,7 @@ class Token2Wav:
         *,
         stream: StreamConfig | None = None,
         runtime: RuntimeConfig | None = None,
+        streams: int = _STREAMS,
     ) -> Token2Wav:
         """Loads a model folder of any family, as its authors published it.
 
@@ -63,6 +66,8 @@ class Token2Wav:
             folder: path of the model folder.
             stream: settings of streams, such as the lengths of chunks; None for the defaults.
             runtime: settings of device, backend and memory; None for the defaults.
+            streams: number of streams that will be open at the same time. Memory for their states
+                is allocated at once. More streams may be opened, which allocates more.
 
         Raises:
             ConfigError: the configuration file of the folder, or a setting, cannot be used.
@@ -70,7 +75,7 @@ class Token2Wav:
         """
         folder, stream, runtime = Path(folder), stream or StreamConfig(), runtime or RuntimeConfig()
         config = _config_under(folder, stream)
-        stages = assemble(folder, config, stream, runtime)
+        stages = assemble(folder, config, stream, runtime, streams)
         family = family_of(folder).__name__.rpartition(".")[2]
         log.info(
             "configuration %s of %s: %s %s", config_hash(config, stream), folder, config, stream

@@ -79,7 +79,9 @@ class Service:
         """
         log_to_triton()
         folder, config = read_environment()
-        model = Token2Wav.load(folder, stream=config.stream, runtime=config.runtime)
+        model = Token2Wav.load(
+            folder, stream=config.stream, runtime=config.runtime, streams=config.limits.streams
+        )
         model.probe()
         service = cls(model, config)
         for line in (*str(model).splitlines(), _limits(config.limits)):

@@ -87,7 +87,9 @@ def test_runs_of_the_vocoder_at_load_write_to_no_stream(parts: Parts) -> None:
             return super().capture(function)
 
     with torch.inference_mode():
-        StreamingVocoder(parts.hift, parts.source_noise, shapes=shapes[:2], graphs=SpoiltPool())
+        StreamingVocoder(
+            parts.hift, parts.source_noise, shapes=shapes[:2], graphs=SpoiltPool(), streams=2
+        )
     [store] = stores
     for table in tables(store):
         assert table[SCRATCH_SLOT + 1 :].isnan().all()

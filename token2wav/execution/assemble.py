@@ -39,6 +39,8 @@ from token2wav.networks.streaming import VocoderNetwork
 from token2wav.networks.weights import SkipInit, fill
 
 # Largest number of streams in a captured batch of the vocoder. Larger batches are split.
+# Largest number of streams whose states are allocated at load: 6 GB for public CosyVoice3.
+_MOST_PREPARED = 1024
 CAPTURED_STREAMS = 32
 
 
@@ -102,7 +104,11 @@ def family_of(config: ModelConfig) -> Family:
 
 
 def assemble(
-    folder: Path, config: ModelConfig, stream: StreamConfig, runtime: RuntimeConfig
+    folder: Path,
+    config: ModelConfig,
+    stream: StreamConfig,
+    runtime: RuntimeConfig,
+    streams: int = 0,
 ) -> Stages:
     """Makes the stages of a model.
 
@@ -111,13 +117,15 @@ def assemble(
         config: configuration of the model, with the settings of streams applied.
         stream: settings of streams.
         runtime: settings of device, backend, precision and memory.
+        streams: number of open streams to allocate states for; further streams allocate more.
 
     Raises:
         ConfigError: the settings ask for something that this machine or this family does not have.
         CheckpointError: weights are missing, unreadable, or do not fit the configuration.
     """
-    context = LoadContext(folder, runtime, device_named(runtime.device))
-    with entered(context.device):
+    device = device_named(runtime.device)
+    context = LoadContext(folder, runtime, device, min(streams, _MOST_PREPARED))
+    with entered(device):
         return Assembly(context, config, stream).stages()
 
 
@@ -287,9 +295,12 @@ class Assembly:
             config, flow.estimator, config.flow.inference_cfg_rate, max(solvers), storage
         )
         per_page = layout.page_bytes + page_bytes(flow.key_value_specs, config.block_tokens)
+        # The states are allocated first, so that the cache takes its share of the rest. No more
+        # streams can be open than there are pages.
+        count = min(context.streams, self.pages(per_page))
+        states = flow_states(flow, flow.estimator, layout, count)
         cache = PagedKVCache(layout, self.pages(per_page), context.device)
         longest = hop // config.block_tokens
-        states = flow_states(flow, flow.estimator, layout)
         kernel_step = self.family.kernel_step()
         with torch.inference_mode():
             runners = {
@@ -324,7 +335,13 @@ class Assembly:
         )
         hold = stream.hold_frames
         return StreamingVocoder(
-            vocoder, noise, exported, shapes=shapes, graphs=pool, hold_frames=hold
+            vocoder,
+            noise,
+            exported,
+            shapes=shapes,
+            graphs=pool,
+            hold_frames=hold,
+            streams=self.context.streams,
         )
 
 

@@ -64,11 +64,19 @@ _HEAD_SIZES = (16, 32, 64, 128)  # powers of two, because the tiles of a kernel 
 
 @dataclass(frozen=True)
 class LoadContext:
-    """Folder, runtime settings and device with which a model is loaded."""
+    """Folder, runtime settings and device with which a model is loaded.
+
+    Attributes:
+        folder: model folder.
+        runtime: settings of device, backend, precision and memory.
+        device: device of the model.
+        streams: number of open streams for which memory is allocated at load.
+    """
 
     folder: Path
     runtime: RuntimeConfig
     device: torch.device
+    streams: int = 0
 
     @property
     def precision(self) -> Precision:

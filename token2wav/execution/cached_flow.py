@@ -51,6 +51,7 @@ from token2wav.voice import Voice
 _ENCODER = "encoder"  # name of the encoder in the state store
 # Number of blocks of a prompt that are computed at once. It bounds the memory, and costs no time.
 _PREFILL_BLOCKS = 4
+_PROMPTS = 16  # slots for the states of prompts that exist from the start
 
 
 @dataclass(eq=False)
@@ -130,15 +131,26 @@ class _Part:
     tables: list[list[int]]
 
 
-def flow_states(encoder: Encoder, estimator: Estimator, layout: CacheLayout) -> StateStore:
+def flow_states(
+    encoder: Encoder, estimator: Estimator, layout: CacheLayout, streams: int = 0
+) -> StateStore:
     """Makes the state store of a flow, on the device of its encoder.
 
     The estimator has one state for each ODE step and guidance branch.
+
+    Args:
+        encoder: encoder of the flow.
+        estimator: estimator of the flow.
+        layout: sizes of the cache.
+        streams: number of streams that get a slot at once. Each prompt in the cache takes a slot
+            too. The store grows if there are more streams or prompts.
     """
     shape = layout.steps, *layout.conv_state
     own = StateSpec("estimator", shape, torch.float32)
     return StateStore(
-        {_ENCODER: encoder.state_specs(), ESTIMATOR: {estimator: own}}, encoder.device
+        {_ENCODER: encoder.state_specs(), ESTIMATOR: {estimator: own}},
+        encoder.device,
+        1 + _PROMPTS + streams,
     )
 
 

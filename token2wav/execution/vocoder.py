@@ -226,6 +226,8 @@ class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
             network; 0 for the whole look-ahead. With fewer frames, the last samples of a chunk are
             extrapolated: they are computed as if the last mel frame were repeated. The next chunk
             continues with exact samples.
+        streams: number of streams whose states are allocated at once. Further streams allocate
+            more.
     """
 
     def __init__(
@@ -237,6 +239,7 @@ class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
         shapes: Sequence[PieceShape] = (),
         graphs: GraphPool | None = None,
         hold_frames: int = 0,
+        streams: int = 0,
     ) -> None:
         super().__init__()
         self._net, self._source_noise, self._decode = network, noise, decode
@@ -257,7 +260,7 @@ class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
                 *shapes,
                 *(dataclasses.replace(shape, inside=True) for shape in shapes if not shape.inside),
             ]
-        self.store = StateStore({_NETWORK: state_specs(network)}, self._device)
+        self.store = StateStore({_NETWORK: state_specs(network)}, self._device, 1 + streams)
         self._lengths = sorted(
             {(shape.first, shape.frames) for shape in shapes if shape.inside}, reverse=True
         )

@@ -135,7 +135,9 @@ def _load(folder: Path, server: ServerConfig, stage: StageName) -> Token2Wav:
     Flow and vocoder compute at the same time, in two processes. So each gets half of the cores.
     """
     torch.set_num_threads(max(1, torch.get_num_threads() // 2))
-    model = Token2Wav.load(folder, stream=server.stream, runtime=server.runtime)
+    model = Token2Wav.load(
+        folder, stream=server.stream, runtime=server.runtime, streams=server.limits.streams
+    )
     model.pipeline.stages = {stage: model.pipeline.stages[stage]}
     return model
 
