@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from token2wav.config import RuntimeConfig, StreamConfig, config_hash
 from token2wav.errors import InputError
 from token2wav.execution.assemble import assemble, check_runtime
+from token2wav.execution.cuda_facts import device_facts
 from token2wav.execution.stages import Stages
 from token2wav.families import family_of, read_config
 from token2wav.model_config import ModelConfig
@@ -84,7 +85,7 @@ class Token2Wav:
 
     def __str__(self) -> str:
         device = torch.device(self.engine.device)
-        gpu = f", {torch.cuda.get_device_name(device)}" if device.type == "cuda" else ""
+        facts = device_facts(device) if device.type == "cuda" else []
         rates = (
             f"{self.config.token_frame_rate:g} tokens and {self.config.sample_rate} samples "
             f"per second"
@@ -92,7 +93,7 @@ class Token2Wav:
         return "\n".join(
             [
                 f"model    {self.name}, {rates}",
-                f"device   {device}{gpu}",
+                f"device   {', '.join([str(device), *facts])}",
                 f"backend  {self.engine.name}, {self.engine.precision}",
             ]
         )

@@ -25,14 +25,20 @@ def load(
     """Loads a model for a section.
 
     Returns:
-        The model, and a row with the seconds of loading (including the capture of graphs) and the
-            size of the cache in MiB.
+        The model, and a row with the seconds of loading (including the capture of graphs), the
+            size of the cache in MiB, and the CUDA graphs with their nodes and memory.
     """
     began = time.monotonic()
     model = Token2Wav.load(folder, stream=stream, runtime=settings.runtime(**runtime))
     usage = model.pipeline.flow.usage()
     cache = usage.capacity * usage.page_bytes >> 20
-    return model, {"load_s": round(time.monotonic() - began, 1), "cache_mib": cache}
+    row = {"load_s": round(time.monotonic() - began, 1), "cache_mib": cache}
+    graphs = model.engine.graphs
+    return model, row | {
+        "graphs": graphs.graphs,
+        "graph_nodes": graphs.nodes,
+        "graph_mib": graphs.memory >> 20,
+    }
 
 
 def chunks(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:

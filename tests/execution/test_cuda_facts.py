@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from token2wav.execution import cuda_facts
+from token2wav.errors import ConfigError
+from token2wav.execution import cuda_facts, device
 
 GPU = torch.device("cuda:1")
 
@@ -100,9 +101,40 @@ def test_version_of_the_driver(driver: FakeDriver, tmp_path: Path, line: str, ve
     assert cuda_facts.driver_fact(root) == f"driver {version}"
 
 
-def test_facts_about_a_gpu(driver: FakeDriver) -> None:
-    assert "compute mode exclusive process" in cuda_facts.device_facts(GPU)
+def test_facts_about_a_gpu(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100 MIG 1g.10gb")
+    monkeypatch.setattr(cuda_facts, "driver_fact", lambda: "driver 580.65.06 for CUDA 13.0")
+    assert cuda_facts.device_facts(GPU) == [
+        "NVIDIA H100 MIG 1g.10gb",
+        "driver 580.65.06 for CUDA 13.0",
+        "compute mode exclusive process",
+    ]
     assert driver.calls[-1][2] == 1  # of this GPU
+
+
+@pytest.mark.parametrize(
+    ("made_for", "reason"), [("13.0", "made for CUDA 13.0"), (None, "made for CPUs")]
+)
+def test_a_driver_that_is_too_old_for_torch(
+    driver: FakeDriver,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+    made_for: str | None,
+    reason: str,
+) -> None:
+    root = with_driver(tmp_path, "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15")
+    monkeypatch.setattr(torch.version, "cuda", made_for)
+    expected = f"driver 550.54.15 for CUDA 12.4, but this torch is {reason}"
+    assert cuda_facts.missing_gpu(root) == expected
+    assert cuda_facts.missing_gpu(tmp_path / "nothing") == ""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(device, "missing_gpu", lambda: expected)
+    with pytest.raises(ConfigError, match=f"torch finds 0 GPUs: {expected}"):
+        device.device_named("cuda")
+    assert device.device_named("auto") == torch.device("cpu")
+    assert f"so the model runs on the CPU: {expected}" in caplog.text
 
 
 def test_without_cuda_python(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -165,10 +165,14 @@ def test_a_cache_that_does_not_fit_is_refused_with_the_free_memory(
 def test_every_model_has_a_pool_and_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stand-in for torch's calls records where functions were warmed up and captured."""
     pools, journal = iter(range(9)), []
-    streams: list[Any] = [SimpleNamespace(name="current", wait_stream=lambda _: None)]
+    streams: list[Any] = [
+        SimpleNamespace(name="current", wait_stream=lambda _: None, cuda_stream=0)
+    ]
 
     def stream(_: torch.device) -> Any:
-        return SimpleNamespace(name=f"stream {next(pools)}", wait_stream=lambda _: None)
+        return SimpleNamespace(
+            name=f"stream {next(pools)}", wait_stream=lambda _: None, cuda_stream=1
+        )
 
     @contextmanager
     def on(stream: Any) -> Iterator[None]:
@@ -176,7 +180,7 @@ def test_every_model_has_a_pool_and_a_stream_of_its_own(monkeypatch: pytest.Monk
         yield
         streams.pop()
 
-    def record(graph: object, pool: int, stream: Any) -> Any:
+    def record(graph: object, pool: int, stream: Any, capture_error_mode: str) -> Any:
         journal.append(f"pool {pool}")
         return on(stream)
 
@@ -186,7 +190,9 @@ def test_every_model_has_a_pool_and_a_stream_of_its_own(monkeypatch: pytest.Monk
         "stream": on,
         "current_stream": lambda: streams[-1],
         "synchronize": lambda: None,
-        "CUDAGraph": object,
+        "empty_cache": lambda: None,
+        "mem_get_info": lambda device: (0, 0),
+        "CUDAGraph": lambda: SimpleNamespace(replay=lambda: None),
         "graph": record,
     }.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)

@@ -26,7 +26,7 @@ from token2wav.execution.decoder import TokenDecoder
 from token2wav.execution.device import cache_bytes, device_named, entered, keep_arithmetic_exact
 from token2wav.execution.exported_graphs import ExportedVocoder
 from token2wav.execution.family import Family
-from token2wav.execution.graphs import GraphPool, graphs_enabled
+from token2wav.execution.graphs import GraphPool, GraphSummary, graphs_enabled
 from token2wav.execution.recompute import RecomputeFlow, RecomputeVocoder
 from token2wav.execution.stages import FlowStage, Stage, Stages, StageSummary
 from token2wav.execution.vocoder import StreamingVocoder, likely_pieces
@@ -227,6 +227,7 @@ class Assembly:
             self.context.precision,
             str(self.context.device),
             self.backend.most_streams,
+            self.pool.summary if self.pool else GraphSummary(),
         )
         names = self.config.stages
         networks = {name: self.loaded(name) for name in names}

@@ -74,17 +74,29 @@ def nodes_in_capture(stream: int) -> int | None:
 
 
 def device_facts(device: torch.device) -> list[str]:
-    """Returns facts about the driver of a GPU, and its compute mode, as short phrases.
+    """Returns facts about a GPU as short phrases: its name, its driver, and its compute mode.
 
-    The name of a GPU that torch reports already says whether it is a part of a GPU (MIG).
+    If the GPU is a part of a GPU (MIG), its name says so.
     """
-    facts = [driver_fact()] if driver_fact() else []
+    facts = [torch.cuda.get_device_name(device), driver_fact()]
     driver = _bindings()
     if driver is not None:
         attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_MODE
         if (found := _called("cuDeviceGetAttribute", attribute, device.index or 0)) is not None:
             facts.append(f"compute mode {_COMPUTE_MODES.get(int(found[0]), found[0])}")
-    return facts
+    return [fact for fact in facts if fact]
+
+
+def missing_gpu(root: Path = Path("/")) -> str:
+    """Returns the likely reason why torch finds no GPU although a driver is loaded; empty if no
+    driver is loaded.
+    """
+    found = driver_fact(root)
+    if not found:
+        return ""
+    if torch.version.cuda is None:
+        return f"{found}, but this torch is made for CPUs"
+    return f"{found}, but this torch is made for CUDA {torch.version.cuda}"
 
 
 def driver_fact(root: Path = Path("/")) -> str:

@@ -4,6 +4,7 @@ memory.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,9 @@ from pathlib import Path
 import torch
 
 from token2wav.errors import ConfigError, DeviceLostError
+from token2wav.execution.cuda_facts import missing_gpu
+
+log = logging.getLogger(__name__)
 
 _CPU_SHARE = 0.25  # share of the free memory for the cache
 # Where a container (cgroup version 2 or 1) has its memory limit: folder, file with the limit, file
@@ -34,13 +38,17 @@ def device_named(name: str) -> torch.device:
         ConfigError: torch does not see the device.
     """
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        found = torch.cuda.is_available()
+        if not found and (reason := missing_gpu()):
+            log.warning("torch finds no GPU, so the model runs on the CPU: %s", reason)
+        return torch.device("cuda" if found else "cpu")
     kind, _, index = name.partition(":")
     # Checked here, because torch wraps large indices around and selects another GPU.
-    if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
+    if kind == "cuda" and int(index or 0) >= (count := torch.cuda.device_count()):
+        reason = missing_gpu() if not count else ""
         raise ConfigError(
-            f"runtime.device: '{name}' is not available; torch finds "
-            f"{torch.cuda.device_count()} GPUs"
+            f"runtime.device: '{name}' is not available; torch finds {count} GPUs"
+            + (f": {reason}" if reason else "")
         )
     try:
         return torch.device(name)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import numpy as np
@@ -21,6 +21,7 @@ from torch import nn
 
 from token2wav.block_grid import BlockGrid
 from token2wav.errors import StreamClosedError
+from token2wav.execution.graphs import GraphSummary
 from token2wav.model_config import StageName
 from token2wav.networks.conformer import WHOLE, ConformerContext
 from token2wav.networks.streaming import KeyValueSpec, StateSpec
@@ -221,12 +222,14 @@ class StageSummary:
         device: device of the networks.
         most_streams: largest number of chunks that the backend computes together. A larger batch
             runs in parts. 0 if the number is large or unlimited.
+        graphs: number and size of the CUDA graphs.
     """
 
     name: BackendName
     precision: str
     device: str
     most_streams: int = 0
+    graphs: GraphSummary = field(default_factory=GraphSummary)
 
 
 @dataclass(frozen=True, eq=False)
