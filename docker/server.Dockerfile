@@ -27,15 +27,25 @@ FROM project AS gpu-wheels
 # rtx: TensorRT-RTX; tensorrt: the TensorRT of NVIDIA's image, for data centre GPUs; none. docs/export.md explains the
 # choice.
 ARG TENSORRT=rtx
-RUN case "$TENSORRT" in \
-        rtx) package=tensorrt-rtx-cu13 ;; \
-        tensorrt) package=tensorrt-cu13-bindings ;; \
-        none) package= ;; \
-        *) echo "TENSORRT=$TENSORRT is not one of rtx, tensorrt, none" >&2; exit 1 ;; \
+# Version of CUDA of torch: 13, or 12 for older drivers (docs/deployment.md).
+ARG CUDA=13
+ARG CUDA_12_TORCH_INDEX=https://download.pytorch.org/whl/cu126
+RUN case "$CUDA-$TENSORRT" in \
+        13-rtx) package=tensorrt-rtx-cu13 ;; \
+        13-tensorrt) package=tensorrt-cu13-bindings ;; \
+        13-none | 12-none) package= ;; \
+        12-*) echo "CUDA=12 needs TENSORRT=none" >&2; exit 1 ;; \
+        *) echo "CUDA=$CUDA is not 12 or 13, or TENSORRT=$TENSORRT is not one of rtx, tensorrt, none" >&2; exit 1 ;; \
     esac \
     && wheel=$(echo /wheels/token2wav-*.whl) \
     && echo "$package" > /wheels/tensorrt.txt \
-    && python3 -m pip wheel --constraint constraints.txt --wheel-dir /wheels \
+    && if [ "$CUDA" = 12 ]; then \
+        # The pinned libraries of CUDA are those of version 13. torch names its own.
+        sed -i -E '/^(cuda|nvidia)-/{/^nvidia-pytriton/!d}' constraints.txt \
+        && python3 -m pip wheel --no-deps --wheel-dir /wheels --extra-index-url "$CUDA_12_TORCH_INDEX" \
+            "torch==2.13.0+cu126"; \
+    fi \
+    && python3 -m pip wheel --constraint constraints.txt --wheel-dir /wheels --find-links /wheels \
         "${wheel}[client,server,export]" $package
 
 FROM project AS cpu-wheels

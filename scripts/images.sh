@@ -4,8 +4,8 @@
 #     scripts/images.sh [IMAGE...] [OPTION...]
 #
 # IMAGE is cpu, gpu or client; all three by default. Each OPTION is passed to the builder, such as
-# --build-arg=NAME=VALUE. The arguments PYTHON_IMAGE and TRITON_IMAGE set the base images. The variables TOKEN2WAV_TAG and
-# TOKEN2WAV_TENSORRT have the same meaning as in docker/.env.
+# --build-arg=NAME=VALUE. The arguments PYTHON_IMAGE and TRITON_IMAGE set the base images. The variables TOKEN2WAV_TAG,
+# TOKEN2WAV_TENSORRT and TOKEN2WAV_CUDA have the same meaning as in docker/.env.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -33,7 +33,8 @@ build() {
         cpu) name=token2wav-server:$tag-cpu what=(--file docker/server.Dockerfile --target cpu) ;;
         gpu)
             name=token2wav-server:$tag
-            what=(--file docker/server.Dockerfile --target gpu --build-arg "TENSORRT=${TOKEN2WAV_TENSORRT:-rtx}")
+            what=(--file docker/server.Dockerfile --target gpu --build-arg "TENSORRT=${TOKEN2WAV_TENSORRT:-rtx}"
+                --build-arg "CUDA=${TOKEN2WAV_CUDA:-13}")
             ;;
         client) name=token2wav-client:$tag what=(--file docker/client.Dockerfile) ;;
     esac

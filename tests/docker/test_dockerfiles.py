@@ -172,3 +172,58 @@ def test_pins_agree_with_the_rest_of_the_project(name: str) -> None:
             assert found == version
     for found in re.findall(rf'"{name}([<>=][^"; \[]*)', (ROOT / "pyproject.toml").read_text()):
         assert Requirement(f"{name}{found}").specifier.contains(version)
+
+
+@pytest.mark.parametrize(
+    ("cuda", "tensorrt", "package"),
+    [
+        ("13", "rtx", "tensorrt-rtx-cu13"),
+        ("13", "tensorrt", "tensorrt-cu13-bindings"),
+        ("13", "none", ""),
+        ("12", "none", ""),
+        ("12", "rtx", None),
+        ("11", "none", None),
+        ("13", "other", None),
+    ],
+)
+def test_wheels_for_a_driver(cuda: str, tensorrt: str, package: str | None, tmp_path: Path) -> None:
+    """Runs the command of the Dockerfile with a pip that only records its arguments."""
+    [command] = [
+        rest
+        for rest in arguments(DOCKER / "server.Dockerfile", "RUN")
+        if "/wheels/tensorrt.txt" in rest and rest.startswith("case")
+    ]
+    wheels, calls = tmp_path / "wheels", tmp_path / "calls"
+    wheels.mkdir()
+    (wheels / "token2wav-0.1.0-py3-none-any.whl").touch()
+    shutil.copy(CONSTRAINTS, tmp_path)
+    program = tmp_path / "python3"
+    program.write_text(f'#!/bin/sh\necho "$@" >> {calls}\n')
+    program.chmod(0o755)
+    environment = {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "CUDA": cuda,
+        "TENSORRT": tensorrt,
+        "CUDA_12_TORCH_INDEX": "https://index/cu126",
+    }
+    shell = ["/bin/sh", "-c", command.replace("/wheels", str(wheels))]
+    done = subprocess.run(
+        shell, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode == 0) is (package is not None), done.stderr
+    if package is None:
+        assert f"CUDA={cuda}" in done.stderr
+        assert not calls.exists()
+        return
+    assert (wheels / "tensorrt.txt").read_text() == f"{package}\n"
+    *torch, everything = calls.read_text().splitlines()
+    assert everything.endswith(f"[client,server,export] {package}".rstrip())
+    version = pins()["torch"]
+    assert [line.split()[-1] for line in torch] == (
+        [f"torch=={version}+cu126"] if cuda == "12" else []
+    )
+    left = (tmp_path / CONSTRAINTS.name).read_text()
+    assert "nvidia-pytriton==" in left
+    assert ("nvidia-cublas==" in left) is (cuda == "13")
+    assert ("cuda-toolkit==" in left) is (cuda == "13")
+    assert ("cuda-bindings==" in left) is (cuda == "13")
