@@ -14,13 +14,14 @@ import argparse
 import platform
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
 from token2wav.config import RuntimeConfig, ServerConfig, load_server_config
 from token2wav.errors import ArtifactError, ConfigError, EngineUnavailableError, Token2WavError
 from token2wav.execution.artifacts import Backend, EngineFolder, GraphName, Precision
+from token2wav.model import Token2Wav
 from token2wav_export import cli
 from token2wav_export.engines import build_target, load_package, own_target, version_of
 
@@ -151,8 +152,19 @@ def build(root: Path, model: Path, config_file: Path | None) -> int:
         task, *details = machine.command(config)
         if code := cli.main([task, *folders, *what, *details, *settings]):
             return code
+    if machine.backend == "tensorrt_rtx":
+        compile_kernels(model, config, place)
     print(f"engines: {place} is complete")
     return cli.DONE
+
+
+def compile_kernels(model: Path, config: ServerConfig, place: Path) -> None:
+    """Loads the engines once, so that TensorRT-RTX stores its compiled kernels beside them. A
+    server must not write to the folder of the engines.
+    """
+    print("engines: compiling the kernels of this GPU", flush=True)
+    runtime = replace(config.runtime, engines=str(place))
+    Token2Wav.load(model, stream=config.stream, runtime=runtime)
 
 
 def _usable(

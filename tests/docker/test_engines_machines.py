@@ -144,3 +144,24 @@ def run(engines: ModuleType, folder: Path, runtime: str, monkeypatch: pytest.Mon
     monkeypatch.setattr(sys, "argv", ["engines.py", *arguments])
     code: int = engines.main()
     return code
+
+
+@pytest.mark.parametrize(("package", "loads"), [("tensorrt_rtx", 1), ("tensorrt", 0)])
+def test_kernels_are_compiled_once_after_a_build(
+    engines: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    package: str,
+    loads: int,
+) -> None:
+    """Only TensorRT-RTX compiles kernels on the GPU itself, and servers cannot store them."""
+    loaded: list[RuntimeConfig] = []
+    machine = engines.Machine(package, "1.7", L4)
+    monkeypatch.setattr(engines.Machine, "own", lambda: machine)
+    monkeypatch.setattr(engines.cli, "main", lambda arguments: engines.cli.DONE)
+    monkeypatch.setattr(
+        engines.Token2Wav, "load", lambda model, *, stream, runtime: loaded.append(runtime)
+    )
+    assert run(engines, tmp_path, "{backend: tensorrt}", monkeypatch) == 0
+    expected = RuntimeConfig(backend="tensorrt", engines=str(tmp_path / "engines" / machine.key))
+    assert loaded == [expected] * loads

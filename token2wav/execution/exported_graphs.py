@@ -219,12 +219,17 @@ def target_of(device: torch.device) -> dict[str, str]:
     return {"compute_capability": f"{major}.{minor}", "gpu": torch.cuda.get_device_name(device)}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _Context:
-    """Execution context of TensorRT, and whether a CUDA graph can capture its work."""
+    """Execution context of TensorRT.
+
+    Attributes:
+        handle: the context of the package.
+        capturable: whether a CUDA graph can capture its work, as it was after the latest run.
+    """
 
     handle: Any
-    capturable: bool
+    capturable: bool = True
 
 
 class TensorRTModule:
@@ -289,7 +294,8 @@ class TensorRTModule:
         """
         with self._lock:  # a context serves one thread at a time
             context = self._context({name: tuple(tensor.shape) for name, tensor in inputs.items()})
-            if not context.capturable and torch.cuda.is_current_stream_capturing():
+            capturing = torch.cuda.is_current_stream_capturing()
+            if capturing and not context.capturable:
                 raise EngineError(
                     "tensorrt: the engine cannot be captured; build it again, with "
                     "token2wav-export tensorrt"
@@ -297,10 +303,14 @@ class TensorRTModule:
             for name, tensor in {**inputs, **outputs}.items():
                 if not context.handle.set_tensor_address(name, tensor.data_ptr()):
                     raise EngineError(f"tensorrt: no tensor '{name}' in the engine")
-            if not context.handle.execute_async_v3(torch.cuda.current_stream().cuda_stream):
+            stream = torch.cuda.current_stream().cuda_stream
+            if not context.handle.execute_async_v3(stream):
                 raise EngineError(
                     "tensorrt: the engine could not be launched; the log has the reason"
                 )
+            # Only TensorRT-RTX can say this in advance. A capture in ordinary TensorRT just fails.
+            if not capturing and hasattr(context.handle, "is_stream_capturable"):
+                context.capturable = context.handle.is_stream_capturable(stream)
 
     def save_kernels(self) -> None:
         """Stores the kernels that TensorRT-RTX has compiled so far beside the engine, for the next
@@ -359,9 +369,7 @@ class TensorRTModule:
         for name, shape in shapes.items():
             if not handle.set_input_shape(name, shape):
                 raise EngineError(f"tensorrt: input '{name}' cannot have shape {shape}")
-        # Ordinary TensorRT lacks the question: there, a capture fails if it is not possible.
-        asked = getattr(handle, "is_stream_capturable", lambda stream: True)
-        return _Context(handle, bool(asked(stream.cuda_stream)))
+        return _Context(handle)
 
     def _profile(self, shapes: Mapping[str, tuple[int, ...]]) -> int | None:
         """Returns the index of the first profile that fits the shapes; None if there is none."""
