@@ -1,20 +1,17 @@
-"""The images: `make images` builds the images of docker-compose.yml, and the images work on
-stand-ins for their base images.
+"""The script of `make images`, which builds the images of docker-compose.yml. `make images-check`
+builds and runs the images themselves.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
-from scripts import check_images
 from tests.support.container import DOCKER, ROOT
 
 SCRIPT = ROOT / "scripts" / "images.sh"
@@ -80,17 +77,3 @@ def test_builds_that_are_refused(
     done = images(tmp_path, *words, builder=builder, works=builder == "podman")
     assert done.returncode == 1
     assert message in done.stderr
-
-
-@pytest.mark.skipif(bool(reason := check_images.missing()), reason=reason)
-def test_images_on_stand_ins() -> None:
-    """The images can be built and run.
-
-    This test takes as long as half of all other tests, and needs 10 GB of disk meanwhile.
-    """
-    command = [sys.executable, "-m", "scripts.check_images"]
-    done = subprocess.run(
-        command, cwd=ROOT, env=os.environ, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("SIGTERM lets a stream end") == 2
