@@ -24,7 +24,7 @@ from token2wav import RuntimeConfig, StreamConfig
 from token2wav.execution.assemble import Assembly
 from token2wav.execution.backends import LoadContext
 from token2wav.execution.batch import HEADER, NUM_PAGES, PROMPT_PADDING, VALID
-from token2wav.execution.graphs import CudaGraph, GraphPool
+from token2wav.execution.graphs import CudaGraph, GraphPool, GraphSummary
 from token2wav.execution.stages import EncoderInput, Stages
 from token2wav.model_config import ModelConfig, StageName
 from token2wav.networks.streaming import VocoderNetwork
@@ -507,6 +507,7 @@ class CountedGraphs(GraphPool):
 
     def __init__(self, counter: LaunchCounter) -> None:
         self._counter = counter
+        self.summary = GraphSummary()
 
     def capture(self, function: Callable[[], None]) -> CudaGraph:
         no_graph: Any = None

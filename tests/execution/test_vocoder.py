@@ -24,6 +24,7 @@ from token2wav.errors import StreamClosedError
 from token2wav.execution import assemble
 from token2wav.execution import backends as choice
 from token2wav.execution.assemble import load_network
+from token2wav.execution.graphs import GraphSummary
 from token2wav.execution.stages import FrameChunk
 from token2wav.execution.vocoder import PieceShape, StreamingVocoder, likely_pieces
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
@@ -378,7 +379,7 @@ class _NoGraphs:
     """Stand-in for a pool of CUDA graphs that captures nothing."""
 
     def __init__(self, device: torch.device) -> None:
-        pass
+        self.summary = GraphSummary()
 
     def capture(self, function: Callable[[], None]) -> Callable[[], None]:
         return function
