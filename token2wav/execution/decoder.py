@@ -61,4 +61,6 @@ def _frames_of(chunk: TokenChunk) -> torch.Tensor:
 
 def _as_frames(tokens: NDArray[np.int32]) -> torch.Tensor:
     """Converts tokens (n,) or (n, codebooks) to frames (codebooks, n) float32."""
-    return torch.from_numpy(tokens.reshape(len(tokens), -1)).float().T
+    if tokens.ndim == 1:
+        tokens = tokens[:, None]
+    return torch.from_numpy(tokens).float().T

@@ -60,6 +60,16 @@ def test_a_stream_is_the_whole_in_any_portions(
     assert off(audio, whole) <= PARITY * whole.std()
 
 
+def test_an_utterance_may_end_after_all_its_audio(golden: FamilyGolden, model: Token2Wav) -> None:
+    """The end comes alone, after the audio of every frame was sent."""
+    tokens = codes(golden, 7)
+    with model.stream() as stream:
+        sent = [chunk for part in portions(tokens, [1]) for chunk in stream.push(part)]
+        assert sum(len(chunk.audio) for chunk in sent) == 7 * model.config.samples_per_token
+        sent += stream.finish()
+    assert off(joined(sent), model.synthesize(tokens)) <= PARITY
+
+
 def test_the_first_chunk_comes_with_the_first_frame(golden: FamilyGolden, model: Token2Wav) -> None:
     [first, *_] = chunks_of(model, portions(codes(golden, 5), [1]))
     assert len(first.audio) == model.config.samples_per_token
