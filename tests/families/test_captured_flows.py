@@ -27,6 +27,7 @@ from token2wav.execution.batch import (
     VALID,
     BatchSize,
 )
+from token2wav.execution.conditions import BlockConditions
 from token2wav.execution.runner import Runner
 from token2wav.execution.step import KernelContext, TorchStep
 
@@ -73,11 +74,41 @@ def attend(
     return out
 
 
+def attend_by_distance(
+    queries: torch.Tensor,
+    by_position: torch.Tensor,
+    bias: torch.Tensor,
+    view: LayerView,
+    sinusoids: torch.Tensor,
+    table: torch.Tensor,
+    rate: int,
+) -> torch.Tensor:
+    """`relative_attention` on torch."""
+    out, (heads, dim) = torch.zeros_like(queries), bias.shape
+    for index, row in enumerate(table.tolist()):
+        if valid := rate * row[VALID]:
+            pages = row[HEADER : HEADER + row[NUM_PAGES]]
+            stop = (row[NUM_PAGES] - 1) * queries.shape[1] + valid
+            seen = slice(rate * row[PROMPT_PADDING], stop)
+            k, v, s = (
+                page[pages].flatten(0, 1)[seen].flatten(1) for page in (*view.data[:, 0], sinusoids)
+            )
+            k, v = (value.unflatten(1, (heads, dim)).transpose(0, 1) for value in (k, v))
+            q = queries[index, :valid].unflatten(1, (heads, dim)).transpose(0, 1) + bias[:, None]
+            scores = by_position[:, index, :valid] @ s.T / dim**0.5
+            result = F.scaled_dot_product_attention(q, k, v, attn_mask=scores)
+            out[index, :valid] = result.transpose(0, 1).flatten(1)
+    return out
+
+
 @pytest.fixture
 def _torch_for_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     attention = pytest.importorskip("token2wav.execution.kernels.attention", exc_type=ImportError)
     monkeypatch.setattr(attention, "store_keys_values", store)
     monkeypatch.setattr(attention, "paged_attention", attend)
+    from token2wav.execution.kernels import relative_attention
+
+    monkeypatch.setattr(relative_attention, "relative_attention", attend_by_distance)
 
 
 @pytest.mark.usefixtures("_torch_for_kernels")
@@ -87,6 +118,10 @@ def test_streams_equal_the_whole(folder: Path) -> None:
     for steps, runner in (runners := engine._runners).items():
         step = TorchStep(runner.step.estimator, runner.step.tables, runner.step.cache, kernels=True)
         runners[steps] = Runner(step, engine.states, BUCKETS)
+    streams, block = engine.conditions, model.config.block_tokens
+    engine.conditions = BlockConditions(
+        streams.encoder, streams.cache, engine.states, block, BUCKETS
+    )
     utterances = [
         (some_tokens(130), a_voice(30)),
         (some_tokens(28), a_voice(80)),
@@ -102,6 +137,7 @@ def test_streams_equal_the_whole(folder: Path) -> None:
 def test_captured_graphs_equal_the_cpu(folder: Path, precision: str) -> None:
     runtime = RuntimeConfig(device="cuda", backend="torch", precision=precision, cache_mib=512)  # type: ignore[arg-type]
     model, reference = Token2Wav.load(folder, runtime=runtime), Token2Wav.load(folder, runtime=CPU)
+    assert isinstance(model.pipeline.flow.conditions, BlockConditions)
     [runner] = model.pipeline.flow._runners.values()
     assert isinstance(runner, Runner)
     step: Any = runner.step

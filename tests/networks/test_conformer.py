@@ -11,7 +11,7 @@ import torch
 from token2wav.block_grid import BlockGrid
 from token2wav.cache.block_pool import BlockPool, PrefixCache, StreamBlocks
 from token2wav.cache.encoder_cache import EncoderCache
-from token2wav.networks.conformer import RATIO, Conformer
+from token2wav.networks.conformer import RATIO, Conformer, SequenceAttention
 from token2wav.networks.streaming import StreamStep, state_specs
 
 SIZE, LOOKAHEAD, TOKENS, BLOCK = 16, 3, 110, 25
@@ -55,7 +55,7 @@ def chunked(
             grid, start, stop - start, tables[0], [table[-1] for table in tables]
         )
         given = x[:, start : stop if last else stop + LOOKAHEAD]
-        pieces.append(encoder(given, grid, step, context, last=last))
+        pieces.append(encoder(given, SequenceAttention(grid, context), step, last=last))
         if stop > grid.prefix:
             blocks.forget_unseen()
     return torch.cat(pieces, dim=1)
@@ -65,22 +65,24 @@ def chunked(
 @pytest.mark.parametrize("stops", [(25, 50, 75, 100, 110), (75, 110), (25, 100, 110)])
 def test_chunks_give_the_whole(encoder: Conformer, grid: BlockGrid, stops: tuple[int, ...]) -> None:
     x = torch.randn(1, TOKENS, SIZE)
-    whole = encoder(x, grid)
+    whole = encoder(x, SequenceAttention(grid))
     assert whole.shape == (1, RATIO * TOKENS, SIZE)
     torch.testing.assert_close(chunked(encoder, x, grid, stops), whole, atol=ROUNDING, rtol=0)
 
 
 def test_full_attention_is_another_result(encoder: Conformer) -> None:
     x = torch.randn(1, 60, SIZE)
-    assert (encoder(x, None) - encoder(x, EXACT)).abs().max() > 0.01
+    assert (
+        encoder(x, SequenceAttention(None)) - encoder(x, SequenceAttention(EXACT))
+    ).abs().max() > 0.01
 
 
 def test_a_padded_prompt_is_one_block(encoder: Conformer) -> None:
     """The prompt of 40 tokens begins with 10 positions of padding."""
     x = torch.randn(1, 60, SIZE)
     grid = BlockGrid(BLOCK, prompt=40, prefix=40, prompt_padding=10, full_prompt_attention=True)
-    whole = encoder(x, grid)
+    whole = encoder(x, SequenceAttention(grid))
     ahead = encoder.pre_lookahead_layer(encoder.embed(x))
-    prompt = encoder.encode(ahead[:, :40], None)
+    prompt = encoder.encode(ahead[:, :40], SequenceAttention(None))
     torch.testing.assert_close(whole[:, : RATIO * 40], prompt, atol=ROUNDING, rtol=0)
     torch.testing.assert_close(chunked(encoder, x, grid, (40, 60)), whole, atol=ROUNDING, rtol=0)

@@ -2,6 +2,9 @@
 
 The encoder and the estimator share the page numbers of a stream. Each of the two has tensors of its
 own for the content of the pages. A page holds one attention block.
+
+For kernels a page also holds the sinusoids of its absolute positions, which all layers of one rate
+share. With them a score by distance is a plain product of two vectors (`execution/conditions.py`).
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ class EncoderCache:
 
     Attributes:
         page_bytes: bytes of one page, without the bytes of the estimator.
+        scratch: number of a page that is never read, for rows that hold no block.
     """
 
     def __init__(
@@ -38,11 +42,27 @@ class EncoderCache:
         device: torch.device,
     ) -> None:
         self.page_bytes = page_bytes(specs, block_tokens)
+        self.scratch = pages + 1  # see `PagedKVCache`
         # For every layer of the encoder: positions per token, cache, and index of the layer in it.
         self._layers: list[tuple[int, PagedKVCache, int]] = []
+        # For every rate: sinusoids (pages, positions, size). `empty` on a CPU, where no path reads
+        # them: they use no physical memory.
+        self._sinusoids = {
+            spec.rate: torch.empty(pages + 2, spec.rate * block_tokens, spec.size, device=device)
+            for spec in specs
+        }
         for spec in specs:
             cache = PagedKVCache(_layout(spec, block_tokens), pages, device)
             self._layers += [(spec.rate, cache, layer) for layer in range(spec.layers)]
+
+    def layer(self, index: int) -> LayerView:
+        """Returns the pages of one layer."""
+        _, cache, layer = self._layers[index]
+        return cache.layer(0, layer)
+
+    def sinusoids(self, rate: int) -> torch.Tensor:
+        """Returns the sinusoids (pages, positions, size) of the layers of one rate."""
+        return self._sinusoids[rate]
 
     def context(
         self, grid: BlockGrid, start: int, tokens: int, table: Sequence[int], own: Sequence[int]
@@ -103,8 +123,12 @@ class EncoderContext:
 
 
 def page_bytes(specs: Sequence[KeyValueSpec], block_tokens: int) -> int:
-    """Returns the bytes of the keys and values of an encoder in one page."""
-    return sum(_layout(spec, block_tokens).page_bytes for spec in specs)
+    """Returns the bytes of the keys, values and sinusoids of an encoder in one page."""
+    return sum(
+        _layout(spec, block_tokens).page_bytes
+        + spec.rate * block_tokens * spec.size * torch.float32.itemsize
+        for spec in specs
+    )
 
 
 def _layout(spec: KeyValueSpec, block_tokens: int) -> CacheLayout:

@@ -20,8 +20,8 @@ from token2wav.cache.encoder_cache import page_bytes
 from token2wav.cache.paged_kv_cache import CacheLayout, PagedKVCache, Storage
 from token2wav.config import RuntimeConfig, StreamConfig
 from token2wav.errors import ConfigError
-from token2wav.execution.backends import Backend, LoadContext, choose, runner
-from token2wav.execution.cached_flow import CachedFlow, flow_states
+from token2wav.execution.backends import Backend, LoadContext, choose, conditions, runner
+from token2wav.execution.cached_flow import CachedFlow, encoder_cache, flow_states
 from token2wav.execution.decoder import TokenDecoder
 from token2wav.execution.device import cache_bytes, device_named, entered, keep_arithmetic_exact
 from token2wav.execution.exported_graphs import ExportedVocoder
@@ -315,7 +315,9 @@ class Assembly:
                 )
                 for steps, solver in solvers.items()
             }
-        return CachedFlow(recompute, runners, cache, states, longest_hop=hop)
+        own = encoder_cache(flow, config.block_tokens, cache)
+        encoder = conditions(flow, own, states, config.block_tokens, self.pool)
+        return CachedFlow(recompute, runners, cache, states, conditions=encoder, longest_hop=hop)
 
     def _vocoder_stage(
         self, vocoder: VocoderNetwork, noise: SourceNoise | None

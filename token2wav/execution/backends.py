@@ -13,12 +13,14 @@ from pathlib import Path
 
 import torch
 
+from token2wav.cache.encoder_cache import EncoderCache
 from token2wav.cache.paged_kv_cache import PagedKVCache
 from token2wav.cache.states import StateStore
 from token2wav.config import RuntimeConfig
 from token2wav.errors import ConfigError, EngineUnavailableError
 from token2wav.execution.artifacts import EngineFolder, Precision
 from token2wav.execution.batch import BatchSize
+from token2wav.execution.conditions import BlockConditions, Conditions, StreamConditions
 from token2wav.execution.exported_graphs import (
     PACKAGES,
     OnnxModule,
@@ -30,7 +32,7 @@ from token2wav.execution.exported_graphs import (
 from token2wav.execution.exported_step import ExportedStep
 from token2wav.execution.graphs import GraphPool
 from token2wav.execution.runner import Runner
-from token2wav.execution.stages import BackendName
+from token2wav.execution.stages import BackendName, BlockEncoder
 from token2wav.execution.step import ExportedModule, StepMaker, TorchStep
 from token2wav.networks.estimator import Estimator
 from token2wav.networks.ode import OdeTables
@@ -165,7 +167,7 @@ def runner(
         pool: memory pool of the CUDA graphs; None to run eagerly.
     """
     if backend.step is None:
-        if pool is None or not kernels_run(parts[-1]):
+        if pool is None or not kernels_run(parts[-1].device, parts[-1].layout.dim_head):
             return Runner(TorchStep(*parts), states)
         step = kernel_step(*parts) if kernel_step else TorchStep(*parts, kernels=True)
         buckets = [BatchSize(blocks, 1, _PAST) for blocks in _BLOCKS]
@@ -180,6 +182,34 @@ def runner(
     return made
 
 
+def conditions(
+    encoder: BlockEncoder,
+    cache: EncoderCache,
+    states: StateStore,
+    block_tokens: int,
+    pool: GraphPool | None = None,
+) -> Conditions:
+    """Makes the runner of the encoder of a flow, in CUDA graphs if there is a pool.
+
+    Args:
+        encoder: encoder of the flow.
+        cache: keys and values of the encoder.
+        states: state store with the states of the encoder.
+        block_tokens: tokens of an attention block.
+        pool: memory pool of the CUDA graphs; None to encode chunk by chunk.
+    """
+    heads, dim_head = encoder.attention_heads
+    reaches = [spec.shape[-1] for spec in encoder.state_specs().values()]
+    # a state reaches back into one block at most
+    if pool is None or max(reaches, default=0) > block_tokens:
+        return StreamConditions(encoder, cache, states)
+    if heads and not kernels_run(encoder.device, dim_head):
+        return StreamConditions(encoder, cache, states)
+    buckets = [BatchSize(blocks, 1, _PAST) for blocks in _BLOCKS]
+    log.info("the encoder runs in %d CUDA graphs", len(buckets))
+    return BlockConditions(encoder, cache, states, block_tokens, buckets, pool)
+
+
 def exported_buckets(longest: int, past: Sequence[int] = _CAPTURED_PAST) -> list[BatchSize]:
     """Lists batch sizes to capture. Every batch up to the largest size fits one of them with
     moderate padding.
@@ -192,18 +222,18 @@ def exported_buckets(longest: int, past: Sequence[int] = _CAPTURED_PAST) -> list
     return [BatchSize(*each) for each in product(_CAPTURED_STREAMS, lengths, past)]
 
 
-def kernels_run(cache: PagedKVCache) -> bool:
+def kernels_run(device: torch.device, dim_head: int) -> bool:
     """Returns whether the kernels can run: the Triton language is installed and can compile, and
-    the GPU and the model meet the needs of the kernels.
+    the GPU and the size of the attention heads meet the needs of the kernels.
 
     The device `meta` stands for a GPU that meets them. Nothing is computed on it;
     benchmarks/launches.py counts the launches.
     """
-    if importlib.util.find_spec("triton") is None or cache.layout.dim_head not in _HEAD_SIZES:
+    if importlib.util.find_spec("triton") is None or dim_head not in _HEAD_SIZES:
         return False
-    if cache.device.type == "meta":
+    if device.type == "meta":
         return True
-    capability = torch.cuda.get_device_capability(cache.device)
+    capability = torch.cuda.get_device_capability(device)
     return capability >= _LEAST_CAPABILITY and _triton_compiles()
 
 

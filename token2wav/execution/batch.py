@@ -6,10 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 
 from token2wav.cache.paged_kv_cache import CacheLayout
 from token2wav.cache.states import SCRATCH_SLOT, StateRows, StateStore
@@ -29,6 +31,34 @@ LAST = 5  # 1 for the last block of a chunk
 PROMPT_PADDING = 6  # number of padding frames at the start of the stream, in its first page
 NUM_PAGES = 7  # number of all pages that the block attends to, including later pages of its chunk
 HEADER = 8  # number of columns of the header
+
+
+class ChunkBlocks(Protocol):
+    """Place of a chunk among the blocks of its stream. Positions are frames for the estimator, and
+    tokens for the encoder.
+    """
+
+    @property
+    def start(self) -> int:
+        """First position, a multiple of the block, counted from the start of the stream with its
+        padding.
+        """
+
+    @property
+    def length(self) -> int:
+        """Number of positions, with the padding in front."""
+
+    @property
+    def tables(self) -> list[list[int]]:
+        """For each block the pages that it attends to, in order; its own page comes last."""
+
+    @property
+    def prompt_padding(self) -> int:
+        """Number of padding positions at the start of the stream."""
+
+    @property
+    def full_prompt_attention(self) -> bool:
+        """Whether every block attends to the later blocks of the chunk too."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +95,7 @@ class ChunkInput:
     full_prompt_attention: bool = False
 
     @property
-    def frames(self) -> int:
+    def length(self) -> int:
         return self.noise.shape[1]
 
 
@@ -126,7 +156,7 @@ class BatchSize:
     past_pages: int
 
     @classmethod
-    def of(cls, chunks: Sequence[ChunkInput], *, aligned: bool) -> BatchSize:
+    def of(cls, chunks: Sequence[ChunkBlocks], *, aligned: bool) -> BatchSize:
         """Returns the smallest size that holds the chunks; `aligned` selects an aligned batch."""
         if aligned:
             each, past = len(chunks[0].tables), max(len(chunk.tables[0]) for chunk in chunks) - 1
@@ -214,11 +244,7 @@ class Batch:
         self.blocks = []
         rows, row = np.zeros(tuple(self.table.shape), np.int32), 0
         for number, chunk in enumerate(chunks):
-            blocks = blocks_of(chunk, number, self.block_frames)
-            for own, block in zip(rows[row:], blocks, strict=False):
-                row_of_table = block.row
-                own[: len(row_of_table)] = row_of_table
-            self.blocks += blocks
+            self.blocks += write_table(rows[row:], chunk, number, self.block_frames)
             row += self._room(chunk)
         copy_to(self.table, rows)
         before_after = np.full(tuple(self._slots.shape), SCRATCH_SLOT)
@@ -250,7 +276,7 @@ class Batch:
         mels, row = [], 0
         for chunk in chunks:
             first = row * self.block_frames
-            mels.append(mel[:, first : first + chunk.frames])
+            mels.append(mel[:, first : first + chunk.length])
             row += self._room(chunk)
         return mels
 
@@ -267,12 +293,33 @@ class Batch:
         rows[: len(blocks)] = blocks
 
 
-def blocks_of(chunk: ChunkInput, number: int, block_frames: int) -> list[Block]:
+def write_table(
+    rows: NDArray[np.int32], chunk: ChunkBlocks, number: int, block: int
+) -> list[Block]:
+    """Writes the blocks of one chunk into the first rows of a block table.
+
+    Args:
+        rows: (rows, columns) zeros.
+        chunk: place of the chunk.
+        number: index of the chunk in the batch.
+        block: positions of a block.
+
+    Returns:
+        The blocks.
+    """
+    blocks = blocks_of(chunk, number, block)
+    for row, each in zip(rows, blocks, strict=False):
+        values = each.row
+        row[: len(values)] = values
+    return blocks
+
+
+def blocks_of(chunk: ChunkBlocks, number: int, block: int) -> list[Block]:
     """Returns the blocks of one chunk; `number` is its index in the batch."""
     return [
         Block(
             start=chunk.start + before,
-            valid=min(block_frames, chunk.frames - before),
+            valid=min(block, chunk.length - before),
             before=before,
             chunk=number,
             last=index == len(chunk.tables) - 1,
@@ -281,6 +328,6 @@ def blocks_of(chunk: ChunkInput, number: int, block_frames: int) -> list[Block]:
             chunk_pages=chunk.tables[-1] if chunk.full_prompt_attention else None,
         )
         for index, (before, pages) in enumerate(
-            zip(range(0, chunk.frames, block_frames), chunk.tables, strict=True)
+            zip(range(0, chunk.length, block), chunk.tables, strict=True)
         )
     ]

@@ -3,8 +3,8 @@
 The keys and values of finished blocks stay in pages of one pool, and the last inputs of
 convolutions stay in the state store. Blocks that lie wholly in a prompt are computed once for each
 voice, and streams share them. The result equals the result of `RecomputeFlow` up to float rounding.
-This module decides which pages are kept, and for which stream. The `Encoder` of the family and a
-`Runner` compute the chunks.
+This module decides which pages are kept, and for which stream. `Conditions` and a `Runner` compute
+the chunks.
 """
 
 from __future__ import annotations
@@ -29,26 +29,24 @@ from token2wav.cache.block_pool import (
 )
 from token2wav.cache.encoder_cache import EncoderCache
 from token2wav.cache.paged_kv_cache import CacheLayout, PagedKVCache
-from token2wav.cache.states import SCRATCH_SLOT, StateStore
+from token2wav.cache.states import StateStore
 from token2wav.errors import EngineError, StreamClosedError
 from token2wav.execution.batch import ChunkInput
+from token2wav.execution.conditions import ENCODER, Conditions, PlacedChunk, StreamConditions
 from token2wav.execution.recompute import RecomputeFlow
 from token2wav.execution.runner import ESTIMATOR, Runner
 from token2wav.execution.stages import (
     CacheUsage,
     Encoder,
-    EncoderInput,
     FlowStage,
     StatefulStage,
     TokenChunk,
 )
 from token2wav.networks.estimator import Estimator
 from token2wav.networks.grouping import map_grouped
-from token2wav.networks.staging import to_device
 from token2wav.networks.streaming import StateSpec
 from token2wav.voice import Voice
 
-_ENCODER = "encoder"  # name of the encoder in the state store
 # Number of blocks of a prompt that are computed at once. It bounds the memory, and costs no time.
 _PREFILL_BLOCKS = 4
 _PROMPTS = 16  # slots for the states of prompts that exist from the start
@@ -115,20 +113,14 @@ class _Part:
     """Chunk of a stream or of a prompt, with the pages that it is computed in.
 
     Attributes:
-        chunk: tokens of the chunk.
+        placed: the chunk with its pages.
         steps: number of ODE steps.
-        grid: block grid, in tokens.
         prompt: prompt of the stream.
-        slot: slot in the state store.
-        tables: block table of each block.
     """
 
-    chunk: TokenChunk
+    placed: PlacedChunk
     steps: int
-    grid: BlockGrid
     prompt: _Prompt
-    slot: int
-    tables: list[list[int]]
 
 
 def flow_states(
@@ -148,10 +140,15 @@ def flow_states(
     shape = layout.steps, *layout.conv_state
     own = StateSpec("estimator", shape, torch.float32)
     return StateStore(
-        {_ENCODER: encoder.state_specs(), ESTIMATOR: {estimator: own}},
+        {ENCODER: encoder.state_specs(), ESTIMATOR: {estimator: own}},
         encoder.device,
         1 + _PROMPTS + streams,
     )
+
+
+def encoder_cache(encoder: Encoder, block_tokens: int, cache: PagedKVCache) -> EncoderCache:
+    """Makes the keys and values of an encoder, for the pages of the estimator's cache."""
+    return EncoderCache(encoder.key_value_specs, block_tokens, cache.pages, encoder.device)
 
 
 class CachedFlow(StatefulStage[_Stream], FlowStage):
@@ -170,6 +167,7 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
         runners: runners by number of ODE steps; the default number comes first.
         cache: keys and values of the estimator, which all runners use.
         states: state store that all runners use, see `flow_states`.
+        conditions: runner of the encoder; None to encode chunk by chunk.
         longest_hop: tokens of the longest hop of a stream.
     """
 
@@ -180,6 +178,7 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
         cache: PagedKVCache,
         states: StateStore,
         *,
+        conditions: Conditions | None = None,
         longest_hop: int = 100,
     ) -> None:
         super().__init__()
@@ -195,9 +194,10 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
         self._longest_hop = longest_hop
         self._layout = cache.layout
         self.states = states
-        self._encoder_cache = EncoderCache(
-            self._encoder.key_value_specs, self._config.block_tokens, cache.pages, self._device
-        )
+        if conditions is None:
+            own = encoder_cache(self._encoder, self._config.block_tokens, cache)
+            conditions = StreamConditions(self._encoder, own, states)
+        self.conditions = conditions
         self.pool = BlockPool(cache.pages)
         self.prefixes: PrefixCache[_Prompt] = PrefixCache(self.pool)
         self._lock = threading.Lock()  # guards `busy` and `closed` of the streams
@@ -209,7 +209,7 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
             used=self.pool.used,
             shared=prefixes.pages,
             idle=prefixes.idle_pages,
-            page_bytes=self._layout.page_bytes + self._encoder_cache.page_bytes,
+            page_bytes=self._layout.page_bytes + self.conditions.cache.page_bytes,
             prompt_hits=prefixes.acquired - prefixes.computed,
             prompt_misses=prefixes.computed,
         )
@@ -302,7 +302,7 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
             if part is None:
                 continue
             if chunk.provisional:
-                stream.blocks.retract(len(part.tables))
+                stream.blocks.retract(len(part.placed.tables))
                 continue
             stream.blocks.forget_unseen()
             # With limited past blocks a stream has all its pages, so it never recomputes.
@@ -322,71 +322,42 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
             tables = stream.blocks.extend(stream.grid.block_count(chunk.start, chunk.stop))
         except OutOfBlocksError:
             return None
-        return _Part(chunk, stream.steps, stream.grid, stream.prompt, stream.slot, tables)
+        placed = PlacedChunk(chunk, stream.grid, stream.slot, tables)
+        return _Part(placed, stream.steps, stream.prompt)
 
     def _computed(self, parts: Sequence[_Part]) -> list[torch.Tensor]:
         """Computes the mels of chunks that have pages."""
-        inputs = [
-            (part.steps, self._input(part, mu))
-            for part, mu in zip(parts, self._encoded(parts), strict=True)
-        ]
+        mus = self.conditions.run([part.placed for part in parts])
+        inputs = [(part.steps, self._input(part, mu)) for part, mu in zip(parts, mus, strict=True)]
         return map_grouped(inputs, lambda each: each[0], self._run)
 
     def _run(self, alike: Sequence[tuple[int, ChunkInput]]) -> list[torch.Tensor]:
         """Computes the mels of chunks that have the same number of ODE steps."""
         return self._runners[alike[0][0]].run([given for _, given in alike])
 
-    def _encoded(self, parts: Sequence[_Part]) -> list[torch.Tensor]:
-        """Computes the conditions (bands, frames) of chunks, and stores the states, keys and values
-        of the encoder.
-        """
-        rows = self.states.rows(_ENCODER, len(parts))
-        before, after = (
-            to_device(np.array(slots, np.int64), self._device)
-            for slots in (
-                [part.slot for part in parts],
-                [SCRATCH_SLOT if part.chunk.provisional else part.slot for part in parts],
-            )
-        )
-        self.states.read(before, rows)
-        given = []
-        for part in parts:
-            chunk, own = part.chunk, [table[-1] for table in part.tables]
-            context = self._encoder_cache.context(
-                part.grid, chunk.start, chunk.stop - chunk.start, part.tables[0], own
-            )
-            given.append(EncoderInput(chunk, part.grid, context))
-        mus = self._encoder.encode(given, rows.views)
-        self.states.write(after, rows)
-        return mus
-
     def _input(self, part: _Part, mu: torch.Tensor) -> ChunkInput:
         """Prepares a chunk for the ODE from its conditions mu (bands, frames)."""
-        grid, prompt = part.grid.scaled(self._config.token_mel_ratio), part.prompt
-        start, frames = self._config.token_mel_ratio * part.chunk.start, mu.shape[1]
-        in_prefix = start < grid.prefix
+        placed, prompt = part.placed, part.prompt
+        ratio = self._config.token_mel_ratio
+        start, frames = ratio * placed.chunk.start, mu.shape[1]
         cond = torch.zeros_like(mu)
         given = prompt.mel[:, start : start + frames]
         cond[:, : given.shape[1]] = given
         noise = self._noise.window(start, start + frames)
         # Padding at the start of a stream completes its first block, if the family needs that.
-        if start == 0 and grid.prompt_padding:
-            noise, mu, cond = (
-                F.pad(value, (grid.prompt_padding, 0)) for value in (noise, mu, cond)
-            )
-        else:
-            start += grid.prompt_padding
+        if padding := ratio * placed.padding:
+            noise, mu, cond = (F.pad(value, (padding, 0)) for value in (noise, mu, cond))
         return ChunkInput(
             noise,
             mu,
             cond,
             prompt.speaker,
-            start,
-            part.tables,
-            part.slot,
-            provisional=part.chunk.provisional,
-            prompt_padding=grid.prompt_padding,
-            full_prompt_attention=grid.full_prompt_attention and in_prefix,
+            ratio * placed.start,
+            placed.tables,
+            placed.slot,
+            provisional=placed.provisional,
+            prompt_padding=ratio * placed.prompt_padding,
+            full_prompt_attention=placed.full_prompt_attention,
         )
 
     def _prefill(self, voice: Voice, steps: int) -> _Prompt:
@@ -409,7 +380,8 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
                 tokens = voice.prompt_tokens[start : stop + config.lookahead_tokens]
                 chunk = TokenChunk(tokens, start, stop, last=False)
                 tables = blocks.extend(grid.block_count(start, stop))
-                self._computed([_Part(chunk, steps, grid, prompt, prompt.slot, tables)])
+                placed = PlacedChunk(chunk, grid, prompt.slot, tables)
+                self._computed([_Part(placed, steps, prompt)])
             taken.pop_all()
         prompt.pages = blocks.own
         return prompt

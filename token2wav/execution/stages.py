@@ -23,8 +23,8 @@ from token2wav.block_grid import BlockGrid
 from token2wav.errors import StreamClosedError
 from token2wav.execution.graphs import GraphSummary
 from token2wav.model_config import StageName
-from token2wav.networks.conformer import WHOLE, ConformerContext
-from token2wav.networks.streaming import KeyValueSpec, StateSpec
+from token2wav.networks.conformer import WHOLE, ConformerAttention, ConformerContext
+from token2wav.networks.streaming import KeyValueSpec, StateSpec, StreamStep
 from token2wav.voice import Voice
 
 BackendName = Literal["torch", "onnx", "tensorrt"]
@@ -210,6 +210,39 @@ class Encoder(Protocol):
 
     def speaker(self, embedding: torch.Tensor) -> torch.Tensor:
         """Projects a speaker embedding to a vector (bands,)."""
+
+
+class BlockEncoder(Encoder, Protocol):
+    """Encoder that can also encode a batch of blocks of any streams, in code that a CUDA graph can
+    capture.
+    """
+
+    @property
+    def lookahead(self) -> int:
+        """Number of tokens after a block that its conditions depend on."""
+
+    @property
+    def token_shape(self) -> tuple[int, ...]:
+        """Shape of a token: empty, or its number of codes."""
+
+    @property
+    def attention_heads(self) -> tuple[int, int]:
+        """Number of attention heads and size of a head; zeros without attention."""
+
+    def with_lookahead(self, chunk: TokenChunk, grid: BlockGrid) -> NDArray[np.int32]:
+        """Returns the tokens of a chunk and its look-ahead, which the end of a stream lacks."""
+
+    def encode_blocks(
+        self, tokens: torch.Tensor, step: StreamStep, attention: ConformerAttention
+    ) -> torch.Tensor:
+        """Computes the conditions (rows, bands, frames) of blocks.
+
+        Args:
+            tokens: (rows, block + lookahead, *token_shape) int32 tokens of each block and after it;
+                -1 where there is no token, which counts as an embedding of zeros.
+            step: state of the convolutions.
+            attention: attention of the layers.
+        """
 
 
 @dataclass(frozen=True)

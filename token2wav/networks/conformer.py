@@ -2,9 +2,9 @@
 two for each token.
 
 A token attends to its own block and to all earlier blocks, so keys and values of finished blocks
-never change. With a `ConformerContext` the encoder continues streams after their last chunks.
-Without one it computes whole sequences. Its parameters have the names that public `flow.pt` files
-use below `encoder.`.
+never change. The same layers compute whole sequences, the next chunk of a stream, or a batch of
+blocks of many streams: the attention and the state of the convolutions are arguments. The
+parameters have the names that public `flow.pt` files use below `encoder.`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from token2wav.block_grid import BlockGrid
-from token2wav.networks.lookahead import PreLookahead
+from token2wav.networks.lookahead import PreLookahead, convolved
 from token2wav.networks.masks import attention_bias
 from token2wav.networks.streaming import OFFLINE, KeyValueSpec, StreamStep, causal_conv
 
@@ -30,8 +30,26 @@ _LAYER_EPS = 1e-12  # epsilon of the norms within layers; the other norms have t
 _POSITION_BASE = 10000.0
 _TABLE_POSITIONS = 8192  # largest distance for which a layer stores its projected positions
 
-# Function from the keys and values of a chunk to the keys and values of its past and of the chunk.
-Attend = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+# Result of attention (B, T, size) from the index of a layer, its attention module, and the queries,
+# keys and values (B, T, size) of that layer.
+LayerAttention = Callable[
+    [int, "RelativeAttention", torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor
+]
+Attend = Callable[
+    ["RelativeAttention", torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor
+]  # the same of one layer
+
+
+class ConformerAttention(Protocol):
+    """Attention of all layers over the positions that they may see."""
+
+    def at_rate(self, x: torch.Tensor, rate: int) -> LayerAttention:
+        """Returns the attention of the layers of one rate, which share their positions.
+
+        Args:
+            x: (B, T, size) input of the first of these layers.
+            rate: positions per token.
+        """
 
 
 class ConformerContext(Protocol):
@@ -73,6 +91,33 @@ class _Whole:
 WHOLE: ConformerContext = _Whole()
 
 
+@dataclass(frozen=True, eq=False)
+class SequenceAttention:
+    """`ConformerAttention` of whole sequences, or of the next chunk of a stream.
+
+    Attributes:
+        grid: block grid, in tokens; None for full attention, which has no chunks.
+        context: keys and values before the chunk. A chunk ends with a block unless it is the last.
+    """
+
+    grid: BlockGrid | None
+    context: ConformerContext = WHOLE
+
+    def at_rate(self, x: torch.Tensor, rate: int) -> LayerAttention:
+        positions = _Positions.of(x, self.grid, self.context, rate)
+
+        def attend(
+            layer: int,
+            attention: RelativeAttention,
+            q: torch.Tensor,
+            k: torch.Tensor,
+            v: torch.Tensor,
+        ) -> torch.Tensor:
+            return attention.attend(q, *self.context.attend(layer, k, v), positions)
+
+        return attend
+
+
 class Conformer(nn.Module):
     """Conformer encoder. In order, it has the look-ahead layer, conformer layers at the token rate,
     upsampling by two, and conformer layers at the frame rate.
@@ -112,9 +157,8 @@ class Conformer(nn.Module):
     def forward(
         self,
         x: torch.Tensor,
-        grid: BlockGrid | None,
+        attention: ConformerAttention,
         step: StreamStep = OFFLINE,
-        context: ConformerContext = WHOLE,
         *,
         last: bool = True,
     ) -> torch.Tensor:
@@ -122,33 +166,27 @@ class Conformer(nn.Module):
 
         Args:
             x: (B, n + right, size) embedded tokens. `right` is the look-ahead, or 0 if `last`.
-            grid: block grid, in tokens; None for full attention, under which x is a whole sequence.
+            attention: attention of the layers.
             step: state of the convolutions of the streams; `OFFLINE` for whole sequences.
-            context: keys and values of the streams. A block ends with x, unless x is `last` or a
-                provisional chunk.
             last: whether the streams end with x. Zeros then replace the look-ahead.
 
         Returns:
             (B, RATIO * n, size) hidden vectors.
         """
         x = self.pre_lookahead_layer(self.embed(x), step, last=last)
-        return self.encode(x, grid, step, context)
+        return self.encode(x, attention, step)
 
     def encode(
-        self,
-        x: torch.Tensor,
-        grid: BlockGrid | None,
-        step: StreamStep = OFFLINE,
-        context: ConformerContext = WHOLE,
+        self, x: torch.Tensor, attention: ConformerAttention, step: StreamStep = OFFLINE
     ) -> torch.Tensor:
         """Encodes as `forward` does, but takes the outputs (B, n, size) of the look-ahead layer."""
-        positions = _Positions.of(x, grid, context, 1)
+        attend = attention.at_rate(x, 1)
         for index, layer in enumerate(self.encoders):
-            x = layer(x, positions, partial(context.attend, index))
+            x = layer(x, partial(attend, index))
         x = self.up_embed(self.up_layer(x, step))
-        positions = _Positions.of(x, grid, context, RATIO)
+        attend = attention.at_rate(x, RATIO)
         for index, layer in enumerate(self.up_encoders, len(self.encoders)):
-            x = layer(x, positions, partial(context.attend, index))
+            x = layer(x, partial(attend, index))
         return self.after_norm(x)
 
 
@@ -164,12 +202,9 @@ class ConformerLayer(nn.Module):
         self.norm_ff = nn.LayerNorm(size, eps=_LAYER_EPS)
         self.norm_mha = nn.LayerNorm(size, eps=_LAYER_EPS)
 
-    def forward(self, x: torch.Tensor, positions: _Positions, attend: Attend) -> torch.Tensor:
-        """Computes the layer for x (B, T, size) at `positions`.
-
-        `attend` stores keys and values, see `ConformerContext.attend`.
-        """
-        x = x + self.self_attn(self.norm_mha(x), positions, attend)
+    def forward(self, x: torch.Tensor, attend: Attend) -> torch.Tensor:
+        """Computes x (B, T, size)."""
+        x = x + self.self_attn(self.norm_mha(x), attend)
         return x + self.feed_forward(self.norm_ff(x))
 
 
@@ -194,13 +229,16 @@ class RelativeAttention(nn.Module):
         # Distances in the table, in falling order, and the projected sinusoids of each.
         self._table: tuple[range, torch.Tensor] | None = None
 
-    def forward(self, x: torch.Tensor, positions: _Positions, attend: Attend) -> torch.Tensor:
-        """Computes attention of x (B, T, size) at `positions`.
+    def forward(self, x: torch.Tensor, attend: Attend) -> torch.Tensor:
+        """Computes x (B, T, size) from its projections and a function that attends to them."""
+        seen = attend(self, self.linear_q(x), self.linear_k(x), self.linear_v(x))
+        return self.linear_out(seen)
 
-        `attend` stores keys and values, see `ConformerContext.attend`.
-        """
-        k, v = (self._split(value) for value in attend(self.linear_k(x), self.linear_v(x)))
-        q = self._split(self.linear_q(x))
+    def attend(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, positions: _Positions
+    ) -> torch.Tensor:
+        """Computes attention of queries (B, T, size) over keys and values (B, keys, size)."""
+        q, k, v = (self._split(value) for value in (q, k, v))
         biased = q + self.pos_bias_v[:, None]
         scores = torch.cat(
             [self._by_distance(biased, positions.start, *span) for span in positions.spans], dim=-1
@@ -209,7 +247,21 @@ class RelativeAttention(nn.Module):
         if positions.bias is not None:
             scores = scores + positions.bias
         h = F.scaled_dot_product_attention(q + self.pos_bias_u[:, None], k, v, attn_mask=scores)
-        return self.linear_out(h.transpose(1, 2).flatten(2))
+        return h.transpose(1, 2).flatten(2)
+
+    def position_queries(self, q: torch.Tensor) -> torch.Tensor:
+        """Projects queries to the space of sinusoids, in which their product with the sinusoids of
+        a distance is the part of the score that depends on this distance.
+
+        Args:
+            q: (..., size) queries.
+
+        Returns:
+            (heads, queries, size) in the order of the queries, contiguous.
+        """
+        heads = (q.unflatten(-1, (self.heads, -1)) + self.pos_bias_v).flatten(0, -3)
+        weight = self.linear_pos.weight.unflatten(0, (self.heads, -1))  # (heads, dim, size)
+        return torch.bmm(heads.transpose(0, 1), weight)
 
     def _split(self, x: torch.Tensor) -> torch.Tensor:
         """Reshapes (B, T, size) to (B, heads, T, size / heads)."""
@@ -287,7 +339,9 @@ class _Upsampling(nn.Module):
 
     def forward(self, x: torch.Tensor, step: StreamStep) -> torch.Tensor:
         """Upsamples (B, T, size) to (B, RATIO * T, size)."""
-        return self.conv(x.repeat_interleave(RATIO, dim=1).transpose(1, 2), step).transpose(1, 2)
+        x = x.repeat_interleave(RATIO, dim=1).transpose(1, 2)
+        x = step.with_context(self.conv, x, self.conv.left)
+        return convolved(self.conv, x).transpose(1, 2)
 
 
 class _FeedForward(nn.Module):
@@ -333,8 +387,13 @@ class _Positions:
         return cls(start, spans, None if allowed.all() else attention_bias(allowed).to(x))
 
 
+def frequencies(size: int, device: torch.device) -> torch.Tensor:
+    """Computes the angles per position (size / 2,) of sinusoids."""
+    exponents = torch.arange(0, size, 2, device=device).float()
+    return torch.exp(exponents * -(math.log(_POSITION_BASE) / size))
+
+
 def _sinusoids(positions: torch.Tensor, size: int) -> torch.Tensor:
     """Computes alternating sines and cosines (T, size) of positions (T,)."""
-    exponents = torch.arange(0, size, 2, device=positions.device).float()
-    angles = positions.float()[:, None] * torch.exp(exponents * -(math.log(_POSITION_BASE) / size))
+    angles = positions.float()[:, None] * frequencies(size, positions.device)
     return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)

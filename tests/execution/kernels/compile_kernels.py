@@ -31,6 +31,7 @@ from token2wav.execution.batch import HEADER
 from token2wav.execution.kernels.attention import paged_attention, store_keys_values
 from token2wav.execution.kernels.norms import gated_norm, modulated_norm
 from token2wav.execution.kernels.position_convolution import PositionConvolution
+from token2wav.execution.kernels.relative_attention import relative_attention
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 
 MODEL = CosyVoice3Config.read(Path(__file__).parents[2] / "data" / "full_size")
@@ -103,6 +104,19 @@ def on_positions() -> None:
         PositionConvolution(conv)(x, state, a_table(blocks))
 
 
+def on_encoder() -> None:
+    """Calls attention of the conformer encoder, at the token rate and at the frame rate."""
+    size, heads = 512, 8  # of public CosyVoice2
+    for rate in (1, 2):
+        layout = CacheLayout(1, 1, 1, size, rate * MODEL.block_tokens, branches=1)
+        for blocks in BATCHES:
+            view = PagedKVCache(layout, 10 + blocks, torch.device("cpu")).layer(0, 0)
+            queries = torch.zeros(blocks, layout.block_frames, size)
+            by_position = torch.zeros(heads, *queries.shape)
+            bias, sinusoids = torch.zeros(heads, size // heads), view.data[0, 0]
+            relative_attention(queries, by_position, bias, view, sinusoids, a_table(blocks), rate)
+
+
 def a_table(blocks: int) -> torch.Tensor:
     return torch.zeros(blocks, HEADER + 512 + blocks, dtype=torch.int32)
 
@@ -126,7 +140,8 @@ def resources(cubin: bytes) -> tuple[str, str]:
 def main() -> None:
     driver.set_active(AbsentGPU(int(sys.argv[1])))
     works = {storage: partial(on_pages, storage) for storage in sys.argv[2:]} | {
-        "any": on_positions
+        "any": on_positions,
+        "encoder": on_encoder,
     }
     for storage, work in works.items():
         for binary in compiled(work):

@@ -13,9 +13,15 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import nn
 
-from token2wav.execution.stages import EncoderInput
+from token2wav.block_grid import BlockGrid
+from token2wav.execution.stages import EncoderInput, TokenChunk
 from token2wav.families.cosyvoice2.config import FlowConfig, UNetConfig
-from token2wav.networks.conformer import RATIO, Conformer
+from token2wav.networks.conformer import (
+    RATIO,
+    Conformer,
+    ConformerAttention,
+    SequenceAttention,
+)
 from token2wav.networks.estimator import Estimator
 from token2wav.networks.staging import to_device
 from token2wav.networks.streaming import (
@@ -36,11 +42,15 @@ class FlowNetwork(nn.Module, Generic[EstimatorT]):
 
     Attributes:
         key_value_specs: sizes of the keys and values of the encoder, see `Encoder`.
+        lookahead, token_shape, attention_heads: sizes of the encoder, see `BlockEncoder`.
     """
 
     spk_embed_affine_layer: nn.Linear
     decoder: nn.ModuleDict
     key_value_specs: tuple[KeyValueSpec, ...] = ()
+    lookahead: int
+    token_shape: tuple[int, ...] = ()
+    attention_heads: tuple[int, int] = (0, 0)
 
     @property
     def estimator(self) -> EstimatorT:
@@ -53,6 +63,10 @@ class FlowNetwork(nn.Module, Generic[EstimatorT]):
     def speaker(self, embedding: torch.Tensor) -> torch.Tensor:
         """Projects a speaker embedding (..., spk_embed_dim) to a speaker vector (..., bands)."""
         return self.spk_embed_affine_layer(F.normalize(embedding, dim=-1))
+
+    def with_lookahead(self, chunk: TokenChunk, grid: BlockGrid) -> NDArray[np.int32]:
+        """Returns the tokens of a chunk and its look-ahead; see `BlockEncoder`."""
+        return chunk.tokens
 
     def state_specs(self) -> dict[nn.Module, StateSpec]:
         """Returns the states of the streaming layers of the encoder."""
@@ -84,14 +98,16 @@ class Flow(FlowNetwork[EstimatorT]):
         self.encoder_proj = nn.Linear(sizes.size, config.mel_bands)
         self.decoder = nn.ModuleDict({"estimator": estimator})
         self.key_value_specs = self.encoder.key_value_specs
+        self.lookahead = config.pre_lookahead_len
+        self.attention_heads = sizes.heads, sizes.size // sizes.heads
 
     def encode(
         self, batch: Sequence[EncoderInput], states: Mapping[nn.Module, torch.Tensor] | None = None
     ) -> list[torch.Tensor]:
         """Computes the conditions (bands, frames) of chunks; see `Encoder.encode`.
 
-        Chunks are computed one by one, because their pasts have different lengths. A batch would
-        gain little, because the ten ODE steps of the estimator cost much more than the encoder.
+        Chunks are computed one by one, because their pasts have different lengths. A batch of
+        blocks has no such limit, see `encode_blocks`.
         """
         steps = [OFFLINE] * len(batch)
         if states is not None:
@@ -104,8 +120,18 @@ class Flow(FlowNetwork[EstimatorT]):
     def _encoded(self, given: EncoderInput, step: StreamStep) -> torch.Tensor:
         """Computes the conditions (bands, frames) of one chunk."""
         x = self._embedded(given.chunk.tokens)
-        hidden = self.encoder(x, given.grid, step, given.context, last=given.chunk.last)
+        attention = SequenceAttention(given.grid, given.context)
+        hidden = self.encoder(x, attention, step, last=given.chunk.last)
         return self.encoder_proj(hidden)[0].T
+
+    def encode_blocks(
+        self, tokens: torch.Tensor, step: StreamStep, attention: ConformerAttention
+    ) -> torch.Tensor:
+        """Computes the conditions (rows, bands, frames) of blocks; see `BlockEncoder`."""
+        embedded = self.encoder.embed(self.input_embedding(tokens.clamp(min=0)))
+        x = embedded.masked_fill((tokens < 0)[..., None], 0.0)
+        x = self.encoder.pre_lookahead_layer(x, step, last=False)
+        return self.encoder_proj(self.encoder.encode(x, attention, step)).transpose(1, 2)
 
     def _embedded(self, tokens: NDArray[np.int32]) -> torch.Tensor:
         """Embeds tokens (n,) to (1, n, size)."""

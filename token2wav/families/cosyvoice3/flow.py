@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 
 import numpy as np
 import torch
 from torch import nn
 
-from token2wav.execution.stages import EncoderInput
+from token2wav.execution.stages import EncoderInput, TokenChunk
 from token2wav.families.cosyvoice2.flow import FlowNetwork
 from token2wav.families.cosyvoice3.config import FlowConfig
+from token2wav.networks.conformer import ConformerAttention
 from token2wav.networks.dit import DiT
 from token2wav.networks.grouping import map_grouped
 from token2wav.networks.lookahead import PreLookahead
@@ -43,39 +43,36 @@ class Flow(FlowNetwork[DiT]):
             else None
         )
         self.decoder = nn.ModuleDict({"estimator": DiT(config.estimator)})
+        self.lookahead, self.token_shape = config.pre_lookahead_len, config.token_shape
 
     def encode(
         self, batch: Sequence[EncoderInput], states: Mapping[nn.Module, torch.Tensor] | None = None
     ) -> list[torch.Tensor]:
         """Computes the conditions (bands, frames) of chunks; see `Encoder.encode`."""
-        rows = range(len(batch))
+        chunks = [given.chunk for given in batch]
+        if states is not None:
+            return [
+                self._encode_alike(
+                    [chunk], {layer: rows[row : row + 1] for layer, rows in states.items()}
+                )[0]
+                for row, chunk in enumerate(chunks)
+            ]
         if self.device.type == "cpu":
             # Chunks are computed one by one, which is no slower on a CPU. The rounding of a chunk
             # then does not depend on the other chunks of the batch.
-            return [self._encode_alike(batch, states, [row])[0] for row in rows]
-
-        def shape(row: int) -> tuple[int, bool]:
-            return len(batch[row].chunk.tokens), batch[row].chunk.last
-
-        return map_grouped(rows, shape, partial(self._encode_alike, batch, states))
+            return [self._encode_alike([chunk])[0] for chunk in chunks]
+        return map_grouped(
+            chunks, lambda chunk: (len(chunk.tokens), chunk.last), self._encode_alike
+        )
 
     def _encode_alike(
         self,
-        batch: Sequence[EncoderInput],
-        states: Mapping[nn.Module, torch.Tensor] | None,
-        rows: Sequence[int],
+        chunks: Sequence[TokenChunk],
+        states: Mapping[nn.Module, torch.Tensor] | None = None,
     ) -> list[torch.Tensor]:
-        """Computes the conditions of chunks of one shape: those in the given rows of a batch."""
-        chunks = [batch[row].chunk for row in rows]
+        """Computes the conditions of chunks that have one shape."""
         tokens = to_device(np.stack([chunk.tokens for chunk in chunks]), self.device)
-        if states is None:
-            return list(self.conditions(tokens, last=chunks[0].last))
-        index = to_device(np.array(rows), self.device)
-        own = {layer: state[index] for layer, state in states.items()}
-        mu = self.conditions(tokens, StreamStep(own), last=chunks[0].last)
-        for layer, state in states.items():
-            state[index] = own[layer]
-        return list(mu)
+        return list(self.conditions(tokens, StreamStep(states), last=chunks[0].last))
 
     def conditions(
         self, tokens: torch.Tensor, step: StreamStep = OFFLINE, *, last: bool = True
@@ -92,7 +89,20 @@ class Flow(FlowNetwork[DiT]):
         Returns:
             mu, (B, mel_bands, ratio * n).
         """
-        hidden = self.input_embedding(tokens)  # (B, n + right, C)
+        return self._conditions(self.input_embedding(tokens), step, last=last)
+
+    def encode_blocks(
+        self, tokens: torch.Tensor, step: StreamStep, attention: ConformerAttention
+    ) -> torch.Tensor:
+        """Computes the conditions (rows, bands, frames) of blocks; see `BlockEncoder`. The encoder
+        has no attention.
+        """
+        absent = tokens.select(2, 0) < 0 if self.token_shape else tokens < 0
+        embedded = self.input_embedding(tokens.clamp(min=0))
+        return self._conditions(embedded.masked_fill(absent[..., None], 0.0), step, last=False)
+
+    def _conditions(self, hidden: torch.Tensor, step: StreamStep, *, last: bool) -> torch.Tensor:
+        """Computes conditions from embedded tokens (B, n + right, C)."""
         if self.pre_lookahead_layer is not None:
             hidden = self.pre_lookahead_layer(hidden, step, last=last)
         return hidden.repeat_interleave(self.config.token_mel_ratio, dim=1).transpose(1, 2)
@@ -121,12 +131,12 @@ class CodebookEmbedding(nn.Embedding):
 
     def __init__(self, codebooks: int, vocab_size: int, size: int, *, concat: bool) -> None:
         super().__init__(codebooks * vocab_size, size // codebooks if concat else size)
-        self._first = [vocab_size * codebook for codebook in range(codebooks)]
+        self._codebooks, self._vocab_size = codebooks, vocab_size
         self._concat = concat
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Embeds tokens (..., codebooks) to (..., size)."""
-        each = super().forward(
-            tokens + torch.tensor(self._first, dtype=tokens.dtype, device=tokens.device)
-        )
+        # made on the device, so that no copy of numbers of the host is waited for
+        first = torch.arange(self._codebooks, dtype=tokens.dtype, device=tokens.device)
+        each = super().forward(tokens + self._vocab_size * first)
         return each.flatten(-2) if self._concat else each.sum(dim=-2)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from token2wav.execution.stages import EncoderInput
+from token2wav.block_grid import BlockGrid
+from token2wav.execution.stages import EncoderInput, TokenChunk
 from token2wav.families.cosyvoice2.config import FlowConfig
 from token2wav.families.cosyvoice2.flow import Flow
 from token2wav.families.stepaudio2.config import SILENCE, DiTConfig
+from token2wav.networks.conformer import SequenceAttention
 from token2wav.networks.step_audio_dit import StepAudioDiT
 from token2wav.networks.streaming import StreamStep
 
@@ -36,16 +39,28 @@ class StepAudioFlow(Flow[StepAudioDiT]):
         prompt = max(0, given.grid.prompt - chunk.start)
         parts = []
         if prompt:
-            silence = np.full(layer.lookahead, SILENCE, np.int32)
-            parts.append((np.concatenate((chunk.tokens[:prompt], silence)), False))
+            parts.append((self._with_silence(chunk.tokens[:prompt]), False))
         if chunk.stop > given.grid.prompt:
             parts.append((chunk.tokens[prompt:], chunk.last))
         seen_ahead = [
             layer(self.encoder.embed(self._embedded(tokens)), step, last=last)
             for tokens, last in parts
         ]
-        hidden = self.encoder.encode(torch.cat(seen_ahead, dim=1), given.grid, step, given.context)
+        attention = SequenceAttention(given.grid, given.context)
+        hidden = self.encoder.encode(torch.cat(seen_ahead, dim=1), attention, step)
         return self.encoder_proj(hidden)[0].T
+
+    def with_lookahead(self, chunk: TokenChunk, grid: BlockGrid) -> NDArray[np.int32]:
+        """Returns the tokens of a chunk and its look-ahead. A chunk of a stream lies either in the
+        prompt or after it.
+        """
+        if chunk.start >= grid.prompt:
+            return chunk.tokens
+        return self._with_silence(chunk.tokens[: chunk.stop - chunk.start])
+
+    def _with_silence(self, prompt: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Returns the tokens of a prompt, and silence as its look-ahead."""
+        return np.concatenate((prompt, np.full(self.lookahead, SILENCE, np.int32)))
 
 
 def stepaudio2_flow(config: FlowConfig[DiTConfig]) -> StepAudioFlow:
