@@ -10,12 +10,11 @@ from typing import Protocol
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from token2wav.cache.paged_kv_cache import CacheLayout
 from token2wav.cache.states import SCRATCH_SLOT, StateRows, StateStore
-from token2wav.networks.staging import copy_to
+from token2wav.networks.staging import IntegerTensors
 
 # The block table of a batch is a tensor on the device with one row of integers for each block.
 # Kernels and graphs read all properties of a block from this row. The row starts with a header,
@@ -47,6 +46,14 @@ class ChunkBlocks(Protocol):
     @property
     def length(self) -> int:
         """Number of positions, with the padding in front."""
+
+    @property
+    def slot(self) -> int:
+        """Slot of the stream in the state store."""
+
+    @property
+    def provisional(self) -> bool:
+        """Whether the state after the chunk is dropped."""
 
     @property
     def tables(self) -> list[list[int]]:
@@ -235,24 +242,24 @@ class Batch:
         device, shape = self.conv_state.device, (size.blocks, layout.bands, layout.block_frames)
         self.x, self.mu, self.cond = (torch.zeros(shape, device=device) for _ in range(3))
         self.speakers = torch.zeros(size.blocks, layout.bands, device=device)
-        self.table = torch.zeros(size.blocks, HEADER + size.pages, dtype=torch.int32, device=device)
-        # Two rows: the slots to read states from, and the slots to write states to.
-        self._slots = torch.zeros(2, size.rows, dtype=torch.int64, device=device)
+        # The slots have two rows: the slots to read states from, and the slots to write states to.
+        shapes = (size.blocks, HEADER + size.pages), (2, size.rows)
+        self._integers = IntegerTensors(shapes, device)
+        self.table, self._slots = self._integers.tensors
+        self._zeros = torch.zeros(layout.bands, 1, device=device)
 
     def fill(self, chunks: Sequence[ChunkInput]) -> None:
-        """Copies chunks into the tensors. Unused rows keep old data, which no block reads."""
+        """Copies chunks into the tensors. Unused rows keep old data, which no block reads.
+
+        The number of launches does not depend on the number of chunks, because one launch joins
+        the tensors of all chunks.
+        """
         self.blocks = []
         rows, row = np.zeros(tuple(self.table.shape), np.int32), 0
         for number, chunk in enumerate(chunks):
             self.blocks += write_table(rows[row:], chunk, number, self.block_frames)
             row += self._room(chunk)
-        copy_to(self.table, rows)
-        before_after = np.full(tuple(self._slots.shape), SCRATCH_SLOT)
-        before_after[0, : len(chunks)] = [chunk.slot for chunk in chunks]
-        before_after[1, : len(chunks)] = [
-            SCRATCH_SLOT if chunk.provisional else chunk.slot for chunk in chunks
-        ]
-        copy_to(self._slots, before_after)
+        self._integers.fill(rows, slots_of(chunks, self._slots.shape[1]))
         count = len(chunks)
         self._states.read(self._slots[0, :count], self._rows.first(count))
         self._spread(self.x, [chunk.noise for chunk in chunks])
@@ -271,7 +278,7 @@ class Batch:
         Call it after `compute`, when `x` holds the end of the ODE.
         """
         count = len(chunks)
-        self._states.write(self._slots[1, :count], self._rows.first(count))
+        self._states.write(self._slots[1, :count].long(), self._rows.first(count))
         mel = self.x.clone().transpose(0, 1).flatten(1)  # (bands, rows * block_frames)
         mels, row = [], 0
         for chunk in chunks:
@@ -286,10 +293,11 @@ class Batch:
     def _spread(self, rows: torch.Tensor, parts: list[torch.Tensor]) -> None:
         """Writes the frames (bands, frames) of every chunk into its rows, and zeros after them."""
         size, least = self.block_frames, self.size.blocks_per_chunk * self.block_frames
-        padded = [
-            F.pad(part, (0, max(least - part.shape[1], -part.shape[1] % size))) for part in parts
-        ]
-        blocks = torch.cat(padded, dim=1).unflatten(1, (-1, size)).transpose(0, 1)
+        pieces = []
+        for part in parts:
+            room = max(least - part.shape[1], -part.shape[1] % size)
+            pieces += [part, self._zeros.expand(-1, room)] if room else [part]
+        blocks = torch.cat(pieces, dim=1).unflatten(1, (-1, size)).transpose(0, 1)
         rows[: len(blocks)] = blocks
 
 
@@ -312,6 +320,18 @@ def write_table(
         values = each.row
         row[: len(values)] = values
     return blocks
+
+
+def slots_of(chunks: Sequence[ChunkBlocks], room: int) -> NDArray[np.int64]:
+    """Returns the slots (2, room) of the states before and after chunks. The scratch slot follows
+    them, and stands for the states that are dropped.
+    """
+    slots = np.full((2, room), SCRATCH_SLOT)
+    slots[0, : len(chunks)] = [chunk.slot for chunk in chunks]
+    slots[1, : len(chunks)] = [
+        SCRATCH_SLOT if chunk.provisional else chunk.slot for chunk in chunks
+    ]
+    return slots
 
 
 def blocks_of(chunk: ChunkBlocks, number: int, block: int) -> list[Block]:

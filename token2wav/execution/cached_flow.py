@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from token2wav.block_grid import BlockGrid
@@ -44,6 +43,7 @@ from token2wav.execution.stages import (
 )
 from token2wav.networks.estimator import Estimator
 from token2wav.networks.grouping import map_grouped
+from token2wav.networks.staging import joined, to_device
 from token2wav.networks.streaming import StateSpec
 from token2wav.voice import Voice
 
@@ -200,6 +200,7 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
         self.conditions = conditions
         self.pool = BlockPool(cache.pages)
         self.prefixes: PrefixCache[_Prompt] = PrefixCache(self.pool)
+        self._zero = torch.zeros(self._config.mel_bands, 1, device=self._device)
         self._lock = threading.Lock()  # guards `busy` and `closed` of the streams
 
     def usage(self) -> CacheUsage:
@@ -327,31 +328,54 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
 
     def _computed(self, parts: Sequence[_Part]) -> list[torch.Tensor]:
         """Computes the mels of chunks that have pages."""
+        if not parts:
+            return []
         mus = self.conditions.run([part.placed for part in parts])
-        inputs = [(part.steps, self._input(part, mu)) for part, mu in zip(parts, mus, strict=True)]
+        steps, chunks = [part.steps for part in parts], self._inputs(parts, mus)
+        inputs = list(zip(steps, chunks, strict=True))
         return map_grouped(inputs, lambda each: each[0], self._run)
 
     def _run(self, alike: Sequence[tuple[int, ChunkInput]]) -> list[torch.Tensor]:
         """Computes the mels of chunks that have the same number of ODE steps."""
         return self._runners[alike[0][0]].run([given for _, given in alike])
 
-    def _input(self, part: _Part, mu: torch.Tensor) -> ChunkInput:
-        """Prepares a chunk for the ODE from its conditions mu (bands, frames)."""
-        placed, prompt = part.placed, part.prompt
+    def _inputs(self, parts: Sequence[_Part], mus: list[torch.Tensor]) -> list[ChunkInput]:
+        """Prepares chunks for the ODE from their conditions mu (bands, frames).
+
+        One launch joins the noise of all chunks, and one their prompt mel.
+        """
         ratio = self._config.token_mel_ratio
-        start, frames = ratio * placed.chunk.start, mu.shape[1]
-        cond = torch.zeros_like(mu)
-        given = prompt.mel[:, start : start + frames]
-        cond[:, : given.shape[1]] = given
-        noise = self._noise.window(start, start + frames)
-        # Padding at the start of a stream completes its first block, if the family needs that.
-        if padding := ratio * placed.padding:
-            noise, mu, cond = (F.pad(value, (padding, 0)) for value in (noise, mu, cond))
+        noises: list[list[torch.Tensor]] = []
+        conds: list[list[torch.Tensor]] = []
+        padded: list[list[torch.Tensor]] = []
+        for part, mu in zip(parts, mus, strict=True):
+            start, frames = ratio * part.placed.chunk.start, mu.shape[1]
+            # Padding at the start of a stream completes its first block, if the family needs that.
+            padding = self._zeros(ratio * part.placed.padding)
+            prompt = part.prompt.mel[:, start : start + frames]
+            noises.append([padding, *self._noise.pieces(start, start + frames)])
+            conds.append([padding, prompt, self._zeros(frames - prompt.shape[1])])
+            padded.append([padding, mu])
+        if any(part.placed.padding for part in parts):
+            mus = joined(padded)
+        return [
+            self._input(*each)
+            for each in zip(parts, joined(noises), mus, joined(conds), strict=True)
+        ]
+
+    def _zeros(self, frames: int) -> torch.Tensor:
+        """Returns a view (bands, frames) of zeros."""
+        return self._zero.expand(-1, frames)
+
+    def _input(
+        self, part: _Part, noise: torch.Tensor, mu: torch.Tensor, cond: torch.Tensor
+    ) -> ChunkInput:
+        ratio, placed = self._config.token_mel_ratio, part.placed
         return ChunkInput(
             noise,
             mu,
             cond,
-            prompt.speaker,
+            part.prompt.speaker,
             ratio * placed.start,
             placed.tables,
             placed.slot,
@@ -364,8 +388,8 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
         """Computes the prefix of a voice: the blocks that lie wholly in its prompt."""
         config, device = self._config, self._device
         grid = config.grid(len(voice.prompt_tokens))
-        mel = torch.tensor(voice.prompt_mel, device=device).T
-        speaker = self._encoder.speaker(torch.tensor(voice.speaker_embedding, device=device))
+        mel = to_device(voice.prompt_mel, device).T
+        speaker = self._encoder.speaker(to_device(voice.speaker_embedding, device))
         hop = _PREFILL_BLOCKS * grid.block
         if grid.full_prompt_attention:
             hop = max(1, grid.prefix)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from token2wav.block_grid import BlockGrid
 from token2wav.cache.encoder_cache import EncoderCache
-from token2wav.cache.states import SCRATCH_SLOT, StateRows, StateStore
+from token2wav.cache.states import StateRows, StateStore
 from token2wav.execution.batch import (
     BEFORE,
     CHUNK,
@@ -29,13 +29,14 @@ from token2wav.execution.batch import (
     START,
     VALID,
     BatchSize,
+    slots_of,
     write_table,
 )
 from token2wav.execution.buckets import BucketRunner
 from token2wav.execution.graphs import GraphPool
 from token2wav.execution.stages import BlockEncoder, Encoder, EncoderInput, TokenChunk
 from token2wav.networks.conformer import LayerAttention, RelativeAttention, frequencies
-from token2wav.networks.staging import copy_to, to_device
+from token2wav.networks.staging import IntegerTensors, to_device
 from token2wav.networks.streaming import Activation, Streaming, StreamStep
 
 ENCODER = "encoder"  # name of the encoder in the state store
@@ -113,7 +114,7 @@ class StreamConditions(Conditions):
     @torch.inference_mode()
     def run(self, chunks: Sequence[PlacedChunk]) -> list[torch.Tensor]:
         rows = self.states.rows(ENCODER, len(chunks))
-        before, after = to_device(_slots(chunks, len(chunks)), self.encoder.device)
+        before, after = to_device(slots_of(chunks, len(chunks)), self.encoder.device)
         self.states.read(before, rows)
         mus = self.encoder.encode([self._input(chunk) for chunk in chunks], rows.views)
         self.states.write(after, rows)
@@ -200,15 +201,10 @@ class EncoderBatch:
     ) -> None:
         self._encoder, self._cache, self._states, self._rows = encoder, cache, states, rows
         self._block_tokens, device = block_tokens, encoder.device
-        # All integers of a batch are in one tensor, so one copy brings them.
         token = block_tokens + encoder.lookahead, *encoder.token_shape
         shapes = (size.blocks, HEADER + size.pages), (size.blocks, *token), (2, size.rows)
-        sizes = [int(np.prod(shape)) for shape in shapes]
-        self._integers = torch.zeros(sum(sizes), dtype=torch.int32, device=device)
-        self.table, self.tokens, self._slots = (
-            part.view(shape)
-            for part, shape in zip(self._integers.split(sizes), shapes, strict=True)
-        )
+        self._integers = IntegerTensors(shapes, device)
+        self.table, self.tokens, self._slots = self._integers.tensors
 
     def fill(self, chunks: Sequence[PlacedChunk]) -> None:
         """Copies tokens, block tables and states of chunks into the rows."""
@@ -220,8 +216,8 @@ class EncoderBatch:
         for number, placed in enumerate(chunks):
             write_table(table[row:], placed, number, self._block_tokens)
             row += self._write_tokens(tokens[row:], placed)
-        slots = _slots(chunks, self._slots.shape[1])
-        copy_to(self._integers, np.concatenate([part.ravel() for part in (table, tokens, slots)]))
+        slots = slots_of(chunks, self._slots.shape[1])
+        self._integers.fill(table, tokens, slots)
         count = len(chunks)
         self._states.read(self._slots[0, :count], self._rows.first(count))
 
@@ -356,13 +352,3 @@ class BlockAttention:
             )
 
         return attend
-
-
-def _slots(chunks: Sequence[PlacedChunk], room: int) -> NDArray[np.int64]:
-    """Returns the slots (2, room) of the states before and after chunks, then scratch slots."""
-    slots = np.full((2, room), SCRATCH_SLOT)
-    slots[0, : len(chunks)] = [chunk.slot for chunk in chunks]
-    slots[1, : len(chunks)] = [
-        SCRATCH_SLOT if chunk.provisional else chunk.slot for chunk in chunks
-    ]
-    return slots

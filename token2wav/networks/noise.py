@@ -65,9 +65,13 @@ class FlowNoise:
 
     def window(self, start: int, stop: int) -> torch.Tensor:
         """Returns the noise (bands, stop - start) float32 of frames."""
+        return torch.cat(self.pieces(start, stop), dim=1)
+
+    def pieces(self, start: int, stop: int) -> list[torch.Tensor]:
+        """Returns the noise of frames as views of tables (bands, ...), without a launch."""
         drawn = _stretches(max(start, self._table.shape[1]), stop, PAGE_FRAMES)
         pages = [_page(page, self._bands, self._device)[:, frames] for page, frames in drawn]
-        return torch.cat((self._table[:, start:stop], *pages), dim=1)
+        return [self._table[:, start:stop], *pages]
 
 
 _BLOCK_SAMPLES = 24000  # samples of a block: 0.9 MB with 9 harmonics

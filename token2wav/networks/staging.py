@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -44,3 +45,39 @@ def to_host(parts: Sequence[torch.Tensor]) -> list[NDArray[Any]]:
     host.copy_(joined, non_blocking=True)
     torch.cuda.current_stream(joined.device).synchronize()
     return [part.numpy().copy() for part in host.split([len(part) for part in parts])]
+
+
+class IntegerTensors:
+    """int32 tensors that one copy from the host fills, at fixed addresses.
+
+    Args:
+        shapes: shapes of the tensors.
+        device: device of the tensors.
+
+    Attributes:
+        tensors: tensors of these shapes, contiguous.
+    """
+
+    def __init__(self, shapes: Sequence[tuple[int, ...]], device: torch.device) -> None:
+        sizes = [math.prod(shape) for shape in shapes]
+        self._flat = torch.zeros(sum(sizes), dtype=torch.int32, device=device)
+        self.tensors = [
+            part.view(shape) for part, shape in zip(self._flat.split(sizes), shapes, strict=True)
+        ]
+
+    def fill(self, *arrays: NDArray[Any]) -> None:
+        """Copies an array into every tensor."""
+        copy_to(self._flat, np.concatenate([array.ravel() for array in arrays]))
+
+
+def joined(windows: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
+    """Joins the pieces of windows along the last axis, in one launch for all windows.
+
+    Args:
+        windows: pieces (..., n) of each window, at least one.
+
+    Returns:
+        The windows, as views of one tensor.
+    """
+    widths = [sum(piece.shape[-1] for piece in pieces) for pieces in windows]
+    return list(torch.cat([piece for pieces in windows for piece in pieces], -1).split(widths, -1))

@@ -5,17 +5,16 @@ Interpreted kernels are slow, so blocks have 8 tokens and the encoder two layers
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.execution.kernels.test_kernel_context import _NothingCopied, _OnDevice
 from tests.support.golden import TINY
+from tests.support.launches import Launches
 from token2wav.block_grid import BlockGrid
 from token2wav.cache.block_pool import BlockPool, PrefixCache, StreamBlocks
 from token2wav.cache.encoder_cache import EncoderCache
@@ -193,23 +192,6 @@ def a_chunk(stream: int, past: int) -> PlacedChunk:
     return PlacedChunk(chunk, BlockGrid(BLOCK), stream + 1, [pages])
 
 
-class _Launches(TorchDispatchMode):
-    """Counts the operators that launch work on a device."""
-
-    VIEWS = ("view", "transpose", "slice", "select", "expand", "unsqueeze", "split", "t.", "as_str",
-             "unfold", "squeeze", "detach", "empty", "alias", "unbind", "permute")  # fmt: skip
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        name = str(func).removeprefix("aten.")
-        if not name.lstrip("_").startswith(self.VIEWS):
-            self.counts[name] += 1
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize("kind", STREAMS)
 def test_launches_do_not_grow_with_the_streams(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Checks also that captured code neither copies from the host nor waits for the device."""
@@ -226,9 +208,9 @@ def test_launches_do_not_grow_with_the_streams(kind: str, monkeypatch: pytest.Mo
         with _NothingCopied(), _OnDevice(), torch.no_grad():
             batch.compute()
         chunks = [a_chunk(stream, past=stream % 3) for stream in range(streams)]
-        with _Launches() as launches, torch.no_grad():
+        with Launches() as launches, torch.no_grad():
             batch.fill(chunks)
             batch.compute()
             batch.take(chunks)
-        counts.append(sum(launches.counts.values()))
+        counts.append(launches.total)
     assert counts[0] == counts[1]

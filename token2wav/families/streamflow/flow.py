@@ -24,7 +24,7 @@ from token2wav.networks.grouping import map_grouped
 from token2wav.networks.masks import guided_biases
 from token2wav.networks.noise import FlowNoise
 from token2wav.networks.ode import OdeTables
-from token2wav.networks.staging import to_device
+from token2wav.networks.staging import joined, to_device
 from token2wav.voice import Voice
 
 
@@ -209,9 +209,8 @@ class WindowFlow(StatefulStage[_Stream], FlowStage):
         ]
         mu = torch.stack(self._encoder.encode(whole))
         starts = [self._ratio * window.start for window in windows]
-        noise = torch.stack(
-            [self._noise.window(start, start + self._ratio * width) for start in starts]
-        )
+        frames = self._ratio * width
+        noise = torch.stack(joined([self._noise.pieces(start, start + frames) for start in starts]))
         speakers = torch.stack([window.stream.speaker for window in windows])
         positions = to_device(np.array(starts), self._device)
         first, last = self._ratio * left, self._ratio * (left + count)
