@@ -185,10 +185,8 @@ class EncoderBatch:
         table: (rows, columns) int32 block tables, in tokens.
         tokens: (rows, block_tokens + look-ahead, ...) int32 tokens of the blocks and after them; -1
             where there is no token.
-        mu: (rows, bands, frames) conditions.
+        mu: (rows, bands, frames) conditions; None before the first call of `compute`.
     """
-
-    mu: torch.Tensor
 
     def __init__(
         self,
@@ -205,6 +203,7 @@ class EncoderBatch:
         shapes = (size.blocks, HEADER + size.pages), (size.blocks, *token), (2, size.rows)
         self._integers = IntegerTensors(shapes, device)
         self.table, self.tokens, self._slots = self._integers.tensors
+        self.mu: torch.Tensor | None = None
 
     def fill(self, chunks: Sequence[PlacedChunk]) -> None:
         """Copies tokens, block tables and states of chunks into the rows."""
@@ -225,12 +224,18 @@ class EncoderBatch:
         """Encodes the batch."""
         step = BlockStep(self._rows.views, table=self.table, block=self._block_tokens)
         attention = BlockAttention(self._cache, self.table, self._block_tokens)
-        self.mu = self._encoder.encode_blocks(self.tokens, step, attention)
+        mu = self._encoder.encode_blocks(self.tokens, step, attention)
+        # A tensor of its own, made by the first call, which no graph records. The result of a
+        # captured call is in the memory that other graphs use too.
+        if self.mu is None:
+            self.mu = torch.empty_like(mu)
+        self.mu.copy_(mu)
 
     def take(self, chunks: Sequence[PlacedChunk]) -> list[torch.Tensor]:
         """Returns the conditions (bands, frames) of every chunk, and stores the states after the
         chunks.
         """
+        assert self.mu is not None
         count = len(chunks)
         self._states.write(self._slots[1, :count].long(), self._rows.first(count))
         ratio = self.mu.shape[2] // self._block_tokens
