@@ -24,8 +24,9 @@ from token2wav import RuntimeConfig, StreamConfig
 from token2wav.execution.assemble import Assembly
 from token2wav.execution.backends import LoadContext
 from token2wav.execution.batch import HEADER, NUM_PAGES, PROMPT_PADDING, VALID
+from token2wav.execution.cached_flow import CachedFlow
 from token2wav.execution.graphs import CudaGraph, GraphPool, GraphSummary
-from token2wav.execution.stages import EncoderInput, Stages
+from token2wav.execution.stages import Stages
 from token2wav.model_config import ModelConfig, StageName
 from token2wav.networks.streaming import VocoderNetwork
 
@@ -205,6 +206,13 @@ class LaunchCounter:
         if from_host and not source.is_floating_point() and storage.nbytes() == out.nbytes:
             self._contents[storage._cdata] = out, source.numpy().copy()
 
+    def _content(self, tensor: torch.Tensor) -> NDArray[Any] | None:
+        """Returns the integers of a contiguous tensor; None if no copy from the host is known."""
+        if (known := self._contents.get(tensor.untyped_storage()._cdata)) is None:
+            return None
+        start = tensor.storage_offset()
+        return known[1].ravel()[start : start + tensor.numel()].reshape(tensor.shape)
+
     def _kernel(self, name: str, arguments: Mapping[str, Any]) -> None:
         """Records a kernel of the Triton language in place of its launch."""
         if self._records is None:
@@ -215,13 +223,13 @@ class LaunchCounter:
         if not paged:
             self._records.append(Launch(name, plain, *_kernel_operations(name, arguments)))
             return
-        storages = [each.untyped_storage()._cdata for each in tensors if each.dtype == torch.int32]
+        integers = [each for each in tensors if each.dtype == torch.int32 and each.dim() == 2]
         half = any(each.dtype == torch.float16 for each in tensors)
         kind, attention = "float16" if half else "tf32", "attention" in name
 
         def with_tables() -> Launch:
-            known = [self._contents[each][1] for each in storages if each in self._contents]
-            tables = [each for each in known if each.ndim == 2 and each.shape[1] > HEADER]
+            known = [values for each in integers if (values := self._content(each)) is not None]
+            tables = [each for each in known if each.shape[1] > HEADER]
             if not tables:
                 return Launch(name, plain, attention=attention, complete=False)
             pages, pairs = _visible(tables[0], paged[0].shape[2])
@@ -486,20 +494,17 @@ def _intercepted(launch: Callable[[str, Mapping[str, Any]], None]) -> Iterator[N
 
 @dataclass(frozen=True, eq=False)
 class _CountedGraph(CudaGraph):
-    """Function that stands for a captured one. It runs once, for its record, and only if a chunk is
-    counted.
-    """
+    """Function that stands for a captured one. It runs once, for its record."""
 
     counter: LaunchCounter
     records: list[Record] = field(default_factory=list)
 
     def __call__(self) -> None:
-        if not self.counter.counting:
-            return
         if not self.records:
             with self.counter.collected(self.records):
                 self.function()
-        self.counter.replay(self.records)
+        if self.counter.counting:
+            self.counter.replay(self.records)
 
 
 class CountedGraphs(GraphPool):
@@ -534,8 +539,6 @@ class _CountedAssembly(Assembly):
             network: Any = self.family.network(self.config, name)
         if isinstance(network, VocoderNetwork):
             network.freeze()
-        if hasattr(network, "encode"):
-            network.encode = _counted_encoder(self._counter, network.encode, self.config)
         return network.eval().requires_grad_(False)
 
 
@@ -553,6 +556,9 @@ def counted_stages(counter: LaunchCounter, config: ModelConfig, stream: StreamCo
         stages = _CountedAssembly(counter, context, config, stream).stages()
     for name, stage in stages.by_name.items():
         stage.advance = _counted_stage(counter, name, stage.advance)  # type: ignore[method-assign]
+        if isinstance(stage, CachedFlow):
+            encoded = _counted_stage(counter, ENCODER, stage.conditions.run)
+            stage.conditions.run = encoded  # type: ignore[method-assign]
     return stages
 
 
@@ -562,25 +568,5 @@ def _counted_stage(
     def counted(batch: Any) -> list[torch.Tensor]:
         with counter.stage(name):
             return advance(batch)
-
-    return counted
-
-
-def _counted_encoder(
-    counter: LaunchCounter, encode: Callable[..., list[torch.Tensor]], config: ModelConfig
-) -> Callable[..., list[torch.Tensor]]:
-    def counted(batch: Sequence[EncoderInput], *states: Any) -> list[torch.Tensor]:
-        """Encodes a chunk that is counted. Other chunks only get conditions of the right shape.
-
-        A first call is not counted. It fills tables that later chunks use again.
-        """
-        if not counter.counting:
-            chunks = [each.chunk for each in batch]
-            frames = [config.token_mel_ratio * (chunk.stop - chunk.start) for chunk in chunks]
-            return [torch.empty(config.mel_bands, count, device=META) for count in frames]
-        with counter.collected(None):
-            encode(batch[:1], *states)
-        with counter.stage(ENCODER):
-            return encode(batch, *states)
 
     return counted
