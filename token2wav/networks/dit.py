@@ -19,6 +19,7 @@ from token2wav.block_grid import BlockGrid
 from token2wav.networks.configs import EstimatorConfig
 from token2wav.networks.estimator import AttentionContext, Estimator, Modulation, Rope
 from token2wav.networks.masks import attention_bias, block_mask
+from token2wav.networks.projections import join_projections
 
 _CONV_KERNEL = 31
 CONTEXT_FRAMES = _CONV_KERNEL - 1  # number of inputs that each position convolution reaches back
@@ -183,7 +184,6 @@ class Attention(nn.Module):
         self.to_k = nn.Linear(config.dim, inner)
         self.to_v = nn.Linear(config.dim, inner)
         self.to_out = nn.ModuleList([nn.Linear(inner, config.dim)])
-        self._joined: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def forward(
         self,
@@ -219,18 +219,9 @@ class Attention(nn.Module):
         """Returns weight (3 * inner, dim) and bias (3 * inner,) of queries, keys and values. The
         parameters of the three layers become views of them.
         """
-        parts = (self.to_q, self.to_k, self.to_v)
-        if self._joined is not None and self._joined[0].data_ptr() == self.to_q.weight.data_ptr():
-            return self._joined
-        weight, bias = (
-            torch.cat([getattr(part, name).detach() for part in parts])
-            for name in ("weight", "bias")
-        )
-        for part, own_weight, own_bias in zip(parts, weight.chunk(3), bias.chunk(3), strict=True):
-            part.weight = nn.Parameter(own_weight, requires_grad=False)
-            part.bias = nn.Parameter(own_bias, requires_grad=False)
-        self._joined = (weight, bias)
-        return self._joined
+        weight, bias = join_projections((self.to_q, self.to_k, self.to_v))
+        assert bias is not None
+        return weight, bias
 
 
 class FeedForward(nn.Module):

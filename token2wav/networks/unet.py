@@ -89,7 +89,7 @@ class UNet(Estimator):
         time = self._embedded(t)
         if self.time_embed_mixer is not None and end is not None:
             time = self.time_embed_mixer(torch.cat((time, self._embedded(end)), dim=-1))
-        return (torch.stack([block.of_time(time) for block in self._blocks()]),)
+        return (torch.stack([block.of_time(time) for block in self.blocks()]),)
 
     def _embedded(self, t: torch.Tensor) -> torch.Tensor:
         half = self.time_mlp.linear_1.in_features // 2
@@ -116,7 +116,7 @@ class UNet(Estimator):
         rope: Rope = (),
     ) -> torch.Tensor:
         h = torch.cat((x.transpose(1, 2), conditions), dim=2)  # (B, T, 4 * bands)
-        down, *middle, up = self._blocks()
+        down, *middle, up = self.blocks()
         [(first, *between, last)] = modulation
         skip = down(h, first, bias, context)
         h = down[2](skip, context)
@@ -154,10 +154,11 @@ class UNet(Estimator):
 
     def drop_time_weights(self) -> None:
         del self.time_mlp, self.time_embed_mixer
-        for block in self._blocks():
+        for block in self.blocks():
             del block[0].mlp
 
-    def _blocks(self) -> list[UNetBlock]:
+    def blocks(self) -> list[UNetBlock]:
+        """Returns all blocks, in the order in which they run."""
         return [module for module in self.modules() if isinstance(module, UNetBlock)]
 
     def _layers(self) -> list[TransformerLayer]:

@@ -16,7 +16,9 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -29,15 +31,26 @@ from token2wav.cache.paged_kv_cache import CacheLayout, PagedKVCache
 from token2wav.execution.assemble import flow_networks
 from token2wav.execution.batch import HEADER
 from token2wav.execution.kernels.attention import paged_attention, store_keys_values
-from token2wav.execution.kernels.norms import gated_norm, modulated_norm
+from token2wav.execution.kernels.causal_convolution import CausalConvolution, NormedConvolution
+from token2wav.execution.kernels.norms import (
+    NormVectors,
+    added_norm,
+    gated_norm,
+    modulated_norm,
+    normalize_heads,
+)
 from token2wav.execution.kernels.position_convolution import PositionConvolution
 from token2wav.execution.kernels.relative_attention import relative_attention
+from token2wav.execution.kernels.products import gelu_product
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.networks.unet import CausalConv
 
 MODEL = CosyVoice3Config.read(Path(__file__).parents[2] / "data" / "full_size")
 CONFIG = MODEL.flow.estimator
 TYPES = {"float32": torch.float32, "float16": torch.float16, "int8": torch.float16}
 FRAMES = CONFIG.static_chunk_size
+# Channels of the U-Net of CosyVoice2 and of the DiT of Step-Audio2, and inputs of convolutions.
+CHANNELS = {256: (256, 320, 512), 512: (512,)}
 # Blocks of batches: a compiler may specialise binaries for 1 and for multiples of 16.
 BATCHES = (1, 3, 16)
 _WIDE_LOAD = re.compile(r"ld\.global\S*\.v4\.b32|ld\.global\S*\.v2\.b64|cp\.async\.cg\S* .*0x10")
@@ -117,6 +130,36 @@ def on_encoder() -> None:
             relative_attention(queries, by_position, bias, view, sinusoids, a_table(blocks), rate)
 
 
+def on_products(storage: str) -> None:
+    """Calls the kernels of a U-Net and of Step-Audio2 with the dtype of their weights."""
+    kind = TYPES[storage]
+    for channels in CHANNELS:
+        linear = torch.nn.Linear(channels, 4 * channels, dtype=kind).requires_grad_(False)
+        norm = torch.nn.LayerNorm(CONFIG.dim_head, dtype=kind).requires_grad_(False)
+        vectors = NormVectors.of(torch.nn.LayerNorm(channels))
+        for blocks in BATCHES:
+            x = torch.zeros(2 * blocks, FRAMES, channels)
+            h = added_norm(x, x.to(kind), vectors)
+            gelu_product(h, linear, tanh=channels == 512)
+            normalize_heads(torch.zeros(2 * blocks, FRAMES, 3 * 512, dtype=kind), norm, norm)
+
+
+def on_convolutions() -> None:
+    """Calls the kernels of causal convolutions."""
+    for channels, all_inputs in CHANNELS.items():
+        norm = torch.nn.LayerNorm(channels).requires_grad_(False)
+        vectors = NormVectors.of(norm)
+        for inputs, blocks in product(all_inputs, BATCHES):
+            conv = CausalConv(inputs, channels).requires_grad_(False)
+            state = torch.zeros(blocks, 10, 2, inputs, 2)[:, 1]
+            past: Any = SimpleNamespace(table=a_table(blocks), states=[state])
+            x = torch.zeros(2 * blocks, FRAMES, inputs)
+            CausalConvolution(conv)(x, past)
+            out = NormedConvolution(conv, norm)(x, past, vectors.shift)
+            NormedConvolution(conv, norm)(x, past)
+            NormedConvolution(conv, norm).with_residual(x, past, out, vectors, torch.float16)
+
+
 def a_table(blocks: int) -> torch.Tensor:
     return torch.zeros(blocks, HEADER + 512 + blocks, dtype=torch.int32)
 
@@ -139,11 +182,15 @@ def resources(cubin: bytes) -> tuple[str, str]:
 
 def main() -> None:
     driver.set_active(AbsentGPU(int(sys.argv[1])))
-    works = {storage: partial(on_pages, storage) for storage in sys.argv[2:]} | {
-        "any": on_positions,
-        "encoder": on_encoder,
-    }
-    for storage, work in works.items():
+    storages = sys.argv[2:]
+    works: list[tuple[str, Callable[[], None]]] = [
+        *((storage, partial(on_pages, storage)) for storage in storages),
+        *((storage, partial(on_products, storage)) for storage in storages if storage != "int8"),
+        ("any", on_positions),
+        ("any", on_convolutions),
+        ("encoder", on_encoder),
+    ]
+    for storage, work in works:
         for binary in compiled(work):
             wide = len(_WIDE_LOAD.findall(binary.asm["ptx"]))
             print(

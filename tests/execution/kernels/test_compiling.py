@@ -12,14 +12,18 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).with_name("compile_kernels.py")
-SHARED_BYTES = {80: 163 << 10, 90: 227 << 10}  # shared memory of a program, by compute capability
+SHARED_BYTES = {
+    80: 163 << 10,
+    90: 227 << 10,
+    100: 227 << 10,
+}  # shared memory of a program, by compute capability
 
 FEW_BYTES = 32  # tolerated spills of registers, because compilers differ a little
 
 
 @pytest.mark.parametrize(
     ("capability", "storages", "kernels"),
-    [(80, ["float16"], 9), (90, ["float32", "float16", "int8"], 19)],
+    [(80, ["float16"], 37), (90, ["float32", "float16", "int8"], 54), (100, ["float16"], 37)],
 )
 def test_kernels_compile_without_a_gpu(
     capability: int, storages: list[str], kernels: int, tmp_path: Path
@@ -32,10 +36,12 @@ def test_kernels_compile_without_a_gpu(
     ).stdout
     lines = [line.split() for line in output.splitlines()]
     assert len(lines) == kernels, (
-        "a kernel is compiled once, whatever the batch; attention for two widths of tiles"
+        "a kernel is compiled once for each size of the models, whatever the batch, and kernels "
+        "with matrix products for two widths of tiles"
     )
     for name, storage, _, spilled, shared, wide in lines:
         if storage != "float32":  # float32 pages are only a reference
             assert int(spilled) <= FEW_BYTES, f"{name} on {storage} pages runs out of registers"
         assert int(shared) <= SHARED_BYTES[capability]
-        assert int(wide) > 0, f"{name} on {storage} pages loads in small pieces"
+        # a state of two positions is too small for wide loads
+        assert int(wide) > 0 or name == "_store_state", f"{name} on {storage} loads small pieces"

@@ -19,6 +19,7 @@ from token2wav.cache.paged_kv_cache import LayerView
 from token2wav.execution import batch
 
 # Columns of block tables, as constants for kernels.
+START = tl.constexpr(batch.START)
 VALID = tl.constexpr(batch.VALID)
 NUM_CAUSAL_PAGES = tl.constexpr(batch.NUM_CAUSAL_PAGES)
 BEFORE = tl.constexpr(batch.BEFORE)

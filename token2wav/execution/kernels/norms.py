@@ -1,4 +1,5 @@
-"""LayerNorm with the modulation of an ODE time, alone or fused with the gate and the sum before it.
+"""Norms over channels inside and outside of other kernels: LayerNorm with the modulation of an ODE
+time or with weights, alone or fused with the gate and the sum before it, and the norm of heads.
 
 A row stays in registers between the sum and the norm. So the residual stream is read and written
 once for both.
@@ -6,44 +7,107 @@ once for both.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
 
-_EPSILON = tl.constexpr(1e-6)  # the epsilon of `modulated_norm` in networks/dit.py
+_EPSILON = 1e-6  # the epsilon of `modulated_norm` in networks/dit.py
+_MOST_WARPS = 4
+
+
+@dataclass(frozen=True, eq=False)
+class NormVectors:
+    """Vectors of a norm: norm(x) * (1 + scale) + shift.
+
+    Attributes:
+        shift, scale: (dim,) float32, contiguous.
+        epsilon: number added to the variance.
+    """
+
+    shift: torch.Tensor
+    scale: torch.Tensor
+    epsilon: float = _EPSILON
+
+    @classmethod
+    def of(cls, norm: torch.nn.LayerNorm) -> NormVectors:
+        """Returns the vectors of a norm with weights."""
+        return cls(norm.bias.detach().float(), norm.weight.detach().float() - 1, norm.eps)
 
 
 @triton.jit
-def _norm(x, dim, shift, scale, out, row, columns, inside):
+def normalized(x, dim, shift, scale, columns, inside, epsilon):
+    """Computes norm(x) * (1 + scale) + shift of one row, which is zero outside."""
     mean = tl.sum(x, axis=0) / dim
     centred = tl.where(inside, x - mean, 0.0)
-    deviation = tl.sqrt(tl.sum(centred * centred, axis=0) / dim + _EPSILON)
+    deviation = tl.sqrt(tl.sum(centred * centred, axis=0) / dim + epsilon)
     shifts = tl.load(shift + columns, mask=inside, other=0.0)
     scales = tl.load(scale + columns, mask=inside, other=0.0)
-    y = centred / deviation * (1.0 + scales) + shifts
-    tl.store(out + row * dim + columns, y.to(out.dtype.element_ty), mask=inside)
+    return centred / deviation * (1.0 + scales) + shifts
 
 
 @triton.jit
-def _modulated_norm(x, shift, scale, out, dim, WIDTH: tl.constexpr):
+def _modulated_norm(x, shift, scale, out, dim, epsilon, WIDTH: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, WIDTH)
     inside = columns < dim
     values = tl.load(x + row * dim + columns, mask=inside, other=0.0)
-    _norm(values, dim, shift, scale, out, row, columns, inside)
+    y = normalized(values, dim, shift, scale, columns, inside, epsilon)
+    tl.store(out + row * dim + columns, y.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def _gated_norm(x, h, gate, shift, scale, out, dim, WIDTH: tl.constexpr):
+def _gated_norm(x, h, gate, shift, scale, out, dim, epsilon, WIDTH: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, WIDTH)
     inside = columns < dim
     at = row * dim + columns
-    gates = tl.load(gate + columns, mask=inside, other=0.0)
     added = tl.load(h + at, mask=inside, other=0.0).to(tl.float32)
-    values = tl.load(x + at, mask=inside, other=0.0) + gates * added
+    if gate is not None:
+        added *= tl.load(gate + columns, mask=inside, other=0.0)
+    values = tl.load(x + at, mask=inside, other=0.0) + added
     tl.store(x + at, values, mask=inside)
-    _norm(values, dim, shift, scale, out, row, columns, inside)
+    y = normalized(values, dim, shift, scale, columns, inside, epsilon)
+    tl.store(out + at, y.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _head_norms(
+    qkv,  # (frames, 3 * HEADS * DIM)
+    query_weight,  # (DIM,)
+    query_bias,
+    key_weight,
+    key_bias,
+    epsilon,
+    HEADS: tl.constexpr,
+    HEADS_UP: tl.constexpr,
+    DIM: tl.constexpr,
+):
+    frame = tl.program_id(0).to(tl.int64)
+    head, column = tl.arange(0, HEADS_UP), tl.arange(0, DIM)  # heads of queries, then of keys
+    inside = (head < 2 * HEADS)[:, None]
+    at = qkv + frame * (3 * HEADS * DIM) + head[:, None] * DIM + column[None, :]
+    x = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    centred = x - (tl.sum(x, axis=1) / DIM)[:, None]
+    deviation = tl.sqrt(tl.sum(centred * centred, axis=1) / DIM + epsilon)
+    of_query = (head < HEADS)[:, None]
+    weight = tl.where(
+        of_query, tl.load(query_weight + column)[None, :], tl.load(key_weight + column)[None, :]
+    )
+    bias = tl.where(
+        of_query, tl.load(query_bias + column)[None, :], tl.load(key_bias + column)[None, :]
+    )
+    y = centred / deviation[:, None] * weight.to(tl.float32) + bias.to(tl.float32)
+    tl.store(at, y.to(qkv.dtype.element_ty), mask=inside)
+
+
+def row_width(dim: int) -> dict[str, int]:
+    """Returns the arguments of a kernel for the width of a row of floats. A thread loads 16 bytes
+    or more.
+    """
+    width = triton.next_power_of_2(dim)
+    return {"WIDTH": width, "num_warps": min(_MOST_WARPS, max(1, width // 128))}
 
 
 def modulated_norm(
@@ -59,27 +123,85 @@ def modulated_norm(
     assert x.is_contiguous()
     out = torch.empty_like(x, dtype=dtype)
     dim = x.shape[-1]
-    _modulated_norm[(x.numel() // dim,)](
-        x, shift, scale, out, dim, WIDTH=triton.next_power_of_2(dim)
-    )
+    _modulated_norm[(x.numel() // dim,)](x, shift, scale, out, dim, _EPSILON, **row_width(dim))
     return out
 
 
 def gated_norm(
-    x: torch.Tensor, h: torch.Tensor, gate: torch.Tensor, shift: torch.Tensor, scale: torch.Tensor
+    x: torch.Tensor,
+    h: torch.Tensor,
+    gate: torch.Tensor,
+    shift: torch.Tensor,
+    scale: torch.Tensor,
+    dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Adds gate * h to x in place, and returns norm(x) * (1 + scale) + shift in the dtype of h.
+    """Adds gate * h to x in place, and returns norm(x) * (1 + scale) + shift.
 
     Args:
         x: (..., dim) float32, contiguous: the residual stream.
-        h: (..., dim) contiguous: output of attention or of the feed-forward layer.
+        h: (..., dim) contiguous: output of attention, of convolutions or of the feed-forward layer.
         gate, shift, scale: (dim,) float32, contiguous.
+        dtype: dtype of the result; None for the dtype of h.
     """
+    out = torch.empty_like(h, dtype=dtype)
+    _add_and_norm(x, h, gate, NormVectors(shift, scale), out)
+    return out
+
+
+def added_norm(x: torch.Tensor, h: torch.Tensor, norm: NormVectors) -> torch.Tensor:
+    """Adds h to x in place, and returns the norm of x in the dtype of h; x and h are as in
+    `gated_norm`.
+    """
+    out = torch.empty_like(h)
+    _add_and_norm(x, h, None, norm, out)
+    return out
+
+
+def _add_and_norm(
+    x: torch.Tensor,
+    h: torch.Tensor,
+    gate: torch.Tensor | None,
+    norm: NormVectors,
+    out: torch.Tensor,
+) -> None:
     assert x.is_contiguous()
     assert h.is_contiguous()
-    out = torch.empty_like(h)
     dim = x.shape[-1]
     _gated_norm[(x.numel() // dim,)](
-        x, h, gate, shift, scale, out, dim, WIDTH=triton.next_power_of_2(dim)
+        x,
+        h,
+        gate,
+        norm.shift,
+        norm.scale,
+        out,
+        dim,
+        norm.epsilon,
+        **row_width(dim),
     )
-    return out
+
+
+def normalize_heads(
+    qkv: torch.Tensor, queries: torch.nn.LayerNorm, keys: torch.nn.LayerNorm
+) -> None:
+    """Normalizes queries and keys head by head, in place.
+
+    Args:
+        qkv: (..., 3 * heads * dim_head) projections, contiguous.
+        queries, keys: norms over dim_head, with one epsilon. dim_head is a power of 2.
+    """
+    assert qkv.is_contiguous()
+    assert queries.eps == keys.eps
+    [dim] = queries.weight.shape
+    width = qkv.shape[-1]
+    heads = width // (3 * dim)
+    _head_norms[(qkv.numel() // width,)](
+        qkv,
+        queries.weight,
+        queries.bias,
+        keys.weight,
+        keys.bias,
+        queries.eps,
+        HEADS=heads,
+        HEADS_UP=triton.next_power_of_2(2 * heads),
+        DIM=dim,
+    )

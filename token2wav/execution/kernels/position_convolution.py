@@ -13,7 +13,9 @@ import torch
 import triton
 import triton.language as tl
 
-from token2wav.execution.kernels.attention import BEFORE, CHUNK, LAST, OF_A_BATCH, VALID, rows_of
+from token2wav.execution.kernels.activations import mish
+from token2wav.execution.kernels.attention import BEFORE, CHUNK, OF_A_BATCH, VALID, rows_of
+from token2wav.execution.kernels.convolution_state import store_state
 
 # Of the tiles tried, this is the widest that keeps everything in registers, for compute
 # capabilities 8.0 and 9.0.
@@ -69,47 +71,9 @@ def _convolve(
             place = ((tap * GROUPS + group) * WIDTH + channel)[:, None] * WIDTH + channel[None, :]
             weight = tl.load(weights + place, mask=real[:, None] & real[None, :], other=0.0)
             result += tl.dot(given + older, weight, input_precision="tf32x3")
-    # Mish, x * tanh(softplus(x)), with one exponential. Above 20 it equals x to the last bit.
-    grown = tl.exp(tl.minimum(result, 20.0))
-    grown = grown * (grown + 2.0)
-    result = tl.where(result > 20.0, result, result * (grown / (grown + 2.0)))
+    result = mish(result)
     place = (rows + frame)[:, None] * (GROUPS * WIDTH) + mine[None, :]
     tl.store(out + place, result, mask=(frame < BLOCK_FRAMES)[:, None] & real[None, :])
-
-
-@triton.jit(do_not_specialize=OF_A_BATCH)
-def _keep(
-    x,
-    state,
-    table,
-    blocks,
-    width,
-    channels,
-    chunk_stride,
-    branch_stride,
-    BLOCK_FRAMES: tl.constexpr,
-    TAPS: tl.constexpr,
-    TAPS_UP: tl.constexpr,
-    WIDTH: tl.constexpr,
-):
-    group, row = tl.program_id(0), tl.program_id(1)
-    block, branch = row % blocks, row // blocks
-    own = table + block * width
-    if tl.load(own + LAST) != 0:
-        before = tl.load(own + BEFORE)
-        channel, slot = group * WIDTH + tl.arange(0, WIDTH), tl.arange(0, TAPS_UP)
-        kept = (channel < channels)[:, None] & (slot < TAPS - 1)[None, :]
-        place = tl.load(own + CHUNK).to(tl.int64) * chunk_stride + branch * branch_stride
-        place += channel[:, None] * (TAPS - 1)
-        # The old state and n new inputs form one sequence. The new state starts at its position n.
-        source = (slot + before + tl.load(own + VALID))[None, :]
-        old = tl.load(state + place + source, mask=kept & (source < TAPS - 1), other=0.0)
-        at = row.to(tl.int64) * BLOCK_FRAMES - before + source - (TAPS - 1)
-        new = tl.load(
-            x + at * channels + channel[:, None], mask=kept & (source >= TAPS - 1), other=0.0
-        )
-        tl.debug_barrier()  # every read must finish before the state is overwritten
-        tl.store(state + place + slot[None, :], old + new, mask=kept)
 
 
 class PositionConvolution:
@@ -148,7 +112,7 @@ class PositionConvolution:
             have no meaning.
         """
         assert x.is_contiguous()
-        rows, frames, channels = x.shape
+        rows, frames, _ = x.shape
         out = torch.empty_like(x)
         strides = state.stride()[:2]
         sizes = {"BLOCK_FRAMES": frames, "TAPS": self._taps}
@@ -156,8 +120,5 @@ class PositionConvolution:
         tile = {"TILE": _TILE, "num_warps": _WARPS, "num_stages": _STAGES}
         grid = triton.cdiv(frames, _TILE), self._groups, rows
         _convolve[grid](*given, *rows_of(table), *strides, **sizes, **self._sizes, **tile)
-        taps_up = triton.next_power_of_2(self._taps - 1)
-        _keep[(triton.cdiv(channels, _TILE), rows)](
-            x, state, *rows_of(table), channels, *strides, **sizes, TAPS_UP=taps_up, WIDTH=_TILE
-        )
+        store_state(x, state, table)
         return out

@@ -8,12 +8,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from token2wav.cache.paged_kv_cache import PagedKVCache
 from token2wav.execution.family import Family
+from token2wav.execution.step import StepFunction, StepMaker
 from token2wav.families.cosyvoice2.flow import cosyvoice2_flow
 from token2wav.families.cosyvoice2.weights import read_weights
 from token2wav.model_config import StageName
 from token2wav.networks.hift import HiFT
 from token2wav.networks.noise import FlowNoise, NormalNoise, SourceNoise
+from token2wav.networks.ode import OdeTables
 
 
 class CosyVoice2(Family):
@@ -31,6 +34,15 @@ class CosyVoice2(Family):
             if stage == "flow"
             else NormalNoise(config.vocoder.nb_harmonics + 1)
         )
+
+    def kernel_step(self) -> StepMaker | None:
+        return _kernel_step
+
+
+def _kernel_step(estimator: Any, tables: OdeTables, cache: PagedKVCache) -> StepFunction:
+    from token2wav.families.cosyvoice2.kernel_step import KernelStep  # Triton-language kernels
+
+    return KernelStep(estimator, tables, cache)
 
 
 FAMILY = CosyVoice2()

@@ -1,0 +1,72 @@
+"""Products with GELU and norms with weights equal torch, on shapes that fill no tile."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from token2wav.execution.kernels import products
+from token2wav.execution.kernels.norms import NormVectors, added_norm, normalize_heads
+from token2wav.execution.kernels.products import gelu_product
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+# on a GPU, the tests belong to the tests that the GPU must pass
+pytestmark = [pytest.mark.gpu] if DEVICE.type == "cuda" else []
+# Sums run in another order, and GELU is computed before the result is rounded to float16.
+CLOSE = {torch.float32: 1e-5, torch.float16: 5e-3}
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(*shape, device=DEVICE).to(dtype)
+
+
+def a_norm(channels: int, dtype: torch.dtype = torch.float32) -> torch.nn.LayerNorm:
+    norm = torch.nn.LayerNorm(channels, device=DEVICE).requires_grad_(False)
+    norm.weight.copy_(random(channels))
+    norm.bias.copy_(random(channels))
+    return norm.to(dtype)
+
+
+@pytest.mark.parametrize("dtype", CLOSE)
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # of the interpreter
+def test_product_with_gelu(
+    dtype: torch.dtype, approximate: str, wide: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(products, "_ENOUGH_PROGRAMS", 1 if wide else 1 << 30)
+    layer = torch.nn.Linear(72, 150, device=DEVICE, dtype=dtype).requires_grad_(False)
+    x = 9 * random(3, 7, 72, dtype=dtype)  # large values, where an exponential overflows
+    x[1, 2] = torch.nan  # a row of padding
+    found = gelu_product(x, layer, tanh=approximate == "tanh")
+    wanted = F.gelu(layer(x), approximate=approximate)
+    assert found.dtype == dtype
+    torch.testing.assert_close(found, wanted, atol=CLOSE[dtype], rtol=CLOSE[dtype], equal_nan=True)
+    assert found.isnan().sum() == 150, "other rows"
+
+
+@pytest.mark.parametrize("dtype", CLOSE)
+def test_sum_and_norm_with_weights(dtype: torch.dtype) -> None:
+    norm, x, h = a_norm(80), 3 * random(2, 3, 80) + 1, random(2, 3, 80, dtype=dtype)
+    wanted = x + h.float()
+    found = added_norm(x, h, NormVectors.of(norm))
+    assert found.dtype == dtype
+    assert torch.equal(x, wanted)
+    torch.testing.assert_close(found.float(), norm(x), atol=CLOSE[dtype], rtol=CLOSE[dtype])
+
+
+@pytest.mark.parametrize("dtype", CLOSE)
+def test_norms_of_heads(dtype: torch.dtype) -> None:
+    heads, dim = 3, 16
+    queries, keys = a_norm(dim, dtype), a_norm(dim, dtype)
+    qkv = 3 * random(5, 3 * heads * dim, dtype=dtype) + 1
+    q, k, v = qkv.clone().unflatten(1, (3, heads, dim)).unbind(1)
+    normalize_heads(qkv, queries, keys)
+    wanted = torch.stack((queries(q), keys(k), v), dim=1).flatten(1)
+    torch.testing.assert_close(qkv, wanted, atol=CLOSE[dtype], rtol=CLOSE[dtype])

@@ -1,0 +1,317 @@
+"""Causal convolution over blocks that continue from a state, alone or with a norm, Mish and sums.
+
+Each tap is a matrix product, which reads its frames from the rows of the chunk, from the state
+before it, or as zeros. So the input is neither copied nor transposed. The products are made of
+three TF32 products, which together keep the precision of float32. The state is replaced in the
+launch after the products, because other programs may still read it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+
+from token2wav.execution.kernels.activations import mish
+from token2wav.execution.kernels.attention import (
+    BEFORE,
+    CHUNK,
+    OF_A_BATCH,
+    PROMPT_PADDING,
+    START,
+    VALID,
+    rows_of,
+)
+from token2wav.execution.kernels.convolution_state import keep_last_inputs, store_state
+from token2wav.execution.kernels.norms import NormVectors, normalized, row_width
+from token2wav.execution.kernels.past import Past
+from token2wav.networks.unet import CausalConv
+
+# Tiles with everything in registers, for compute capabilities 8.0, 9.0 and 10.0: frames, outputs
+# and inputs of a product. The narrow tile gives a batch of few blocks enough programs.
+_WIDE, _NARROW = (64, 64, 32), (16, 32, 64)
+_WARPS, _STAGES = 4, 3
+# about the number of multiprocessors of a large GPU; with fewer programs the tiles are narrow
+_ENOUGH_PROGRAMS = 128
+
+
+@triton.jit(do_not_specialize=OF_A_BATCH)
+def _convolve(
+    x,  # (branches * blocks, BLOCK_FRAMES, INPUTS)
+    weights,  # (TAPS, INPUTS, OUTPUTS)
+    bias,
+    state,  # (chunks, branches, INPUTS, TAPS - 1), the first two strided
+    out,
+    table,
+    blocks,
+    width,
+    chunk_stride,
+    branch_stride,
+    BLOCK_FRAMES: tl.constexpr,
+    TAPS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    FRAMES_OF_TILE: tl.constexpr,
+    OUTPUTS_OF_TILE: tl.constexpr,
+    INPUTS_OF_TILE: tl.constexpr,
+):
+    first, row = tl.program_id(0) * FRAMES_OF_TILE, tl.program_id(2)
+    block, branch = row % blocks, row // blocks
+    own = table + block * width
+    valid, before, chunk = tl.load(own + VALID), tl.load(own + BEFORE), tl.load(own + CHUNK)
+    # frames before this one are prompt padding
+    start = tl.load(own + PROMPT_PADDING) - tl.load(own + START)
+    frame = first + tl.arange(0, FRAMES_OF_TILE)
+    output = tl.program_id(1) * OUTPUTS_OF_TILE + tl.arange(0, OUTPUTS_OF_TILE)
+    column = tl.arange(0, INPUTS_OF_TILE)
+    kept = state + chunk.to(tl.int64) * chunk_stride + branch * branch_stride
+    rows = row.to(tl.int64) * BLOCK_FRAMES
+    result = tl.zeros((FRAMES_OF_TILE, OUTPUTS_OF_TILE), tl.float32)
+    if first < valid:
+        parts: tl.constexpr = (INPUTS + INPUTS_OF_TILE - 1) // INPUTS_OF_TILE
+        for part in range(TAPS * parts):
+            tap, channel = part // parts, (part % parts) * INPUTS_OF_TILE + column
+            real = channel < INPUTS
+            # negative for frames of the blocks before, which are in the rows before
+            at = frame - (TAPS - 1) + tap
+            inside = (at >= tl.maximum(start, -before)) & (at < valid)
+            given = tl.load(
+                x + (rows + at)[:, None] * INPUTS + channel[None, :],
+                mask=inside[:, None] & real[None, :],
+                other=0.0,
+            )
+            older = tl.load(
+                kept + (channel * (TAPS - 1))[None, :] + (at + before + TAPS - 1)[:, None],
+                mask=(at < -before)[:, None] & real[None, :],
+                other=0.0,
+            )
+            weight = tl.load(
+                weights + (tap * INPUTS + channel)[:, None] * OUTPUTS + output[None, :],
+                mask=real[:, None] & (output < OUTPUTS)[None, :],
+                other=0.0,
+            )
+            result += tl.dot(given + older, weight, input_precision="tf32x3")
+        result += tl.load(bias + output, mask=output < OUTPUTS, other=0.0)[None, :]
+    tl.store(
+        out + (rows + frame)[:, None] * OUTPUTS + output[None, :],
+        result,
+        mask=(frame < BLOCK_FRAMES)[:, None] & (output < OUTPUTS)[None, :],
+    )
+
+
+@triton.jit(do_not_specialize=OF_A_BATCH)
+def _normed_mish(
+    x,  # (branches * blocks, BLOCK_FRAMES, CHANNELS), replaced by the result
+    shift,  # (CHANNELS,)
+    scale,
+    added,  # (CHANNELS,), or None
+    residual,  # of the shape of x, or None
+    following,  # of the shape of x: norm of the result; with residual only
+    following_shift,
+    following_scale,
+    inputs,  # (branches * blocks, BLOCK_FRAMES, INPUTS) of the convolution
+    state,
+    table,
+    blocks,
+    width,
+    chunk_stride,
+    branch_stride,
+    epsilon,
+    BLOCK_FRAMES: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    INPUTS: tl.constexpr,
+    INPUTS_UP: tl.constexpr,
+    TAPS: tl.constexpr,
+    TAPS_UP: tl.constexpr,
+):
+    frame, row = tl.program_id(0), tl.program_id(1)
+    if frame == BLOCK_FRAMES:  # the last program of a row stores the state
+        keep_last_inputs(
+            inputs,
+            state,
+            table + (row % blocks) * width,
+            row,
+            row // blocks,
+            tl.arange(0, INPUTS_UP),
+            INPUTS,
+            chunk_stride,
+            branch_stride,
+            BLOCK_FRAMES,
+            TAPS,
+            TAPS_UP,
+        )
+    else:
+        column = tl.arange(0, WIDTH)
+        inside = column < CHANNELS
+        at = (row.to(tl.int64) * BLOCK_FRAMES + frame) * CHANNELS + column
+        values = tl.load(x + at, mask=inside, other=0.0)
+        values = mish(normalized(values, CHANNELS, shift, scale, column, inside, epsilon))
+        if added is not None:
+            values += tl.load(added + column, mask=inside, other=0.0)
+        if residual is not None:
+            values += tl.load(residual + at, mask=inside, other=0.0)
+            values = tl.where(inside, values, 0.0)
+            normed = normalized(
+                values, CHANNELS, following_shift, following_scale, column, inside, epsilon
+            )
+            tl.store(following + at, normed.to(following.dtype.element_ty), mask=inside)
+        tl.store(x + at, values, mask=inside)
+
+
+class CausalConvolution:
+    """Causal convolution on a kernel.
+
+    Args:
+        conv: convolution. Its weights are copied, in the order in which the kernel reads them.
+    """
+
+    def __init__(self, conv: CausalConv) -> None:
+        assert conv.bias is not None
+        self.index = conv.index
+        # (taps, inputs, outputs)
+        self._weights = conv.weight.detach().permute(2, 1, 0).contiguous()
+        self._bias = conv.bias.detach()
+
+    def __call__(self, x: torch.Tensor, past: Past) -> torch.Tensor:
+        """Computes the convolution of every block after its past inputs, and stores its state.
+
+        Args:
+            x: (branches * blocks, block_frames, inputs) float32, contiguous; rows are branch by
+                branch.
+            past: past of the batch.
+
+        Returns:
+            (branches * blocks, block_frames, outputs). Values after the valid frames of a block
+            have no meaning.
+        """
+        out = self.convolve(x, past)
+        store_state(x, past.states[self.index], past.table)
+        return out
+
+    def convolve(self, x: torch.Tensor, past: Past) -> torch.Tensor:
+        """Computes the convolution, and leaves its state as it is."""
+        assert x.is_contiguous()
+        rows, frames, inputs = x.shape
+        taps, _, outputs = self._weights.shape
+        state = past.states[self.index]
+        out = x.new_empty(rows, frames, outputs)
+
+        def grid(tile: tuple[int, int, int]) -> tuple[int, int, int]:
+            return triton.cdiv(frames, tile[0]), triton.cdiv(outputs, tile[1]), rows
+
+        tile = _WIDE if math.prod(grid(_WIDE)) >= _ENOUGH_PROGRAMS else _NARROW
+        _convolve[grid(tile)](
+            x,
+            self._weights,
+            self._bias,
+            state,
+            out,
+            *rows_of(past.table),
+            *state.stride()[:2],
+            BLOCK_FRAMES=frames,
+            TAPS=taps,
+            INPUTS=inputs,
+            OUTPUTS=outputs,
+            FRAMES_OF_TILE=tile[0],
+            OUTPUTS_OF_TILE=tile[1],
+            INPUTS_OF_TILE=tile[2],
+            num_warps=_WARPS,
+            num_stages=_STAGES,
+        )
+        return out
+
+
+class NormedConvolution:
+    """Causal convolution, a norm over channels, and Mish.
+
+    Args:
+        conv: convolution, see `CausalConvolution`.
+        norm: norm over its outputs.
+    """
+
+    def __init__(self, conv: CausalConv, norm: torch.nn.LayerNorm) -> None:
+        self._convolution = CausalConvolution(conv)
+        self._norm = NormVectors.of(norm)
+
+    def __call__(
+        self, x: torch.Tensor, past: Past, shift: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Computes mish(norm(convolution)) + shift, and stores the state of the convolution.
+
+        Args:
+            x, past: as in `CausalConvolution`.
+            shift: (outputs,) float32, contiguous; None for zeros.
+
+        Returns:
+            (branches * blocks, block_frames, outputs) float32.
+        """
+        out = self._convolution.convolve(x, past)
+        self._finish(out, x, past, shift=shift)
+        return out
+
+    def with_residual(
+        self,
+        x: torch.Tensor,
+        past: Past,
+        residual: torch.Tensor,
+        following: NormVectors,
+        dtype: torch.dtype,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Computes mish(norm(convolution)) + residual and the norm of this sum, and stores the
+        state of the convolution.
+
+        Args:
+            x, past: as in `CausalConvolution`.
+            residual: (branches * blocks, block_frames, outputs) float32, contiguous.
+            following: norm of the sum. Both norms have the same epsilon.
+            dtype: dtype of the norm of the sum.
+
+        Returns:
+            The sum in float32, and its norm, both of the shape of `residual`.
+        """
+        assert residual.is_contiguous()
+        assert following.epsilon == self._norm.epsilon
+        out = self._convolution.convolve(x, past)
+        normed = torch.empty_like(out, dtype=dtype)
+        self._finish(out, x, past, residual=residual, following=following, normed=normed)
+        return out, normed
+
+    def _finish(
+        self,
+        out: torch.Tensor,
+        x: torch.Tensor,
+        past: Past,
+        *,
+        shift: torch.Tensor | None = None,
+        residual: torch.Tensor | None = None,
+        following: NormVectors | None = None,
+        normed: torch.Tensor | None = None,
+    ) -> None:
+        rows, frames, channels = out.shape
+        state = past.states[self._convolution.index]
+        _, _, inputs, positions = state.shape
+        _normed_mish[(frames + 1, rows)](
+            out,
+            self._norm.shift,
+            self._norm.scale,
+            shift,
+            residual,
+            normed,
+            following and following.shift,
+            following and following.scale,
+            x,
+            state,
+            *rows_of(past.table),
+            *state.stride()[:2],
+            self._norm.epsilon,
+            BLOCK_FRAMES=frames,
+            CHANNELS=channels,
+            INPUTS=inputs,
+            INPUTS_UP=triton.next_power_of_2(inputs),
+            TAPS=positions + 1,
+            TAPS_UP=triton.next_power_of_2(positions),
+            **row_width(channels),
+        )

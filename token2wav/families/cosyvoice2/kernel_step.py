@@ -1,0 +1,168 @@
+"""Step function of a U-Net on Triton-language kernels, for CUDA graphs.
+
+The arithmetic equals `UNet.velocity`. A causal convolution reads the frames before a block through
+the block table. A second launch computes its norm, Mish and the sum after it, and stores its state.
+A transformer layer has four products and four other launches. The conditions are laid out once for
+all ODE steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import zip_longest
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from token2wav.cache.paged_kv_cache import PagedKVCache
+from token2wav.execution.batch import Batch
+from token2wav.execution.kernels.causal_convolution import CausalConvolution, NormedConvolution
+from token2wav.execution.kernels.norms import NormVectors, added_norm
+from token2wav.execution.kernels.past import Past
+from token2wav.execution.kernels.products import gelu_product
+from token2wav.execution.step import StepFunction, Velocity
+from token2wav.networks.ode import OdeTables
+from token2wav.networks.projections import join_projections
+from token2wav.networks.unet import (
+    CausalConv,
+    ConvolutionBlock,
+    ResidualBlock,
+    TransformerLayer,
+    UNet,
+    UNetBlock,
+)
+
+
+class KernelStep(StepFunction):
+    """Step function of a U-Net on Triton-language kernels.
+
+    It copies the weights of the convolutions.
+    """
+
+    estimator: UNet
+
+    def __init__(self, estimator: UNet, tables: OdeTables, cache: PagedKVCache) -> None:
+        super().__init__(estimator, tables, cache)
+        down, *middle, up = estimator.blocks()
+        self._down, self._up = _Block(down), _Block(up)
+        self._middle = [_Block(block) for block in middle]
+        self._after_down, self._after_up = _last_convolution(down), _last_convolution(up)
+        self._final = _normed(estimator.final_block)
+
+    def __call__(self, batch: Batch) -> Velocity:
+        blocks, bands, frames = batch.x.shape
+        # State and conditions of every frame. Only the state differs between ODE steps.
+        # Unconditional rows have zero conditions.
+        inputs = batch.x.new_zeros(self.cache.layout.branches, blocks, frames, 4 * bands)
+        inputs[0, ..., bands:] = self.estimator.prepare_conditions(
+            batch.mu, batch.speakers, batch.cond
+        )
+        past = Past(batch, self.cache, self.estimator)
+
+        def velocity(step: int) -> torch.Tensor:
+            past.move_to(step)
+            # The state is the same in conditional and unconditional rows.
+            inputs[..., :bands] = batch.x.transpose(1, 2)
+            [shifts] = self.tables.modulation[step]
+            return self._velocity(inputs.flatten(0, 1), shifts[:, 0], past)
+
+        return velocity
+
+    def _velocity(self, x: torch.Tensor, shifts: torch.Tensor, past: Past) -> torch.Tensor:
+        """Computes the velocity (branches * blocks, bands, block_frames).
+
+        Args:
+            x: (branches * blocks, block_frames, 4 * bands) state and conditions.
+            shifts: (UNet blocks, channels) shifts of the ODE time.
+            past: past of the batch.
+        """
+        first, *between, last = shifts.unbind()
+        skip = self._down(x, first, past)
+        x = self._after_down(skip, past)
+        for block, shift in zip(self._middle, between, strict=True):
+            x = block(x, shift, past)
+        x = self._up(torch.cat((x, skip), dim=-1), last, past)
+        x = self._after_up(x, past)
+        x = self._final(x, past)
+        final = self.estimator.final_proj
+        return F.linear(x, final.weight[:, :, 0], final.bias).transpose(1, 2)
+
+
+class _Block:
+    """Block of a U-Net on kernels, without the convolution at its end."""
+
+    def __init__(self, block: UNetBlock) -> None:
+        residual: ResidualBlock = block[0]  # type: ignore[assignment]
+        layers: Iterable[TransformerLayer] = block[1]  # type: ignore[assignment]
+        self._skip = residual.res_conv
+        self._first, self._second = _normed(residual.block1), _normed(residual.block2)
+        self._layers = [_Layer(layer) for layer in layers]
+
+    def __call__(self, x: torch.Tensor, shift: torch.Tensor, past: Past) -> torch.Tensor:
+        """Computes the block.
+
+        Args:
+            x: (branches * blocks, block_frames, inputs) float32, contiguous.
+            shift: (channels,) shift of the ODE time.
+            past: past of the batch.
+
+        Returns:
+            (branches * blocks, block_frames, channels) float32.
+        """
+        skip = F.linear(x, self._skip.weight[:, :, 0], self._skip.bias)
+        h = self._first(x, past, shift)
+        layer = self._layers[0]
+        x, normed = self._second.with_residual(h, past, skip, layer.norm, layer.dtype)
+        for layer, following in zip_longest(self._layers, self._layers[1:]):
+            normed = layer(x, normed, following, past)
+        return x
+
+
+class _Layer:
+    """Transformer layer of a U-Net on kernels.
+
+    Attributes:
+        norm: norm of its input.
+        dtype: dtype of its weights.
+    """
+
+    def __init__(self, layer: TransformerLayer) -> None:
+        attention = layer.attn1
+        self._index = attention.index
+        self._projections = join_projections((attention.to_q, attention.to_k, attention.to_v))
+        self._out = attention.to_out[0]
+        self._up: nn.Linear = layer.ff.get_submodule("net.0.proj")  # type: ignore[assignment]
+        self._down = layer.ff.net["2"]
+        self.norm, self._second_norm = NormVectors.of(layer.norm1), NormVectors.of(layer.norm3)
+        self.dtype = self._up.weight.dtype
+
+    def __call__(
+        self, x: torch.Tensor, normed: torch.Tensor, following: _Layer | None, past: Past
+    ) -> torch.Tensor:
+        """Adds attention and the feed-forward layer to x, in place.
+
+        Args:
+            x: (branches * blocks, block_frames, channels) float32, contiguous: the residual stream.
+            normed: norm of x, in the dtype of the weights.
+            following: layer that follows; None after the last layer.
+            past: past of the batch.
+
+        Returns:
+            The norm of x for the layer that follows; x after the last layer.
+        """
+        seen = past.attend(F.linear(normed, *self._projections), self._index)
+        normed = added_norm(x, self._out(seen), self._second_norm)
+        h = self._down(gelu_product(normed, self._up, tanh=False))
+        return x.add_(h) if following is None else added_norm(x, h, following.norm)
+
+
+def _normed(block: ConvolutionBlock) -> NormedConvolution:
+    conv: CausalConv = block.block["0"]  # type: ignore[assignment]
+    norm: nn.LayerNorm = block.block["2"]  # type: ignore[assignment]
+    return NormedConvolution(conv, norm)
+
+
+def _last_convolution(block: UNetBlock) -> CausalConvolution:
+    conv: CausalConv = block[2]  # type: ignore[assignment]
+    return CausalConvolution(conv)
