@@ -1,14 +1,11 @@
-"""Flows of the newer families in the form that is captured on a GPU: their streams equal the whole,
-as run eagerly.
+"""Captured flows of the newer families on a GPU: their streams equal the whole on the CPU.
 
-Without a GPU torch stands in for the attention kernel, and nothing is captured. `execution/kernels`
-tests the kernel.
+Tests in `execution/kernels` run their kernels without a GPU.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,17 +16,10 @@ from tests.support.caching_families import CPU, WRITERS, write_family
 from tests.support.utterances import a_voice, off, some_tokens, streamed_mels
 from token2wav import RuntimeConfig, Token2Wav
 from token2wav.cache.paged_kv_cache import LayerView
-from token2wav.execution.batch import (
-    HEADER,
-    NUM_CAUSAL_PAGES,
-    NUM_PAGES,
-    PROMPT_PADDING,
-    VALID,
-    BatchSize,
-)
+from token2wav.execution.batch import HEADER, NUM_PAGES, PROMPT_PADDING, VALID, BatchSize
 from token2wav.execution.conditions import BlockConditions
 from token2wav.execution.runner import Runner
-from token2wav.execution.step import KernelContext, TorchStep
+from token2wav.execution.step import TorchStep
 
 MEL = 2e-5  # of float32 on one device
 DEVICES = 2e-4  # between devices, which sum in another order
@@ -40,38 +30,6 @@ BUCKETS = [BatchSize(blocks, 1, 64) for blocks in (2, 8)]
 @pytest.fixture(scope="module", params=WRITERS)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_family(request.param, tmp_path_factory.mktemp(request.param))
-
-
-def store(
-    qkv: torch.Tensor, view: LayerView, cos: torch.Tensor, sin: torch.Tensor, table: torch.Tensor
-) -> None:
-    """`store_keys_values` on torch."""
-    for which, new in enumerate(qkv.chunk(3, dim=-1)[1:]):
-        for branch, blocks in enumerate(new.unflatten(0, (-1, len(table)))):
-            for block, row in zip(blocks, table.tolist(), strict=True):
-                if row[VALID]:
-                    values = block[: row[VALID]].unflatten(-1, view.data.shape[-2:])
-                    view.data[
-                        which, branch, row[HEADER + row[NUM_CAUSAL_PAGES] - 1], : row[VALID]
-                    ] = values
-
-
-def attend(
-    qkv: torch.Tensor, view: LayerView, cos: torch.Tensor, sin: torch.Tensor, table: torch.Tensor
-) -> torch.Tensor:
-    """`paged_attention` on torch."""
-    heads, out = view.data.shape[4], torch.zeros_like(qkv.chunk(3, dim=-1)[0])
-    for index, query in enumerate(qkv.chunk(3, dim=-1)[0]):
-        branch, row = index // len(table), table[index % len(table)].tolist()
-        if row[VALID]:
-            pages = view.data[:, branch, row[HEADER : HEADER + row[NUM_PAGES]]].flatten(1, 2)
-            seen = pages[:, row[PROMPT_PADDING] : (row[NUM_PAGES] - 1) * len(query) + row[VALID]]
-            k, v = seen.to(query.dtype).transpose(1, 2)  # (heads, keys, dim)
-            q = query[: row[VALID]].unflatten(-1, (heads, -1)).transpose(0, 1)
-            out[index, : row[VALID]] = (
-                F.scaled_dot_product_attention(q, k, v).transpose(0, 1).flatten(1)
-            )
-    return out
 
 
 def attend_by_distance(
@@ -103,21 +61,16 @@ def attend_by_distance(
 
 @pytest.fixture
 def _torch_for_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    attention = pytest.importorskip("token2wav.execution.kernels.attention", exc_type=ImportError)
-    monkeypatch.setattr(attention, "store_keys_values", store)
-    monkeypatch.setattr(attention, "paged_attention", attend)
+    pytest.importorskip("triton")
     from token2wav.execution.kernels import relative_attention
 
     monkeypatch.setattr(relative_attention, "relative_attention", attend_by_distance)
 
 
 @pytest.mark.usefixtures("_torch_for_kernels")
-def test_streams_equal_the_whole(folder: Path) -> None:
+def test_conditions_of_blocks_equal_the_whole(folder: Path) -> None:
     model = Token2Wav.load(folder, runtime=CPU)
     engine = model.pipeline.flow
-    for steps, runner in (runners := engine._runners).items():
-        step = TorchStep(runner.step.estimator, runner.step.tables, runner.step.cache, kernels=True)
-        runners[steps] = Runner(step, engine.states, BUCKETS)
     streams, block = engine.conditions, model.config.block_tokens
     engine.conditions = BlockConditions(
         streams.encoder, streams.cache, engine.states, block, BUCKETS
@@ -140,8 +93,7 @@ def test_captured_graphs_equal_the_cpu(folder: Path, precision: str) -> None:
     assert isinstance(model.pipeline.flow.conditions, BlockConditions)
     [runner] = model.pipeline.flow._runners.values()
     assert isinstance(runner, Runner)
-    step: Any = runner.step
-    assert step.context is KernelContext
+    assert not isinstance(runner.step, TorchStep), "kernels"
     for prompt, count in ((0, 30), (41, 60), (75, 260)):
         utterance = some_tokens(count), a_voice(prompt)
         [mel], wanted = streamed_mels(model, utterance), reference.mel(*utterance)

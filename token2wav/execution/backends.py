@@ -163,13 +163,14 @@ def runner(
         states: state store with the states of the estimator.
         longest_blocks: number of blocks of the longest chunk.
         kernel_step: makes the step function on kernels of the family; None to run the estimator
-            on torch with the attention kernel.
+            eagerly on torch.
         pool: memory pool of the CUDA graphs; None to run eagerly.
     """
     if backend.step is None:
-        if pool is None or not kernels_run(parts[-1].device, parts[-1].layout.dim_head):
+        device, dim_head = parts[-1].device, parts[-1].layout.dim_head
+        if kernel_step is None or pool is None or not kernels_run(device, dim_head):
             return Runner(TorchStep(*parts), states)
-        step = kernel_step(*parts) if kernel_step else TorchStep(*parts, kernels=True)
+        step = kernel_step(*parts)
         buckets = [BatchSize(blocks, 1, _PAST) for blocks in _BLOCKS]
     else:
         step, buckets = ExportedStep(*parts, backend.step), exported_buckets(longest_blocks)

@@ -79,8 +79,8 @@ class Family(ABC):
         return None
 
     def kernel_step(self) -> StepMaker | None:
-        """Returns a function that makes the step function on kernels of this family. None selects
-        the step function that all families share.
+        """Returns the maker of a step function on kernels, which CUDA graphs capture; None to run
+        the network eagerly on torch.
         """
         return None
 

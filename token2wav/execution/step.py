@@ -1,5 +1,5 @@
 """Step functions, which evaluate the estimator on a batch at every ODE step, and the attention
-contexts of the step function on torch.
+context of the step function on torch.
 """
 
 from __future__ import annotations
@@ -11,17 +11,7 @@ from typing import Protocol
 import torch
 
 from token2wav.cache.paged_kv_cache import PagedKVCache
-from token2wav.execution.batch import (
-    BEFORE,
-    CHUNK,
-    HEADER,
-    LAST,
-    PROMPT_PADDING,
-    VALID,
-    Batch,
-    Block,
-    frame_positions,
-)
+from token2wav.execution.batch import Batch, Block, frame_positions
 from token2wav.execution.chunk_attention import chunk_attention
 from token2wav.networks.estimator import Attend, Convolution, Estimator
 from token2wav.networks.ode import OdeTables
@@ -92,17 +82,7 @@ class ExportedModule(Protocol):
 
 
 class TorchStep(StepFunction):
-    """Step function on torch. Attention runs on torch (`EagerContext`), or on a kernel
-    (`KernelContext`). A CUDA graph can capture only the second form.
-    """
-
-    def __init__(
-        self, estimator: Estimator, tables: OdeTables, cache: PagedKVCache, *, kernels: bool = False
-    ) -> None:
-        super().__init__(estimator, tables, cache)
-        self.context: type[EagerContext | KernelContext] = (
-            KernelContext if kernels else EagerContext
-        )
+    """Step function on torch. It runs eagerly."""
 
     def __call__(self, batch: Batch) -> Velocity:
         conditions = self.estimator.prepare_conditions(
@@ -111,7 +91,7 @@ class TorchStep(StepFunction):
         rope = self.estimator.rope(
             self.tables.rows(frame_positions(batch.table, batch.block_frames))
         )
-        context = self.context(batch, self.cache, self.estimator)
+        context = EagerContext(batch, self.cache, self.estimator)
 
         def velocity(step: int) -> torch.Tensor:
             context.step = step
@@ -203,78 +183,6 @@ class EagerContext:
                     for row, span in enumerate(spans)
                 ]
         return torch.cat(results, dim=1).flatten(0, 1)
-
-
-class KernelContext:
-    """`AttentionContext` that a CUDA graph can capture. A Triton-language kernel computes attention
-    over the pages.
-
-    The context reads the properties of the blocks from the block table on the device, and never
-    from the host. So a captured graph also works for later batches.
-
-    Attributes:
-        step: index of the current ODE step.
-    """
-
-    def __init__(self, batch: Batch, cache: PagedKVCache, estimator: Estimator) -> None:
-        self.step = 0
-        self._cache, self._table, self._state, self._tails = (
-            cache,
-            batch.table,
-            batch.conv_state,
-            estimator.tails,
-        )
-        # without the pages, most of a table, which only the attention kernel reads
-        table = batch.table[:, :HEADER].long()
-        self._valid, self._chunk = table[:, VALID, None, None], table[:, CHUNK]
-        self._follows = table[:, BEFORE, None, None] > 0
-        # (rows, 1, block_frames) False for prompt padding; None if the family has no such padding
-        self._present: torch.Tensor | None = None
-        if estimator.masks_padding:
-            self._present = (
-                frame_positions(table, batch.block_frames) >= table[:, PROMPT_PADDING, None]
-            )[:, None]
-        # For every chunk the row of its last block. Rows of other blocks are scattered to one extra
-        # place at the end, which is cut off.
-        rows = len(table)
-        behind = torch.where(table[:, LAST] > 0, self._chunk, rows)
-        self._last = behind.new_zeros(rows + 1).scatter_(
-            0, behind, torch.arange(rows, device=table.device)
-        )[:rows]
-        # The kernels rotate queries and keys by rotary angles. The estimators that use this context
-        # have already rotated them, so the kernels get angles of zero.
-        self._cos = torch.ones(rows, batch.block_frames, cache.layout.dim_head, device=table.device)
-        self._sin = torch.zeros_like(self._cos)
-
-    def convolve(self, index: int, conv: Convolution, x: torch.Tensor) -> torch.Tensor:
-        # (branches, chunks, channels, reach)
-        state = self._tails(self._state[:, self.step])[index].transpose(0, 1)
-        reach = state.shape[3]
-        x = x.unflatten(0, (len(state), -1))  # (branches, blocks, channels, block_frames)
-        if self._present is not None:
-            x = x * self._present
-        tails = torch.where(self._follows, x[..., -reach:].roll(1, dims=1), state[:, self._chunk])
-        x = torch.cat((tails, x), dim=3)
-        after = self._valid + torch.arange(reach, device=x.device)  # (blocks, 1, reach)
-        kept = x.gather(3, after.expand(*x.shape[:3], -1))
-        y = conv(x.flatten(0, 1))
-        state.copy_(kept[:, self._last])
-        return y
-
-    def attend(
-        self,
-        layer: int,
-        attend: Attend,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        bias: torch.Tensor | None,
-    ) -> torch.Tensor:
-        from token2wav.execution.kernels.attention import paged_attention, store_keys_values
-
-        qkv, view = torch.cat((q, k, v), dim=-1), self._cache.layer(self.step, layer)
-        store_keys_values(qkv, view, self._cos, self._sin, self._table)
-        return paged_attention(qkv, view, self._cos, self._sin, self._table)
 
 
 def _read_together(

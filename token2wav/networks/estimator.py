@@ -33,7 +33,7 @@ MODULATION, ROPE, PRESENT = ("modulation", "modulation_out"), ("cos", "sin"), "p
 class AttentionContext(Protocol):
     """Keys, values and convolution states of the frames before the input of the estimator.
 
-    `DenseContext` holds them in tensors; the contexts of `execution/step.py` read the cache.
+    `DenseContext` holds them in tensors; `EagerContext` in `execution/step.py` reads the cache.
     """
 
     def convolve(self, index: int, conv: Convolution, x: torch.Tensor) -> torch.Tensor:

@@ -48,7 +48,7 @@ class StepAudioDiT(Estimator):
         self.t_embedder = nn.ModuleDict({"mlp": _mlp(_TIME_DIM, channels)})
         self.in_proj = nn.Linear(4 * bands, channels)
         self.blocks = nn.ModuleList(
-            _Layer(channels, heads, dim_head, index) for index in range(layers)
+            StepAudioLayer(channels, heads, dim_head, index) for index in range(layers)
         )
         self.final_layer = nn.ModuleDict({"adaLN_modulation": _modulation(channels, 2)})
         self.final_layer["linear"] = nn.Linear(channels, bands)
@@ -81,6 +81,13 @@ class StepAudioDiT(Estimator):
             parts.transpose(1, 2), self.in_proj.weight[:, len(mu[0]) :], self.in_proj.bias
         )
 
+    def project_state(self, x: torch.Tensor) -> torch.Tensor:
+        """Projects the state, (B, T, bands) to (B, T, channels).
+
+        Only this part of the input of the first layer differs between ODE steps.
+        """
+        return F.linear(x, self.in_proj.weight[:, : x.shape[2]])
+
     def velocity(
         self,
         x: torch.Tensor,
@@ -92,7 +99,7 @@ class StepAudioDiT(Estimator):
         rope: Rope = (),
     ) -> torch.Tensor:
         # (B, T, channels)
-        h = F.linear(x.transpose(1, 2), self.in_proj.weight[:, : x.shape[1]]) + conditions
+        h = self.project_state(x.transpose(1, 2)) + conditions
         blocks, out = modulation
         for block, vectors in zip(self.blocks, blocks, strict=True):
             h = block(h, vectors, bias, context)
@@ -112,7 +119,7 @@ class StepAudioDiT(Estimator):
             del block.adaLN_modulation
 
 
-class _Layer(nn.Module):
+class StepAudioLayer(nn.Module):
     """Layer: attention, two convolutions and feed-forward, each after a modulated norm and through
     a gate.
     """

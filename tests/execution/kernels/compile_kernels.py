@@ -40,8 +40,8 @@ from token2wav.execution.kernels.norms import (
     normalize_heads,
 )
 from token2wav.execution.kernels.position_convolution import PositionConvolution
-from token2wav.execution.kernels.relative_attention import relative_attention
 from token2wav.execution.kernels.products import gelu_product
+from token2wav.execution.kernels.relative_attention import relative_attention
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.networks.unet import CausalConv
 

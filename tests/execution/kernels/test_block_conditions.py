@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.execution.kernels.test_kernel_context import _NothingCopied, _OnDevice
+from tests.execution.kernels.test_family_steps import _NothingCopied, _OnDevice
 from tests.support.golden import TINY
 from tests.support.launches import Launches
 from token2wav.block_grid import BlockGrid

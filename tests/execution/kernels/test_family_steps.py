@@ -23,8 +23,10 @@ from token2wav.execution.kernels import attention
 from token2wav.execution.runner import ESTIMATOR, Runner
 from token2wav.execution.step import StepFunction, TorchStep
 from token2wav.families.cosyvoice2.kernel_step import KernelStep as UNetStep
+from token2wav.families.stepaudio2.kernel_step import KernelStep as StepAudioStep
 from token2wav.networks.estimator import Estimator
 from token2wav.networks.ode import OdeTables
+from token2wav.networks.step_audio_dit import StepAudioDiT
 from token2wav.networks.streaming import StateSpec
 from token2wav.networks.unet import UNet
 
@@ -39,10 +41,12 @@ MAKERS = {
     "mean flow": lambda: UNet(
         BANDS, 16, 2, 16, mid_blocks=1, layers=1, block_frames=BLOCK, mean_flow=True
     ),
+    "step audio": lambda: StepAudioDiT(BANDS, 32, 2, 16, layers=1),
 }
 STEP_MAKERS: dict[str, Callable[[Any, OdeTables, PagedKVCache], StepFunction]] = {
     "unet": UNetStep,
     "mean flow": UNetStep,
+    "step audio": StepAudioStep,
 }
 
 
@@ -152,7 +156,9 @@ def run_alone(
     ("name", "storage", "guidance"),
     [
         ("unet", "float32", 0.7),
+        ("step audio", "float32", 0.7),
         ("unet", "float16", 0.0),
+        ("step audio", "float16", 0.7),
     ],
 )
 @pytest.mark.parametrize("alone", [False, True])

@@ -1,0 +1,124 @@
+"""Step function of Step-Audio2's DiT on Triton-language kernels, for CUDA graphs.
+
+The arithmetic equals `StepAudioDiT.velocity`. A layer has four products and ten other launches. A
+causal convolution reads the frames before a block through the block table. Gate, sum, norm and
+modulation are one launch. The part of the first layer's input that depends on conditions is
+computed once for all ODE steps.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from token2wav.cache.paged_kv_cache import PagedKVCache
+from token2wav.execution.batch import Batch
+from token2wav.execution.kernels.causal_convolution import CausalConvolution, NormedConvolution
+from token2wav.execution.kernels.norms import gated_norm, modulated_norm, normalize_heads
+from token2wav.execution.kernels.past import Past
+from token2wav.execution.kernels.products import gelu_product
+from token2wav.execution.step import StepFunction, Velocity
+from token2wav.networks.ode import OdeTables
+from token2wav.networks.projections import join_projections
+from token2wav.networks.step_audio_dit import StepAudioDiT, StepAudioLayer
+from token2wav.networks.unet import CausalConv
+
+Vectors = tuple[torch.Tensor, ...]
+_GATE_FF = 5  # place of the gate of the feed-forward layer among the vectors of a layer
+
+
+class KernelStep(StepFunction):
+    """Step function of Step-Audio2's DiT on Triton-language kernels.
+
+    It copies the weights of the convolutions.
+    """
+
+    estimator: StepAudioDiT
+
+    def __init__(self, estimator: StepAudioDiT, tables: OdeTables, cache: PagedKVCache) -> None:
+        super().__init__(estimator, tables, cache)
+        self._layers = [_Layer(layer) for layer in estimator.blocks]  # type: ignore[arg-type]
+        self._out: nn.Linear = estimator.final_layer["linear"]  # type: ignore[assignment]
+
+    def __call__(self, batch: Batch) -> Velocity:
+        conditional = self.estimator.prepare_conditions(batch.mu, batch.speakers, batch.cond)
+        given = conditional.new_empty(self.cache.layout.branches, *conditional.shape)
+        given[0] = conditional
+        # an unconditional row has zero conditions, so only the bias is left
+        given[1:] = self.estimator.in_proj.bias
+        past = Past(batch, self.cache, self.estimator)
+
+        def velocity(step: int) -> torch.Tensor:
+            past.move_to(step)
+            # The state is the same in conditional and unconditional rows.
+            state = self.estimator.project_state(batch.x.transpose(1, 2))
+            return self._velocity((given + state).flatten(0, 1), step, past)
+
+        return velocity
+
+    def _velocity(self, x: torch.Tensor, step: int, past: Past) -> torch.Tensor:
+        """Computes the velocity (branches * blocks, bands, block_frames).
+
+        Args:
+            x: (branches * blocks, block_frames, channels) input of the first layer.
+            step: index of the ODE step.
+            past: past of the batch.
+        """
+        rows, out = self.tables.modulation[step]
+        # Of every layer: shift, scale and gate of attention, then of the feed-forward layer, then
+        # of the convolutions. Of the final norm: shift and scale.
+        vectors = [row[0].unbind() for row in rows]
+        following = [*((own[0], own[1]) for own in vectors[1:]), out[0].unbind()]
+        dtypes = [*(layer.dtype for layer in self._layers[1:]), self._out.weight.dtype]
+        h = modulated_norm(x, vectors[0][0], vectors[0][1], self._layers[0].dtype)
+        for layer, own, (shift, scale), dtype in zip(
+            self._layers, vectors, following, dtypes, strict=True
+        ):
+            h = gated_norm(x, layer(x, h, own, past), own[_GATE_FF], shift, scale, dtype)
+        return self._out(h).transpose(1, 2)
+
+
+class _Layer:
+    """Layer of Step-Audio2's DiT on kernels.
+
+    Attributes:
+        dtype: dtype of the weights of attention and of the feed-forward layer.
+    """
+
+    def __init__(self, layer: StepAudioLayer) -> None:
+        attention, convolutions = layer.attn, layer.conv.block
+        self._index = attention.index
+        self._projections = join_projections((attention.to_q, attention.to_k, attention.to_v))
+        self._norms = attention.q_norm, attention.k_norm
+        self._out = attention.proj
+        first: CausalConv = convolutions["1"]  # type: ignore[assignment]
+        norm: nn.LayerNorm = convolutions["3"]  # type: ignore[assignment]
+        second: CausalConv = convolutions["6"]  # type: ignore[assignment]
+        self._first, self._second = NormedConvolution(first, norm), CausalConvolution(second)
+        self._up, self._down = layer.mlp.fc1, layer.mlp.fc2
+        self.dtype = self._up.weight.dtype
+
+    def __call__(
+        self, x: torch.Tensor, normed: torch.Tensor, vectors: Vectors, past: Past
+    ) -> torch.Tensor:
+        """Adds attention and convolutions to x, in place.
+
+        Args:
+            x: (branches * blocks, block_frames, channels) float32, contiguous: the residual stream.
+            normed: modulated norm of x, in the dtype of the weights.
+            vectors: shift, scale and gate of attention, of the feed-forward layer, and of the
+                convolutions.
+            past: past of the batch.
+
+        Returns:
+            Output of the feed-forward layer, which is not added yet.
+        """
+        _, _, gate_att, shift_ff, scale_ff, _, shift_conv, scale_conv, gate_conv = vectors
+        qkv = F.linear(normed, *self._projections)
+        normalize_heads(qkv, *self._norms)
+        h = self._out(past.attend(qkv, self._index))
+        h = gated_norm(x, h, gate_att, shift_conv, scale_conv, torch.float32)
+        h = self._second(self._first(h, past), past)
+        h = gated_norm(x, h, gate_conv, shift_ff, scale_ff, self.dtype)
+        return self._down(gelu_product(h, self._up, tanh=True))
