@@ -26,7 +26,7 @@ from token2wav.execution.backends import LoadContext
 from token2wav.execution.batch import HEADER, NUM_PAGES, PROMPT_PADDING, VALID
 from token2wav.execution.cached_flow import CachedFlow
 from token2wav.execution.graphs import CudaGraph, GraphPool, GraphSummary
-from token2wav.execution.stages import Stages
+from token2wav.execution.stages import EncoderInput, Stages
 from token2wav.model_config import ModelConfig, StageName
 from token2wav.networks.streaming import VocoderNetwork
 
@@ -207,8 +207,9 @@ class LaunchCounter:
             self._contents[storage._cdata] = out, source.numpy().copy()
 
     def _content(self, tensor: torch.Tensor) -> NDArray[Any] | None:
-        """Returns the integers of a contiguous tensor; None if no copy from the host is known."""
-        if (known := self._contents.get(tensor.untyped_storage()._cdata)) is None:
+        """Returns the integers of a tensor that is a part of a tensor copied from the host."""
+        known = self._contents.get(tensor.untyped_storage()._cdata)
+        if known is None:
             return None
         start = tensor.storage_offset()
         return known[1].ravel()[start : start + tensor.numel()].reshape(tensor.shape)
@@ -223,21 +224,29 @@ class LaunchCounter:
         if not paged:
             self._records.append(Launch(name, plain, *_kernel_operations(name, arguments)))
             return
-        integers = [each for each in tensors if each.dtype == torch.int32 and each.dim() == 2]
+        integers = [each for each in tensors if each.dtype == torch.int32]
         half = any(each.dtype == torch.float16 for each in tensors)
         kind, attention = "float16" if half else "tf32", "attention" in name
 
         def with_tables() -> Launch:
-            known = [values for each in integers if (values := self._content(each)) is not None]
-            tables = [each for each in known if each.shape[1] > HEADER]
+            known = [self._content(each) for each in integers]
+            tables = [
+                each
+                for each in known
+                if each is not None and each.ndim == 2 and each.shape[1] > HEADER
+            ]
             if not tables:
                 return Launch(name, plain, attention=attention, complete=False)
-            pages, pairs = _visible(tables[0], paged[0].shape[2])
+            rate = arguments.get("RATE", 1)  # positions for each unit of the table
+            pages, pairs = _visible(tables[0], paged[0].shape[2] // rate)
+            pairs *= rate * rate
             if "store" in name:  # only the page of the block itself
                 pages = int((tables[0][:, VALID] > 0).sum())
             read = pages * sum(_bytes(each) / _ALL_PAGES for each in paged)
             branches, heads, dim_head = paged[0].shape[0], *paged[0].shape[3:]
             operations = 4.0 * branches * heads * dim_head * pairs if attention else 0.0
+            if "relative" in name:  # every head multiplies with whole sinusoids too
+                operations += 2.0 * arguments["HEADS"] * dim_head * pairs
             # float32 products on the matrix units are made of three TF32 products
             times = 1 if half else 3
             return Launch(name, plain + read, times * operations, kind, attention=attention)
@@ -494,17 +503,20 @@ def _intercepted(launch: Callable[[str, Mapping[str, Any]], None]) -> Iterator[N
 
 @dataclass(frozen=True, eq=False)
 class _CountedGraph(CudaGraph):
-    """Function that stands for a captured one. It runs once, for its record."""
+    """Function that stands for a captured one. It runs once, for its record, and only if a chunk is
+    counted.
+    """
 
     counter: LaunchCounter
     records: list[Record] = field(default_factory=list)
 
     def __call__(self) -> None:
+        if not self.counter.counting:
+            return
         if not self.records:
             with self.counter.collected(self.records):
                 self.function()
-        if self.counter.counting:
-            self.counter.replay(self.records)
+        self.counter.replay(self.records)
 
 
 class CountedGraphs(GraphPool):
@@ -539,6 +551,8 @@ class _CountedAssembly(Assembly):
             network: Any = self.family.network(self.config, name)
         if isinstance(network, VocoderNetwork):
             network.freeze()
+        if hasattr(network, "encode"):
+            network.encode = _counted_encoder(self._counter, network.encode, self.config)
         return network.eval().requires_grad_(False)
 
 
@@ -555,10 +569,9 @@ def counted_stages(counter: LaunchCounter, config: ModelConfig, stream: StreamCo
     with counter.collected(None):
         stages = _CountedAssembly(counter, context, config, stream).stages()
     for name, stage in stages.by_name.items():
-        stage.advance = _counted_stage(counter, name, stage.advance)  # type: ignore[method-assign]
         if isinstance(stage, CachedFlow):
-            encoded = _counted_stage(counter, ENCODER, stage.conditions.run)
-            stage.conditions.run = encoded  # type: ignore[method-assign]
+            stage.conditions.run = _counted_stage(counter, ENCODER, stage.conditions.run)  # type: ignore[method-assign]
+        stage.advance = _counted_stage(counter, name, stage.advance)  # type: ignore[method-assign]
     return stages
 
 
@@ -568,5 +581,25 @@ def _counted_stage(
     def counted(batch: Any) -> list[torch.Tensor]:
         with counter.stage(name):
             return advance(batch)
+
+    return counted
+
+
+def _counted_encoder(
+    counter: LaunchCounter, encode: Callable[..., list[torch.Tensor]], config: ModelConfig
+) -> Callable[..., list[torch.Tensor]]:
+    def counted(batch: Sequence[EncoderInput], *states: Any) -> list[torch.Tensor]:
+        """Encodes a chunk that is counted. Other chunks only get conditions of the right shape.
+
+        A first call is not counted. It fills tables that later chunks use again.
+        """
+        if not counter.counting:
+            chunks = [each.chunk for each in batch]
+            frames = [config.token_mel_ratio * (chunk.stop - chunk.start) for chunk in chunks]
+            return [torch.empty(config.mel_bands, count, device=META) for count in frames]
+        with counter.collected(None):
+            encode(batch[:1], *states)
+        with counter.stage(ENCODER):
+            return encode(batch, *states)
 
     return counted

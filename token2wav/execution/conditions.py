@@ -185,7 +185,7 @@ class EncoderBatch:
         table: (rows, columns) int32 block tables, in tokens.
         tokens: (rows, block_tokens + look-ahead, ...) int32 tokens of the blocks and after them; -1
             where there is no token.
-        mu: (rows, bands, frames) conditions; None before the first call of `compute`.
+        mu: (rows, bands, frames) conditions.
     """
 
     def __init__(
@@ -203,7 +203,8 @@ class EncoderBatch:
         shapes = (size.blocks, HEADER + size.pages), (size.blocks, *token), (2, size.rows)
         self._integers = IntegerTensors(shapes, device)
         self.table, self.tokens, self._slots = self._integers.tensors
-        self.mu: torch.Tensor | None = None
+        frames = encoder.token_mel_ratio * block_tokens
+        self.mu = torch.zeros(size.blocks, encoder.mel_bands, frames, device=device)
 
     def fill(self, chunks: Sequence[PlacedChunk]) -> None:
         """Copies tokens, block tables and states of chunks into the rows."""
@@ -224,21 +225,16 @@ class EncoderBatch:
         """Encodes the batch."""
         step = BlockStep(self._rows.views, table=self.table, block=self._block_tokens)
         attention = BlockAttention(self._cache, self.table, self._block_tokens)
-        mu = self._encoder.encode_blocks(self.tokens, step, attention)
-        # A tensor of its own, made by the first call, which no graph records. The result of a
-        # captured call is in the memory that other graphs use too.
-        if self.mu is None:
-            self.mu = torch.empty_like(mu)
-        self.mu.copy_(mu)
+        # A tensor of its own, because the result is in the memory that all graphs share.
+        self.mu.copy_(self._encoder.encode_blocks(self.tokens, step, attention))
 
     def take(self, chunks: Sequence[PlacedChunk]) -> list[torch.Tensor]:
         """Returns the conditions (bands, frames) of every chunk, and stores the states after the
         chunks.
         """
-        assert self.mu is not None
         count = len(chunks)
         self._states.write(self._slots[1, :count].long(), self._rows.first(count))
-        ratio = self.mu.shape[2] // self._block_tokens
+        ratio = self._encoder.token_mel_ratio
         mu = self.mu.clone().transpose(0, 1).flatten(1)  # (bands, rows * frames of a block)
         mus, row = [], 0
         for placed in chunks:
@@ -323,8 +319,8 @@ class BlockAttention:
         """Page (rows,) of every block; the scratch page for rows that hold no block."""
         table = self._table
         at = HEADER - 1 + table[:, NUM_CAUSAL_PAGES, None].long()
-        own = table.gather(1, at)[:, 0]
-        return own.masked_fill(table[:, VALID] == 0, self._cache.scratch).long()
+        own = table.gather(1, at)[:, 0].long()
+        return own.masked_fill_(table[:, VALID] == 0, self._cache.scratch)
 
     def at_rate(self, x: torch.Tensor, rate: int) -> LayerAttention:
         from token2wav.execution.kernels.relative_attention import relative_attention

@@ -226,6 +226,14 @@ class BlockEncoder(Encoder, Protocol):
         """Shape of a token: empty, or its number of codes."""
 
     @property
+    def mel_bands(self) -> int:
+        """Number of mel bands, and of bands of the conditions."""
+
+    @property
+    def token_mel_ratio(self) -> int:
+        """Number of mel frames per token."""
+
+    @property
     def attention_heads(self) -> tuple[int, int]:
         """Number of attention heads and size of a head; zeros without attention."""
 

@@ -42,13 +42,16 @@ class FlowNetwork(nn.Module, Generic[EstimatorT]):
 
     Attributes:
         key_value_specs: sizes of the keys and values of the encoder, see `Encoder`.
-        lookahead, token_shape, attention_heads: sizes of the encoder, see `BlockEncoder`.
+        lookahead, token_shape, mel_bands, token_mel_ratio, attention_heads: sizes of the encoder,
+            see `BlockEncoder`.
     """
 
     spk_embed_affine_layer: nn.Linear
     decoder: nn.ModuleDict
     key_value_specs: tuple[KeyValueSpec, ...] = ()
     lookahead: int
+    mel_bands: int
+    token_mel_ratio: int
     token_shape: tuple[int, ...] = ()
     attention_heads: tuple[int, int] = (0, 0)
 
@@ -98,7 +101,8 @@ class Flow(FlowNetwork[EstimatorT]):
         self.encoder_proj = nn.Linear(sizes.size, config.mel_bands)
         self.decoder = nn.ModuleDict({"estimator": estimator})
         self.key_value_specs = self.encoder.key_value_specs
-        self.lookahead = config.pre_lookahead_len
+        self.lookahead, self.mel_bands = config.pre_lookahead_len, config.mel_bands
+        self.token_mel_ratio = RATIO
         self.attention_heads = sizes.heads, sizes.size // sizes.heads
 
     def encode(
@@ -129,7 +133,7 @@ class Flow(FlowNetwork[EstimatorT]):
     ) -> torch.Tensor:
         """Computes the conditions (rows, bands, frames) of blocks; see `BlockEncoder`."""
         embedded = self.encoder.embed(self.input_embedding(tokens.clamp(min=0)))
-        x = embedded.masked_fill((tokens < 0)[..., None], 0.0)
+        x = embedded.masked_fill_((tokens < 0)[..., None], 0.0)
         x = self.encoder.pre_lookahead_layer(x, step, last=False)
         return self.encoder_proj(self.encoder.encode(x, attention, step)).transpose(1, 2)
 

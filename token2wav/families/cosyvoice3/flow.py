@@ -44,6 +44,7 @@ class Flow(FlowNetwork[DiT]):
         )
         self.decoder = nn.ModuleDict({"estimator": DiT(config.estimator)})
         self.lookahead, self.token_shape = config.pre_lookahead_len, config.token_shape
+        self.mel_bands, self.token_mel_ratio = config.mel_bands, config.token_mel_ratio
 
     def encode(
         self, batch: Sequence[EncoderInput], states: Mapping[nn.Module, torch.Tensor] | None = None
@@ -99,7 +100,7 @@ class Flow(FlowNetwork[DiT]):
         """
         absent = tokens.select(2, 0) < 0 if self.token_shape else tokens < 0
         embedded = self.input_embedding(tokens.clamp(min=0))
-        return self._conditions(embedded.masked_fill(absent[..., None], 0.0), step, last=False)
+        return self._conditions(embedded.masked_fill_(absent[..., None], 0.0), step, last=False)
 
     def _conditions(self, hidden: torch.Tensor, step: StreamStep, *, last: bool) -> torch.Tensor:
         """Computes conditions from embedded tokens (B, n + right, C)."""
