@@ -279,7 +279,8 @@ class Batch:
         """
         count = len(chunks)
         self._states.write(self._slots[1, :count].long(), self._rows.first(count))
-        mel = self.x.clone().transpose(0, 1).flatten(1)  # (bands, rows * block_frames)
+        # (bands, rows * block_frames), in one copy
+        mel = self.x.transpose(0, 1).clone(memory_format=torch.contiguous_format).flatten(1)
         mels, row = [], 0
         for chunk in chunks:
             first = row * self.block_frames

@@ -235,7 +235,8 @@ class EncoderBatch:
         count = len(chunks)
         self._states.write(self._slots[1, :count].long(), self._rows.first(count))
         ratio = self._encoder.token_mel_ratio
-        mu = self.mu.clone().transpose(0, 1).flatten(1)  # (bands, rows * frames of a block)
+        # (bands, rows * frames of a block), in one copy
+        mu = self.mu.transpose(0, 1).clone(memory_format=torch.contiguous_format).flatten(1)
         mus, row = [], 0
         for placed in chunks:
             first = ratio * (row * self._block_tokens + placed.padding)
