@@ -442,13 +442,20 @@ def _kind(inputs: Sequence[torch.Tensor], *, convolution: bool) -> str:
 
 
 def _kernel_operations(name: str, arguments: Mapping[str, Any]) -> tuple[float, str]:
-    """Returns the operations of a kernel that reads no pages, and their kind. The convolution of
-    positions is a product for each tap, made of three TF32 products.
+    """Returns the operations of a kernel that reads no pages, and their kind.
+
+    A convolution is a product for each tap. Products of float32 are made of three TF32 products.
     """
-    if "convolve" not in name:
+    if "product" in name:
+        taps, weights, inputs = 1, arguments["weight"], arguments["INPUTS"]
+    elif "convolve" in name:
+        weights = arguments["weights"]
+        taps, inputs = weights.shape[0], weights.shape[-2]
+    else:
         return 0.0, "float32"
-    taps, _, inputs, _ = arguments["weights"].shape
-    return 3 * 2.0 * arguments["out"].numel() * taps * inputs, "tf32"
+    operations = 2.0 * arguments["out"].numel() * taps * inputs
+    half = weights.dtype == torch.float16
+    return (operations, "float16") if half else (3 * operations, "tf32")
 
 
 def _visible(table: NDArray[Any], block_frames: int) -> tuple[int, int]:

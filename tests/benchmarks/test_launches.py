@@ -22,10 +22,10 @@ pytest.importorskip("triton")
 # `.venv/bin/python -m benchmarks.launches --save`, and copy its table into docs/gpu.md.
 LAUNCHES: dict[str, dict[str, int]] = {
     "CosyVoice3": {"encoder": 34, "outside": 26, "flow": 2151, "vocoder": 650},
-    "CosyVoice2": {"encoder": 274, "outside": 26, "flow": 14629, "vocoder": 791},
-    "Step-Audio2": {"encoder": 274, "outside": 26, "flow": 9274, "vocoder": 791},
-    "Chatterbox": {"encoder": 274, "outside": 26, "flow": 14629, "vocoder": 796},
-    "Chatterbox Turbo": {"encoder": 274, "outside": 26, "flow": 2926, "vocoder": 796},
+    "CosyVoice2": {"encoder": 274, "outside": 26, "flow": 5335, "vocoder": 791},
+    "Step-Audio2": {"encoder": 274, "outside": 26, "flow": 2347, "vocoder": 791},
+    "Chatterbox": {"encoder": 274, "outside": 26, "flow": 5335, "vocoder": 796},
+    "Chatterbox Turbo": {"encoder": 274, "outside": 26, "flow": 1065, "vocoder": 796},
     "StreamFlow": {"encoder": 3, "outside": 5, "flow": 8573, "vocoder": 1373},
     "BigVGAN": {"encoder": 34, "outside": 19, "flow": 2151, "vocoder": 2056},
 }

@@ -12,7 +12,7 @@ from torch import nn
 from tests.support.family_golden import FamilyGolden
 from tests.support.random_weights import fill
 from token2wav.block_grid import BlockGrid
-from token2wav.networks.conformer import Conformer
+from token2wav.networks.conformer import Conformer, SequenceAttention
 from token2wav.networks.masks import attention_bias, block_mask
 from token2wav.networks.noise import FlowNoise
 from token2wav.networks.step_audio_dit import StepAudioDiT
@@ -64,9 +64,9 @@ def test_public_conditions_and_velocities(family: str, kind: str, block: int, si
     golden = FamilyGolden(family, size)
     flow = networks(golden, kind)
     tokens = torch.cat((golden["prompt_token"], golden["token"]))
-    mask = BlockGrid(block) if block else None
+    attention = SequenceAttention(BlockGrid(block) if block else None)
     mu = flow["encoder_proj"](
-        flow["encoder"](flow["input_embedding"](tokens[None]), mask)
+        flow["encoder"](flow["input_embedding"](tokens[None]), attention)
     ).transpose(1, 2)
     torch.testing.assert_close(mu[0], golden[f"mu_{kind}"], atol=TOLERANCE, rtol=0)
     prompt = golden["prompt_feat"].T[None]

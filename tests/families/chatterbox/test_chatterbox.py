@@ -22,6 +22,7 @@ from tests.support.utterances import a_voice, off, some_tokens
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav, Voice
 from token2wav.errors import CheckpointError, ConfigError, InputError
 from token2wav.execution import assemble
+from token2wav.execution.graphs import GraphSummary
 from token2wav.execution.stages import FrameChunk
 from token2wav.execution.vocoder import StreamingVocoder
 
@@ -77,11 +78,10 @@ def test_whole_utterances_prepare_pieces_of_hops(
     A chunk is then a whole utterance of up to a million tokens.
     """
     made: list[int] = []
+    no_graphs = SimpleNamespace(capture=lambda function: function, summary=GraphSummary())
     path = write_model(tmp_path, FamilyGolden("chatterbox", "tiny"))
     monkeypatch.setattr(assemble, "graphs_enabled", lambda device: True)
-    monkeypatch.setattr(
-        assemble, "GraphPool", lambda device: SimpleNamespace(capture=lambda function: function)
-    )
+    monkeypatch.setattr(assemble, "GraphPool", lambda device: no_graphs)
     monkeypatch.setattr(
         assemble,
         "StreamingVocoder",
