@@ -29,8 +29,8 @@ def model(folder: Path) -> Token2Wav:
     return Token2Wav.load(folder, stream=WHOLE_BLOCKS, runtime=CPU)
 
 
-@pytest.mark.parametrize("left_blocks", [-1, 0, 1, None])
-@pytest.mark.parametrize(("prompt", "count"), [(0, 53), (1, 1), (25, 25), (30, 128), (75, 130)])
+@pytest.mark.parametrize("left_blocks", [-1, 1, None])
+@pytest.mark.parametrize(("prompt", "count"), [(0, 53), (1, 1), (30, 128)])
 def test_a_streamed_mel_is_that_of_the_whole(
     folder: Path, left_blocks: int | None, prompt: int, count: int
 ) -> None:
