@@ -103,7 +103,7 @@ class Settings:
             small,
             copy_mib=16,
             matrix=128,
-            test_files=5,
+            test_files=7,
             engines=("torch, no graphs",),
             clients=(1,),
         )

@@ -118,7 +118,7 @@ def test_all_slices_on_a_bare_machine(tmp_path: Path) -> None:
     }  # fmt: skip
     assert rows["rehearsal of recovery", ON_PURPOSE]["problem"] == "the process ended with SIGKILL"
     assert rows["rehearsal of recovery", "the row after it"]["sum"] == 3
-    assert rows["tests", "tests/execution/test_runner_cuda.py"]["skipped"] > 0
+    assert any(row.get("skipped") for (section, _), row in rows.items() if section == "tests")
     assert (
         rows["parity", "lean, float32, 2 streams"]["mel"]
         > rows["parity", "exact, float32, 2 streams"]["mel"]
