@@ -448,7 +448,7 @@ def _kernel_operations(name: str, arguments: Mapping[str, Any]) -> tuple[float, 
     """
     if "product" in name:
         taps, weights, inputs = 1, arguments["weight"], arguments["INPUTS"]
-    elif "convolve" in name:
+    elif "convol" in name:
         weights = arguments["weights"]
         taps, inputs = weights.shape[0], weights.shape[-2]
     else:

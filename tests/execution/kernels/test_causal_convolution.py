@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from token2wav.execution.batch import HEADER, Block
-from token2wav.execution.kernels import causal_convolution
+from token2wav.execution.kernels import tiles
 from token2wav.execution.kernels.causal_convolution import CausalConvolution, NormedConvolution
 from token2wav.execution.kernels.norms import NormVectors
 from token2wav.networks.unet import CausalConv
@@ -38,10 +38,10 @@ CHUNKS, ROWS = 5, len(BLOCKS) + 1
 
 
 @pytest.fixture(autouse=True, params=["narrow tiles", "wide tiles"])
-def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def tile_width(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     programs = 1 if request.param == "wide tiles" else 1 << 30
-    monkeypatch.setattr(causal_convolution, "_ENOUGH_PROGRAMS", programs)
+    monkeypatch.setattr(tiles, "ENOUGH_PROGRAMS", programs)
 
 
 def random(*shape: int) -> torch.Tensor:

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from token2wav.execution.kernels import products
+from token2wav.execution.kernels import tiles
 from token2wav.execution.kernels.norms import NormVectors, added_norm, normalize_heads
 from token2wav.execution.kernels.products import gelu_product
 
@@ -40,7 +40,7 @@ def a_norm(channels: int, dtype: torch.dtype = torch.float32) -> torch.nn.LayerN
 def test_product_with_gelu(
     dtype: torch.dtype, approximate: str, wide: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(products, "_ENOUGH_PROGRAMS", 1 if wide else 1 << 30)
+    monkeypatch.setattr(tiles, "ENOUGH_PROGRAMS", 1 if wide else 1 << 30)
     layer = torch.nn.Linear(72, 150, device=DEVICE, dtype=dtype).requires_grad_(False)
     x = 9 * random(3, 7, 72, dtype=dtype)  # large values, where an exponential overflows
     x[1, 2] = torch.nan  # a row of padding

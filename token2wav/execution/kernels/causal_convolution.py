@@ -8,8 +8,6 @@ launch after the products, because other programs may still read it.
 
 from __future__ import annotations
 
-import math
-
 import torch
 import triton
 import triton.language as tl
@@ -27,18 +25,17 @@ from token2wav.execution.kernels.attention import (
 from token2wav.execution.kernels.convolution_state import keep_last_inputs, store_state
 from token2wav.execution.kernels.norms import NormVectors, normalized, row_width
 from token2wav.execution.kernels.past import Past
+from token2wav.execution.kernels.tiles import fills_gpu
 from token2wav.networks.unet import CausalConv
 
-# Tiles with everything in registers, for compute capabilities 8.0, 9.0 and 10.0: frames, outputs
-# and inputs of a product. The narrow tile gives a batch of few blocks enough programs.
+# Tiles that keep everything in registers, for compute capabilities 8.0, 9.0 and 10.0: frames,
+# outputs and inputs of a product. The narrow tile gives a batch of few blocks enough programs.
 _WIDE, _NARROW = (64, 64, 32), (16, 32, 64)
 _WARPS, _STAGES = 4, 3
-# about the number of multiprocessors of a large GPU; with fewer programs the tiles are narrow
-_ENOUGH_PROGRAMS = 128
 
 
 @triton.jit(do_not_specialize=OF_A_BATCH)
-def _convolve(
+def _causal_convolution(
     x,  # (branches * blocks, BLOCK_FRAMES, INPUTS)
     weights,  # (TAPS, INPUTS, OUTPUTS)
     bias,
@@ -106,7 +103,7 @@ def _normed_mish(
     x,  # (branches * blocks, BLOCK_FRAMES, CHANNELS), replaced by the result
     shift,  # (CHANNELS,)
     scale,
-    added,  # (CHANNELS,), or None
+    added,  # (CHANNELS,) float32, or None
     residual,  # of the shape of x, or None
     following,  # of the shape of x: norm of the result; with residual only
     following_shift,
@@ -202,8 +199,8 @@ class CausalConvolution:
         def grid(tile: tuple[int, int, int]) -> tuple[int, int, int]:
             return triton.cdiv(frames, tile[0]), triton.cdiv(outputs, tile[1]), rows
 
-        tile = _WIDE if math.prod(grid(_WIDE)) >= _ENOUGH_PROGRAMS else _NARROW
-        _convolve[grid(tile)](
+        tile = _WIDE if fills_gpu(grid(_WIDE)) else _NARROW
+        _causal_convolution[grid(tile)](
             x,
             self._weights,
             self._bias,

@@ -7,13 +7,12 @@ import triton
 import triton.language as tl
 
 from token2wav.execution.kernels.activations import gelu
+from token2wav.execution.kernels.tiles import fills_gpu
 
-# Tiles with everything in registers, for compute capabilities 8.0, 9.0 and 10.0: rows, outputs and
-# inputs of a product, and warps. The narrow tile gives a batch of few rows enough programs.
-_WIDE, _NARROW = (64, 128, 32, 4), (16, 64, 64, 4)
-_STAGES = 3
-# about the number of multiprocessors of a large GPU; with fewer programs the tiles are narrow
-_ENOUGH_PROGRAMS = 128
+# Tiles that keep everything in registers, for compute capabilities 8.0, 9.0 and 10.0: rows, outputs
+# and inputs of a product. The narrow tile gives a batch of few rows enough programs.
+_WIDE, _NARROW = (64, 128, 32), (16, 64, 64)
+_WARPS, _STAGES = 4, 3
 
 
 @triton.jit(do_not_specialize=("rows",))
@@ -61,9 +60,12 @@ def gelu_product(x: torch.Tensor, layer: torch.nn.Linear, *, tanh: bool) -> torc
     outputs, inputs = layer.weight.shape
     out = x.new_empty(*x.shape[:-1], outputs)
     rows = x.numel() // inputs
-    wide = triton.cdiv(rows, _WIDE[0]) * triton.cdiv(outputs, _WIDE[1]) >= _ENOUGH_PROGRAMS
-    of_rows, of_outputs, of_inputs, warps = _WIDE if wide else _NARROW
-    _gelu_product[(triton.cdiv(rows, of_rows), triton.cdiv(outputs, of_outputs))](
+
+    def grid(tile: tuple[int, int, int]) -> tuple[int, int]:
+        return triton.cdiv(rows, tile[0]), triton.cdiv(outputs, tile[1])
+
+    tile = _WIDE if fills_gpu(grid(_WIDE)) else _NARROW
+    _gelu_product[grid(tile)](
         x,
         layer.weight,
         layer.bias,
@@ -72,10 +74,10 @@ def gelu_product(x: torch.Tensor, layer: torch.nn.Linear, *, tanh: bool) -> torc
         INPUTS=inputs,
         OUTPUTS=outputs,
         TANH=tanh,
-        ROWS_OF_TILE=of_rows,
-        OUTPUTS_OF_TILE=of_outputs,
-        INPUTS_OF_TILE=of_inputs,
-        num_warps=warps,
+        ROWS_OF_TILE=tile[0],
+        OUTPUTS_OF_TILE=tile[1],
+        INPUTS_OF_TILE=tile[2],
+        num_warps=_WARPS,
         num_stages=_STAGES,
     )
     return out
