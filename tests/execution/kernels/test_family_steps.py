@@ -242,3 +242,21 @@ def test_captured_code_never_synchronizes(
     batch = Batch(size, layout, store, store.rows(ESTIMATOR, size.rows), step.integrate)
     with _NothingCopied(), _OnDevice():
         step.integrate(batch)
+
+
+@pytest.mark.parametrize("name", ["unet", "step audio"])
+def test_runs_at_load_write_to_no_page(name: str) -> None:
+    """Graphs run at load with tables of zeros, which hold no block."""
+    estimator = an_estimator(name)
+    cache = PagedKVCache(a_layout(estimator, "float32", 0.7), 2, DEVICE)
+    store = a_store(estimator, cache.layout)
+    kept = [cache._data, *store._all_tables()]
+    for tensor in kept:
+        tensor.fill_(torch.nan)
+    with torch.inference_mode():
+        step = STEP_MAKERS[name](estimator, OdeTables.of(estimator, STEPS, 0.7), cache)
+        runner = Runner(step, store, [BatchSize(2, 1, 3)])
+        [(batch, compute)] = runner._batches._buckets.values()
+        compute()
+    assert all(tensor.isnan().all() for tensor in kept)
+    assert batch.x.isfinite().all()  # type: ignore[attr-defined]
