@@ -17,7 +17,7 @@ from examples.demo_voice.text import HELD_OUT, held_out
 
 BUNDLED = Path(__file__).with_name("recordings")
 PROMPT, SENTENCE = BUNDLED / "prompt.wav", BUNDLED / "sentence.wav"
-_PROMPT_TEXT = (
+PROMPT_TEXT = (
     "The harbor was quiet in the early morning, and the first boats were coming home with their "
     "nets."
 )
@@ -41,7 +41,7 @@ def main() -> None:
         return
     BUNDLED.mkdir(exist_ok=True)
     speaker = Speaker(_SEED)
-    _write(PROMPT, speaker, _PROMPT_TEXT)
+    _write(PROMPT, speaker, PROMPT_TEXT)
     _write(SENTENCE, speaker, held_out()[0])
 
 

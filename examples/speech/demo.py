@@ -1,0 +1,115 @@
+"""Text in, speech out: starts a Triton server with the demo voice, a language model and a gateway.
+
+    python -m examples.speech.demo
+
+Then send text with curl, with the package `openai` or over a WebSocket.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import sys
+from pathlib import Path
+
+import uvicorn
+from fastapi import FastAPI
+
+from examples.browser.demo import TextFrontEnd
+from examples.demo import MODEL, OUT, PROMPT
+from examples.demo_voice.recordings import PROMPT_TEXT
+from examples.speech import language_model
+from token2wav_gateway.app import create_app
+from token2wav_gateway.metrics import Metrics
+from token2wav_gateway.settings import Settings
+from token2wav_gateway.voices import VoiceFolder
+from token2wav_server import Ports, ServerError, TritonServer
+
+TEMPLATE = Path(__file__).with_name("template.yaml")
+VOICE = "joe"
+
+
+def settings(grpc_url: str, language_model_port: int, voices: Path) -> Settings:
+    """Returns the settings of the demo's gateway."""
+    return Settings.model_validate(
+        {
+            "language_model": {
+                "url": f"http://127.0.0.1:{language_model_port}/v1",
+                "model": language_model.MODEL,
+                "template": str(TEMPLATE),
+            },
+            "speech_server": {"url": grpc_url},
+            "voices": {"folder": voices, "model": MODEL},
+        }
+    )
+
+
+async def serve(app: FastAPI, port: int) -> None:
+    """Serves an application until the task is cancelled."""
+    await uvicorn.Server(
+        uvicorn.Config(app, port=port, log_level="warning", timeout_graceful_shutdown=1)
+    ).serve()
+
+
+async def run(grpc_url: str, port: int, language_model_port: int, pace: float) -> None:
+    """Serves the language model and the gateway until they are stopped."""
+    front_end = TextFrontEnd()
+    chosen = settings(grpc_url, language_model_port, OUT / "voices")
+    voices = VoiceFolder(chosen.voices)
+    if VOICE not in voices.names():
+        await voices.create(VOICE, PROMPT_TEXT, PROMPT.read_bytes())
+    print(
+        "speech: ready; try:\n"
+        f"  curl http://127.0.0.1:{port}/v1/audio/speech -H 'Content-Type: application/json' "
+        f'-d \'{{"model": "token2wav", "voice": "{VOICE}", "response_format": "wav", '
+        '"input": "The first boats were coming home."}\' -o speech.wav',
+        flush=True,
+    )
+    await asyncio.gather(
+        serve(language_model.create_app(front_end.tokens, pace), language_model_port),
+        serve(create_app(chosen, Metrics()), port),
+    )
+
+
+def main() -> None:
+    """Runs the demo until Ctrl-C."""
+    parser = argparse.ArgumentParser(
+        description="Speak the text that clients of OpenAI's API send."
+    )
+    parser.add_argument(
+        "--port", type=int, default=8080, help="port of the gateway (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--language-model-port",
+        type=int,
+        default=9000,
+        help="port of the language model (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--tokens-per-second",
+        type=float,
+        default=50.0,
+        help="pace of the language model (default: %(default)s)",
+    )
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("speech: terminated"))
+    try:
+        print("speech: starting a Triton server with the demo voice", flush=True)
+        with TritonServer(MODEL, ports=Ports.free(), verbose=False) as server:
+            asyncio.run(
+                run(
+                    server.grpc_url,
+                    options.port,
+                    options.language_model_port,
+                    options.tokens_per_second,
+                )
+            )
+    except (ServerError, OSError) as error:
+        sys.exit(f"speech: {error}")
+    except KeyboardInterrupt:
+        pass
+
+
+if __name__ == "__main__":
+    main()

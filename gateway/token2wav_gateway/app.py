@@ -1,0 +1,329 @@
+"""Routes of the gateway, in the manner of OpenAI's API."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import logging
+from collections.abc import AsyncGenerator, Awaitable
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from typing import Annotated, Any
+
+from fastapi import FastAPI, File, Form, Request, UploadFile, WebSocket
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from token2wav_client import AudioChunk
+from token2wav_gateway.access import Access
+from token2wav_gateway.encoding import Encoder
+from token2wav_gateway.errors import GatewayError, NotFoundError, RequestError, TooLargeError
+from token2wav_gateway.metrics import Metrics
+from token2wav_gateway.requests import SpeechRequest, StageRequest, problem
+from token2wav_gateway.settings import LimitSettings, Settings
+from token2wav_gateway.sockets import Sockets
+from token2wav_gateway.speech import Progress, Speech, Text
+from token2wav_gateway.template import load_template
+from token2wav_gateway.voices import VoiceFolder
+
+log = logging.getLogger(__name__)
+
+_UPLOADS = "/v1/audio/voices"
+_EVENTS = "text/event-stream"
+
+
+class Gateway:
+    """Gateway of one process: its settings, its connections, and the checks of every request.
+
+    Args:
+        settings: settings of the gateway.
+        metrics: metrics to update.
+    """
+
+    def __init__(self, settings: Settings, metrics: Metrics) -> None:
+        self.settings = settings
+        self.metrics = metrics
+        self.access = Access(settings.keys)
+        self.voices = VoiceFolder(settings.voices)
+        self.speech = Speech(settings, metrics)
+
+    def check_model(self, name: str) -> None:
+        """Raises NotFoundError for a model that this gateway does not have."""
+        if name not in self.settings.models:
+            known = ", ".join(self.settings.models)
+            raise NotFoundError(f"model: {name[:64]!r} is not one of: {known}", param="model")
+
+
+def create_app(settings: Settings, metrics: Metrics) -> FastAPI:
+    """Creates the ASGI application.
+
+    Raises:
+        SettingsError: the template of the language model is wrong.
+    """
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
+        app.state.gateway = gateway = Gateway(settings, metrics)
+        app.state.sockets = Sockets(gateway)
+        try:
+            yield
+        finally:
+            await app.state.sockets.close()
+            await gateway.speech.close()
+
+    load_template(settings.language_model.template)
+    app = FastAPI(
+        title="token2wav gateway",
+        description="Text in, speech out, while the speech tokens still arrive.",
+        lifespan=lifespan,
+    )
+    app.add_middleware(BoundedBody, limits=settings.limits)
+
+    @app.exception_handler(GatewayError)
+    async def refuse(_: Request, error: GatewayError) -> JSONResponse:
+        metrics.refused.labels(error.status).inc()
+        headers = {"www-authenticate": "Bearer"} if error.status == 401 else None
+        return JSONResponse(error.body, error.status, headers)
+
+    @app.exception_handler(RequestValidationError)
+    async def refuse_body(request: Request, error: RequestValidationError) -> JSONResponse:
+        field, message = problem(list(error.errors()))
+        return await refuse(request, RequestError(message, param=field))
+
+    @app.exception_handler(HTTPException)
+    async def refuse_path(request: Request, error: HTTPException) -> JSONResponse:
+        found = GatewayError(f"{request.method} {request.url.path}: {error.detail}")
+        found.status, found.kind = error.status_code, "invalid_request_error"
+        return await refuse(request, found)
+
+    def gateway_of(request: Request) -> Gateway:
+        found: Gateway = request.app.state.gateway
+        return found
+
+    def authorised(request: Request) -> Gateway:
+        gateway = gateway_of(request)
+        gateway.access.check(request.headers.get("authorization"))
+        return gateway
+
+    @app.post("/v1/audio/speech", response_class=Response)
+    async def create_speech(body: SpeechRequest, request: Request) -> Response:
+        """Says a text, and sends the audio as it is made."""
+        gateway, progress = gateway_of(request), Progress()
+        async with AsyncExitStack() as stack:
+            stack.enter_context(gateway.access.admitted(request.headers.get("authorization")))
+            gateway.check_model(body.model)
+            text = Text(body.input, gateway.voices.get(body.voice_name), body.instructions)
+            chunks = await stack.enter_async_context(aclosing(gateway.speech.speak(text, progress)))
+            first = await _unless_left(request, anext(chunks, None))
+            encoder = Encoder(body.response_format)
+            pieces = _encoded(encoder, first, chunks)
+            media_type = encoder.format.media_type
+            if body.stream_format == "sse":
+                pieces, media_type = _events(pieces, len(body.input), progress), _EVENTS
+            return ClosingResponse(pieces, media_type, stack.pop_all())
+        raise AssertionError  # an exit stack never swallows an error
+
+    @app.post("/v1/stage/run", response_class=Response)
+    async def run_stage(body: StageRequest, request: Request) -> Response:
+        """Turns speech tokens or codes into audio, without a language model."""
+        gateway = gateway_of(request)
+        async with AsyncExitStack() as stack:
+            stack.enter_context(gateway.access.admitted(request.headers.get("authorization")))
+            voice = gateway.voices.get(body.voice).tensors if body.voice is not None else None
+            chunks = await stack.enter_async_context(
+                aclosing(gateway.speech.speak_codes(body.codes, voice))
+            )
+            first = await _unless_left(request, anext(chunks, None))
+            encoder = Encoder(body.response_format)
+            pieces = _encoded(encoder, first, chunks)
+            if body.stream:
+                return ClosingResponse(pieces, encoder.format.media_type, stack.pop_all())
+            whole = await _unless_left(request, _joined(pieces))
+            return Response(whole, media_type=encoder.format.media_type)
+        raise AssertionError
+
+    @app.get("/v1/models")
+    async def list_models(request: Request) -> dict[str, Any]:
+        """Lists the names of the model."""
+        gateway = authorised(request)
+        return {"object": "list", "data": [_model(name) for name in gateway.settings.models]}
+
+    @app.get("/v1/models/{name}")
+    async def describe_model(name: str, request: Request) -> dict[str, Any]:
+        """Describes a model."""
+        authorised(request).check_model(name)
+        return _model(name)
+
+    @app.get("/v1/audio/voices")
+    async def list_voices(request: Request) -> dict[str, Any]:
+        """Lists the voices."""
+        voices = authorised(request).voices.list()
+        return {
+            "object": "list",
+            "voices": [voice.name for voice in voices],
+            "data": [voice.summary for voice in voices],
+        }
+
+    @app.post("/v1/audio/voices", status_code=201)
+    async def create_voice(
+        request: Request,
+        name: Annotated[str, Form()],
+        audio_sample: Annotated[UploadFile, File()],
+        ref_text: Annotated[str, Form()] = "",
+    ) -> dict[str, Any]:
+        """Makes a voice of a recording and its text."""
+        gateway = authorised(request)
+        recording = await audio_sample.read()
+        return (await gateway.voices.create(name, ref_text, recording)).summary
+
+    @app.delete("/v1/audio/voices/{name}")
+    async def delete_voice(name: str, request: Request) -> dict[str, Any]:
+        """Deletes a voice."""
+        authorised(request).voices.delete(name)
+        return {"id": name, "object": "voice", "deleted": True}
+
+    @app.websocket("/v1/audio/speech/stream")
+    async def speak_stream(socket: WebSocket) -> None:
+        sockets: Sockets = socket.app.state.sockets
+        await sockets.serve(socket)
+
+    @app.get("/health/live", include_in_schema=False)
+    async def live() -> dict[str, str]:
+        return {"status": "live"}
+
+    @app.get("/health/ready", include_in_schema=False)
+    async def ready(request: Request) -> dict[str, str]:
+        await gateway_of(request).speech.check()
+        return {"status": "ready"}
+
+    return app
+
+
+class ClosingResponse(StreamingResponse):
+    """Response whose resources are released when it ends, however it ends.
+
+    Args:
+        pieces: content.
+        media_type: media type of the content.
+        resources: stack of resources.
+    """
+
+    def __init__(
+        self, pieces: AsyncGenerator[bytes, None], media_type: str, resources: AsyncExitStack
+    ) -> None:
+        super().__init__(pieces, media_type=media_type, headers={"cache-control": "no-store"})
+        self._resources = resources
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._resources:
+            await super().__call__(scope, receive, send)
+
+
+class BoundedBody:
+    """Middleware that refuses a request whose body exceeds a limit, before it is kept in memory.
+
+    Args:
+        app: application to protect.
+        limits: limits of bodies.
+    """
+
+    def __init__(self, app: ASGIApp, limits: LimitSettings) -> None:
+        self._app = app
+        self._limits = limits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        limits = self._limits
+        most = limits.upload_bytes if scope["path"] == _UPLOADS else limits.body_bytes
+        headers = dict(scope["headers"])
+        received = 0
+
+        async def bounded() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > most:
+                raise _too_large(most)
+            return message
+
+        try:
+            if int(headers.get(b"content-length", b"0")) > most:
+                raise _too_large(most)
+            await self._app(scope, bounded, send)
+        except TooLargeError as error:
+            answer = JSONResponse(error.body, error.status, {"connection": "close"})
+            await answer(scope, receive, send)
+
+
+def _too_large(most: int) -> TooLargeError:
+    return TooLargeError(f"body: larger than {most} bytes")
+
+
+class _ClientLeftError(GatewayError):
+    """Error of a request whose client has disconnected. Nobody receives it."""
+
+    status = 499
+
+
+async def _unless_left(request: Request, work: Awaitable[Any]) -> Any:
+    """Awaits work, and cancels it as soon as the client disconnects."""
+    task = asyncio.ensure_future(work)
+    watch = asyncio.create_task(_disconnected(request))
+    try:
+        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise _ClientLeftError("the client has disconnected")
+        return task.result()
+    finally:
+        watch.cancel()
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _encoded(
+    encoder: Encoder, first: AudioChunk | None, rest: AsyncGenerator[AudioChunk, None]
+) -> AsyncGenerator[bytes, None]:
+    """Encodes the chunks of an utterance, of which the first has already been taken."""
+    if first is not None and (piece := encoder.encode(first.audio)):
+        yield piece
+    async for chunk in rest:
+        if piece := encoder.encode(chunk.audio):
+            yield piece
+    if piece := encoder.finish():
+        yield piece
+
+
+async def _joined(pieces: AsyncGenerator[bytes, None]) -> bytes:
+    return b"".join([piece async for piece in pieces])
+
+
+async def _events(
+    pieces: AsyncGenerator[bytes, None], characters: int, progress: Progress
+) -> AsyncGenerator[bytes, None]:
+    """Wraps pieces of audio in OpenAI's events. Text is counted in characters."""
+    async for piece in pieces:
+        yield _event({"type": "speech.audio.delta", "audio": base64.b64encode(piece).decode()})
+    usage = {
+        "input_tokens": characters,
+        "output_tokens": progress.tokens,
+        "total_tokens": characters + progress.tokens,
+    }
+    yield _event({"type": "speech.audio.done", "usage": usage})
+
+
+def _event(content: dict[str, Any]) -> bytes:
+    return f"data: {json.dumps(content)}\n\n".encode()
+
+
+def _model(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "token2wav"}

@@ -1,0 +1,119 @@
+"""Encoding of audio: from samples to the bytes of a format, while the audio is still arriving."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import av
+import numpy as np
+from numpy.typing import NDArray
+
+RATE_HZ = 24_000  # OpenAI's rate of `pcm`
+
+Samples = NDArray[np.int16]
+
+
+@dataclass(frozen=True)
+class Format:
+    """Format of audio.
+
+    Attributes:
+        media_type: media type of a response.
+        container: name that FFmpeg gives to the container; empty for samples without one.
+        codec: name that FFmpeg gives to the codec.
+        options: options of the container.
+    """
+
+    media_type: str
+    container: str = ""
+    codec: str = ""
+    options: tuple[tuple[str, str], ...] = ()
+
+
+FORMATS = {
+    "pcm": Format("audio/pcm"),
+    "wav": Format("audio/wav", "wav", "pcm_s16le"),
+    "flac": Format("audio/flac", "flac", "flac"),
+    # A page of Ogg is sent when it has 20 ms, not a second, of audio.
+    "opus": Format("audio/ogg", "ogg", "libopus", (("page_duration", "20000"),)),
+    "mp3": Format("audio/mpeg", "mp3", "libmp3lame", (("write_xing", "0"),)),
+}
+
+
+class _Buffer:
+    """File that collects written bytes. FFmpeg writes to it, and never seeks."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+
+    def write(self, piece: bytes) -> int:
+        self._pieces.append(bytes(piece))
+        return len(piece)
+
+    def take(self) -> bytes:
+        """Returns the bytes that were written since the last call."""
+        pieces, self._pieces = self._pieces, []
+        return b"".join(pieces)
+
+
+class Encoder:
+    """Encoder of one utterance.
+
+        encoder = Encoder("opus")
+        for samples in chunks:
+            send(encoder.encode(samples))
+        send(encoder.finish())
+
+    Args:
+        name: one of `FORMATS`.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.format = FORMATS[name]
+        self._encode: Callable[[Samples | None], bytes] = _raw
+        if self.format.container:
+            self._encode = _Container(self.format)
+
+    def encode(self, samples: Samples) -> bytes:
+        """Encodes the next samples at 24 kHz, and returns the bytes that are complete."""
+        return self._encode(samples)
+
+    def finish(self) -> bytes:
+        """Ends the audio, and returns the last bytes."""
+        return self._encode(None)
+
+
+def _raw(samples: Samples | None) -> bytes:
+    return b"" if samples is None else samples.astype("<i2").tobytes()
+
+
+class _Container:
+    """Container with one audio stream, which FFmpeg writes."""
+
+    def __init__(self, chosen: Format) -> None:
+        self._buffer = _Buffer()
+        self._container = av.open(
+            self._buffer, "w", format=chosen.container, options=dict(chosen.options)
+        )
+        stream = self._container.add_stream(chosen.codec, rate=RATE_HZ)
+        assert isinstance(stream, av.AudioStream)
+        stream.layout = "mono"
+        self._stream: av.AudioStream = stream
+        self._samples = 0
+
+    def __call__(self, samples: Samples | None) -> bytes:
+        frame = None
+        if samples is not None:
+            if not len(samples):
+                return self._buffer.take()
+            frame = av.AudioFrame.from_ndarray(
+                np.ascontiguousarray(samples)[None], format="s16", layout="mono"
+            )
+            frame.rate, frame.pts = RATE_HZ, self._samples
+            self._samples += len(samples)
+        for packet in self._stream.encode(frame):
+            self._container.mux(packet)
+        if frame is None:
+            self._container.close()
+        return self._buffer.take()

@@ -1,0 +1,71 @@
+"""Errors of the gateway. Each error knows its HTTP status and its type in OpenAI's error format."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class GatewayError(Exception):
+    """Base of all errors that a client of the gateway sees.
+
+    Attributes:
+        status: HTTP status.
+        kind: `type` in OpenAI's error format.
+        param: name of the field at fault; None if no field is.
+    """
+
+    status = 500
+    kind = "server_error"
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """Body of the response, in OpenAI's error format."""
+        return {
+            "error": {"message": str(self), "type": self.kind, "param": self.param, "code": None}
+        }
+
+
+class RequestError(GatewayError):
+    """Error of a request: a field is missing, of another type or out of range."""
+
+    status, kind = 400, "invalid_request_error"
+
+
+class AccessDeniedError(GatewayError):
+    """Error of a request without a valid access key."""
+
+    status, kind = 401, "authentication_error"
+
+
+class NotFoundError(GatewayError):
+    """Error of a request for something that does not exist."""
+
+    status, kind = 404, "invalid_request_error"
+
+
+class TooLargeError(GatewayError):
+    """Error of a request whose body exceeds a limit."""
+
+    status, kind = 413, "invalid_request_error"
+
+
+class BusyError(GatewayError):
+    """Error of a request above the limit of a key or of the gateway."""
+
+    status, kind = 429, "rate_limit_error"
+
+
+class ModelError(GatewayError):
+    """Error of the language model server or of the speech server behind the gateway."""
+
+    status, kind = 502, "server_error"
+
+
+class ModelTimeoutError(ModelError):
+    """Error of a server behind the gateway that did not answer in time."""
+
+    status = 504

@@ -1,0 +1,121 @@
+"""Bodies of requests, with their bounds."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from token2wav_gateway.encoding import FORMATS
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class VoiceId(_Body):
+    """Voice as an object, a form that OpenAI also allows."""
+
+    id: str
+
+
+def _known_format(name: str) -> str:
+    if name not in FORMATS:
+        raise ValueError(f"{name[:32]!r} is not one of {', '.join(FORMATS)}")
+    return name
+
+
+def _usual_speed(speed: float) -> float:
+    if speed != 1:
+        raise ValueError("must be 1, because the speech server cannot change the tempo")
+    return speed
+
+
+class SpeechRequest(_Body):
+    """Body of `POST /v1/audio/speech`, as OpenAI defines it.
+
+    Attributes:
+        input: text to say.
+        model: one of the models of `GET /v1/models`.
+        voice: name of a voice, or an object with its id.
+        instructions: how to say the text, for models that follow instructions.
+        response_format: pcm, wav, flac, opus or mp3. `pcm` is 16 bits at 24 kHz.
+        stream_format: `audio` for bytes of the format, `sse` for events with these bytes in base64.
+        speed: only 1.
+    """
+
+    input: str
+    model: str
+    voice: str | VoiceId
+    instructions: str | None = None
+    response_format: str = "mp3"
+    stream_format: Literal["audio", "sse"] = "audio"
+    speed: float = 1.0
+
+    _format = field_validator("response_format")(_known_format)
+    _speed = field_validator("speed")(_usual_speed)
+
+    @property
+    def voice_name(self) -> str:
+        return self.voice if isinstance(self.voice, str) else self.voice.id
+
+
+class StageRequest(_Body):
+    """Body of `POST /v1/stage/run`: speech tokens, or codes of a codec.
+
+    Attributes:
+        codes: list of tokens, or list of frames with a code for each codebook.
+        voice: name of a voice; None for a codec.
+        response_format: pcm, wav, flac, opus or mp3.
+        stream: whether audio is sent as it is made; else as one body with a length.
+    """
+
+    codes: Annotated[list[int] | list[list[int]], Field(min_length=1)]
+    voice: str | None = None
+    response_format: str = "wav"
+    stream: bool = False
+
+    _format = field_validator("response_format")(_known_format)
+
+
+class SessionConfig(_Body):
+    """First message of a WebSocket.
+
+    Attributes:
+        type: `session.config`.
+        voice: name of a voice.
+        model: one of the models; None for the only one.
+        instructions: how to say the texts.
+        response_format: pcm, wav, flac, opus or mp3.
+        events: `binary` sends audio as binary messages, `json` in base64 within events.
+    """
+
+    type: Literal["session.config"] = "session.config"
+    voice: str
+    model: str | None = None
+    instructions: str | None = None
+    response_format: str = "pcm"
+    events: Literal["binary", "json"] = "binary"
+
+    _format = field_validator("response_format")(_known_format)
+
+
+class SocketText(_Body):
+    """Message of a WebSocket with a piece of text."""
+
+    type: Literal["input.text"]
+    text: str
+
+
+class SocketCommand(_Body):
+    """Message of a WebSocket without content: the text has ended, or everything is cancelled."""
+
+    type: Literal["input.done", "cancel"]
+
+
+def problem(errors: list[Any]) -> tuple[str, str]:
+    """Returns the first problem that pydantic found, as a field and a sentence."""
+    first = errors[0]
+    path = [str(part) for part in first["loc"] if part not in ("body", "query", "path")]
+    field = path[0] if path else "body"
+    return field, f"{'.'.join(path) or 'body'}: {first['msg'].removeprefix('Value error, ')}"

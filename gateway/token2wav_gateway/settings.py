@@ -1,0 +1,178 @@
+"""Settings of the gateway: one YAML file, in which unknown keys are errors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from token2wav_gateway.errors import GatewayError
+
+_LARGEST_FILE = 1 << 20  # bytes
+
+
+class SettingsError(GatewayError):
+    """Error of the settings; the message names the file and the key."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+_SectionT = TypeVar("_SectionT", bound=BaseModel)
+
+
+class LanguageModelSettings(_Section):
+    """Language model server.
+
+    Attributes:
+        url: base URL of an OpenAI-style server, such as `http://localhost:9000/v1`.
+        model: name that the server gives to the model.
+        template: name of a template of the package, or path of a template file.
+        api_key: key of the server; None for none.
+        connect_timeout_s: seconds in which the server must accept a connection.
+        token_timeout_s: seconds without a byte from the server after which the request fails.
+    """
+
+    url: str = "http://localhost:9000/v1"
+    model: str = "speech"
+    template: str = "cosyvoice3"
+    api_key: str | None = None
+    connect_timeout_s: Annotated[float, Field(gt=0, le=60)] = 5.0
+    token_timeout_s: Annotated[float, Field(gt=0, le=600)] = 30.0
+
+
+class SpeechServerSettings(_Section):
+    """Speech server, a Triton server with the model `token2wav`.
+
+    Attributes:
+        url: host:port of its gRPC endpoint.
+        token: access token; None for none.
+        response_timeout_s: seconds without a response that the server owes.
+    """
+
+    url: str = "localhost:8001"
+    token: str | None = None
+    response_timeout_s: Annotated[float, Field(gt=0, le=600)] = 30.0
+
+
+class VoiceSettings(_Section):
+    """Voices that clients choose by name.
+
+    Attributes:
+        folder: folder of the voices; None for a model without voices, such as a codec.
+        model: model folder with a speech tokenizer and `campplus.onnx`, which turn a recording into
+            a voice; None if clients cannot create voices.
+        most: largest number of voices.
+        longest_s: longest recording in seconds.
+    """
+
+    folder: Path | None = None
+    model: Path | None = None
+    most: Annotated[int, Field(ge=1, le=100_000)] = 100
+    longest_s: Annotated[float, Field(gt=0, le=30)] = 30.0
+
+
+class KeySettings(_Section):
+    """Access key.
+
+    Attributes:
+        name: name of the holder, for logs and metrics.
+        sha256: SHA-256 of the key in hexadecimal digits. The key itself is stored nowhere.
+        streams: largest number of requests at the same time.
+        requests_per_minute: largest number of requests that start within a minute.
+    """
+
+    name: str
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    streams: Annotated[int, Field(ge=1)] = 8
+    requests_per_minute: Annotated[int, Field(ge=1)] = 600
+
+
+class LimitSettings(_Section):
+    """Limits of every request.
+
+    Attributes:
+        streams: largest number of requests that speak at the same time.
+        text_characters: longest text.
+        body_bytes: largest body of a request without a recording.
+        upload_bytes: largest body of a request with a recording.
+        speech_tokens: largest number of speech tokens that the language model may send for a text.
+        seconds: longest duration of a request.
+        sockets: largest number of open WebSockets.
+        idle_s: seconds without a message after which a WebSocket is closed.
+    """
+
+    streams: Annotated[int, Field(ge=1)] = 64
+    text_characters: Annotated[int, Field(ge=1)] = 4096
+    body_bytes: Annotated[int, Field(ge=1024)] = 1 << 20
+    upload_bytes: Annotated[int, Field(ge=1024)] = 16 << 20
+    speech_tokens: Annotated[int, Field(ge=1)] = 4096
+    seconds: Annotated[float, Field(gt=0)] = 300.0
+    sockets: Annotated[int, Field(ge=1)] = 256
+    idle_s: Annotated[float, Field(gt=0)] = 60.0
+
+
+class Settings(_Section):
+    """Settings of the gateway.
+
+    Attributes:
+        models: names by which clients may call the model; the first is the name that is reported.
+        keys: access keys; empty to admit every client.
+        log_level: level of the log.
+    """
+
+    language_model: LanguageModelSettings = LanguageModelSettings()
+    speech_server: SpeechServerSettings = SpeechServerSettings()
+    voices: VoiceSettings = VoiceSettings()
+    limits: LimitSettings = LimitSettings()
+    keys: tuple[KeySettings, ...] = ()
+    models: Annotated[tuple[str, ...], Field(min_length=1)] = (
+        "token2wav",
+        "tts-1",
+        "tts-1-hd",
+        "gpt-4o-mini-tts",
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+
+def read_settings(path: Path | None) -> Settings:
+    """Reads a settings file; without a file every setting has its default.
+
+    Raises:
+        SettingsError: the file cannot be read, or a value is unknown, of another type or out of
+            range.
+    """
+    return Settings() if path is None else validated(Settings, read_yaml(path), path)
+
+
+def read_yaml(path: Path) -> Any:
+    """Reads a YAML file as data.
+
+    Raises:
+        SettingsError: the file cannot be read, is too large, or is no YAML.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(_LARGEST_FILE + 1)
+        if len(content) > _LARGEST_FILE:
+            raise SettingsError(f"{path}: larger than {_LARGEST_FILE} bytes")
+        return yaml.safe_load(content) or {}
+    except (OSError, yaml.YAMLError) as error:
+        raise SettingsError(f"{path}: {' '.join(str(error).split())[:200]}") from None
+
+
+def validated(kind: type[_SectionT], document: Any, path: Path) -> _SectionT:
+    """Checks a document against a model of pydantic.
+
+    Raises:
+        SettingsError: the message names the file, the first key at fault, and the reason.
+    """
+    try:
+        return kind.model_validate(document)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        raise SettingsError(f"{path}: {key or 'document'}: {first['msg']}") from None

@@ -1,0 +1,206 @@
+"""WebSockets: text arrives in pieces, and its sentences are spoken one after the other.
+
+Messages are JSON objects with a `type`. The client sends `session.config` once, then `input.text`
+any number of times, and `input.done`. `cancel` stops the speech and drops the text that was not
+spoken; the socket stays open for other text.
+
+The server sends `audio.start` before the audio of a sentence, then its audio, and after each piece
+of audio `audio.progress`, with the number of samples and of speech tokens that the client has been
+sent. `audio.done` ends a sentence, `audio.cancelled` answers a cancellation, `session.done` answers
+`input.done`, and `error` reports a problem.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import Sequence
+from contextlib import aclosing, suppress
+from typing import TYPE_CHECKING, Any
+
+from fastapi import WebSocket, WebSocketDisconnect
+from pydantic import TypeAdapter, ValidationError
+
+from token2wav_gateway.encoding import Encoder
+from token2wav_gateway.errors import AccessDeniedError, BusyError, GatewayError, RequestError
+from token2wav_gateway.requests import SessionConfig, SocketCommand, SocketText, problem
+from token2wav_gateway.sentences import SentenceSplitter
+from token2wav_gateway.speech import Text
+
+if TYPE_CHECKING:
+    from token2wav_gateway.app import Gateway
+
+_MESSAGES: TypeAdapter[SocketText | SocketCommand] = TypeAdapter(SocketText | SocketCommand)
+_MOST_WAITING = 256  # sentences that wait to be spoken
+# Codes of RFC 6455 and its registry.
+_POLICY, _INTERNAL, _TRY_LATER, _GOING_AWAY = 1008, 1011, 1013, 1001
+
+
+class Sockets:
+    """Open WebSockets of a gateway.
+
+    Args:
+        gateway: checks and speaks.
+    """
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._open: set[WebSocket] = set()
+
+    async def serve(self, socket: WebSocket) -> None:
+        """Serves a socket until it is closed."""
+        gateway = self._gateway
+        await socket.accept()
+        try:
+            if len(self._open) >= gateway.settings.limits.sockets:
+                raise BusyError(f"gateway: {len(self._open)} sockets are open; try again later")
+            with gateway.access.admitted(socket.headers.get("authorization")):
+                self._open.add(socket)
+                gateway.metrics.sockets.set(len(self._open))
+                await _Session(gateway, socket).run()
+        except (WebSocketDisconnect, asyncio.TimeoutError):
+            pass
+        except GatewayError as error:
+            gateway.metrics.refused.labels(error.status).inc()
+            with suppress(RuntimeError, WebSocketDisconnect):
+                await socket.send_json({"type": "error", **error.body})
+                await socket.close(_close_code(error))
+        finally:
+            self._open.discard(socket)
+            gateway.metrics.sockets.set(len(self._open))
+            with suppress(RuntimeError, WebSocketDisconnect):
+                await socket.close()
+
+    async def close(self) -> None:
+        """Closes all sockets, because the gateway ends."""
+        for socket in list(self._open):
+            with suppress(RuntimeError, WebSocketDisconnect):
+                await socket.close(_GOING_AWAY)
+
+
+class _Session:
+    """Session of one socket: one task reads messages, another one speaks sentences."""
+
+    def __init__(self, gateway: Gateway, socket: WebSocket) -> None:
+        self._gateway = gateway
+        self._socket = socket
+        self._sentences: asyncio.Queue[str | None] = asyncio.Queue()
+        self._splitter = SentenceSplitter(gateway.settings.limits.text_characters)
+        self._saying: asyncio.Task[None] | None = None
+        self._count = 0
+
+    async def run(self) -> None:
+        self._config = config = self._checked(SessionConfig, await self._receive())
+        if config.model is not None:
+            self._gateway.check_model(config.model)
+        self._voice = self._gateway.voices.get(config.voice)
+        tasks = {asyncio.create_task(self._read()), asyncio.create_task(self._speak_all())}
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in (*tasks, *([self._saying] if self._saying else [])):
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _read(self) -> None:
+        """Reads messages until the client disconnects."""
+        while True:
+            message = self._checked(_MESSAGES, await self._receive())
+            if isinstance(message, SocketText):
+                self._append(self._splitter.feed(message.text))
+            elif message.type == "input.done":
+                self._append([*self._splitter.close(), None])
+            else:
+                self._splitter.close()
+                while not self._sentences.empty():
+                    self._sentences.get_nowait()
+                if self._saying is not None:
+                    self._saying.cancel()
+                else:
+                    await self._send("audio.cancelled", sentence_index=None)
+
+    def _append(self, sentences: Sequence[str | None]) -> None:
+        if self._sentences.qsize() + len(sentences) > _MOST_WAITING:
+            raise RequestError(
+                f"input.text: more than {_MOST_WAITING} sentences wait to be spoken", param="text"
+            )
+        for sentence in sentences:
+            self._sentences.put_nowait(sentence)
+
+    async def _speak_all(self) -> None:
+        """Speaks sentences until `input.done`."""
+        while (sentence := await self._sentences.get()) is not None:
+            self._saying = asyncio.create_task(self._say(sentence))
+            await asyncio.wait({self._saying})
+            saying, self._saying = self._saying, None
+            if saying.cancelled():
+                await self._send("audio.cancelled", sentence_index=self._count)
+            else:
+                saying.result()
+            self._count += 1
+        await self._send("session.done", total_sentences=self._count)
+
+    async def _say(self, sentence: str) -> None:
+        config, place = self._config, {"sentence_index": self._count}
+        encoder, samples = Encoder(config.response_format), 0
+        text = Text(sentence, self._voice, config.instructions)
+        start = {"sentence_text": sentence, "format": config.response_format}
+        await self._send("audio.start", **place, **start, sample_rate=24_000)
+        try:
+            async with aclosing(self._gateway.speech.speak(text)) as chunks:
+                async for chunk in chunks:
+                    await self._send_audio(encoder.encode(chunk.audio))
+                    samples += len(chunk.audio)
+                    tokens = (samples + chunk.samples_trimmed) // chunk.samples_per_token
+                    await self._send("audio.progress", **place, samples=samples, tokens=tokens)
+                await self._send_audio(encoder.finish())
+        except GatewayError as error:
+            await self._send("error", **place, **error.body)
+            return
+        await self._send("audio.done", **place, samples=samples)
+
+    async def _send(self, kind: str, **content: Any) -> None:
+        await self._socket.send_json({"type": kind, **content})
+
+    async def _send_audio(self, piece: bytes) -> None:
+        if not piece:
+            return
+        if self._config.events == "json":
+            await self._send("audio.delta", audio=base64.b64encode(piece).decode())
+        else:
+            await self._socket.send_bytes(piece)
+
+    async def _receive(self) -> Any:
+        """Receives a message.
+
+        Raises:
+            RequestError: the message is no JSON, or the client sent nothing for too long while
+                nothing is spoken.
+        """
+        idle_s = self._gateway.settings.limits.idle_s
+        while True:
+            try:
+                return json.loads(await asyncio.wait_for(self._socket.receive_text(), idle_s))
+            except asyncio.TimeoutError:
+                if self._saying is None and self._sentences.empty():
+                    raise RequestError(f"socket: no message for {idle_s:g} s") from None
+            except (ValueError, KeyError):
+                raise RequestError("socket: expected a JSON object as text") from None
+
+    @staticmethod
+    def _checked(kind: Any, message: Any) -> Any:
+        check = kind.validate_python if isinstance(kind, TypeAdapter) else kind.model_validate
+        try:
+            return check(message)
+        except ValidationError as error:
+            field, sentence = problem(list(error.errors()))
+            raise RequestError(sentence, param=field) from None
+
+
+def _close_code(error: GatewayError) -> int:
+    if isinstance(error, BusyError):
+        return _TRY_LATER
+    return _POLICY if isinstance(error, (RequestError, AccessDeniedError)) else _INTERNAL

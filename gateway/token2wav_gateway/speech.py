@@ -1,0 +1,230 @@
+"""Speech: one text becomes audio, through the language model and the speech server."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from token2wav_client import (
+    AsyncClient,
+    AudioChunk,
+    ClientError,
+    ClientVoice,
+    ResponseTimeoutError,
+    TokenError,
+)
+from token2wav_client.aio_client import TokenBatches
+from token2wav_client.tokens import as_tokens
+from token2wav_gateway.encoding import RATE_HZ
+from token2wav_gateway.errors import (
+    BusyError,
+    GatewayError,
+    ModelError,
+    ModelTimeoutError,
+    RequestError,
+)
+from token2wav_gateway.language_model import LanguageModel
+from token2wav_gateway.metrics import Metrics
+from token2wav_gateway.settings import Settings
+from token2wav_gateway.template import load_template
+from token2wav_gateway.voices import Voice
+
+_NO_PROMPT = np.zeros(0, np.int32)
+
+
+@dataclass(frozen=True)
+class Text:
+    """Text to say.
+
+    Attributes:
+        text: words.
+        voice: voice to say them in.
+        instructions: how to say them; None for the default of the template.
+    """
+
+    text: str
+    voice: Voice
+    instructions: str | None = None
+
+
+@dataclass
+class Progress:
+    """Progress of a text.
+
+    Attributes:
+        tokens: number of speech tokens that the language model has sent.
+    """
+
+    tokens: int = 0
+
+
+class Speech:
+    """Speaker of texts: it connects the language model to the speech server.
+
+    Create it in the event loop that uses it.
+
+    Args:
+        settings: addresses and limits.
+        metrics: metrics to update.
+    """
+
+    def __init__(self, settings: Settings, metrics: Metrics) -> None:
+        server = settings.speech_server
+        self._limits = settings.limits
+        self._metrics = metrics
+        self.language_model = LanguageModel(
+            settings.language_model,
+            load_template(settings.language_model.template),
+            settings.limits.speech_tokens,
+        )
+        self._client = AsyncClient(
+            server.url, token=server.token, response_timeout_s=server.response_timeout_s
+        )
+        self._speaking = 0
+
+    async def close(self) -> None:
+        await self._client.close()
+        await self.language_model.close()
+
+    async def check(self) -> None:
+        """Checks that both servers work.
+
+        Raises:
+            ModelError: one of them does not.
+        """
+        await self.language_model.check()
+        try:
+            await self._client.health()
+        except ClientError as error:
+            raise _speech_error(error) from None
+
+    async def speak(
+        self, text: Text, progress: Progress | None = None
+    ) -> AsyncGenerator[AudioChunk, None]:
+        """Says a text: yields chunks of int16 samples at 24 kHz as they arrive.
+
+        If the caller stops iterating, the requests to both servers are cancelled.
+
+        Raises:
+            RequestError: the text is empty or too long.
+            BusyError: too many texts are being spoken.
+            ModelError: one of the servers fails.
+        """
+        limits = self._limits
+        if not text.text.strip():
+            raise RequestError("input: empty; a text is needed", param="input")
+        if len(text.text) > limits.text_characters:
+            raise RequestError(
+                f"input: {len(text.text)} characters; at most {limits.text_characters} are allowed",
+                param="input",
+            )
+        tokens = self._tokens(text, progress or Progress())
+        async with aclosing(self._admitted(tokens, text.voice.tensors)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def speak_codes(
+        self, codes: list[int] | list[list[int]], voice: ClientVoice | None
+    ) -> AsyncGenerator[AudioChunk, None]:
+        """Turns tokens or codes into chunks of int16 samples at 24 kHz, without a language model.
+
+        Raises:
+            RequestError: there are too many tokens, a token is no number of 32 bits, or frames have
+                different lengths.
+            BusyError: too many texts are being spoken.
+            ModelError: the speech server fails.
+        """
+        most = self._limits.speech_tokens
+        if len(codes) > most:
+            raise RequestError(
+                f"codes: {len(codes)} sent; at most {most} are allowed", param="codes"
+            )
+        try:
+            batch = as_tokens(codes)
+        except TokenError as error:
+            raise RequestError(f"codes: {error}", param="codes") from None
+        async with aclosing(self._admitted([batch], voice)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def _admitted(
+        self, tokens: TokenBatches, voice: ClientVoice | None
+    ) -> AsyncGenerator[AudioChunk, None]:
+        """Synthesizes tokens within the limit of texts at the same time, and counts the outcome."""
+        if self._speaking >= self._limits.streams:
+            raise BusyError(
+                f"gateway: {self._limits.streams} texts are being spoken; try again later"
+            )
+        self._speaking += 1
+        self._metrics.speaking.set(self._speaking)
+        outcome = "cancelled"
+        try:
+            async with aclosing(self._chunks(tokens, voice)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+            outcome = "done"
+        except GatewayError:
+            outcome = "failed"
+            raise
+        finally:
+            self._speaking -= 1
+            self._metrics.speaking.set(self._speaking)
+            self._metrics.texts.labels(outcome).inc()
+
+    async def _chunks(
+        self, tokens: TokenBatches, voice: ClientVoice | None
+    ) -> AsyncGenerator[AudioChunk, None]:
+        started, heard = time.monotonic(), False
+        deadline = started + self._limits.seconds
+        # The task of the client that sends tokens closes the generator of the tokens.
+        chunks = self._client.synthesize(tokens, voice, audio_format="int16", sample_rate=RATE_HZ)
+        try:
+            async with aclosing(chunks):  # type: ignore[type-var]
+                while True:
+                    left = deadline - time.monotonic()
+                    try:
+                        chunk = await asyncio.wait_for(anext(chunks), left)
+                    except StopAsyncIteration:
+                        return
+                    if not heard and len(chunk.audio):
+                        heard = True
+                        self._metrics.first_audio.observe(time.monotonic() - started)
+                    self._metrics.audio_seconds.inc(chunk.duration_s)
+                    yield chunk
+        except asyncio.TimeoutError:
+            raise ModelTimeoutError(
+                f"gateway: the text took longer than {self._limits.seconds:g} s"
+            ) from None
+        except ClientError as error:
+            raise _speech_error(error) from None
+
+    async def _tokens(
+        self, text: Text, progress: Progress
+    ) -> AsyncGenerator[NDArray[np.int32], None]:
+        started, voice = time.monotonic(), text.voice
+        prompt: dict[str, Any] = {
+            "text": text.text,
+            "instructions": text.instructions,
+            "voice": voice.name,
+            "prompt_text": voice.text,
+            "prompt_tokens": voice.tensors.prompt_tokens if voice.tensors else _NO_PROMPT,
+        }
+        async with aclosing(self.language_model.tokens(**prompt)) as batches:
+            async for batch in batches:
+                if not progress.tokens:
+                    self._metrics.first_token.observe(time.monotonic() - started)
+                progress.tokens += len(batch)
+                self._metrics.tokens.inc(len(batch))
+                yield batch
+
+
+def _speech_error(error: ClientError) -> ModelError:
+    kind = ModelTimeoutError if isinstance(error, ResponseTimeoutError) else ModelError
+    return kind(f"speech server: {error}")

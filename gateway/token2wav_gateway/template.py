@@ -1,0 +1,203 @@
+"""Templates: how text and voice become a prompt, and how speech tokens are read from the answer.
+
+A template is a YAML file. The folder `templates` has one for each language model that is known; a
+template for another model is a file, without code.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from string import Formatter
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from token2wav_gateway.errors import ModelError
+from token2wav_gateway.settings import SettingsError, read_yaml, validated
+
+_FOLDER = Path(__file__).with_name("templates")
+_FIELDS = {"text", "instructions", "voice", "prompt_text", "prompt_tokens"}
+_NUMBER = "{number}"
+_DIGITS = 9  # of a token
+
+
+class Message(BaseModel):
+    """Message of a chat. `content` may contain the fields of the prompt in braces."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    role: str
+    content: str
+
+
+class Template(BaseModel):
+    """Template of a language model.
+
+    Attributes:
+        description: models that the template is for.
+        messages: messages of a chat; then the gateway calls `/chat/completions`.
+        prompt: text to continue; then the gateway calls `/completions`. A template has either
+            `messages` or `prompt`. Both may contain `{text}`, `{instructions}`, `{voice}`,
+            `{prompt_text}` and `{prompt_tokens}`.
+        default_instructions: text of `{instructions}` if the client sends none.
+        token: text of a speech token, with `{number}` in place of its number.
+        offset: number of the first speech token, in the text or among the ids.
+        codebooks: number of codes of a frame; 1 for a model that emits one token at a time.
+        codebook_offset: number that is added to the codes of each further codebook.
+        end_numbers: numbers that are no speech, such as padding and the end of speech.
+        read: whether tokens are read from the text of the answer, or from the token ids that vLLM
+            sends if the request has `return_token_ids`.
+        request: further fields of the request, such as sampling parameters.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    description: str = ""
+    messages: tuple[Message, ...] = ()
+    prompt: str | None = None
+    default_instructions: str = ""
+    token: str
+    offset: Annotated[int, Field(ge=0)] = 0
+    codebooks: Annotated[int, Field(ge=1, le=64)] = 1
+    codebook_offset: Annotated[int, Field(ge=0)] = 0
+    end_numbers: tuple[int, ...] = ()
+    read: Literal["text", "token_ids"] = "text"
+    request: dict[str, Any] = {}
+
+    @field_validator("token")
+    @classmethod
+    def _has_number(cls, token: str) -> str:
+        if token.count(_NUMBER) != 1:
+            raise ValueError(f"must contain {_NUMBER} once")
+        return token
+
+    def model_post_init(self, context: Any) -> None:
+        if bool(self.messages) == (self.prompt is not None):
+            raise ValueError("needs either messages or prompt")
+        for content in (*(message.content for message in self.messages), self.prompt or ""):
+            for _, field, _, _ in Formatter().parse(content):
+                if field is not None and field not in _FIELDS:
+                    raise ValueError(f"{{{field}}} is not one of {', '.join(sorted(_FIELDS))}")
+
+    @property
+    def path(self) -> str:
+        """Path of the request below the base URL."""
+        return "chat/completions" if self.messages else "completions"
+
+    def body(
+        self,
+        *,
+        model: str,
+        text: str,
+        instructions: str | None,
+        voice: str,
+        prompt_text: str,
+        prompt_tokens: NDArray[np.int32],
+    ) -> dict[str, Any]:
+        """Returns the body of the request for a text in a voice.
+
+        Args:
+            model: name that the server gives to the model.
+            text: text to say.
+            instructions: how to say it; None for the default of the template.
+            voice: name of the voice.
+            prompt_text: text of the recording that the voice was made from.
+            prompt_tokens: (n,) speech tokens of this recording.
+        """
+        offset = self.offset if self.read == "text" else 0
+        values = {
+            "text": text,
+            "instructions": self.default_instructions if instructions is None else instructions,
+            "voice": voice,
+            "prompt_text": prompt_text,
+            "prompt_tokens": "".join(
+                self.token.replace(_NUMBER, str(number + offset)) for number in prompt_tokens
+            ),
+        }
+        content: dict[str, Any] = (
+            {"prompt": self.prompt.format_map(values)}
+            if self.prompt is not None
+            else {
+                "messages": [
+                    {"role": message.role, "content": message.content.format_map(values)}
+                    for message in self.messages
+                ]
+            }
+        )
+        return {**self.request, **content, "model": model, "stream": True}
+
+
+def load_template(name: str) -> Template:
+    """Loads a template of the package by its name, or any template by its path.
+
+    Raises:
+        SettingsError: the template does not exist, or a value is unknown or wrong.
+    """
+    path = Path(name)
+    if path.suffix not in (".yaml", ".yml"):
+        path = _FOLDER / f"{name}.yaml"
+        if "/" in name or not path.is_file():
+            known = ", ".join(sorted(each.stem for each in _FOLDER.glob("*.yaml")))
+            raise SettingsError(
+                f"language_model.template: {name!r} is not one of {known}, and no .yaml file"
+            )
+    return validated(Template, read_yaml(path), path)
+
+
+class TokenReader:
+    """Reader of the speech tokens in an answer that arrives in pieces.
+
+    Args:
+        template: template of the language model.
+    """
+
+    def __init__(self, template: Template) -> None:
+        self._template = template
+        before, after = (re.escape(part) for part in template.token.split(_NUMBER))
+        # A plain number is complete only when another character follows.
+        end = after or r"(?=\D)"
+        start = before or r"(?<!\d)"
+        self._pattern = re.compile(rf"{start}(\d{{1,{_DIGITS}}}){end}")
+        self._longest = len(template.token) + _DIGITS
+        self._text = ""
+        self._frame: list[int] = []
+
+    def feed(self, text: str) -> NDArray[np.int32]:
+        """Returns the tokens that a piece of text completes: (n,), or (n, codebooks)."""
+        self._text += text
+        found = list(self._pattern.finditer(self._text))
+        # The text after the last token may be the beginning of another token.
+        self._text = self._text[found[-1].end() if found else 0 :][-self._longest :]
+        return self._tokens(int(match[1]) for match in found)
+
+    def feed_ids(self, ids: list[int]) -> NDArray[np.int32]:
+        """Returns the tokens of ids, in the shape that `feed` returns."""
+        return self._tokens(iter(ids))
+
+    def close(self) -> NDArray[np.int32]:
+        """Ends the answer, and returns the tokens that the end completes."""
+        return self.feed("\n")
+
+    def _tokens(self, numbers: Iterator[int]) -> NDArray[np.int32]:
+        template = self._template
+        for number in numbers:
+            if number in template.end_numbers:
+                continue
+            code = (
+                number
+                - template.offset
+                - len(self._frame) % template.codebooks * (template.codebook_offset)
+            )
+            if code < 0 and template.read == "token_ids":
+                continue  # an id of text, such as the end of the answer
+            if code < 0:
+                raise ModelError(f"language model: token {number} is below the first speech token")
+            self._frame.append(code)
+        whole = len(self._frame) // template.codebooks * template.codebooks
+        ready, self._frame = self._frame[:whole], self._frame[whole:]
+        tokens = np.array(ready, np.int32)
+        return tokens if template.codebooks == 1 else tokens.reshape(-1, template.codebooks)

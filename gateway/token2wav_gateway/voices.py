@@ -1,0 +1,184 @@
+"""Voices: a folder with a file for each voice, which a client chooses by its name.
+
+A voice consists of two files: `NAME.safetensors`, which `token2wav-voice create` also writes, and
+`NAME.json` with the text of its recording and the time of its creation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from token2wav_client import ClientVoice, VoiceError
+from token2wav_gateway.errors import (
+    BusyError,
+    GatewayError,
+    NotFoundError,
+    RequestError,
+    TooLargeError,
+)
+from token2wav_gateway.settings import VoiceSettings
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+_LONGEST_TEXT = 1000
+
+
+@dataclass(frozen=True, eq=False)
+class Voice:
+    """Voice that a client has chosen.
+
+    Attributes:
+        name: name of the voice.
+        text: text of the recording; empty if it is unknown.
+        tensors: voice as the speech server takes it; None for a model without voices.
+        created: time of creation, in seconds since 1970.
+    """
+
+    name: str
+    text: str = ""
+    tensors: ClientVoice | None = None
+    created: int = 0
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """Description for clients."""
+        return {"id": self.name, "name": self.name, "text": self.text, "created_at": self.created}
+
+
+class VoiceFolder:
+    """Folder of voices.
+
+    Args:
+        settings: folder, and limits of new voices.
+    """
+
+    def __init__(self, settings: VoiceSettings) -> None:
+        self._settings = settings
+        self._front_end: Any = None
+        self._creating = asyncio.Lock()  # one recording at a time: it takes all cores
+        if settings.folder is not None:
+            settings.folder.mkdir(parents=True, exist_ok=True)
+
+    def names(self) -> list[str]:
+        """Returns the names of all voices, in alphabetical order."""
+        folder = self._settings.folder
+        return sorted(path.stem for path in folder.glob("*.safetensors")) if folder else []
+
+    def get(self, name: str) -> Voice:
+        """Reads a voice. A model without voices takes every name, because its language model may
+        have voices of its own.
+
+        Raises:
+            NotFoundError: there is no voice with this name.
+        """
+        folder = self._settings.folder
+        if folder is None:
+            return Voice(name)
+        path = folder / f"{name}.safetensors"
+        if not _NAME.fullmatch(name) or not path.is_file():
+            known = ", ".join(self.names()[:10]) or "no voice yet"
+            raise NotFoundError(f"voice: {name[:64]!r} is not one of: {known}", param="voice")
+        try:
+            described = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+        except FileNotFoundError:  # made by token2wav-voice
+            described = {}
+        try:
+            tensors = ClientVoice.load(path)
+        except VoiceError as error:
+            raise GatewayError(f"voice {name}: {error}") from None
+        return Voice(
+            name,
+            str(described.get("text", "")),
+            tensors,
+            int(described.get("created_at", path.stat().st_mtime)),
+        )
+
+    def list(self) -> list[Voice]:
+        """Reads all voices."""
+        return [self.get(name) for name in self.names()]
+
+    async def create(self, name: str, text: str, recording: bytes) -> Voice:
+        """Makes a voice of a recording and its text, and stores it.
+
+        Args:
+            name: 1 to 64 letters, digits, `-` or `_`.
+            text: words of the recording.
+            recording: content of a WAV, FLAC, OGG or MP3 file.
+
+        Raises:
+            RequestError: a field is invalid, the name is taken, or the recording is unusable.
+            BusyError: the folder is full.
+        """
+        folder = self._settings.folder
+        if folder is None or self._settings.model is None:
+            raise RequestError("voices: this server creates no voices", param="audio_sample")
+        if not _NAME.fullmatch(name):
+            raise RequestError(
+                f"name: {name[:64]!r} must have 1 to 64 letters, digits, '-' or '_', and begin "
+                "with a letter or digit",
+                param="name",
+            )
+        if len(text) > _LONGEST_TEXT:
+            raise TooLargeError(
+                f"text: {len(text)} characters; at most {_LONGEST_TEXT} are allowed", param="text"
+            )
+        async with self._creating:
+            if name in (names := self.names()):
+                raise RequestError(f"name: a voice {name!r} exists; delete it first", param="name")
+            if len(names) >= self._settings.most:
+                raise BusyError(f"voices: {len(names)} exist, and no more are allowed")
+            tensors = await asyncio.to_thread(self._listen, recording)
+            described = {"text": text, "created_at": int(time.time())}
+            _write(folder / f"{name}.json", json.dumps(described).encode())
+            # The voice exists from here on.
+            _write(folder / f"{name}.safetensors", tensors)
+        return self.get(name)
+
+    def delete(self, name: str) -> None:
+        """Deletes a voice.
+
+        Raises:
+            NotFoundError: there is no voice with this name.
+        """
+        folder = self._settings.folder
+        if folder is None or not _NAME.fullmatch(name) or name not in self.names():
+            raise NotFoundError(f"voice: there is no voice {name[:64]!r}", param="voice")
+        for suffix in (".safetensors", ".json"):
+            (folder / f"{name}{suffix}").unlink(missing_ok=True)
+
+    def _listen(self, recording: bytes) -> bytes:
+        """Computes the voice of a recording, and returns it as the content of a file."""
+        from token2wav_voice import FrontEnd, FrontEndError, Recording
+
+        assert self._settings.model is not None
+        with tempfile.TemporaryDirectory() as folder:
+            heard, made = Path(folder) / "recording", Path(folder) / "voice.safetensors"
+            heard.write_bytes(recording)
+            try:
+                if self._front_end is None:
+                    self._front_end = FrontEnd(self._settings.model)
+                loaded = Recording.load(heard)
+                if loaded.seconds > self._settings.longest_s:
+                    raise RequestError(
+                        f"audio_sample: {loaded.seconds:.1f} s; at most "
+                        f"{self._settings.longest_s:g} s are allowed",
+                        param="audio_sample",
+                    )
+                self._front_end.voice(loaded).save(made)
+            except FrontEndError as error:
+                reason = str(error).replace(str(heard), "the recording")
+                raise RequestError(f"audio_sample: {reason}", param="audio_sample") from None
+            return made.read_bytes()
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Writes a file that is complete whenever it exists."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as draft:
+        draft.write(content)
+    Path(draft.name).replace(path)
