@@ -116,6 +116,7 @@ class SocketCommand(_Body):
 def problem(errors: list[Any]) -> tuple[str, str]:
     """Returns the first problem that pydantic found, as a field and a sentence."""
     first = errors[0]
+    # The other parts of a path are names of the types that pydantic has tried.
     path = [str(part) for part in first["loc"] if part not in ("body", "query", "path")]
     field = path[0] if path else "body"
-    return field, f"{'.'.join(path) or 'body'}: {first['msg'].removeprefix('Value error, ')}"
+    return field, f"{field}: {first['msg'].removeprefix('Value error, ')}"

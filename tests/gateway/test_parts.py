@@ -1,0 +1,147 @@
+"""Parts of the gateway: sentences, formats of audio, settings and access keys."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+import soundfile
+
+from token2wav_gateway.access import Access
+from token2wav_gateway.encoding import FORMATS, RATE_HZ, Encoder
+from token2wav_gateway.errors import AccessDeniedError, BusyError
+from token2wav_gateway.sentences import SentenceSplitter
+from token2wav_gateway.settings import KeySettings, SettingsError, read_settings
+
+TEXT = 'It rains. "Take 3.5 coats!" she said… 你好。再见！\nNo end'
+SENTENCES = ["It rains.", '"Take 3.5 coats!', "she said…", "你好。", "再见！", "No end"]
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_sentences_do_not_depend_on_the_pieces(size: int) -> None:
+    splitter, found = SentenceSplitter(1000), []
+    for at in range(0, len(TEXT), size):
+        found += splitter.feed(TEXT[at : at + size])
+    found += splitter.close()
+    assert [sentence.strip('" ') for sentence in found] == [
+        sentence.strip('" ') for sentence in SENTENCES
+    ]
+    assert splitter.close() == []
+
+
+def test_a_sentence_without_an_end_is_cut() -> None:
+    splitter = SentenceSplitter(20)
+    found = splitter.feed("word " * 50) + splitter.close()
+    assert all(len(sentence) <= 20 for sentence in found)
+    assert " ".join(found).split() == ["word"] * 50
+    assert max(map(len, SentenceSplitter(20).feed("x" * 100))) == 20
+
+
+def tone(seconds: float) -> np.ndarray[tuple[int], np.dtype[np.int16]]:
+    time = np.arange(round(seconds * RATE_HZ)) / RATE_HZ
+    return np.rint(8000 * np.sin(2 * np.pi * 440 * time)).astype(np.int16)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("sizes", [[24_000], [960, 0, 1, 4800, 18_239], [7]])
+def test_a_format_decodes_to_the_same_audio(name: str, sizes: list[int]) -> None:
+    audio, encoder, content = tone(1.0)[: sum(sizes)], Encoder(name), b""
+    for part in np.split(audio, np.cumsum(sizes)[:-1]):
+        content += encoder.encode(part)
+    content += encoder.finish()
+    if name == "pcm":
+        assert np.array_equal(np.frombuffer(content, "<i2"), audio)
+        return
+    with av.open(io.BytesIO(content)) as container:
+        stream = container.streams.audio[0]
+        found = np.concatenate(
+            [frame.to_ndarray().ravel().astype(np.float64) for frame in container.decode(stream)]
+        )
+        rate = stream.rate
+    if name in ("wav", "flac"):  # lossless
+        assert np.array_equal(found, audio)
+        assert rate == RATE_HZ
+    else:  # padded to whole frames
+        assert len(found) / rate >= len(audio) / RATE_HZ
+        assert len(found) / rate < len(audio) / RATE_HZ + 0.15
+
+
+def test_a_piece_of_audio_is_sent_at_once() -> None:
+    """A format may hold back one frame of its own, and no more."""
+    for name in FORMATS:
+        encoder, sent = Encoder(name), 0
+        encoder.encode(tone(0.4))
+        sent = sum(len(encoder.encode(tone(0.1))) > 0 for _ in range(10))
+        assert sent >= 9, name
+
+
+def test_wav_is_readable_by_soundfile() -> None:
+    encoder = Encoder("wav")
+    content = encoder.encode(tone(0.5)) + encoder.finish()
+    audio, rate = soundfile.read(io.BytesIO(content), dtype="int16")
+    assert rate == RATE_HZ
+    assert np.array_equal(audio, tone(0.5))
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("limits: {streams: 0}", r"limits\.streams: .*greater than or equal to 1"),
+        ("limits: {stream: 1}", r"limits\.stream: Extra inputs"),
+        ("keys: [{name: a, sha256: abc}]", r"keys\.0\.sha256: .*pattern"),
+        ("models: []", "models: .*at least 1 item"),
+        ("3", "valid dictionary"),
+        ("a: [", "while parsing"),
+    ],
+)
+def test_wrong_settings_are_refused(tmp_path: Path, text: str, reason: str) -> None:
+    path = tmp_path / "gateway.yaml"
+    path.write_text(text)
+    with pytest.raises(SettingsError, match=reason):
+        read_settings(path)
+
+
+def test_missing_settings_are_refused_and_none_are_the_defaults(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="No such file"):
+        read_settings(tmp_path / "gateway.yaml")
+    assert read_settings(None).limits.streams == 64
+
+
+def key(name: str, **limits: int) -> KeySettings:
+    return KeySettings(name=name, sha256=hashlib.sha256(name.encode()).hexdigest(), **limits)
+
+
+def test_only_known_keys_are_admitted() -> None:
+    access = Access([key("one"), key("two")])
+    for authorization in ("Bearer one", "bearer two"):
+        with access.admitted(authorization):
+            pass
+    for authorization in (None, "", "one", "Basic one", "Bearer", "Bearer ONE", "Bearer one two"):
+        with pytest.raises(AccessDeniedError, match="a valid key is needed"):
+            access.check(authorization)
+    Access([]).check(None)
+
+
+def test_a_key_has_limits_of_its_own() -> None:
+    now = 0.0
+    access = Access([key("one", streams=1, requests_per_minute=2), key("two")], lambda: now)
+    with access.admitted("Bearer one"):
+        with (
+            pytest.raises(BusyError, match="1 requests are running"),
+            access.admitted("Bearer one"),
+        ):
+            pass
+        with access.admitted("Bearer two"):
+            pass
+    with access.admitted("Bearer one"):
+        pass
+    now = 59.0
+    with pytest.raises(BusyError, match="2 requests a minute"), access.admitted("Bearer one"):
+        pass
+    now = 60.0
+    with access.admitted("Bearer one"):
+        pass

@@ -1,0 +1,119 @@
+"""Templates: the prompt of a language model, and the tokens in its answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from token2wav_gateway.errors import ModelError
+from token2wav_gateway.settings import SettingsError
+from token2wav_gateway.template import Template, TokenReader, load_template
+
+KNOWN = ["cosyvoice2", "cosyvoice3", "cosyvoice3_ids", "numbers", "orpheus", "stepaudio2"]
+
+
+def pieces(text: str, size: int) -> list[str]:
+    return [text[at : at + size] for at in range(0, len(text), size)]
+
+
+def read(template: Template, answer: list[str]) -> list[object]:
+    reader = TokenReader(template)
+    return [
+        token
+        for batch in [*(reader.feed(piece) for piece in answer), reader.close()]
+        for token in batch.tolist()
+    ]
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 1000])
+@pytest.mark.parametrize(
+    ("name", "answer", "tokens"),
+    [
+        ("cosyvoice3", "<|s_12|><|s_0|><|eos|><|s_6560|>", [12, 0, 6560]),
+        ("cosyvoice2", "noise <|s_7|>, <|s_8|", [7]),
+        ("stepaudio2", "Hi<audio_5> there<audio_6561><audio_9>", [5, 9]),
+        ("numbers", "17 4\n2051", [17, 4, 2051]),
+        (
+            "orpheus",
+            "<custom_token_1>"
+            + "".join(f"<custom_token_{10 + 4096 * place + place}>" for place in range(7))
+            + "<custom_token_10>",
+            [[0, 1, 2, 3, 4, 5, 6]],
+        ),
+    ],
+)
+def test_tokens_do_not_depend_on_the_pieces(
+    name: str, answer: str, tokens: list[object], size: int
+) -> None:
+    assert read(load_template(name), pieces(answer, size)) == tokens
+
+
+def test_ids_of_text_are_skipped() -> None:
+    reader = TokenReader(load_template("cosyvoice3_ids"))
+    assert reader.feed_ids([151663, 5, 151663 + 6560]).tolist() == [0, 6560]
+
+
+def test_a_token_below_the_first_one_is_an_error() -> None:
+    template = Template(prompt="{text}", token="<t{number}>", offset=100)
+    with pytest.raises(ModelError, match="token 99 is below the first speech token"):
+        TokenReader(template).feed("<t99>")
+
+
+def test_endless_text_without_tokens_takes_no_memory() -> None:
+    reader = TokenReader(load_template("cosyvoice3"))
+    for _ in range(1000):
+        assert len(reader.feed("no token at all, " * 10)) == 0
+    assert len(reader._text) < 100
+
+
+def test_the_prompt_has_the_words_and_the_tokens_of_the_voice() -> None:
+    body = load_template("cosyvoice3").body(
+        model="speech",
+        text="Hello {voice}.",
+        instructions=None,
+        voice="anna",
+        prompt_text="My words. ",
+        prompt_tokens=np.array([1, 22], np.int32),
+    )
+    said = "You are a helpful assistant.<|endofprompt|>My words. Hello {voice}."
+    assert body["messages"] == [
+        {"role": "user", "content": said},
+        {"role": "assistant", "content": "<|s_1|><|s_22|>"},
+    ]
+    assert body["stream"] is True
+    assert body["model"] == "speech"
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_every_template_of_the_package_loads(name: str) -> None:
+    template = load_template(name)
+    assert template.description
+    assert template.path in ("chat/completions", "completions")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("token: '<t{number}>'", "needs either messages or prompt"),
+        ("{prompt: 'a {text}', token: '<t>'}", "token: .*must contain {number} once"),
+        ("{prompt: 'a {password}', token: '{number}'}", "{password} is not one of"),
+        ("{prompt: a, token: '{number}', code: x}", "code: Extra inputs"),
+        ("{prompt: a, token: '{number}', codebooks: 1000}", "codebooks: .*less than or equal"),
+        ("[1", "while parsing"),
+        ("!!python/object/apply:os.system [ls]", "could not determine a constructor"),
+    ],
+)
+def test_a_wrong_template_is_refused(tmp_path: Path, text: str, reason: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    with pytest.raises(SettingsError, match=reason):
+        load_template(str(path))
+
+
+def test_an_unknown_template_is_refused() -> None:
+    with pytest.raises(SettingsError, match="'gpt' is not one of cosyvoice2, "):
+        load_template("gpt")
+    with pytest.raises(SettingsError, match=r"'\.\./settings' is not one of"):
+        load_template("../settings")

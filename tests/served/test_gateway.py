@@ -1,0 +1,376 @@
+"""Gateway in front of a real server: OpenAI's interfaces, equal to the library's audio."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from fastapi import FastAPI
+from numpy.typing import NDArray
+from openai import AsyncOpenAI, BadRequestError, OpenAI
+
+from examples.speech import language_model
+from tests.support.gateway_rig import (
+    PROMPT_TEXT,
+    TOKENS_OF_A_WORD,
+    VOICE,
+    GatewayRig,
+    serving,
+    tokens_of,
+)
+from tests.support.golden import ROOT
+from tests.support.patience import PATIENCE_SECONDS, until
+from tests.support.server_rig import Rig
+from token2wav import Token2Wav, Voice
+from token2wav_client import ClientVoice
+
+DEMO = ROOT / "examples" / "demo_voice"
+TEXT = "one two three four five six seven eight"
+PACE = 1000.0  # tokens per second
+SLOW = "slow " * 200
+
+
+@pytest.fixture(scope="module")
+def speaker() -> FastAPI:
+    return language_model.create_app(tokens_of, PACE)
+
+
+@pytest.fixture(scope="module")
+def language_model_url(speaker: FastAPI) -> Iterator[str]:
+    with serving(speaker) as port:
+        yield f"http://127.0.0.1:{port}/v1"
+
+
+@pytest.fixture(scope="module")
+def gateway(
+    rig: Rig, language_model_url: str, voice: ClientVoice, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[GatewayRig]:
+    with GatewayRig.start(
+        tmp_path_factory.mktemp("gateway"),
+        grpc_url=rig.server.grpc_url,
+        language_model_url=language_model_url,
+        voice=voice,
+        settings={
+            "voices": {"model": DEMO / "model", "most": 2, "longest_s": 10},
+            "limits": {"text_characters": 1000, "speech_tokens": 1300, "idle_s": 300},
+        },
+    ) as started:
+        yield started
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left(rig: Rig, gateway: GatewayRig) -> Iterator[None]:
+    yield
+    until(lambda: gateway.value("speaking") == 0)
+    rig.wait_until_empty()
+
+
+def expected(model: Token2Wav, voice: ClientVoice, text: str) -> NDArray[np.int16]:
+    own = Voice(voice.prompt_tokens, voice.prompt_mel, voice.speaker_embedding)
+    audio = model.synthesize(np.array(tokens_of(text), np.int32), own)
+    return np.rint(np.clip(audio, -1, 1) * 32767).astype(np.int16)
+
+
+def assert_same(found: bytes, wanted: NDArray[np.int16]) -> None:
+    """Asserts equality up to one step of 16 bits, because hops sum in another order."""
+    audio = np.frombuffer(found, np.int16)
+    assert audio.shape == wanted.shape
+    assert np.abs(audio.astype(int) - wanted).max() <= 1
+
+
+def body(**fields: Any) -> dict[str, Any]:
+    usual = {"model": "token2wav", "voice": VOICE, "input": TEXT, "response_format": "pcm"}
+    return {name: value for name, value in (usual | fields).items() if value is not None}
+
+
+def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
+    assert response.status_code == status, response.text
+    error: dict[str, Any] = response.json()["error"]
+    return error
+
+
+def test_the_openai_package_streams_speech_into_a_file(
+    gateway: GatewayRig, model: Token2Wav, voice: ClientVoice, tmp_path: Path
+) -> None:
+    with (
+        OpenAI(base_url=f"{gateway.url}/v1", api_key="none") as client,
+        client.audio.speech.with_streaming_response.create(
+            model="tts-1", voice=VOICE, input=TEXT, response_format="pcm", instructions="slowly"
+        ) as response,
+    ):
+        assert response.headers["content-type"] == "audio/pcm"
+        response.stream_to_file(tmp_path / "speech.pcm")
+    assert_same((tmp_path / "speech.pcm").read_bytes(), expected(model, voice, TEXT))
+
+
+def test_the_async_openai_package_speaks_several_texts_at_once(
+    gateway: GatewayRig, model: Token2Wav, voice: ClientVoice
+) -> None:
+    texts = [TEXT, "one", "one two three"]
+
+    async def speak() -> list[bytes]:
+        async with AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none") as client:
+            answers = await asyncio.gather(
+                *(
+                    client.audio.speech.create(
+                        model="gpt-4o-mini-tts", voice=VOICE, input=text, response_format="pcm"
+                    )
+                    for text in texts
+                )
+            )
+            return [answer.content for answer in answers]
+
+    for text, content in zip(texts, asyncio.run(speak()), strict=True):
+        assert_same(content, expected(model, voice, text))
+
+
+def test_events_carry_the_audio_and_the_usage(
+    gateway: GatewayRig, model: Token2Wav, voice: ClientVoice
+) -> None:
+    with gateway.http() as http:
+        answer = http.post("/v1/audio/speech", json=body(stream_format="sse"))
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line]
+    audio = b"".join(
+        base64.b64decode(event["audio"])
+        for event in events
+        if event["type"] == "speech.audio.delta"
+    )
+    assert_same(audio, expected(model, voice, TEXT))
+    tokens = TOKENS_OF_A_WORD * len(TEXT.split())
+    assert events[-1] == {
+        "type": "speech.audio.done",
+        "usage": {
+            "input_tokens": len(TEXT),
+            "output_tokens": tokens,
+            "total_tokens": len(TEXT) + tokens,
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "param", "reason"),
+    [
+        (
+            {"response_format": "aac"},
+            400,
+            "response_format",
+            "not one of pcm, wav, flac, opus, mp3",
+        ),
+        ({"speed": 1.5}, 400, "speed", "must be 1"),
+        ({"stream_format": "ws"}, 400, "stream_format", "'audio' or 'sse'"),
+        ({"input": None}, 400, "input", "Field required"),
+        ({"input": " \n"}, 400, "input", "empty"),
+        ({"input": "x" * 1001}, 400, "input", "1001 characters; at most 1000"),
+        ({"voice": "nobody"}, 404, "voice", "'nobody' is not one of: anna"),
+        ({"voice": "../anna"}, 404, "voice", "'../anna' is not one of"),
+        ({"voice": {"id": 1}}, 400, "voice", "valid string"),
+        ({"model": "gpt-5"}, 404, "model", "'gpt-5' is not one of: token2wav, tts-1"),
+        ({"emotion": "joy"}, 400, "emotion", "Extra inputs"),
+        ({"input": "nothing"}, 502, None, "status 400: .*0 words"),
+    ],
+)
+def test_a_wrong_request_is_refused_with_a_sentence(
+    gateway: GatewayRig, fields: dict[str, Any], status: int, param: str | None, reason: str
+) -> None:
+    with gateway.http() as http:
+        error = error_of(http.post("/v1/audio/speech", json=body(**fields)), status)
+    assert error["param"] == param
+    assert re.search(reason, error["message"]), error
+
+
+def test_the_openai_package_raises_its_own_error(gateway: GatewayRig) -> None:
+    with (
+        OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client,
+        pytest.raises(BadRequestError, match="speed: must be 1"),
+    ):
+        client.audio.speech.create(model="tts-1", voice=VOICE, input=TEXT, speed=2)
+
+
+def test_an_unknown_path_and_a_body_that_is_no_json_are_refused(gateway: GatewayRig) -> None:
+    with gateway.http() as http:
+        assert "Not Found" in error_of(http.get("/v1/audio"), 404)["message"]
+        assert "Method Not Allowed" in error_of(http.get("/v1/audio/speech"), 405)["message"]
+        wrong = http.post("/v1/audio/speech", content=b"{", headers={"content-type": "text/json"})
+        error_of(wrong, 400)
+
+
+def test_models_and_health(gateway: GatewayRig) -> None:
+    with OpenAI(base_url=f"{gateway.url}/v1", api_key="none") as client:
+        names = [model.id for model in client.models.list()]
+        assert names[:2] == ["token2wav", "tts-1"]
+        assert client.models.retrieve("tts-1").id == "tts-1"
+    with gateway.http() as http:
+        assert http.get("/health/live").json() == {"status": "live"}
+        assert http.get("/health/ready").json() == {"status": "ready"}
+        assert "/v1/audio/speech" in http.get("/openapi.json").json()["paths"]
+
+
+def test_a_client_that_leaves_cancels_both_requests(
+    gateway: GatewayRig, speaker: FastAPI, rig: Rig
+) -> None:
+    before, ended = speaker.state.cancelled, rig.ended()["cancelled"]
+    with (
+        gateway.http() as http,
+        http.stream("POST", "/v1/audio/speech", json=body(input=SLOW.strip())) as response,
+    ):
+        next(response.iter_bytes())
+    until(lambda: speaker.state.cancelled == before + 1)
+    until(lambda: rig.ended()["cancelled"] == ended + 1)
+    assert gateway.value("texts_total", outcome="cancelled") >= 1
+
+
+def test_a_client_that_leaves_before_the_first_audio_cancels_the_language_model(
+    rig: Rig, voice: ClientVoice, tmp_path: Path
+) -> None:
+    slow = language_model.create_app(tokens_of, 1.0)
+    with (
+        serving(slow) as port,
+        GatewayRig.start(
+            tmp_path,
+            grpc_url=rig.server.grpc_url,
+            language_model_url=f"http://127.0.0.1:{port}/v1",
+            voice=voice,
+        ) as gateway,
+    ):
+        with gateway.http() as http, pytest.raises(httpx.ReadTimeout):
+            http.post("/v1/audio/speech", json=body(), timeout=1.5)
+        until(lambda: slow.state.cancelled == 1)
+        until(lambda: gateway.value("speaking") == 0)
+
+
+def test_codes_become_audio_without_a_language_model(
+    gateway: GatewayRig, model: Token2Wav, voice: ClientVoice
+) -> None:
+    codes = tokens_of(TEXT)
+    sent = {"codes": codes, "voice": VOICE, "response_format": "pcm"}
+    with gateway.http() as http:
+        for stream in (False, True):
+            answer = http.post("/v1/stage/run", json={**sent, "stream": stream})
+            assert ("content-length" in answer.headers) != stream
+            assert_same(answer.content, expected(model, voice, TEXT))
+        for wrong, status in (
+            ({"codes": []}, 400),
+            ({"codes": [-1]}, 400),
+            ({"codes": [1] * 1301}, 400),
+            ({"codes": [[1], [1, 2]]}, 400),
+            ({"codes": ["1x"]}, 400),
+            ({"codes": [10_000]}, 502),
+            ({"voice": None}, 502),
+        ):
+            assert error_of(http.post("/v1/stage/run", json=sent | wrong), status)["message"]
+
+
+def test_a_recording_becomes_a_voice(gateway: GatewayRig) -> None:
+    recording = (DEMO / "recordings" / "prompt.wav").read_bytes()
+    fields = {"name": "bob", "ref_text": PROMPT_TEXT}
+    with gateway.http() as http:
+        made = http.post("/v1/audio/voices", data=fields, files={"audio_sample": recording})
+        assert made.status_code == 201, made.text
+        assert made.json()["text"] == PROMPT_TEXT
+        assert http.get("/v1/audio/voices").json()["voices"] == ["anna", "bob"]
+        spoken = http.post("/v1/audio/speech", json=body(voice={"id": "bob"}))
+        assert len(spoken.content) == 2 * 960 * len(tokens_of(TEXT))
+        again = http.post("/v1/audio/voices", data=fields, files={"audio_sample": recording})
+        assert "a voice 'bob' exists" in error_of(again, 400)["message"]
+        more = http.post(
+            "/v1/audio/voices", data=fields | {"name": "eve"}, files={"audio_sample": recording}
+        )
+        assert "2 exist" in error_of(more, 429)["message"]
+        assert http.delete("/v1/audio/voices/bob").json()["deleted"]
+        error_of(http.delete("/v1/audio/voices/bob"), 404)
+    assert sorted(path.name for path in gateway.voices.iterdir()) == ["anna.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "recording", "reason"),
+    [
+        ({"name": "../bob"}, b"", "must have 1 to 64 letters"),
+        ({"name": ".bob"}, b"", "must have 1 to 64 letters"),
+        ({"name": "b" * 65}, b"", "must have 1 to 64 letters"),
+        ({"name": "bob"}, b"", "audio_sample: the recording: empty"),
+        ({"name": "bob"}, b"RIFF" + bytes(1000), "audio_sample: the recording: cannot be read"),
+        ({"name": "bob"}, b"<html>" * 1000, "audio_sample: the recording: cannot be read"),
+        ({}, b"x", "name: Field required"),
+    ],
+)
+def test_an_upload_that_is_no_voice_is_refused(
+    gateway: GatewayRig, fields: dict[str, str], recording: bytes, reason: str
+) -> None:
+    with gateway.http() as http:
+        answer = http.post("/v1/audio/voices", data=fields, files={"audio_sample": recording})
+    assert reason in error_of(answer, 400)["message"]
+    assert [path.name for path in gateway.voices.iterdir()] == ["anna.safetensors"]
+
+
+def test_a_long_text_of_a_voice_is_refused(gateway: GatewayRig) -> None:
+    fields = {"name": "bob", "ref_text": "x" * 1001}
+    with gateway.http() as http:
+        answer = http.post("/v1/audio/voices", data=fields, files={"audio_sample": b"x"})
+    assert "1001 characters" in error_of(answer, 413)["message"]
+
+
+def test_only_holders_of_keys_are_served(
+    rig: Rig, language_model_url: str, voice: ClientVoice, tmp_path: Path
+) -> None:
+    keys = [
+        {"name": name, "sha256": hashlib.sha256(name.encode()).hexdigest(), **limits}
+        for name, limits in (("one", {}), ("few", {"requests_per_minute": 1}))
+    ]
+    with GatewayRig.start(
+        tmp_path,
+        grpc_url=rig.server.grpc_url,
+        language_model_url=language_model_url,
+        voice=voice,
+        settings={"keys": keys},
+    ) as gateway:
+        with gateway.http() as http:
+            for path in ("/v1/models", "/v1/models/tts-1", "/v1/audio/voices"):
+                error_of(http.get(path), 401)
+            for path, content in (("speech", body()), ("voices", {})):
+                error_of(http.post(f"/v1/audio/{path}", json=content), 401 if content else 400)
+            error_of(http.delete(f"/v1/audio/voices/{VOICE}"), 401)
+            error_of(http.post("/v1/stage/run", json={"codes": [1], "voice": VOICE}), 401)
+            refused = http.get("/v1/models", headers={"authorization": "Bearer two"})
+            assert refused.headers["www-authenticate"] == "Bearer"
+        with gateway.http(headers={"authorization": "Bearer one"}) as http:
+            assert len(http.post("/v1/audio/speech", json=body()).content) > 0
+        with gateway.http(headers={"authorization": "Bearer few"}) as http:
+            assert http.post("/v1/audio/speech", json=body(input="one")).status_code == 200
+            late = error_of(http.post("/v1/audio/speech", json=body(input="one")), 429)
+            assert "1 requests a minute" in late["message"]
+        assert (gateway.voices / f"{VOICE}.safetensors").exists()
+
+
+def test_a_gateway_without_servers_says_which_one_is_missing(
+    rig: Rig, voice: ClientVoice, tmp_path: Path
+) -> None:
+    settings = {
+        "language_model": {"connect_timeout_s": 5},
+        "speech_server": {"response_timeout_s": PATIENCE_SECONDS},
+    }
+    with (
+        GatewayRig.start(
+            tmp_path,
+            grpc_url=rig.server.grpc_url,
+            language_model_url="http://127.0.0.1:9",
+            voice=voice,
+            settings=settings,
+        ) as gateway,
+        gateway.http() as http,
+    ):
+        assert http.get("/health/live").status_code == 200
+        assert "language model: " in error_of(http.get("/health/ready"), 502)["message"]
+        assert (
+            "language model: "
+            in error_of(http.post("/v1/audio/speech", json=body()), 502)["message"]
+        )

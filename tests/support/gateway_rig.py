@@ -1,0 +1,104 @@
+"""A gateway in a thread, between a real server and an OpenAI-style language model."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvicorn
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
+from safetensors.numpy import save_file
+
+from tests.support.patience import PATIENCE_SECONDS, until
+from tests.support.tiny_model import demo_tokens
+from token2wav_client import ClientVoice, TokenError
+from token2wav_client.voice import FIELDS
+from token2wav_gateway.app import create_app
+from token2wav_gateway.metrics import Metrics
+from token2wav_gateway.settings import Settings
+from token2wav_server import Ports
+
+TEMPLATE = Path(__file__).parents[2] / "examples" / "speech" / "template.yaml"
+VOICE, PROMPT_TEXT = "anna", "words of the prompt"
+TOKENS_OF_A_WORD = 6
+
+
+def tokens_of(text: str) -> list[int]:
+    """Tokens that the language model says for a text: six for each word."""
+    words = text.split()
+    if words == ["nothing"]:
+        raise TokenError("sentence: 0 words; at least 1 is needed")
+    return demo_tokens(TOKENS_OF_A_WORD * len(words)).tolist()
+
+
+@dataclass(frozen=True)
+class GatewayRig:
+    """A gateway under test.
+
+    Attributes:
+        url: base URL.
+        registry: metrics of the gateway.
+        voices: folder of its voices.
+    """
+
+    url: str
+    registry: CollectorRegistry
+    voices: Path
+
+    def http(self, **options: Any) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=PATIENCE_SECONDS, **options)
+
+    def value(self, name: str, **labels: str) -> float:
+        """Returns the value of a metric."""
+        return self.registry.get_sample_value(f"token2wav_gateway_{name}", labels) or 0.0
+
+    @classmethod
+    @contextmanager
+    def start(
+        cls,
+        folder: Path,
+        *,
+        grpc_url: str,
+        language_model_url: str,
+        voice: ClientVoice,
+        settings: dict[str, Any] | None = None,
+    ) -> Iterator[GatewayRig]:
+        """Starts a gateway with one voice, and further settings."""
+        voices = folder / "voices"
+        voices.mkdir()
+        save_file({name: getattr(voice, name) for name in FIELDS}, voices / f"{VOICE}.safetensors")
+        document: dict[str, Any] = {
+            "language_model": {"url": language_model_url, "template": str(TEMPLATE)},
+            "speech_server": {"url": grpc_url, "response_timeout_s": PATIENCE_SECONDS},
+            "voices": {"folder": voices},
+        }
+        for section, values in (settings or {}).items():
+            own = document.get(section)
+            document[section] = {**own, **values} if isinstance(own, dict) else values
+        metrics = Metrics()
+        app = create_app(Settings.model_validate(document), metrics)
+        with serving(app) as port:
+            yield cls(f"http://127.0.0.1:{port}", metrics.registry, voices)
+
+
+@contextmanager
+def serving(app: FastAPI | Any) -> Iterator[int]:
+    """Serves an ASGI application in a thread, and yields its port."""
+    port = Ports.free().http
+    server = uvicorn.Server(
+        uvicorn.Config(app, port=port, log_level="error", timeout_graceful_shutdown=1)
+    )
+    thread = threading.Thread(target=server.run, name="uvicorn")
+    thread.start()
+    try:
+        until(lambda: server.started)
+        yield port
+    finally:
+        server.should_exit = True
+        thread.join()
