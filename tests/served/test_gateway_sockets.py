@@ -1,0 +1,223 @@
+"""WebSocket of the gateway: text in pieces, audio per sentence, and cancellation."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from fastapi import FastAPI
+from numpy.typing import NDArray
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import ClientConnection, connect
+
+from examples.speech import language_model
+from tests.support.gateway_rig import VOICE, GatewayRig, serving, tokens_of
+from tests.support.patience import PATIENCE_SECONDS, until
+from tests.support.server_rig import Rig
+from token2wav import Token2Wav, Voice
+from token2wav_client import ClientVoice
+
+CONFIG = {"type": "session.config", "voice": VOICE}
+TEXT = "One two three. Four five! Six seven eight nine"
+SENTENCES = ["One two three.", "Four five!", "Six seven eight nine"]
+SLOW = "slow " * 600
+
+
+@pytest.fixture(scope="module")
+def speaker() -> FastAPI:
+    return language_model.create_app(tokens_of, 1000.0)
+
+
+@pytest.fixture(scope="module")
+def gateway(
+    rig: Rig, speaker: FastAPI, voice: ClientVoice, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[GatewayRig]:
+    with (
+        serving(speaker) as port,
+        GatewayRig.start(
+            tmp_path_factory.mktemp("gateway"),
+            grpc_url=rig.server.grpc_url,
+            language_model_url=f"http://127.0.0.1:{port}/v1",
+            voice=voice,
+            settings={"limits": {"idle_s": 2.0, "sockets": 20}},
+        ) as started,
+    ):
+        yield started
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left(rig: Rig, gateway: GatewayRig) -> Iterator[None]:
+    yield
+    until(lambda: gateway.value("speaking") == 0 and gateway.value("sockets") == 0)
+    rig.wait_until_empty()
+
+
+class Socket:
+    """WebSocket that collects what it receives."""
+
+    def __init__(self, connection: ClientConnection) -> None:
+        self._connection = connection
+        self.events: list[dict[str, Any]] = []
+        self.audio: list[bytes] = []
+
+    def send(self, **message: Any) -> None:
+        self._connection.send(json.dumps(message))
+
+    def until(self, kind: str) -> dict[str, Any]:
+        """Receives until an event of a kind has arrived."""
+        while True:
+            message = self._connection.recv(timeout=PATIENCE_SECONDS)
+            if isinstance(message, bytes):
+                self.audio.append(message)
+                continue
+            self.events.append(json.loads(message))
+            if self.events[-1]["type"] == kind:
+                return self.events[-1]
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in self.events if event["type"] == kind]
+
+
+def address(gateway: GatewayRig) -> str:
+    return gateway.url.replace("http", "ws") + "/v1/audio/speech/stream"
+
+
+@contextmanager
+def opened(gateway: GatewayRig, **config: Any) -> Iterator[Socket]:
+    with connect(address(gateway), open_timeout=PATIENCE_SECONDS, close_timeout=1) as connection:
+        socket = Socket(connection)
+        socket.send(**CONFIG | config)
+        yield socket
+
+
+def wanted(model: Token2Wav, voice: ClientVoice, sentence: str) -> NDArray[np.int16]:
+    own = Voice(voice.prompt_tokens, voice.prompt_mel, voice.speaker_embedding)
+    audio = model.synthesize(np.array(tokens_of(sentence), np.int32), own)
+    return np.rint(np.clip(audio, -1, 1) * 32767).astype(np.int16)
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+@pytest.mark.parametrize("events", ["binary", "json"])
+def test_text_in_pieces_becomes_the_audio_of_its_sentences(
+    gateway: GatewayRig, model: Token2Wav, voice: ClientVoice, size: int, events: str
+) -> None:
+    with opened(gateway, events=events) as socket:
+        for at in range(0, len(TEXT), size):
+            socket.send(type="input.text", text=TEXT[at : at + size])
+        socket.send(type="input.done")
+        assert socket.until("session.done")["total_sentences"] == 3
+    assert [event["sentence_text"] for event in socket.of("audio.start")] == SENTENCES
+    assert not socket.of("error")
+    deltas = [base64.b64decode(event["audio"]) for event in socket.of("audio.delta")]
+    assert bool(deltas) == (events == "json")
+    audio = np.frombuffer(b"".join(socket.audio + deltas), np.int16)
+    whole = np.concatenate([wanted(model, voice, sentence) for sentence in SENTENCES])
+    assert audio.shape == whole.shape
+    assert np.abs(audio.astype(int) - whole).max() <= 1
+    for place, sentence in enumerate(SENTENCES):
+        progress = [
+            (event["samples"], event["tokens"])
+            for event in socket.of("audio.progress")
+            if event["sentence_index"] == place
+        ]
+        assert progress == sorted(progress)
+        assert progress[-1] == (960 * len(tokens_of(sentence)), len(tokens_of(sentence)))
+
+
+def test_cancel_stops_the_speech_and_the_socket_speaks_on(
+    gateway: GatewayRig, speaker: FastAPI, rig: Rig
+) -> None:
+    before, ended = speaker.state.cancelled, rig.ended()["cancelled"]
+    with opened(gateway) as socket:
+        socket.send(type="cancel")  # nothing is spoken yet
+        assert socket.until("audio.cancelled")["sentence_index"] is None
+        socket.send(type="input.text", text=f"{SLOW}. Never spoken. Nor this")
+        socket.until("audio.progress")
+        socket.send(type="cancel")
+        assert socket.until("audio.cancelled")["sentence_index"] == 0
+        until(lambda: speaker.state.cancelled == before + 1)
+        until(lambda: rig.ended()["cancelled"] == ended + 1)
+        socket.send(type="input.text", text="Four five!")
+        socket.send(type="input.done")
+        assert socket.until("session.done")["total_sentences"] == 2
+    assert [event["sentence_text"] for event in socket.of("audio.start")][1:] == ["Four five!"]
+
+
+def test_a_client_that_disconnects_cancels_its_speech(
+    gateway: GatewayRig, speaker: FastAPI
+) -> None:
+    before = speaker.state.cancelled
+    with opened(gateway) as socket:
+        socket.send(type="input.text", text=f"{SLOW}. ")
+        socket.until("audio.progress")
+    until(lambda: speaker.state.cancelled == before + 1)
+
+
+def test_a_sentence_that_fails_does_not_end_the_session(gateway: GatewayRig) -> None:
+    with opened(gateway, response_format="opus") as socket:
+        socket.send(type="input.text", text="nothing\nOne two.")
+        socket.send(type="input.done")
+        assert socket.until("session.done")["total_sentences"] == 2
+    (error,) = socket.of("error")
+    assert "0 words" in error["error"]["message"]
+    assert error["sentence_index"] == 0
+    assert socket.audio[0][:4] == b"OggS"
+    assert [event["sentence_index"] for event in socket.of("audio.done")] == [1]
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        ("{", "expected a JSON object"),
+        ('{"type": "input.txt", "text": ""}', "Input should be"),
+        ('{"type": "input.text"}', "Field required"),
+        ('["input.text"]', "valid dictionary"),
+        ('{"type": "input.text", "text": "%s"}' % ("No. " * 300), "more than 256 sentences wait"),
+        (b"\x00", "expected a JSON object"),
+    ],
+)
+def test_a_wrong_message_ends_the_session_with_a_sentence(
+    gateway: GatewayRig, message: str | bytes, reason: str
+) -> None:
+    with opened(gateway) as socket:
+        socket._connection.send(message)
+        assert reason in socket.until("error")["error"]["message"]
+        with pytest.raises(ConnectionClosed) as closed:
+            socket.until("never")
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 1008
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"voice": "nobody"}, "'nobody' is not one of"),
+        ({"model": "gpt-5"}, "'gpt-5' is not one of"),
+        ({"response_format": "aac"}, "not one of pcm"),
+        ({"speed": 1}, "Extra inputs"),
+    ],
+)
+def test_a_wrong_session_is_refused(
+    gateway: GatewayRig, config: dict[str, Any], reason: str
+) -> None:
+    with opened(gateway, **config) as socket:
+        assert reason in socket.until("error")["error"]["message"]
+
+
+def test_an_idle_socket_is_closed(gateway: GatewayRig) -> None:
+    with opened(gateway) as socket:
+        assert "no message for 2 s" in socket.until("error")["error"]["message"]
+
+
+def test_sockets_above_the_limit_are_refused(gateway: GatewayRig) -> None:
+    with ExitStack() as stack:
+        for _ in range(20):
+            stack.enter_context(opened(gateway))
+        until(lambda: gateway.value("sockets") == 20)
+        with connect(address(gateway)) as refused:
+            assert "20 sockets are open" in refused.recv(timeout=PATIENCE_SECONDS)
