@@ -239,28 +239,30 @@ class BoundedBody:
             return
         limits = self._limits
         most = limits.upload_bytes if scope["path"] == _UPLOADS else limits.body_bytes
-        headers = dict(scope["headers"])
-        received = 0
+        declared = dict(scope["headers"]).get(b"content-length", b"0")
+        received = int(declared) if declared.isdigit() else 0
+        refused, started = received > most, False
+        if not refused:
+            received = 0
 
-        async def bounded() -> Message:
-            nonlocal received
-            message = await receive()
-            received += len(message.get("body", b""))
-            if received > most:
-                raise _too_large(most)
-            return message
+            async def bounded_receive() -> Message:
+                nonlocal received, refused
+                message = await receive()
+                received += len(message.get("body", b""))
+                refused = refused or received > most
+                return {"type": "http.disconnect"} if refused else message
 
-        try:
-            if int(headers.get(b"content-length", b"0")) > most:
-                raise _too_large(most)
-            await self._app(scope, bounded, send)
-        except TooLargeError as error:
+            async def send_unless_refused(message: Message) -> None:
+                nonlocal started
+                if not refused:
+                    started = True
+                    await send(message)
+
+            await self._app(scope, bounded_receive, send_unless_refused)
+        if refused and not started:
+            error = TooLargeError(f"body: larger than {most} bytes")
             answer = JSONResponse(error.body, error.status, {"connection": "close"})
             await answer(scope, receive, send)
-
-
-def _too_large(most: int) -> TooLargeError:
-    return TooLargeError(f"body: larger than {most} bytes")
 
 
 class _ClientLeftError(GatewayError):

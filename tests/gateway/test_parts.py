@@ -120,9 +120,9 @@ def test_only_known_keys_are_admitted() -> None:
     for authorization in ("Bearer one", "bearer two"):
         with access.admitted(authorization):
             pass
-    for authorization in (None, "", "one", "Basic one", "Bearer", "Bearer ONE", "Bearer one two"):
+    for wrong in (None, "", "one", "Basic one", "Bearer", "Bearer ONE", "Bearer one two"):
         with pytest.raises(AccessDeniedError, match="a valid key is needed"):
-            access.check(authorization)
+            access.check(wrong)
     Access([]).check(None)
 
 

@@ -13,7 +13,8 @@ import pytest
 from fastapi import FastAPI
 from numpy.typing import NDArray
 from websockets.exceptions import ConnectionClosed
-from websockets.sync.client import ClientConnection, connect
+from websockets.sync.client import connect
+from websockets.sync.connection import Connection
 
 from examples.speech import language_model
 from tests.support.gateway_rig import VOICE, GatewayRig, serving, tokens_of
@@ -60,7 +61,7 @@ def _nothing_left(rig: Rig, gateway: GatewayRig) -> Iterator[None]:
 class Socket:
     """WebSocket that collects what it receives."""
 
-    def __init__(self, connection: ClientConnection) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self.events: list[dict[str, Any]] = []
         self.audio: list[bytes] = []

@@ -1,0 +1,280 @@
+"""Attacks on the gateway, from clients and from the language model server: other streams lose no
+sample.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, closing
+
+import httpx
+import numpy as np
+import pytest
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from websockets.sync.client import connect
+
+from tests.served.test_gateway import TEXT, assert_same, body, error_of, expected
+from tests.support.gateway_rig import VOICE, GatewayRig, serving, tokens_of
+from tests.support.patience import PATIENCE_SECONDS, until
+from tests.support.server_rig import Rig
+from token2wav import Token2Wav
+from token2wav_client import ClientVoice
+
+MOST_TOKENS = 200
+
+
+def event(text: str) -> str:
+    return f"data: {json.dumps({'choices': [{'delta': {'content': text}}]})}\n\n"
+
+
+async def endless_line() -> AsyncIterator[str]:
+    yield "data: "
+    while True:
+        yield "x" * 65_536
+        await asyncio.sleep(0)
+
+
+async def endless_text() -> AsyncIterator[str]:
+    while True:
+        yield event("no token " * 100)
+        await asyncio.sleep(0)
+
+
+async def endless_tokens() -> AsyncIterator[str]:
+    while True:
+        yield event("<|s_1|>")
+        await asyncio.sleep(0)
+
+
+async def hang() -> AsyncIterator[str]:
+    yield event("<|s_1|>")
+    await asyncio.sleep(3600)
+
+
+async def breaks_off() -> AsyncIterator[str]:
+    yield event("<|s_1|>" * 40)
+    raise ConnectionError("gone")
+
+
+async def once(text: str) -> AsyncIterator[str]:
+    yield text
+
+
+def hostile() -> FastAPI:
+    """A language model server that attacks, as the text asks for it."""
+    app = FastAPI()
+
+    @app.post("/v1/chat/completions")
+    async def complete(request: Request) -> Response:
+        text = (await request.json())["messages"][-1]["content"]
+        streams = {
+            "endless line": endless_line,
+            "endless text": endless_text,
+            "endless tokens": endless_tokens,
+            "hang": hang,
+            "breaks off": breaks_off,
+        }
+        answers = {
+            "no tokens": event("hello"),
+            "wrong token": event("<|s_999999|>"),
+            "no json": "data: {\n\n",
+            "a list": "data: [1]\n\n",
+            "an error": 'data: {"error": {"message": "out of memory"}}\n\n',
+            "no content": "",
+            "nulls": 'data: {"choices": [{"delta": null}]}\n\n',
+        }
+        if text == "a page":
+            return Response("<html>" * 1000, media_type="text/html")
+        if text == "status 500":
+            return JSONResponse({"error": "x" * 10_000}, 500)
+        if text == "a redirect":
+            return Response(status_code=307, headers={"location": "http://127.0.0.1:9/"})
+        if text in streams:
+            return StreamingResponse(streams[text](), media_type="text/event-stream")
+        good = "".join(event(f"<|s_{token}|>") for token in tokens_of(text)) + "data: [DONE]\n\n"
+        return StreamingResponse(once(answers.get(text, good)), media_type="text/event-stream")
+
+    return app
+
+
+@pytest.fixture(scope="module")
+def gateway(
+    rig: Rig, voice: ClientVoice, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[GatewayRig]:
+    with (
+        serving(hostile()) as port,
+        GatewayRig.start(
+            tmp_path_factory.mktemp("gateway"),
+            grpc_url=rig.server.grpc_url,
+            language_model_url=f"http://127.0.0.1:{port}/v1",
+            voice=voice,
+            settings={
+                "language_model": {"token_timeout_s": 2},
+                "limits": {
+                    "speech_tokens": MOST_TOKENS,
+                    "seconds": 60,
+                    "body_bytes": 100_000,
+                    "upload_bytes": 200_000,
+                    "streams": 8,
+                },
+            },
+        ) as started,
+    ):
+        yield started
+
+
+@pytest.fixture(autouse=True)
+def _other_streams_lose_no_sample(
+    rig: Rig, gateway: GatewayRig, model: Token2Wav, voice: ClientVoice
+) -> Iterator[None]:
+    """Speaks a text during every attack, and another one after it."""
+    heard: list[bytes] = []
+
+    def speak() -> None:
+        with gateway.http() as http:
+            heard.append(http.post("/v1/audio/speech", json=body()).content)
+
+    during = threading.Thread(target=speak)
+    during.start()
+    yield
+    during.join()
+    speak()
+    for content in heard:
+        assert_same(content, expected(model, voice, TEXT))
+    until(lambda: gateway.value("speaking") == 0)
+    rig.wait_until_empty()
+
+
+@pytest.mark.parametrize(
+    ("attack", "status", "reason"),
+    [
+        ("endless line", 502, "a line is longer than 1048576 bytes"),
+        ("no tokens", 502, "the answer contains no speech token"),
+        ("wrong token", 502, "speech server: "),
+        ("no json", 502, "is no piece of an answer"),
+        ("a list", 502, "is no piece of an answer"),
+        ("an error", 502, "out of memory"),
+        ("no content", 502, "the answer contains no speech token"),
+        ("nulls", 502, "the answer contains no speech token"),
+        ("a page", 502, "language model: "),
+        ("status 500", 502, "status 500: "),
+        ("a redirect", 502, "language model: "),
+        ("hang", 504, "language model: no answer in time"),
+    ],
+)
+def test_a_hostile_language_model_fails_its_own_text(
+    gateway: GatewayRig, attack: str, status: int, reason: str
+) -> None:
+    with gateway.http() as http:
+        error = error_of(http.post("/v1/audio/speech", json=body(input=attack)), status)
+    assert reason in error["message"]
+    assert len(error["message"]) < 400
+
+
+@pytest.mark.parametrize("attack", ["endless tokens", "breaks off"])
+def test_audio_that_cannot_be_finished_ends_in_a_broken_connection(
+    gateway: GatewayRig, attack: str
+) -> None:
+    """The status was sent with the first audio, so only the connection can tell."""
+    with gateway.http() as http:
+        try:
+            answer = http.post("/v1/audio/speech", json=body(input=attack))
+        except httpx.RemoteProtocolError:
+            return
+        error_of(answer, 502)  # it failed before its first audio
+
+
+def test_text_without_end_and_without_tokens_ends_with_the_request(
+    gateway: GatewayRig, rig: Rig
+) -> None:
+    with gateway.http() as http, pytest.raises(httpx.ReadTimeout):
+        http.post("/v1/audio/speech", json=body(input="endless text"), timeout=2)
+
+
+def test_bodies_of_100_mb_are_refused_before_they_are_read(gateway: GatewayRig) -> None:
+    def pieces() -> Iterator[bytes]:
+        yield (b'--x\r\ncontent-disposition: form-data; name="audio_sample"; filename="a"\r\n\r\n')
+        for _ in range(100):
+            yield b"x" * (1 << 20)
+
+    with gateway.http() as http:
+        for path in ("voices", "speech"):
+            whole = http.post(f"/v1/audio/{path}", content=b"x" * 300_000)
+            assert "body: larger than" in error_of(whole, 413)["message"]
+            try:
+                streamed = http.post(
+                    f"/v1/audio/{path}",
+                    content=pieces(),
+                    headers={"content-type": "multipart/form-data; boundary=x"},
+                )
+            except httpx.WriteError:  # the connection was closed while the client still sent
+                continue
+            error_of(streamed, 413)
+        form = http.post(
+            "/v1/audio/voices", data={"name": "bob"}, files={"audio_sample": b"x" * 150_000}
+        )
+        assert "creates no voices" in error_of(form, 400)["message"]
+
+
+def test_500_sockets_that_send_nothing(gateway: GatewayRig) -> None:
+    port = int(gateway.url.rpartition(":")[2])
+    with ExitStack() as stack:
+        for number in range(500):
+            connection = stack.enter_context(
+                closing(socket.create_connection(("127.0.0.1", port), PATIENCE_SECONDS))
+            )
+            if number % 2:
+                connection.sendall(b"POST /v1/audio/speech HTTP/1.1\r\nhost: x\r\n")
+        with gateway.http() as http:
+            assert http.get("/health/live").status_code == 200
+            assert len(http.post("/v1/audio/speech", json=body()).content) > 0
+
+
+def test_a_reader_that_does_not_read_holds_up_nobody(gateway: GatewayRig, rig: Rig) -> None:
+    url = gateway.url.replace("http", "ws") + "/v1/audio/speech/stream"
+    port = int(gateway.url.rpartition(":")[2])
+    content = json.dumps(body()).encode()
+    head = (
+        f"POST /v1/audio/speech HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(content)}\r\n\r\n"
+    )
+    with ExitStack() as stack:
+        for _ in range(3):
+            reader = stack.enter_context(
+                closing(socket.create_connection(("127.0.0.1", port), PATIENCE_SECONDS))
+            )
+            reader.sendall(head.encode() + content)
+            deaf = stack.enter_context(connect(url, max_queue=1, close_timeout=0.1))
+            deaf.send(json.dumps({"type": "session.config", "voice": VOICE}))
+            deaf.send(json.dumps({"type": "input.text", "text": f"{TEXT}. " * 5}))
+        with gateway.http() as http:
+            audio = np.frombuffer(http.post("/v1/audio/speech", json=body()).content, np.int16)
+        assert len(audio) == 960 * len(tokens_of(TEXT))
+
+
+def test_texts_above_the_limit_are_refused(gateway: GatewayRig) -> None:
+    with ExitStack() as stack:
+        http = stack.enter_context(gateway.http())
+        hanging = [
+            threading.Thread(target=lambda: http.post("/v1/audio/speech", json=body(input="hang")))
+            for _ in range(9)
+        ]
+        for thread in hanging:
+            thread.start()
+            stack.callback(thread.join)
+        until(lambda: gateway.value("refused_total", status="429") >= 1)
+
+
+def test_names_of_voices_are_no_paths(gateway: GatewayRig) -> None:
+    (gateway.voices.parent / "secret.safetensors").write_bytes(b"secret")
+    with gateway.http() as http:
+        for name in ("../secret", "..", ".", "", "/etc/passwd", "a/b", "a\x00b", "ä", "%2e%2e"):
+            error_of(http.post("/v1/audio/speech", json=body(voice=name)), 404)
+        for name in ("..%2Fsecret", "%2e%2e", "a%00b"):
+            error_of(http.delete(f"/v1/audio/voices/{name}"), 404)
+    assert (gateway.voices.parent / "secret.safetensors").exists()
