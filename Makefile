@@ -13,7 +13,7 @@ GRPC_PORT ?= 8001
 METRICS_PORT ?= 8002
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check page lint format serve export gpu-check perf demo-voice soak rehearsal images images-check docs docs-check dist clean
+.PHONY: help setup demo speech test check page lint format serve export gpu-check perf demo-voice soak rehearsal images images-check docs docs-check dist clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -24,6 +24,10 @@ setup: ## create .venv with all dependencies (most other targets do this first)
 demo: ## [WAV=file]: synthesize a sentence, or a recording, with a real Triton server into out/demo.wav
 	$(SETUP)
 	@$(BIN)/python examples/demo.py $(if $(WAV),"$(WAV)")
+
+speech: ## [ARGS=]: serve OpenAI's speech interface with the demo voice and a language model, until Ctrl-C
+	$(SETUP)
+	@$(BIN)/python -m examples.speech.demo $(ARGS)
 
 test: lint ## lint, then run all tests in four processes (tests wait for servers half of the time)
 	$(BIN)/pytest -n 4

@@ -19,6 +19,7 @@ COPY pyproject.toml README.md LICENSE ./
 COPY token2wav ./token2wav
 COPY client ./client
 COPY exporters ./exporters
+COPY gateway ./gateway
 COPY voices ./voices
 COPY server ./server
 RUN python3 -m pip wheel --no-deps --no-build-isolation --wheel-dir /wheels .

@@ -19,13 +19,14 @@ main() {
     wheel=$(echo dist/token2wav-*.whl)
     try client token2wav_client "import importlib.util as u; assert u.find_spec('torch') is None"
     try voice token2wav_voice "import importlib.util as u; assert u.find_spec('torch') is None"
+    try gateway token2wav_gateway.cli "import importlib.util as u; assert u.find_spec('torch') is None"
     try onnx onnxruntime
     try onnx-gpu onnxruntime
     try server token2wav "import token2wav_server"
     try export token2wav_export
     speak
     least
-    for extra in client server export; do
+    for extra in client gateway server export; do
         "$BIN/cyclonedx-py" environment -o "dist/sbom-$extra.json" "$ENVIRONMENTS/$extra/bin/python"
     done
     ls -sh dist
@@ -71,7 +72,7 @@ least() {
     local python=$environment/bin/python model=$PWD/examples/demo_voice/model torch
     uv venv --python "$BIN/python" "$environment" || fail "$ENVIRONMENTS/uv.log"
     uv pip compile --resolution lowest-direct --no-annotate --python "$python" --output-file "$list" \
-        --extra client --extra server --extra voice --extra export pyproject.toml || fail "$ENVIRONMENTS/uv.log"
+        --extra client --extra gateway --extra server --extra voice --extra export pyproject.toml || fail "$ENVIRONMENTS/uv.log"
     torch=$(grep '^torch==' "$list")
     if uv pip install --python "$python" --no-deps --extra-index-url "$TORCH_INDEX" "$torch+cpu"; then
         sed -i -E '/^(torch|triton|nvidia-.*)==/d' "$list"
@@ -84,7 +85,7 @@ least() {
 import sys
 
 import numpy as np
-import token2wav_client, token2wav_server.cli, token2wav_voice.cli  # noqa: F401
+import token2wav_client, token2wav_gateway.cli, token2wav_server.cli, token2wav_voice.cli  # noqa: F401
 from token2wav import Token2Wav, Voice
 
 model = Token2Wav.load(sys.argv[1])

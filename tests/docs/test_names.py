@@ -17,6 +17,7 @@ from token2wav.config.values import from_mapping
 PROGRAMS = {
     "token2wav-client": ("client",),
     "token2wav-export": ("exporters",),
+    "token2wav-gateway": ("gateway",),
     "token2wav-plan": ("server/token2wav_server",),
     "token2wav-tokenize": ("voices",),
     "token2wav-voice": ("voices",),
