@@ -202,7 +202,7 @@ def create_app(settings: Settings, metrics: Metrics) -> FastAPI:
 
 
 class ClosingResponse(StreamingResponse):
-    """Response whose resources are released when it ends, however it ends.
+    """Response that releases its resources when it ends, also after an error.
 
     Args:
         pieces: content.
@@ -222,7 +222,7 @@ class ClosingResponse(StreamingResponse):
 
 
 class BoundedBody:
-    """Middleware that refuses a request whose body exceeds a limit, before it is kept in memory.
+    """Middleware that refuses a body above a limit before the body is kept in memory.
 
     Args:
         app: application to protect.
@@ -266,7 +266,7 @@ class BoundedBody:
 
 
 class _ClientLeftError(GatewayError):
-    """Error of a request whose client has disconnected. Nobody receives it."""
+    """Error of a request after its client has disconnected. It reaches no client."""
 
     status = 499
 

@@ -48,7 +48,7 @@ class NotFoundError(GatewayError):
 
 
 class TooLargeError(GatewayError):
-    """Error of a request whose body exceeds a limit."""
+    """Error of a request with a body above a limit."""
 
     status, kind = 413, "invalid_request_error"
 

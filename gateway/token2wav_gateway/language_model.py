@@ -131,7 +131,7 @@ class LanguageModel:
 
 
 class _BoundedLines(httpx.AsyncByteStream):
-    """Body of a response whose lines are bounded, because a parser keeps a line until it ends."""
+    """Body of a response with bounded lines, because a parser keeps a line until its end."""
 
     def __init__(self, stream: httpx.AsyncByteStream) -> None:
         self._stream = stream

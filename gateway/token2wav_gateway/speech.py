@@ -97,7 +97,7 @@ class Speech:
         """Checks that both servers work.
 
         Raises:
-            ModelError: one of them does not.
+            ModelError: a server does not answer, or not correctly.
         """
         await self.language_model.check()
         try:

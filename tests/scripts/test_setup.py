@@ -64,4 +64,4 @@ def test_help_is_the_default_and_lists_every_target() -> None:
     named = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert named
     assert targets == named[1].split()
-    assert targets[:4] == ["help", "setup", "demo", "test"]
+    assert targets[:5] == ["help", "setup", "demo", "speech", "test"]
