@@ -53,6 +53,10 @@ class AudioChunk:
             trimmed.
         samples_trimmed: samples of leading silence that the server removed. The utterance has
             samples_per_token * tokens - samples_trimmed samples.
+        first_token: position in the utterance of the first token that the chunk speaks, in whole or
+            in part.
+        token_count: number of tokens that the chunk speaks, in whole or in part. After an
+            interruption it tells which tokens a listener has heard.
         audio_format: format of the samples, as requested.
     """
 
@@ -65,6 +69,8 @@ class AudioChunk:
     sample_rate: int = SAMPLE_RATE
     samples_per_token: int = SAMPLES_PER_TOKEN
     samples_trimmed: int = 0
+    first_token: int = 0
+    token_count: int = 0
     audio_format: AudioFormat = "float32"
 
     @property

@@ -204,9 +204,15 @@ class Call:
         repeated = max(self._delivered_samples - (self._samples - len(chunk.audio)), 0)
         if repeated and repeated >= len(chunk.audio) and not chunk.final:
             return None
+        # Counted here, and not read from the response, because a part may be repeated audio.
+        audio = chunk.audio[repeated:]
+        end = self._samples + self._trimmed
+        first_token = (end - len(audio)) // chunk.samples_per_token
         timed = replace(
             chunk,
-            audio=chunk.audio[repeated:],
+            audio=audio,
+            first_token=first_token,
+            token_count=-(-end // chunk.samples_per_token) - first_token if len(audio) else 0,
             index=self._delivered_chunks,
             arrival_s=0.0 if self._started_at is None else now - self._started_at,
             latency_s=now

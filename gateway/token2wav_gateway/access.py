@@ -95,7 +95,10 @@ class Access:
         kind, _, key = (authorization or "").partition(" ")
         digest = hashlib.sha256(key.strip().encode()).hexdigest()
         found = None
-        for stored, holder in self._holders:  # every key, so that the time of the check reveals nothing
+        for (
+            stored,
+            holder,
+        ) in self._holders:  # every key, so that the time of the check reveals nothing
             if hmac.compare_digest(stored, digest):
                 found = holder
         if kind.lower() != "bearer" or found is None:

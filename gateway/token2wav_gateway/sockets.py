@@ -154,7 +154,7 @@ class _Session:
                 async for chunk in chunks:
                     await self._send_audio(encoder.encode(chunk.audio))
                     samples += len(chunk.audio)
-                    tokens = (samples + chunk.samples_trimmed) // chunk.samples_per_token
+                    tokens = chunk.first_token + chunk.token_count
                     await self._send("audio.progress", **place, samples=samples, tokens=tokens)
                 await self._send_audio(encoder.finish())
         except GatewayError as error:

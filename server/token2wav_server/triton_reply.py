@@ -51,6 +51,8 @@ class TritonReply:
             "sample_rate": np.array([chunk.sample_rate], np.int32),
             "samples_per_token": np.array([chunk.samples_per_token], np.int32),
             "samples_trimmed": np.array([chunk.samples_trimmed], np.int32),
+            "first_token": np.array([chunk.first_token], np.int32),
+            "token_count": np.array([chunk.token_count], np.int32),
         }
         tensors = [
             pb_utils.Tensor.from_dlpack(name, torch.from_numpy(array))

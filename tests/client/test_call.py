@@ -209,6 +209,7 @@ def test_silence_that_was_trimmed_is_missing_in_the_sum(answered: Call) -> None:
     answered.request([1], 11.0, end=True)
     chunk = take(answered, audio(0, 0, 3, samples_trimmed=960), 12.0)
     assert (chunk.samples_trimmed, chunk.latency_s) == (960, 2.0)
+    assert (chunk.first_token, chunk.token_count) == (1, 3)  # the first token was trimmed
     with pytest.raises(
         ProtocolError, match="the server sent 3840 samples for 5 tokens, expected 3839"
     ):

@@ -161,6 +161,8 @@ def test_ready_live_and_metadata(rig: Rig) -> None:
         "sample_rate",
         "samples_per_token",
         "samples_trimmed",
+        "first_token",
+        "token_count",
     }
 
 
@@ -174,4 +176,11 @@ def test_voice_inputs_arrive_unchanged(
     inputs["prompt_mel"] = np.asfortranarray(inputs["prompt_mel"])
     with rig.connect() as connection:
         connection.send(golden.tokens, inputs)
-        assert np.abs(connection.answers().audio - whole).max() <= SERVER_EQUALS_LIBRARY
+        answers = connection.answers()
+    assert np.abs(answers.audio - whole).max() <= SERVER_EQUALS_LIBRARY
+    sent = 0
+    for (_, _, audio), (first, count) in zip(answers.chunks, answers.spoken, strict=True):
+        assert first == sent // 960
+        sent += len(audio)
+        assert first + count == -(-sent // 960)
+    assert first + count == len(golden.tokens)

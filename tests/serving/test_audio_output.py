@@ -46,7 +46,12 @@ def taken(output: AudioOutput, audio: NDArray[np.float32], cuts: list[int]) -> l
     assert [chunk.index for chunk in chunks] == list(range(len(chunks)))
     assert [chunk.final for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
     assert all(len(chunk.audio) for chunk in chunks[:-1])
-    last = chunks[-1]
+    last, sent = chunks[-1], 0
+    for chunk in chunks:  # every sample belongs to a token
+        positions = sent + chunk.samples_trimmed + np.arange(len(chunk.audio))
+        tokens = np.unique(positions // chunk.samples_per_token).tolist()
+        assert list(range(chunk.first_token, chunk.first_token + chunk.token_count)) == tokens
+        sent += len(chunk.audio)
     assert sum(len(chunk.audio) for chunk in chunks) + last.samples_trimmed == (
         last.samples_per_token * (len(audio) / TOKEN)
     )

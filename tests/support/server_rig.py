@@ -131,6 +131,8 @@ class Answers:
     """All responses to one request."""
 
     chunks: list[tuple[int, bool, NDArray[Any]]] = field(default_factory=list)
+    # first token and number of tokens of every chunk
+    spoken: list[tuple[int, int]] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
 
     @property
@@ -197,6 +199,10 @@ class Connection:
         if response.outputs:
             index, final = (int(result.as_numpy(name).item()) for name in ("chunk_index", "final"))
             answers.chunks.append((index, bool(final), result.as_numpy("audio").copy()))
+            first, count = (
+                int(result.as_numpy(name).item()) for name in ("first_token", "token_count")
+            )
+            answers.spoken.append((first, count))
         return bool(response.parameters["triton_final_response"].bool_param)
 
 

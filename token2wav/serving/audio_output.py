@@ -63,6 +63,10 @@ class AudioChunk:
         samples_per_token: samples for each token of the utterance. An utterance of N tokens has
             N * samples_per_token - samples_trimmed samples.
         samples_trimmed: samples of leading silence that were removed so far.
+        first_token: position in the utterance of the first token that this audio speaks, wholly or
+            in part.
+        token_count: number of tokens that this audio speaks, wholly or in part. A chunk may begin
+            within the last token of the previous chunk.
         sound_s: offset in seconds of the utterance's first sound in this chunk; None if the first
             sound is in another chunk.
     """
@@ -73,6 +77,8 @@ class AudioChunk:
     sample_rate: int
     samples_per_token: int
     samples_trimmed: int = 0
+    first_token: int = 0
+    token_count: int = 0
     sound_s: float | None = None
 
     @property
@@ -180,11 +186,15 @@ class AudioOutput:
             audio = audio[: int(self._received * self._ratio) - self._samples_trimmed - self._sent]
         if not len(audio) and not last:
             return None
-        start_s, self._sent = self._sent / self._sample_rate, self._sent + len(audio)
+        start, self._sent = self._sent, self._sent + len(audio)
+        start_s = start / self._sample_rate
         begins = (
             self._sound_s is not None and start_s <= self._sound_s < self._sent / self._sample_rate
         )
         self._index += 1
+        # Trimmed samples belong to tokens too.
+        begin, end = start + self._samples_trimmed, self._sent + self._samples_trimmed
+        first_token = begin // self._samples_per_token
         return AudioChunk(
             self._encode(audio),
             self._index - 1,
@@ -192,6 +202,8 @@ class AudioOutput:
             self._sample_rate,
             self._samples_per_token,
             self._samples_trimmed,
+            first_token,
+            -(-end // self._samples_per_token) - first_token if len(audio) else 0,
             self._sound_s - start_s if begins and self._sound_s is not None else None,
         )
 
