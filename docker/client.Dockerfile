@@ -1,6 +1,7 @@
-# Image of the command `token2wav-client`, without torch.
+# Images of the commands `token2wav-client` and `token2wav-gateway`, without torch.
 #
-#     docker build --file docker/client.Dockerfile --tag token2wav-client:0.1.0 .
+#     docker build --file docker/client.Dockerfile --target client --tag token2wav-client:0.1.0 .
+#     docker build --file docker/client.Dockerfile --target gateway --tag token2wav-gateway:0.1.0 .
 
 ARG PYTHON_IMAGE=python:3.12.12-slim-bookworm
 
@@ -18,9 +19,25 @@ COPY voices ./voices
 COPY server ./server
 RUN python3 -m pip wheel --no-deps --no-build-isolation --wheel-dir /wheels . \
     && wheel=$(echo /wheels/token2wav-*.whl) \
-    && python3 -m pip wheel --constraint constraints.txt --wheel-dir /wheels "${wheel}[client]"
+    && python3 -m pip wheel --constraint constraints.txt --wheel-dir /wheels "${wheel}[client,gateway]"
 
-FROM ${PYTHON_IMAGE}
+FROM ${PYTHON_IMAGE} AS gateway
+RUN --mount=type=bind,from=wheels,source=/wheels,target=/wheels \
+    python3 -m venv --without-pip /opt/token2wav/venv \
+    && wheel=$(echo /wheels/token2wav-*.whl) \
+    && python3 -m pip --python /opt/token2wav/venv/bin/python install --no-cache-dir --no-index --find-links /wheels \
+        "${wheel}[gateway]" \
+    && ! /opt/token2wav/venv/bin/python -c "import torch" 2>/dev/null
+ENV PATH=/opt/token2wav/venv/bin:$PATH \
+    PYTHONDONTWRITEBYTECODE=1
+# The folder of the voices is a volume that the gateway writes to.
+RUN token2wav-gateway --version && install --directory --owner=10001 --group=10001 /voices
+USER 10001:10001
+EXPOSE 8080 8003
+ENTRYPOINT ["token2wav-gateway"]
+CMD ["--help"]
+
+FROM ${PYTHON_IMAGE} AS client
 RUN --mount=type=bind,from=wheels,source=/wheels,target=/wheels \
     python3 -m venv --without-pip /opt/token2wav/venv \
     && wheel=$(echo /wheels/token2wav-*.whl) \

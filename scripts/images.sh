@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Builds the images of server and client with docker, podman or buildah, the first of these that works.
+# Builds the images of server, client and gateway with docker, podman or buildah, the first of these that works.
 #
 #     scripts/images.sh [IMAGE...] [OPTION...]
 #
-# IMAGE is cpu, gpu or client; all three by default. Each OPTION is passed to the builder, such as
+# IMAGE is cpu, gpu, client or gateway; all four by default. Each OPTION is passed to the builder, such as
 # --build-arg=NAME=VALUE. The arguments PYTHON_IMAGE and TRITON_IMAGE set the base images. The variables TOKEN2WAV_TAG,
 # TOKEN2WAV_TENSORRT and TOKEN2WAV_CUDA have the same meaning as in docker/.env.
 set -euo pipefail
@@ -16,12 +16,12 @@ main() {
     for word in "$@"; do
         case "$word" in
             -*) options+=("$word") ;;
-            cpu | gpu | client) images+=("$word") ;;
-            *) fail "$word is not one of cpu, gpu, client, nor an option" ;;
+            cpu | gpu | client | gateway) images+=("$word") ;;
+            *) fail "$word is not one of cpu, gpu, client, gateway, nor an option" ;;
         esac
     done
     builder=$(chosen_builder)
-    ((${#images[@]})) || images=(cpu gpu client)
+    ((${#images[@]})) || images=(cpu gpu client gateway)
     for word in "${images[@]}"; do
         build "$builder" "$word" "${options[@]}"
     done
@@ -36,7 +36,7 @@ build() {
             what=(--file docker/server.Dockerfile --target gpu --build-arg "TENSORRT=${TOKEN2WAV_TENSORRT:-rtx}"
                 --build-arg "CUDA=${TOKEN2WAV_CUDA:-13}")
             ;;
-        client) name=token2wav-client:$tag what=(--file docker/client.Dockerfile) ;;
+        client | gateway) name=token2wav-$image:$tag what=(--file docker/client.Dockerfile --target "$image") ;;
     esac
     echo "images: $builder builds $name"
     "$builder" build --tag "$name" "${what[@]}" "${@:3}" .

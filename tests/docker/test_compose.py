@@ -37,7 +37,7 @@ def test_docker_compose_accepts_the_files(files: list[Path]) -> None:
     else:
         pytest.skip("needs docker compose, or: apt-get install docker-compose")
     options = [f"--file={file}" for file in files]
-    options += [f"--profile={name}" for name in ("gpu", "cpu", "client", "monitoring")]
+    options += [f"--profile={name}" for name in ("gpu", "cpu", "client", "speech", "monitoring")]
     done = subprocess.run(
         [*command, *options, "config", "--quiet"],
         env=os.environ | {"TOKEN2WAV_MODEL": "/srv/model"},
