@@ -5,6 +5,7 @@ and no call waits for the GPU.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 import torch
@@ -19,6 +20,11 @@ from token2wav.execution.stages import FrameChunk
 from token2wav.execution.vocoder import StreamingVocoder, likely_pieces
 from token2wav.networks.staging import to_host
 
+pytest.importorskip("triton", reason="the Triton language is not installed")
+from token2wav.execution.channels_last import HiFTPlan
+from token2wav.execution.kernel_pieces import PlannedPieces, kernel_sizes
+from token2wav.execution.kernels.convolution import Precision
+
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
@@ -26,6 +32,7 @@ pytestmark = [
 # F0 of another library differs in its last bits, which moves phases; see
 # tests/families/cosyvoice3/tolerances.py.
 SNR_DB = 50
+TF32_DB = 45  # 60 dB on a CPU, and the differences of F0
 
 
 @pytest.fixture(scope="module")
@@ -40,12 +47,20 @@ def on_gpu() -> Iterator[Parts]:
 @pytest.fixture(scope="module")
 def vocoders(on_gpu: Parts) -> dict[bool, StreamingVocoder]:
     """Vocoders by whether their calls are captured."""
-    config = on_gpu.config
-    shapes = likely_pieces(on_gpu.hift.lookahead_frames, config, config.hops(StreamConfig()), 4)
+    hift, config = on_gpu.hift, on_gpu.config
+    shapes = likely_pieces(hift.lookahead_frames, config, config.hops(StreamConfig()), 4)
     return {
-        capture: StreamingVocoder(on_gpu.hift, on_gpu.source_noise, shapes=shapes, graphs=graphs)
+        capture: StreamingVocoder(hift, on_gpu.source_noise, shapes=shapes, graphs=graphs)
         for capture, graphs in ((False, None), (True, GraphPool(torch.device("cuda"))))
     }
+
+
+def on_kernels(parts: Parts, precision: Precision, graphs: GraphPool | None) -> StreamingVocoder:
+    """Returns a vocoder on kernels."""
+    hift, config = parts.hift, parts.config
+    sizes = kernel_sizes(hift.lookahead_frames, config, config.hops(StreamConfig()), 4)
+    kernels = partial(PlannedPieces, HiFTPlan(hift, precision), sizes, graphs)
+    return StreamingVocoder(hift, parts.source_noise, kernels=kernels)
 
 
 def utterances() -> list[Utterance]:
@@ -76,6 +91,21 @@ def test_audio_is_that_of_the_cpu(parts: Parts, vocoders: dict[bool, StreamingVo
         assert snr_db(torch.cat(each.audio).cpu().numpy(), expected) >= SNR_DB
 
 
+@pytest.mark.parametrize(("precision", "least_db"), [("ieee", SNR_DB), ("tf32", TF32_DB)])
+def test_audio_of_kernels_is_that_of_the_cpu(
+    parts: Parts, on_gpu: Parts, precision: Precision, least_db: float
+) -> None:
+    oracle = StreamingVocoder(parts.hift, parts.source_noise)
+    pool = GraphPool(torch.device("cuda"))
+    eager, captured = utterances(), utterances()
+    run(on_kernels(on_gpu, precision, None), eager)
+    run(on_kernels(on_gpu, precision, pool), captured)
+    for one, other in zip(eager, captured, strict=True):
+        assert torch.equal(torch.cat(one.audio), torch.cat(other.audio))
+        expected = oracle.whole(one.mel.cpu()).numpy()
+        assert snr_db(torch.cat(other.audio).cpu().numpy(), expected) >= least_db
+
+
 @pytest.mark.parametrize("capture", [False, True])
 def test_nothing_waits_for_the_device(
     vocoders: dict[bool, StreamingVocoder], capture: bool
@@ -103,7 +133,9 @@ def test_a_model_chooses_it(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Token2Wav.load(TINY, runtime=runtime).pipeline.vocoder
     assert isinstance(engine, StreamingVocoder)
     assert engine._lengths
-    assert all(isinstance(compute, CudaGraph) for _, compute in engine._pieces._buckets.values())
+    assert isinstance(engine._pieces, PlannedPieces)
+    buckets = engine._pieces._runner._buckets.values()
+    assert all(isinstance(compute, CudaGraph) for _, compute in buckets)
     monkeypatch.setenv(SWITCH, "0")
     engine = Token2Wav.load(TINY, runtime=runtime).pipeline.vocoder
     assert isinstance(engine, StreamingVocoder)

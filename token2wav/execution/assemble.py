@@ -7,6 +7,7 @@ kind of stage.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,7 +21,14 @@ from token2wav.cache.encoder_cache import page_bytes
 from token2wav.cache.paged_kv_cache import CacheLayout, PagedKVCache, Storage
 from token2wav.config import RuntimeConfig, StreamConfig
 from token2wav.errors import ConfigError
-from token2wav.execution.backends import Backend, LoadContext, choose, conditions, runner
+from token2wav.execution.backends import (
+    Backend,
+    LoadContext,
+    choose,
+    conditions,
+    gpu_runs_kernels,
+    runner,
+)
 from token2wav.execution.cached_flow import CachedFlow, encoder_cache, flow_states
 from token2wav.execution.decoder import TokenDecoder
 from token2wav.execution.device import cache_bytes, device_named, entered, keep_arithmetic_exact
@@ -29,14 +37,17 @@ from token2wav.execution.family import Family
 from token2wav.execution.graphs import GraphPool, GraphSummary, graphs_enabled
 from token2wav.execution.recompute import RecomputeFlow, RecomputeVocoder
 from token2wav.execution.stages import FlowStage, Stage, Stages, StageSummary
-from token2wav.execution.vocoder import StreamingVocoder, likely_pieces
+from token2wav.execution.vocoder import KernelPieces, StreamingVocoder, likely_pieces
 from token2wav.families import networks_module, read_config
 from token2wav.model_config import ModelConfig, StageName
 from token2wav.networks.configs import ScheduleConfig
-from token2wav.networks.noise import FlowNoise, SourceNoise
+from token2wav.networks.hift import HiFT
+from token2wav.networks.noise import FlowNoise, NoiseTable, SourceNoise
 from token2wav.networks.ode import EulerSolver
 from token2wav.networks.streaming import VocoderNetwork
 from token2wav.networks.weights import SkipInit, fill
+
+log = logging.getLogger(__name__)
 
 # Largest number of streams in a captured batch of the vocoder. Larger batches are split.
 # Largest number of streams whose states are allocated at load: 6 GB for public CosyVoice3.
@@ -331,21 +342,40 @@ class Assembly:
         exported = ExportedVocoder(self.backend.vocoder, vocoder) if self.backend.vocoder else None
         pool = None if exported else self.pool
         hops = self.config.hops(stream)
+        kernels = None if exported else self._vocoder_kernels(vocoder, hops)
         shapes = (
             likely_pieces(vocoder.lookahead_frames, self.config, hops, CAPTURED_STREAMS)
-            if pool
+            if pool and not kernels
             else []
         )
-        hold = stream.hold_frames
         return StreamingVocoder(
             vocoder,
             noise,
             exported,
             shapes=shapes,
             graphs=pool,
-            hold_frames=hold,
+            kernels=kernels,
+            hold_frames=stream.hold_frames,
             streams=self.context.streams,
         )
+
+    def _vocoder_kernels(
+        self, vocoder: VocoderNetwork, hops: tuple[int, int]
+    ) -> Callable[[NoiseTable, int], KernelPieces] | None:
+        """Returns the maker of the runner of a vocoder on kernels; None if it cannot run on
+        kernels.
+        """
+        device = self.context.device
+        if self.pool is None or not isinstance(vocoder, HiFT) or not gpu_runs_kernels(device):
+            return None
+        # Triton-language kernels
+        from token2wav.execution.channels_last import HiFTPlan
+        from token2wav.execution.kernel_pieces import PlannedPieces, kernel_sizes
+
+        plan = HiFTPlan(vocoder, "tf32" if self.context.precision == "float16" else "tf32x3")
+        sizes = kernel_sizes(vocoder.lookahead_frames, self.config, hops, CAPTURED_STREAMS)
+        log.info("the vocoder runs on kernels in %d CUDA graphs", len(sizes))
+        return partial(PlannedPieces, plan, sizes, self.pool)
 
 
 def _read_network(

@@ -224,18 +224,24 @@ def exported_buckets(longest: int, past: Sequence[int] = _CAPTURED_PAST) -> list
 
 
 def kernels_run(device: torch.device, dim_head: int) -> bool:
-    """Returns whether the kernels can run: the Triton language is installed and can compile, and
-    the GPU and the size of the attention heads meet the needs of the kernels.
+    """Returns whether the kernels of a flow can run: the device can run kernels, and they exist for
+    the size of the attention heads.
+    """
+    return dim_head in _HEAD_SIZES and gpu_runs_kernels(device)
 
-    The device `meta` stands for a GPU that meets them. Nothing is computed on it;
+
+def gpu_runs_kernels(device: torch.device) -> bool:
+    """Returns whether kernels can run: the Triton language is installed and can compile, and the
+    GPU has the matrix units that they need.
+
+    The device `meta` stands for a GPU that has them. Nothing is computed on it;
     benchmarks/launches.py counts the launches.
     """
-    if importlib.util.find_spec("triton") is None or dim_head not in _HEAD_SIZES:
+    if importlib.util.find_spec("triton") is None:
         return False
     if device.type == "meta":
         return True
-    capability = torch.cuda.get_device_capability(device)
-    return capability >= _LEAST_CAPABILITY and _triton_compiles()
+    return torch.cuda.get_device_capability(device) >= _LEAST_CAPABILITY and _triton_compiles()
 
 
 def _triton_compiles() -> bool:
@@ -246,7 +252,7 @@ def _triton_compiles() -> bool:
         driver.active.get_current_device()
     except Exception as error:
         log.warning(
-            "the flow runs without kernels and CUDA graphs: the Triton language cannot compile: %s",
+            "the model runs without kernels: the Triton language cannot compile: %s",
             error,
         )
         return False

@@ -6,6 +6,8 @@ and the same place in their streams (start, inside or end) run together. On a GP
 captured for each of several prepared lengths. A chunk of another length is cut into pieces of the
 prepared lengths, without padding, the longest first. Frames that are left over are the last piece
 of the chunk.
+
+With kernels (`kernel_pieces.py`), pieces of any length and any place run together.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -134,6 +137,25 @@ class PieceInput:
     provisional: bool = False
 
 
+class PieceRunner(Protocol):
+    """Runner of batches of pieces."""
+
+    def run(self, items: Sequence[PieceInput]) -> list[torch.Tensor]:
+        """Returns the audio (samples,) of every piece; other pieces do not affect it."""
+
+
+class KernelPieces(PieceRunner, Protocol):
+    """Runner of batches of pieces that may have different lengths and places in their streams.
+
+    Attributes:
+        store: states of all streams.
+        longest: frames of the longest piece that has room for the end of a stream behind it.
+    """
+
+    store: StateStore
+    longest: int
+
+
 class _Batch:
     """Tensors for pieces of one shape: S streams, T frames.
 
@@ -222,6 +244,9 @@ class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
         shapes: shapes to prepare. Chunks are cut into pieces of these shapes. If there are none,
             every chunk is one piece, and any number of threads may use the stage at the same time.
         graphs: memory pool of the CUDA graphs that the shapes are captured in; None to run eagerly.
+        kernels: makes the runner of pieces on kernels, from the noise of the source and the number
+            of slots of the state store; None to run the network on torch. `shapes` and `graphs`
+            must then be left out.
         hold_frames: number of frames to hold back, which must be below the look-ahead of the
             network; 0 for the whole look-ahead. With fewer frames, the last samples of a chunk are
             extrapolated: they are computed as if the last mel frame were repeated. The next chunk
@@ -238,6 +263,7 @@ class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
         *,
         shapes: Sequence[PieceShape] = (),
         graphs: GraphPool | None = None,
+        kernels: Callable[[NoiseTable, int], KernelPieces] | None = None,
         hold_frames: int = 0,
         streams: int = 0,
     ) -> None:
@@ -254,18 +280,29 @@ class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
         self._early = (
             network.output_delay - hold_frames * network.frame_samples if hold_frames else 0
         )
+        if self._noise and (graphs or kernels):
+            self._noise.prepare(_PREPARED_BLOCKS)
+        self._pieces: PieceRunner
+        self._mixes_places = kernels is not None
+        if self._noise and kernels:
+            self._pieces = runner = kernels(self._noise, 1 + streams)
+            self.store = runner.store
+            self._lengths = [(first, runner.longest) for first in (True, False)]
+        else:
+            self._prepare(shapes, graphs, 1 + streams)
+
+    def _prepare(self, shapes: Sequence[PieceShape], graphs: GraphPool | None, slots: int) -> None:
+        """Prepares shapes of batches that run on torch or on an exported network."""
         # An extrapolated piece has as many frames as the piece that ends a stream.
         if self._early:
             shapes = [
                 *shapes,
                 *(dataclasses.replace(shape, inside=True) for shape in shapes if not shape.inside),
             ]
-        self.store = StateStore({_NETWORK: state_specs(network)}, self._device, 1 + streams)
+        self.store = StateStore({_NETWORK: state_specs(self._net)}, self._device, slots)
         self._lengths = sorted(
             {(shape.first, shape.frames) for shape in shapes if shape.inside}, reverse=True
         )
-        if graphs and self._noise:
-            self._noise.prepare(_PREPARED_BLOCKS)
         # Prepared shapes run one at a time, so they share their rows.
         self._most_rows = max((shape.rows for shape in shapes), default=0)
         self._rows = self.store.rows(_NETWORK, self._most_rows)
@@ -298,7 +335,11 @@ class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
             # The largest shape runs first. Starts therefore come before inner pieces, which run
             # from long to short, and ends come last. The pieces of every stream are in this order.
             shape = max(parts[0].shape for parts in waiting.values())
-            indices = [index for index, parts in waiting.items() if parts[0].shape == shape]
+            indices = [
+                index
+                for index, parts in waiting.items()
+                if self._mixes_places or parts[0].shape == shape
+            ]
             samples = self._pieces.run([waiting[index].pop(0) for index in indices])
             for index, new in zip(indices, samples, strict=True):
                 audio[index].append(new)

@@ -143,6 +143,11 @@ class HiFT(VocoderNetwork):
         self.istft = Synthesis(config.n_fft, config.hop_len, input_delay=post.output_delay)
         self.output_delay = self.istft.output_delay
 
+    @property
+    def fade_gains(self) -> torch.Tensor | None:
+        """Gains of the first samples of a stream, if a family fades utterances in."""
+        return None
+
     def _up_delay(self, stage: int, delay: int) -> int:
         """Returns the delay in positions after a stage upsamples, from the delay before it."""
         config = self.config

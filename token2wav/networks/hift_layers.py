@@ -70,6 +70,14 @@ class Snake(nn.Module):
             x, sine, sine * (self._inverse() if self.training else self.inverse), out=out
         )
 
+    def coefficients(self) -> torch.Tensor:
+        """Returns a, b and c of b x + c sin²(a x), (3, channels), after `freeze` and `fold`."""
+        ones = torch.ones_like(self.alpha)
+        scale = ones if self._takes_scaled else self.alpha
+        if self._gives_scaled:
+            return torch.stack((scale, scale, ones))
+        return torch.stack((scale, ones, self.inverse[:, 0]))
+
     def _inverse(self) -> torch.Tensor:
         return 1 / (self.alpha + _SNAKE_EPS)[:, None]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -70,6 +71,25 @@ class F0Predictor(nn.Module):
 Phase = Literal["exact", "reference"]
 
 
+@dataclass(frozen=True)
+class PhaseCourse:
+    """Course of the phase of a harmonic source within a frame, for kernels that compute it.
+
+    Attributes:
+        advances: whether the phase advances from sample to sample. If not, the whole frame has the
+            phase of its end.
+        offset: time of the phase of a sample, in samples from the start of the sample.
+        half_frame: whether the phase runs from the middle of a frame to the middle of the next. It
+            then stands still before the first middle and behind the last one.
+        begins: phases of the harmonics at the start of a stream, in cycles; None for zeros.
+    """
+
+    advances: bool = False
+    offset: float = 1.0
+    half_frame: bool = False
+    begins: torch.Tensor | None = None
+
+
 class HarmonicSource(Streaming):
     """Harmonic source: sines of F0 and of its harmonics, and noise, merged into one channel.
 
@@ -85,6 +105,11 @@ class HarmonicSource(Streaming):
     @property
     def state_dtype(self) -> torch.dtype:
         return torch.float64
+
+    @property
+    def course(self) -> PhaseCourse:
+        """Course of the phase within a frame."""
+        return PhaseCourse()
 
     @property
     def output_delay(self) -> int:
@@ -170,6 +195,10 @@ class SmoothSource(HarmonicSource):
     @property
     def output_delay(self) -> int:
         return self.levels_delay.output_delay
+
+    @property
+    def course(self) -> PhaseCourse:
+        return PhaseCourse(advances=True, offset=0.5, half_frame=True)
 
     def forward(
         self,

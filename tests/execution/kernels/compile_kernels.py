@@ -30,8 +30,10 @@ from triton.runtime.jit import JITFunction
 from token2wav.cache.paged_kv_cache import CacheLayout, PagedKVCache
 from token2wav.execution.assemble import flow_networks
 from token2wav.execution.batch import HEADER
+from token2wav.execution.channels_last import HiFTPlan
 from token2wav.execution.kernels.attention import paged_attention, store_keys_values
 from token2wav.execution.kernels.causal_convolution import CausalConvolution, NormedConvolution
+from token2wav.execution.kernels.convolution import PieceTensors
 from token2wav.execution.kernels.norms import (
     NormVectors,
     added_norm,
@@ -43,6 +45,7 @@ from token2wav.execution.kernels.position_convolution import PositionConvolution
 from token2wav.execution.kernels.products import gelu_product
 from token2wav.execution.kernels.relative_attention import relative_attention
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.networks.hift import HiFT
 from token2wav.networks.unet import CausalConv
 
 MODEL = CosyVoice3Config.read(Path(__file__).parents[2] / "data" / "full_size")
@@ -160,6 +163,28 @@ def on_convolutions() -> None:
             NormedConvolution(conv, norm).with_residual(x, past, out, vectors, torch.float16)
 
 
+def on_mels() -> None:
+    """Calls the kernels of the vocoder."""
+    for causal in (True, False):
+        config = dataclasses.replace(
+            MODEL.vocoder, causal=causal, conv_pre_look_right=4 - (not causal)
+        )
+        with torch.device("meta"):
+            network = HiFT(config)
+            network.freeze()
+            plan = HiFTPlan(network)
+            for streams in BATCHES:
+                frames, samples = 50 + network.lookahead_frames, network.frame_samples
+                states = {
+                    spec.dtype: torch.zeros(streams, *spec.shape, dtype=spec.dtype)
+                    for spec in plan.state_specs().values()
+                }
+                pieces = torch.zeros(streams, 4, dtype=torch.int32)
+                batch = PieceTensors(frames, pieces, states, states)
+                mel = torch.zeros(network.bands, streams * frames)
+                plan.step(batch, mel, torch.zeros(streams, (1 + frames) * samples))
+
+
 def a_table(blocks: int) -> torch.Tensor:
     return torch.zeros(blocks, HEADER + 512 + blocks, dtype=torch.int32)
 
@@ -189,6 +214,7 @@ def main() -> None:
         ("any", on_positions),
         ("any", on_convolutions),
         ("encoder", on_encoder),
+        ("mel", on_mels),
     ]
     for storage, work in works:
         for binary in compiled(work):

@@ -18,12 +18,20 @@ SHARED_BYTES = {
     100: 227 << 10,
 }  # shared memory of a program, by compute capability
 
+VOCODER = 23  # kernels of the vocoder, in the variants of both kinds of HiFT
+# Kernels without tiles of neighbouring numbers to load. A state of two positions has none either.
+NARROW = {"_store_state", "frame_phases", "excite", "synthesise"}
+SINE_BYTES = 40  # stack of the sine of float32, for angles above 10^5
 FEW_BYTES = 32  # tolerated spills of registers, because compilers differ a little
 
 
 @pytest.mark.parametrize(
     ("capability", "storages", "kernels"),
-    [(80, ["float16"], 37), (90, ["float32", "float16", "int8"], 54), (100, ["float16"], 37)],
+    [
+        (80, ["float16"], 37 + VOCODER),
+        (90, ["float32", "float16", "int8"], 54 + VOCODER),
+        (100, ["float16"], 37 + VOCODER),
+    ],
 )
 def test_kernels_compile_without_a_gpu(
     capability: int, storages: list[str], kernels: int, tmp_path: Path
@@ -41,7 +49,7 @@ def test_kernels_compile_without_a_gpu(
     )
     for name, storage, _, spilled, shared, wide in lines:
         if storage != "float32":  # float32 pages are only a reference
-            assert int(spilled) <= FEW_BYTES, f"{name} on {storage} pages runs out of registers"
+            few = FEW_BYTES + (SINE_BYTES if storage == "mel" else 0)
+            assert int(spilled) <= few, f"{name} on {storage} pages runs out of registers"
         assert int(shared) <= SHARED_BYTES[capability]
-        # a state of two positions is too small for wide loads
-        assert int(wide) > 0 or name == "_store_state", f"{name} on {storage} loads small pieces"
+        assert int(wide) > 0 or name in NARROW, f"{name} on {storage} loads small pieces"

@@ -53,6 +53,10 @@ class FadedHiFT(HiFT):
         super().__init__(config, SampleSource)
         self.fade_in = FadeIn(config.sampling_rate, self.output_delay)
 
+    @property
+    def fade_gains(self) -> torch.Tensor:
+        return self.fade_in.gains
+
     def forward(
         self,
         mel: torch.Tensor,

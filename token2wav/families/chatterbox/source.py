@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from token2wav.networks.configs import HiFTConfig
-from token2wav.networks.source import HarmonicSource, Phase
+from token2wav.networks.source import HarmonicSource, Phase, PhaseCourse
 from token2wav.networks.streaming import OFFLINE, StreamStep
 
 
@@ -28,6 +28,10 @@ class SampleSource(HarmonicSource):
         )
         begins[0] = 0
         self.register_buffer("begins", begins, persistent=False)
+
+    @property
+    def course(self) -> PhaseCourse:
+        return PhaseCourse(advances=True, begins=self.begins)
 
     def forward(
         self,

@@ -1,0 +1,199 @@
+"""Batches of vocoder pieces on kernels.
+
+Pieces of any length and of any place in their streams run in one batch, because kernels read both
+from a table on the device. So a few sizes of batches are enough, and each is one CUDA graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from token2wav.cache.states import SCRATCH_SLOT, StateRows, StateStore
+from token2wav.execution.buckets import BucketRunner
+from token2wav.execution.channels_last import HiFTPlan
+from token2wav.execution.graphs import GraphPool
+from token2wav.execution.kernels.convolution import COLUMNS, FAR, PieceTensors
+from token2wav.execution.vocoder import PieceInput
+from token2wav.model_config import ModelConfig
+from token2wav.networks.noise import NoiseTable
+from token2wav.networks.staging import copy_to
+
+_NETWORK = "vocoder"  # name of the network in its state store
+
+
+@dataclass(frozen=True, order=True)
+class PieceSize:
+    """Size of a batch of pieces.
+
+    Attributes:
+        frames: room for mel frames of a piece.
+        rows: number of streams.
+    """
+
+    frames: int
+    rows: int = 1
+
+    def fits(self, other: PieceSize) -> bool:
+        """Returns whether a batch of this size can run in the tensors of another size."""
+        return self.frames <= other.frames and self.rows <= other.rows
+
+    @property
+    def cost(self) -> int:
+        """Cost of a batch of this size, in arbitrary units."""
+        return self.rows * self.frames
+
+
+def kernel_sizes(
+    lookahead_frames: int, config: ModelConfig, hops: tuple[int, int], most_streams: int
+) -> list[PieceSize]:
+    """Lists sizes for first chunks and for the longest ones, for powers of two of streams.
+
+    A first chunk has up to twice the frames of a hop, because it also fills the last block of the
+    prompt. A last chunk is longer by the frames that the vocoder holds back. A chunk needs no
+    size of its own, because programs of rows that it does not have end at once.
+
+    Args:
+        lookahead_frames: frames that the vocoder holds back.
+        config: configuration of the model.
+        hops: tokens of the first hop and of the longest hop.
+        most_streams: largest number of streams in a batch, a power of two.
+    """
+    first, longest = (config.token_mel_ratio * hop for hop in hops)
+    # The first piece of a stream must be longer than the frames that are held back.
+    longest = max(longest, lookahead_frames + 1)
+    first = max(2 * first, lookahead_frames + 1)
+    return [
+        PieceSize(frames + lookahead_frames, 1 << doublings)
+        for frames in sorted({min(first, longest), longest})
+        for doublings in range(most_streams.bit_length())
+    ]
+
+
+class _KernelBatch:
+    """Tensors for pieces of a size.
+
+    Args:
+        size: size of the batch.
+        plan: plan of the network.
+        states: states of all streams.
+        rows: rows for the states before the pieces, and for the states after them.
+        noise: noise of the source.
+    """
+
+    def __init__(
+        self,
+        size: PieceSize,
+        plan: HiFTPlan,
+        states: StateStore,
+        rows: tuple[StateRows, StateRows],
+        noise: NoiseTable,
+    ) -> None:
+        network, streams, frames = plan.network, size.rows, size.frames
+        device, samples = network.device, network.frame_samples
+        self._plan, self._states, self._noise_table = plan, states, noise
+        self._old, self._new = rows
+        self._mel = torch.zeros(network.bands, streams * frames, device=device)
+        self._noise = torch.zeros(streams * (1 + frames), samples, device=device)
+        self._audio = torch.empty(streams, frames * samples, device=device)
+        # One tensor, so that one copy brings all numbers to the device: slots to read, slots to
+        # write, rows of the noise, and the table of the pieces, which are half as wide.
+        counts = streams, streams, streams * (1 + frames), streams * COLUMNS.value // 2
+        self._numbers = torch.zeros(sum(counts), dtype=torch.int64, device=device)
+        self._slots, self._targets, self._noise_rows, table = self._numbers.split(counts)
+        pieces = table.view(torch.int32).view(streams, COLUMNS.value)
+        self._batch = PieceTensors(frames, pieces, self._old.tensors, self._new.tensors)
+
+    def fill(self, items: Sequence[PieceInput]) -> None:
+        """Copies mel, states and noise of pieces into the tensors; there must be room for them."""
+        streams, frames, noise = self._batch.streams, self._batch.frames, self._noise_table
+        count, slots = len(items), [item.stream.slot for item in items]
+        targets = [
+            SCRATCH_SLOT if item.provisional or not item.shape.inside else item.stream.slot
+            for item in items
+        ]
+        lengths = np.array([item.mel.shape[1] for item in items])
+        if total := int(lengths.sum()):
+            torch.cat([item.mel for item in items], dim=1, out=self._mel[:, :total])
+        numbers = np.full(len(self._numbers), SCRATCH_SLOT)
+        numbers[:count], numbers[streams : streams + count] = slots, targets
+        table = np.zeros((streams, COLUMNS.value), np.int32)
+        table[:count, 0] = [min(item.start, FAR) for item in items]
+        table[:count, 1] = [item.shape.frames for item in items]
+        table[:count, 2] = [FAR if item.shape.inside else item.mel.shape[1] for item in items]
+        table[:count, 3] = np.cumsum(lengths) - lengths
+        numbers[-table.size // 2 :] = table.view(np.int64).ravel()
+        starts = np.zeros(streams, np.int64)
+        starts[:count] = [item.start - noise.late - 1 for item in items]
+        with noise.lock:
+            found = noise.find(starts, 1 + frames).ravel()
+            numbers[2 * streams : 2 * streams + len(found)] = found
+            copy_to(self._numbers, numbers)
+            torch.index_select(noise.rows, 0, self._noise_rows, out=self._noise)
+        self._states.read(self._slots, self._old)
+
+    @torch.inference_mode()
+    def compute(self) -> None:
+        """Computes the audio and the new states."""
+        noise = self._noise.view(self._batch.streams, -1)
+        self._audio = self._plan.step(self._batch, self._mel, noise)
+
+    def take(self, items: Sequence[PieceInput]) -> list[torch.Tensor]:
+        """Returns the audio (samples,) of every piece, and stores the states after the pieces."""
+        self._states.write(self._targets, self._new)
+        delay, samples = self._plan.network.output_delay, self._plan.network.frame_samples
+        results = []
+        for audio, item in zip(self._audio.clone(), items, strict=False):
+            last = item.mel.shape[1] * samples + (0 if item.shape.inside else delay)
+            results.append(audio[delay if item.shape.first else 0 : last])
+        return results
+
+
+class PlannedPieces:
+    """Runner of the pieces of a vocoder on kernels.
+
+    Args:
+        plan: plan of the network.
+        sizes: sizes to prepare; see `kernel_sizes`.
+        graphs: pool in which the sizes are captured; None to run them eagerly.
+        noise: noise of the source.
+        slots: slots of the state store, including the scratch slot.
+
+    Attributes:
+        store: states of all streams.
+        longest: frames of the longest piece that has room for the end of a stream behind it.
+    """
+
+    def __init__(
+        self,
+        plan: HiFTPlan,
+        sizes: Sequence[PieceSize],
+        graphs: GraphPool | None,
+        noise: NoiseTable,
+        slots: int,
+    ) -> None:
+        network = plan.network
+        self.store = StateStore({_NETWORK: plan.state_specs()}, network.device, slots)
+        self.longest = max(size.frames for size in sizes) - network.lookahead_frames
+        # Prepared sizes run one at a time, so they share their rows.
+        most = max(size.rows for size in sizes)
+        old, new = (self.store.rows(_NETWORK, most) for _ in range(2))
+
+        def make(size: PieceSize) -> _KernelBatch:
+            rows = old.first(size.rows), new.first(size.rows)
+            return _KernelBatch(size, plan, self.store, rows, noise)
+
+        with torch.inference_mode():
+            self._runner = BucketRunner(_size_of, make, sizes, graphs)
+
+    def run(self, pieces: Sequence[PieceInput]) -> list[torch.Tensor]:
+        """Returns the audio (samples,) of every piece."""
+        return self._runner.run(pieces)
+
+
+def _size_of(pieces: Sequence[PieceInput]) -> PieceSize:
+    """Returns the size of a batch of pieces."""
+    return PieceSize(max(piece.shape.frames for piece in pieces), len(pieces))
