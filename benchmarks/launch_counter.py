@@ -453,8 +453,8 @@ def _kind(inputs: Sequence[torch.Tensor], *, convolution: bool) -> str:
 def _kernel_operations(name: str, arguments: Mapping[str, Any]) -> tuple[float, str]:
     """Returns the operations of a kernel that reads no pages, and their kind.
 
-    A convolution is a product for each tap. Products of float32 are made of three TF32 products. Products of
-    parallel branches of the vocoder count as if all branches had the longest kernel.
+    A convolution is a product for each tap. Products of float32 are made of three TF32 products.
+    Products of parallel branches of the vocoder count as if all branches had the longest kernel.
     """
     if name == "_multiply_rows":
         weights, out = arguments["weights"], arguments["out"]
