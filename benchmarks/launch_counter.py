@@ -244,11 +244,14 @@ class LaunchCounter:
             rate = arguments.get("RATE", 1)  # positions for each unit of the table
             pages, pairs = _visible(tables[0], paged[0].shape[2] // rate)
             pairs *= rate * rate
-            if "store" in name:  # only the page of the block itself
+            if not attention:  # only the page of the block itself is written
                 pages = int((tables[0][:, VALID] > 0).sum())
             read = pages * sum(_bytes(each) / _ALL_PAGES for each in paged)
             branches, heads, dim_head = paged[0].shape[0], *paged[0].shape[3:]
             operations = 4.0 * branches * heads * dim_head * pairs if attention else 0.0
+            if "project" in name:
+                weight, given = arguments["weight"], arguments["x"]
+                operations = 2.0 * given.numel() * weight.shape[0]
             if "relative" in name:  # every head multiplies with whole sinusoids too
                 operations += 2.0 * arguments["HEADS"] * dim_head * pairs
             # float32 products on the matrix units are made of three TF32 products

@@ -21,13 +21,13 @@ pytest.importorskip("triton")
 # fewer lowers it, so that it cannot rise again unseen. Then run
 # `.venv/bin/python -m benchmarks.launches --save`, and copy its table into docs/gpu.md.
 LAUNCHES: dict[str, dict[str, int]] = {
-    "CosyVoice3": {"encoder": 34, "outside": 27, "flow": 2151, "vocoder": 61},
-    "CosyVoice2": {"encoder": 274, "outside": 27, "flow": 5335, "vocoder": 61},
+    "CosyVoice3": {"encoder": 34, "outside": 27, "flow": 1711, "vocoder": 61},
+    "CosyVoice2": {"encoder": 274, "outside": 27, "flow": 4775, "vocoder": 61},
     "Step-Audio2": {"encoder": 274, "outside": 27, "flow": 2347, "vocoder": 61},
-    "Chatterbox": {"encoder": 274, "outside": 27, "flow": 5335, "vocoder": 61},
-    "Chatterbox Turbo": {"encoder": 274, "outside": 27, "flow": 1065, "vocoder": 61},
+    "Chatterbox": {"encoder": 274, "outside": 27, "flow": 4775, "vocoder": 61},
+    "Chatterbox Turbo": {"encoder": 274, "outside": 27, "flow": 953, "vocoder": 61},
     "StreamFlow": {"encoder": 3, "outside": 5, "flow": 8573, "vocoder": 1373},
-    "BigVGAN": {"encoder": 34, "outside": 19, "flow": 2151, "vocoder": 2056},
+    "BigVGAN": {"encoder": 34, "outside": 19, "flow": 1711, "vocoder": 2056},
 }
 # Stages with the same number of launches for any number of streams.
 CONSTANT = [
@@ -80,7 +80,7 @@ def test_a_step_and_a_layer_of_the_flow() -> None:
     """Ten steps of 22 layers make up the flow, except for the preparation of its conditions."""
     work = first_chunk("CosyVoice3")
     between_layers = work.step_launches - 22 * work.layer_launches
-    assert 0 < between_layers < 2 * work.layer_launches
+    assert 0 < between_layers < 3 * work.layer_launches
     assert 0 < work.stages["flow"].launches - 10 * work.step_launches < work.layer_launches + 10
     nine_steps = work.stages["flow"].launches - one_step("CosyVoice3")[0].stages["flow"].launches
     assert nine_steps == 9 * work.step_launches

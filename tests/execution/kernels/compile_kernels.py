@@ -42,7 +42,7 @@ from token2wav.execution.kernels.norms import (
     normalize_heads,
 )
 from token2wav.execution.kernels.position_convolution import PositionConvolution
-from token2wav.execution.kernels.products import gelu_product
+from token2wav.execution.kernels.products import gelu_product, project_heads
 from token2wav.execution.kernels.relative_attention import relative_attention
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.networks.hift import HiFT
@@ -104,6 +104,9 @@ def on_pages(storage: str) -> None:
         qkv = torch.zeros(2 * blocks, FRAMES, 3 * CONFIG.heads * CONFIG.dim_head, dtype=kind)
         store_keys_values(qkv, view, cos, sin, table)
         paged_attention(qkv, view, cos, sin, table)
+        projections = torch.nn.Linear(CONFIG.dim, qkv.shape[2], dtype=kind).requires_grad_(False)
+        x = torch.zeros(2 * blocks, FRAMES, CONFIG.dim, dtype=kind)
+        project_heads(x, (projections.weight, projections.bias), view, cos, sin, table)
         x, gate = torch.zeros(2 * blocks, FRAMES, CONFIG.dim), torch.zeros(CONFIG.dim)
         gated_norm(x, modulated_norm(x, gate, gate, kind), gate, gate, gate)
 

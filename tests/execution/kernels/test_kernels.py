@@ -8,10 +8,11 @@ import torch.nn.functional as F
 
 from token2wav.cache.paged_kv_cache import CacheLayout, PagedKVCache, Storage
 from token2wav.execution.batch import HEADER, Block, frame_positions
-from token2wav.execution.kernels import attention
+from token2wav.execution.kernels import attention, products
 from token2wav.execution.kernels.attention import paged_attention, store_keys_values
 from token2wav.execution.kernels.norms import gated_norm, modulated_norm
 from token2wav.execution.kernels.position_convolution import PositionConvolution
+from token2wav.execution.kernels.products import project_heads
 from token2wav.networks import dit
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -120,6 +121,35 @@ def test_keys_and_values_are_stored_in_the_pages_of_their_blocks(storage: Storag
         assert (view.data[:, :, block.pages[-1], block.valid :] == 77).all(), "the rest of a block"
     untouched = sorted(set(range(PAGES)) - {block.pages[-1] for block in BLOCKS})
     assert (view.data[:, :, untouched] == 77).all()
+
+
+@pytest.mark.parametrize("storage", ["float32", "float16", "int8"])
+@pytest.mark.parametrize(("heads", "wide", "bias"), [(3, False, True), (4, True, False)])
+def test_projections_store_the_keys_and_values_that_separate_launches_store(
+    storage: Storage, heads: int, wide: bool, bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With four heads a wide tile holds all of them. Frames that are not valid hold NaN."""
+    monkeypatch.setattr(products, "fills_gpu", lambda grid: wide)
+    inner, inputs = heads * DIM_HEAD, 40
+    layout = CacheLayout(1, 1, heads, DIM_HEAD, BLOCK, storage)
+    one, other = (PagedKVCache(layout, PAGES, DEVICE).layer(0, 0) for _ in range(2))
+    for view in (one, other):
+        view.data.fill_(77)
+    x = random(2 * ROWS, BLOCK, inputs)
+    for row, block in enumerate(BLOCKS):
+        x[row::ROWS, block.valid :] = torch.nan
+    layer = torch.nn.Linear(inputs, 3 * inner, bias=bias, device=DEVICE).requires_grad_(False)
+    qkv = layer(x)
+    store_keys_values(qkv, one, *angles(), a_table())
+    queries = project_heads(x, (layer.weight, layer.bias), other, *angles(), a_table())
+    torch.testing.assert_close(queries, qkv[..., :inner], atol=EXACT, rtol=EXACT, equal_nan=True)
+    for block in BLOCKS:
+        assert other.data[:, :, block.pages[-1], : block.valid].isfinite().all()
+    # A number halfway between two steps of int8 may be rounded either way.
+    step = 1 if storage == "int8" else STEP[storage]
+    difference = (one.data.float() - other.data.float()).abs()
+    assert difference.max() <= step
+    assert (difference > STEP["float16"]).float().mean() < 1e-3
 
 
 @pytest.mark.parametrize("storage", ["float32", "float16", "int8"])

@@ -82,6 +82,7 @@ def test_whole_utterances_prepare_pieces_of_hops(
     path = write_model(tmp_path, FamilyGolden("chatterbox", "tiny"))
     monkeypatch.setattr(assemble, "graphs_enabled", lambda device: True)
     monkeypatch.setattr(assemble, "GraphPool", lambda device: no_graphs)
+    monkeypatch.setattr(assemble, "gpu_runs_kernels", lambda device: False)
     monkeypatch.setattr(
         assemble,
         "StreamingVocoder",

@@ -48,10 +48,16 @@ def sizes_of(view: LayerView) -> dict[str, int]:
 
 
 @triton.jit
+def widths_of(most):
+    """Returns the steps of int8 for vectors with these largest numbers."""
+    return tl.maximum(most, 1e-12) / _INT8_MAX
+
+
+@triton.jit
 def _stored(values, data, scales, at, head, column, inside, HEADS: tl.constexpr, DIM: tl.constexpr):
     """Writes the vectors (heads, dim) of a frame to position `at`, counted in frames."""
     if scales is not None:
-        widths = tl.maximum(tl.max(tl.abs(values), axis=1), 1e-12) / _INT8_MAX
+        widths = widths_of(tl.max(tl.abs(values), axis=1))
         tl.store(scales + at * HEADS + head, widths, mask=head < HEADS)
         values = tl.floor(values / widths[:, None] + 0.5)
     offsets = at * HEADS * DIM + head[:, None] * DIM + column[None, :]
@@ -146,7 +152,7 @@ def _loaded(data, scales, frame, row, column, visible, HEADS: tl.constexpr, DIM:
 
 @triton.jit(do_not_specialize=OF_A_BATCH)
 def _paged_attention(
-    qkv,  # (branches * blocks, BLOCK_FRAMES, 3 * heads * dim)
+    queries,  # (branches * blocks, BLOCK_FRAMES, QUERY_WIDTH): the first heads * dim are queries
     out,  # (branches * blocks, BLOCK_FRAMES, heads * dim)
     keys,  # (branches, pages, BLOCK_FRAMES, heads, dim) and so on
     values,
@@ -162,6 +168,7 @@ def _paged_attention(
     BLOCK_FRAMES: tl.constexpr,
     HEADS: tl.constexpr,
     DIM: tl.constexpr,
+    QUERY_WIDTH: tl.constexpr,
     QUERIES: tl.constexpr,
     KEYS: tl.constexpr,
 ):
@@ -177,10 +184,10 @@ def _paged_attention(
     column = tl.arange(0, DIM)
     frame = first + tl.arange(0, QUERIES)
     asked = frame < valid
-    at = (row * BLOCK_FRAMES + frame).to(tl.int64)[:, None] * (3 * HEADS * DIM) + head * DIM
-    query = tl.load(qkv + at + column[None, :], mask=asked[:, None], other=0.0)
+    at = (row * BLOCK_FRAMES + frame).to(tl.int64)[:, None] * QUERY_WIDTH + head * DIM
+    query = tl.load(queries + at + column[None, :], mask=asked[:, None], other=0.0)
     if head == 0:
-        other = tl.load(qkv + at + (column ^ 1)[None, :], mask=asked[:, None], other=0.0).to(
+        other = tl.load(queries + at + (column ^ 1)[None, :], mask=asked[:, None], other=0.0).to(
             tl.float32
         )
         turned = tl.where(column[None, :] % 2 == 0, -other, other)
@@ -225,24 +232,38 @@ def _paged_attention(
 
 
 def paged_attention(
-    qkv: torch.Tensor, view: LayerView, cos: torch.Tensor, sin: torch.Tensor, table: torch.Tensor
+    queries: torch.Tensor,
+    view: LayerView,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    table: torch.Tensor,
 ) -> torch.Tensor:
     """Computes attention of every block over its pages. The keys and values of the block itself
     must be in their page already.
 
-    For arguments see `store_keys_values`. The first third of the projections are the queries.
+    Args:
+        queries: (branches * blocks, block_frames, width) contiguous; the first heads * dim_head of
+            the width are the queries, so that joined projections can be passed as they are.
+        view, cos, sin, table: see `store_keys_values`.
+
     Returns:
         (branches * blocks, block_frames, heads * dim_head), zeros in padding.
     """
-    assert qkv.is_contiguous()
+    assert queries.is_contiguous()
     pages, block_frames, heads, dim_head = view.data.shape[2:]
-    rows = len(qkv)
-    out = qkv.new_empty(rows, block_frames, heads * dim_head)
+    rows = len(queries)
+    out = queries.new_empty(rows, block_frames, heads * dim_head)
     wide = triton.cdiv(block_frames, _QUERIES) * heads * rows >= _ENOUGH_PROGRAMS
-    queries = _QUERIES if wide else _FEW_QUERIES
-    grid, scale = (triton.cdiv(block_frames, queries), heads, rows), _LOG2_E / math.sqrt(dim_head)
-    tile = {"QUERIES": queries, "KEYS": _KEYS, "num_warps": _WARPS, "num_stages": _STAGES}
+    asked = _QUERIES if wide else _FEW_QUERIES
+    grid, scale = (triton.cdiv(block_frames, asked), heads, rows), _LOG2_E / math.sqrt(dim_head)
+    tile = {
+        "QUERY_WIDTH": queries.shape[-1],
+        "QUERIES": asked,
+        "KEYS": _KEYS,
+        "num_warps": _WARPS,
+        "num_stages": _STAGES,
+    }
     _paged_attention[grid](
-        qkv, out, *view.parts, cos, sin, *rows_of(table), pages, scale, **sizes_of(view), **tile
+        queries, out, *view.parts, cos, sin, *rows_of(table), pages, scale, **sizes_of(view), **tile
     )
     return out

@@ -7,6 +7,7 @@ import torch
 from token2wav.cache.paged_kv_cache import PagedKVCache
 from token2wav.execution.batch import Batch
 from token2wav.execution.kernels.attention import paged_attention, store_keys_values
+from token2wav.execution.kernels.products import project_heads
 from token2wav.networks.estimator import Estimator
 
 
@@ -52,3 +53,20 @@ class Past:
         view = self._cache.layer(self._step, layer)
         store_keys_values(qkv, view, self._cos, self._sin, self.table)
         return paged_attention(qkv, view, self._cos, self._sin, self.table)
+
+    def project_and_attend(
+        self,
+        x: torch.Tensor,
+        projections: tuple[torch.Tensor, torch.Tensor | None],
+        layer: int,
+    ) -> torch.Tensor:
+        """Projects x to queries, keys and values, and then does the same as `attend`.
+
+        Args:
+            x: (branches * blocks, block_frames, inputs) in the dtype of the weights, contiguous.
+            projections: weight (3 * heads * dim_head, inputs) and bias.
+            layer: index of the layer.
+        """
+        view = self._cache.layer(self._step, layer)
+        queries = project_heads(x, projections, view, self._cos, self._sin, self.table)
+        return paged_attention(queries, view, self._cos, self._sin, self.table)

@@ -1,24 +1,69 @@
-"""Linear layer with GELU on its result, in one launch."""
+"""Linear layers in one launch with the operations on their results: GELU, or the rotation and the
+storing of keys and values.
+"""
 
 from __future__ import annotations
+
+import math
 
 import torch
 import triton
 import triton.language as tl
 
+from token2wav.cache.paged_kv_cache import LayerView
 from token2wav.execution.kernels.activations import gelu
+from token2wav.execution.kernels.attention import (
+    HEADER,
+    NUM_CAUSAL_PAGES,
+    OF_A_BATCH,
+    VALID,
+    rows_of,
+    sizes_of,
+    widths_of,
+)
 from token2wav.execution.kernels.tiles import fills_gpu
 
 # Tiles that keep everything in registers, for compute capabilities 8.0, 9.0 and 10.0: rows, outputs
 # and inputs of a product. The narrow tile gives a batch of few rows enough programs.
 _WIDE, _NARROW = (64, 128, 32), (16, 64, 64)
+_WIDE_HEADS = (64, 64, 32)  # rotation and rounding need registers too
 _WARPS, _STAGES = 4, 3
+
+
+@triton.jit
+def _multiplied(
+    x,  # (rows, INPUTS)
+    weight,  # (OUTPUTS, INPUTS)
+    bias,
+    row,
+    output,
+    rows,
+    INPUTS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    ROWS_OF_TILE: tl.constexpr,
+    OUTPUTS_OF_TILE: tl.constexpr,
+    INPUTS_OF_TILE: tl.constexpr,
+):
+    """Computes a tile (rows, outputs) of x times the weight, plus the bias, in float32."""
+    column = tl.arange(0, INPUTS_OF_TILE)
+    there, real = (row < rows)[:, None], (output < OUTPUTS)[:, None]
+    given = x + row.to(tl.int64)[:, None] * INPUTS + column[None, :]
+    weights = weight + output[:, None] * INPUTS + column[None, :]
+    result = tl.zeros((ROWS_OF_TILE, OUTPUTS_OF_TILE), tl.float32)
+    for begin in range(0, INPUTS, INPUTS_OF_TILE):
+        inside = (begin + column < INPUTS)[None, :]
+        a = tl.load(given + begin, mask=there & inside, other=0.0)
+        b = tl.load(weights + begin, mask=real & inside, other=0.0)
+        result += tl.dot(a, tl.trans(b), input_precision="tf32x3")
+    if bias is not None:
+        result += tl.load(bias + output, mask=output < OUTPUTS, other=0.0).to(tl.float32)[None, :]
+    return result
 
 
 @triton.jit(do_not_specialize=("rows",))
 def _gelu_product(
-    x,  # (rows, INPUTS)
-    weight,  # (OUTPUTS, INPUTS)
+    x,
+    weight,
     bias,
     out,  # (rows, OUTPUTS)
     rows,
@@ -31,20 +76,22 @@ def _gelu_product(
 ):
     row = tl.program_id(0) * ROWS_OF_TILE + tl.arange(0, ROWS_OF_TILE)
     output = tl.program_id(1) * OUTPUTS_OF_TILE + tl.arange(0, OUTPUTS_OF_TILE)
-    column = tl.arange(0, INPUTS_OF_TILE)
-    there, real = (row < rows)[:, None], (output < OUTPUTS)[:, None]
-    given = x + row.to(tl.int64)[:, None] * INPUTS + column[None, :]
-    weights = weight + output[:, None] * INPUTS + column[None, :]
-    result = tl.zeros((ROWS_OF_TILE, OUTPUTS_OF_TILE), tl.float32)
-    for begin in range(0, INPUTS, INPUTS_OF_TILE):
-        inside = (begin + column < INPUTS)[None, :]
-        a = tl.load(given + begin, mask=there & inside, other=0.0)
-        b = tl.load(weights + begin, mask=real & inside, other=0.0)
-        result += tl.dot(a, tl.trans(b), input_precision="tf32x3")
-    result += tl.load(bias + output, mask=output < OUTPUTS, other=0.0).to(tl.float32)[None, :]
+    result = _multiplied(
+        x,
+        weight,
+        bias,
+        row,
+        output,
+        rows,
+        INPUTS,
+        OUTPUTS,
+        ROWS_OF_TILE,
+        OUTPUTS_OF_TILE,
+        INPUTS_OF_TILE,
+    )
     place = out + row.to(tl.int64)[:, None] * OUTPUTS + output[None, :]
     result = gelu(result, TANH).to(out.dtype.element_ty)
-    tl.store(place, result, mask=there & (output < OUTPUTS)[None, :])
+    tl.store(place, result, mask=(row < rows)[:, None] & (output < OUTPUTS)[None, :])
 
 
 def gelu_product(x: torch.Tensor, layer: torch.nn.Linear, *, tanh: bool) -> torch.Tensor:
@@ -81,3 +128,172 @@ def gelu_product(x: torch.Tensor, layer: torch.nn.Linear, *, tanh: bool) -> torc
         num_stages=_STAGES,
     )
     return out
+
+
+@triton.jit(do_not_specialize=(*OF_A_BATCH, "rows"))
+def _project_heads(
+    x,  # (branches * blocks * BLOCK_FRAMES, INPUTS)
+    weight,  # (3 * HEADS * DIM, INPUTS) of queries, keys and values
+    bias,
+    queries,  # (branches * blocks * BLOCK_FRAMES, HEADS * DIM)
+    keys,  # (branches, pages, BLOCK_FRAMES, HEADS, DIM) and so on
+    values,
+    key_scales,
+    value_scales,
+    cos,  # (blocks, BLOCK_FRAMES, DIM)
+    sin,
+    table,
+    blocks,
+    width,
+    pages,  # number of pages in the cache
+    rows,
+    INPUTS: tl.constexpr,
+    BLOCK_FRAMES: tl.constexpr,
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    ROWS_OF_TILE: tl.constexpr,
+    HEADS_OF_TILE: tl.constexpr,  # a power of 2 that divides HEADS
+    INPUTS_OF_TILE: tl.constexpr,
+):
+    row = tl.program_id(0) * ROWS_OF_TILE + tl.arange(0, ROWS_OF_TILE)
+    first_head = tl.program_id(1) * HEADS_OF_TILE  # of queries, then of keys, then of values
+    output = tl.arange(0, HEADS_OF_TILE * DIM)
+    result = _multiplied(
+        x,
+        weight,
+        bias,
+        row,
+        first_head * DIM + output,
+        rows,
+        INPUTS,
+        3 * HEADS * DIM,
+        ROWS_OF_TILE,
+        HEADS_OF_TILE * DIM,
+        INPUTS_OF_TILE,
+    ).to(queries.dtype.element_ty)
+    there = row < rows
+    if first_head < HEADS:
+        place = row.to(tl.int64)[:, None] * (HEADS * DIM) + first_head * DIM + output[None, :]
+        tl.store(queries + place, result, mask=there[:, None])
+    else:
+        frame, block = row % BLOCK_FRAMES, row // BLOCK_FRAMES % blocks
+        branch = row // BLOCK_FRAMES // blocks
+        own = table + block * width
+        there = there & (frame < tl.load(own + VALID, mask=there, other=0))
+        last = tl.load(own + NUM_CAUSAL_PAGES, mask=there, other=1) - 1
+        page = tl.load(own + HEADER + last, mask=there, other=0).to(tl.int64)
+        at = (branch * pages + page) * BLOCK_FRAMES + frame
+        vectors = result.to(tl.float32)
+        if first_head == HEADS:  # head 0 of the keys is rotated
+            angle = (block * BLOCK_FRAMES + frame)[:, None] * DIM + output[None, :]
+            known = there[:, None] & (output < DIM)[None, :]
+            c = tl.load(cos + angle, mask=known, other=1.0)
+            s = tl.load(sin + angle, mask=known, other=0.0)
+            # Interleaved pairs: (even, odd) turns into (-odd, even).
+            pairs = tl.reshape(vectors, (ROWS_OF_TILE, HEADS_OF_TILE * DIM // 2, 2))
+            even, odd = tl.split(pairs)
+            turned = tl.reshape(tl.join(-odd, even), (ROWS_OF_TILE, HEADS_OF_TILE * DIM))
+            vectors = vectors * c + turned * s
+        head = first_head % HEADS
+        if first_head < 2 * HEADS:
+            _store_vectors(
+                vectors, keys, key_scales, at, head, there, HEADS, DIM, ROWS_OF_TILE, HEADS_OF_TILE
+            )
+        else:
+            _store_vectors(
+                vectors,
+                values,
+                value_scales,
+                at,
+                head,
+                there,
+                HEADS,
+                DIM,
+                ROWS_OF_TILE,
+                HEADS_OF_TILE,
+            )
+
+
+@triton.jit
+def _store_vectors(
+    vectors,  # (rows, heads of a tile * DIM)
+    data,
+    scales,
+    at,  # positions of the rows in the store, counted in frames
+    first_head,
+    there,
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    ROWS_OF_TILE: tl.constexpr,
+    HEADS_OF_TILE: tl.constexpr,
+):
+    """Writes some heads of keys or of values, rounded to the storage type."""
+    output = tl.arange(0, HEADS_OF_TILE * DIM)
+    if scales is not None:
+        heads = tl.reshape(vectors, (ROWS_OF_TILE, HEADS_OF_TILE, DIM))
+        widths = widths_of(tl.max(tl.abs(heads), axis=2))
+        head = first_head + tl.arange(0, HEADS_OF_TILE)
+        tl.store(scales + at[:, None] * HEADS + head[None, :], widths, mask=there[:, None])
+        heads = tl.floor(heads / widths[:, :, None] + 0.5)
+        vectors = tl.reshape(heads, (ROWS_OF_TILE, HEADS_OF_TILE * DIM))
+    place = at[:, None] * (HEADS * DIM) + first_head * DIM + output[None, :]
+    tl.store(data + place, vectors.to(data.dtype.element_ty), mask=there[:, None])
+
+
+def project_heads(
+    x: torch.Tensor,
+    projections: tuple[torch.Tensor, torch.Tensor | None],
+    view: LayerView,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    table: torch.Tensor,
+) -> torch.Tensor:
+    """Projects x to queries, keys and values. Stores the keys and values of the valid frames of
+    every block in its own page, with head 0 of the keys rotated.
+
+    Args:
+        x: (branches * blocks, block_frames, inputs) in the dtype of the weights, contiguous; rows
+            are branch by branch.
+        projections: weight (3 * heads * dim_head, inputs) and bias of queries, keys and values.
+        view: view of a layer of the cache.
+        cos, sin: (blocks, block_frames, dim_head) float32 rotary angles of head 0.
+        table: block table of the batch, see `execution/batch.py`.
+
+    Returns:
+        (branches * blocks, block_frames, heads * dim_head) queries, not rotated.
+    """
+    weight, bias = projections
+    assert x.is_contiguous()
+    assert weight.is_contiguous()
+    pages, _, heads, dim_head = view.data.shape[2:]
+    queries = x.new_empty(*x.shape[:-1], heads * dim_head)
+    rows, inputs = x.numel() // x.shape[-1], x.shape[-1]
+
+    def heads_of(tile: tuple[int, int, int]) -> int:
+        # A power of 2, as a tile and the size of a head are.
+        return math.gcd(heads, max(1, tile[1] // dim_head))
+
+    def grid(tile: tuple[int, int, int]) -> tuple[int, int]:
+        return triton.cdiv(rows, tile[0]), 3 * heads // heads_of(tile)
+
+    tile = _WIDE_HEADS if fills_gpu(grid(_WIDE_HEADS)) else _NARROW
+    _project_heads[grid(tile)](
+        x,
+        weight,
+        bias,
+        queries,
+        *view.parts,
+        cos,
+        sin,
+        *rows_of(table),
+        pages,
+        rows,
+        INPUTS=inputs,
+        ROWS_OF_TILE=tile[0],
+        HEADS_OF_TILE=heads_of(tile),
+        INPUTS_OF_TILE=tile[2],
+        num_warps=_WARPS,
+        num_stages=_STAGES,
+        **sizes_of(view),
+    )
+    return queries

@@ -2,7 +2,7 @@
 
 The arithmetic equals `UNet.velocity`. A causal convolution reads the frames before a block through
 the block table. A second launch computes its norm, Mish and the sum after it, and stores its state.
-A transformer layer has four products and four other launches. The conditions are laid out once for
+A transformer layer has seven launches. The conditions are laid out once for
 all ODE steps.
 """
 
@@ -151,7 +151,7 @@ class _Layer:
         Returns:
             The norm of x for the layer that follows; x after the last layer.
         """
-        seen = past.attend(F.linear(normed, *self._projections), self._index)
+        seen = past.project_and_attend(normed, self._projections, self._index)
         normed = added_norm(x, self._out(seen), self._second_norm)
         h = self._down(gelu_product(normed, self._up, tanh=False))
         return x.add_(h) if following is None else added_norm(x, h, following.norm)

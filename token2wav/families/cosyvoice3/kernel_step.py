@@ -1,24 +1,24 @@
-"""Step function of a DiT on Triton-language kernels, for CUDA graphs. Each layer has five launches
-in addition to its four matrix products.
+"""Step function of a DiT on Triton-language kernels, for CUDA graphs. A layer has seven launches.
 
 The arithmetic equals `DiT.velocity`. Operations are fused where torch would write a result and read
-it again: gate, sum, norm and modulation; rotation, rounding and storing of keys and values; and the
-copies of the past for attention. The part of the first layer's input that depends on conditions is
-computed once for all ODE steps.
+it again: gate, sum, norm and modulation; the projection, rotation, rounding and storing of keys and
+values; a product and its GELU; and the copies of the past for attention. The part of the first
+layer's input that depends on conditions is computed once for all ODE steps.
 """
 
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
+from torch import nn
 
 from token2wav.cache.paged_kv_cache import PagedKVCache
 from token2wav.execution.batch import Batch, frame_positions
-from token2wav.execution.kernels.attention import paged_attention, store_keys_values
+from token2wav.execution.kernels.attention import paged_attention
 from token2wav.execution.kernels.norms import gated_norm, modulated_norm
 from token2wav.execution.kernels.position_convolution import PositionConvolution
+from token2wav.execution.kernels.products import gelu_product, project_heads
 from token2wav.execution.step import StepFunction, Velocity
-from token2wav.networks.dit import DiT, DiTBlock
+from token2wav.networks.dit import DiT, DiTBlock, FeedForward
 from token2wav.networks.estimator import Rope
 from token2wav.networks.ode import OdeTables
 
@@ -65,7 +65,7 @@ class KernelStep(StepFunction):
             h = gated_norm(
                 x, self._attended(batch, step, layer, h, rope), gate_att, shift_ff, scale_ff
             )
-            h = gated_norm(x, block.ff(h), gate_ff, *following[layer])
+            h = gated_norm(x, _fed_forward(block.ff, h), gate_ff, *following[layer])
         return self.estimator.proj_out(h).float().transpose(1, 2)
 
     def _embedded(self, batch: Batch, step: int, given: torch.Tensor) -> torch.Tensor:
@@ -85,7 +85,12 @@ class KernelStep(StepFunction):
     ) -> torch.Tensor:
         """Computes the output (branches * blocks, block_frames, dim) of attention."""
         view, (cos, sin) = self.cache.layer(step, layer), rope
-        qkv = F.linear(h, *self._projections[layer])
-        store_keys_values(qkv, view, cos, sin, batch.table)
-        seen = paged_attention(qkv, view, cos, sin, batch.table)
+        queries = project_heads(h, self._projections[layer], view, cos, sin, batch.table)
+        seen = paged_attention(queries, view, cos, sin, batch.table)
         return self._blocks[layer].attn.to_out[0](seen)
+
+
+def _fed_forward(layers: FeedForward, h: torch.Tensor) -> torch.Tensor:
+    """Computes the feed-forward layer of h in the dtype of its weights."""
+    up: nn.Linear = layers.ff[0][0]  # type: ignore[index]
+    return layers.ff[2](gelu_product(h, up, tanh=True))
