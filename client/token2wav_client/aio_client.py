@@ -67,11 +67,26 @@ class AsyncUtterance(
     async def __anext__(self) -> AudioChunk:
         while (chunk := self._next_chunk(StopAsyncIteration)) is None:
             self._changed.clear()
-            try:
-                await asyncio.wait_for(self._changed.wait(), self._patience_s())
-            except asyncio.TimeoutError:  # not the built-in TimeoutError before Python 3.11
+            patience_s = self._patience_s()
+            if patience_s is None or patience_s > 0:
+                await self._change(patience_s)
+            else:
                 self._break_off()
         return chunk
+
+    async def _change(self, seconds: float | None) -> None:
+        """Waits for a change, or for a time."""
+        # asyncio.wait_for before Python 3.12 ignores a cancellation that meets a change.
+        timer = (
+            asyncio.get_running_loop().call_later(seconds, self._changed.set)
+            if seconds is not None
+            else None
+        )
+        try:
+            await self._changed.wait()
+        finally:
+            if timer is not None:
+                timer.cancel()
 
     def _begin(self, retries: int) -> None:
         self._changed = asyncio.Event()

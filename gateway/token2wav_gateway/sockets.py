@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any
 
+import anyio
 from fastapi import WebSocket, WebSocketDisconnect
 from pydantic import TypeAdapter, ValidationError
 
@@ -59,7 +60,7 @@ class Sockets:
                 self._open.add(socket)
                 gateway.metrics.sockets.set(len(self._open))
                 await _Session(gateway, socket).run()
-        except (WebSocketDisconnect, asyncio.TimeoutError):
+        except WebSocketDisconnect:
             pass
         except GatewayError as error:
             gateway.metrics.refused.labels(error.status).inc()
@@ -183,8 +184,11 @@ class _Session:
         idle_s = self._gateway.settings.limits.idle_s
         while True:
             try:
-                return json.loads(await asyncio.wait_for(self._socket.receive_text(), idle_s))
-            except asyncio.TimeoutError:
+                # asyncio.wait_for before Python 3.12 ignores a cancellation that meets a message.
+                with anyio.fail_after(idle_s):
+                    text = await self._socket.receive_text()
+                return json.loads(text)
+            except TimeoutError:
                 if self._saying is None and self._sentences.empty():
                     raise RequestError(f"socket: no message for {idle_s:g} s") from None
             except (ValueError, KeyError):

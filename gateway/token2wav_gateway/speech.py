@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
+import anyio
 import numpy as np
 from numpy.typing import NDArray
 
@@ -188,9 +188,11 @@ class Speech:
         try:
             async with aclosing(chunks):  # type: ignore[type-var]
                 while True:
-                    left = deadline - time.monotonic()
+                    # asyncio.wait_for would run anext in a task of its own. Starlette cancels more
+                    # than once, and the second time would leave that task running.
                     try:
-                        chunk = await asyncio.wait_for(anext(chunks), left)
+                        with anyio.fail_after(deadline - time.monotonic()):
+                            chunk = await anext(chunks)
                     except StopAsyncIteration:
                         return
                     if not heard and len(chunk.audio):
@@ -198,7 +200,7 @@ class Speech:
                         self._metrics.first_audio.observe(time.monotonic() - started)
                     self._metrics.audio_seconds.inc(chunk.duration_s)
                     yield chunk
-        except asyncio.TimeoutError:
+        except TimeoutError:
             raise ModelTimeoutError(
                 f"gateway: the text took longer than {self._limits.seconds:g} s"
             ) from None

@@ -20,6 +20,7 @@ from tests.support.server_rig import Rig
 from token2wav import Token2Wav
 from token2wav_client import (
     AsyncClient,
+    AsyncUtterance,
     Client,
     ClientVoice,
     InputError,
@@ -112,6 +113,42 @@ def test_a_cancelled_task_frees_its_stream_at_once(
             await asyncio.to_thread(rig.wait_until_empty)
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("turns", range(4))
+def test_a_cancellation_that_meets_a_chunk_is_not_lost(
+    rig: Rig, voice: ClientVoice, monkeypatch: pytest.MonkeyPatch, turns: int
+) -> None:
+    """The event loop takes a few turns to tell the listener of a chunk: it is cancelled in each."""
+
+    async def listen(client: AsyncClient) -> None:
+        async with await client.open(voice) as utterance:
+            utterance.finish(np.zeros(60, np.int32))
+            async for _ in utterance:
+                pass
+
+    async def run() -> None:
+        accept = AsyncUtterance._accept
+
+        def cancel_after(left: int) -> None:
+            if left:
+                asyncio.get_running_loop().call_soon(cancel_after, left - 1)
+            else:
+                task.cancel()
+
+        def accept_and_cancel(utterance: AsyncUtterance, message: Any) -> None:
+            accept(utterance, message)
+            monkeypatch.undo()
+            cancel_after(turns)
+
+        monkeypatch.setattr(AsyncUtterance, "_accept", accept_and_cancel)
+        async with AsyncClient(rig.server.grpc_url) as client:
+            task = asyncio.create_task(listen(client))
+            with pytest.raises(asyncio.CancelledError):
+                await asyncio.wait_for(task, PATIENCE_SECONDS)
+
+    asyncio.run(run())
+    rig.wait_until_empty()
 
 
 def test_errors_equal_the_synchronous_client(rig: Rig, voice: ClientVoice) -> None:

@@ -8,9 +8,11 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
+import anyio
 import httpx
 import numpy as np
 import pytest
@@ -21,6 +23,7 @@ from openai import AsyncOpenAI, BadRequestError, OpenAI
 from examples.speech import language_model
 from tests.support.gateway_rig import (
     PROMPT_TEXT,
+    TEMPLATE,
     TOKENS_OF_A_WORD,
     VOICE,
     GatewayRig,
@@ -32,6 +35,10 @@ from tests.support.patience import PATIENCE_SECONDS, until
 from tests.support.server_rig import Rig
 from token2wav import Token2Wav, Voice
 from token2wav_client import ClientVoice
+from token2wav_gateway.metrics import Metrics
+from token2wav_gateway.settings import Settings
+from token2wav_gateway.speech import Speech, Text
+from token2wav_gateway.voices import Voice as GatewayVoice
 
 DEMO = ROOT / "examples" / "demo_voice"
 TEXT = "one two three four five six seven eight"
@@ -227,6 +234,35 @@ def test_a_client_that_leaves_cancels_both_requests(
     until(lambda: speaker.state.cancelled == before + 1)
     until(lambda: rig.ended()["cancelled"] == ended + 1)
     assert gateway.value("texts_total", outcome="cancelled") >= 1
+
+
+def test_a_scope_that_cancels_again_and_again_ends_a_text(
+    speaker: FastAPI, language_model_url: str, rig: Rig, voice: ClientVoice
+) -> None:
+    """Starlette answers in a scope of anyio, which cancels a task until the task has ended."""
+    before, ended = speaker.state.cancelled, rig.ended()["cancelled"]
+
+    async def speak_a_little() -> None:
+        speech = Speech(
+            Settings.model_validate(
+                {
+                    "language_model": {"url": language_model_url, "template": str(TEMPLATE)},
+                    "speech_server": {"url": rig.server.grpc_url},
+                }
+            ),
+            Metrics(),
+        )
+        async with aclosing(speech.speak(text)) as chunks:
+            with anyio.CancelScope() as scope:
+                async for _ in chunks:
+                    asyncio.get_running_loop().call_soon(scope.cancel)
+        assert scope.cancelled_caught
+        await speech.close()
+
+    text = Text(SLOW.strip(), GatewayVoice(VOICE, tensors=voice))
+    asyncio.run(speak_a_little())
+    until(lambda: speaker.state.cancelled == before + 1)
+    until(lambda: rig.ended()["cancelled"] == ended + 1)
 
 
 def test_a_client_that_leaves_before_the_first_audio_cancels_the_language_model(
