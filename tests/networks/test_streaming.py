@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from token2wav.cache.states import SCRATCH_SLOT, StateStore
-from token2wav.families.bigvgan.network import AntiAliased, Snake
+from token2wav.families.bigvgan.network import AntiAliased
 from token2wav.networks.hift_layers import Analysis, UpConv
+from token2wav.networks.snake import Snake
 from token2wav.networks.streaming import (
     OFFLINE,
     Delay,

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from token2wav.families.bigvgan.config import BigVGANConfig
+from token2wav.networks.snake import Snake
 from token2wav.networks.streaming import (
     OFFLINE,
     Delay,
@@ -32,7 +33,6 @@ from token2wav.networks.streaming import (
 FILTER_TAPS = 12
 RATIO = 2
 _HALF_WIDTH = 0.3  # half width of the transition band, in cycles per sample
-_EPS = 1e-9
 _EDGE_KERNEL = 7  # kernel of the first and the last convolution; no file has it
 
 
@@ -101,41 +101,6 @@ class Downsample(Streaming):
     def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
         x = step.with_context(self, x, self.left, self.right, "replicate")
         return F.conv1d(x, self.lowpass.of(x), stride=RATIO, groups=x.shape[1])
-
-
-class Snake(nn.Module):
-    """Snake activation x + sin²(αx) / β with one α and β per channel.
-
-    Args:
-        channels: channels of the input.
-        beta: whether β is a parameter ("snakebeta"); else β equals α ("snake").
-        log_scale: whether parameters are logarithms.
-    """
-
-    frequency: torch.Tensor
-    inverse: torch.Tensor
-
-    def __init__(self, channels: int, *, beta: bool, log_scale: bool) -> None:
-        super().__init__()
-        self.log_scale = log_scale
-        initial = torch.zeros(channels) if log_scale else torch.ones(channels)
-        self.alpha = nn.Parameter(initial)
-        self.beta = nn.Parameter(initial.clone()) if beta else None
-        for name in ("frequency", "inverse"):  # (channels, 1), filled by `freeze`
-            self.register_buffer(name, None, persistent=False)
-
-    def freeze(self) -> None:
-        """Ends loading: computes once all values that depend on the parameters alone."""
-        alpha, beta = (
-            parameter.detach().exp() if self.log_scale else parameter.detach()
-            for parameter in (self.alpha, self.alpha if self.beta is None else self.beta)
-        )
-        self.frequency = alpha[:, None]
-        self.inverse = 1 / (beta[:, None] + _EPS)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        sine = torch.sin(x * self.frequency)
-        return torch.addcmul(x, sine, sine * self.inverse)
 
 
 class AntiAliased(nn.Module):
