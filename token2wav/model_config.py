@@ -33,6 +33,8 @@ class ModelConfig:
         sample_rate: samples per second.
         stages: names of the stages, in the order in which they compute a chunk.
         samples_per_token: audio samples per token.
+        missing_samples: samples at the start of an utterance that the decoder does not make. N
+            tokens give samples_per_token * N - missing_samples samples.
         token_shape: shape of one token: () for a number, (codebooks,) for several codes.
         fewer_codebooks: whether a stream may send only the first codes of each token. Its first
             tokens decide how many.
@@ -61,6 +63,7 @@ class ModelConfig:
     sample_rate: int
     stages: tuple[StageName, ...] = ("flow", "vocoder")
     samples_per_token: int
+    missing_samples: int = 0
     token_shape: tuple[int, ...] = ()
     fewer_codebooks: bool = False
     lookahead_tokens: int = 0

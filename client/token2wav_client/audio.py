@@ -51,7 +51,8 @@ class AudioChunk:
         sample_rate: samples per second, as reported by the server.
         samples_per_token: number of samples for each token of the utterance, before silence is
             trimmed.
-        samples_trimmed: samples of leading silence that the server removed. The utterance has
+        samples_trimmed: samples at the start of the utterance that the server does not send:
+            leading silence, and samples that the decoder does not make. The utterance has
             samples_per_token * tokens - samples_trimmed samples.
         first_token: position in the utterance of the first token that the chunk speaks, in whole or
             in part.

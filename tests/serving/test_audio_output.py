@@ -4,6 +4,7 @@ whole.
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import sys
 from typing import Any
@@ -247,3 +248,24 @@ def test_trimming_goes_forward_only() -> None:
         ConfigError, match=r"^stream\.trim_silence_ms: -1 is not between 0 and 60000$"
     ):
         StreamConfig(trim_silence_ms=-1)
+
+
+@pytest.mark.parametrize("rate", [24_000, 16_000, 8_000, 48_000])
+@pytest.mark.parametrize("trim_ms", [0.0, 100.0])
+def test_samples_that_the_decoder_does_not_make_count_as_trimmed(rate: int, trim_ms: float) -> None:
+    missing = 555
+    config = dataclasses.replace(CONFIG, missing_samples=missing)
+    audio = np.concatenate((np.zeros(500, np.float32), noise(9 * TOKEN - 500 - missing)))
+    output = AudioOutput(config, AudioFormat(sample_rate=rate), trim_ms)
+    found = [output.take(part, last=False) for part in np.split(audio, [200, 3000])]
+    chunks = [*(chunk for chunk in found if chunk), output.take(audio[:0], last=True)]
+    assert chunks[-1] is not None
+    sent = sum(len(chunk.audio) for chunk in chunks if chunk)
+    dropped = missing + (2 * WINDOW if trim_ms else 0)
+    assert chunks[-1].samples_trimmed == -(-dropped * rate // 24_000)
+    assert sent + chunks[-1].samples_trimmed == 9 * chunks[-1].samples_per_token
+    assert chunks[0] is not None
+    assert chunks[0].first_token == dropped // TOKEN
+    empty = AudioOutput(config).take(audio[:0], last=True)
+    assert empty is not None
+    assert empty.samples_trimmed == 0

@@ -228,7 +228,7 @@ class _Batch:
         first = network.output_delay if shape.first else 0
         last = items[0].mel.shape[1] * network.frame_samples
         if not shape.inside:
-            last += network.output_delay
+            last += network.output_delay - network.missing_samples
         return list(self.audio[: len(items), first:last].clone())
 
 

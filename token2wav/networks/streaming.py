@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -86,12 +86,15 @@ class VocoderNetwork(nn.Module):
         frame_samples: number of samples of audio per mel frame.
         output_delay: number of samples by which the audio of a step is late, because the network
             reads later frames.
+        missing_samples: number of samples at the start of an utterance that the network does not
+            make. The audio of a step is late by these samples too.
         m_source: harmonic source (`HarmonicSource`); only in networks that take noise.
     """
 
     bands: int
     frame_samples: int
     output_delay: int
+    missing_samples: int = 0
     m_source: Any
 
     @property
@@ -101,7 +104,7 @@ class VocoderNetwork(nn.Module):
     @property
     def lookahead_frames(self) -> int:
         """Number of frames at the end of an unfinished mel that yield no audio yet, rounded up."""
-        return -(-self.output_delay // self.frame_samples)
+        return -(-(self.output_delay - self.missing_samples) // self.frame_samples)
 
     def freeze(self) -> None:
         """Ends loading: the weights no longer change, and results that depend on them alone are
@@ -413,9 +416,11 @@ class StreamConvTranspose(nn.ConvTranspose1d):
 
     Args:
         inputs, outputs, kernel, stride: as for `nn.ConvTranspose1d`. The kernel is as long as the
-            stride, or longer; by an even number unless `causal`.
-        causal: whether an output depends on no later input. The outputs that are too many are then
-            dropped at the end, else one half of them at each end.
+            stride, or longer; by an even number if `cut` is "halves".
+        cut: place of the outputs of a whole sequence that are dropped, because there are
+            `kernel - stride` too many. "halves": one half at each end. "end": all at the end, so
+            that an output depends on no later input. "both": as "end", and as many at the start;
+            the result is then shorter than `stride` outputs of every input.
         groups, bias: as for `nn.ConvTranspose1d`.
         input_delay: see `Streaming`.
     """
@@ -427,16 +432,17 @@ class StreamConvTranspose(nn.ConvTranspose1d):
         kernel: int,
         stride: int,
         *,
-        causal: bool = False,
+        cut: Literal["halves", "end", "both"] = "halves",
         groups: int = 1,
         bias: bool = True,
         input_delay: int = 0,
     ) -> None:
         super().__init__(inputs, outputs, kernel, stride, groups=groups, bias=bias)
         surplus = kernel - stride
-        cut = 0 if causal else surplus // 2
+        start = {"halves": surplus // 2, "end": 0, "both": surplus}[cut]
+        end = surplus - start if cut == "halves" else surplus
         self.overlap = Overlap(
-            inputs, kernel, stride, cut=cut, cut_end=surplus - cut, input_delay=input_delay
+            inputs, kernel, stride, cut=start, cut_end=end, input_delay=input_delay
         )
 
     @property

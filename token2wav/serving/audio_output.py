@@ -62,7 +62,8 @@ class AudioChunk:
         sample_rate: samples per second.
         samples_per_token: samples for each token of the utterance. An utterance of N tokens has
             N * samples_per_token - samples_trimmed samples.
-        samples_trimmed: samples of leading silence that were removed so far.
+        samples_trimmed: samples at the start of the utterance that are not sent: leading silence
+            that was removed so far, and samples that the decoder does not make.
         first_token: position in the utterance of the first token that this audio speaks, wholly or
             in part.
         token_count: number of tokens that this audio speaks, wholly or in part. A chunk may begin
@@ -159,6 +160,7 @@ class AudioOutput:
         self._encode = ENCODERS[audio_format.encoding]
         self._window = round(_WINDOW_MS * config.sample_rate / 1000)
         self._windows_to_trim = int(trim_silence_ms / _WINDOW_MS)
+        self._missing = config.missing_samples
         # Incomplete window at the end of the audio so far, which is kept while silence is trimmed.
         self._undecided = np.zeros(0, np.float32)
         self._received = self._kept = self._sent = self._samples_trimmed = self._index = 0
@@ -175,6 +177,9 @@ class AudioOutput:
             Chunk to send; None if no sample can be sent yet. With `last` the result is always a
             chunk, which may be empty.
         """
+        if not self._received and len(audio):
+            self._received = self._missing
+            self._note_trimmed(self._missing)
         self._received += len(audio)
         audio = self._trimmed(audio, last)
         if self._sound_s is None and (audible := np.flatnonzero(self._audible(audio))).size:
@@ -218,14 +223,17 @@ class AudioOutput:
         audible = self._audible(audio[: self._windows_to_trim * self._window])
         windows = int(audible.argmax()) if audible.any() else len(audible)
         self._windows_to_trim = 0 if audible.any() else self._windows_to_trim - windows
-        # The number is rounded up, so that the resampler always yields enough samples for N tokens.
-        dropped = (self._received - len(audio) + windows * self._window) * self._ratio
-        self._samples_trimmed = -int(-dropped // 1)
+        self._note_trimmed(self._received - len(audio) + windows * self._window)
         audio = audio[windows * self._window :]
         self._undecided = np.zeros(0, np.float32)
         if self._windows_to_trim and not last:
             self._undecided, audio = audio, self._undecided
         return audio
+
+    def _note_trimmed(self, samples: int) -> None:
+        """Notes the number of samples of the model that are not sent."""
+        # Rounded up, so that the resampler always yields enough samples for N tokens.
+        self._samples_trimmed = -int(-samples * self._ratio // 1)
 
     def _audible(self, audio: NDArray[np.float32]) -> NDArray[np.bool_]:
         """Returns (windows,) bool: whether each whole window is audible."""

@@ -42,7 +42,7 @@ class Mimi(VocoderNetwork):
             sizes.hidden_size,
             2 * sizes.stride,
             sizes.stride,
-            causal=True,
+            cut="end",
             groups=sizes.upsample_groups,
             bias=False,
         )
@@ -141,7 +141,7 @@ class Decoder(nn.Module):
         number = 2
         for ratio in sizes.upsampling_ratios:
             self.layers[str(number)] = StreamConvTranspose(
-                channels, channels // 2, 2 * ratio, ratio, causal=True
+                channels, channels // 2, 2 * ratio, ratio, cut="end"
             )
             channels //= 2
             for unit in range(sizes.num_residual_layers):

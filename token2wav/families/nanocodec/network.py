@@ -46,7 +46,7 @@ class NanoCodec(VocoderNetwork):
             groups = half if config.n_groups_equal_to_out_channels else 1
             self.activations.append(HalfSnake(channels))
             self.up_sample_conv_layers.append(
-                StreamConvTranspose(channels, half, 2 * rate, rate, causal=True, groups=groups)
+                StreamConvTranspose(channels, half, 2 * rate, rate, cut="end", groups=groups)
             )
             self.res_layers.append(ResidualLayer(half, config))
             channels = half
