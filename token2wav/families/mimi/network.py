@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from token2wav.families.mimi.config import MimiSizes
+from token2wav.networks.codebooks import Quantizer
 from token2wav.networks.streaming import (
     OFFLINE,
     StreamConvTranspose,
@@ -36,7 +37,13 @@ class Mimi(VocoderNetwork):
     def __init__(self, sizes: MimiSizes) -> None:
         super().__init__()
         self.bands, self.frame_samples = sizes.num_quantizers, sizes.frame_samples
-        self.quantizer = Quantizer(sizes)
+        self.quantizer = Quantizer(
+            sizes.num_quantizers,
+            sizes.num_semantic_quantizers,
+            sizes.codebook_size,
+            sizes.codebook_dim,
+            sizes.hidden_size,
+        )
         self.upsample = StreamConvTranspose(
             sizes.hidden_size,
             sizes.hidden_size,
@@ -67,50 +74,6 @@ class Mimi(VocoderNetwork):
         x = self.upsample(self.quantizer(codes), step)
         x = self.decoder_transformer(x.transpose(1, 2), step).transpose(1, 2)
         return self.decoder(x, step)
-
-
-class Quantizer(nn.Module):
-    """Codebooks: the entries of the codes of a frame are summed, and projected. The semantic
-    codebooks and the acoustic ones have projections of their own.
-    """
-
-    def __init__(self, sizes: MimiSizes) -> None:
-        super().__init__()
-        semantic = sizes.num_semantic_quantizers
-        self.semantic = Codebooks(semantic, sizes)
-        self.acoustic = Codebooks(sizes.num_quantizers - semantic, sizes)
-        self._semantic = semantic
-
-    def forward(self, codes: torch.Tensor) -> torch.Tensor:
-        """Converts codes (B, codebooks, T) to latents (B, hidden_size, T)."""
-        codes = codes.long()
-        return self.semantic(codes[:, : self._semantic]) + self.acoustic(codes[:, self._semantic :])
-
-
-class Codebooks(nn.Module):
-    """Codebooks of one kind, with the projection of their sum.
-
-    Args:
-        count: number of codebooks.
-        sizes: sizes of the decoder.
-    """
-
-    def __init__(self, count: int, sizes: MimiSizes) -> None:
-        super().__init__()
-        self.entries = nn.Parameter(torch.empty(count, sizes.codebook_size, sizes.codebook_dim))
-        inner = sizes.vector_quantization_hidden_dimension
-        self.output_proj = (
-            nn.Linear(inner, sizes.hidden_size, bias=False) if inner != sizes.hidden_size else None
-        )
-
-    def forward(self, codes: torch.Tensor) -> torch.Tensor:
-        """Converts codes (B, count, T), -1 for none, to (B, hidden_size, T)."""
-        count, size, _ = self.entries.shape
-        first = size * torch.arange(count, device=codes.device)[:, None]
-        found = F.embedding(codes.clamp(min=0) + first, self.entries.flatten(0, 1))
-        total = (found * (codes >= 0)[..., None]).sum(dim=1)  # (B, T, codebook_dim)
-        projected = total if self.output_proj is None else self.output_proj(total)
-        return projected.transpose(1, 2)
 
 
 class FeedForward(nn.Module):

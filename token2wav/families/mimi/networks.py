@@ -9,13 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from token2wav.errors import CheckpointError
 from token2wav.execution.family import Family
 from token2wav.families.mimi.network import Mimi
 from token2wav.model_config import StageName
+from token2wav.networks.codebooks import stacked_entries
 from token2wav.networks.weights import fitting_weights, floating_tensors, read_state
 
-_LEAST_USAGE = 1e-5  # an entry that was never used has this usage at least
 _PARTS = ("quantizer.", "upsample.", "decoder_transformer.", "decoder.")  # the rest makes codes
 _CODEBOOK = re.compile(
     r"quantizer\.(semantic|acoustic)_residual_vector_quantizer\.layers\.(\d+)\.codebook\.(\w+)"
@@ -60,26 +59,10 @@ def _converted(published: dict[str, torch.Tensor], path: Path) -> dict[str, torc
             weights[name.replace(".conv.", ".")] = value
     for kind, books in codebooks.items():
         if books:
-            entries = [_entries(books.get(number), kind, path) for number in range(len(books))]
-            weights[f"quantizer.{kind}.entries"] = torch.stack(entries)
+            weights[f"quantizer.{kind}.entries"] = stacked_entries(
+                books, "embed_sum", "cluster_usage", kind, path
+            )
     return weights
-
-
-def _entries(book: dict[str, torch.Tensor] | None, kind: str, path: Path) -> torch.Tensor:
-    """Returns the entries (size, dim) of one codebook, float32.
-
-    Raises:
-        CheckpointError: the codebook is missing, incomplete, or its parts do not fit.
-    """
-    if book is None or not {"embed_sum", "cluster_usage"} <= book.keys():
-        raise CheckpointError(f"{path}: a codebook ({kind}) lacks embed_sum or cluster_usage")
-    total, usage = book["embed_sum"].float(), book["cluster_usage"].float()
-    if total.dim() != 2 or usage.shape != total.shape[:1]:
-        raise CheckpointError(
-            f"{path}: a codebook ({kind}) has embed_sum {tuple(total.shape)} and cluster_usage "
-            f"{tuple(usage.shape)}"
-        )
-    return total / usage.clamp(min=_LEAST_USAGE)[:, None]
 
 
 FAMILY = MimiFamily()

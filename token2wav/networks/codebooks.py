@@ -1,0 +1,98 @@
+"""Residual codebooks: a frame of codes becomes the sum of its entries."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from token2wav.errors import CheckpointError
+
+_LEAST_USAGE = 1e-5  # an entry that was never used has this usage at least
+
+
+class Quantizer(nn.Module):
+    """Codebooks of two kinds: the semantic codebooks and the acoustic ones have projections of
+    their own, whose results are summed.
+
+    Args:
+        count: number of codebooks.
+        semantic: number of semantic codebooks, which are the first ones.
+        size: entries of a codebook.
+        dim: length of an entry.
+        width: channels of the result.
+        projected: whether entries are projected although they have `width` channels.
+    """
+
+    def __init__(
+        self, count: int, semantic: int, size: int, dim: int, width: int, *, projected: bool = False
+    ) -> None:
+        super().__init__()
+        self.semantic, self.acoustic = (
+            Codebooks(number, size, dim, width, projected=projected)
+            for number in (semantic, count - semantic)
+        )
+        self._semantic = semantic
+
+    def forward(self, codes: torch.Tensor) -> torch.Tensor:
+        """Converts codes (B, codebooks, T) to latents (B, width, T).
+
+        Args:
+            codes: whole numbers in float32, and -1 in codebooks that a stream does not send.
+        """
+        codes = codes.long()
+        return self.semantic(codes[:, : self._semantic]) + self.acoustic(codes[:, self._semantic :])
+
+
+class Codebooks(nn.Module):
+    """Codebooks of one kind, with the projection of their sum. The arguments are those of
+    `Quantizer`.
+    """
+
+    def __init__(self, count: int, size: int, dim: int, width: int, *, projected: bool) -> None:
+        super().__init__()
+        self.entries = nn.Parameter(torch.empty(count, size, dim))
+        self.output_proj = nn.Linear(dim, width, bias=False) if projected or dim != width else None
+
+    def forward(self, codes: torch.Tensor) -> torch.Tensor:
+        """Converts codes (B, count, T), -1 for none, to (B, width, T)."""
+        count, size, _ = self.entries.shape
+        first = size * torch.arange(count, device=codes.device)[:, None]
+        found = F.embedding(codes.clamp(min=0) + first, self.entries.flatten(0, 1))
+        total = (found * (codes >= 0)[..., None]).sum(dim=1)  # (B, T, dim)
+        latents = total if self.output_proj is None else self.output_proj(total)
+        return latents.transpose(1, 2)
+
+
+def stacked_entries(
+    books: dict[int, dict[str, torch.Tensor]], total: str, usage: str, kind: str, path: Path
+) -> torch.Tensor:
+    """Computes the entries (count, size, dim) float32 of codebooks, which are published as sums and
+    numbers of uses.
+
+    Args:
+        books: tensors of every codebook, by its number.
+        total, usage: names of the two tensors of a codebook.
+        kind: name of the codebooks, for messages.
+        path: file of the weights, for messages.
+
+    Raises:
+        CheckpointError: a codebook is missing or incomplete, or shapes do not fit.
+    """
+    entries = []
+    for number in range(len(books)):
+        book = books.get(number, {})
+        if not {total, usage} <= book.keys():
+            raise CheckpointError(f"{path}: a codebook ({kind}) lacks {total} or {usage}")
+        sums, uses = book[total].float(), book[usage].float()
+        if sums.dim() != 2 or uses.shape != sums.shape[:1]:
+            raise CheckpointError(
+                f"{path}: a codebook ({kind}) has {total} {tuple(sums.shape)} and {usage} "
+                f"{tuple(uses.shape)}"
+            )
+        entries.append(sums / uses.clamp(min=_LEAST_USAGE)[:, None])
+    if len({value.shape for value in entries}) != 1:
+        raise CheckpointError(f"{path}: the codebooks ({kind}) have different shapes")
+    return torch.stack(entries)
