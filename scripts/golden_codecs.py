@@ -6,7 +6,7 @@ dependencies, in an environment of their own. Tests read the files of this progr
 the packages:
 
     python -m venv public && public/bin/pip install torch numpy einops safetensors transformers
-    public/bin/pip install --no-deps nemo-toolkit==3.0.0
+    public/bin/pip install --no-deps nemo-toolkit==3.0.0 qwen-tts-compat==0.1.1.post1
     public/bin/python -m scripts.golden_codecs tests/data/families
 """
 
@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.support.random_weights import SEED, fill, fill_state
+from tests.support.random_weights import SEED, fill, fill_qwen3, fill_state
 
 Golden = dict[str, torch.Tensor]
 _FRAMES = 12  # frames of the codes
@@ -177,6 +177,91 @@ def mimi(sizes: dict[str, Any]) -> Golden:
     return {"codes": codes, **heard}
 
 
+# Qwen3-TTS and Qwen3-Omni. The sizes have the names of the published configurations.
+
+_QWEN3_TTS = {
+    "tiny": {
+        "codebook_size": 16,
+        "codebook_dim": 12,
+        "latent_dim": 16,
+        "hidden_size": 12,
+        "head_dim": 8,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "sliding_window": 7,
+        "intermediate_size": 24,
+        "num_hidden_layers": 2,
+        "num_quantizers": 4,
+        "upsample_rates": [4, 3],
+        "upsampling_ratios": [2],
+        "decoder_dim": 16,
+    },
+    "small": {
+        "codebook_size": 32,
+        "codebook_dim": 20,
+        "latent_dim": 20,
+        "hidden_size": 24,
+        "head_dim": 8,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 3,
+        "sliding_window": 10,
+        "intermediate_size": 40,
+        "num_hidden_layers": 3,
+        "num_quantizers": 6,
+        "upsample_rates": [5, 2, 3],
+        "upsampling_ratios": [2, 2],
+        "decoder_dim": 24,
+        "rope_theta": 5000.0,
+    },
+}
+_QWEN3_OMNI = {
+    name: {
+        **{key: value for key, value in sizes.items() if not key.endswith("_dim")},
+        "hidden_size": sizes["num_attention_heads"] * sizes["head_dim"],  # type: ignore[operator]
+        "decoder_dim": sizes["decoder_dim"],
+    }
+    for name, sizes in _QWEN3_TTS.items()
+}
+
+
+def qwen3_tts(sizes: dict[str, Any]) -> Golden:
+    """Computes the audio of codes, by the decoder of `qwen-tts`' 12 Hz tokenizer."""
+    # Bare packages, because the real ones import much that decoding does not need.
+    if "qwen_tts" not in sys.modules:
+        package = importlib.util.find_spec("qwen_tts")
+        assert package is not None
+        [root] = package.submodule_search_locations or []
+        for name, folder in (("qwen_tts", Path(root)), ("qwen_tts.core", Path(root) / "core")):
+            sys.modules[name] = types.ModuleType(name)
+            sys.modules[name].__path__ = [str(folder)]
+    from qwen_tts.core.tokenizer_12hz import modeling_qwen3_tts_tokenizer_v2 as public
+
+    config = public.Qwen3TTSTokenizerV2DecoderConfig(**sizes)
+    return _audio_of(public.Qwen3TTSTokenizerV2Decoder, config, sizes)
+
+
+def qwen3_omni(sizes: dict[str, Any]) -> Golden:
+    """Computes the audio of codes, by Code2Wav of `transformers`."""
+    from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as public
+    from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import (
+        Qwen3OmniMoeCode2WavConfig,
+    )
+
+    theta = sizes.get("rope_theta", 10000.0)
+    own = {name: value for name, value in sizes.items() if name != "rope_theta"}
+    rope = {"rope_type": "default", "rope_theta": theta}
+    config = Qwen3OmniMoeCode2WavConfig(**own, rope_parameters=rope)
+    return _audio_of(public.Qwen3OmniMoeCode2Wav, config, sizes)
+
+
+def _audio_of(network: Any, config: Any, sizes: dict[str, Any]) -> Golden:
+    config._attn_implementation = "eager"
+    decoder = network(config).eval()
+    fill_qwen3(decoder.state_dict())
+    codes = codes_of(2 * _FRAMES, sizes["num_quantizers"], sizes["codebook_size"])
+    return {"codes": codes, "audio": decoder(codes.T[None])[0, 0]}
+
+
 def _no_typecheck(*_: Any, **__: Any) -> Callable[[Any], Any]:
     return lambda function: function
 
@@ -202,6 +287,8 @@ class _Empty(types.ModuleType):
 _FAMILIES: dict[str, tuple[Callable[[dict[str, Any]], Golden], dict[str, dict[str, Any]]]] = {
     "nanocodec": (nanocodec, _NANOCODEC),
     "mimi": (mimi, _MIMI),
+    "qwen3_tts": (qwen3_tts, _QWEN3_TTS),
+    "qwen3_omni": (qwen3_omni, _QWEN3_OMNI),
 }
 
 

@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.served.test_streaming import random_portions
-from tests.support import mimi_model, nanocodec_model
+from tests.support import mimi_model, nanocodec_model, qwen3_model
 from tests.support.family_golden import FamilyGolden
 from tests.support.server_rig import Rig
 from token2wav import Token2Wav
@@ -24,6 +24,8 @@ AUDIO = 1e-5  # of the spread of the audio: batches sum in another order than si
 WRITERS: dict[str, Callable[[Path, FamilyGolden], Path]] = {
     "nanocodec": nanocodec_model.write_model,
     "mimi": mimi_model.write_model,
+    "qwen3_tts": qwen3_model.write_model,
+    "qwen3_omni": qwen3_model.write_model,
 }
 
 

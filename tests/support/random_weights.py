@@ -50,3 +50,21 @@ def fill_state(state: dict[str, torch.Tensor], seed: int = SEED) -> dict[str, to
             drawn = drawn / np.sqrt(np.prod(value.shape[1:]))
         value.copy_(torch.from_numpy(drawn))
     return state
+
+
+def fill_qwen3(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Replaces the values of a state dict of a Qwen3 decoder, and returns it. Names are published
+    ones.
+
+    The slopes of this decoder are logarithms. With steep slopes and large signals, the decoder
+    would magnify rounding errors a million times. So slopes are near 1, and residual units add
+    little.
+    """
+    numbers = (name.split(".")[1] for name in state if name.startswith("decoder."))
+    last = f"decoder.{max(map(int, numbers))}."
+    for name, value in fill_state(state).items():
+        if name.endswith("alpha"):
+            value -= 1
+        elif "conv2" in name or name.startswith(last):
+            value *= 0.25
+    return state

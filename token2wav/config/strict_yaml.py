@@ -94,20 +94,20 @@ def parse_yaml(content: bytes, loader: type[StrictLoader] = StrictLoader) -> Any
         raise ConfigError(f"cannot be read as YAML: {_reason(error)}") from error
 
 
-def read_bounded(path: Path) -> bytes:
+def read_bounded(path: Path, most_bytes: int = MAX_FILE_BYTES) -> bytes:
     """Reads a configuration file of any format.
 
     Raises:
-        ConfigError: the file cannot be read, or is larger than `MAX_FILE_BYTES`.
+        ConfigError: the file cannot be read, or is larger than `most_bytes`.
     """
     try:
         with path.open("rb") as file:
-            content = file.read(MAX_FILE_BYTES + 1)
+            content = file.read(most_bytes + 1)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
-    if len(content) > MAX_FILE_BYTES:
+    if len(content) > most_bytes:
         raise ConfigError(
-            f"{path}: larger than {MAX_FILE_BYTES} bytes, the limit of a configuration file"
+            f"{path}: larger than {most_bytes} bytes, the limit of a configuration file"
         )
     return content
 

@@ -6,20 +6,20 @@ import json
 from pathlib import Path
 from typing import Any
 
-from token2wav.config.strict_yaml import read_bounded
+from token2wav.config.strict_yaml import MAX_FILE_BYTES, read_bounded
 from token2wav.config.values import prefixed, shown
 from token2wav.errors import ConfigError
 
 CONFIG_JSON = "config.json"
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path, *, most_bytes: int = MAX_FILE_BYTES) -> dict[str, Any]:
     """Reads a JSON file whose content is an object.
 
     Raises:
         ConfigError: the file cannot be read, is too large, is no JSON object, or has a key twice.
     """
-    content = read_bounded(path)
+    content = read_bounded(path, most_bytes)
     with prefixed(f"{path}: "):
         try:
             document = json.loads(content, object_pairs_hook=_object)

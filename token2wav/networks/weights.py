@@ -94,6 +94,24 @@ def read_tensor(path: Path, name: str) -> torch.Tensor | None:
         raise CheckpointError(f"{path}: cannot be read: {_one_line(error)}") from error
 
 
+def read_tensors(path: Path, prefix: str) -> dict[str, torch.Tensor]:
+    """Reads the tensors of a `.safetensors` file whose names begin with `prefix`, on the CPU. The
+    other tensors stay in the file.
+
+    Raises:
+        CheckpointError: the file is unreadable.
+    """
+    try:
+        with safe_open(path, framework="pt") as tensors:
+            return {
+                name: tensors.get_tensor(name)
+                for name in tensors.keys()  # noqa: SIM118 - it is no mapping
+                if name.startswith(prefix)
+            }
+    except Exception as error:
+        raise CheckpointError(f"{path}: cannot be read: {_one_line(error)}") from error
+
+
 def floating_tensors(
     state: Mapping[str, Any], path: Path, current_name: Callable[[str], str]
 ) -> dict[str, torch.Tensor]:

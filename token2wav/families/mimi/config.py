@@ -11,7 +11,17 @@ from token2wav.config.transformers_json import CONFIG_JSON, read_json
 from token2wav.config.values import Bounds, check_bounds, from_mapping, kinds, prefixed
 from token2wav.errors import CheckpointError, ConfigError
 from token2wav.model_config import ModelConfig, StageName
-from token2wav.networks.configs import Heads, Kernel, Layers, Rate, Rates, SampleRate, Width
+from token2wav.networks.configs import (
+    CodebookCount,
+    CodebookSize,
+    Heads,
+    Kernel,
+    Layers,
+    Rate,
+    Rates,
+    SampleRate,
+    Width,
+)
 
 MODEL_TYPES = ("mimi",)
 FILES: tuple[str, ...] = ()
@@ -19,9 +29,6 @@ WEIGHTS_FILES = ("model.safetensors", "pytorch_model.bin")
 
 _HOP_BLOCKS = (1, 16)  # frames of the first hop and of the longest hop
 _ROPE_BASE = 10000.0
-
-Codebooks = Annotated[int, Bounds(1, 64)]
-CodebookSize = Annotated[int, Bounds(1, 1 << 20)]
 
 
 @dataclass(frozen=True)
@@ -73,10 +80,10 @@ class MimiSizes:
     trim_right_ratio: Annotated[float, Bounds(1, 1)] = 1.0
     codebook_size: CodebookSize = 2048
     codebook_dim: Width = 256
-    num_quantizers: Codebooks = 32
+    num_quantizers: CodebookCount = 32
     use_conv_shortcut: bool = False
     vector_quantization_hidden_dimension: Width = 256
-    num_semantic_quantizers: Codebooks = 1
+    num_semantic_quantizers: CodebookCount = 1
     upsample_groups: Width = 512
     num_hidden_layers: Layers = 8
     intermediate_size: Width = 2048

@@ -1,0 +1,7 @@
+"""Qwen3-TTS's 12 Hz tokenizer, and Code2Wav of Qwen3-Omni: a causal transformer and a causal
+decoder with Snake activations.
+"""
+
+from token2wav.families.qwen3.config import FILES, MODEL_TYPES, read
+
+__all__ = ["FILES", "MODEL_TYPES", "read"]
