@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
@@ -83,6 +84,14 @@ def test_an_unknown_parameter_is_refused(open_rig: Rig, golden: GoldenSet) -> No
     status, told = events(open_rig.server.http_url, utterance(golden, samplerate=8000))
     assert status == 400
     assert told[0]["error"].startswith("parameters: 'samplerate' is not a request parameter")
+
+
+def test_infer_needs_a_model_with_one_response(open_rig: Rig) -> None:
+    tokens = {"name": "tokens", "shape": [1], "datatype": "INT32", "data": [1]}
+    url = f"http://{open_rig.server.http_url}/v2/models/token2wav/infer"
+    answer = httpx.post(url, json={"inputs": [tokens]}, timeout=PATIENCE_SECONDS)
+    assert answer.status_code == 501
+    assert "decoupled" in answer.json()["error"]
 
 
 def test_events_arrive_one_by_one_and_a_disconnect_frees_the_stream(

@@ -32,7 +32,7 @@ _UTTERANCES = CONNECTIONS * 3 // 4
 
 _MODEL = r"/v2/models/[A-Za-z0-9_][A-Za-z0-9_.-]*(?:/versions/[0-9]+)?"
 _TOLD = re.compile(rf"/v2|/v2/health/(?:live|ready)|{_MODEL}(?:/(?:ready|config|stats))?")
-_SPOKEN = re.compile(rf"{_MODEL}/generate_stream")
+_SPOKEN = re.compile(rf"{_MODEL}/(?:generate_stream|infer(?:\?request_id=[A-Za-z0-9_-]{{1,64}})?)")
 _METRICS = re.compile(r"/metrics")
 
 

@@ -1,4 +1,8 @@
-"""Check of the JSON body of an utterance over HTTP, before Triton reads it.
+"""Check of the JSON body of an inference request over HTTP, before Triton reads it.
+
+The paths `generate_stream` and `infer` have different bodies. A body of `generate_stream` has the
+name of each tensor with a flat list of its values. A body of `infer` has a list `inputs`. Each of
+its tensors has a name, a shape, a type and values.
 
 Triton 2.51 silently truncates a JSON integer to its lower 32 bits, so that token 4294967297 becomes
 token 1. It answers JSON that it cannot parse with status 500, which a load balancer interprets as a
@@ -8,6 +12,7 @@ broken server.
 from __future__ import annotations
 
 import json
+import math
 from typing import Any, NoReturn
 
 # An utterance is one JSON object with a few names and flat lists. Triton 2.51 crashes on deep
@@ -47,7 +52,38 @@ def problem_of(body: bytes) -> str:
                 return (
                     f"{name}: {_shown(value)} is not an integer from {allowed[0]} to {allowed[-1]}"
                 )
+    tensors = utterance.get("inputs", [])
+    if not isinstance(tensors, list):
+        return "inputs: not a list"
+    return next(filter(None, map(_tensor_problem, tensors)), "")
+
+
+def _tensor_problem(tensor: Any) -> str:
+    """Returns a sentence about an error in a tensor of `inputs`; an empty string without errors."""
+    if not isinstance(tensor, dict) or not isinstance(tensor.get("name"), str):
+        return "inputs: each input must be an object with a name"
+    field, shape = _shown(tensor["name"]).strip('"'), tensor.get("shape")
+    if not isinstance(shape, list) or any(
+        type(size) is not int or size not in _INT32 or size < 0 for size in shape
+    ):
+        return f"{field}: the shape {_shown(shape)} is not a list of sizes"
+    values = _flat(tensor.get("data"))
+    if len(values) != math.prod(shape):
+        return f"{field}: the shape {_shown(shape)} does not fit {len(values)} values"
+    if tensor.get("datatype") == "INT32":
+        for value in values:
+            if type(value) is not int or value not in _INT32:
+                return (
+                    f"{field}: {_shown(value)} is not an integer from {_INT32[0]} to {_INT32[-1]}"
+                )
     return ""
+
+
+def _flat(values: Any) -> list[Any]:
+    """Returns the values of nested lists. The number of lists is limited by the brackets."""
+    if not isinstance(values, list):
+        return [values]
+    return [value for part in values for value in (_flat(part) if type(part) is list else [part])]
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

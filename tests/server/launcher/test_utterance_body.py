@@ -22,6 +22,39 @@ def test_an_utterance_passes() -> None:
     )
 
 
+def tensor(**change: object) -> dict[str, object]:
+    return {"name": "count", "shape": [1, 2], "datatype": "INT32", "data": [[3, 4]], **change}
+
+
+def test_tensors_pass() -> None:
+    inputs = [
+        tensor(),
+        tensor(data=[3, 4]),
+        tensor(datatype="FP32", data=[[0.5, -1]]),
+        tensor(datatype="BYTES", shape=[1], data=["a: b"]),
+    ]
+    assert problem_of(json.dumps({"inputs": inputs}).encode()) == ""
+
+
+@pytest.mark.parametrize(
+    ("inputs", "problem"),
+    [
+        (5, "inputs: not a list"),
+        ([5], "inputs: each input must be an object with a name"),
+        ([{}], "inputs: each input must be an object with a name"),
+        ([tensor(shape=None)], "count: the shape null is not a list of sizes"),
+        ([tensor(shape=[-1, 2])], "count: the shape [-1, 2] is not a list of sizes"),
+        ([tensor(shape=[2**40])], "count: the shape [1099511627776] is not a list of sizes"),
+        ([tensor(shape=[1, 3])], "count: the shape [1, 3] does not fit 2 values"),
+        ([tensor(data=None)], "count: the shape [1, 2] does not fit 1 values"),
+        ([tensor(data=[[3, 2**31]])], "count: 2147483648 is not an integer from"),
+        ([tensor(data=[3, "4"])], 'count: "4" is not an integer from'),
+    ],
+)
+def test_faults_of_tensors(inputs: object, problem: str) -> None:
+    assert problem_of(json.dumps({"inputs": inputs}).encode()).startswith(problem)
+
+
 @pytest.mark.parametrize(
     ("body", "problem"),
     [
