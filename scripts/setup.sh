@@ -10,6 +10,7 @@ readonly CPU_TORCH="torch==2.13.0+cpu"
 readonly CPU_TORCH_INDEX="https://download.pytorch.org/whl/cpu"
 readonly PLAIN_TORCH="torch>=2.7,<3"
 readonly TRITON="nvidia-pytriton==0.7.0"
+readonly STUB_NUMPY="numpy==1.26.4"
 readonly STAMP=.venv/setup-stamp
 readonly LOG=.venv/setup.log # of the latest step
 
@@ -31,6 +32,8 @@ main() {
     install_torch
     say "installing tritonserver (out of the wheel ${TRITON%%=*})"
     pip --no-deps "$TRITON" || fail_with_log
+    # The Python backend of this tritonserver reads strings only with NumPy 1 (docs/recipe.md).
+    pip --no-deps --upgrade --target .venv/numpy1 "$STUB_NUMPY" || fail_with_log
     say "installing the project and its tools"
     # The wheel's own requirements are not installed: they are for an API that is not used here.
     pip --no-warn-conflicts --constraint constraints.txt --editable ".[client,server,onnx,export,rtx,dev]" || fail_with_log

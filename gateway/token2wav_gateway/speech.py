@@ -21,6 +21,7 @@ from token2wav_client import (
     TokenError,
 )
 from token2wav_client.aio_client import TokenBatches
+from token2wav_client.audio import AudioFormat
 from token2wav_client.tokens import as_tokens
 from token2wav_gateway.encoding import RATE_HZ
 from token2wav_gateway.errors import (
@@ -73,12 +74,16 @@ class Speech:
     Args:
         settings: addresses and limits.
         metrics: metrics to update.
+        audio_format: encoding of the samples.
     """
 
-    def __init__(self, settings: Settings, metrics: Metrics) -> None:
+    def __init__(
+        self, settings: Settings, metrics: Metrics, audio_format: AudioFormat = "int16"
+    ) -> None:
         server = settings.speech_server
         self._limits = settings.limits
         self._metrics = metrics
+        self._audio_format = audio_format
         self.language_model = LanguageModel(
             settings.language_model,
             load_template(settings.language_model.template),
@@ -108,7 +113,7 @@ class Speech:
     async def speak(
         self, text: Text, progress: Progress | None = None
     ) -> AsyncGenerator[AudioChunk, None]:
-        """Says a text: yields chunks of int16 samples at 24 kHz as they arrive.
+        """Says a text: yields chunks of samples at 24 kHz as they arrive.
 
         If the caller stops iterating, the requests to both servers are cancelled.
 
@@ -133,7 +138,7 @@ class Speech:
     async def speak_codes(
         self, codes: list[int] | list[list[int]], voice: ClientVoice | None
     ) -> AsyncGenerator[AudioChunk, None]:
-        """Turns tokens or codes into chunks of int16 samples at 24 kHz, without a language model.
+        """Turns tokens or codes into chunks of samples at 24 kHz, without a language model.
 
         Raises:
             RequestError: there are too many tokens, a token is no number of 32 bits, or frames have
@@ -184,7 +189,9 @@ class Speech:
         started, heard = time.monotonic(), False
         deadline = started + self._limits.seconds
         # The task of the client that sends tokens closes the generator of the tokens.
-        chunks = self._client.synthesize(tokens, voice, audio_format="int16", sample_rate=RATE_HZ)
+        chunks = self._client.synthesize(
+            tokens, voice, audio_format=self._audio_format, sample_rate=RATE_HZ
+        )
         try:
             async with aclosing(chunks):  # type: ignore[type-var]
                 while True:

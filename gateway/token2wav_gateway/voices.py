@@ -7,13 +7,22 @@ A voice consists of two files: `NAME.safetensors`, which `token2wav-voice create
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import io
 import json
 import re
 import tempfile
 import time
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import soundfile
+from numpy.typing import NDArray
 
 from token2wav_client import ClientVoice, VoiceError
 from token2wav_gateway.errors import (
@@ -27,6 +36,9 @@ from token2wav_gateway.settings import VoiceSettings
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _LONGEST_TEXT = 1000
+_RECORDING_HZ = 16_000  # of recordings in requests of the recipe
+_NO_RECORDING = "default"  # name of the voice of requests without a recording
+_MOST_VOICES = 256  # that are remembered
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +72,9 @@ class VoiceFolder:
 
     def __init__(self, settings: VoiceSettings) -> None:
         self._settings = settings
-        self._front_end: Any = None
+        self._listener = (
+            Listener(settings.model, settings.longest_s) if settings.model is not None else None
+        )
         self._creating = asyncio.Lock()  # one recording at a time: it takes all cores
         if settings.folder is not None:
             settings.folder.mkdir(parents=True, exist_ok=True)
@@ -116,7 +130,7 @@ class VoiceFolder:
             BusyError: the folder is full.
         """
         folder = self._settings.folder
-        if folder is None or self._settings.model is None:
+        if folder is None or self._listener is None:
             raise RequestError("voices: this server creates no voices", param="audio_sample")
         if not _NAME.fullmatch(name):
             raise RequestError(
@@ -154,27 +168,100 @@ class VoiceFolder:
 
     def _listen(self, recording: bytes) -> bytes:
         """Computes the voice of a recording, and returns it as the content of a file."""
+        assert self._listener is not None
+        with self._listener.voice_of(recording, "audio_sample") as path:
+            return path.read_bytes()
+
+
+class Listener:
+    """Listener to recordings, which turns them into voices by the front end of a model folder.
+
+    Args:
+        model: model folder with a speech tokenizer and `campplus.onnx`.
+        longest_s: longest recording in seconds.
+    """
+
+    def __init__(self, model: Path, longest_s: float) -> None:
+        self._model = model
+        self._longest_s = longest_s
+        self._front_end: Any = None
+
+    @contextmanager
+    def voice_of(self, recording: bytes, field: str) -> Iterator[Path]:
+        """Computes the voice of a recording, and yields its file, which is deleted afterwards.
+
+        Args:
+            recording: content of a WAV, FLAC, OGG or MP3 file.
+            field: name of the recording in the request, for messages.
+
+        Raises:
+            RequestError: the recording is unusable.
+        """
         from token2wav_voice import FrontEnd, FrontEndError, Recording
 
-        assert self._settings.model is not None
         with tempfile.TemporaryDirectory() as folder:
             heard, made = Path(folder) / "recording", Path(folder) / "voice.safetensors"
             heard.write_bytes(recording)
             try:
                 if self._front_end is None:
-                    self._front_end = FrontEnd(self._settings.model)
+                    self._front_end = FrontEnd(self._model)
                 loaded = Recording.load(heard)
-                if loaded.seconds > self._settings.longest_s:
+                if loaded.seconds > self._longest_s:
                     raise RequestError(
-                        f"audio_sample: {loaded.seconds:.1f} s; at most "
-                        f"{self._settings.longest_s:g} s are allowed",
-                        param="audio_sample",
+                        f"{field}: {loaded.seconds:.1f} s; at most {self._longest_s:g} s are "
+                        "allowed",
+                        param=field,
                     )
                 self._front_end.voice(loaded).save(made)
             except FrontEndError as error:
                 reason = str(error).replace(str(heard), "the recording")
-                raise RequestError(f"audio_sample: {reason}", param="audio_sample") from None
-            return made.read_bytes()
+                raise RequestError(f"{field}: {reason}", param=field) from None
+            yield made
+
+
+class RecordedVoices:
+    """Voices of recordings. The latest voices are remembered, by the samples of their recordings.
+
+    Args:
+        settings: settings of voices, which name a model folder.
+    """
+
+    def __init__(self, settings: VoiceSettings) -> None:
+        assert settings.model is not None
+        self._folder = VoiceFolder(settings)
+        self._listener = Listener(settings.model, settings.longest_s)
+        self._known: OrderedDict[str, ClientVoice] = OrderedDict()
+        self._listening = asyncio.Lock()  # one recording at a time: it takes all cores
+
+    async def of(self, recording: NDArray[np.float32] | None, text: str) -> Voice:
+        """Returns the voice of a recording.
+
+        Args:
+            recording: (samples,) at 16 kHz; None for the voice `default` of the voice folder.
+            text: words of the recording.
+
+        Raises:
+            RequestError: the recording is unusable, or there is neither a recording nor a default.
+        """
+        if recording is None:
+            voice = self._folder.get(_NO_RECORDING)
+            if voice.tensors is None:
+                raise RequestError("reference_wav: missing; there is no default voice")
+            return voice
+        key = hashlib.sha256(recording.tobytes()).hexdigest()
+        async with self._listening:
+            if key not in self._known:
+                self._known[key] = await asyncio.to_thread(self._listen, recording)
+                if len(self._known) > _MOST_VOICES:
+                    self._known.popitem(last=False)
+            self._known.move_to_end(key)
+        return Voice(key[:12], text, self._known[key])
+
+    def _listen(self, recording: NDArray[np.float32]) -> ClientVoice:
+        file = io.BytesIO()
+        soundfile.write(file, recording, _RECORDING_HZ, format="WAV", subtype="FLOAT")
+        with self._listener.voice_of(file.getvalue(), "reference_wav") as path:
+            return ClientVoice.load(path)
 
 
 def _write(path: Path, content: bytes) -> None:

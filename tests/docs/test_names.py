@@ -30,6 +30,7 @@ PROGRAMS = {
 FOREIGN = {
     "--backend-directory",
     "--exit-timeout-secs",
+    "--model-name",
     "--request-count",
     "--request-rate-range",
     "--shm-size",

@@ -28,6 +28,9 @@ _EXECUTABLE = Path("bin/tritonserver")
 _STUB = "triton_python_backend_stub"
 # Name of the Python library, in the list of libraries that a stub is linked with.
 _STUB_PYTHON = re.compile(rb"libpython(\d+\.\d+)\.so")
+# Folder with NumPy 1, if scripts/setup.sh made it. The wheel's stubs do not know the layout of
+# NumPy 2: with it, an input of strings ends the model process.
+_NUMPY = Path(sys.prefix) / "numpy1"
 _PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 _LIBPYTHON = f"libpython{_PYTHON}.so.1.0"
 
@@ -124,12 +127,12 @@ def _from_wheel(folder: Path) -> Triton:
     backend = folder / "backends" / "python"
     backend.mkdir(parents=True)
     library_folder = root / "backends" / "python"
-    for file in (
-        library_folder / "libtriton_python.so",
-        library_folder / "triton_python_backend_utils.py",
-        stub,
-    ):
+    for file in (library_folder / "libtriton_python.so", stub):
         (backend / file.name).symlink_to(file)
+    # Stubs ignore PYTHONPATH. A model that takes strings imports this module before NumPy.
+    utilities = library_folder / "triton_python_backend_utils.py"
+    older_numpy = f"import sys\nsys.path.insert(0, {str(_NUMPY)!r})\n" if _NUMPY.is_dir() else ""
+    (backend / utilities.name).write_text(older_numpy + utilities.read_text())
     # The libpython of this interpreter, if it comes with one. The libpython of a Linux distribution
     # is on the loader's path already.
     brought = [

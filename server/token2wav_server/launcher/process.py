@@ -35,6 +35,7 @@ _GRACE_S = 8.0
 # loaded; in either case they have no utterance.
 _IDLE_GRACE_S = 2.0
 _EXIT_TIMEOUT_S = 10  # longer than the grace period, because Triton logs an error after this time
+_GRPC_VARIABLE = "TOKEN2WAV_GRPC"  # names the gRPC endpoint for models that are its clients
 _POLL_S = 0.05
 _CRASHES = (128 + signal.SIGABRT, 128 + signal.SIGSEGV)
 _DRAIN_POLL_S = 0.1
@@ -258,6 +259,7 @@ class TritonServer:
         environment = triton.environment | {"TOKEN2WAV_MODEL": str(self.model)}
         self._drain_file = folder / "drain"
         environment[DRAIN_VARIABLE] = str(self._drain_file)
+        environment[_GRPC_VARIABLE] = self.grpc_url
         environment.pop("TOKEN2WAV_CONFIG", None)
         if self.config is not None:
             environment["TOKEN2WAV_CONFIG"] = str(self.config)
