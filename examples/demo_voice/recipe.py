@@ -50,8 +50,8 @@ class Budget:
         if text == "small":
             return cls(
                 sentences=8,
-                tokenizer_steps=40,
-                limit=("--steps", "40"),
+                tokenizer_steps=20,
+                limit=("--steps", "20"),
                 flow_hours=1 / 3600,
                 last_limit=("--steps", "10"),
                 nice=0,

@@ -54,9 +54,9 @@ def test_a_small_budget_lowers_the_losses_and_makes_a_model(tmp_path: Path) -> N
     for name in ("tokenizer", "flow", "hift"):
         lines = (tmp_path / "data" / "training" / f"{name}.jsonl").read_text().splitlines()
         losses = {line["step"]: line["loss"] for line in map(json.loads, lines)}
-        assert losses[40] < 0.9 * losses[10], (name, losses)
+        assert losses[20] < 0.95 * losses[10], (name, losses)
     assert np.load(tmp_path / "data" / FLOW_MELS).shape[0] == MEL_PER_TOKEN * (50 + 200)
-    assert losses[50] > losses[40]  # the vocoder goes on with mels of a hardly trained flow
+    assert losses[30] > losses[20]  # the vocoder goes on with mels of a hardly trained flow
     assert (tmp_path / "data" / "training" / "losses.png").exists()
     front_end = FrontEnd(tmp_path / "model")
     recording = Recording.load(SENTENCE)

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.models import SIZES, random_model
 from tests.exporters.rig import Export
-from tests.support.golden import TINY
+from tests.support.few_convolutions import a_tiny_model
 from token2wav.execution.artifacts import EngineFolder, GraphName, Precision
 from token2wav.execution.assemble import Exportable, exportable
 from token2wav_export.making import Maker
@@ -15,28 +15,27 @@ from token2wav_export.making import Maker
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Model folders by name: the tiny one with golden weights, a wider one with random weights.
+    """Model folders by name: the tiny one with golden weights in its flow and few convolutions in
+    its vocoder, and a wider one with random weights.
 
     The wider one has a single layer, because the time of an export grows with its operations.
     """
     return {
-        "tiny": TINY,
+        "tiny": a_tiny_model(tmp_path_factory.mktemp("tiny")),
         "wide": random_model(tmp_path_factory.mktemp("wide"), SIZES["small"] | {"depth": 1}),
     }
 
 
 @pytest.fixture(scope="session")
-def networks() -> Exportable:
-    found: Exportable = exportable(TINY)
+def networks(models: dict[str, Path]) -> Exportable:
+    found: Exportable = exportable(models["tiny"])
     return found
 
 
 @pytest.fixture(scope="session")
-def engine_folders(
-    tmp_path_factory: pytest.TempPathFactory, models: dict[str, Path]
-) -> dict[str, EngineFolder]:
+def engine_folders(models: dict[str, Path]) -> dict[str, EngineFolder]:
     """Folders with the exports of a session, by model."""
-    return {name: EngineFolder(tmp_path_factory.mktemp(f"engines_{name}")) for name in models}
+    return {name: EngineFolder.of(folder) for name, folder in models.items()}
 
 
 @pytest.fixture(scope="session")

@@ -13,13 +13,12 @@ import torch
 
 from tests.exporters.rig import Export
 from tests.support.batches import spoken_together
-from tests.support.golden import TINY, snr_db
+from tests.support.golden import snr_db
 from tests.support.server_rig import Rig
 from tests.support.utterances import a_voice, some_tokens
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.errors import ArtifactError, ConfigError, EngineUnavailableError
 from token2wav.execution import backends as choice
-from token2wav.execution.artifacts import EngineFolder
 from token2wav.execution.exported_graphs import ExportedVocoder
 from token2wav_export.cli import main
 from token2wav_export.verify import stream_mel
@@ -30,29 +29,29 @@ AUDIO_DB = 40.0
 
 
 @pytest.fixture(scope="module")
-def engines(export: Export, engine_folders: dict[str, EngineFolder]) -> str:
-    """The engine folder of the tiny model, with all that an ONNX engine needs."""
+def tiny(export: Export, models: dict[str, Path]) -> Path:
+    """Folder of the tiny model, with all that an ONNX engine needs in its engine folder."""
     export("tiny", "step", "float32")
     export("tiny", "step", "float16")
     export("tiny", "vocoder", "float32")
-    return str(engine_folders["tiny"].path)
+    return models["tiny"]
 
 
 def load(
-    engines: str, engine: str = "onnx", stream: StreamConfig | None = None, **options: str
+    model: Path, engine: str = "onnx", stream: StreamConfig | None = None, **options: str
 ) -> Token2Wav:
-    runtime = RuntimeConfig(device="cpu", backend=engine, engines=engines, cache_mib=64, **options)  # type: ignore[arg-type]
-    return Token2Wav.load(TINY, stream=stream, runtime=runtime)
+    runtime = RuntimeConfig(device="cpu", backend=engine, cache_mib=64, **options)  # type: ignore[arg-type]
+    return Token2Wav.load(model, stream=stream, runtime=runtime)
 
 
 @pytest.fixture(scope="module")
-def reference() -> Token2Wav:
-    return load("", "torch")
+def reference(tiny: Path) -> Token2Wav:
+    return load(tiny, "torch")
 
 
 @pytest.fixture(scope="module")
-def onnx(engines: str) -> Token2Wav:
-    return load(engines)
+def onnx(tiny: Path) -> Token2Wav:
+    return load(tiny)
 
 
 @pytest.mark.parametrize(("prompt", "length"), [(0, 1), (0, 130), (41, 60), (75, 210)])
@@ -68,10 +67,10 @@ def test_streams_on_onnx_equal_torch(
 
 
 @pytest.mark.parametrize("stream", [StreamConfig(left_blocks=1), StreamConfig(max_hop_tokens=25)])
-def test_every_way_to_stream_works_on_onnx(engines: str, stream: StreamConfig) -> None:
+def test_every_way_to_stream_works_on_onnx(tiny: Path, stream: StreamConfig) -> None:
     tokens, voice = some_tokens(120), a_voice(30)
-    found = load(engines, stream=stream).synthesize(tokens, voice)
-    assert snr_db(found, load("", "torch", stream).synthesize(tokens, voice)) >= AUDIO_DB
+    found = load(tiny, stream=stream).synthesize(tokens, voice)
+    assert snr_db(found, load(tiny, "torch", stream).synthesize(tokens, voice)) >= AUDIO_DB
 
 
 def test_a_batch_on_onnx_equals_its_streams_alone(onnx: Token2Wav) -> None:
@@ -83,8 +82,8 @@ def test_a_batch_on_onnx_equals_its_streams_alone(onnx: Token2Wav) -> None:
         assert snr_db(each, onnx.synthesize(tokens, voice)) >= AUDIO_DB
 
 
-def test_float16_on_onnx_is_close_and_stores_float16(engines: str, reference: Token2Wav) -> None:
-    half = load(engines, precision="float16")
+def test_float16_on_onnx_is_close_and_stores_float16(tiny: Path, reference: Token2Wav) -> None:
+    half = load(tiny, precision="float16")
     tokens, voice = some_tokens(150), a_voice(30)
     exact = reference.mel(tokens, voice)
     assert np.std(stream_mel(half, tokens, voice) - exact) <= 2e-3 * np.std(exact)
@@ -92,8 +91,8 @@ def test_float16_on_onnx_is_close_and_stores_float16(engines: str, reference: To
 
 
 @pytest.mark.parametrize("engine", ["onnx", "torch"])
-def test_float16_stays_finite_on_large_inputs(engines: str, engine: str) -> None:
-    half, voice = load(engines, engine, precision="float16"), a_voice(30)
+def test_float16_stays_finite_on_large_inputs(tiny: Path, engine: str) -> None:
+    half, voice = load(tiny, engine, precision="float16"), a_voice(30)
     object.__setattr__(voice, "prompt_mel", voice.prompt_mel * 1e4)
     assert np.isfinite(stream_mel(half, some_tokens(60), voice)).all()
 
@@ -101,17 +100,17 @@ def test_float16_stays_finite_on_large_inputs(engines: str, engine: str) -> None
 # Which engine.
 
 
-def test_auto_takes_torch_on_a_cpu(engines: str) -> None:
-    assert load(engines, "auto").engine.name == "torch"
+def test_auto_takes_torch_on_a_cpu(tiny: Path) -> None:
+    assert load(tiny, "auto").engine.name == "torch"
 
 
 def test_auto_selects_an_available_engine_and_logs_why_not_others(
-    engines: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(choice._ORDER, "cpu", ("tensorrt", "onnx", "torch"))
     with caplog.at_level(logging.INFO):
-        assert load(engines, "auto").engine.name == "onnx"
-        assert load(str(tmp_path), "auto").engine.name == "torch"
+        assert load(tiny, "auto").engine.name == "onnx"
+        assert load(tiny, "auto", engines=str(tmp_path)).engine.name == "torch"
     assert (
         "backend tensorrt has priority but cannot be used: tensorrt needs an NVIDIA GPU"
         in caplog.text
@@ -120,38 +119,38 @@ def test_auto_selects_an_available_engine_and_logs_why_not_others(
     assert "token2wav-export onnx" in caplog.text
 
 
-def test_an_engine_that_is_asked_for_must_be_there(tmp_path: Path) -> None:
+def test_an_engine_that_is_asked_for_must_be_there(tiny: Path, tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match=r"token2wav-export onnx --model .* --graphs step"):
-        load(str(tmp_path), "onnx")
+        load(tiny, "onnx", engines=str(tmp_path))
 
 
-def test_tensorrt_needs_a_gpu(engines: str) -> None:
+def test_tensorrt_needs_a_gpu(tiny: Path) -> None:
     with pytest.raises(EngineUnavailableError, match="NVIDIA GPU"):
-        load(engines, "tensorrt")
+        load(tiny, "tensorrt")
 
 
-def test_recomputing_has_no_other_engine() -> None:
+def test_recomputing_has_no_other_engine(tiny: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"runtime\.backend: onnx cannot run stream\.reference; set torch"
     ):
-        load("", "onnx", StreamConfig(reference=True))
+        load(tiny, "onnx", StreamConfig(reference=True))
 
 
 # The command that compares.
 
 
-def verify(engines: str | Path) -> list[str]:
-    return ["verify", f"--model={TINY}", f"--out={engines}", "--device=cpu"]
+def verify(model: Path, engines: Path) -> list[str]:
+    return ["verify", f"--model={model}", f"--out={engines}", "--device=cpu"]
 
 
 @pytest.mark.parametrize(
     ("engine", "precision"), [("onnx", "float32"), ("onnx", "float16"), ("torch", "float16")]
 )
 def test_verify_accepts_good_engines(
-    engines: str, engine: str, precision: str, capsys: pytest.CaptureFixture[str]
+    tiny: Path, engine: str, precision: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = [f"--backend={engine}", f"--precision={precision}", "--seconds=4"]
-    assert main([*verify(engines), *options]) == 0
+    assert main([*verify(tiny, tiny / "engines"), *options]) == 0
     assert f"{engine}, {precision}, cpu, against torch, float32" in capsys.readouterr().out
 
 
@@ -159,30 +158,30 @@ def test_verify_accepts_good_engines(
     ("precisions", "taken"), [(("float32", "float16"), "float32"), (("float16",), "float16")]
 )
 def test_verify_compares_the_exported_graphs(
-    engines: str,
+    tiny: Path,
     precisions: tuple[str, ...],
     taken: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The exports are compared although a server on this CPU would use torch."""
-    for folder in Path(engines).glob("[!.]*"):
+    for folder in (tiny / "engines").glob("[!.]*"):
         if folder.name.startswith(
             ("vocoder.", *(f"step.{precision}." for precision in precisions))
         ):
             (tmp_path / folder.name).symlink_to(folder)
-    assert main([*verify(tmp_path), "--seconds=1"]) == 0
+    assert main([*verify(tiny, tmp_path), "--seconds=1"]) == 0
     told = capsys.readouterr()
     assert told.out.startswith(f"onnx, {taken}, cpu, against torch, float32")
     assert "compared with itself" not in told.err
 
 
 def test_verify_refuses_an_engine_that_differs(
-    engines: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     exact = ExportedVocoder.__call__
-    monkeypatch.setattr(ExportedVocoder, "__call__", lambda *arguments: 1.01 * exact(*arguments))
-    assert main([*verify(engines), "--backend=onnx", "--seconds=2", "--json"]) == 1
+    monkeypatch.setattr(ExportedVocoder, "__call__", lambda *arguments: 2 * exact(*arguments))
+    assert main([*verify(tiny, tiny / "engines"), "--backend=onnx", "--seconds=2", "--json"]) == 1
     assert "vocoder_max" in capsys.readouterr().err
 
 
@@ -190,24 +189,26 @@ def test_verify_refuses_an_engine_that_differs(
 
 
 def test_a_server_serves_on_onnx_by_configuration_alone(
-    engines: str, onnx: Token2Wav, tmp_path: Path
+    tiny: Path, onnx: Token2Wav, tmp_path: Path
 ) -> None:
-    settings = f"runtime: {{backend: onnx, engines: '{engines}', device: cpu}}"
+    settings = "runtime: {backend: onnx, device: cpu}"
     tokens, voice = some_tokens(90), a_voice(30)
-    with Rig.start(TINY, tmp_path, settings) as rig, rig.connect() as connection:
+    with Rig.start(tiny, tmp_path, settings) as rig, rig.connect() as connection:
         connection.send(tokens, voice)
         answers = connection.answers()
         assert answers.errors == []
     assert "token2wav: backend  onnx, float32\n" in (tmp_path / "triton.log").read_text()
     assert snr_db(answers.audio, onnx.synthesize(tokens, voice)) >= AUDIO_DB
-    assert snr_db(answers.audio, load("", "torch").synthesize(tokens, voice)) >= AUDIO_DB
+    assert snr_db(answers.audio, load(tiny, "torch").synthesize(tokens, voice)) >= AUDIO_DB
 
 
-def test_a_server_without_graphs_names_the_command_that_makes_them(tmp_path: Path) -> None:
+def test_a_server_without_graphs_names_the_command_that_makes_them(
+    tiny: Path, tmp_path: Path
+) -> None:
     settings = f"runtime: {{backend: onnx, engines: '{tmp_path}', device: cpu}}"
     with (
         pytest.raises(ServerError, match="token2wav-export onnx"),
-        Rig.start(TINY, tmp_path, settings),
+        Rig.start(tiny, tmp_path, settings),
     ):
         pass
 

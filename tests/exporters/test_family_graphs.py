@@ -12,8 +12,8 @@ import torch
 from tests.support import chatterbox_model, cosyvoice2_model, stepaudio2_model
 from tests.support.batches import WHOLE_BLOCKS
 from tests.support.family_golden import FamilyGolden
+from tests.support.few_convolutions import with_few_convolutions
 from tests.support.golden import snr_db
-from tests.support.random_weights import fill
 from tests.support.utterances import a_voice, off, some_tokens, streamed_mels
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.errors import ConfigError
@@ -21,8 +21,6 @@ from token2wav.execution import backends
 from token2wav.execution.artifacts import EngineFolder
 from token2wav.execution.backends import Backend
 from token2wav.execution.exported_graphs import OnnxModule
-from token2wav.families.cosyvoice2 import read
-from token2wav.networks.hift import HiFT
 from token2wav_export.cli import main
 from token2wav_export.engines import load_package
 from token2wav_export.making import Maker
@@ -30,27 +28,6 @@ from token2wav_export.profiles import Load
 
 MEL = 2e-5  # of float32, as on torch
 AUDIO_DB = 40.0
-
-
-def a_cosyvoice2(folder: Path) -> Path:
-    """Writes a CosyVoice2 with few convolutions in its vocoder.
-
-    The time of an export grows with the number of operations.
-    """
-    path = (
-        cosyvoice2_model.write_model(folder, FamilyGolden("cosyvoice2", "tiny")) / "cosyvoice2.yaml"
-    )
-    text = path.read_text()
-    for key, published, fewer in (
-        ("    resblock_kernel_sizes", "[3, 7, 11]", "[3]"),
-        ("    resblock_dilation_sizes", "[[1, 3, 5], [1, 3, 5], [1, 3, 5]]", "[[1]]"),
-        ("source_resblock_dilation_sizes", "[[1, 3, 5], [1, 3, 5], [1, 3, 5]]", "[[1], [1], [1]]"),
-    ):
-        assert text.count(f"{key}: {published}") == 1
-        text = text.replace(f"{key}: {published}", f"{key}: {fewer}")
-    path.write_text(text)
-    torch.save(fill(HiFT(read(folder).vocoder)).state_dict(), folder / "hift.pt")
-    return folder
 
 
 Pair = tuple[Token2Wav, Token2Wav]
@@ -64,7 +41,10 @@ def load(folder: Path, engine: str) -> Token2Wav:
 @pytest.fixture(scope="session")
 def cosyvoice2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder with all that a service needs, as the command makes it."""
-    folder = a_cosyvoice2(tmp_path_factory.mktemp("cosyvoice2"))
+    written = cosyvoice2_model.write_model(
+        tmp_path_factory.mktemp("cosyvoice2"), FamilyGolden("cosyvoice2", "tiny")
+    )
+    folder = with_few_convolutions(written / "cosyvoice2.yaml")
     assert main(["onnx", "--model", str(folder)]) == 0
     return folder
 

@@ -1,10 +1,10 @@
 """Compiler of every kernel for a GPU that need not be there, at the public model's size.
 
-`python compile_kernels.py 90 float16 int8` compiles for compute capability 9.0 and two ways to keep
-pages. It calls the kernels as batches of several sizes do, so types, constants and alignments are
-the same as on a machine that runs the server. It prints a line for each binary: kernel,
-storage, registers of a thread, bytes that it spills, shared memory of a program, instructions that
-load 16 bytes.
+`python compile_kernels.py 80:float16 90:float16,int8` compiles for compute capabilities 8.0 and
+9.0, and at 9.0 for two ways to keep pages. It calls the kernels as batches of several sizes do, so
+types, constants and alignments are the same as on a machine that runs the server. It prints a line
+for each binary: capability, kernel, storage, registers of a thread, bytes that it spills, shared
+memory of a program, instructions that load 16 bytes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -63,13 +63,14 @@ class AbsentGPU:
     """Driver of an absent GPU of some compute capability, sufficient for compiling."""
 
     def __init__(self, capability: int) -> None:
+        self._capability = capability
         self._target = GPUTarget("cuda", capability, 32)
 
     def get_current_target(self) -> GPUTarget:
         return self._target
 
     def get_current_device(self) -> int:
-        return 0
+        return self._capability  # kernels keep their binaries by device
 
     def get_current_stream(self, device: int) -> int:
         return 0
@@ -111,11 +112,17 @@ def on_pages(storage: str) -> None:
         gated_norm(x, modulated_norm(x, gate, gate, kind), gate, gate, gate)
 
 
+@cache
+def state_layout() -> CacheLayout:
+    """Returns the layout of the flow's states, of one step."""
+    with torch.device("meta"):
+        return dataclasses.replace(flow_networks(MODEL, "float32").layout, steps=1)
+
+
 def on_positions() -> None:
     """Calls the kernels that work in float32 for every storage of pages."""
     conv = torch.nn.Conv1d(CONFIG.dim, CONFIG.dim, 31, groups=16).requires_grad_(False)
-    with torch.device("meta"):
-        layout = dataclasses.replace(flow_networks(MODEL, "float32").layout, steps=1)
+    layout = state_layout()
     for blocks in BATCHES:
         states = torch.zeros(blocks, *layout.conv_state).view(blocks, 2, 2, CONFIG.dim, 30)
         state = states[:, :, 1]
@@ -166,15 +173,24 @@ def on_convolutions() -> None:
             NormedConvolution(conv, norm).with_residual(x, past, out, vectors, torch.float16)
 
 
+@cache
+def hift_networks() -> list[HiFT]:
+    """Returns both kinds of HiFT, without weights."""
+    configs = [
+        dataclasses.replace(MODEL.vocoder, causal=causal, conv_pre_look_right=4 - (not causal))
+        for causal in (True, False)
+    ]
+    with torch.device("meta"):
+        networks = [HiFT(config) for config in configs]
+        for network in networks:
+            network.freeze()
+    return networks
+
+
 def on_mels() -> None:
     """Calls the kernels of the vocoder."""
-    for causal in (True, False):
-        config = dataclasses.replace(
-            MODEL.vocoder, causal=causal, conv_pre_look_right=4 - (not causal)
-        )
+    for network in hift_networks():
         with torch.device("meta"):
-            network = HiFT(config)
-            network.freeze()
             plan = HiFTPlan(network)
             for streams in BATCHES:
                 frames, samples = 50 + network.lookahead_frames, network.frame_samples
@@ -209,8 +225,14 @@ def resources(cubin: bytes) -> tuple[str, str]:
 
 
 def main() -> None:
-    driver.set_active(AbsentGPU(int(sys.argv[1])))
-    storages = sys.argv[2:]
+    for argument in sys.argv[1:]:
+        capability, _, storages = argument.partition(":")
+        driver.set_active(AbsentGPU(int(capability)))
+        compile_all(capability, storages.split(","))
+
+
+def compile_all(capability: str, storages: list[str]) -> None:
+    """Compiles every kernel for the active GPU, and prints a line for each binary."""
     works: list[tuple[str, Callable[[], None]]] = [
         *((storage, partial(on_pages, storage)) for storage in storages),
         *((storage, partial(on_products, storage)) for storage in storages if storage != "int8"),
@@ -223,6 +245,7 @@ def main() -> None:
         for binary in compiled(work):
             wide = len(_WIDE_LOAD.findall(binary.asm["ptx"]))
             print(
+                capability,
                 binary.metadata.name,
                 storage,
                 *resources(binary.asm["cubin"]),
