@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import soundfile
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import StreamingResponse
 
-from examples.llm_stream import tokens_in
+from examples.llm_stream import frames_of, tokens_in
+from tests.support.gateway_rig import serving
 from tests.support.golden import DATA, ROOT
 from tests.support.patience import PATIENCE_SECONDS, until
 from tests.support.serve_command import synth
@@ -198,6 +203,55 @@ def test_speaking_the_output_of_a_language_model(rig: Rig, tmp_path: Path) -> No
     )
     assert done.returncode == 0, done.stderr
     assert soundfile.info(out).frames == 960 * len(TOKENS)
+
+
+def test_codes_are_grouped_into_frames() -> None:
+    batches = [[1, 2], [3], [4, 5, 6, 6561, 8], [9]]
+    assert [frames.tolist() for frames in frames_of(batches, 3)] == [
+        [[1, 2, 3]],
+        [[4, 5, 6]],
+        [[6561, 8, 9]],
+    ]
+
+
+def sent_events(pieces: list[str]) -> FastAPI:
+    """Returns a language model server that sends pieces of text."""
+    app = FastAPI()
+
+    @app.post("/v1/completions")
+    async def complete(request: Request) -> Response:
+        body = await request.json()
+        if body != {"prompt": "hello", "stream": True}:
+            return Response(status_code=400)
+        choices: list[dict[str, Any]] = [{"text": piece} for piece in pieces[:2]]
+        choices += [{"delta": {"content": piece}} for piece in pieces[2:]]
+        events = [json.dumps({"choices": [choice]}) for choice in choices]
+        return StreamingResponse(
+            (f"data: {event}\n\n" for event in [*events, "[DONE]"]),
+            media_type="text/event-stream",
+        )
+
+    return app
+
+
+def test_speaking_the_events_of_a_language_model_server(rig: Rig, tmp_path: Path) -> None:
+    out, body = tmp_path / "out.wav", tmp_path / "body.json"
+    script = ROOT / "examples" / "llm_stream.py"
+    command = [sys.executable, script, f"--voice={VOICE}", f"--out={out}", f"--body={body}"]
+    command += [f"--url={rig.server.grpc_url}"]
+    pieces = [f"<|speech_{token}|>" for token in TOKENS]
+    with serving(sent_events(pieces)) as port:
+        url = f"http://127.0.0.1:{port}/v1/completions"
+        body.write_text('{"prompt": "hello"}')
+        done = run(*command, f"--events={url}")
+        assert done.returncode == 0, done.stderr
+        assert soundfile.info(out).frames == 960 * len(TOKENS)
+        body.write_text('{"prompt": "other"}')
+        done = run(*command, f"--events={url}")
+    assert done.returncode == 1
+    assert b"llm_stream: " in done.stderr
+    assert b"400 Bad Request" in done.stderr
+    assert b"Traceback" not in done.stderr
 
 
 def test_speaking_a_folder(rig: Rig, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -9,11 +11,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import soundfile
 from numpy.typing import NDArray
 
 from tests.served.test_streaming import random_portions
 from tests.support import mimi_model, nanocodec_model, qwen3_model
 from tests.support.family_golden import FamilyGolden
+from tests.support.golden import ROOT
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.server_rig import Rig
 from token2wav import Token2Wav
 from token2wav_client import Client, ClientVoice, ServerError
@@ -80,3 +85,28 @@ def test_a_voice_is_refused_and_harms_no_other_stream(served: tuple[Rig, Token2W
         utterance.finish(codes[1:])
         audio = np.concatenate([chunk.audio for chunk in utterance])
     assert np.abs(audio - model.synthesize(codes)).max() <= AUDIO
+
+
+def test_speaking_the_codes_that_a_language_model_prints(
+    served: tuple[Rig, Token2Wav], tmp_path: Path
+) -> None:
+    rig, model = served
+    config = model.config
+    drawn = np.random.default_rng(1).integers(0, config.vocab_size, (9, *config.token_shape))
+    out = tmp_path / "out.wav"
+    command = [sys.executable, str(ROOT / "examples" / "llm_stream.py"), "--family=codes"]
+    command += [f"--codebooks={drawn.shape[1]}", f"--out={out}", f"--url={rig.server.grpc_url}"]
+    with nothing_left(rig):
+        subprocess.run(
+            command,
+            input=" ".join(map(str, drawn.ravel())),
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_SECONDS,
+        )
+    audio, rate = soundfile.read(out, dtype="float32")
+    whole = model.synthesize(drawn.astype(np.int32))
+    assert (audio.shape, rate) == (whole.shape, config.sample_rate)
+    # 16 bits round by half a step, and the file is read with 32768 steps instead of 32767.
+    assert np.abs(audio - whole.clip(-1, 1)).max() <= 1.6 / 32767
