@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TextIO
 
 import numpy as np
+import numpy.typing as npt
 
 from token2wav_client.audio import SAMPLE_RATE, AudioChunk, decoded
 from token2wav_client.errors import OutputError
@@ -123,13 +124,26 @@ def _starts(chunks: Sequence[ChunkTiming], buffer_s: float = 0.0) -> list[float]
     return starts
 
 
+def first_sound(audio: npt.NDArray[np.float32], sample_rate: int) -> float | None:
+    """Finds the first audible sound: 10 ms above -50 dBFS.
+
+    Args:
+        audio: (samples,) from -1 to 1.
+        sample_rate: samples per second.
+
+    Returns:
+        Seconds from the start to the sound; None without a sound.
+    """
+    window = max(1, round(_WINDOW_S * sample_rate))
+    whole = audio[: len(audio) // window * window].reshape(-1, window)
+    audible = np.flatnonzero(np.square(whole).mean(axis=1) >= _AUDIBLE)
+    return int(audible[0]) * window / sample_rate if audible.size else None
+
+
 def _sound_s(chunk: AudioChunk) -> float | None:
     audio = decoded(chunk.audio, chunk.audio_format)
-    scale = 1.0 if audio.dtype == np.float32 else 1 / 32768
-    window = max(1, round(_WINDOW_S * chunk.sample_rate))
-    whole = audio[: len(audio) // window * window].reshape(-1, window) * np.float32(scale)
-    audible = np.flatnonzero(np.square(whole).mean(axis=1) >= _AUDIBLE)
-    return int(audible[0]) * window / chunk.sample_rate if audible.size else None
+    scale = np.float32(1.0 if audio.dtype == np.float32 else 1 / 32768)
+    return first_sound(audio * scale, chunk.sample_rate)
 
 
 def print_report(text: str, file: TextIO | None = None) -> None:

@@ -1,0 +1,391 @@
+"""Load test from tokens to sound, in an open loop: first audio, continuity and completeness.
+
+Utterances start at random times (Poisson), even if the server falls behind. Their tokens arrive
+faster than speech, as a language model sends them. docs/benchmarking.md defines the figures.
+
+    .venv/bin/python -m benchmarks.open_loop --models demo_voice cosyvoice3 --rates 1 2 4
+    .venv/bin/python -m benchmarks.open_loop --models demo_voice --gateway --name open_loop_gateway
+
+With `--gateway`, clients send text to a gateway, and a language model server answers the gateway
+with stored tokens. The clients, the gateway and the language model share the cores with the server.
+Prints a line for each rate; writes JSON and a plot.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import tempfile
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import matplotlib as mpl
+import numpy as np
+import uvicorn
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+from tqdm import tqdm
+
+from benchmarks.environment import RESULTS, ROOT, describe, save
+from benchmarks.listening import Heard, Piece, quantiles
+from examples.speech import language_model
+from examples.speech.demo import TEMPLATE
+from tests.support import mimi_model, nanocodec_model, qwen3_model
+from tests.support.caching_families import write_family
+from tests.support.family_golden import FamilyGolden
+from tests.support.golden import TINY
+from tests.support.utterances import a_voice
+from token2wav.families import read_config
+from token2wav.model_config import ModelConfig
+from token2wav_client import AsyncClient, ClientError, ClientVoice
+from token2wav_client.stats import first_sound
+from token2wav_client.voice import FIELDS
+from token2wav_gateway.app import create_app
+from token2wav_gateway.metrics import Metrics
+from token2wav_gateway.settings import Settings
+from token2wav_server import Ports, TritonServer
+
+mpl.use("Agg")
+from matplotlib import pyplot as plt
+
+CODECS: dict[str, Callable[[Path, FamilyGolden], Path]] = {
+    "nanocodec": nanocodec_model.write_model,
+    "mimi": mimi_model.write_model,
+    "qwen3_tts": qwen3_model.write_model,
+}
+FLOWS = ("cosyvoice2", "stepaudio2", "chatterbox", "turbo")
+TRAINED = {
+    "demo_voice": ROOT / "examples" / "demo_voice" / "model",
+    "demo_codec": ROOT / "examples" / "demo_codec" / "model",
+    "cosyvoice3": TINY,
+}
+PLAYERS_MS = (50, 100, 200)  # audio that a player holds before it starts
+_GATEWAY_RATE_HZ = 24_000
+_PROMPT_TOKENS = 50
+_VOICE = "reader"
+_LAG_S = 0.01  # largest lag of the clients with which figures of a rate are good
+
+# Speaks one utterance, and yields its pieces of audio.
+Speak = Callable[[], AsyncIterator[Piece]]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Model under test, with the utterance that every client sends.
+
+    Attributes:
+        config: configuration of the model.
+        tokens: (N,) or (N, codebooks) tokens of the utterance.
+        voice: voice of the utterance; None for a codec.
+        speed: pace of the tokens as a multiple of the pace of speech.
+    """
+
+    config: ModelConfig
+    tokens: NDArray[np.int32]
+    voice: ClientVoice | None
+    speed: float
+
+    @classmethod
+    def of(cls, folder: Path, seconds: float, speed: float) -> Subject:
+        """Makes an utterance of some seconds for a model folder."""
+        config = read_config(folder)
+        count = round(seconds * config.token_frame_rate)
+        shape = (count, *config.token_shape)
+        tokens = np.random.default_rng(0).integers(0, config.vocab_size, shape, np.int32)
+        voice = None
+        if config.takes_prompt:
+            made = a_voice(_PROMPT_TOKENS)
+            voice = ClientVoice(made.prompt_tokens, made.prompt_mel, made.speaker_embedding)
+        return cls(config, tokens, voice, speed)
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.speed * self.config.token_frame_rate
+
+    @property
+    def audio_s(self) -> float:
+        """Length of the audio of the utterance."""
+        config = self.config
+        samples = len(self.tokens) * config.samples_per_token - config.missing_samples
+        return samples / config.sample_rate
+
+    async def paced(self) -> AsyncIterator[NDArray[np.int32]]:
+        """Yields the tokens one by one at their pace."""
+        began = time.monotonic()
+        for number, token in enumerate(self.tokens):
+            await asyncio.sleep(began + number / self.tokens_per_second - time.monotonic())
+            yield token[None]
+
+
+async def from_server(client: AsyncClient, subject: Subject) -> AsyncIterator[Piece]:
+    """Sends the tokens of an utterance to a token2wav server, and yields its audio."""
+    began = time.monotonic()
+    async for chunk in client.synthesize(subject.paced(), subject.voice):
+        audio = np.asarray(chunk.audio, np.float32)
+        sound_s = first_sound(audio, chunk.sample_rate)
+        yield Piece(time.monotonic() - began, chunk.duration_s, sound_s)
+
+
+async def from_gateway(http: httpx.AsyncClient) -> AsyncIterator[Piece]:
+    """Sends a text to a gateway, and yields its audio."""
+    body = {"model": "token2wav", "voice": _VOICE, "input": "Hello.", "response_format": "pcm"}
+    began, rest = time.monotonic(), b""
+    async with http.stream("POST", "/v1/audio/speech", json=body) as response:
+        response.raise_for_status()
+        async for content in response.aiter_raw():
+            content = rest + content
+            whole, rest = content[: len(content) // 2 * 2], content[len(content) // 2 * 2 :]
+            audio = np.frombuffer(whole, "<i2").astype(np.float32) / np.float32(32768)
+            sound_s = first_sound(audio, _GATEWAY_RATE_HZ)
+            yield Piece(time.monotonic() - began, len(audio) / _GATEWAY_RATE_HZ, sound_s)
+
+
+async def hear(speak: Speak, lag_s: float) -> Heard:
+    """Returns an utterance as heard. Errors of the server are a part of the result."""
+    pieces: list[Piece] = []
+    try:
+        async for piece in speak():
+            pieces.append(piece)
+    except (ClientError, httpx.HTTPError) as error:
+        return Heard(tuple(pieces), lag_s, str(error))
+    return Heard(tuple(pieces), lag_s)
+
+
+async def run_rate(speak: Speak, rate: float, seconds: float, seed: int) -> list[Heard]:
+    """Starts utterances at random times for some seconds, and waits for all of them."""
+    gaps = np.random.default_rng(seed).exponential(1 / rate, max(1, round(2 * rate * seconds)))
+    starts = [at for at in np.cumsum(gaps).tolist() if at < seconds] or [0.0]
+    began = time.monotonic()
+
+    async def start(at: float) -> Heard:
+        await asyncio.sleep(began + at - time.monotonic())
+        return await hear(speak, time.monotonic() - began - at)
+
+    return list(await asyncio.gather(*[start(at) for at in starts]))
+
+
+def row(model: str, rate: float, heard: list[Heard], subject: Subject) -> dict[str, Any]:
+    """Computes the figures of a rate."""
+    complete = [one for one in heard if one.complete(subject.audio_s)]
+    times: dict[str, list[float | None]] = {
+        "first_byte_ms": [one.first_byte_s for one in complete],
+        "first_playable_ms": [one.first_playable_s for one in complete],
+        "first_audible_ms": [one.first_audible_s for one in complete],
+        "leading_silence_ms": [one.leading_silence_s for one in complete],
+    }
+    return {
+        "model": model,
+        "utterances_per_s": rate,
+        "utterances": len(heard),
+        "complete": len(complete),
+        "errors": sorted({one.error for one in heard if one.error}),
+        **{
+            name: quantiles([1000 * value for value in values if value is not None])
+            for name, values in times.items()
+        },
+        **{f"c{ms}": continuity(complete, len(heard), ms) for ms in PLAYERS_MS},
+        "scheduling_lag_ms": quantiles([1000 * one.lag_s for one in heard]),
+    }
+
+
+def continuity(complete: list[Heard], of: int, buffer_ms: float) -> float:
+    """Computes the share of utterances that a player with a buffer plays without a gap."""
+    played = sum(one.buffer_s <= buffer_ms / 1000 for one in complete)
+    return round(played / of, 3)
+
+
+def good(result: dict[str, Any]) -> bool:
+    """Returns whether all utterances of a rate were complete and free of gaps."""
+    lag = result["scheduling_lag_ms"]
+    return (
+        result["complete"] == result["utterances"]
+        and result["c200"] == 1.0
+        and lag["p99"] <= 1000 * _LAG_S
+    )
+
+
+def as_line(result: dict[str, Any]) -> str:
+    def milliseconds(name: str) -> str:
+        found = result[f"{name}_ms"]
+        return f"{found['p50']:.0f} / {found['p99']:.0f}" if found else "-"
+
+    return (
+        f"{result['model']:11} {result['utterances_per_s']:6.2f}/s, {result['complete']} of "
+        f"{result['utterances']} complete; p50 / p99 ms: first byte {milliseconds('first_byte')}, "
+        f"playable {milliseconds('first_playable')}, audible {milliseconds('first_audible')}; "
+        + ", ".join(f"C{ms} {result[f'c{ms}']:.0%}" for ms in PLAYERS_MS)
+        + f"; lag {milliseconds('scheduling_lag')}"
+    )
+
+
+def model_folder(name: str, parent: Path) -> Path:
+    """Returns the folder of a model; a family without weights here gets random ones."""
+    if name in TRAINED:
+        return TRAINED[name]
+    folder = parent / name
+    folder.mkdir()
+    if name in CODECS:
+        return CODECS[name](folder, FamilyGolden(name, "tiny"))
+    return write_family(name, folder)
+
+
+@contextmanager
+def gateway(grpc_url: str, subject: Subject) -> Iterator[str]:
+    """Runs a gateway and its language model server in threads; yields the URL of the gateway."""
+    assert subject.voice is not None
+    ports, tokens = Ports.free(), subject.tokens.tolist()
+    with tempfile.TemporaryDirectory() as voices, ExitStack() as stack:
+        arrays = {name: getattr(subject.voice, name) for name in FIELDS}
+        save_file(arrays, Path(voices) / f"{_VOICE}.safetensors")
+        settings = Settings.model_validate(
+            {
+                "language_model": {
+                    "url": f"http://127.0.0.1:{ports.http}/v1",
+                    "model": language_model.MODEL,
+                    "template": str(TEMPLATE),
+                },
+                "speech_server": {"url": grpc_url},
+                "voices": {"folder": voices},
+                "limits": {"streams": 10_000},
+            }
+        )
+        pace = subject.tokens_per_second
+        stack.enter_context(
+            serving(language_model.create_app(lambda text: tokens, pace), ports.http)
+        )
+        stack.enter_context(serving(create_app(settings, Metrics()), ports.grpc))
+        yield f"http://127.0.0.1:{ports.grpc}"
+
+
+@contextmanager
+def serving(app: Any, port: int) -> Iterator[None]:
+    """Serves an application in a thread."""
+    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="warning"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        while not server.started and thread.is_alive():
+            time.sleep(0.01)
+        yield
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+async def measure(
+    model: str,
+    subject: Subject,
+    grpc_url: str,
+    gateway_url: str | None,
+    options: argparse.Namespace,
+) -> list[dict[str, Any]]:
+    """Measures the rates of one server, from the lowest, until one is not good."""
+    found = []
+    no_limits = httpx.Limits(max_connections=None)
+    async with (
+        AsyncClient(grpc_url) as client,
+        httpx.AsyncClient(base_url=gateway_url or "", timeout=60.0, limits=no_limits) as http,
+    ):
+        speak: Speak = partial(from_server, client, subject)
+        if gateway_url is not None:
+            speak = partial(from_gateway, http)
+        await hear(speak, 0.0)  # computes the prompt of the voice once
+        for rate in tqdm(sorted(options.rates), desc=model, unit="rate", leave=False):
+            heard: list[Heard] = []
+            for seed in range(options.repeats):
+                heard += await run_rate(speak, rate, options.seconds, seed)
+            found.append(row(model, rate, heard, subject))
+            tqdm.write(as_line(found[-1]))
+            if not good(found[-1]):
+                break
+    return found
+
+
+def plot(rows: list[dict[str, Any]], path: Path, title: str) -> None:
+    """Draws first audio and continuity over the rate, with a line for each model."""
+    figure, (first, shares) = plt.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
+    for model in dict.fromkeys(row["model"] for row in rows):
+        own = [row for row in rows if row["model"] == model and row["first_audible_ms"]]
+        rates = [row["utterances_per_s"] for row in own]
+        [line] = first.plot(
+            rates, [row["first_byte_ms"]["p50"] for row in own], marker="o", label=model
+        )
+        first.plot(
+            rates, [row["first_byte_ms"]["p99"] for row in own], "--", color=line.get_color()
+        )
+        shares.plot(rates, [row["c200"] for row in own], marker="o", color=line.get_color())
+    first.set(ylabel="first byte (ms): solid p50, dashed p99", yscale="log")
+    shares.set(ylabel="C200: share without a gap", ylim=(-0.05, 1.05))
+    for axis in (first, shares):
+        axis.set(xlabel="utterances per second", xscale="log")
+    figure.legend(loc="outside lower center", ncols=6, fontsize=9)
+    figure.suptitle(title, fontsize=10)
+    figure.savefig(path, dpi=100)
+    plt.close(figure)
+
+
+def main() -> None:
+    """Measures all models."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    names = [*TRAINED, *FLOWS, *CODECS]
+    parser.add_argument(
+        "--models", nargs="+", choices=names, default=names, metavar="NAME", help=", ".join(names)
+    )
+    parser.add_argument(
+        "--rates",
+        type=float,
+        nargs="+",
+        default=[0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0],
+        help="utterances per second; a higher rate is skipped if a lower one had gaps",
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=20.0, help="time in which utterances start"
+    )
+    parser.add_argument("--repeats", type=int, default=1, help="runs of each rate")
+    parser.add_argument("--utterance-seconds", type=float, default=6.0)
+    parser.add_argument(
+        "--speed", type=float, default=2.0, help="pace of the tokens, as a multiple of speech"
+    )
+    parser.add_argument(
+        "--gateway", action="store_true", help="measure from the text, through a gateway"
+    )
+    parser.add_argument("--name", default="open_loop", help="name of the result files")
+    options = parser.parse_args()
+    rows = []
+    with tempfile.TemporaryDirectory() as temporary:
+        for model in options.models:
+            folder = model_folder(model, Path(temporary))
+            subject = Subject.of(folder, options.utterance_seconds, options.speed)
+            with ExitStack() as stack:
+                server = stack.enter_context(
+                    TritonServer(folder, ports=Ports.free(), verbose=False)
+                )
+                url = None
+                if options.gateway:
+                    url = stack.enter_context(gateway(server.grpc_url, subject))
+                rows += asyncio.run(measure(model, subject, server.grpc_url, url, options))
+    facts = describe()
+    highest = {
+        model: max(
+            (row["utterances_per_s"] for row in rows if row["model"] == model and good(row)),
+            default=None,
+        )
+        for model in options.models
+    }
+    print("highest rate without a gap:", highest)
+    save(options.name, {**facts, "highest_rate_without_gaps": highest, "rows": rows})
+    way = "text through the gateway" if options.gateway else "tokens to sound"
+    plot(rows, RESULTS / f"{options.name}.png", f"{way}, {facts['cpus']} CPU cores")
+
+
+if __name__ == "__main__":
+    main()
