@@ -13,7 +13,7 @@ GRPC_PORT ?= 8001
 METRICS_PORT ?= 8002
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo speech test check page lint format serve export gpu-check perf demo-voice soak rehearsal images images-check docs docs-check dist clean
+.PHONY: help setup demo speech integrations test check page lint format serve export gpu-check perf demo-voice soak rehearsal images images-check docs docs-check dist clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -28,6 +28,10 @@ demo: ## [WAV=file]: synthesize a sentence, or a recording, with a real Triton s
 speech: ## [ARGS=]: serve OpenAI's speech interface with the demo voice and a language model, until Ctrl-C
 	$(SETUP)
 	@$(BIN)/python -m examples.speech.demo $(ARGS)
+
+integrations: ## [ARGS=openai pipecat livekit]: speak with libraries of other projects, and check what is heard
+	$(SETUP)
+	@$(BIN)/python -m examples.integrations.run $(ARGS)
 
 test: lint ## lint, then run all tests in four processes (tests wait for servers half of the time)
 	$(BIN)/pytest -n 4

@@ -40,7 +40,7 @@ def settings(grpc_url: str, language_model_port: int, voices: Path) -> Settings:
                 "template": str(TEMPLATE),
             },
             "speech_server": {"url": grpc_url},
-            "voices": {"folder": voices, "model": MODEL},
+            "voices": {"folder": voices, "model": MODEL, "default": VOICE},
         }
     )
 

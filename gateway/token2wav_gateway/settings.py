@@ -65,12 +65,15 @@ class VoiceSettings(_Section):
         folder: folder of the voices; None for a model without voices, such as a codec.
         model: model folder with a speech tokenizer and `campplus.onnx`, which turn a recording into
             a voice; None if clients cannot create voices.
+        default: voice that speaks for the names of OpenAI's voices, such as `alloy`; None to refuse
+            a name without a file.
         most: largest number of voices.
         longest_s: longest recording in seconds.
     """
 
     folder: Path | None = None
     model: Path | None = None
+    default: str | None = None
     most: Annotated[int, Field(ge=1, le=100_000)] = 100
     longest_s: Annotated[float, Field(gt=0, le=30)] = 30.0
 

@@ -36,6 +36,11 @@ from token2wav_gateway.settings import VoiceSettings
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _LONGEST_TEXT = 1000
+# Names of OpenAI's voices. Some clients send no other names.
+_OPENAI_VOICES = frozenset(
+    {"alloy", "ash", "ballad", "cedar", "coral", "echo", "fable", "marin", "nova", "onyx"}
+    | {"sage", "shimmer", "verse"}
+)
 _RECORDING_HZ = 16_000  # of recordings in requests of the recipe
 _NO_RECORDING = "default"  # name of the voice of requests without a recording
 _MOST_VOICES = 256  # that are remembered
@@ -85,8 +90,10 @@ class VoiceFolder:
         return sorted(path.stem for path in folder.glob("*.safetensors")) if folder else []
 
     def get(self, name: str) -> Voice:
-        """Reads a voice. A model without voices takes every name, because its language model may
-        have voices of its own.
+        """Reads a voice.
+
+        A model without voices takes every name, because its language model may have voices of its
+        own. The name of a voice of OpenAI selects the default voice, unless it has a file.
 
         Raises:
             NotFoundError: there is no voice with this name.
@@ -95,6 +102,9 @@ class VoiceFolder:
         if folder is None:
             return Voice(name)
         path = folder / f"{name}.safetensors"
+        if name in _OPENAI_VOICES and not path.is_file() and self._settings.default is not None:
+            name = self._settings.default
+            path = folder / f"{name}.safetensors"
         if not _NAME.fullmatch(name) or not path.is_file():
             known = ", ".join(self.names()[:10]) or "no voice yet"
             raise NotFoundError(f"voice: {name[:64]!r} is not one of: {known}", param="voice")

@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from token2wav_gateway import voices
 from token2wav_gateway.errors import NotFoundError
 from token2wav_gateway.settings import VoiceSettings
-from token2wav_gateway.voices import Listener, RecordedVoices
+from token2wav_gateway.voices import Listener, RecordedVoices, VoiceFolder
 
 
 @pytest.fixture
@@ -73,3 +73,19 @@ def test_the_default_voice_of_the_folder(heard: list[bytes], tmp_path: Path) -> 
         return (await recorded.of(None, "")).name
 
     assert asyncio.run(default()) == "default"
+
+
+def test_names_of_openais_voices_select_the_default_voice(tmp_path: Path) -> None:
+    tensors = {
+        "prompt_tokens": np.zeros(3, np.int32),
+        "prompt_mel": np.zeros((6, 80), np.float32),
+        "speaker_embedding": np.ones(192, np.float32),
+    }
+    for name in ("joe", "nova"):
+        save_file(tensors, tmp_path / f"{name}.safetensors")
+    folder = VoiceFolder(VoiceSettings(folder=tmp_path, default="joe"))
+    assert [folder.get(name).name for name in ("alloy", "nova", "joe")] == ["joe", "nova", "joe"]
+    with pytest.raises(NotFoundError, match="'ann' is not one of: joe, nova"):
+        folder.get("ann")
+    with pytest.raises(NotFoundError, match="'alloy' is not one of: joe, nova"):
+        VoiceFolder(VoiceSettings(folder=tmp_path)).get("alloy")

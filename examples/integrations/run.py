@@ -1,0 +1,118 @@
+"""Runs the integrations with a real server, and checks what a recogniser understands.
+
+    python -m examples.integrations.run
+
+Every integration gets a virtual environment of its own below `out/integrations`, because each
+library has many dependencies. A result whose word error rate is too high is an error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+import venv
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from benchmarks.quality_scores import RATE_HZ, Recogniser, word_error_rate
+from token2wav_server import Ports
+from token2wav_voice import Recording
+
+FOLDER = Path(__file__).parent
+ROOT = FOLDER.parents[1]
+OUT = ROOT / "out" / "integrations"
+# Packages of every integration; the script is NAME_speech.py.
+PACKAGES = {
+    "openai": ["openai>=2,<4"],
+    "pipecat": ["pipecat-ai[openai]>=1.14,<2"],
+    "livekit": ["livekit-agents>=1.8,<2", "livekit-plugins-openai>=1.8,<2"],
+}
+TEXT = "The first boats were coming home, and the old man went down to the river to look at them."
+_MOST_ERRORS = 0.5  # of the words; it is near 1 for other speech, and 0.1 for recordings
+_START_S, _SPEECH_S, _POLL_S = 300, 120, 0.5
+
+
+def main() -> None:
+    """Runs the integrations; exits with status 1 if one fails."""
+    parser = argparse.ArgumentParser(description="Run clients of other projects with the gateway.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"default: {', '.join(PACKAGES)}")
+    names = parser.parse_args().names or list(PACKAGES)
+    if unknown := set(names) - set(PACKAGES):
+        parser.error(f"{', '.join(sorted(unknown))}: not one of {', '.join(PACKAGES)}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("integrations: terminated"))
+    pythons = {name: environment(name) for name in names}
+    recogniser, failed = Recogniser(), []
+    with servers() as base_url:
+        for name, python in pythons.items():
+            wav = OUT / f"{name}.wav"
+            wav.unlink(missing_ok=True)
+            script = FOLDER / f"{name}_speech.py"
+            command = [python, script, "--base-url", base_url, "--text", TEXT, "--out", wav]
+            done = subprocess.run(
+                list(map(str, command)),
+                capture_output=True,
+                text=True,
+                timeout=_SPEECH_S,
+                check=False,
+            )
+            if done.returncode:
+                print(f"integrations: {name}: failed\n{done.stderr}", flush=True)
+                failed.append(name)
+                continue
+            heard = recogniser(Recording.load(wav).at(RATE_HZ))
+            rate = word_error_rate([TEXT], [heard])
+            print(f"integrations: {name}: word error rate {rate:.2f}: {heard}", flush=True)
+            if rate > _MOST_ERRORS:
+                failed.append(name)
+    if failed:
+        sys.exit(f"integrations: failed: {', '.join(failed)}")
+
+
+def environment(name: str) -> Path:
+    """Creates the virtual environment of an integration, and returns its interpreter."""
+    folder = OUT / name
+    python = folder / "bin" / "python"
+    if not python.exists():
+        venv.create(folder, with_pip=True)
+    print(f"integrations: {name}: installing {' '.join(PACKAGES[name])}", flush=True)
+    command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*map(str, command), *PACKAGES[name]], check=True)
+    return python
+
+
+@contextmanager
+def servers() -> Iterator[str]:
+    """Runs the servers of `make speech`, and yields the base URL of the gateway."""
+    ports = Ports.free()
+    command = [sys.executable, "-m", "examples.speech.demo", "--port", str(ports.http)]
+    command += ["--language-model-port", str(ports.grpc)]
+    url = f"http://127.0.0.1:{ports.http}"
+    with (OUT / "servers.log").open("w") as log:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
+        try:
+            deadline = time.monotonic() + _START_S
+            while not answers(f"{url}/health/ready"):
+                if process.poll() is not None or time.monotonic() > deadline:
+                    sys.exit(f"integrations: the servers did not start; see {log.name}")
+                time.sleep(_POLL_S)
+            yield f"{url}/v1"
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=_POLL_S):
+            return True
+    except OSError:
+        return False
+
+
+if __name__ == "__main__":
+    main()
