@@ -21,9 +21,9 @@ help: ## print this list
 setup: ## create .venv with all dependencies (most other targets do this first)
 	$(SETUP)
 
-demo: ## [WAV=file]: synthesize a sentence, or a recording, with a real Triton server into out/demo.wav
+demo: ## [WAV=file] [FAMILY=codec]: synthesize a sentence, or a recording, with a real Triton server into out/demo.wav
 	$(SETUP)
-	@$(BIN)/python examples/demo.py $(if $(WAV),"$(WAV)")
+	@$(BIN)/python examples/demo.py $(if $(WAV),"$(WAV)") $(if $(FAMILY),--family "$(FAMILY)")
 
 speech: ## [ARGS=]: serve OpenAI's speech interface with the demo voice and a language model, until Ctrl-C
 	$(SETUP)

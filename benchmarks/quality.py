@@ -9,6 +9,7 @@ JSON.
     .venv/bin/python -m benchmarks.quality --text examples/demo_voice/unseen.txt \\
         --name quality_unseen
     .venv/bin/python -m benchmarks.quality --first-audio --name quality_first_audio
+    .venv/bin/python -m benchmarks.quality --codec --name quality_codec
 
 The recordings need `pip install -e '.[demo]'`.
 """
@@ -38,6 +39,8 @@ from benchmarks.quality_scores import (
     resampled,
     word_error_rate,
 )
+from examples.demo_codec.encode import CodecEncoder
+from examples.demo_codec.export import MODEL as CODEC
 from examples.demo_voice.export import MODEL
 from examples.demo_voice.recordings import PROMPT, record
 from examples.demo_voice.text import HELD_OUT, held_out
@@ -61,7 +64,7 @@ Speak = Callable[["Sentence"], list[Signal]]  # returns the audio of every chunk
 
 @dataclass(frozen=True, eq=False)
 class Sentence:
-    """Sentence with its recording and the tokens of the recording."""
+    """Sentence with its recording, and the tokens or codes of the recording."""
 
     text: str
     recording: Signal
@@ -71,8 +74,9 @@ class Sentence:
 def main() -> None:
     """Measures all rows, prints a table and writes the results."""
     parser = argparse.ArgumentParser(description="Measure how well the demo voice speaks.")
+    parser.add_argument("--model", type=Path, help="model folder (default: the demo's)")
     parser.add_argument(
-        "--model", type=Path, default=MODEL, help="model folder (default: the demo's)"
+        "--codec", action="store_true", help="measure the demo codec instead of the demo voice"
     )
     parser.add_argument(
         "--text",
@@ -88,25 +92,32 @@ def main() -> None:
     parser.add_argument("--name", default="quality", help="name of the result files")
     options = parser.parse_args()
 
-    front_end = FrontEnd(options.model)
+    folder: Path = options.model or (CODEC if options.codec else MODEL)
+    listen: Callable[[Recording], Any]
+    if options.codec:
+        encoder = CodecEncoder(folder)
+        listen, rows_of = lambda recording: encoder(recording.samples), partial(codec_ways, folder)
+    else:
+        front_end = FrontEnd(folder)
+        prompt = front_end.voice(Recording.load(PROMPT))
+        listen = front_end.tokens
+        rows_of = partial(early if options.first_audio else ways, folder, prompt)
     paths = record(options.recordings, options.text)[: options.sentences]
     texts = held_out(options.text)[: len(paths)]
     recordings = [Recording.load(path) for path in paths]
     sentences = [
-        Sentence(text, recording.samples, front_end.tokens(recording))
+        Sentence(text, recording.samples, listen(recording))
         for text, recording in zip(texts, recordings, strict=True)
     ]
     recogniser = Recogniser()
     subject = {
-        "model": _provenance(options.model),
+        "model": _provenance(folder),
         "text": options.text.name,
         "sentences": len(sentences),
     }
     rows: dict[str, dict[str, Any]] = {}
     print("mode | WER | STOI | PESQ | MCD dB | jump dB")
-    for name, speak in (early if options.first_audio else ways)(
-        options.model, front_end.voice(Recording.load(PROMPT))
-    ):
+    for name, speak in rows_of():
         rows[name] = _measure(name, sentences, speak, recogniser)
         for other in (ORIGINAL, WHOLE, WHOLE_BLOCKS):
             if other in rows and other != name and len(texts) > 1:
@@ -168,6 +179,14 @@ def early(folder: Path, prompt: PromptVoice) -> Iterator[tuple[str, Speak]]:
             yield f"first_tokens {count}, {pace} tokens/s", partial(_paced, model, voice, pace)
 
 
+def codec_ways(folder: Path) -> Iterator[tuple[str, Speak]]:
+    """Yields the rows of a codec, which needs no voice."""
+    yield ORIGINAL, lambda sentence: [sentence.recording]
+    model = _load(folder)
+    yield WHOLE, lambda sentence: [model.synthesize(sentence.tokens)]
+    yield "streaming", partial(_streamed, model, None)
+
+
 def _load(folder: Path, stream: StreamConfig | None = None, **runtime: Any) -> Token2Wav:
     return Token2Wav.load(
         folder, stream=stream, runtime=RuntimeConfig(device="cpu", backend="torch", **runtime)
@@ -182,7 +201,7 @@ def _whole(model: Token2Wav, voice: Voice, sentence: Sentence) -> list[Signal]:
     return [model.vocode(model.mel(sentence.tokens, voice, streaming=False))]
 
 
-def _streamed(model: Token2Wav, voice: Voice, sentence: Sentence) -> list[Signal]:
+def _streamed(model: Token2Wav, voice: Voice | None, sentence: Sentence) -> list[Signal]:
     with model.stream(voice) as stream:
         return [chunk.audio for chunk in stream.push(sentence.tokens) + stream.finish()]
 

@@ -3,7 +3,7 @@ server.
 
 The demo model was not trained on the sentence. The tokens are sent at the pace of a language model,
 and the audio comes back while tokens are still being sent. A picture shows the recording above the
-synthesized audio.
+synthesized audio. `--family codec` speaks with the demo codec, which needs no voice.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from matplotlib import pyplot as plt
 
 ROOT = Path(__file__).resolve().parents[1]
 VOICE_FOLDER = ROOT / "examples" / "demo_voice"
-MODEL = VOICE_FOLDER / "model"
+MODEL, CODEC = VOICE_FOLDER / "model", ROOT / "examples" / "demo_codec" / "model"
 SENTENCE = VOICE_FOLDER / "recordings" / "sentence.wav"
 PROMPT = VOICE_FOLDER / "recordings" / "prompt.wav"
 OUT = ROOT / "out"
@@ -51,30 +51,28 @@ def main() -> None:
         default=SENTENCE,
         help="recording (default: a bundled sentence)",
     )
-    wav: Path = parser.parse_args().wav
+    parser.add_argument(
+        "--family",
+        choices=("voice", "codec"),
+        default="voice",
+        help="model that speaks: the demo voice (default) or the demo codec",
+    )
+    options = parser.parse_args()
+    wav: Path = options.wav.resolve()
+    model, make_tokens = (CODEC, _encode) if options.family == "codec" else (MODEL, _tokenize)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("demo: terminated"))
     OUT.mkdir(exist_ok=True)
     for path in (TOKENS, VOICE, WAV, PICTURE):
         path.unlink(missing_ok=True)
     try:
-        _run("token2wav-tokenize", "--model", MODEL, "--wav", wav, "--out", TOKENS)
-        _run("token2wav-voice", "create", "--model", MODEL, "--wav", PROMPT, "--out", VOICE)
-        print("demo: starting a Triton server with the demo voice", flush=True)
-        with TritonServer(MODEL, ports=Ports.free(), verbose=False) as server:
+        speaker = make_tokens(wav)
+        print(f"demo: starting a Triton server with the demo {options.family}", flush=True)
+        with TritonServer(model, ports=Ports.free(), verbose=False) as server:
             print(
                 f"demo: ready at {server.grpc_url}; sending {TOKENS_PER_SECOND} tokens per second",
                 flush=True,
             )
-            synth = (
-                "--tokens",
-                TOKENS,
-                "--voice",
-                VOICE,
-                "--out",
-                WAV,
-                "--rate",
-                TOKENS_PER_SECOND,
-            )
+            synth = ("--tokens", TOKENS, *speaker, "--out", WAV, "--rate", TOKENS_PER_SECOND)
             _run("token2wav-client", "synth", "--url", server.grpc_url, *synth)
     except ServerError as error:
         sys.exit(f"demo: {error}")
@@ -86,6 +84,19 @@ def main() -> None:
         f"demo: {PICTURE.relative_to(ROOT)} shows the recording above the audio that was "
         "synthesized from its tokens"
     )
+
+
+def _tokenize(wav: Path) -> tuple[object, ...]:
+    """Writes the tokens of a recording and the voice, and returns the client's arguments of it."""
+    _run("token2wav-tokenize", "--model", MODEL, "--wav", wav, "--out", TOKENS)
+    _run("token2wav-voice", "create", "--model", MODEL, "--wav", PROMPT, "--out", VOICE)
+    return "--voice", VOICE
+
+
+def _encode(wav: Path) -> tuple[object, ...]:
+    """Writes the codes of a recording. A codec has no voice."""
+    _run("python", "-m", "examples.demo_codec.encode", "--wav", wav, "--out", TOKENS)
+    return ()
 
 
 def draw(original: Path, result: Path, picture: Path) -> None:
@@ -107,7 +118,7 @@ def draw(original: Path, result: Path, picture: Path) -> None:
 
 def _run(program: str, *arguments: object) -> None:
     done = subprocess.run(
-        [Path(sys.executable).with_name(program), *map(str, arguments)], check=False
+        [Path(sys.executable).with_name(program), *map(str, arguments)], cwd=ROOT, check=False
     )
     if done.returncode != 0:
         sys.exit(f"demo: {program} failed with status {done.returncode}")

@@ -56,14 +56,7 @@ class Budget:
                 last_limit=("--steps", "10"),
                 nice=0,
             )
-        try:
-            minutes = float(text)
-        except ValueError:
-            minutes = 0.0
-        if not 0 < minutes < float("inf"):
-            raise argparse.ArgumentTypeError(
-                f"{text!r} is neither 'small' nor a positive number of minutes"
-            )
+        minutes = positive_minutes(text)
         return cls(
             sentences=6000,
             tokenizer_steps=11_400,
@@ -72,6 +65,19 @@ class Budget:
             last_limit=("--minutes", str(minutes / 4)),
             nice=19,
         )
+
+
+def positive_minutes(text: str) -> float:
+    """Parses the training time of a recipe."""
+    try:
+        minutes = float(text)
+    except ValueError:
+        minutes = 0.0
+    if not 0 < minutes < float("inf"):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is neither 'small' nor a positive number of minutes"
+        )
+    return minutes
 
 
 def main() -> None:

@@ -1,4 +1,6 @@
-"""Recipe of the demo voice, from no files to a folder that every command accepts."""
+"""Recipes of the demo voice and of the demo codec, from no files to folders that every command
+accepts.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +30,7 @@ from benchmarks.quality_scores import (
     resampled,
     word_error_rate,
 )
+from examples.demo_codec.encode import CodecEncoder
 from examples.demo_voice import speaker
 from examples.demo_voice.corpus import MEL_PER_TOKEN, Utterances
 from examples.demo_voice.folder import FLOW_MELS
@@ -46,14 +49,22 @@ ROOT = DATA.parents[1]
 HOP = 480
 
 
-def test_a_small_budget_lowers_the_losses_and_makes_a_model(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "examples.demo_voice.recipe", "--data", str(tmp_path / "data")]
-    command += ["--out", str(tmp_path / "model"), "--budget", "small", "--workers", "1"]
+def run_recipe(package: str, folder: Path, *arguments: str) -> None:
+    command = [sys.executable, "-m", f"examples.{package}.recipe", "--budget", "small"]
+    command += ["--data", str(folder / "data"), "--out", str(folder / "model"), *arguments]
     subprocess.run(command, cwd=ROOT, check=True, timeout=1800)
 
+
+def losses_of(training: Path) -> dict[int, float]:
+    """Returns the losses of a training by step."""
+    lines = map(json.loads, training.read_text().splitlines())
+    return {line["step"]: line["loss"] for line in lines}
+
+
+def test_a_small_budget_lowers_the_losses_and_makes_a_model(tmp_path: Path) -> None:
+    run_recipe("demo_voice", tmp_path, "--workers", "1")
     for name in ("tokenizer", "flow", "hift"):
-        lines = (tmp_path / "data" / "training" / f"{name}.jsonl").read_text().splitlines()
-        losses = {line["step"]: line["loss"] for line in map(json.loads, lines)}
+        losses = losses_of(tmp_path / "data" / "training" / f"{name}.jsonl")
         assert losses[20] < 0.95 * losses[10], (name, losses)
     assert np.load(tmp_path / "data" / FLOW_MELS).shape[0] == MEL_PER_TOKEN * (50 + 200)
     assert losses[30] > losses[20]  # the vocoder goes on with mels of a hardly trained flow
@@ -66,6 +77,14 @@ def test_a_small_budget_lowers_the_losses_and_makes_a_model(tmp_path: Path) -> N
     assert model.synthesize(front_end.tokens(recording), voice).shape == (
         len(made.prompt_tokens) * 960,
     )
+
+    run_recipe("demo_codec", tmp_path, "--out", str(tmp_path / "codec"), "--threads", "1")
+    for name in ("encoder", "decoder"):
+        losses = losses_of(tmp_path / "data" / "training" / "codec" / f"{name}.jsonl")
+        assert losses[20] < 0.95 * losses[10], (name, losses)
+    codes = CodecEncoder(tmp_path / "codec")(recording.samples)
+    audio = Token2Wav.load(tmp_path / "codec").synthesize(codes)
+    assert audio.shape == (len(codes) * 960,)
 
 
 def test_no_sentence_comes_twice_and_none_is_held_out() -> None:

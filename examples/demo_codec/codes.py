@@ -1,0 +1,115 @@
+"""Encoder of the demo codec: it turns recordings into codes, which the decoder turns into speech.
+
+The codes are those of NanoCodec: every value of a frame is rounded to one of a few levels (finite
+scalar quantisation, Mentzer et al., 2023), and four values make one code.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from examples.demo_voice.corpus import MEL_PER_TOKEN
+from examples.demo_voice.tokenizer import SLOPE, Unit
+from token2wav.families.nanocodec.config import QuantizerConfig
+from token2wav.families.nanocodec.network import GroupedCodes
+from token2wav_voice.features import PROMPT_BANDS
+
+F0_SCALE_HZ = 100.0
+FEATURES = PROMPT_BANDS + 2  # log-mel, F0, and whether a frame is voiced
+_WIDTH = 128
+_UNITS = 3
+_CONTEXT = 2  # frames before and after the frames of a code, in the first convolution
+_MEL_MEAN, _MEL_DEVIATION = -6.0, 3.0
+
+
+def features(mel: torch.Tensor, f0: torch.Tensor) -> torch.Tensor:
+    """Joins the features of a recording, each with a deviation near 1.
+
+    Args:
+        mel: log-mel (B, T, 80).
+        f0: pitch (B, T) in Hz; 0 in unvoiced frames.
+
+    Returns:
+        (B, 82, T).
+    """
+    scaled = (mel - _MEL_MEAN) / _MEL_DEVIATION
+    pitch = torch.stack((f0 / F0_SCALE_HZ, (f0 > 0).to(f0.dtype)), dim=2)
+    return torch.cat((scaled, pitch), dim=2).transpose(1, 2)
+
+
+class Encoder(nn.Module):
+    """Encoder from features to values between the lowest and the highest level.
+
+    Args:
+        config: groups and levels of the codes.
+    """
+
+    span: torch.Tensor
+    shift: torch.Tensor
+    middle: torch.Tensor
+
+    def __init__(self, config: QuantizerConfig) -> None:
+        super().__init__()
+        levels = torch.tensor(config.num_levels_per_group * config.num_groups)[:, None].float()
+        self._shape = (config.num_groups, len(config.num_levels_per_group))
+        self.strides = GroupedCodes(config.num_levels_per_group).strides
+        # tanh spans all levels. An even number of levels has no level in the middle.
+        for name, values in (
+            ("span", (levels - 1) / 2),
+            ("shift", (levels % 2 - 1) / 2),
+            ("middle", levels // 2),
+        ):
+            self.register_buffer(name, values, persistent=False)
+        self.listen = nn.Conv1d(
+            FEATURES, _WIDTH, MEL_PER_TOKEN + 2 * _CONTEXT, stride=MEL_PER_TOKEN
+        )
+        self.units = nn.Sequential(*(Unit(_WIDTH) for _ in range(_UNITS)))
+        self.values = nn.Conv1d(_WIDTH, len(levels), 1)
+
+    def forward(self, heard: torch.Tensor) -> torch.Tensor:
+        """Computes level offsets (B, values, N) before rounding, from features (B, 82, 2 * N).
+
+        The offset of the level in the middle is 0.
+        """
+        padded = F.pad(heard, (_CONTEXT, _CONTEXT), mode="replicate")
+        exact = self.values(F.leaky_relu(self.units(self.listen(padded)), SLOPE))
+        return torch.tanh(exact) * self.span + self.shift
+
+    @torch.no_grad()
+    def codes(self, heard: torch.Tensor) -> torch.Tensor:
+        """Computes codes (B, groups, N) int64 from features (B, 82, 2 * N)."""
+        digits = (self(heard).round() + self.middle).long().unflatten(1, self._shape)
+        return (digits * self.strides).sum(dim=2)
+
+
+class Autoencoder(nn.Module):
+    """Encoder, and a network that draws mel and pitch of its codes.
+
+    The drawing network is used only to train the encoder, which is much faster than training it
+    through the decoder's audio.
+
+    Args:
+        config: groups and levels of the codes.
+    """
+
+    def __init__(self, config: QuantizerConfig) -> None:
+        super().__init__()
+        self.encoder = Encoder(config)
+        values = config.num_groups * len(config.num_levels_per_group)
+        self.draw = nn.Sequential(
+            nn.Conv1d(values, _WIDTH, 3, padding=1),
+            *(Unit(_WIDTH) for _ in range(_UNITS)),
+            nn.LeakyReLU(SLOPE),
+            nn.Conv1d(_WIDTH, MEL_PER_TOKEN * FEATURES, 1),
+        )
+
+    def forward(self, heard: torch.Tensor) -> torch.Tensor:
+        """Encodes features (B, 82, 2 * N) and draws them again, in the same shape.
+
+        The gradient passes through the rounding unchanged.
+        """
+        exact = self.encoder(heard)
+        values = (exact + (exact.round() - exact).detach()) / self.encoder.middle
+        return self.draw(values).unflatten(1, (FEATURES, MEL_PER_TOKEN)).transpose(2, 3).flatten(2)

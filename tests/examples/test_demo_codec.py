@@ -1,0 +1,113 @@
+"""The demo codec: its size, its copy of a recording, its encoder, and the demo with it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+pytest.importorskip("piper", reason="the recipe's tools are in the extra 'demo'")
+pytest.importorskip("pocketsphinx", reason="the recipe's dictionary is in the extra 'demo'")
+
+from examples import demo
+from examples.demo_codec.codes import Encoder, features
+from examples.demo_codec.encode import CodecEncoder
+from examples.demo_codec.training import trainable
+from tests.support.golden import DATA
+from tests.support.patience import PATIENCE_SECONDS
+from token2wav import Token2Wav
+from token2wav.families.nanocodec.config import QuantizerConfig, read
+from token2wav.families.nanocodec.network import GroupedCodes, NanoCodec
+from token2wav_voice import Recording
+from token2wav_voice.features import prompt_mel
+
+ROOT = DATA.parents[1]
+MAX_BYTES = 8_000_000
+# Mean distance between the log-mels of the decoded audio and of the recording. It is 2 between
+# unlike sentences.
+BANDS_APART = 0.6
+STREAMED = 1e-5  # of the deviation of the audio
+
+
+@pytest.fixture(scope="module")
+def codec() -> Token2Wav:
+    return Token2Wav.load(demo.CODEC)
+
+
+@pytest.fixture(scope="module")
+def recording() -> Recording:
+    return Recording.load(demo.SENTENCE)
+
+
+def test_the_model_is_small() -> None:
+    assert sum(path.stat().st_size for path in demo.CODEC.iterdir()) < MAX_BYTES
+
+
+def test_decoded_audio_resembles_the_recording(codec: Token2Wav, recording: Recording) -> None:
+    codes = CodecEncoder(demo.CODEC)(recording.samples)
+    wanted, found = prompt_mel(recording.samples), prompt_mel(codec.synthesize(codes))
+    frames = min(len(wanted), len(found))
+    wanted, found = wanted[:frames], found[:frames]
+    assert np.abs(found - wanted).mean() < BANDS_APART
+    assert np.abs(found[::-1] - wanted).mean() > 2 * BANDS_APART
+
+
+def test_streams_equal_the_whole(codec: Token2Wav, recording: Recording) -> None:
+    codes = CodecEncoder(demo.CODEC)(recording.samples)
+    whole = codec.synthesize(codes)
+    with codec.stream() as stream:
+        chunks = [
+            chunk.audio
+            for at in range(0, len(codes), 7)
+            for chunk in stream.push(codes[at : at + 7])
+        ]
+        chunks += [chunk.audio for chunk in stream.finish()]
+    assert len(chunks) > 2
+    assert np.abs(np.concatenate(chunks) - whole).max() <= STREAMED * whole.std()
+
+
+@pytest.mark.parametrize("levels", [(8, 7, 6, 6), (3,), (2, 5)])
+def test_codes_are_those_of_the_rounded_values(levels: tuple[int, ...]) -> None:
+    """The decoder's table gives back each value that the encoder rounded."""
+    config = QuantizerConfig(num_groups=2, num_levels_per_group=levels)
+    torch.manual_seed(0)
+    encoder = Encoder(config)
+    torch.nn.init.normal_(encoder.values.weight)
+    heard = features(3 * torch.randn(1, 40, 80) - 6, 100 + 50 * torch.rand(1, 40))
+    with torch.no_grad():
+        rounded, codes = encoder(heard).round(), encoder.codes(heard)
+    assert codes.shape == (1, 2, 20)
+    assert len(codes.unique()) > 2
+    torch.testing.assert_close(GroupedCodes(levels)(codes) * encoder.middle, rounded)
+
+
+def test_a_trainable_decoder_computes_the_same() -> None:
+    config = read(demo.CODEC)
+    torch.manual_seed(0)
+    network = NanoCodec(config.decoder, config.quantizer).eval()
+    network.freeze()
+    codes = torch.randint(20, (1, config.quantizer.num_groups, 12)).float()
+    with torch.no_grad():
+        expected = network(codes)
+        torch.testing.assert_close(trainable(network)(codes), expected, atol=1e-5, rtol=1e-4)
+
+
+def test_the_demo_speaks_with_the_codec(tmp_path: Path) -> None:
+    part, rate = soundfile.read(demo.SENTENCE, frames=36_000)
+    soundfile.write(tmp_path / "part.wav", part, rate)
+    done = subprocess.run(
+        [sys.executable, "examples/demo.py", str(tmp_path / "part.wav"), "--family", "codec"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "960 for each of 37 tokens" in done.stdout
+    assert soundfile.info(demo.WAV).frames == 37 * 960
