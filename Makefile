@@ -13,7 +13,7 @@ GRPC_PORT ?= 8001
 METRICS_PORT ?= 8002
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo speech integrations test check page lint format serve export gpu-check perf demo-voice soak rehearsal images images-check docs docs-check dist clean
+.PHONY: help setup demo speech test check page integrations lint format serve export gpu-check perf demo-voice soak rehearsal images images-check docs docs-check dist clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -29,10 +29,6 @@ speech: ## [ARGS=]: serve OpenAI's speech interface with the demo voice and a la
 	$(SETUP)
 	@$(BIN)/python -m examples.speech.demo $(ARGS)
 
-integrations: ## [ARGS=openai pipecat livekit]: speak with libraries of other projects, and check what is heard
-	$(SETUP)
-	@$(BIN)/python -m examples.integrations.run $(ARGS)
-
 test: lint ## lint, then run all tests in four processes (tests wait for servers half of the time)
 	$(BIN)/pytest -n 4
 
@@ -42,6 +38,10 @@ check: lint ## lint, then run the tests that need no server and no export (two m
 page: ## [PORT=8080]: serve a web page that speaks the text you type, with a Triton server, until Ctrl-C
 	$(SETUP)
 	@$(BIN)/python -m examples.browser.demo $(if $(PORT),--port $(PORT))
+
+integrations: ## [ARGS=openai pipecat livekit]: speak with libraries of other projects, and check what is heard
+	$(SETUP)
+	@$(BIN)/python -m examples.integrations.run $(ARGS)
 
 lint: ## run ruff and mypy
 	$(SETUP)

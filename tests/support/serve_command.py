@@ -12,7 +12,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -238,5 +238,8 @@ def health(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def _children(process: int) -> list[int]:
-    tasks = Path(f"/proc/{process}/task").glob("*/children")
-    return [int(child) for children in tasks for child in children.read_text().split()]
+    found: list[int] = []
+    for children in Path(f"/proc/{process}/task").glob("*/children"):
+        with suppress(OSError):  # a thread may end after it was listed
+            found += map(int, children.read_text().split())
+    return found
