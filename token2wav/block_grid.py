@@ -68,7 +68,10 @@ class BlockGrid:
         )
 
     def block_count(self, start: int, stop: int) -> int:
-        """Returns the number of blocks between two positions; a block begins at `start`."""
+        """Returns the number of blocks from `start`, where a block must begin, to `stop`.
+
+        An incomplete last block counts.
+        """
         blocks = -(-(stop + self.prompt_padding) // self.block)
         return blocks - (start + self.prompt_padding) // self.block
 
@@ -77,9 +80,10 @@ class BlockGrid:
         return stop - (stop + self.prompt_padding) % self.block
 
     def visible_blocks(self, block: int) -> list[int]:
-        """Returns the indices of the blocks that `block` attends to, in order. `block` is the last.
+        """Returns the indices of the blocks up to `block` that it attends to, in order.
 
-        Block 0 begins with the padding.
+        Under `full_prompt_attention` a block of the prefix also attends to later blocks of the
+        prefix, which this list omits. Indices count from the padding before the prompt.
         """
         if self.left_blocks < 0:
             return list(range(block + 1))

@@ -25,8 +25,8 @@ class ModelConfig:
     Attributes:
         vocab_size: number of different tokens, or of different codes in each codebook.
         token_frame_rate: tokens per second.
-        block_tokens: tokens of an attention block. Every chunk ends on a multiple of this number,
-            except the last chunk and provisional chunks.
+        block_tokens: tokens of an attention block. Every chunk ends where a block of the stream
+            ends, except the last chunk and provisional chunks.
         token_mel_ratio: mel frames per token.
         mel_bands: number of bands of the mel between flow and vocoder.
         speaker_size: length of a speaker embedding; 0 for a model without voices.

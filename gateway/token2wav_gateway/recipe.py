@@ -35,7 +35,8 @@ from token2wav_gateway.voices import RecordedVoices
 _SETTINGS = "TOKEN2WAV_GATEWAY"  # variable that names the settings file of the gateway
 # Variable that names the gRPC endpoint of this server. The command token2wav-serve sets it.
 _GRPC = "TOKEN2WAV_GRPC"
-_INSTRUCTIONS_END = "<|endofprompt|>"  # a text of a recording with it has its own instructions
+# Ends instructions in the text of a recording. They replace the default ones.
+_INSTRUCTIONS_END = "<|endofprompt|>"
 _POLL_S = 0.05  # time between two looks at whether a request was cancelled
 
 log = logging.getLogger(__name__)
@@ -82,7 +83,7 @@ class RecipeService:
     def start(cls, model_config: str) -> RecipeService:
         """Starts the service of a Triton model, with the settings that `TOKEN2WAV_GATEWAY` names.
 
-        Unless the settings name a speech server, it is the server that runs the model.
+        If the settings have no `speech_server.url`, the service uses the server that runs it.
 
         Args:
             model_config: JSON of the model's configuration, as Triton gives it.

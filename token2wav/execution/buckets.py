@@ -58,10 +58,10 @@ class Work(Protocol[Given]):
 class BucketRunner(Generic[SizeT, Item]):
     """Runner that computes each batch in the cheapest bucket that the batch fits.
 
-    A batch that has more rows than the largest bucket is split. A batch that fits no bucket for
-    another reason runs in tensors of its own. Without buckets all batches run in tensors of their
-    own, and several threads may run batches at the same time. With buckets one batch runs at a
-    time.
+    A batch that has more rows than the largest bucket is split. An item that alone has more rows,
+    or a batch that fits no bucket for another reason, runs in tensors of its own. Without buckets
+    all batches run in tensors of their own, and several threads may run batches at the same time.
+    With buckets one batch runs at a time.
 
     If a bucket cannot be captured, this bucket and the remaining ones run eagerly.
 
@@ -119,7 +119,10 @@ class BucketRunner(Generic[SizeT, Item]):
         return work.take(items)
 
     def _parts(self, items: Sequence[Item]) -> list[Sequence[Item]]:
-        """Splits a batch into parts that have no more rows than the largest bucket."""
+        """Splits a batch into parts that fit the rows of the largest bucket.
+
+        An item with more rows is a part of its own.
+        """
         if self._most_rows is None:
             return [items] if items else []
         parts: list[list[Item]] = []

@@ -54,7 +54,7 @@ def kernel_sizes(
 
     A first chunk has up to twice the frames of a hop, because it also fills the last block of the
     prompt. A last chunk is longer by the frames that the vocoder holds back. A chunk needs no
-    size of its own, because programs of rows that it does not have end at once.
+    size of its own, because instances of a kernel return immediately beyond its rows.
 
     Args:
         lookahead_frames: frames that the vocoder holds back.

@@ -1,4 +1,4 @@
-"""Residual codebooks: a frame of codes becomes the sum of its entries."""
+"""Decoder of a residual vector quantizer: it sums one entry of each codebook for every frame."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from torch import nn
 
 from token2wav.errors import CheckpointError
 
-_LEAST_USAGE = 1e-5  # an entry that was never used has this usage at least
+_LEAST_USAGE = 1e-5  # lower bound of a usage count, by which the sum of an entry is divided
 
 
 class Quantizer(nn.Module):
-    """Codebooks of two kinds: the semantic codebooks and the acoustic ones have projections of
-    their own, whose results are summed.
+    """Semantic and acoustic codebooks.
+
+    The first codebooks (semantic) hold the content of speech, the others (acoustic) the rest of the
+    sound. Each of the two groups has its own projection. The two results are summed.
 
     Args:
         count: number of codebooks.
@@ -23,7 +25,7 @@ class Quantizer(nn.Module):
         size: entries of a codebook.
         dim: length of an entry.
         width: channels of the result.
-        projected: whether entries are projected although they have `width` channels.
+        projected: whether to project the sum of the entries even if `dim` equals `width`.
     """
 
     def __init__(
@@ -69,8 +71,10 @@ class Codebooks(nn.Module):
 def stacked_entries(
     books: dict[int, dict[str, torch.Tensor]], total: str, usage: str, kind: str, path: Path
 ) -> torch.Tensor:
-    """Computes the entries (count, size, dim) float32 of codebooks, which are published as sums and
-    numbers of uses.
+    """Computes the entries (count, size, dim) float32 of codebooks.
+
+    Files store for each entry the sum of its training vectors and their number. The entry is the
+    quotient.
 
     Args:
         books: tensors of every codebook, by its number.

@@ -14,8 +14,8 @@ from token2wav.model_config import ModelConfig
 from token2wav.serving.clocks import Arrivals, Load, Playback
 from token2wav.voice import check_vocabulary, token_array
 
-# Margin for the delay of the network, and for the workers, which check waiting streams only every
-# 0.05 s.
+# Margin for the delay of the connection to the client, and for the interval of 0.05 s at which the
+# workers check waiting streams.
 _MARGIN_SECONDS = 0.06
 
 NO_CODE = -1  # code of a codebook that a stream does not send
@@ -31,8 +31,8 @@ class HopSchedule:
     Attributes:
         first: tokens of the first hop.
         longest: largest number of tokens of a hop.
-        block: tokens of an attention block. Every chunk ends on a multiple of this number, except
-            the last chunk and provisional chunks.
+        block: tokens of an attention block. Every chunk ends where a block of the stream ends,
+            except the last chunk and provisional chunks.
         first_tokens: number of new tokens, look-ahead not counted, after which a stream may send
             audio of an incomplete block; 0 to wait for whole blocks.
         adaptive: whether a hop may be shortened when the listener runs out of audio. False if the
@@ -81,8 +81,9 @@ class Chunker:
 
     Hops grow from chunk to chunk. If the listener's audio would end before the tokens of a hop
     arrive, the hop is cut to the blocks that are complete. If no block will be complete in time,
-    the next chunk is provisional: it is computed from the tokens of the incomplete block, and
-    computed again when the block is complete.
+    the next chunk may be provisional: it ends inside a block, and the block is computed again when
+    it is complete. The first chunk may be provisional too, so that the first audio comes early.
+    `Load` may refuse a provisional chunk.
 
     When the token buffer is full, the tokens of computed chunks are removed from it.
 
@@ -202,7 +203,11 @@ class Chunker:
             self.decide()
 
     def needs(self, received: int) -> bool:
-        """Returns whether the next chunk needs tokens at or after position `received`."""
+        """Returns whether the next chunk needs more than the tokens before position `received`.
+
+        This is also true without a next chunk, and for the last chunk, which needs the end of the
+        utterance.
+        """
         chunk = self.next_chunk
         return chunk is None or chunk.last or received < chunk.stop + self._config.lookahead_tokens
 
