@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import tempfile
-import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -28,7 +27,6 @@ from typing import Any
 import httpx
 import matplotlib as mpl
 import numpy as np
-import uvicorn
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 from tqdm import tqdm
@@ -38,6 +36,7 @@ from benchmarks.listening import Heard, Piece, quantiles
 from examples.speech import language_model
 from examples.speech.demo import TEMPLATE
 from tests.support.caching_families import write_family
+from tests.support.gateway_rig import serving
 from tests.support.golden import TINY
 from tests.support.utterances import a_voice
 from token2wav.families import read_config
@@ -232,14 +231,16 @@ def model_folder(name: str, parent: Path) -> Path:
 def gateway(grpc_url: str, subject: Subject) -> Iterator[str]:
     """Runs a gateway and its language model server in threads; yields the URL of the gateway."""
     assert subject.voice is not None
-    ports, tokens = Ports.free(), subject.tokens.tolist()
-    with tempfile.TemporaryDirectory() as voices, ExitStack() as stack:
+    answer = language_model.create_app(
+        lambda text: subject.tokens.tolist(), subject.tokens_per_second
+    )
+    with tempfile.TemporaryDirectory() as voices, serving(answer) as model_port:
         arrays = {name: getattr(subject.voice, name) for name in FIELDS}
         save_file(arrays, Path(voices) / f"{_VOICE}.safetensors")
         settings = Settings.model_validate(
             {
                 "language_model": {
-                    "url": f"http://127.0.0.1:{ports.http}/v1",
+                    "url": f"http://127.0.0.1:{model_port}/v1",
                     "model": language_model.MODEL,
                     "template": str(TEMPLATE),
                 },
@@ -248,27 +249,8 @@ def gateway(grpc_url: str, subject: Subject) -> Iterator[str]:
                 "limits": {"streams": 10_000},
             }
         )
-        pace = subject.tokens_per_second
-        stack.enter_context(
-            serving(language_model.create_app(lambda text: tokens, pace), ports.http)
-        )
-        stack.enter_context(serving(create_app(settings, Metrics()), ports.grpc))
-        yield f"http://127.0.0.1:{ports.grpc}"
-
-
-@contextmanager
-def serving(app: Any, port: int) -> Iterator[None]:
-    """Serves an application in a thread."""
-    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="warning"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        while not server.started and thread.is_alive():
-            time.sleep(0.01)
-        yield
-    finally:
-        server.should_exit = True
-        thread.join()
+        with serving(create_app(settings, Metrics())) as port:
+            yield f"http://127.0.0.1:{port}"
 
 
 async def measure(

@@ -87,7 +87,7 @@ def main() -> None:
 
 
 def _tokenize(wav: Path) -> tuple[object, ...]:
-    """Writes the tokens of a recording and the voice, and returns the client's arguments of it."""
+    """Writes tokens of a recording and a voice; returns the client's arguments of the voice."""
     _run("token2wav-tokenize", "--model", MODEL, "--wav", wav, "--out", TOKENS)
     _run("token2wav-voice", "create", "--model", MODEL, "--wav", PROMPT, "--out", VOICE)
     return "--voice", VOICE

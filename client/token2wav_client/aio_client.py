@@ -1,7 +1,7 @@
 """Client for asyncio: synthesizes utterances in tasks of an event loop.
 
-The classes are named after those of `client.py`, the client for threads. The methods have the same
-names.
+The classes have names like the classes of `client.py`, the client for threads. The methods have the
+same names.
 """
 
 from __future__ import annotations
@@ -127,8 +127,8 @@ class AsyncClient(BaseClient[AsyncUtterance], AbstractAsyncContextManager["Async
                 await play(chunk.audio)
 
     Create the client in the event loop in which you use it. The constructor takes the arguments of
-    `BaseClient`. The methods raise the same errors as those of `Client`. If a task is cancelled
-    while it iterates over audio, the server stops computing its utterance.
+    `BaseClient`. The methods raise the same errors as the methods of `Client`. If a task is
+    cancelled while it iterates over audio, the server stops computing its utterance.
     """
 
     _library, _kind = grpc.aio, AsyncUtterance
@@ -138,7 +138,7 @@ class AsyncClient(BaseClient[AsyncUtterance], AbstractAsyncContextManager["Async
     ) -> Health:
         """Checks that the server works by synthesizing three tokens.
 
-        The arguments and errors are those of `Client.health`.
+        The arguments and errors are the same as for `Client.health`.
         """
         began, metadata = time.monotonic(), None
         await self._await_ready(retries=0)
@@ -158,7 +158,7 @@ class AsyncClient(BaseClient[AsyncUtterance], AbstractAsyncContextManager["Async
     ) -> AsyncUtterance:
         """Opens an utterance on a gRPC stream of its own.
 
-        The arguments and errors are those of `Client.open`.
+        The arguments and errors are the same as for `Client.open`.
         """
         return await self._open(Opening(voice, **options))
 
@@ -173,9 +173,9 @@ class AsyncClient(BaseClient[AsyncUtterance], AbstractAsyncContextManager["Async
         A separate task iterates over the batches. If you leave the loop early, this task and the
         utterance are cancelled.
 
-        The arguments and errors are those of `Client.synthesize`. The batches may also come from an
-        asynchronous iterable. An ordinary iterable must not block, because it would block the event
-        loop.
+        The arguments and errors are the same as for `Client.synthesize`. The batches may also come
+        from an asynchronous iterable. An ordinary iterable must not block, because it would block
+        the event loop.
         """
         batches = (
             token_batches if isinstance(token_batches, AsyncIterable) else as_batches(token_batches)

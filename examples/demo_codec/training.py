@@ -100,7 +100,7 @@ def encode_corpus(encoder: Encoder, corpus: Utterances) -> torch.Tensor:
 
 
 class _TrainedSnake(HalfSnake):
-    """Half snake whose gradient torch computes, with the same parameter."""
+    """Half snake with the same parameter, for training: torch computes its gradient."""
 
     def forward(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         snaked, leaky = x.chunk(2, dim=1)

@@ -1,12 +1,12 @@
 """Speech of the gateway with LiveKit's plug-in for OpenAI.
 
-python livekit_speech.py --base-url http://127.0.0.1:8080/v1 --text "Hello." --out speech.wav
+python livekit_speech.py http://127.0.0.1:8080/v1 "Hello." speech.wav
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
+import sys
 from pathlib import Path
 
 from livekit.agents import utils
@@ -23,15 +23,6 @@ async def save(base_url: str, text: str, out: Path) -> None:
     out.write_bytes(frame.to_wav_bytes())
 
 
-def main() -> None:
-    """Runs the example."""
-    parser = argparse.ArgumentParser(description="Speak a text with LiveKit.")
-    parser.add_argument("--base-url", default="http://127.0.0.1:8080/v1")
-    parser.add_argument("--text", required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
-    asyncio.run(save(options.base_url, options.text, options.out))
-
-
 if __name__ == "__main__":
-    main()
+    base_url, text, out = sys.argv[1:]
+    asyncio.run(save(base_url, text, Path(out)))

@@ -1,12 +1,12 @@
 """Speech of the gateway with the package `openai`, with and without asyncio.
 
-python openai_speech.py --base-url http://127.0.0.1:8080/v1 --text "Hello." --out speech.wav
+python openai_speech.py http://127.0.0.1:8080/v1 "Hello." speech.wav
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
+import sys
 from pathlib import Path
 
 from openai import AsyncOpenAI, OpenAI
@@ -30,16 +30,7 @@ async def length_of(base_url: str, text: str) -> int:
         return sum([len(piece) async for piece in response.iter_bytes()]) // 2
 
 
-def main() -> None:
-    """Runs the example."""
-    parser = argparse.ArgumentParser(description="Speak a text with the package openai.")
-    parser.add_argument("--base-url", default="http://127.0.0.1:8080/v1")
-    parser.add_argument("--text", required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
-    save(options.base_url, options.text, options.out)
-    print(f"{asyncio.run(length_of(options.base_url, options.text))} samples with asyncio")
-
-
 if __name__ == "__main__":
-    main()
+    base_url, text, out = sys.argv[1:]
+    save(base_url, text, Path(out))
+    print(f"{asyncio.run(length_of(base_url, text))} samples with asyncio")

@@ -1,9 +1,9 @@
-"""Runs the integrations with a real server, and checks what a recogniser understands.
+"""Runs the integrations with a real server, and recognises the words of their speech.
 
     python -m examples.integrations.run
 
 Every integration gets a virtual environment of its own below `out/integrations`, because each
-library has many dependencies. A result whose word error rate is too high is an error.
+library has many dependencies. A word error rate above one half is an error.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def main() -> None:
             wav = OUT / f"{name}.wav"
             wav.unlink(missing_ok=True)
             script = FOLDER / f"{name}_speech.py"
-            command = [python, script, "--base-url", base_url, "--text", TEXT, "--out", wav]
+            command = [python, script, base_url, TEXT, wav]
             done = subprocess.run(
                 list(map(str, command)),
                 capture_output=True,

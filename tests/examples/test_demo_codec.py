@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
-import soundfile
 import torch
 
 pytest.importorskip("piper", reason="the recipe's tools are in the extra 'demo'")
@@ -18,15 +13,12 @@ from examples import demo
 from examples.demo_codec.codes import Encoder, features
 from examples.demo_codec.encode import CodecEncoder
 from examples.demo_codec.training import trainable
-from tests.support.golden import DATA
-from tests.support.patience import PATIENCE_SECONDS
 from token2wav import Token2Wav
 from token2wav.families.nanocodec.config import QuantizerConfig, read
 from token2wav.families.nanocodec.network import GroupedCodes, NanoCodec
 from token2wav_voice import Recording
 from token2wav_voice.features import prompt_mel
 
-ROOT = DATA.parents[1]
 MAX_BYTES = 8_000_000
 # Mean distance between the log-mels of the decoded audio and of the recording. It is 2 between
 # unlike sentences.
@@ -95,19 +87,3 @@ def test_a_trainable_decoder_computes_the_same() -> None:
     with torch.no_grad():
         expected = network(codes)
         torch.testing.assert_close(trainable(network)(codes), expected, atol=1e-5, rtol=1e-4)
-
-
-def test_the_demo_speaks_with_the_codec(tmp_path: Path) -> None:
-    part, rate = soundfile.read(demo.SENTENCE, frames=36_000)
-    soundfile.write(tmp_path / "part.wav", part, rate)
-    done = subprocess.run(
-        [sys.executable, "examples/demo.py", str(tmp_path / "part.wav"), "--family", "codec"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_SECONDS,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "960 for each of 37 tokens" in done.stdout
-    assert soundfile.info(demo.WAV).frames == 37 * 960

@@ -78,11 +78,12 @@ def test_leading_silence_can_be_trimmed(front_end: FrontEnd, voice: Voice) -> No
     assert np.array_equal(np.concatenate([chunk.audio for chunk in chunks]), whole[trimmed:])
 
 
-def test_the_demo(tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", ["voice", "codec"])
+def test_the_demo(family: str, tmp_path: Path) -> None:
     part, rate = soundfile.read(demo.SENTENCE, frames=36_000)
     soundfile.write(tmp_path / "part.wav", part, rate)
     done = subprocess.run(
-        [sys.executable, "examples/demo.py", str(tmp_path / "part.wav")],
+        [sys.executable, "examples/demo.py", str(tmp_path / "part.wav"), "--family", family],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -14,7 +14,7 @@ CONFIG_JSON = "config.json"
 
 
 def read_json(path: Path, *, most_bytes: int = MAX_FILE_BYTES) -> dict[str, Any]:
-    """Reads a JSON file whose content is an object.
+    """Reads a JSON file that contains an object.
 
     Raises:
         ConfigError: the file cannot be read, is too large, is no JSON object, or has a key twice.
@@ -31,7 +31,7 @@ def read_json(path: Path, *, most_bytes: int = MAX_FILE_BYTES) -> dict[str, Any]
 
 
 def has_model_type(folder: Path, *types: str) -> bool:
-    """Returns whether a folder has a `config.json` with one of these values of `model_type`."""
+    """Returns whether a folder has a `config.json` with one of some values of `model_type`."""
     path = folder / CONFIG_JSON
     if not types:
         return False

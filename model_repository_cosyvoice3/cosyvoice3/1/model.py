@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import triton_python_backend_utils  # noqa: F401 - before NumPy, whose version it selects
+import triton_python_backend_utils  # noqa: F401 - before NumPy, because it selects the version
 
 from token2wav_gateway.recipe import RecipeService
 

@@ -43,7 +43,7 @@ class MimiFamily(Family):
 
 
 def _converted(published: dict[str, torch.Tensor], path: Path) -> dict[str, torch.Tensor]:
-    """Converts published weights to those of the network.
+    """Converts published weights to weights of the network.
 
     The entries of a codebook are published as sums and numbers of uses.
     """

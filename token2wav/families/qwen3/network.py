@@ -121,7 +121,7 @@ class MeanEmbedding(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Causal transformer with a sliding window. The tokenizer's has projections around it."""
+    """Causal transformer with a sliding window, in Qwen3-TTS between two projections."""
 
     def __init__(self, sizes: DecoderSizes) -> None:
         super().__init__()
@@ -210,10 +210,10 @@ class UpsamplingBlock(nn.Module):
         channels: channels of the input.
         rate: factor of upsampling.
         cut: outputs that the upsampling drops, see `StreamConvTranspose`.
-        input_delay: number of positions by which the input of a step is late.
+        input_delay: delay of the input of a step, in positions.
 
     Attributes:
-        output_delay: number of positions by which the output of a step is late.
+        output_delay: delay of the output of a step, in positions.
     """
 
     def __init__(
@@ -244,7 +244,7 @@ class ResidualUnit(nn.Module):
     Args:
         channels: channels of input and output.
         dilation: dilation of the first convolution.
-        input_delay: number of positions by which the input of a step is late.
+        input_delay: delay of the input of a step, in positions.
     """
 
     def __init__(self, channels: int, dilation: int, *, input_delay: int) -> None:
