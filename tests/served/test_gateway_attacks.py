@@ -134,13 +134,17 @@ def _other_streams_lose_no_sample(
 ) -> Iterator[None]:
     """Speaks a text during every attack, and another one after it."""
     heard: list[bytes] = []
+    answered = threading.Event()
 
     def speak() -> None:
-        with gateway.http() as http:
-            heard.append(http.post("/v1/audio/speech", json=body()).content)
+        with gateway.http() as http, http.stream("POST", "/v1/audio/speech", json=body()) as speech:
+            answered.set()
+            heard.append(speech.read())
 
     during = threading.Thread(target=speak)
     during.start()
+    # An attack that takes every place must not take the place of this text.
+    assert answered.wait(PATIENCE_SECONDS)
     yield
     during.join()
     speak()
