@@ -6,7 +6,7 @@ dependencies, in an environment of their own. Tests read the files of this progr
 the packages:
 
     python -m venv public && public/bin/pip install torch numpy einops safetensors transformers
-    public/bin/pip install --no-deps nemo-toolkit==3.0.0 qwen-tts-compat==0.1.1.post1
+    public/bin/pip install --no-deps nemo-toolkit==3.0.0 qwen-tts-compat==0.1.1.post1 moshi==0.2.13
     public/bin/python -m scripts.golden_codecs tests/data/families
 """
 
@@ -17,6 +17,7 @@ import importlib.machinery
 import importlib.util
 import json
 import logging
+import os
 import sys
 import types
 from collections.abc import Callable
@@ -74,9 +75,7 @@ _NANOCODEC = {
 
 def nanocodec(sizes: dict[str, Any]) -> Golden:
     """Computes the audio of codes, by NeMo's decoder and quantiser."""
-    modules = _nemo()
-    quantizer = modules.GroupFiniteScalarQuantizer(**sizes["vector_quantizer"])
-    decoder = fill(modules.CausalHiFiGANDecoder(**sizes["audio_decoder"]))
+    quantizer, decoder = nemo_modules(sizes)
     size = int(np.prod(sizes["vector_quantizer"]["num_levels_per_group"]))
     codes = codes_of(_FRAMES, sizes["vector_quantizer"]["num_groups"], size)
     length = torch.tensor([_FRAMES])
@@ -85,11 +84,19 @@ def nanocodec(sizes: dict[str, Any]) -> Golden:
     return {"codes": codes, "values": values[0], "audio": audio[0]}
 
 
+def nemo_modules(sizes: dict[str, Any]) -> tuple[Any, Any]:
+    """Makes NeMo's quantiser, and its decoder with random weights."""
+    modules = _nemo()
+    quantizer = modules.GroupFiniteScalarQuantizer(**sizes["vector_quantizer"])
+    return quantizer, fill(modules.CausalHiFiGANDecoder(**sizes["audio_decoder"]))
+
+
 @cache
 def _nemo() -> Any:
     """Loads two modules of NeMo by their files. Their imports that decoding does not need are
-    replaced.
+    replaced while they load.
     """
+    loaded = dict(sys.modules)
     package = importlib.util.find_spec("nemo")
     assert package is not None
     [root] = package.submodule_search_locations or []
@@ -116,7 +123,10 @@ def _nemo() -> Any:
         assert spec.loader is not None
         module = sys.modules[name] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-    return sys.modules["public_codec"]
+    codec = sys.modules["public_codec"]
+    sys.modules.clear()
+    sys.modules.update(loaded)
+    return codec
 
 
 # Mimi. The sizes have the names of the published configuration.
@@ -161,13 +171,7 @@ _MIMI = {
 
 def mimi(sizes: dict[str, Any]) -> Golden:
     """Computes the audio of codes, of all codebooks and of the first ones, by `transformers`."""
-    from transformers import MimiConfig, MimiModel
-
-    with TemporaryDirectory() as folder:
-        MimiModel(MimiConfig(**sizes)).save_pretrained(folder)
-        path = Path(folder) / "model.safetensors"
-        save_file(fill_state(load_file(path)), path, {"format": "pt"})  # by published names
-        model = MimiModel.from_pretrained(folder, attn_implementation="eager").eval()
+    model = transformers_mimi(sizes)
     codes = codes_of(2 * _FRAMES, sizes["num_quantizers"], sizes["codebook_size"])
     fewer = codes[:, : sizes["num_quantizers"] - 1]
     heard = {
@@ -175,6 +179,90 @@ def mimi(sizes: dict[str, Any]) -> Golden:
         for name, given in (("audio", codes), ("audio_of_fewer", fewer))
     }
     return {"codes": codes, **heard}
+
+
+def transformers_mimi(sizes: dict[str, Any], attention: str = "eager") -> Any:
+    """Makes Mimi of `transformers` with random weights."""
+    from transformers import MimiConfig, MimiModel
+
+    with TemporaryDirectory() as folder:
+        MimiModel(MimiConfig(**sizes)).save_pretrained(folder)
+        path = Path(folder) / "model.safetensors"
+        save_file(fill_state(load_file(path)), path, {"format": "pt"})  # by published names
+        return MimiModel.from_pretrained(folder, attn_implementation=attention).eval()
+
+
+# Mimi in the folders of `moshi`. The sizes have the names of the package's own configuration.
+
+_MOSHI = {
+    "tiny": {
+        "sample_rate": 1200,
+        "frame_rate": 50,
+        "seanet": {"dimension": 16, "n_filters": 4, "ratios": [4, 3]},
+        "quantizer": {"dimension": 8, "n_q": 4, "bins": 16},
+        "transformer": {
+            "d_model": 16,
+            "num_heads": 2,
+            "num_layers": 2,
+            "context": 7,
+            "dim_feedforward": 32,
+        },
+    },
+    "small": {
+        "sample_rate": 2400,
+        "frame_rate": 60,
+        "seanet": {
+            "dimension": 24,
+            "n_filters": 3,
+            "n_residual_layers": 2,
+            "ratios": [5, 2, 2],
+        },
+        "quantizer": {"dimension": 12, "n_q": 6, "bins": 32},
+        "transformer": {
+            "d_model": 24,
+            "num_heads": 3,
+            "num_layers": 3,
+            "context": 10,
+            "dim_feedforward": 40,
+            "max_period": 5000,
+        },
+    },
+}
+
+
+def mimi_of_moshi(sizes: dict[str, Any]) -> Golden:
+    """Computes the audio of codes, of all codebooks and of the first ones, by `moshi`."""
+    model = moshi_mimi(sizes)
+    codes = codes_of(2 * _FRAMES, sizes["quantizer"]["n_q"], sizes["quantizer"]["bins"])
+    heard = {
+        name: model.decode(given.T[None])[0, 0]
+        for name, given in (("audio", codes), ("audio_of_fewer", codes[:, :-1]))
+    }
+    return {"codes": codes, **heard}
+
+
+def moshi_mimi(sizes: dict[str, Any]) -> Any:
+    """Makes Mimi of `moshi` with random weights. Sizes that are missing are the published ones."""
+    os.environ["NO_TORCH_COMPILE"] = "1"
+    sys.modules.setdefault("sentencepiece", _Empty("sentencepiece"))  # for the text of Moshi
+    from moshi.models import loaders  # type: ignore[import-not-found]
+
+    seanet = loaders._seanet_kwargs | sizes.get("seanet", {})
+    width = seanet["dimension"]
+    quantizer = loaders._quantizer_kwargs | {"input_dimension": width, "output_dimension": width}
+    transformer = loaders._transformer_kwargs | {
+        "input_dimension": width,
+        "output_dimensions": [width],
+    }
+    config = {
+        **loaders._mimi_config,
+        **sizes,
+        "seanet": seanet,
+        "quantizer": quantizer | sizes.get("quantizer", {}),
+        "transformer": transformer | sizes.get("transformer", {}),
+    }
+    model = loaders.get_mimi(None, config, num_codebooks=config["quantizer"]["n_q"])
+    return fill(model)
 
 
 # Qwen3-TTS and Qwen3-Omni. The sizes have the names of the published configurations.
@@ -226,6 +314,11 @@ _QWEN3_OMNI = {
 
 def qwen3_tts(sizes: dict[str, Any]) -> Golden:
     """Computes the audio of codes, by the decoder of `qwen-tts`' 12 Hz tokenizer."""
+    return _audio_of(qwen3_tts_decoder(sizes), sizes)
+
+
+def qwen3_tts_decoder(sizes: dict[str, Any], attention: str = "eager") -> Any:
+    """Makes the decoder of `qwen-tts`' 12 Hz tokenizer with random weights."""
     # Bare packages, because the real ones import much that decoding does not need.
     if "qwen_tts" not in sys.modules:
         package = importlib.util.find_spec("qwen_tts")
@@ -237,11 +330,16 @@ def qwen3_tts(sizes: dict[str, Any]) -> Golden:
     from qwen_tts.core.tokenizer_12hz import modeling_qwen3_tts_tokenizer_v2 as public
 
     config = public.Qwen3TTSTokenizerV2DecoderConfig(**sizes)
-    return _audio_of(public.Qwen3TTSTokenizerV2Decoder, config, sizes)
+    return _qwen3(public.Qwen3TTSTokenizerV2Decoder, config, attention)
 
 
 def qwen3_omni(sizes: dict[str, Any]) -> Golden:
     """Computes the audio of codes, by Code2Wav of `transformers`."""
+    return _audio_of(qwen3_omni_code2wav(sizes), sizes)
+
+
+def qwen3_omni_code2wav(sizes: dict[str, Any], attention: str = "eager") -> Any:
+    """Makes Code2Wav of `transformers` with random weights."""
     from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as public
     from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import (
         Qwen3OmniMoeCode2WavConfig,
@@ -251,13 +349,17 @@ def qwen3_omni(sizes: dict[str, Any]) -> Golden:
     own = {name: value for name, value in sizes.items() if name != "rope_theta"}
     rope = {"rope_type": "default", "rope_theta": theta}
     config = Qwen3OmniMoeCode2WavConfig(**own, rope_parameters=rope)
-    return _audio_of(public.Qwen3OmniMoeCode2Wav, config, sizes)
+    return _qwen3(public.Qwen3OmniMoeCode2Wav, config, attention)
 
 
-def _audio_of(network: Any, config: Any, sizes: dict[str, Any]) -> Golden:
-    config._attn_implementation = "eager"
+def _qwen3(network: Any, config: Any, attention: str) -> Any:
+    config._attn_implementation = attention
     decoder = network(config).eval()
     fill_qwen3(decoder.state_dict())
+    return decoder
+
+
+def _audio_of(decoder: Any, sizes: dict[str, Any]) -> Golden:
     codes = codes_of(2 * _FRAMES, sizes["num_quantizers"], sizes["codebook_size"])
     return {"codes": codes, "audio": decoder(codes.T[None])[0, 0]}
 
@@ -287,6 +389,7 @@ class _Empty(types.ModuleType):
 _FAMILIES: dict[str, tuple[Callable[[dict[str, Any]], Golden], dict[str, dict[str, Any]]]] = {
     "nanocodec": (nanocodec, _NANOCODEC),
     "mimi": (mimi, _MIMI),
+    "mimi_of_moshi": (mimi_of_moshi, _MOSHI),
     "qwen3_tts": (qwen3_tts, _QWEN3_TTS),
     "qwen3_omni": (qwen3_omni, _QWEN3_OMNI),
 }

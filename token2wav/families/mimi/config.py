@@ -1,4 +1,6 @@
-"""Configuration of Mimi, which is read from `config.json` of a `transformers` folder."""
+"""Configuration of Mimi, which is read from `config.json` of a `transformers` folder, or from a
+folder of `moshi`.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ from typing import Annotated, Any, Literal
 from token2wav.config.transformers_json import CONFIG_JSON, read_json
 from token2wav.config.values import Bounds, check_bounds, from_mapping, kinds, prefixed
 from token2wav.errors import CheckpointError, ConfigError
+from token2wav.families.mimi import moshi_config
 from token2wav.model_config import ModelConfig, StageName
 from token2wav.networks.configs import (
     CodebookCount,
@@ -24,7 +27,7 @@ from token2wav.networks.configs import (
 )
 
 MODEL_TYPES = ("mimi",)
-FILES: tuple[str, ...] = ()
+FILES = (moshi_config.WEIGHTS_PATTERN,)
 WEIGHTS_FILES = ("model.safetensors", "pytorch_model.bin")
 
 _HOP_BLOCKS = (1, 16)  # frames of the first hop and of the longest hop
@@ -161,6 +164,8 @@ class MimiConfig(ModelConfig):
         return self.sizes
 
     def weights_file(self, folder: Path, stage: StageName) -> Path:
+        if (published := moshi_config.weights_file(folder)) is not None:
+            return published
         for name in WEIGHTS_FILES:
             if (path := folder / name).is_file():
                 return path
@@ -173,6 +178,9 @@ def read(folder: Path) -> MimiConfig:
     Raises:
         ConfigError: a value is of another type, out of range, or of an unsupported variant.
     """
+    if (weights := moshi_config.weights_file(folder)) is not None:
+        with prefixed(f"{weights}: "):
+            return config_of(from_mapping(MimiSizes, moshi_config.read_sizes(folder), ""))
     path = folder / CONFIG_JSON
     document = read_json(path)
     with prefixed(f"{path}: "):

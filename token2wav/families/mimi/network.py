@@ -36,6 +36,7 @@ class Mimi(VocoderNetwork):
 
     def __init__(self, sizes: MimiSizes) -> None:
         super().__init__()
+        self.heads = sizes.num_attention_heads
         self.bands, self.frame_samples = sizes.num_quantizers, sizes.frame_samples
         self.quantizer = Quantizer(
             sizes.num_quantizers,

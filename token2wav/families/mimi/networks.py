@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from token2wav.execution.family import Family
+from token2wav.families.mimi.moshi_weights import is_moshi, transformers_names
 from token2wav.families.mimi.network import Mimi
 from token2wav.model_config import StageName
 from token2wav.networks.codebooks import stacked_entries
@@ -34,10 +35,13 @@ class MimiFamily(Family):
         return Mimi(config.sizes)
 
     def weights(self, network: Any, path: Path, stage: StageName) -> dict[str, torch.Tensor]:
+        state = {str(name): value for name, value in read_state(path).items()}
+        if is_moshi(state):
+            state = transformers_names(state, network.heads)
         own = {
             name: value
-            for name, value in read_state(path).items()
-            if str(name).startswith(_PARTS) and not _ENCODING.fullmatch(str(name))
+            for name, value in state.items()
+            if name.startswith(_PARTS) and not _ENCODING.fullmatch(name)
         }
         return fitting_weights(network, _converted(floating_tensors(own, path, str), path), path)
 

@@ -1,0 +1,381 @@
+"""Cost of a frame of codec decoders in public code and in this library, on the same weights, codes
+and cores, in turns.
+
+Every contestant streams frame by frame, as a language model that speaks does: each call receives
+one new frame of codes of every stream, and returns its audio. Public decoders without a state
+recompute: `qwen-tts` decodes the last 25 frames again, as its `chunked_decode` does; `transformers`
+and NeMo decode the whole prefix again. `moshi` keeps a state itself. All contestants compute their
+streams as one batch. Sizes are the published ones, and weights are random: speed does not depend on
+training. The measurement runs in the environment that `scripts/golden_codecs.py` describes, with
+this project's requirements; the plot, in the environment of this project:
+
+    public/bin/python -m benchmarks.codec_peers
+    .venv/bin/python -m benchmarks.codec_peers --plot
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import statistics
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from benchmarks.environment import RESULTS, describe, save
+from scripts import golden_codecs as public
+from tests.support import mimi_model, moshi_model, nanocodec_model, qwen3_model
+from token2wav import RuntimeConfig, StreamConfig, Token2Wav
+from token2wav.voice import voice_for
+
+_PACKAGES = ("qwen-tts-compat", "transformers", "moshi", "nemo-toolkit")
+_FRAME_SECONDS = 0.08  # duration of a frame of every codec here
+_CONTEXT = 25  # frames that `chunked_decode` of qwen-tts decodes again
+_COMPARED = 30  # frames whose audio is compared
+_POSITIONS = {1: (0, 25, 125), 8: (0, 25), 32: (0, 25)}  # frames already decoded, by streams
+_REPEATS = 5  # consecutive frames that are timed at a position after the first
+
+QWEN3_TTS = {
+    "codebook_size": 2048,
+    "codebook_dim": 512,
+    "latent_dim": 1024,
+    "hidden_size": 512,
+    "head_dim": 64,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "sliding_window": 72,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 8,
+    "num_quantizers": 16,
+    "upsample_rates": [8, 5, 4, 3],
+    "upsampling_ratios": [2, 2],
+    "decoder_dim": 1536,
+}
+QWEN3_OMNI = {
+    **{name: value for name, value in QWEN3_TTS.items() if not name.endswith("_dim")},
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "decoder_dim": 1536,
+}
+MIMI = {"num_quantizers": 8, "codebook_size": 2048}
+NANOCODEC = {
+    "sample_rate": 22050,
+    "audio_decoder": {
+        "input_dim": 16,
+        "up_sample_rates": [7, 7, 6, 3, 2],
+        "base_channels": 864,
+        "activation": "half_snake",
+        "output_activation": "clamp",
+    },
+    "vector_quantizer": {"num_groups": 4, "num_levels_per_group": [9, 8, 8, 7]},
+}
+
+
+MOSHI: dict[str, Any] = {"quantizer": {"n_q": 8}}
+
+Audio = NDArray[np.float32]
+Row = dict[str, Any]
+
+
+class Contestant(ABC):
+    """Decoder with some streams, which all have the same codes."""
+
+    every_frame = True  # whether frames before a measured one have to be computed
+
+    @abstractmethod
+    def start(self, streams: int) -> None:
+        """Opens new streams, and closes older ones."""
+
+    @abstractmethod
+    def frame(self, index: int) -> Audio:
+        """Decodes frame `index` of every stream, and returns the new audio of the first stream."""
+
+
+class Recomputing(Contestant):
+    """Public decoder that keeps no state.
+
+    Args:
+        decode: function from codes (streams, codebooks, frames) to audio (streams, samples).
+        codes: (frames, codebooks).
+        context: earlier frames that each call decodes again; None for all of them.
+    """
+
+    every_frame = False
+
+    def __init__(
+        self,
+        decode: Callable[[torch.Tensor], torch.Tensor],
+        codes: torch.Tensor,
+        frame_samples: int,
+        context: int | None = None,
+    ) -> None:
+        self._decode, self._codes, self._context = decode, codes, context
+        self._frame_samples, self._streams = frame_samples, 1
+
+    def start(self, streams: int) -> None:
+        self._streams = streams
+
+    def frame(self, index: int) -> Audio:
+        first = 0 if self._context is None else max(0, index - self._context)
+        codes = self._codes[first : index + 1].T.expand(self._streams, -1, -1)
+        return self._decode(codes)[0, -self._frame_samples :].numpy()
+
+
+class Moshi(Contestant):
+    """Mimi of `moshi`, which keeps a state."""
+
+    def __init__(self, model: Any, codes: torch.Tensor) -> None:
+        self._model, self._codes, self._streams = model, codes, 1
+        self._open = contextlib.ExitStack()
+
+    def start(self, streams: int) -> None:
+        self._open.close()
+        self._open.enter_context(self._model.streaming(streams))
+        self._streams = streams
+
+    def frame(self, index: int) -> Audio:
+        codes = self._codes[index, :, None].expand(self._streams, -1, -1)
+        audio: Audio = self._model.decode(codes)[0, 0].numpy()
+        return audio
+
+
+class Ours(Contestant):
+    """Streams of the library."""
+
+    def __init__(self, folder: Path, codes: torch.Tensor) -> None:
+        stream = StreamConfig(max_hop_tokens=1)
+        self._model = Token2Wav.load(folder, stream=stream, runtime=RuntimeConfig(device="cpu"))
+        self._codes, self._requests = codes.numpy().astype(np.int32), list[Any]()
+
+    def start(self, streams: int) -> None:
+        pipeline, nobody = self._model.pipeline, voice_for(self._model.config, None)
+        for request in self._requests:
+            pipeline.close(request)
+        self._requests = [pipeline.request(nobody) for _ in range(streams)]
+        for request in self._requests:
+            pipeline.open(request)
+
+    def frame(self, index: int) -> Audio:
+        for request in self._requests:
+            request.chunker.push(self._codes[index : index + 1], end=False)
+        chunks = self._model.pipeline.advance(self._requests)
+        for request in self._requests:
+            request.chunker.computed()
+        chunk = chunks[0]
+        if isinstance(chunk, Exception):
+            raise chunk
+        assert chunk is not None
+        return chunk.audio
+
+
+@dataclass(frozen=True)
+class Match:
+    """A public decoder and ours.
+
+    Attributes:
+        family: name of the codec in tables.
+        peer: name of the public code.
+        sizes: sizes of the networks, with published names.
+        codebooks, codebook_size: number of codes of a frame, and entries of a codebook.
+        make: function from the codes to the public contestant.
+        write_model: function that writes the same weights to a folder in the published layout.
+    """
+
+    family: str
+    peer: str
+    sizes: dict[str, Any]
+    codebooks: int
+    codebook_size: int
+    make: Callable[[torch.Tensor], Contestant]
+    write_model: Callable[[Path, Any], Path]
+
+
+def matches() -> list[Match]:
+    """Lists all matches."""
+
+    def qwen3_tts(codes: torch.Tensor) -> Contestant:
+        decoder = public.qwen3_tts_decoder(QWEN3_TTS, "sdpa")
+        return Recomputing(lambda given: decoder(given)[:, 0], codes, 1920, _CONTEXT)
+
+    def qwen3_omni(codes: torch.Tensor) -> Contestant:
+        decoder = public.qwen3_omni_code2wav(QWEN3_OMNI, "sdpa")
+        return Recomputing(lambda given: decoder(given)[:, 0], codes, 1920, _CONTEXT)
+
+    def transformers_mimi(codes: torch.Tensor) -> Contestant:
+        model = public.transformers_mimi(MIMI, "sdpa")
+        return Recomputing(lambda given: model.decode(given).audio_values[:, 0], codes, 1920)
+
+    def moshi_mimi(codes: torch.Tensor) -> Contestant:
+        return Moshi(public.moshi_mimi(MOSHI), codes)
+
+    def nanocodec(codes: torch.Tensor) -> Contestant:
+        quantizer, decoder = public.nemo_modules(NANOCODEC)
+
+        def decode(given: torch.Tensor) -> torch.Tensor:
+            lengths = torch.full((given.shape[0],), given.shape[2])
+            values = quantizer.decode(indices=given.transpose(0, 1), input_len=lengths)
+            audio: torch.Tensor = decoder(inputs=values, input_len=lengths)[0]
+            return audio
+
+        return Recomputing(decode, codes, 1764)
+
+    qwen3 = (16, 2048)
+    mimi = (8, 2048)
+    return [
+        Match("Qwen3-TTS", "qwen-tts", QWEN3_TTS, *qwen3, qwen3_tts, qwen3_model.write_model),
+        Match(
+            "Qwen3-Omni", "transformers", QWEN3_OMNI, *qwen3, qwen3_omni, qwen3_model.write_model
+        ),
+        Match("Mimi", "transformers", MIMI, *mimi, transformers_mimi, mimi_model.write_model),
+        Match("Mimi", "moshi", MOSHI, *mimi, moshi_mimi, moshi_model.write_model),
+        Match("NanoCodec", "NeMo", NANOCODEC, 4, 4032, nanocodec, nanocodec_model.write_model),
+    ]
+
+
+def difference_db(both: dict[str, Contestant]) -> float:
+    """Compares the audio of the first frames of one stream.
+
+    Returns:
+        The root mean square of the public audio over that of the difference, in dB.
+    """
+    heard = {}
+    for name, contestant in both.items():
+        contestant.start(1)
+        heard[name] = np.concatenate([contestant.frame(index) for index in range(_COMPARED)])
+    signal, difference = heard["public"], heard["ours"] - heard["public"]
+    return float(20 * np.log10(signal.std() / max(difference.std(), 1e-12)))
+
+
+def rows(both: dict[str, Contestant], streams: int) -> Iterator[Row]:
+    """Times the first frames of several streams, then frames after each position."""
+    firsts: list[dict[str, float]] = []
+    for _ in range(_REPEATS + 1):  # one more for warm-up
+        for contestant in both.values():
+            contestant.start(streams)
+        firsts.append(_seconds(both, 0, measured=True))
+    yield _row(firsts[1:], 0, streams)
+    times: list[dict[str, float]] = []
+    positions = _POSITIONS[streams][1:]
+    for index in range(1, positions[-1] + _REPEATS):
+        start = next((p for p in positions if p <= index < p + _REPEATS), None)
+        found = _seconds(both, index, measured=start is not None)
+        if start is not None:
+            times.append(found)
+            if index == start + _REPEATS - 1:
+                yield _row(times, start, streams)
+                times = []
+
+
+def _seconds(both: dict[str, Contestant], index: int, *, measured: bool) -> dict[str, float]:
+    """Times a frame of one contestant after the other; the order alternates from frame to frame."""
+    found = {}
+    for name, contestant in sorted(both.items(), reverse=bool(index % 2)):
+        if measured or contestant.every_frame:
+            begin = time.perf_counter()
+            contestant.frame(index)
+            found[name] = time.perf_counter() - begin
+    return found
+
+
+def _row(times: list[dict[str, float]], frames: int, streams: int) -> Row:
+    row: Row = {"streams": streams, "frames_before": frames}
+    for name in ("public", "ours"):
+        own = [each[name] for each in times]
+        median = statistics.median(own)
+        row[f"{name}_ms"] = [round(1e3 * value, 2) for value in (median, min(own), max(own))]
+        row[f"{name}_audio_seconds_per_second"] = round(streams * _FRAME_SECONDS / median, 2)
+    row["times_faster"] = round(row["public_ms"][0] / row["ours_ms"][0], 2)
+    return row
+
+
+def measure(out: str, families: list[str]) -> None:
+    """Measures matches one by one. The run of a match replaces its older run in the file."""
+    path = RESULTS / f"{out}.json"
+    runs: list[dict[str, Any]] = json.loads(path.read_text())["runs"] if path.is_file() else []
+    for match in matches():
+        if families and match.family not in families:
+            continue
+        drawn = np.random.default_rng(0).integers(0, match.codebook_size, (160, match.codebooks))
+        codes = torch.from_numpy(drawn)
+        with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
+            golden: Any = SimpleNamespace(sizes=match.sizes)
+            model = match.write_model(Path(folder), golden)
+            both = {"public": match.make(codes), "ours": Ours(model, codes)}
+            run: dict[str, Any] = {
+                "family": match.family,
+                "peer": match.peer,
+                "environment": describe(*_PACKAGES),
+                "threads": torch.get_num_threads(),
+                "difference_db": round(difference_db(both), 1),
+                "rows": [],
+            }
+            for streams in _POSITIONS:
+                for row in rows(both, streams):
+                    run["rows"].append(row)
+                    print(match.family, match.peer, row, flush=True)
+        others = [each for each in runs if (each["family"], each["peer"]) != _key(match)]
+        runs = sorted([*others, run], key=lambda each: (each["family"], each["peer"]))
+        save(out, {"runs": runs})
+
+
+def _key(match: Match) -> tuple[str, str]:
+    return match.family, match.peer
+
+
+def plot(out: str) -> None:
+    """Draws the milliseconds of a frame, by the number of streams."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    runs = json.loads((RESULTS / f"{out}.json").read_text())["runs"]
+    figure, axes = plt.subplots(1, len(runs), figsize=(3 * len(runs), 3.2), sharey=True)
+    for axis, run in zip(axes, runs, strict=True):
+        after = [row for row in run["rows"] if row["frames_before"] == 25]
+        for who, colour in (("public", "tab:red"), ("ours", "tab:blue")):
+            axis.plot(
+                [row["streams"] for row in after],
+                [row[f"{who}_ms"][0] / row["streams"] for row in after],
+                color=colour,
+                marker="o",
+                label=run["peer"] if who == "public" else "token2wav",
+            )
+        axis.axhline(80, color="gray", linewidth=0.8, linestyle=":")
+        axis.set(title=run["family"], xlabel="streams", xscale="log", yscale="log")
+        axis.set_xticks([1, 8, 32], labels=["1", "8", "32"])
+        axis.legend(fontsize=7)
+    axes[0].set_ylabel("ms for a frame of each stream")
+    figure.tight_layout()
+    figure.savefig(RESULTS / f"{out}.png", dpi=120)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    names = sorted({match.family for match in matches()})
+    parser.add_argument("--family", nargs="+", choices=names, default=[])
+    parser.add_argument("--out", default="codec_peers", help="name of the result")
+    parser.add_argument(
+        "--plot", action="store_true", help="only draw the plot of an existing result"
+    )
+    options = parser.parse_args()
+    if options.plot:
+        plot(options.out)
+    else:
+        measure(options.out, options.family)
+
+
+if __name__ == "__main__":
+    main()
