@@ -20,7 +20,7 @@ from token2wav import CheckpointError, ConfigError, RuntimeConfig, Token2Wav
 from token2wav.execution.assemble import check_folder
 from token2wav.families import read_config
 from token2wav.families.mimi.config import MimiSizes
-from token2wav.families.mimi.moshi_config import read_sizes
+from token2wav.families.mimi.moshi_config import read_moshi_sizes
 
 # Of the spread of the audio. Sums are in another order than in the public code.
 PARITY = 1e-5
@@ -62,9 +62,9 @@ def test_sizes_that_a_folder_does_not_name_are_those_of_the_package(tmp_path: Pa
     config = read_config(tmp_path)
     assert (config.sample_rate, config.token_frame_rate, config.token_shape) == (24000, 12.5, (32,))
     published = MimiSizes(frame_rate=12.5)
-    assert {name: getattr(published, name) for name in read_sizes(tmp_path)} == {
+    assert {name: getattr(published, name) for name in read_moshi_sizes(tmp_path)} == {
         name: tuple(value) if isinstance(value, list) else value
-        for name, value in read_sizes(tmp_path).items()
+        for name, value in read_moshi_sizes(tmp_path).items()
     }
 
 

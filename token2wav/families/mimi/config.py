@@ -12,7 +12,11 @@ from typing import Annotated, Any, Literal
 from token2wav.config.transformers_json import CONFIG_JSON, read_json
 from token2wav.config.values import Bounds, check_bounds, from_mapping, kinds, prefixed
 from token2wav.errors import CheckpointError, ConfigError
-from token2wav.families.mimi import moshi_config
+from token2wav.families.mimi.moshi_config import (
+    WEIGHTS_PATTERN,
+    moshi_weights_file,
+    read_moshi_sizes,
+)
 from token2wav.model_config import ModelConfig, StageName
 from token2wav.networks.configs import (
     CodebookCount,
@@ -27,7 +31,7 @@ from token2wav.networks.configs import (
 )
 
 MODEL_TYPES = ("mimi",)
-FILES = (moshi_config.WEIGHTS_PATTERN,)
+FILES = (WEIGHTS_PATTERN,)
 WEIGHTS_FILES = ("model.safetensors", "pytorch_model.bin")
 
 _HOP_BLOCKS = (1, 16)  # frames of the first hop and of the longest hop
@@ -164,7 +168,7 @@ class MimiConfig(ModelConfig):
         return self.sizes
 
     def weights_file(self, folder: Path, stage: StageName) -> Path:
-        if (published := moshi_config.weights_file(folder)) is not None:
+        if (published := moshi_weights_file(folder)) is not None:
             return published
         for name in WEIGHTS_FILES:
             if (path := folder / name).is_file():
@@ -178,9 +182,9 @@ def read(folder: Path) -> MimiConfig:
     Raises:
         ConfigError: a value is of another type, out of range, or of an unsupported variant.
     """
-    if (weights := moshi_config.weights_file(folder)) is not None:
+    if (weights := moshi_weights_file(folder)) is not None:
         with prefixed(f"{weights}: "):
-            return config_of(from_mapping(MimiSizes, moshi_config.read_sizes(folder), ""))
+            return config_of(from_mapping(MimiSizes, read_moshi_sizes(folder), ""))
     path = folder / CONFIG_JSON
     document = read_json(path)
     with prefixed(f"{path}: "):

@@ -80,7 +80,7 @@ class TransformerSection:
     positional_embedding: Literal["rope"] = "rope"
 
 
-def weights_file(folder: Path) -> Path | None:
+def moshi_weights_file(folder: Path) -> Path | None:
     """Returns the file with Mimi's weights in a folder of `moshi`; None in any other folder.
 
     Raises:
@@ -98,7 +98,7 @@ def weights_file(folder: Path) -> Path | None:
     return named or found[0]
 
 
-def read_sizes(folder: Path) -> dict[str, Any]:
+def read_moshi_sizes(folder: Path) -> dict[str, Any]:
     """Reads the sizes of Mimi in a folder of `moshi`.
 
     Returns:
@@ -117,7 +117,7 @@ def read_sizes(folder: Path) -> dict[str, Any]:
 def sizes_of(document: Mapping[str, Any]) -> dict[str, Any]:
     """Converts the content of a file of sizes. A size that it lacks is the published one.
 
-    Returns, raises: as `read_sizes`.
+    Returns, raises: as `read_moshi_sizes`.
     """
     seanet, quantizer, transformer = (
         _section(cls, document, name)
