@@ -172,7 +172,7 @@ def test_a_pickle_with_code_is_refused(tmp_path: Path) -> None:
         ("audio_decoder", "_target_", "nemo.HiFiGANDecoder", "expected CausalHiFiGANDecoder"),
         ("vector_quantizer", "_target_", 3, "expected GroupFiniteScalarQuantizer"),
         ("audio_decoder", "input_dim", 7, "vector_quantizer gives 6 values"),
-        ("audio_decoder", "base_channels", 36, "36 is not a multiple of 16"),
+        ("audio_decoder", "base_channels", 36, "36 is not a multiple of 8"),
         ("audio_decoder", "up_sample_rates", [], "empty; at least 1"),
         ("audio_decoder", "activation", "elu", "is not one of half_snake"),
         ("audio_decoder", "up_sample_rates", [4, 10**9], "is not between 1 and 4096"),

@@ -63,8 +63,7 @@ class DecoderConfig:
         for name in ("up_sample_rates", "resblock_kernel_sizes", "resblock_dilation_sizes"):
             if not getattr(self, name):
                 raise ConfigError(f"audio_decoder.{name}: empty; at least 1 is needed")
-        # A snake needs half of the channels of every stage.
-        least = 1 << (len(self.up_sample_rates) + 1)
+        least = 1 << len(self.up_sample_rates)
         if self.base_channels % least:
             raise ConfigError(
                 f"audio_decoder.base_channels: {self.base_channels} is not a multiple of {least}, "

@@ -97,7 +97,10 @@ class GroupedCodes(nn.Module):
 
 
 class HalfSnake(nn.Module):
-    """Snake x + sin²(αx) / α for the first half of the channels, LeakyReLU for the second half."""
+    """Snake x + sin²(αx) / α for the first half of the channels, LeakyReLU for the second half.
+
+    Of an odd number, the middle channel belongs to the second half.
+    """
 
     inverse: torch.Tensor
 
