@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.support.utterances import off
 from token2wav.cache.states import SCRATCH_SLOT, StateStore
 from token2wav.families.bigvgan.network import AntiAliased
 from token2wav.networks.hift_layers import Analysis, UpConv
@@ -172,6 +173,31 @@ def test_pieces_equal_the_whole(name: str, lengths: list[int]) -> None:
     found = run(network, x, lengths, whole.shape[2])
     assert found.shape == whole.shape
     assert float((found - whole).abs().max()) <= ROUNDING
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 32])
+@pytest.mark.parametrize(("kernel", "dilation"), [(1, 1), (3, 1), (7, 3)])
+def test_convolutions_of_few_positions_equal_those_of_torch(
+    kernel: int, dilation: int, count: int
+) -> None:
+    """A CPU computes them as matrix products."""
+    conv = causal_conv(5, 4, kernel, dilation=dilation).requires_grad_(False)
+    x = torch.randn(2, 5, count)
+    padded = nn.functional.pad(x, ((kernel - 1) * dilation, 0))
+    expected = nn.functional.conv1d(padded, conv.weight, conv.bias, dilation=dilation)
+    assert off(conv(x), expected) <= ROUNDING
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 32])
+@pytest.mark.parametrize(("kernel", "stride"), [(2, 2), (8, 4), (7, 4), (5, 1), (9, 4)])
+def test_transposed_convolutions_of_few_positions_equal_those_of_torch(
+    kernel: int, stride: int, count: int
+) -> None:
+    conv = StreamConvTranspose(5, 4, kernel, stride, cut="end").requires_grad_(False)
+    x = torch.randn(2, 5, count)
+    expected = nn.functional.conv_transpose1d(x, conv.weight, conv.bias, stride)
+    found = conv(x)
+    assert off(found, expected[:, :, : found.shape[2]]) <= ROUNDING
 
 
 def test_the_delay_equals_the_lookahead_of_a_layer() -> None:

@@ -27,21 +27,30 @@ class Layer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.qkv = nn.Linear(HEADS * DIM_HEAD, 3 * HEADS * DIM_HEAD)
-        self.positions = PositionCounter()
+        self.positions = PositionCounter(WINDOW)
         self.attention = WindowAttention(HEADS, DIM_HEAD, WINDOW)
 
     def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
-        positions = self.positions(x, step)
-        angles = rotary_angles(positions, DIM_HEAD, 100.0)
+        in_place = step.state is not None and isinstance(step.state[self.attention], list)
+        positions = self.positions(x, step, in_place=in_place)
+        angles = rotary_angles(positions.values, DIM_HEAD, 100.0)
         q, k, v = self.qkv(x).unflatten(-1, (3, HEADS, DIM_HEAD)).unbind(2)
         q, k = rotate(q, angles), rotate(k, angles)
         return self.attention(q, k, v, positions, step).flatten(2)
 
 
-@pytest.fixture
-def layer() -> Layer:
+@pytest.fixture(params=[6, 32], ids=["parts of 6", "parts of 32"])
+def layer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Layer:
+    """Layer whose rings are shorter or longer than the sequences."""
+    monkeypatch.setattr(window_attention, "_MOST_NEW", request.param)
     torch.manual_seed(2)
     return Layer().requires_grad_(False)
+
+
+@pytest.fixture(params=[False, True], ids=["rows", "in place"])
+def store(request: pytest.FixtureRequest, layer: Layer) -> StateStore:
+    specs = {"layer": state_specs(layer)}
+    return StateStore(specs, torch.device("cpu"), in_place=request.param)
 
 
 def advance(
@@ -49,7 +58,8 @@ def advance(
 ) -> torch.Tensor:
     rows, where = store.rows("layer", len(x)), torch.tensor(slots)
     store.read(where, rows)
-    y = layer(x, StreamStep(rows.views, first=first, frames=x.shape[1]))
+    states = store.states_of(slots, rows)
+    y = layer(x, StreamStep(states, first=first, frames=x.shape[1]))
     store.write(where, rows)
     return y
 
@@ -68,9 +78,8 @@ def test_a_whole_sequence_equals_full_scores(layer: Layer, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("lengths", [[1] * LENGTH, [4, 1, 11, 7], [2, 21], [LENGTH]], ids=str)
-def test_steps_equal_the_whole(layer: Layer, lengths: list[int]) -> None:
+def test_steps_equal_the_whole(layer: Layer, store: StateStore, lengths: list[int]) -> None:
     x = torch.randn(3, LENGTH, HEADS * DIM_HEAD)
-    store = StateStore({"layer": state_specs(layer)}, x.device)
     slots = [store.take() for _ in x]
     steps = [
         advance(layer, store, slots, part, first=index == 0)
@@ -79,9 +88,8 @@ def test_steps_equal_the_whole(layer: Layer, lengths: list[int]) -> None:
     assert off(torch.cat(steps, dim=1), layer(x)) <= ROUNDING
 
 
-def test_streams_of_a_batch_have_positions_of_their_own(layer: Layer) -> None:
+def test_streams_of_a_batch_have_positions_of_their_own(layer: Layer, store: StateStore) -> None:
     x = torch.randn(3, LENGTH, HEADS * DIM_HEAD)
-    store = StateStore({"layer": state_specs(layer)}, x.device)
     slots, starts = [store.take() for _ in x], (1, 3, 15)
     for index, start in enumerate(starts):
         advance(layer, store, [slots[index]], x[index : index + 1, :start], first=True)
@@ -94,10 +102,19 @@ def test_streams_of_a_batch_have_positions_of_their_own(layer: Layer) -> None:
         assert off(found[index], whole[index, start : start + 6]) <= ROUNDING
 
 
-def test_the_values_of_a_broken_stream_stay_in_it(layer: Layer) -> None:
+def test_a_copied_slot_continues_the_stream(layer: Layer, store: StateStore) -> None:
+    x = torch.randn(1, LENGTH, HEADS * DIM_HEAD)
+    source, copy = store.take(), store.take()
+    advance(layer, store, [source], x[:, :15], first=True)
+    store.copy(source, copy)
+    store.clear(source)
+    found = advance(layer, store, [copy], x[:, 15:], first=False)
+    assert off(found, layer(x)[:, 15:]) <= ROUNDING
+
+
+def test_the_values_of_a_broken_stream_stay_in_it(layer: Layer, store: StateStore) -> None:
     """NaN in one row changes no other row, and is gone when its slot begins anew."""
     x = torch.randn(2, LENGTH, HEADS * DIM_HEAD)
-    store = StateStore({"layer": state_specs(layer)}, x.device)
     slots = [store.take() for _ in x]
     broken = x.clone()
     broken[0] = torch.nan

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -28,7 +29,8 @@ class StateRows:
     Attributes:
         network: name of the network in the store.
         tensors: (B, width) states of all layers with one dtype, by dtype.
-        views: (B, *shape) state of every layer, as a view of `tensors`.
+        views: (B, *shape) state of every layer, as a view of `tensors`. The states that a store
+            keeps in place are missing.
     """
 
     network: str
@@ -51,6 +53,10 @@ class StateStore:
     the store, and copies them back after a step. A slot that was released keeps its values, so a
     new stream must overwrite or clear them.
 
+    States of layers with `Streaming.state_in_place` may instead stay in a tensor of their own for
+    each slot, which a batch changes without a copy. This saves time on a CPU. A CUDA graph needs
+    the rows, because the addresses of its tensors are fixed.
+
     Several threads may use the store, each for its own streams. If all slots are taken, the store
     grows: it copies its tensors into larger ones, and for a moment needs memory for both.
 
@@ -58,13 +64,32 @@ class StateStore:
         networks: specs of the states of each network, by the name of the network.
         device: device of the tensors.
         slots: number of slots at the start, including the scratch slot.
+        in_place: whether states stay in place where their layer allows that.
     """
 
     def __init__(
-        self, networks: Mapping[str, Specs], device: torch.device, slots: int = _GROWTH
+        self,
+        networks: Mapping[str, Specs],
+        device: torch.device,
+        slots: int = _GROWTH,
+        *,
+        in_place: bool = False,
     ) -> None:
         self._device = device
-        self._layouts = {name: _Layout(specs) for name, specs in networks.items()}
+        self._in_place: dict[nn.Module, StateSpec] = {
+            layer: spec
+            for specs in networks.values()
+            for layer, spec in specs.items()
+            if in_place and getattr(layer, "state_in_place", False)
+        }
+        self._layouts = {
+            name: _Layout(
+                {layer: spec for layer, spec in specs.items() if layer not in self._in_place}
+            )
+            for name, specs in networks.items()
+        }
+        # States in place, by slot. Closed streams have none.
+        self._own: dict[int, dict[nn.Module, torch.Tensor]] = {SCRATCH_SLOT: self._own_states()}
         self._tables = {name: self._zeros(name, slots) for name in networks}
         self._free = list(range(slots - 1, SCRATCH_SLOT, -1))
         self._slots = slots
@@ -78,7 +103,8 @@ class StateStore:
     @property
     def slot_bytes(self) -> int:
         """Number of bytes of the states of one stream."""
-        return sum(table[0].nbytes for table in self._all_tables())
+        in_place = sum(state.nbytes for state in self._own[SCRATCH_SLOT].values())
+        return sum(table[0].nbytes for table in self._all_tables()) + in_place
 
     def rows(self, network: str, count: int) -> StateRows:
         """Allocates zeroed rows for the states of `count` streams."""
@@ -87,33 +113,57 @@ class StateStore:
 
     def take(self) -> int:
         """Returns a free slot for a new stream."""
+        own = self._own_states()
         with self._lock:
             if not self._free:
                 self._grow()
-            return self._free.pop()
+            slot = self._free.pop()
+            self._own[slot] = own
+            return slot
 
     def release(self, slot: int) -> None:
         """Frees the slot of a stream."""
         with self._lock:
             self._free.append(slot)
+            del self._own[slot]
 
     def clear(self, slot: int) -> None:
         """Sets all states of a slot to zero."""
         with self._lock:
             for table in self._all_tables():
                 table[slot].zero_()
+            for state in self._own[slot].values():
+                state.zero_()
 
     def copy(self, source: int, target: int) -> None:
         """Copies all states from one slot to another."""
         with self._lock:
             for table in self._all_tables():
                 table[target].copy_(table[source])
+            for layer, state in self._own[source].items():
+                self._own[target][layer].copy_(state)
 
     def read(self, slots: torch.Tensor, rows: StateRows) -> None:
         """Copies the states in slots (B,) into `rows`."""
         with self._lock:
             for dtype, table in self._tables[rows.network].items():
                 torch.index_select(table, 0, slots, out=rows.tensors[dtype])
+
+    def states_of(self, slots: Sequence[int], rows: StateRows) -> Mapping[nn.Module, Any]:
+        """Returns the states of streams for a step.
+
+        Args:
+            slots: slots of the streams.
+            rows: rows of the streams.
+
+        Returns:
+            The view of the rows for each layer, or a list with the state of each stream in place.
+        """
+        if not self._in_place:
+            return rows.views
+        with self._lock:
+            own = [self._own[slot] for slot in slots]
+        return {**rows.views, **{layer: [each[layer] for each in own] for layer in self._in_place}}
 
     def write(self, slots: torch.Tensor, rows: StateRows) -> None:
         """Copies `rows` into slots (B,). No slot may occur twice, except the scratch slot."""
@@ -123,6 +173,13 @@ class StateStore:
 
     def _all_tables(self) -> list[torch.Tensor]:
         return [table for tables in self._tables.values() for table in tables.values()]
+
+    def _own_states(self) -> dict[nn.Module, torch.Tensor]:
+        """Allocates the states in place of one stream. Their layers write before they read."""
+        return {
+            layer: torch.empty(spec.shape, dtype=spec.dtype, device=self._device)
+            for layer, spec in self._in_place.items()
+        }
 
     def _zeros(self, network: str, count: int) -> dict[torch.dtype, torch.Tensor]:
         return {

@@ -203,6 +203,8 @@ class _Batch:
             self.mel[: len(items), :, :count].copy_(torch.stack([item.mel for item in items]))
         numbers = np.full(len(self._numbers), SCRATCH_SLOT)
         numbers[: len(items)] = [item.stream.slot for item in items]
+        states = self._states.states_of(numbers[:streams].tolist(), self._rows)
+        self._step = dataclasses.replace(self._step, state=states)
         with noise.lock if noise else nullcontext():
             if noise:
                 starts = np.zeros(streams, np.int64)
@@ -299,7 +301,11 @@ class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
                 *shapes,
                 *(dataclasses.replace(shape, inside=True) for shape in shapes if not shape.inside),
             ]
-        self.store = StateStore({_NETWORK: state_specs(self._net)}, self._device, slots)
+        # States in place keep the values of provisional pieces, so streams with such pieces copy.
+        in_place = self._device.type == "cpu" and not shapes and not self._early
+        self.store = StateStore(
+            {_NETWORK: state_specs(self._net)}, self._device, slots, in_place=in_place
+        )
         self._lengths = sorted(
             {(shape.first, shape.frames) for shape in shapes if shape.inside}, reverse=True
         )

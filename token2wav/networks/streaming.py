@@ -23,6 +23,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+# On a CPU torch spends most of the time of a convolution of few positions on its weights, which it
+# copies into another order in every call. Then a matrix product is faster, on 2 cores (2026-11-24)
+# by factors of 2 to 8: 27 to 3 ms for a transposed convolution of 2 positions with 1,024 to 512
+# channels. The product must copy its inputs, so it is slower for many positions.
+_FEW_POSITIONS = 32  # outputs of all streams of a batch
+_FEW_POSITIONS_OF_MANY_WEIGHTS = 256
+_MANY_WEIGHTS = 1 << 22  # more than fit into the cache of a core
+_SHORT_INPUT = 32  # inputs of a stream, for transposed convolutions
+
 
 class Activation(Protocol):
     """Elementwise function. It returns the result, and also writes it to `out` if that is given."""
@@ -60,9 +69,13 @@ class Streaming(nn.Module):
         input_delay: number of positions by which the input of a step is late.
         extra_inputs: number of positions that the input of a whole sequence has in addition to the
             positions of its frames, for example 1 after an STFT.
+        state_in_place: whether the layer changes only a part of its state in a step, and can do so
+            where the state is stored. A store may then pass a list with the state of each stream
+            instead of one tensor (`StateStore`).
     """
 
     state_shape: tuple[int, ...] = ()
+    state_in_place: bool = False
     input_delay: int = 0
     extra_inputs: int = 0
 
@@ -146,15 +159,15 @@ class StreamStep:
     use.
 
     Attributes:
-        state: tensor (batch, *state_shape) for each layer that has a state; None computes whole
-            sequences.
+        state: tensor (batch, *state_shape) for each layer that has a state, or a list with a tensor
+            for each stream (`Streaming.state_in_place`); None computes whole sequences.
         first: whether the streams begin with this step.
         frames: number of input frames of the network in this step.
         frames_past_end: number of trailing zero frames after the end of the streams. They flush the
             delay of the network. 0 unless the streams end with this step.
     """
 
-    state: Mapping[nn.Module, torch.Tensor] | None = None
+    state: Mapping[nn.Module, Any] | None = None
     first: bool = False
     frames: int = 1
     frames_past_end: int = 0
@@ -286,8 +299,29 @@ class StreamConv(nn.Conv1d, Streaming):
         self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
         if input.dtype == weight.dtype:
+            if self._is_short(input):
+                return self._as_product(input, weight, bias)
             return super()._conv_forward(input, weight, bias)
         return super()._conv_forward(input.to(weight.dtype), weight, bias).to(input.dtype)
+
+    def _is_short(self, x: torch.Tensor) -> bool:
+        """Returns whether a matrix product is faster than torch's convolution of x (B, C, T)."""
+        if x.device.type != "cpu" or self.groups > 1 or self.stride[0] > 1:
+            return False
+        if torch.compiler.is_exporting():
+            return False
+        many = self.weight.numel() >= _MANY_WEIGHTS
+        positions = len(x) * (x.shape[2] - (self.kernel_size[0] - 1) * self.dilation[0])
+        return positions <= (_FEW_POSITIONS_OF_MANY_WEIGHTS if many else _FEW_POSITIONS)
+
+    def _as_product(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Computes the convolution of x (B, inputs, T) as a product of a row for each output."""
+        [kernel], [dilation] = self.kernel_size, self.dilation
+        windows = x.unfold(2, (kernel - 1) * dilation + 1, 1)[..., ::dilation]
+        rows = windows.transpose(1, 2).flatten(2)  # (B, T, inputs * kernel)
+        return F.linear(rows, weight.flatten(1), bias).transpose(1, 2).contiguous()
 
 
 def strided_delay(ahead: int, kernel: int, stride: int) -> int:
@@ -451,10 +485,41 @@ class StreamConvTranspose(nn.ConvTranspose1d):
 
     def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:  # type: ignore[override]
         x = self.overlap.with_context(x, step)
-        y = F.conv_transpose1d(
-            x.to(self.weight.dtype), self.weight, self.bias, self.stride, groups=self.groups
-        ).to(x.dtype)
+        if self._is_short(x):
+            y = self._as_product(x)
+        else:
+            y = F.conv_transpose1d(
+                x.to(self.weight.dtype), self.weight, self.bias, self.stride, groups=self.groups
+            ).to(x.dtype)
         return self.overlap.complete_outputs(y, x.shape[2], step)
+
+    def _is_short(self, x: torch.Tensor) -> bool:
+        """Returns whether a matrix product is faster than torch's convolution of x (B, C, T)."""
+        return (
+            x.device.type == "cpu"
+            and x.shape[2] <= _SHORT_INPUT
+            and self.groups == 1
+            and x.dtype == self.weight.dtype
+            and not torch.compiler.is_exporting()
+        )
+
+    def _as_product(self, x: torch.Tensor) -> torch.Tensor:
+        """Computes the convolution of x (B, inputs, T) as a matrix product.
+
+        The product has `kernel` outputs for every input. They overlap the outputs of later inputs,
+        so they are added up, in parts of `stride` outputs.
+        """
+        batch, inputs, count = x.shape
+        [kernel], [stride] = self.kernel_size, self.stride
+        rows = x.transpose(1, 2).reshape(batch * count, inputs)
+        products = (rows @ self.weight.flatten(1)).view(batch, count, self.out_channels, kernel)
+        parts = -(-kernel // stride)
+        total = x.new_zeros(batch, self.out_channels, count + parts - 1, stride)
+        for part in range(parts):
+            own = products[..., part * stride : (part + 1) * stride].transpose(1, 2)
+            total[:, :, part : part + count, : own.shape[3]] += own
+        y = total.flatten(2)[:, :, : (count - 1) * stride + kernel]
+        return y if self.bias is None else y + self.bias[:, None]
 
 
 class Delay(Streaming):

@@ -2,10 +2,14 @@
 the positions shortly before it.
 
 The keys and values of a window have a fixed size, so they are a state like the context of a
-convolution. A stream of any length needs the same memory.
+convolution. A stream of any length needs the same memory. The state is a ring, so a step writes the
+new keys and values only.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -13,26 +17,121 @@ import torch.nn.functional as F
 from token2wav.networks.streaming import OFFLINE, Streaming, StreamStep
 
 _BLOCK = 512  # queries of a whole sequence that are computed at once; bounds the memory of the mask
+# Positions that are added to a window at once. A longer step is computed in parts.
+_MOST_NEW = 32
+
+
+@dataclass(frozen=True, eq=False)
+class StepPart:
+    """Positions of a step that are added to the windows at once, and the keys that they attend to.
+
+    Attributes:
+        start, stop: first position of the part in the step, and the position after its last one.
+        places: (B or 1, n) places of the positions in the rings.
+        masks: values to add to the scores, 0 or -inf, one tensor (n, keys) for each stream, or None
+            if the stream attends to all keys. Empty if `mask` is set.
+        counts: number of keys of each stream. The rings of young streams are not full.
+        mask: (B or 1, n, ring) values to add to the scores of all streams together.
+    """
+
+    start: int
+    stop: int
+    places: torch.Tensor
+    masks: Sequence[torch.Tensor | None] = ()
+    counts: Sequence[int] = ()
+    mask: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Positions:
+    """Positions of a step in the streams, for all attention layers of a network.
+
+    Attributes:
+        values: (B, T) int64 positions, or (1, T) if all rows are equal.
+        parts: parts of the step; empty for whole sequences.
+    """
+
+    values: torch.Tensor
+    parts: Sequence[StepPart] = ()
 
 
 class PositionCounter(Streaming):
-    """Counter of the positions of each stream, from 0 at its first position."""
+    """Counter of the positions of each stream, from 0 at its first position.
+
+    Args:
+        window: number of positions that a position attends to, itself included.
+    """
 
     state_shape = (1,)
+
+    def __init__(self, window: int) -> None:
+        super().__init__()
+        self.window = window
 
     @property
     def state_dtype(self) -> torch.dtype:
         return torch.int64
 
-    def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
-        """Returns the positions of x (B, T, C), (B, T) int64 or (1, T) if all rows are equal."""
-        positions = torch.arange(x.shape[1], device=x.device)[None]
+    def forward(
+        self, x: torch.Tensor, step: StreamStep = OFFLINE, *, in_place: bool = False
+    ) -> Positions:
+        """Returns the positions of x (B, T, C).
+
+        Args:
+            x: input of a step.
+            step: position in the streams, and the states.
+            in_place: whether the states of the attention layers are in place, see `Streaming`.
+        """
+        values = torch.arange(x.shape[1], device=x.device)[None]
         if step.state is None:
-            return positions
+            return Positions(values)
         if not step.first:
-            positions = positions + step.state[self]
-        step.save_state(self, positions[:, -1:] + 1)
-        return positions
+            values = values + step.state[self]
+        step.save_state(self, (values[:, -1:] + 1).expand(len(x), 1))
+        starts = range(0, x.shape[1], _MOST_NEW)
+        parts = [(start, min(start + _MOST_NEW, x.shape[1])) for start in starts]
+        make = self._part_of_each if in_place else self._part_of_all
+        return Positions(values, [make(values[:, start:stop], start) for start, stop in parts])
+
+    def _part_of_all(self, positions: torch.Tensor, start: int) -> StepPart:
+        """Makes a part for rings that are one tensor."""
+        ring = ring_length(self.window)
+        last = positions[:, -1:, None]
+        # The position of each key: the latest one that has its place in the ring.
+        keys = last - (last - torch.arange(ring, device=positions.device)) % ring
+        mask = _mask_of(positions[..., None], keys, self.window)
+        stop = start + positions.shape[1]
+        return StepPart(start, stop, positions % ring, mask=mask)
+
+    def _part_of_each(self, positions: torch.Tensor, start: int) -> StepPart:
+        """Makes a part for rings that are a tensor for each stream."""
+        ring = ring_length(self.window)
+        made: dict[int, tuple[torch.Tensor | None, int]] = {}  # by last position
+        lasts: list[int] = positions[:, -1].tolist()
+        for row, last in enumerate(lasts):
+            if last not in made:
+                count, queries = min(last + 1, ring), positions[row][:, None]
+                keys = last - (last - torch.arange(count)) % ring
+                everything = len(queries) == 1 and last < self.window
+                mask = None if everything else _mask_of(queries, keys, self.window)
+                made[last] = mask, count
+        masks, counts = zip(*(made[last] for last in lasts), strict=True)
+        return StepPart(start, start + positions.shape[1], positions % ring, masks, counts)
+
+
+def ring_length(window: int) -> int:
+    """Returns the length of the ring in which a stream keeps keys and values.
+
+    It holds the new positions of a part, and the positions that its first position attends to.
+    """
+    return window - 1 + _MOST_NEW
+
+
+def _mask_of(queries: torch.Tensor, keys: torch.Tensor, window: int) -> torch.Tensor:
+    """Returns 0 where a query attends to a key, else -inf, by their positions."""
+    visible = (keys >= 0) & (keys <= queries) & (keys > queries - window)
+    zeros = torch.zeros(visible.shape, device=visible.device)
+    return zeros.masked_fill(~visible, -torch.inf)
 
 
 def rotary_angles(
@@ -57,8 +156,10 @@ def rotate(x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor]) -> torch.
 
 
 class WindowAttention(Streaming):
-    """Attention of one layer over the last `window` positions, with the keys and values of earlier
-    steps as its state. It has no weights.
+    """Attention of one layer over the last `window` positions. It has no weights.
+
+    Its state is a ring with the keys and values of the latest positions: position p has the place
+    p modulo the length of the ring.
 
     Args:
         heads: number of heads.
@@ -66,17 +167,19 @@ class WindowAttention(Streaming):
         window: number of positions that a position attends to, itself included.
     """
 
+    state_in_place = True
+
     def __init__(self, heads: int, dim_head: int, window: int) -> None:
         super().__init__()
         self.window = window
-        self.state_shape = (2, window - 1, heads, dim_head)  # keys, then values
+        self.state_shape = (2, ring_length(window), heads, dim_head)  # keys, then values
 
     def forward(
         self,
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-        positions: torch.Tensor,
+        positions: Positions,
         step: StreamStep = OFFLINE,
     ) -> torch.Tensor:
         """Computes attention of queries (B, T, heads, dim_head), in the same shape.
@@ -85,24 +188,56 @@ class WindowAttention(Streaming):
             q: queries.
             k: keys, of the same shape.
             v: values, of the same shape.
-            positions: (B, T) positions in the streams, from `PositionCounter`.
+            positions: positions in the streams, from `PositionCounter`.
             step: position in the streams, and the states.
         """
         if step.state is None:
             return self._whole(q, k, v)
-        past = torch.zeros_like(step.state[self]) if step.first else step.state[self]
-        kept = self.window - 1
-        keys, values = (
-            torch.cat((old.to(new.dtype), new), dim=1)
-            for old, new in zip(past.unbind(1), (k, v), strict=True)
-        )
-        step.save_state(self, torch.stack((keys, values), dim=1)[:, :, keys.shape[1] - kept :])
-        index = torch.arange(keys.shape[1], device=q.device)
-        query = torch.arange(q.shape[1], device=q.device)[:, None]
-        visible = (index >= query) & (index <= query + kept)
-        # before the first position of a stream there are no keys
-        present = index >= kept - positions[:, :1]
-        return _attention(q, keys, values, visible & present[:, None])
+        rings = step.state[self]
+        kv = torch.stack((k, v), dim=1)  # (B, 2, T, heads, dim_head)
+        attend = self._together if isinstance(rings, torch.Tensor) else self._one_by_one
+        if step.first and isinstance(rings, torch.Tensor):
+            rings.zero_()  # a NaN of an earlier stream would pass the mask
+        parts = [
+            attend(q[:, part.start : part.stop], kv[:, :, part.start : part.stop], rings, part)
+            for part in positions.parts
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+    @staticmethod
+    def _together(
+        q: torch.Tensor, kv: torch.Tensor, rings: torch.Tensor, part: StepPart
+    ) -> torch.Tensor:
+        """Computes a part of a step, with rings (B, 2, ring, heads, dim_head)."""
+        assert part.mask is not None
+        index = part.places[:, None, :, None, None].expand(kv.shape)
+        rings.scatter_(2, index, kv.to(rings.dtype))
+        keys, values = rings.to(q.dtype).transpose(2, 3).unbind(1)
+        mask = part.mask[:, None].to(q.dtype)
+        return F.scaled_dot_product_attention(q.transpose(1, 2), keys, values, mask).transpose(1, 2)
+
+    @staticmethod
+    def _one_by_one(
+        q: torch.Tensor, kv: torch.Tensor, rings: Sequence[torch.Tensor], part: StepPart
+    ) -> torch.Tensor:
+        """Computes a part of a step, with a ring (2, ring, heads, dim_head) for each stream.
+
+        It copies the new keys and values, and nothing else.
+        """
+        out = torch.empty_like(q)
+        firsts: list[int] = part.places[:, 0].expand(len(q)).tolist()
+        copies = len(q) // len(part.masks)  # streams that begin have equal masks
+        masks, counts = list(part.masks) * copies, list(part.counts) * copies
+        for row, (ring, first) in enumerate(zip(rings, firsts, strict=True)):
+            new, room = kv[row], ring.shape[1] - first
+            ring[:, first : first + new.shape[1]] = new[:, :room]
+            if new.shape[1] > room:
+                ring[:, : new.shape[1] - room] = new[:, room:]
+            keys, values = ring[:, : counts[row]].transpose(1, 2)[:, None]
+            query = q[row].transpose(0, 1)[None]
+            found = F.scaled_dot_product_attention(query, keys, values, masks[row])
+            out[row] = found[0].transpose(0, 1)
+        return out
 
     def _whole(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Computes attention of whole sequences, some positions at a time."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,6 +15,7 @@ from torch import nn
 from token2wav.networks.streaming import OFFLINE, StreamStep
 from token2wav.networks.window_attention import (
     PositionCounter,
+    Positions,
     WindowAttention,
     rotary_angles,
     rotate,
@@ -59,16 +61,20 @@ class WindowTransformer(nn.Module):
         self.layers = nn.ModuleList(
             TransformerLayer(sizes, norm, mlp()) for _ in range(sizes.layers)
         )
-        self.positions = PositionCounter()
+        self.positions = PositionCounter(sizes.window)
         self._dim_head, self._base = sizes.dim_head, sizes.rope_base
 
     def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
         """Computes x (B, T, width) to the same shape."""
-        positions = self.positions(x, step)
-        angles = rotary_angles(positions, self._dim_head, self._base)
+        positions = self.positions(x, step, in_place=self._in_place(step))
+        angles = rotary_angles(positions.values, self._dim_head, self._base)
         for layer in self.layers:
             x = layer(x, positions, angles, step)
         return x
+
+    def _in_place(self, step: StreamStep) -> bool:
+        first: Any = self.layers[0]
+        return step.state is not None and isinstance(step.state[first.self_attn.window], list)
 
 
 class TransformerLayer(nn.Module):
@@ -88,7 +94,7 @@ class TransformerLayer(nn.Module):
     def forward(
         self,
         x: torch.Tensor,
-        positions: torch.Tensor,
+        positions: Positions,
         angles: tuple[torch.Tensor, torch.Tensor],
         step: StreamStep,
     ) -> torch.Tensor:
@@ -113,7 +119,7 @@ class Attention(nn.Module):
     def forward(
         self,
         x: torch.Tensor,
-        positions: torch.Tensor,
+        positions: Positions,
         angles: tuple[torch.Tensor, torch.Tensor],
         step: StreamStep,
     ) -> torch.Tensor:

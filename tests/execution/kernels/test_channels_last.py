@@ -12,6 +12,7 @@ from functools import partial
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from tests.networks.test_hift_symmetric import CONFIG as PUBLIC
@@ -166,7 +167,8 @@ class _RoundedProducts(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         # kernels of the STFT and of its inverse have one channel
-        if func in (torch.conv1d, torch.conv_transpose1d):
+        products = (torch.conv1d, torch.conv_transpose1d, F.linear, torch.Tensor.matmul)
+        if func in products:
             x, weight, *rest = args
             if weight.dtype == torch.float32 and 1 not in weight.shape[:2]:
                 return func(tf32(x), tf32(weight), *rest, **(kwargs or {}))
