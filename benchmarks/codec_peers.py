@@ -43,7 +43,7 @@ _FRAME_SECONDS = 0.08  # duration of a frame of every codec here
 _CONTEXT = 25  # frames that `chunked_decode` of qwen-tts decodes again
 _COMPARED = 30  # frames whose audio is compared
 _POSITIONS = {1: (0, 25, 125), 8: (0, 25), 32: (0, 25)}  # frames already decoded, by streams
-_REPEATS = 5  # consecutive frames that are timed at a position after the first
+_REPEATS = {1: 5, 8: 3, 32: 2}  # frames that are timed at a position, by streams
 
 QWEN3_TTS = {
     "codebook_size": 2048,
@@ -259,19 +259,20 @@ def difference_db(both: dict[str, Contestant]) -> float:
 def rows(both: dict[str, Contestant], streams: int) -> Iterator[Row]:
     """Times the first frames of several streams, then frames after each position."""
     firsts: list[dict[str, float]] = []
-    for _ in range(_REPEATS + 1):  # one more for warm-up
+    repeats = _REPEATS[streams]
+    for _ in range(repeats + 1):  # one more for warm-up
         for contestant in both.values():
             contestant.start(streams)
         firsts.append(_seconds(both, 0, measured=True))
     yield _row(firsts[1:], 0, streams)
     times: list[dict[str, float]] = []
     positions = _POSITIONS[streams][1:]
-    for index in range(1, positions[-1] + _REPEATS):
-        start = next((p for p in positions if p <= index < p + _REPEATS), None)
+    for index in range(1, positions[-1] + repeats):
+        start = next((p for p in positions if p <= index < p + repeats), None)
         found = _seconds(both, index, measured=start is not None)
         if start is not None:
             times.append(found)
-            if index == start + _REPEATS - 1:
+            if index == start + repeats - 1:
                 yield _row(times, start, streams)
                 times = []
 
