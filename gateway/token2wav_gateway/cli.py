@@ -20,7 +20,7 @@ from token2wav_gateway.errors import GatewayError
 from token2wav_gateway.metrics import Metrics
 from token2wav_gateway.settings import read_settings
 
-_DRAIN_S = 30
+DRAIN_S = 30
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             port=options.port,
             log_config=None,
             access_log=False,
-            timeout_graceful_shutdown=_DRAIN_S,
+            timeout_graceful_shutdown=DRAIN_S,
             ws_max_size=settings.limits.body_bytes,
             h11_max_incomplete_event_size=64 << 10,
         )

@@ -37,7 +37,8 @@ class LanguageModel:
         self.template = template
         self._settings = settings
         self._most_tokens = most_tokens
-        headers = {"authorization": f"Bearer {settings.api_key}"} if settings.api_key else {}
+        key = settings.key()
+        headers = {"authorization": f"Bearer {key}"} if key else {}
         self._http = httpx.AsyncClient(
             base_url=settings.url.rstrip("/") + "/",
             headers=headers,

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from token2wav_client import ClientError, Tls
+from token2wav_client.connection import checked_metadata
 from token2wav_gateway.errors import GatewayError
 
 _LARGEST_FILE = 1 << 20  # bytes
@@ -24,6 +26,26 @@ class _Section(BaseModel):
 _SectionT = TypeVar("_SectionT", bound=BaseModel)
 
 
+def _secret(name: str, value: str | None, file: Path | None) -> str | None:
+    """Returns a secret that stands in the settings or in a file.
+
+    Raises:
+        ValueError: it stands in both, or the file is empty or cannot be read.
+    """
+    if file is None:
+        return value
+    if value is not None:
+        raise ValueError(f"{name} and {name}_file are both set; use one")
+    try:
+        with file.open(encoding="utf-8") as opened:
+            secret = opened.read(_LARGEST_FILE).strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{name}_file: {file} cannot be read: {error}") from None
+    if not secret:
+        raise ValueError(f"{name}_file: {file} is empty")
+    return secret
+
+
 class LanguageModelSettings(_Section):
     """Language model server.
 
@@ -32,6 +54,7 @@ class LanguageModelSettings(_Section):
         model: name that the server gives to the model.
         template: name of a template of the package, or path of a template file.
         api_key: key of the server; None for none.
+        api_key_file: file with the key, instead of `api_key`.
         connect_timeout_s: seconds in which the server must accept a connection.
         token_timeout_s: seconds without a byte from the server after which the request fails.
     """
@@ -40,8 +63,51 @@ class LanguageModelSettings(_Section):
     model: str = "speech"
     template: str = "cosyvoice3"
     api_key: str | None = None
+    api_key_file: Path | None = None
     connect_timeout_s: Annotated[float, Field(gt=0, le=60)] = 5.0
     token_timeout_s: Annotated[float, Field(gt=0, le=600)] = 30.0
+
+    @model_validator(mode="after")
+    def _check(self) -> LanguageModelSettings:
+        self.key()
+        return self
+
+    def key(self) -> str | None:
+        """Returns the key of the server; None for none."""
+        return _secret("api_key", self.api_key, self.api_key_file)
+
+
+class TlsSettings(_Section):
+    """Encryption of the connection to the speech server. The fields are those of
+    `token2wav_client.Tls`.
+
+    Attributes:
+        ca: PEM file with the certificate authorities to trust; None for the public ones.
+        cert: PEM file with the gateway's certificate, for a server that requires one.
+        key: PEM file with the private key of the certificate.
+        server_name: name to expect in the server's certificate, if it differs from the address.
+    """
+
+    ca: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
+    server_name: str | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> TlsSettings:
+        self.loaded()
+        return self
+
+    def loaded(self) -> Tls:
+        """Reads the files.
+
+        Raises:
+            ValueError: a file cannot be used, or only one of `cert` and `key` is set.
+        """
+        try:
+            return Tls(ca=self.ca, cert=self.cert, key=self.key, server_name=self.server_name)
+        except ClientError as error:
+            raise ValueError(str(error)) from None
 
 
 class SpeechServerSettings(_Section):
@@ -50,12 +116,29 @@ class SpeechServerSettings(_Section):
     Attributes:
         url: host:port of its gRPC endpoint.
         token: access token; None for none.
+        token_file: file with the access token, instead of `token`.
+        tls: encryption of the connection; None for an unencrypted connection.
         response_timeout_s: seconds without a response that the server owes.
     """
 
     url: str = "localhost:8001"
     token: str | None = None
+    token_file: Path | None = None
+    tls: TlsSettings | None = None
     response_timeout_s: Annotated[float, Field(gt=0, le=600)] = 30.0
+
+    @model_validator(mode="after")
+    def _check(self) -> SpeechServerSettings:
+        tls = None if self.tls is None else self.tls.loaded()
+        try:
+            checked_metadata(self.url, tls, {}, self.access_token())
+        except ClientError as error:
+            raise ValueError(str(error)) from None
+        return self
+
+    def access_token(self) -> str | None:
+        """Returns the access token; None for none."""
+        return _secret("token", self.token, self.token_file)
 
 
 class VoiceSettings(_Section):

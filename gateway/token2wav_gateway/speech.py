@@ -90,7 +90,10 @@ class Speech:
             settings.limits.speech_tokens,
         )
         self._client = AsyncClient(
-            server.url, token=server.token, response_timeout_s=server.response_timeout_s
+            server.url,
+            token=server.access_token(),
+            tls=None if server.tls is None else server.tls.loaded(),
+            response_timeout_s=server.response_timeout_s,
         )
         self._speaking = 0
 

@@ -96,6 +96,14 @@ def test_wav_is_readable_by_soundfile() -> None:
         ("models: []", "models: .*at least 1 item"),
         ("3", "valid dictionary"),
         ("a: [", "while parsing"),
+        ("speech_server: {url: nowhere}", "speech_server: .*url: 'nowhere'"),
+        ("speech_server: {token: a, token_file: b}", "token and token_file are both set"),
+        ("speech_server: {token_file: /nowhere}", "token_file: /nowhere cannot be read"),
+        ("speech_server: {token_file: /dev/null}", "token_file: /dev/null is empty"),
+        ("speech_server: {url: 'far:8001', token: a}", "speech_server: .*TLS"),
+        ("speech_server: {tls: {cert: a.crt}}", r"speech_server\.tls: .*key: missing"),
+        ("speech_server: {tls: {ca: /nowhere}}", r"speech_server\.tls: .*ca: cannot"),
+        ("language_model: {api_key_file: /nowhere}", "api_key_file: /nowhere cannot be read"),
     ],
 )
 def test_wrong_settings_are_refused(tmp_path: Path, text: str, reason: str) -> None:

@@ -19,9 +19,12 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from examples.speech import language_model
+from tests.served.test_gateway import PACE, TEXT, assert_same, body, expected
 from tests.served.test_streaming import SERVER_EQUALS_LIBRARY
 from tests.support.balancer import Balancer
 from tests.support.certificates import Authority, self_signed
+from tests.support.gateway_rig import GatewayRig, serving, tokens_of
 from tests.support.golden import TINY, GoldenSet
 from tests.support.patience import PATIENCE_SECONDS, until
 from tests.support.serve_command import Serving
@@ -295,6 +298,34 @@ def test_a_token_lets_in(
     assert (
         np.abs(audio - model.synthesize(golden.tokens, golden.voice)).max() <= SERVER_EQUALS_LIBRARY
     )
+
+
+def test_the_gateway_speaks_through_the_balancer(
+    balancer: Balancer,
+    authority: Authority,
+    golden: GoldenSet,
+    model: Token2Wav,
+    tmp_path: Path,
+) -> None:
+    spoken = golden.voice
+    voice = ClientVoice(spoken.prompt_tokens, spoken.prompt_mel, spoken.speaker_embedding)
+    token = tmp_path / "token"
+    token.write_text(f"{TOKEN}\n")
+    tls = {"ca": authority.ca, "server_name": "balancer.test"}
+    with (
+        serving(language_model.create_app(tokens_of, PACE)) as port,
+        GatewayRig.start(
+            tmp_path,
+            grpc_url=balancer.url,
+            language_model_url=f"http://127.0.0.1:{port}/v1",
+            voice=voice,
+            settings={"speech_server": {"token_file": token, "tls": tls}},
+        ) as gateway,
+        gateway.http() as http,
+    ):
+        assert http.get("/health/ready").status_code == 200
+        audio = http.post("/v1/audio/speech", json=body()).content
+    assert_same(audio, expected(model, voice, TEXT))
 
 
 def test_a_client_gets_its_share_and_cannot_take_another_name(
