@@ -20,24 +20,42 @@ import yaml
 from tests.support.balancer import needs_haproxy
 from tests.support.certificates import self_signed
 from tests.support.patience import PATIENCE_SECONDS
+from token2wav_gateway.cli import DRAIN_S
+from token2wav_gateway.settings import Settings
 from token2wav_server import TritonServer
 
 ROOT = Path(__file__).resolve().parents[2]
 MANIFESTS = ROOT / "deploy" / "kubernetes"
 OVERLAYS = ("cpu", "gpu")
 RELEASES = ("1.30", "1.35")
+VOLUMES = ("folder", "model")  # settings of the voices that name folders
 Manifests = dict[tuple[str, str], dict[str, Any]]
 
 
 @pytest.fixture(scope="module", params=OVERLAYS)
-def manifests(request: pytest.FixtureRequest) -> Manifests:
+def manifests(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Manifests:
     needs_kubectl()
-    return kustomize(MANIFESTS / "overlays" / request.param)
+    resources = f"[../{request.param}, ../../gateway]"
+    return kustomize(overlay_in(tmp_path_factory.mktemp("deploy"), f"resources: {resources}\n"))
 
 
 def needs_kubectl() -> None:
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl is not installed: https://kubernetes.io/docs/tasks/tools")
+
+
+def overlay_in(folder: Path, kustomization: str) -> Path:
+    """Copies the manifests into a folder, adds an overlay of one's own, and returns it."""
+    shutil.copytree(
+        ROOT / "docker", folder / "docker", ignore=shutil.ignore_patterns("tokens", "files")
+    )
+    shutil.copytree(MANIFESTS, folder / "deploy" / "kubernetes")
+    overlay = folder / "deploy" / "kubernetes" / "overlays" / "mine"
+    overlay.mkdir()
+    (overlay / "kustomization.yaml").write_text(kustomization)
+    return overlay
 
 
 def kustomize(overlay: Path) -> Manifests:
@@ -110,6 +128,7 @@ def test_ports_names_and_labels_meet(manifests: Manifests) -> None:
     for name, server, service in (
         ("token2wav-server", "grpc", "token2wav-replicas"),
         ("token2wav-balancer", "grpcs", "token2wav"),
+        ("token2wav-gateway", "http", "token2wav-gateway"),
     ):
         template = manifests["Deployment", name]["spec"]["template"]
         labels = template["metadata"]["labels"]
@@ -207,17 +226,45 @@ def test_pod_monitors_name_the_metrics_ports(manifests: Manifests) -> None:
 
 def test_the_component_fits_the_overlays(tmp_path: Path) -> None:
     needs_kubectl()
-    shutil.copytree(
-        ROOT / "docker", tmp_path / "docker", ignore=shutil.ignore_patterns("tokens", "files")
-    )
-    shutil.copytree(MANIFESTS, tmp_path / "deploy" / "kubernetes")
-    overlay = tmp_path / "deploy" / "kubernetes" / "overlays" / "mine"
-    overlay.mkdir()
-    (overlay / "kustomization.yaml").write_text(
-        "resources: [../gpu]\ncomponents: [../../components/monitoring]\n"
-    )
-    kinds = [kind for kind, _ in kustomize(overlay)]
-    assert kinds.count("PodMonitor") == 2
+    kustomization = "resources: [../gpu]\ncomponents: [../../components/monitoring]\n"
+    kinds = [kind for kind, _ in kustomize(overlay_in(tmp_path, kustomization))]
+    assert kinds.count("PodMonitor") == 3
+
+
+def test_an_overlay_replaces_the_settings_of_the_gateway(tmp_path: Path) -> None:
+    needs_kubectl()
+    generator = "{name: token2wav-gateway, behavior: replace, files: [gateway.yaml]}"
+    kustomization = f"resources: [../cpu, ../../gateway]\nconfigMapGenerator: [{generator}]\n"
+    overlay = overlay_in(tmp_path, kustomization)
+    (overlay / "gateway.yaml").write_text("log_level: debug\n")
+    manifests = kustomize(overlay)
+    name = _config_map(manifests, "token2wav-gateway")
+    assert manifests["ConfigMap", name]["data"] == {"gateway.yaml": "log_level: debug\n"}
+
+
+def test_the_gateway_accepts_its_settings(manifests: Manifests, tmp_path: Path) -> None:
+    """The files that its settings name are those that its pod mounts."""
+    pod = _pod(manifests, "token2wav-gateway")
+    [container] = pod["containers"]
+    mounts = [mount["mountPath"] for mount in container["volumeMounts"]]
+    name = _config_map(manifests, "token2wav-gateway")
+    document = yaml.safe_load(manifests["ConfigMap", name]["data"]["gateway.yaml"])
+    speech = document["speech_server"]
+    places = [speech["token_file"], speech["tls"]["ca"], *map(document["voices"].get, VOLUMES)]
+    assert all(any(place.startswith(mount) for mount in mounts) for place in places)
+    host, _, port = speech["url"].partition(":")
+    assert manifests["Service", host]["spec"]["ports"][0]["port"] == int(port)
+
+    certificate, _ = self_signed(tmp_path)
+    (tmp_path / "token").write_text("secret\n")
+    speech["token_file"], speech["tls"]["ca"] = str(tmp_path / "token"), str(certificate)
+    assert Settings.model_validate(document).speech_server.access_token() == "secret"
+
+    grace = pod["terminationGracePeriodSeconds"]
+    pause = float(container["lifecycle"]["preStop"]["exec"]["command"][1])
+    assert grace >= pause + DRAIN_S + 5
+    for option in _options(container["args"]):
+        assert option in _help("token2wav-gateway"), option
 
 
 def test_the_operator_gets_the_alerts_of_docker() -> None:

@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 import yaml
+from prometheus_client import generate_latest
 
 from tests.support.container import COMPOSE, DOCKER, read_compose
-from tests.support.queries import ALERTS, DASHBOARD, panels, queries
+from tests.support.queries import ALERTS, DASHBOARD, Query, panels, queries, unknown
 from token2wav.config import ServerConfig
+from token2wav_gateway.metrics import Metrics
 
 PROMETHEUS = DOCKER / "prometheus"
 PROVISIONING = DOCKER / "grafana" / "provisioning"
@@ -47,11 +49,20 @@ def test_alerts_fire_when_they_should() -> None:
 def test_prometheus_accepts_the_queries_of_the_dashboard(tmp_path: Path) -> None:
     rules = [
         {"record": f"panel:{number}", "expr": re.sub(r"\$__rate_interval", "5m", query.expression)}
-        for number, query in enumerate(queries())
+        for number, query in enumerate((*queries(gateway=False), *queries(gateway=True)))
     ]
     file = tmp_path / "rules.yml"
     file.write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}))
     promtool("check", "rules", str(file))
+
+
+@pytest.mark.parametrize("query", queries(gateway=True), ids=str)
+def test_queries_name_metrics_of_the_gateway(query: Query) -> None:
+    metrics = Metrics()
+    for outcome in ("done", "failed", "cancelled"):
+        metrics.texts.labels(outcome)
+    metrics.refused.labels("429")
+    assert not unknown(query, generate_latest(metrics.registry).decode())
 
 
 def test_alerts_name_settings_that_exist() -> None:

@@ -26,7 +26,7 @@ from tests.support.container import (
 )
 from tests.support.golden import TINY, GoldenSet
 from tests.support.patience import PATIENCE_SECONDS
-from tests.support.queries import Query, queries
+from tests.support.queries import Query, queries, unknown
 from tests.support.serve_command import Speaker, speak
 from token2wav_client import Client, ClientError, ClientVoice
 from token2wav_server.launcher.ports import Ports
@@ -153,20 +153,9 @@ def test_sigterm_lets_streams_end(life: Life) -> None:
     assert np.isfinite(life.speaker.audio).all()
 
 
-@pytest.mark.parametrize("query", queries(), ids=str)
+@pytest.mark.parametrize("query", queries(gateway=False), ids=str)
 def test_queries_name_exported_metrics(query: Query, life: Life) -> None:
-    for selector in query.selectors:
-        series = re.findall(rf"^{selector.metric}(?:{{(.*)}})? ", life.metrics, re.MULTILINE)
-        assert series, f"the server exports no {selector.metric}"
-        labels = [dict(re.findall(r'(\w+)="([^"]*)"', text)) for text in series]
-        for label, value in selector.labels.items():
-            assert any(label in series for series in labels), (
-                f"{selector.metric} has no label {label}"
-            )
-            if value is not None:
-                assert any(series[label] == value for series in labels), (
-                    f"{selector.metric} has no {label} {value}"
-                )
+    assert not unknown(query, life.metrics)
 
 
 def test_variable_of_the_dashboard(life: Life) -> None:

@@ -16,6 +16,7 @@ DASHBOARD = DOCKER / "grafana" / "dashboards" / "token2wav.json"
 ALERTS = DOCKER / "prometheus" / "alerts.yml"
 _OURS = re.compile(r"\b(token2wav_\w+)(?:\{([^}]*)\})?")
 _MATCHER = re.compile(r'(\w+)(=~|!~|!=|=)"([^"]*)"')
+_GATEWAY = "token2wav_gateway_"
 _ADDED = {"instance", "job"}  # by Prometheus
 _RARE = {"reason", "what"}  # labels that get a value only after a failure
 
@@ -56,8 +57,28 @@ class Query:
         ]
 
 
-def queries() -> list[Query]:
-    return [*_of_dashboard(), *_of_alerts()]
+def queries(*, gateway: bool) -> list[Query]:
+    """Returns the queries of the metrics of the gateway, or those of the server."""
+    return [
+        query
+        for query in (*_of_dashboard(), *_of_alerts())
+        if gateway == any(one.metric.startswith(_GATEWAY) for one in query.selectors)
+    ]
+
+
+def unknown(query: Query, metrics: str) -> list[str]:
+    """Returns the metrics and labels of a query that are missing in the text of a metrics page."""
+    found = []
+    for selector in query.selectors:
+        series = re.findall(rf"^{selector.metric}(?:{{(.*)}})? ", metrics, re.MULTILINE)
+        labels = [dict(re.findall(r'(\w+)="([^"]*)"', text)) for text in series]
+        if not series:
+            found.append(selector.metric)
+        for label, value in selector.labels.items():
+            values = [given[label] for given in labels if label in given]
+            if not values or (value is not None and value not in values):
+                found.append(f"{selector.metric}: {label} {value or ''}")
+    return found
 
 
 def panels() -> list[dict[str, Any]]:
