@@ -1,0 +1,79 @@
+"""The manifests for KServe, against KServe's schemas and against those for Kubernetes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import yaml
+from jsonschema import ValidationError, validate
+
+from scripts.kserve_schemas import MANIFESTS, SCHEMAS, cut
+from tests.support.golden import ROOT
+
+RUNTIME = yaml.safe_load((MANIFESTS / "serving_runtime.yaml").read_text())
+SERVICE = yaml.safe_load((MANIFESTS / "inference_service.yaml").read_text())
+
+
+def checked(manifest: dict[str, Any]) -> None:
+    schemas = json.loads(SCHEMAS.read_text())
+    validate(manifest, schemas[f"{manifest['apiVersion']} {manifest['kind']}"])
+
+
+@pytest.mark.parametrize("manifest", [RUNTIME, SERVICE], ids=["runtime", "service"])
+def test_schemas(manifest: dict[str, Any]) -> None:
+    checked(manifest)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (["predictor", "model", "modelformat"], {"name": "token2wav"}),
+        (["predictor", "autoScaling", "metrics", 0, "type"], "Prometheus"),
+        (["predictor", "minReplicas"], "1"),
+    ],
+)
+def test_the_schemas_find_mistakes(path: list[str | int], value: object) -> None:
+    manifest = json.loads(json.dumps(SERVICE))
+    place = manifest["spec"]
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    with pytest.raises(ValidationError):
+        checked(manifest)
+
+
+def test_a_cut_schema_keeps_the_names_beside_a_used_field() -> None:
+    inner = {"type": "object", "properties": {"c": {"type": "string", "description": "..."}}}
+    schema = {"type": "object", "properties": {"a": inner, "b": inner}}
+    used = {"type": "object", "additionalProperties": False, "properties": {"c": {}}}
+    assert cut(schema, [{"a": {}}])["properties"] == {"a": used, "b": {}}
+
+
+def test_the_service_asks_for_the_runtime() -> None:
+    model = SERVICE["spec"]["predictor"]["model"]
+    formats = RUNTIME["spec"]["supportedModelFormats"]
+    assert model["runtime"] == RUNTIME["metadata"]["name"]
+    assert model["modelFormat"]["name"] in {one["name"] for one in formats}
+    assert model["protocolVersion"] in RUNTIME["spec"]["protocolVersions"]
+
+
+def test_the_container_is_that_of_kubernetes() -> None:
+    """Probes, arguments and memory are the same, so that the tests of those manifests hold here."""
+    documents = yaml.safe_load_all((ROOT / "deploy/kubernetes/base/server.yaml").read_text())
+    [deployment] = [one for one in documents if one["kind"] == "Deployment"]
+    pod = deployment["spec"]["template"]["spec"]
+    [kubernetes], [own] = pod["containers"], RUNTIME["spec"]["containers"]
+    assert own["args"] == kubernetes["args"]
+    assert own["livenessProbe"] == kubernetes["livenessProbe"]
+    for probe in ("startupProbe", "readinessProbe"):
+        by_name = {port["name"]: port["containerPort"] for port in kubernetes["ports"]}
+        wanted = json.loads(json.dumps(kubernetes[probe]))
+        wanted["httpGet"]["port"] = by_name[wanted["httpGet"]["port"]]
+        assert own[probe] == wanted
+    assert own["securityContext"].items() >= kubernetes["securityContext"].items()
+    grace = SERVICE["spec"]["predictor"]["terminationGracePeriodSeconds"]
+    assert grace == pod["terminationGracePeriodSeconds"]
+    volumes = {one["name"]: one for one in pod["volumes"]}
+    assert all(volumes[one["name"]] == one for one in RUNTIME["spec"]["volumes"])
