@@ -9,6 +9,8 @@
 # Triton 2.71, which fixes all advisories of docs/security.md; CUDA 13.3, Python 3.12.
 ARG TRITON_IMAGE=nvcr.io/nvidia/tritonserver:26.07-py3
 ARG PYTHON_IMAGE=python:3.12.12-slim-bookworm
+# Extras of the server. Append `,gateway` for clients of CosyVoice's recipe (docs/recipe.md).
+ARG EXTRAS=client,server,export
 
 FROM ${PYTHON_IMAGE} AS project
 WORKDIR /src
@@ -25,6 +27,7 @@ COPY server ./server
 RUN python3 -m pip wheel --no-deps --no-build-isolation --wheel-dir /wheels .
 
 FROM project AS gpu-wheels
+ARG EXTRAS
 # rtx: TensorRT-RTX; tensorrt: the TensorRT of NVIDIA's image, for data centre GPUs; none. docs/export.md explains the
 # choice.
 ARG TENSORRT=rtx
@@ -47,24 +50,26 @@ RUN case "$CUDA-$TENSORRT" in \
             "torch==2.13.0+cu126"; \
     fi \
     && python3 -m pip wheel --constraint constraints.txt --wheel-dir /wheels --find-links /wheels \
-        "${wheel}[client,server,export]" $package
+        "${wheel}[$EXTRAS]" $package
 
 FROM project AS cpu-wheels
+ARG EXTRAS
 ARG CPU_TORCH_INDEX=https://download.pytorch.org/whl/cpu
 # torch without its dependencies, which are dependencies of the project: the other index is used only for torch.
 RUN python3 -m pip wheel --no-deps --wheel-dir /wheels --extra-index-url "$CPU_TORCH_INDEX" "torch==2.13.0+cpu" \
     && python3 -m pip wheel --no-deps --constraint constraints.txt --wheel-dir /wheels nvidia-pytriton \
     && wheel=$(echo /wheels/token2wav-*.whl) \
     && python3 -m pip wheel --constraint constraints.txt --wheel-dir /wheels --find-links /wheels \
-        "${wheel}[client,server,export]"
+        "${wheel}[$EXTRAS]"
 
 FROM ${TRITON_IMAGE} AS gpu
+ARG EXTRAS
 # A virtual environment of the Python for which NVIDIA's Python backend is made. The image need not have ensurepip.
 RUN --mount=type=bind,from=gpu-wheels,source=/wheels,target=/wheels \
     python3 -m venv --without-pip /opt/token2wav/venv \
     && wheel=$(echo /wheels/token2wav-*.whl) \
     && python3 -m pip --python /opt/token2wav/venv/bin/python install --no-cache-dir --no-index --find-links /wheels \
-        "${wheel}[client,server,export]" --requirement /wheels/tensorrt.txt \
+        "${wheel}[$EXTRAS]" --requirement /wheels/tensorrt.txt \
     && if [ "$(cat /wheels/tensorrt.txt)" = tensorrt-cu13-bindings ]; then \
         case "${TRT_VERSION:+$(echo /wheels/tensorrt_cu13_bindings-*)}" in \
             '' | */tensorrt_cu13_bindings-"${TRT_VERSION%%+*}"[.-]*) ;; \
@@ -95,6 +100,7 @@ RUN if [ -d "$(echo /opt/token2wav/venv/lib/python3*/site-packages/triton)" ] \
     fi \
     && rm -rf /tmp/probe
 COPY model_repository /opt/token2wav/model_repository
+COPY model_repository_cosyvoice3 /opt/token2wav/model_repository_cosyvoice3
 COPY docker/entrypoint.sh docker/engines.py docker/server.yaml /opt/token2wav/docker/
 # A new volume has the owner of the folder on which it is mounted.
 RUN install --directory --owner=10001 --group=10001 /engines /run/token2wav
@@ -108,11 +114,12 @@ ENTRYPOINT ["/opt/token2wav/docker/entrypoint.sh"]
 CMD ["serve"]
 
 FROM ${PYTHON_IMAGE} AS cpu
+ARG EXTRAS
 RUN --mount=type=bind,from=cpu-wheels,source=/wheels,target=/wheels \
     python3 -m venv --without-pip /opt/token2wav/venv \
     && wheel=$(echo /wheels/token2wav-*.whl) \
     && python3 -m pip --python /opt/token2wav/venv/bin/python install --no-cache-dir --no-index --find-links /wheels \
-        "${wheel}[client,server,export]" \
+        "${wheel}[$EXTRAS]" \
     # The wheel's own dependencies belong to an API that is not used here.
     && python3 -m pip --python /opt/token2wav/venv/bin/python install --no-cache-dir --no-index --find-links /wheels \
         --no-deps nvidia-pytriton \
@@ -124,6 +131,7 @@ ENV PATH=/opt/token2wav/venv/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     HOME=/tmp
 COPY model_repository /opt/token2wav/model_repository
+COPY model_repository_cosyvoice3 /opt/token2wav/model_repository_cosyvoice3
 COPY docker/entrypoint.sh docker/engines.py docker/server.yaml /opt/token2wav/docker/
 RUN install --directory --owner=10001 --group=10001 /engines /run/token2wav
 # If a package is missing, the build fails here and not in a container.

@@ -26,10 +26,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import numpy as np
 import soundfile
 
+from examples.speech import language_model
 from scripts.image import ROOT, Image, call
+from tests.support.gateway_rig import serving as asgi_server
 from token2wav import Token2Wav, Voice
 from token2wav_server import Ports
 
@@ -292,6 +295,58 @@ def check_server(image: Image, client: Image, files: Path, binds: dict[str, Path
         say(f"{image.name}: SIGTERM lets a stream end, {snr_db(drained):.0f} dB")
 
 
+def check_gateway(image: Image, server: Image, files: Path) -> None:
+    """Runs the gateway's image with the server's and a language model server on this machine, and
+    compares a text that it speaks with the library's audio of the same tokens.
+    """
+    voices = files / "voices"
+    voices.mkdir()
+    shutil.copy(SPEECH / "voice.safetensors", voices / "demo.safetensors")
+    tokens = np.load(SPEECH / "tokens.npy")
+    gateway_settings, server_settings = files / "gateway.yaml", files / "server.yaml"
+    binds = {"/model": MODEL, "/opt/token2wav/docker/server.yaml": server_settings}
+    with (
+        asgi_server(language_model.create_app(lambda _: tokens, 1000.0)) as model_port,
+        serving(server, binds, files / "gateway_server.log") as (_, ports),
+    ):
+        own = Ports.free()
+        gateway_settings.write_text(
+            f"language_model: {{url: 'http://127.0.0.1:{model_port}/v1'}}\n"
+            f"speech_server: {{url: '127.0.0.1:{ports.grpc}'}}\n"
+            "voices: {folder: /voices}\n"
+        )
+        words = [*image.service["command"], f"--port={own.http}", f"--metrics-port={own.metrics}"]
+        mounts = {"/settings/gateway.yaml": gateway_settings, "/voices": voices}
+        with (
+            subprocess.Popen(image.command(words, mounts, ["/voices"])) as process,
+            httpx.Client(base_url=f"http://127.0.0.1:{own.http}", timeout=60) as http,
+        ):
+            try:
+                deadline = time.monotonic() + PATIENCE_SECONDS
+                while not is_ready(http):
+                    if process.poll() is not None or time.monotonic() > deadline:
+                        sys.exit(f"check: the gateway of {image.name} does not become ready")
+                    time.sleep(0.5)
+                body = {"model": "tts-1", "voice": "demo", "input": "x", "response_format": "wav"}
+                answer = http.post("/v1/audio/speech", json=body)
+                if answer.status_code != 200:
+                    sys.exit(f"check: the gateway of {image.name} answers {answer.text}")
+                heard = files / "gateway.wav"
+                heard.write_bytes(answer.content)
+                say(f"{image.name}: a text equals the library's, {snr_db(heard):.0f} dB")
+            finally:
+                process.terminate()
+                process.wait(PATIENCE_SECONDS)
+
+
+def is_ready(http: httpx.Client) -> bool:
+    """Returns whether a gateway answers that it and its servers are ready."""
+    try:
+        return http.get("/health/ready").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
 def check_contents(image: Image) -> None:
     """Checks that nothing is in an image that only building it needed."""
     if found := [str(path) for pattern in WASTE + CUDA for path in image.root.glob(pattern)]:
@@ -386,6 +441,9 @@ def run(folder: Path) -> None:
         with Image.mounted("token2wav-server:0.1.0-cpu", "server-cpu") as image:
             check_contents(image)
             check_server(image, client, files, {})
+            with Image.mounted("token2wav-gateway:0.1.0", "gateway") as gateway:
+                check_contents(gateway)
+                check_gateway(gateway, image, files)
         with Image.mounted("token2wav-server:0.1.0", "server") as image:
             check_contents(image)
             check_engines(image, volume, files)
