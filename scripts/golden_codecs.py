@@ -192,6 +192,58 @@ def transformers_mimi(sizes: dict[str, Any], attention: str = "eager") -> Any:
         return MimiModel.from_pretrained(folder, attn_implementation=attention).eval()
 
 
+# The codec of Pocket TTS. The sizes have the names of the published configuration.
+
+_POCKET_TTS = {
+    "tiny": {
+        "sampling_rate": 1200,
+        "hidden_size": 16,
+        "num_filters": 4,
+        "upsampling_ratios": [4, 3],
+        "upsample_groups": 16,
+        "num_hidden_layers": 2,
+        "intermediate_size": 32,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "sliding_window": 7,
+        "latent_stride": 3,
+        "latent_dim": 5,
+    },
+    "small": {
+        "sampling_rate": 2400,
+        "hidden_size": 24,
+        "num_filters": 3,
+        "num_residual_layers": 2,
+        "upsampling_ratios": [5, 2, 2],
+        "upsample_groups": 8,
+        "num_hidden_layers": 3,
+        "intermediate_size": 40,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 3,
+        "hidden_act": "gelu",
+        "sliding_window": 10,
+        "latent_stride": 4,
+        "latent_dim": 8,
+    },
+}
+
+
+def pocket_tts(sizes: dict[str, Any]) -> Golden:
+    """Computes the audio of latents by `transformers`."""
+    from transformers import PocketTTSAudioTokenizerConfig, PocketTTSAudioTokenizerModel
+
+    with TemporaryDirectory() as folder:
+        model = PocketTTSAudioTokenizerModel(PocketTTSAudioTokenizerConfig(**sizes))
+        model.save_pretrained(folder)
+        path = Path(folder) / "model.safetensors"
+        save_file(fill_state(load_file(path)), path, {"format": "pt"})  # by published names
+        model = PocketTTSAudioTokenizerModel.from_pretrained(folder).eval()
+    latents = torch.randn(
+        2 * _FRAMES, sizes["latent_dim"], generator=torch.Generator().manual_seed(SEED)
+    )
+    return {"latents": latents, "audio": model.decode(latents[None]).audio_values[0, 0]}
+
+
 # Mimi in the folders of `moshi`. The sizes have the names of the package's own configuration.
 
 _MOSHI = {
@@ -390,6 +442,7 @@ _FAMILIES: dict[str, tuple[Callable[[dict[str, Any]], Golden], dict[str, dict[st
     "nanocodec": (nanocodec, _NANOCODEC),
     "mimi": (mimi, _MIMI),
     "mimi_of_moshi": (mimi_of_moshi, _MOSHI),
+    "pocket_tts": (pocket_tts, _POCKET_TTS),
     "qwen3_tts": (qwen3_tts, _QWEN3_TTS),
     "qwen3_omni": (qwen3_omni, _QWEN3_OMNI),
 }

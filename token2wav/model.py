@@ -110,7 +110,7 @@ class Token2Wav:
             np.zeros((0, config.mel_bands), np.float32),
             np.ones(config.speaker_size, np.float32),
         )
-        counted = np.arange(2 * config.block_tokens) % config.vocab_size
+        counted = np.arange(2 * config.block_tokens) % max(1, config.vocab_size)
         tokens = np.broadcast_to(counted, (*config.token_shape[::-1], len(counted))).T
         self.synthesize(tokens, silent if config.takes_voice else None)
 
@@ -136,7 +136,8 @@ class Token2Wav:
         chunks (audio of incomplete attention blocks) are computed.
 
         Args:
-            tokens: (n,) integers, n >= 1, or (n, codebooks).
+            tokens: (n,) integers, n >= 1, or (n, codebooks); or (n, size) numbers for a model that
+                takes latents.
             voice: prompt and speaker, as for `stream`.
             steps: number of ODE steps, as for `stream`.
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from token2wav.block_grid import BlockGrid
 from token2wav.config import StreamConfig
 from token2wav.errors import CheckpointError, ConfigError
@@ -36,6 +38,8 @@ class ModelConfig:
         missing_samples: samples at the start of an utterance that the decoder does not make. N
             tokens give samples_per_token * N - missing_samples samples.
         token_shape: shape of one token: () for a number, (codebooks,) for several codes.
+        takes_latents: whether a token is a latent, a vector of float32 numbers, instead of codes.
+            `token_shape` is then its length, and `vocab_size` is 0.
         fewer_codebooks: whether a stream may send only the first codes of each token. Its first
             tokens decide how many.
         lookahead_tokens: number of tokens after a chunk that the chunk depends on. They must have
@@ -65,6 +69,7 @@ class ModelConfig:
     samples_per_token: int
     missing_samples: int = 0
     token_shape: tuple[int, ...] = ()
+    takes_latents: bool = False
     fewer_codebooks: bool = False
     lookahead_tokens: int = 0
     hop_blocks: tuple[int, int] = (1, 4)
@@ -74,6 +79,16 @@ class ModelConfig:
     speaks_early: bool = False
     fixed_hops: bool = False
     left_blocks: int = -1
+
+    @property
+    def token_field(self) -> str:
+        """Name of the tokens in requests and in messages: `tokens`, or `latents`."""
+        return "latents" if self.takes_latents else "tokens"
+
+    @property
+    def token_dtype(self) -> type[np.int32 | np.float32]:
+        """Type of the numbers of a token."""
+        return np.float32 if self.takes_latents else np.int32
 
     @property
     def takes_voice(self) -> bool:

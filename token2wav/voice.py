@@ -22,6 +22,7 @@ MOST_PROMPT_TOKENS = 750  # 30 s of CosyVoice3
 # speaker embeddings of the public encoder have magnitudes up to about 10. Embeddings are normalised
 # before use.
 MEL_BOUND = 100.0
+LATENT_BOUND = 1e4  # the numbers inside of a network stay finite
 EMBEDDING_BOUND = 1000.0
 
 
@@ -232,6 +233,21 @@ def token_array(
     return array.astype(np.int32)
 
 
+def latent_array(latents: ArrayLike, size: int) -> NDArray[np.float32]:
+    """Converts the latents of a call to (n, size) float32.
+
+    Raises:
+        InputError: the array has another shape, or its values are not numbers, not finite, or of a
+            larger magnitude than `LATENT_BOUND`.
+    """
+    array = float_array("latents", latents, None, LATENT_BOUND)
+    if array.shape == (0,):
+        return array.reshape(0, size)
+    if array.ndim != 2 or array.shape[1] != size:
+        raise InputError("latents", f"shape {array.shape}, expected (latents, {size})")
+    return array
+
+
 def check_vocabulary(field: str, tokens: NDArray[np.int32], vocab_size: int) -> None:
     """Raises InputError if a token, or a code of a token, is outside 0 to vocab_size - 1."""
     bad = np.argwhere((tokens < 0) | (tokens >= vocab_size))
@@ -259,14 +275,14 @@ def check_steps(steps: int, allowed: tuple[int, ...]) -> None:
 
 
 def float_array(
-    field: str, values: ArrayLike, dimensions: int, bound: float = np.inf
+    field: str, values: ArrayLike, dimensions: int | None, bound: float = np.inf
 ) -> NDArray[np.float32]:
     """Copies an array to float32, and checks it.
 
     Args:
         field: name of the argument for messages.
         values: array to copy.
-        dimensions: required number of dimensions.
+        dimensions: required number of dimensions; None for any.
         bound: largest magnitude of a value.
 
     Raises:
@@ -278,7 +294,7 @@ def float_array(
             array = np.asarray(values, dtype=np.float32).copy()
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(field, f"not an array of numbers: {_one_line(error)}") from error
-    if array.ndim != dimensions:
+    if dimensions is not None and array.ndim != dimensions:
         raise InputError(
             field, f"shape {array.shape}, expected {dimensions} dimension{'s' * (dimensions > 1)}"
         )

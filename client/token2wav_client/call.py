@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
+import numpy as np
 import numpy.typing as npt
 
 from token2wav_client.audio import AudioChunk
@@ -51,6 +52,7 @@ class Call:
         # without tokens needs it too, for the shape of its empty array.
         voice = opening.voice
         self._token_shape = voice.prompt_tokens.shape[1:] if isinstance(voice, ClientVoice) else ()
+        self._token_dtype: np.dtype[Any] = np.dtype(np.int32)
         self._said: list[tuple[TokenArray, bool]] = []
         # Time at which the first tokens were sent, in the first attempt.
         self._started_at: float | None = None
@@ -90,13 +92,13 @@ class Call:
         """
         tokens = as_tokens(values)
         if not len(tokens) and tokens.ndim == 1:
-            tokens = tokens.reshape(0, *self._token_shape)
+            tokens = np.zeros((0, *self._token_shape), self._token_dtype)
         elif self.tokens and len(tokens) and tokens.shape[1:] != self._token_shape:
             raise TokenError(
                 f"tokens: shape {tokens.shape}, but earlier tokens of this utterance have "
                 f"shape {self._token_shape} each"
             )
-        self._token_shape = tokens.shape[1:]
+        self._token_shape, self._token_dtype = tokens.shape[1:], tokens.dtype
         if self.ended:
             raise UtteranceClosedError(
                 "the utterance is finished or cancelled, so it accepts no more tokens"

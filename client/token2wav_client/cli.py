@@ -175,8 +175,8 @@ def _option(parser: Any, spelling: str, meaning: str, default: Any = None, **mor
 def _add_utterance(parser: argparse.ArgumentParser) -> None:
     option, count = partial(_option, parser), _number(int, 1)
     tokens = (
-        ".npy or .json file of integers, or text of <|s_123|> or integers; - for text from "
-        "standard input, sent as it arrives"
+        ".npy or .json file of integers, or of latents; or text of <|s_123|> or integers; - for "
+        "text from standard input, sent as it arrives"
     )
     option("--tokens FILE", tokens, required=True)
     option(

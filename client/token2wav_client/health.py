@@ -23,7 +23,7 @@ from token2wav_client.errors import (
     ProtocolError,
     ResponseTimeoutError,
 )
-from token2wav_client.tokens import TokenArray
+from token2wav_client.tokens import LATENTS, TokenArray
 from token2wav_client.voice import MEL_BINS, SPEAKER_SIZE, ClientVoice
 
 TOKENS = (0, 1, 2)
@@ -59,10 +59,15 @@ class Examination:
         shapes = (
             {} if metadata is None else {each.name: list(each.shape) for each in metadata.inputs}
         )
+        kind, shape = (
+            (np.float32, shapes[LATENTS])
+            if LATENTS in shapes
+            else (np.int32, shapes.get("tokens", [-1]))
+        )
         # -1 for a model that accepts any number of codebooks
-        codes = [max(1, count) for count in shapes.get("tokens", [-1])[1:]]
+        codes = [max(1, count) for count in shape[1:]]
         self.tokens: TokenArray = np.broadcast_to(
-            np.array(TOKENS, np.int32), (*codes[::-1], len(TOKENS))
+            np.array(TOKENS, kind), (*codes[::-1], len(TOKENS))
         ).T
         size = shapes.get("speaker_embedding", [SPEAKER_SIZE])[-1]
         self.voice: ClientVoice | None = None

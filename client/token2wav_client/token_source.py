@@ -17,7 +17,7 @@ from token2wav_client.errors import TokenError
 from token2wav_client.input_file import UNREADABLE, array_in_npy, content_of, reason
 from token2wav_client.tokens import TokenParser, as_tokens
 
-Token = int | list[int]  # an integer, or the codes of several codebooks
+Token = int | list[int] | list[float]  # an integer, the codes of several codebooks, or a latent
 
 _READ_BYTES = 65_536
 
@@ -72,8 +72,11 @@ def _read_json(content: bytes) -> Any:
     if not isinstance(values, list):
         raise TokenError("tokens: expected a JSON list of integers")
     for token in values:
-        if any(type(code) is not int for code in (token if isinstance(token, list) else [token])):
-            raise TokenError("tokens: expected a JSON list of integers, or of lists of integers")
+        fits = type(token) is int or (
+            isinstance(token, list) and all(type(number) in (int, float) for number in token)
+        )
+        if not fits:
+            raise TokenError("tokens: expected a JSON list of integers, or of lists of numbers")
     return values
 
 

@@ -12,7 +12,9 @@ import numpy.typing as npt
 
 from token2wav_client.errors import TokenError
 
-TokenArray = npt.NDArray[np.int32]
+TokenArray = npt.NDArray[np.int32 | np.float32]  # tokens, or latents
+
+LATENTS = "latents"  # input of a model that takes latents, in place of `tokens`
 
 MAX_TOKEN = int(np.iinfo(np.int32).max)
 MAX_DIGITS = len(str(MAX_TOKEN))
@@ -118,15 +120,18 @@ def _excerpt(text: bytes, length: int = 20) -> str:
 
 
 def as_tokens(values: npt.ArrayLike) -> TokenArray:
-    """Checks tokens and converts them to the int32 array that is sent, with the same shape.
+    """Checks tokens and converts them to the array that is sent, with the same shape.
 
     Args:
         values: integers, shape (tokens,), or (tokens, codebooks) for models with several codes per
-            token. They may be empty.
+            token; or latents, floating-point numbers of shape (tokens, size). They may be empty.
+
+    Returns:
+        Tokens as int32, or latents as float32.
 
     Raises:
         TokenError: the values are not integers, do not have one or two dimensions, or are outside 0
-            to 2**31 - 1.
+            to 2**31 - 1; or a latent is not finite.
     """
     _refuse_text(values)
     try:
@@ -140,7 +145,10 @@ def as_tokens(values: npt.ArrayLike) -> TokenArray:
             f"codes{hint}"
         )
     if array.size == 0:
-        return np.zeros((0, *array.shape[1:]), np.int32)
+        latents = array.ndim == 2 and array.dtype.kind == "f"
+        return np.zeros((0, *array.shape[1:]), np.float32 if latents else np.int32)
+    if array.ndim == 2 and array.dtype.kind == "f":
+        return _as_latents(array)
     if array.dtype.kind not in "iu":
         raise TokenError(f"tokens: dtype {array.dtype}, expected integers")
     low, high = int(array.min()), int(array.max())
@@ -171,3 +179,11 @@ def _refuse_text(values: object) -> None:
         raise TokenError(
             f"tokens: {type(values).__name__}, expected integers; use TokenParser for text"
         )
+
+
+def _as_latents(array: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.float32]:
+    with np.errstate(over="ignore"):
+        latents = array.astype(np.float32)
+    if not np.isfinite(latents).all():
+        raise TokenError("latents: hold NaN or infinite values")
+    return latents

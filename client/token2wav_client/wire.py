@@ -18,7 +18,7 @@ from token2wav_client.audio import (
     AudioFormat,
 )
 from token2wav_client.errors import InputError, ProtocolError, error_of_response
-from token2wav_client.tokens import TokenArray
+from token2wav_client.tokens import LATENTS, TokenArray
 from token2wav_client.voice import FIELDS, ClientVoice, check_known_voice, is_voice_id
 
 _DATATYPES = {"uint8": "UINT8", "int32": "INT32", "float32": "FP32"}
@@ -107,7 +107,7 @@ def build_request(
         model: name of the model.
         sequence_id: id of the utterance.
         request_id: id of this request, which its responses repeat.
-        tokens: (n,) or (n, codebooks).
+        tokens: (n,) or (n, codebooks) int32, or (n, size) float32 latents.
         stream_key: secret of the utterance; empty for none. If the first request carries a key, the
             server requires it in every further request.
         opening: content of the first request of an utterance; None for a later request.
@@ -121,7 +121,7 @@ def build_request(
     parameters["triton_enable_empty_final_response"].bool_param = True
     if stream_key:
         parameters["stream_key"].string_param = stream_key
-    _add_input(request, "tokens", tokens)
+    _add_input(request, "tokens" if tokens.dtype == np.int32 else LATENTS, tokens)
     if opening is not None:
         parameters["audio_format"].string_param = opening.audio_format
         parameters["keep_open"].bool_param = opening.keep_open

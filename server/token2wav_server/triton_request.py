@@ -140,8 +140,10 @@ class TritonRequest:
             for name, value in json.loads(request.parameters() or "{}").items()
             if not _of_triton(name)
         }
-        inputs = {name: tensor(request, name) for name in ("tokens", *VOICE_INPUTS, VOICE_ID)}
-        tokens = inputs.pop("tokens")
+        inputs = {name: tensor(request, name) for name in (*VOICE_INPUTS, VOICE_ID)}
+        tokens = tensor(request, "tokens")
+        if tokens is None:
+            tokens = tensor(request, "latents")  # of a model that takes latents
         return cls(
             sequence_id,
             start=whole or bool(flags & _START),

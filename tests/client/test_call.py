@@ -267,6 +267,13 @@ def test_another_attempt_sends_the_same_tokens_under_another_id(call: Call) -> N
         call.request([5], 3.0, end=False)
 
 
+def test_all_requests_of_latents_have_one_type(call: Call) -> None:
+    requests = [call.request([[0.5, 1.5]], 1.0, end=False), call.request([], 2.0, end=True)]
+    for request, count in zip(requests, (1, 0), strict=True):
+        sent = request.inputs[0]
+        assert (sent.name, sent.datatype, list(sent.shape)) == ("latents", "FP32", [count, 2])
+
+
 def test_nothing_is_owed_between_attempts(call: Call) -> None:
     call.request([1], 1.0, end=False)
     call.interrupt()

@@ -221,7 +221,7 @@ def test_codes_in_text_follow_one_another(tmp_path: Path, text: str) -> None:
 
 def test_codes_that_are_no_table_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "codes.json"
-    for values in ([[1, 2], [3]], [[1, 2], "3"], [[1.5]]):
+    for values in ([[1, 2], [3]], [[1, 2], "3"], [["1"]]):
         path.write_text(json.dumps(values))
         with pytest.raises(TokenError, match=r"codes\.json: tokens:"):
             open_tokens(str(path))

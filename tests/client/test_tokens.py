@@ -145,6 +145,16 @@ def test_integers_become_int32(values: object) -> None:
     assert tokens.tolist() == list(values)  # type: ignore[call-overload]
 
 
+def test_numbers_in_rows_become_latents() -> None:
+    found = as_tokens([[0.5, -2.0], [1.0, 3.0]])
+    assert found.dtype == np.float32
+    assert found.tolist() == [[0.5, -2.0], [1.0, 3.0]]
+    assert as_tokens(np.zeros((0, 3))).dtype == np.float32
+    for wrong in (np.nan, np.inf, 1e39):  # 1e39 does not fit float32
+        with pytest.raises(TokenError, match="latents: hold NaN or infinite values"):
+            as_tokens([[1.0, wrong]])
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,7 @@ from token2wav.serving.chunking import Chunker
 from token2wav.serving.pipeline import Pipeline
 from token2wav.voice import Voice
 
-Tokens = NDArray[np.int32]
+Tokens = NDArray[Any]  # int32 tokens, or float32 latents
 
 WHOLE_BLOCKS = StreamConfig(first_tokens=0)  # so that the audio does not depend on how tokens come
 

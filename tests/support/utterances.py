@@ -15,7 +15,7 @@ from token2wav.serving.chunking import Chunker, HopSchedule
 
 VOCABULARY = 6561
 
-Tokens = NDArray[np.int32]
+Tokens = NDArray[Any]  # int32 tokens, or float32 latents
 Mel = NDArray[np.float32]
 Audio = NDArray[np.float32]
 Utterance = tuple[Tokens, Voice]

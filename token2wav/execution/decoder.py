@@ -1,10 +1,10 @@
-"""Stage from tokens to audio: a codec decoder, whose input frames are codes."""
+"""Stage from tokens to audio: a codec decoder, whose input frames are codes or latents."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 
@@ -15,13 +15,14 @@ from token2wav.voice import Voice
 
 
 class TokenDecoder(Stage):
-    """Decoder stage, which passes the codes of each chunk to a vocoder stage as frames.
+    """Decoder stage, which passes the tokens of each chunk to a vocoder stage as frames.
 
-    The codes of one token are the numbers of one float32 frame. float32 holds every code below
-    2**24 exactly. The network looks up the embeddings of the codes.
+    The numbers of one token, its codes or its latent, are those of one float32 frame. float32 holds
+    every code below 2**24 exactly. The network looks up the embeddings of the codes.
 
     Args:
-        frames: vocoder stage of the network. The bands of its input are codebooks.
+        frames: vocoder stage of the network. The bands of its input are codebooks, or the numbers
+            of a latent.
     """
 
     def __init__(self, frames: StreamingVocoder | RecomputeVocoder) -> None:
@@ -41,11 +42,11 @@ class TokenDecoder(Stage):
     def usage(self) -> CacheUsage:
         return self._frames.usage()
 
-    def whole(self, tokens: NDArray[np.int32]) -> torch.Tensor:
+    def whole(self, tokens: NDArray[Any]) -> torch.Tensor:
         """Computes the audio (samples,) of a whole utterance in one call.
 
         Args:
-            tokens: (n,) or (n, codebooks) all tokens of the utterance.
+            tokens: (n, *token_shape) all tokens of the utterance.
         """
         return self._frames.whole(_as_frames(tokens))
 
@@ -55,12 +56,12 @@ class TokenDecoder(Stage):
 
 
 def _frames_of(chunk: TokenChunk) -> torch.Tensor:
-    """Converts the tokens of a chunk, without its look-ahead, to frames (codebooks, n) float32."""
+    """Converts the tokens of a chunk, without its look-ahead, to frames (bands, n) float32."""
     return _as_frames(chunk.tokens[: chunk.stop - chunk.start])
 
 
-def _as_frames(tokens: NDArray[np.int32]) -> torch.Tensor:
-    """Converts tokens (n,) or (n, codebooks) to frames (codebooks, n) float32."""
+def _as_frames(tokens: NDArray[Any]) -> torch.Tensor:
+    """Converts tokens (n,) or (n, bands) to frames (bands, n) float32."""
     if tokens.ndim == 1:
         tokens = tokens[:, None]
     return torch.from_numpy(tokens).float().T

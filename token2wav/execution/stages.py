@@ -38,8 +38,9 @@ class TokenChunk:
     Positions count tokens from the first token of the prompt.
 
     Attributes:
-        tokens: (stop - start + right,) int32, or (stop - start + right, codebooks): the tokens of
-            the chunk, and then `right` tokens of look-ahead. There is no look-ahead if `last`.
+        tokens: (stop - start + right, *token_shape) int32, or float32 if the model takes latents:
+            the tokens of the chunk, and then `right` tokens of look-ahead. There is no look-ahead
+            if `last`.
         start: position of the first token of the chunk. It is the `stop` of the previous chunk that
             was not provisional. The first chunk starts after the shared prefix of the voice.
         stop: position after the last token of the chunk. A block ends there, unless the chunk is
@@ -51,7 +52,7 @@ class TokenChunk:
             stored, and the next chunk starts at the same position.
     """
 
-    tokens: NDArray[np.int32]
+    tokens: NDArray[Any]
     start: int
     stop: int
     last: bool

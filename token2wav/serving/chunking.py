@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -12,7 +13,7 @@ from token2wav.errors import ConfigError, InputError
 from token2wav.execution.stages import TokenChunk
 from token2wav.model_config import ModelConfig
 from token2wav.serving.clocks import Arrivals, Load, Playback
-from token2wav.voice import check_vocabulary, token_array
+from token2wav.voice import check_vocabulary, latent_array, token_array
 
 # Margin for the delay of the connection to the client, and for the interval of 0.05 s at which the
 # workers check waiting streams.
@@ -134,7 +135,8 @@ class Chunker:
         self._grid = config.grid(self.prompt_tokens)
         self._start = self._grid.prefix
         self._tokens = np.empty(
-            (2 * len(prompt_tokens) + 4 * config.block_tokens, *config.token_shape), np.int32
+            (2 * len(prompt_tokens) + 4 * config.block_tokens, *config.token_shape),
+            config.token_dtype,
         )
         self._first = 0  # position of `_tokens[0]`
         self._append(prompt_tokens)
@@ -149,11 +151,11 @@ class Chunker:
         """Number of tokens of the next chunk, without its look-ahead; 0 if no chunk can run."""
         return self.next_chunk.stop - self.next_chunk.start if self.next_chunk else 0
 
-    def push(self, tokens: NDArray[np.int32], *, end: bool = False) -> None:
+    def push(self, tokens: NDArray[Any], *, end: bool = False) -> None:
         """Adds tokens to the stream.
 
         Args:
-            tokens: (n,) int32, or (n, codebooks), checked by `checked_tokens`.
+            tokens: (n, *token_shape), checked by `checked_tokens`.
             end: whether the utterance ends with these tokens.
 
         Raises:
@@ -161,7 +163,7 @@ class Chunker:
                 of codebooks than the first tokens.
         """
         if end and not self.new_tokens + len(tokens):
-            raise InputError("tokens", "0 sent; an utterance needs at least 1")
+            raise InputError(self._config.token_field, "0 sent; an utterance needs at least 1")
         if self._config.fewer_codebooks and len(tokens):
             self._check_codebooks(tokens)
         self._append(tokens)
@@ -171,7 +173,7 @@ class Chunker:
         if self.next_chunk is None:
             self.decide()
 
-    def _check_codebooks(self, tokens: NDArray[np.int32]) -> None:
+    def _check_codebooks(self, tokens: NDArray[Any]) -> None:
         """Raises InputError if tokens have another number of codebooks than the first tokens."""
         found = int((tokens[0] != NO_CODE).sum())
         self._codebooks = self._codebooks or found
@@ -284,7 +286,7 @@ class Chunker:
         )
         return TokenChunk(tokens, self._start, stop, last, skip, provisional)
 
-    def _append(self, tokens: NDArray[np.int32]) -> None:
+    def _append(self, tokens: NDArray[Any]) -> None:
         count = self.received + len(tokens)
         if count - self._first > len(self._tokens):
             self._make_room(count)
@@ -299,25 +301,29 @@ class Chunker:
         needed = self._start
         kept = self._tokens[needed - self._first : self.received - self._first]
         self._tokens = np.empty(
-            (max(len(self._tokens), 2 * (count - needed)), *kept.shape[1:]), np.int32
+            (max(len(self._tokens), 2 * (count - needed)), *kept.shape[1:]), kept.dtype
         )
         self._tokens[: len(kept)] = kept
         self._first = needed
 
 
-def checked_tokens(tokens: ArrayLike, config: ModelConfig) -> NDArray[np.int32]:
-    """Converts tokens to int32, and checks them. No later step checks them again.
+def checked_tokens(tokens: ArrayLike, config: ModelConfig) -> NDArray[Any]:
+    """Converts tokens to the type of the model, and checks them. No later step checks them again.
 
     Args:
-        tokens: (n,) integers, or (n, codebooks).
+        tokens: (n,) integers, or (n, codebooks); or (n, size) numbers if the model takes latents.
         config: configuration of the model.
 
     Returns:
-        (n, *token_shape) int32, with `NO_CODE` in the codebooks that a stream does not send.
+        (n, *token_shape) int32, with `NO_CODE` in the codebooks that a stream does not send; or
+        float32 latents.
 
     Raises:
-        InputError: the tokens have another shape, are not integers, or are outside the vocabulary.
+        InputError: the tokens have another shape, are not integers, or are outside the vocabulary;
+            or the latents have another shape, or contain NaN or infinity.
     """
+    if config.takes_latents:
+        return latent_array(tokens, *config.token_shape)
     if not config.fewer_codebooks:
         array = token_array("tokens", tokens, config.token_shape)
         check_vocabulary("tokens", array, config.vocab_size)

@@ -116,7 +116,7 @@ class RequestPool:
 
         Args:
             request: request that `open` returned.
-            tokens: (n,) integers, n >= 0, or (n, codebooks).
+            tokens: (n,) integers, n >= 0, or (n, codebooks); or (n, size) latents.
             reply: takes the chunks that these tokens make possible.
             end: whether the utterance ends with these tokens.
             keep_open: whether `reply` stays unfinished until the request is over. An unfinished

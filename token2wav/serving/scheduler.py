@@ -8,8 +8,8 @@ selects, and finish the replies that it returns.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from token2wav.config import LimitConfig
@@ -67,7 +67,7 @@ class Scheduler:
     def push(
         self,
         request: Request,
-        tokens: NDArray[np.int32],
+        tokens: NDArray[Any],
         reply: Reply,
         *,
         end: bool,
@@ -77,7 +77,7 @@ class Scheduler:
 
         Args:
             request: open request.
-            tokens: (n,) int32, or (n, codebooks), checked by `checked_tokens`.
+            tokens: (n, *token_shape), checked by `checked_tokens`.
             reply: takes the chunks that these tokens make possible.
             end: whether the utterance ends with these tokens.
             keep_open: whether `reply` stays unfinished until the request is over.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 import weakref
 from types import TracebackType
+from typing import Any
 
-import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from token2wav.errors import StreamClosedError, Token2WavError
@@ -50,7 +50,8 @@ class Stream:
         Often the tokens complete no chunk, and the list is empty.
 
         Args:
-            tokens: (n,) integers, or (n, codebooks).
+            tokens: (n,) integers, or (n, codebooks); or (n, size) numbers for a model that takes
+                latents.
 
         Raises:
             InputError: a token is outside the vocabulary of the model; the stream is unchanged.
@@ -98,7 +99,7 @@ class Stream:
     ) -> None:
         self.cancel()
 
-    def _run(self, tokens: NDArray[np.int32], *, end: bool) -> list[AudioChunk]:
+    def _run(self, tokens: NDArray[Any], *, end: bool) -> list[AudioChunk]:
         """Takes checked tokens, and computes the chunks that they complete."""
         request = self._request
         with self._lock:

@@ -16,6 +16,7 @@ from token2wav.config import ServerConfig, StreamConfig
 from token2wav.errors import ConfigError, EngineError, StreamClosedError
 from token2wav.execution.assemble import flow_networks
 from token2wav.execution.stages import FrameChunk, TokenChunk
+from token2wav.families import read_config
 from token2wav.model import Token2Wav
 from token2wav.model_config import ModelConfig, StageName
 from token2wav.serving.audio_output import AudioChunk, AudioOutput
@@ -133,7 +134,15 @@ def _load(folder: Path, server: ServerConfig, stage: StageName) -> Token2Wav:
     """Loads the model of a folder, releases its other stage, and halves the threads of torch.
 
     Flow and vocoder compute at the same time, in two processes. So each gets half of the cores.
+
+    Raises:
+        ConfigError: the model lacks the stage, because it has one stage.
     """
+    if stage not in (stages := read_config(folder).stages):
+        raise ConfigError(
+            f"{folder}: has no {stage} stage, only {', '.join(stages)}; serve it without the "
+            "ensemble, with the model token2wav"
+        )
     torch.set_num_threads(max(1, torch.get_num_threads() // 2))
     model = Token2Wav.load(
         folder, stream=server.stream, runtime=server.runtime, streams=server.limits.streams

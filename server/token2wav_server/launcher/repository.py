@@ -53,9 +53,13 @@ def fitted(repository: Path, model: Path, folder: Path) -> Path:
                 rf"\g<1>{size}",
                 text,
             )
+        if config.takes_latents:
+            text = re.sub(
+                r'(name: ")tokens("[^}]*?data_type: )TYPE_INT32', r"\1latents\2TYPE_FP32", text
+            )
         for codebooks in config.token_shape:
             text = re.sub(
-                r'(name: "(?:tokens|prompt_tokens|chunk_tokens)"[^}]*?dims: \[[^\]]*?-1)',
+                r'(name: "(?:tokens|latents|prompt_tokens|chunk_tokens)"[^}]*?dims: \[[^\]]*?-1)',
                 rf"\g<1>, {-1 if config.fewer_codebooks else codebooks}",
                 text,
             )

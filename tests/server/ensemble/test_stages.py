@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 
+from tests.support.family_golden import FamilyGolden
+from tests.support.mimi_model import write_model
 from tests.support.tiny_model import TINY, FaultyVocoder, demo_tokens, demo_voice, schedule_of
 from token2wav import AudioChunk, Token2Wav, Voice
-from token2wav.config import StreamConfig
-from token2wav.errors import EngineError, StreamClosedError
+from token2wav.config import ServerConfig, StreamConfig
+from token2wav.errors import ConfigError, EngineError, StreamClosedError
 from token2wav.execution.stages import FrameChunk, TokenChunk
 from token2wav.serving.audio_output import AudioFormat
 from token2wav.serving.chunking import Chunker
 from token2wav_server.ensemble.ordered_stage import Label
-from token2wav_server.ensemble.stages import FlowContent, FlowStage, VocoderStage, held_back_seconds
+from token2wav_server.ensemble.stages import (
+    FlowContent,
+    FlowStage,
+    VocoderStage,
+    held_back_seconds,
+    load_flow,
+)
 
 LABEL = Label(1, 0, last=False, audio_format=AudioFormat())
 
@@ -99,3 +108,9 @@ def test_held_back_seconds_equal_the_audio_that_the_vocoder_keeps(
     assert missing > 0
     seconds = held_back_seconds(model.config, replace(stream, trim_silence_ms=trim_silence_ms))
     assert seconds == pytest.approx(missing / model.config.sample_rate + trim_silence_ms / 1000)
+
+
+def test_a_codec_has_no_flow(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, FamilyGolden("mimi", "tiny"))
+    with pytest.raises(ConfigError, match="has no flow stage, only decoder; serve it without the"):
+        load_flow(folder, ServerConfig())

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from token2wav.config.transformers_json import CONFIG_JSON, read_json
 from token2wav.config.values import Bounds, check_bounds, from_mapping, kinds, prefixed
@@ -38,13 +38,16 @@ _HOP_BLOCKS = (1, 16)  # frames of the first hop and of the longest hop
 _ROPE_BASE = 10000.0
 
 
+_Sizes = TypeVar("_Sizes", bound="DecoderSizes")
+
+
 @dataclass(frozen=True)
-class MimiSizes:
-    """Sizes of Mimi's decoder. Fields and defaults are the published ones.
+class DecoderSizes:
+    """Sizes of a transformer and a SEANet decoder, which Mimi shares with codecs of latents. Fields
+    and defaults are those that `transformers` publishes.
 
     Attributes:
         sampling_rate: samples per second.
-        frame_rate: frames of codes per second; None for half of the rate of the transformer.
         audio_channels: channels of the audio.
         hidden_size: channels of the transformer.
         num_filters: channels before the last convolution.
@@ -56,9 +59,6 @@ class MimiSizes:
         use_causal_conv, pad_mode, trim_right_ratio, use_conv_shortcut: variants of the
             convolutions, of which only the published one is supported.
         compress: factor by which a residual unit has fewer channels inside.
-        codebook_size, codebook_dim: entries of a codebook, and their length.
-        num_quantizers, num_semantic_quantizers: number of codebooks, and of semantic ones.
-        vector_quantization_hidden_dimension: length of the sum of entries.
         upsample_groups: groups of the upsampling before the transformer.
         num_hidden_layers, intermediate_size: layers of the transformer, and channels of their
             feed-forward parts.
@@ -71,7 +71,6 @@ class MimiSizes:
     """
 
     sampling_rate: SampleRate = 24000
-    frame_rate: Annotated[float | None, Bounds(0.01, 1000)] = None
     audio_channels: Annotated[int, Bounds(1, 1)] = 1
     hidden_size: Width = 512
     num_filters: Width = 64
@@ -85,19 +84,14 @@ class MimiSizes:
     pad_mode: Literal["constant"] = "constant"
     compress: Rate = 2
     trim_right_ratio: Annotated[float, Bounds(1, 1)] = 1.0
-    codebook_size: CodebookSize = 2048
-    codebook_dim: Width = 256
-    num_quantizers: CodebookCount = 32
     use_conv_shortcut: bool = False
-    vector_quantization_hidden_dimension: Width = 256
-    num_semantic_quantizers: CodebookCount = 1
     upsample_groups: Width = 512
     num_hidden_layers: Layers = 8
     intermediate_size: Width = 2048
     num_attention_heads: Heads = 8
     num_key_value_heads: Heads = 8
     head_dim: Annotated[int | None, Bounds(1, 1 << 16)] = None
-    hidden_act: Literal["gelu"] = "gelu"
+    hidden_act: Literal["gelu", "gelu_pytorch_tanh"] = "gelu"
     norm_eps: Annotated[float, Bounds(1e-12, 1)] = 1e-5
     rope_theta: Annotated[float, Bounds(1, 1e9)] = _ROPE_BASE
     sliding_window: Annotated[int, Bounds(2, 1 << 16)] = 250
@@ -119,11 +113,6 @@ class MimiSizes:
                 f"num_key_value_heads: {self.num_key_value_heads}, but num_attention_heads is "
                 f"{self.num_attention_heads}; they must be equal"
             )
-        if self.num_semantic_quantizers >= self.num_quantizers:
-            raise ConfigError(
-                f"num_semantic_quantizers: {self.num_semantic_quantizers} is not below "
-                f"num_quantizers, {self.num_quantizers}"
-            )
         if self.hidden_size % self.upsample_groups:
             raise ConfigError(
                 f"upsample_groups: {self.upsample_groups} does not divide hidden_size, "
@@ -131,6 +120,47 @@ class MimiSizes:
             )
         if self.dim_head % 2:
             raise ConfigError(f"head_dim: {self.dim_head} is odd; rotary positions need pairs")
+
+    @property
+    def dim_head(self) -> int:
+        return self.head_dim or self.hidden_size // self.num_attention_heads
+
+    @property
+    def stride(self) -> int:
+        """Positions of the transformer for each frame of codes or latents."""
+        raise NotImplementedError
+
+    @property
+    def frame_samples(self) -> int:
+        """Samples of audio for each frame of codes or latents."""
+        return self.stride * math.prod(self.upsampling_ratios)
+
+
+@dataclass(frozen=True)
+class MimiSizes(DecoderSizes):
+    """Sizes of Mimi's decoder.
+
+    Attributes:
+        frame_rate: frames of codes per second; None for half of the rate of the transformer.
+        codebook_size, codebook_dim: entries of a codebook, and their length.
+        num_quantizers, num_semantic_quantizers: number of codebooks, and of semantic ones.
+        vector_quantization_hidden_dimension: length of the sum of entries.
+    """
+
+    frame_rate: Annotated[float | None, Bounds(0.01, 1000)] = None
+    codebook_size: CodebookSize = 2048
+    codebook_dim: Width = 256
+    num_quantizers: CodebookCount = 32
+    vector_quantization_hidden_dimension: Width = 256
+    num_semantic_quantizers: CodebookCount = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_semantic_quantizers >= self.num_quantizers:
+            raise ConfigError(
+                f"num_semantic_quantizers: {self.num_semantic_quantizers} is not below "
+                f"num_quantizers, {self.num_quantizers}"
+            )
         rate = self.sampling_rate / self.frame_samples
         if self.frame_rate is not None and abs(self.frame_rate - rate) > 1e-6 * rate:
             raise ConfigError(
@@ -139,19 +169,9 @@ class MimiSizes:
             )
 
     @property
-    def dim_head(self) -> int:
-        return self.head_dim or self.hidden_size // self.num_attention_heads
-
-    @property
     def stride(self) -> int:
-        """Positions of the transformer for each frame of codes."""
         inner_rate = math.ceil(self.sampling_rate / math.prod(self.upsampling_ratios))
         return 2 if self.frame_rate is None else max(1, int(inner_rate / self.frame_rate))
-
-    @property
-    def frame_samples(self) -> int:
-        """Samples of audio for each frame of codes."""
-        return self.stride * math.prod(self.upsampling_ratios)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,12 +188,19 @@ class MimiConfig(ModelConfig):
         return self.sizes
 
     def weights_file(self, folder: Path, stage: StageName) -> Path:
-        if (published := moshi_weights_file(folder)) is not None:
-            return published
-        for name in WEIGHTS_FILES:
-            if (path := folder / name).is_file():
-                return path
-        raise CheckpointError(f"{folder}: contains none of {', '.join(WEIGHTS_FILES)}")
+        return moshi_weights_file(folder) or weights_file(folder)
+
+
+def weights_file(folder: Path) -> Path:
+    """Finds the weights in a `transformers` folder.
+
+    Raises:
+        CheckpointError: the folder has no such file.
+    """
+    for name in WEIGHTS_FILES:
+        if (path := folder / name).is_file():
+            return path
+    raise CheckpointError(f"{folder}: contains none of {', '.join(WEIGHTS_FILES)}")
 
 
 def read(folder: Path) -> MimiConfig:
@@ -185,14 +212,23 @@ def read(folder: Path) -> MimiConfig:
     if (weights := moshi_weights_file(folder)) is not None:
         with prefixed(f"{weights}: "):
             return config_of(from_mapping(MimiSizes, read_moshi_sizes(folder), ""))
+    return config_of(read_sizes(folder, MimiSizes))
+
+
+def read_sizes(folder: Path, kind: type[_Sizes]) -> _Sizes:
+    """Reads sizes from the `config.json` of a `transformers` folder. Other settings are skipped.
+
+    Raises:
+        ConfigError: a value is of another type, out of range, or of an unsupported variant.
+    """
     path = folder / CONFIG_JSON
     document = read_json(path)
     with prefixed(f"{path}: "):
         rope = document.get("rope_parameters")
         if isinstance(rope, dict) and "rope_theta" in rope:  # its place since transformers 5
             document["rope_theta"] = rope["rope_theta"]
-        own = {name: value for name, value in document.items() if name in kinds(MimiSizes)}
-        return config_of(from_mapping(MimiSizes, own, ""))
+        own = {name: value for name, value in document.items() if name in kinds(kind)}
+        return from_mapping(kind, own, "")
 
 
 def config_of(sizes: MimiSizes) -> MimiConfig:

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from token2wav.families.mimi.config import MimiSizes
+from token2wav.families.mimi.config import DecoderSizes, MimiSizes
 from token2wav.networks.codebooks import Quantizer
 from token2wav.networks.streaming import (
     OFFLINE,
@@ -25,8 +25,8 @@ from token2wav.networks.streaming import (
 from token2wav.networks.window_transformer import TransformerSizes, WindowTransformer
 
 
-class Mimi(VocoderNetwork):
-    """Decoder of Mimi, from codes to audio.
+class LatentDecoder(VocoderNetwork):
+    """Decoder from latents, vectors of `hidden_size` numbers, to audio.
 
     Args:
         sizes: sizes of the decoder.
@@ -34,17 +34,9 @@ class Mimi(VocoderNetwork):
 
     output_delay = 0
 
-    def __init__(self, sizes: MimiSizes) -> None:
+    def __init__(self, sizes: DecoderSizes) -> None:
         super().__init__()
-        self.heads = sizes.num_attention_heads
-        self.bands, self.frame_samples = sizes.num_quantizers, sizes.frame_samples
-        self.quantizer = Quantizer(
-            sizes.num_quantizers,
-            sizes.num_semantic_quantizers,
-            sizes.codebook_size,
-            sizes.codebook_dim,
-            sizes.hidden_size,
-        )
+        self.heads, self.frame_samples = sizes.num_attention_heads, sizes.frame_samples
         self.upsample = StreamConvTranspose(
             sizes.hidden_size,
             sizes.hidden_size,
@@ -64,31 +56,56 @@ class Mimi(VocoderNetwork):
                 sizes.rope_theta,
             ),
             partial(nn.LayerNorm, eps=sizes.norm_eps),
-            lambda: FeedForward(sizes.hidden_size, sizes.intermediate_size),
+            lambda: FeedForward(sizes),
         )
         self.decoder = Decoder(sizes)
+
+    def decode(self, latents: torch.Tensor, step: StreamStep) -> torch.Tensor:
+        """Computes the audio (B, 1, frame_samples * T) of latents (B, hidden_size, T)."""
+        x = self.upsample(latents, step)
+        x = self.decoder_transformer(x.transpose(1, 2), step).transpose(1, 2)
+        return self.decoder(x, step)
+
+
+class Mimi(LatentDecoder):
+    """Decoder of Mimi, from codes to audio.
+
+    Args:
+        sizes: sizes of the decoder.
+    """
+
+    def __init__(self, sizes: MimiSizes) -> None:
+        super().__init__(sizes)
+        self.bands = sizes.num_quantizers
+        self.quantizer = Quantizer(
+            sizes.num_quantizers,
+            sizes.num_semantic_quantizers,
+            sizes.codebook_size,
+            sizes.codebook_dim,
+            sizes.hidden_size,
+        )
 
     def forward(self, codes: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
         """Computes the audio (B, 1, frame_samples * T) of codes (B, codebooks, T), which are whole
         numbers in float32, and -1 in codebooks that a stream does not send.
         """
-        x = self.upsample(self.quantizer(codes), step)
-        x = self.decoder_transformer(x.transpose(1, 2), step).transpose(1, 2)
-        return self.decoder(x, step)
+        return self.decode(self.quantizer(codes), step)
 
 
 class FeedForward(nn.Module):
     """Feed-forward part of a layer."""
 
-    def __init__(self, width: int, inner: int) -> None:
+    def __init__(self, sizes: DecoderSizes) -> None:
         super().__init__()
+        width, inner = sizes.hidden_size, sizes.intermediate_size
         self.fc1, self.fc2 = (
             nn.Linear(width, inner, bias=False),
             nn.Linear(inner, width, bias=False),
         )
+        self._approximate = "none" if sizes.hidden_act == "gelu" else "tanh"
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.fc2(F.gelu(self.fc1(x)))
+        return self.fc2(F.gelu(self.fc1(x), approximate=self._approximate))
 
 
 class Decoder(nn.Module):
@@ -96,7 +113,7 @@ class Decoder(nn.Module):
     activation before each upsampling and before the last convolution has a number too.
     """
 
-    def __init__(self, sizes: MimiSizes) -> None:
+    def __init__(self, sizes: DecoderSizes) -> None:
         super().__init__()
         channels = sizes.num_filters << len(sizes.upsampling_ratios)
         self.layers = nn.ModuleDict(
@@ -126,7 +143,7 @@ class Decoder(nn.Module):
 class ResidualUnit(nn.Module):
     """Two causal convolutions, each after an activation, added to the input."""
 
-    def __init__(self, channels: int, dilation: int, sizes: MimiSizes) -> None:
+    def __init__(self, channels: int, dilation: int, sizes: DecoderSizes) -> None:
         super().__init__()
         inner, kernel = channels // sizes.compress, sizes.residual_kernel_size
         # The numbers are names in checkpoints, in which the activations have a number too.

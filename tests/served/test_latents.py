@@ -1,0 +1,87 @@
+"""A codec of latents on a real server: the input `latents` in place of `tokens`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+from numpy.typing import NDArray
+
+from tests.served.test_streaming import random_portions
+from tests.support.family_golden import FamilyGolden
+from tests.support.pocket_model import write_model
+from tests.support.server_rig import Rig
+from token2wav import Token2Wav
+from token2wav_client import Client, ServerError, cli
+
+STREAMS, COUNT = 8, 30
+AUDIO = 1e-5  # of the spread of the audio: batches sum in another order than single streams
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Rig, Token2Wav]]:
+    folder = write_model(tmp_path_factory.mktemp("model"), FamilyGolden("pocket_tts", "tiny"))
+    with Rig.start(folder, tmp_path_factory.mktemp("server")) as rig:
+        yield rig, Token2Wav.load(folder)
+
+
+@pytest.fixture
+def latents(served: tuple[Rig, Token2Wav]) -> NDArray[np.float32]:
+    [size] = served[1].config.token_shape
+    return np.random.default_rng(0).normal(size=(COUNT, size)).astype(np.float32)
+
+
+def test_streams_at_once_in_random_portions(
+    served: tuple[Rig, Token2Wav], latents: NDArray[np.float32]
+) -> None:
+    rig, model = served
+    whole = model.synthesize(latents)
+
+    def synthesize(seed: int) -> NDArray[np.float32]:
+        with Client(rig.server.grpc_url) as client:
+            chunks = list(client.synthesize(random_portions(latents, seed)))
+        return np.concatenate([np.asarray(chunk.audio, np.float32) for chunk in chunks])
+
+    with ThreadPoolExecutor(STREAMS) as pool:
+        for audio in pool.map(synthesize, range(STREAMS)):
+            assert audio.shape == whole.shape
+            assert np.abs(audio - whole).max() <= AUDIO * whole.std()
+    rig.wait_until_empty()
+
+
+def test_the_command_speaks_latents_of_a_file(
+    served: tuple[Rig, Token2Wav],
+    latents: NDArray[np.float32],
+    tmp_path: Path,
+) -> None:
+    rig, model = served
+    np.save(tmp_path / "latents.npy", latents)
+    url = f"--url={rig.server.grpc_url}"
+    out = tmp_path / "out.wav"
+    assert cli.main(["health", url]) == 0
+    assert cli.main(["synth", url, f"--tokens={tmp_path / 'latents.npy'}", f"--out={out}"]) == 0
+    audio, _ = soundfile.read(out, dtype="float32")
+    # 16 bits round by half a step, and the file is read with 32768 steps instead of 32767.
+    assert np.abs(audio - model.synthesize(latents).clip(-1, 1)).max() <= 1.6 / 32767
+
+
+def test_wrong_latents_harm_no_other_stream(
+    served: tuple[Rig, Token2Wav], latents: NDArray[np.float32]
+) -> None:
+    rig, model = served
+    with Client(rig.server.grpc_url) as client, client.open() as utterance:
+        utterance.push(latents[:1])
+        with pytest.raises(ServerError, match="latents"):
+            list(client.synthesize([latents[:, 1:]]))
+        with pytest.raises(ServerError, match="latents: 20000 at index 0, 0 is outside"):
+            list(client.synthesize([np.full_like(latents, 2e4)]))
+        with pytest.raises(ServerError, match="tokens"):
+            list(client.synthesize([np.zeros(latents.shape, np.int32)]))
+        utterance.finish(latents[1:])
+        audio = np.concatenate([chunk.audio for chunk in utterance])
+    assert np.abs(audio - model.synthesize(latents)).max() <= AUDIO
+    rig.wait_until_empty()

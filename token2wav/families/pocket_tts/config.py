@@ -1,0 +1,79 @@
+"""Configuration of the codec of Pocket TTS, from `config.json` of a `transformers` folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from token2wav.families.mimi.config import DecoderSizes, read_sizes, weights_file
+from token2wav.model_config import ModelConfig, StageName
+from token2wav.networks.configs import Layers, Rate, Rates, Width
+
+FILES = ()
+MODEL_TYPES = ("pocket_tts_audio_tokenizer",)
+
+_HOP_BLOCKS = (1, 16)  # latents of the first hop and of the longest hop
+
+
+@dataclass(frozen=True)
+class PocketSizes(DecoderSizes):
+    """Sizes of the decoder. Fields and defaults are the published ones.
+
+    Attributes:
+        latent_dim: length of a latent.
+        latent_stride: positions of the transformer for each latent.
+    """
+
+    upsampling_ratios: Rates = (6, 5, 4)
+    num_hidden_layers: Layers = 2
+    hidden_act: Literal["gelu", "gelu_pytorch_tanh"] = "gelu_pytorch_tanh"
+    latent_dim: Width = 32
+    latent_stride: Rate = 16
+
+    @property
+    def stride(self) -> int:
+        return self.latent_stride
+
+
+@dataclass(frozen=True, kw_only=True)
+class PocketConfig(ModelConfig):
+    """Configuration of the codec of Pocket TTS.
+
+    Attributes:
+        sizes: sizes of the decoder.
+    """
+
+    sizes: PocketSizes
+
+    def stage_config(self, stage: StageName) -> Any:
+        return self.sizes
+
+    def weights_file(self, folder: Path, stage: StageName) -> Path:
+        return weights_file(folder)
+
+
+def read(folder: Path) -> PocketConfig:
+    """Reads the configuration of a folder. Settings of the encoder are skipped.
+
+    Raises:
+        ConfigError: a value is of another type, out of range, or of an unsupported variant.
+    """
+    sizes = read_sizes(folder, PocketSizes)
+    samples = sizes.frame_samples
+    return PocketConfig(
+        vocab_size=0,
+        token_frame_rate=sizes.sampling_rate / samples,
+        token_shape=(sizes.latent_dim,),
+        takes_latents=True,
+        block_tokens=1,
+        token_mel_ratio=1,
+        mel_bands=sizes.latent_dim,
+        speaker_size=0,
+        sample_rate=sizes.sampling_rate,
+        stages=("decoder",),
+        samples_per_token=samples,
+        hop_blocks=_HOP_BLOCKS,
+        takes_prompt=False,
+        sizes=sizes,
+    )
