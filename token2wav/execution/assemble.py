@@ -44,6 +44,7 @@ from token2wav.networks.configs import ScheduleConfig
 from token2wav.networks.hift import HiFT
 from token2wav.networks.noise import FlowNoise, NoiseTable, SourceNoise
 from token2wav.networks.ode import EulerSolver
+from token2wav.networks.packed_linear import pack_linears
 from token2wav.networks.streaming import VocoderNetwork
 from token2wav.networks.weights import SkipInit, fill
 
@@ -261,6 +262,8 @@ class Assembly:
     def _stage(self, name: StageName, network: Any) -> Stage:
         noise: Any = self.family.noise(self.config, self.context.folder, name)
         solvers = self._solvers(network) if name == "flow" and hasattr(network, "estimator") else {}
+        if name == "decoder" and self.context.device.type == "cpu":
+            pack_linears(network)
         if (own := self.family.own_stage(self.config, name, network, noise, solvers)) is not None:
             return own
         if name == "flow":

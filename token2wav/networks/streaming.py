@@ -23,6 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from token2wav.networks.packed_linear import PackedCopy
+
 # On a CPU torch spends most of the time of a convolution of few positions on its weights, which it
 # copies into another order in every call. Then a matrix product is faster, on 2 cores (2026-11-24)
 # by factors of 2 to 8: 27 to 3 ms for a transposed convolution of 2 positions with 1,024 to 512
@@ -282,6 +284,7 @@ class StreamConv(nn.Conv1d, Streaming):
         )
         if kept := left - input_delay + stride * self.output_delay:
             self.state_shape = (inputs, kept)
+        self._packed = PackedCopy(lambda weight: weight.flatten(1))
 
     @property
     def output_delay(self) -> int:
@@ -306,9 +309,7 @@ class StreamConv(nn.Conv1d, Streaming):
 
     def _is_short(self, x: torch.Tensor) -> bool:
         """Returns whether a matrix product is faster than torch's convolution of x (B, C, T)."""
-        if x.device.type != "cpu" or self.groups > 1 or self.stride[0] > 1:
-            return False
-        if torch.compiler.is_exporting():
+        if not _multiplies(x, self.weight) or self.groups > 1 or self.stride[0] > 1:
             return False
         many = self.weight.numel() >= _MANY_WEIGHTS
         positions = len(x) * (x.shape[2] - (self.kernel_size[0] - 1) * self.dilation[0])
@@ -321,7 +322,17 @@ class StreamConv(nn.Conv1d, Streaming):
         [kernel], [dilation] = self.kernel_size, self.dilation
         windows = x.unfold(2, (kernel - 1) * dilation + 1, 1)[..., ::dilation]
         rows = windows.transpose(1, 2).flatten(2)  # (B, T, inputs * kernel)
-        return F.linear(rows, weight.flatten(1), bias).transpose(1, 2).contiguous()
+        return self._packed.of(weight).product(rows, bias).transpose(1, 2).contiguous()
+
+
+def _multiplies(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Returns whether a convolution of x may be a product with a packed weight."""
+    return (
+        x.device.type == "cpu"
+        and x.dtype == weight.dtype == torch.float32
+        and not weight.requires_grad
+        and not torch.compiler.is_exporting()
+    )
 
 
 def strided_delay(ahead: int, kernel: int, stride: int) -> int:
@@ -478,6 +489,7 @@ class StreamConvTranspose(nn.ConvTranspose1d):
         self.overlap = Overlap(
             inputs, kernel, stride, cut=start, cut_end=end, input_delay=input_delay
         )
+        self._packed = PackedCopy(lambda weight: weight.flatten(1).T)
 
     @property
     def output_delay(self) -> int:
@@ -495,13 +507,7 @@ class StreamConvTranspose(nn.ConvTranspose1d):
 
     def _is_short(self, x: torch.Tensor) -> bool:
         """Returns whether a matrix product is faster than torch's convolution of x (B, C, T)."""
-        return (
-            x.device.type == "cpu"
-            and x.shape[2] <= _SHORT_INPUT
-            and self.groups == 1
-            and x.dtype == self.weight.dtype
-            and not torch.compiler.is_exporting()
-        )
+        return x.shape[2] <= _SHORT_INPUT and self.groups == 1 and _multiplies(x, self.weight)
 
     def _as_product(self, x: torch.Tensor) -> torch.Tensor:
         """Computes the convolution of x (B, inputs, T) as a matrix product.
@@ -512,7 +518,8 @@ class StreamConvTranspose(nn.ConvTranspose1d):
         batch, inputs, count = x.shape
         [kernel], [stride] = self.kernel_size, self.stride
         rows = x.transpose(1, 2).reshape(batch * count, inputs)
-        products = (rows @ self.weight.flatten(1)).view(batch, count, self.out_channels, kernel)
+        products = self._packed.of(self.weight).product(rows)
+        products = products.view(batch, count, self.out_channels, kernel)
         parts = -(-kernel // stride)
         total = x.new_zeros(batch, self.out_channels, count + parts - 1, stride)
         for part in range(parts):

@@ -12,7 +12,6 @@ from functools import partial
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from tests.networks.test_hift_symmetric import CONFIG as PUBLIC
@@ -33,6 +32,7 @@ from token2wav.execution.stages import FrameChunk
 from token2wav.execution.vocoder import StreamingVocoder
 from token2wav.families.chatterbox.fade import FadedHiFT
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.networks import streaming
 from token2wav.networks.hift import HiFT
 from token2wav.networks.noise import SourceNoise
 
@@ -167,15 +167,16 @@ class _RoundedProducts(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         # kernels of the STFT and of its inverse have one channel
-        products = (torch.conv1d, torch.conv_transpose1d, F.linear, torch.Tensor.matmul)
-        if func in products:
+        if func in (torch.conv1d, torch.conv_transpose1d):
             x, weight, *rest = args
             if weight.dtype == torch.float32 and 1 not in weight.shape[:2]:
                 return func(tf32(x), tf32(weight), *rest, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 
-def test_tf32_costs_what_rounded_inputs_of_products_cost() -> None:
+def test_tf32_costs_what_rounded_inputs_of_products_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Short convolutions would be products with packed weights, which the mode does not see.
+    monkeypatch.setattr(streaming, "_multiplies", lambda *_: False)
     network = a_network("causal")
     stage = a_stage(network, "tf32")
     held = network.lookahead_frames

@@ -1,0 +1,90 @@
+"""Linear layers and products with constant weights on a CPU, in the weight layout of oneDNN.
+
+torch computes a linear layer by MKL, from the weight as it was loaded. oneDNN reads weights in
+blocks, and torch can keep them so: then the product of 16 rows with 2,048 x 512 weights takes 0.35
+instead of 1.48 ms on 2 cores of an AMD EPYC (2026-11-24), and that of 400 rows 8.0 instead of 10.0.
+torch has no public function for a layout that is made once. It offers these two operators to its
+own compiler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+_ROWS = 16  # number of rows for which oneDNN chooses the layout; others are as fast
+_AVAILABLE = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+class PackedWeight:
+    """Constant weight of products on a CPU.
+
+    Args:
+        weight: (outputs, inputs) float32. It need not be kept.
+    """
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        weight = weight.detach().contiguous()
+        self._packed = (
+            torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS) if _AVAILABLE else weight
+        )
+
+    def product(self, rows: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """Computes the product of rows (..., inputs), plus a bias (outputs,), to (..., outputs)."""
+        if not _AVAILABLE:
+            return F.linear(rows, self._packed, bias)
+        y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
+            rows.contiguous(), self._packed, bias, "none", [], ""
+        )
+        return y
+
+
+class PackedCopy:
+    """Packed copy of the weight of a layer, made at its first use.
+
+    Args:
+        arrange: function from the weight of the layer to (outputs, inputs).
+    """
+
+    def __init__(self, arrange: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self._arrange = arrange
+        self._made: tuple[torch.Tensor, PackedWeight] | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PackedCopy:
+        """Returns a copy that packs anew, because torch cannot copy the layout of oneDNN."""
+        return PackedCopy(self._arrange)
+
+    def of(self, weight: torch.Tensor) -> PackedWeight:
+        """Returns the packed weight. The layer must not change its weight in place."""
+        if self._made is None or self._made[0] is not weight:
+            self._made = weight, PackedWeight(self._arrange(weight))
+        return self._made[1]
+
+
+class PackedLinear(nn.Module):
+    """Linear layer for inference on a CPU. It keeps its weight in the packed layout alone.
+
+    Args:
+        linear: layer to replace.
+    """
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self._weight, self.bias = PackedWeight(linear.weight), linear.bias
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self._weight.product(x, self.bias)
+
+
+def pack_linears(network: nn.Module) -> None:
+    """Replaces all linear layers in float32 of a network on a CPU by packed ones."""
+    if not _AVAILABLE:
+        return
+    for parent in list(network.modules()):
+        for name, child in parent.named_children():
+            if type(child) is nn.Linear and child.weight.dtype == torch.float32:
+                setattr(parent, name, PackedLinear(child))
