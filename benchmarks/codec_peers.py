@@ -352,7 +352,9 @@ def plot(out: str) -> None:
                 marker="o",
                 label=run["peer"] if who == "public" else "token2wav",
             )
-        axis.axhline(80, color="gray", linewidth=0.8, linestyle=":")
+        counts = [row["streams"] for row in after]
+        allowed = [1e3 * _FRAME_SECONDS / count for count in counts]
+        axis.plot(counts, allowed, color="gray", linestyle=":", label="pace of speech")
         axis.set(title=run["family"], xlabel="streams", xscale="log", yscale="log")
         axis.set_xticks([1, 8, 32], labels=["1", "8", "32"])
         axis.legend(fontsize=7)
