@@ -65,6 +65,7 @@ def make_plan(options: argparse.Namespace) -> dict[str, Any]:
         round(options.prompt_seconds * rate),
         max(1, round(options.stream_seconds * rate)),
     )
+    compute = None if options.costs is None else measured_streams(options.costs, rate)
     storage = options.precision if options.storage == "auto" else options.storage
     needs = stream_needs(model, stream, storage, prompt, length)
     memory = share_out(
@@ -75,18 +76,15 @@ def make_plan(options: argparse.Namespace) -> dict[str, Any]:
         needs,
         options.voices,
     )
-    compute, unmeasured = (
-        None,
-        "not measured; run make gpu-check on the GPU, and pass its report.json with --costs",
+    unmeasured = (
+        "not measured; run make gpu-check on the GPU, and pass its report.json with --costs"
     )
-    if options.costs is not None:
-        compute = measured_streams(options.costs, rate)
-        if not _is_of(compute["gpu"], options.gpu):
-            unmeasured = (
-                f"not measured on this GPU; {options.costs} was measured on "
-                f"{compute['gpu'] or 'a computer without a GPU'}"
-            )
-            compute = None
+    if compute is not None and not _is_of(compute["gpu"], options.gpu):
+        unmeasured = (
+            f"not measured on this GPU; {options.costs} was measured on "
+            f"{compute['gpu'] or 'a computer without a GPU'}"
+        )
+        compute = None
     best = memory.streams if compute is None else max(compute["streams"].values())
     return {
         "model": options.model,
