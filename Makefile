@@ -13,7 +13,7 @@ GRPC_PORT ?= 8001
 METRICS_PORT ?= 8002
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo speech test check page integrations lint format serve export gpu-check perf demo-voice soak rehearsal images images-check docs docs-check dist clean
+.PHONY: help setup demo speech test check release-test page integrations lint format serve export gpu-check perf demo-voice soak rehearsal images images-check docs docs-check dist clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -34,6 +34,9 @@ test: lint ## lint, then run all tests in four processes (tests wait for servers
 
 check: lint ## lint, then run the tests that need no server and no export (two minutes)
 	$(BIN)/pytest -n 2 $(addprefix tests/,test_*.py config cache networks serving families/streamflow client voices server/test_*.py server/ensemble docs)
+
+release-test: lint ## run the tests that are too slow for `make test`: kernels for more GPUs, the recipe of the demo (three minutes)
+	$(BIN)/pytest -m slow
 
 page: ## [PORT=8080]: serve a web page that speaks the text you type, with a Triton server, until Ctrl-C
 	$(SETUP)

@@ -61,6 +61,7 @@ def losses_of(training: Path) -> dict[int, float]:
     return {line["step"]: line["loss"] for line in lines}
 
 
+@pytest.mark.slow
 def test_a_small_budget_lowers_the_losses_and_makes_a_model(tmp_path: Path) -> None:
     run_recipe("demo_voice", tmp_path, "--workers", "1")
     for name in ("tokenizer", "flow", "hift"):

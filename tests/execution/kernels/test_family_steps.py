@@ -153,15 +153,16 @@ def run_alone(
 
 
 @pytest.mark.parametrize(
-    ("name", "storage", "guidance"),
+    ("name", "storage", "guidance", "alone"),
     [
-        ("unet", "float32", 0.7),
-        ("step audio", "float32", 0.7),
-        ("unet", "float16", 0.0),
-        ("step audio", "float16", 0.7),
+        ("unet", "float32", 0.7, False),
+        ("unet", "float32", 0.7, True),
+        ("step audio", "float32", 0.7, False),
+        ("step audio", "float32", 0.7, True),
+        ("unet", "float16", 0.0, False),
+        ("step audio", "float16", 0.7, False),
     ],
 )
-@pytest.mark.parametrize("alone", [False, True])
 def test_streams_equal_eager_streams(
     name: str, storage: Storage, guidance: float, alone: bool
 ) -> None:
