@@ -5,7 +5,7 @@
 #
 # IMAGE is cpu, gpu, client or gateway; all four by default. Each OPTION is passed to the builder, such as
 # --build-arg=NAME=VALUE. The arguments PYTHON_IMAGE and TRITON_IMAGE set the base images. The variables TOKEN2WAV_TAG,
-# TOKEN2WAV_TENSORRT and TOKEN2WAV_CUDA have the same meaning as in docker/.env.
+# TOKEN2WAV_TENSORRT, TOKEN2WAV_CUDA and TOKEN2WAV_EXTRAS have the same meaning as in docker/.env.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -34,7 +34,7 @@ build() {
         gpu)
             name=token2wav-server:$tag
             what=(--file docker/server.Dockerfile --target gpu --build-arg "TENSORRT=${TOKEN2WAV_TENSORRT:-rtx}"
-                --build-arg "CUDA=${TOKEN2WAV_CUDA:-13}")
+                --build-arg "CUDA=${TOKEN2WAV_CUDA:-13}" --build-arg "EXTRAS=${TOKEN2WAV_EXTRAS:-client,server,export}")
             ;;
         client | gateway) name=token2wav-$image:$tag what=(--file docker/client.Dockerfile --target "$image") ;;
     esac

@@ -60,7 +60,7 @@ def test_the_service_asks_for_the_runtime() -> None:
 
 
 def test_the_container_is_that_of_kubernetes() -> None:
-    """Probes, arguments and memory are the same, so that the tests of those manifests hold here."""
+    """Probes and arguments are the same, so that the tests of those manifests hold here."""
     documents = yaml.safe_load_all((ROOT / "deploy/kubernetes/base/server.yaml").read_text())
     [deployment] = [one for one in documents if one["kind"] == "Deployment"]
     pod = deployment["spec"]["template"]["spec"]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.support.container import COMPOSE, WITH_BALANCER, defaults, read_compose
 from token2wav_client import cli as client_cli
@@ -58,6 +59,13 @@ def test_variables_have_the_defaults_of_the_example_file() -> None:
     for name, kind, default in found:
         assert kind, f"{name} has no default and is not required"
         assert kind == "?" or default == example[name], f"{name}: differs from .env.example"
+
+
+def test_the_language_model_has_the_name_that_the_gateway_asks_for(compose: dict[str, Any]) -> None:
+    command = defaults(compose["services"]["language-model"]["command"]).split()
+    settings = yaml.safe_load(COMPOSE.with_name("gateway.yaml").read_text())
+    served = command[command.index("--served-model-name") + 1]
+    assert served == settings["language_model"]["model"]
 
 
 @pytest.mark.parametrize("file", [COMPOSE, WITH_BALANCER])

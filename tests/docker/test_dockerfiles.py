@@ -74,6 +74,19 @@ def test_shell_linter() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_the_build_context_has_every_file_that_is_copied(dockerfile: Path) -> None:
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    kept = {line[1:] for line in ignored if line.startswith("!")}
+    copied = {
+        source
+        for rest in arguments(dockerfile, "COPY")
+        if not rest.startswith("--from")
+        for source in rest.split()[:-1]
+    }
+    assert copied <= kept
+    assert all((ROOT / source).exists() for source in copied)
+
+
 def test_base_images_are_pinned(dockerfile: Path) -> None:
     given = dict(rest.split("=", 1) for rest in arguments(dockerfile, "ARG") if "=" in rest)
     stages = [rest.partition(" AS ")[2] for rest in arguments(dockerfile, "FROM")]
