@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -13,6 +14,7 @@ from token2wav_client.connection import checked_metadata
 from token2wav_gateway.errors import GatewayError
 
 _LARGEST_FILE = 1 << 20  # bytes
+_LONGEST_SECRET = 4096  # characters
 
 
 class SettingsError(GatewayError):
@@ -38,11 +40,13 @@ def _secret(name: str, value: str | None, file: Path | None) -> str | None:
         raise ValueError(f"{name} and {name}_file are both set; use one")
     try:
         with file.open(encoding="utf-8") as opened:
-            secret = opened.read(_LARGEST_FILE).strip()
+            secret = opened.read(_LONGEST_SECRET + 1).strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{name}_file: {file} cannot be read: {error}") from None
     if not secret:
         raise ValueError(f"{name}_file: {file} is empty")
+    if len(secret) > _LONGEST_SECRET:
+        raise ValueError(f"{name}_file: {file} has more than {_LONGEST_SECRET} characters")
     return secret
 
 
@@ -73,8 +77,16 @@ class LanguageModelSettings(_Section):
         return self
 
     def key(self) -> str | None:
-        """Returns the key of the server; None for none."""
-        return _secret("api_key", self.api_key, self.api_key_file)
+        """Returns the key of the server; None for none.
+
+        Raises:
+            ValueError: as `_secret`; or the key does not fit into a header. The message does not
+                contain the key.
+        """
+        key = _secret("api_key", self.api_key, self.api_key_file)
+        if key is not None and not re.fullmatch(r"[!-~]+", key):
+            raise ValueError("api_key: has a space, a line break or a character outside ASCII")
+        return key
 
 
 class TlsSettings(_Section):

@@ -113,6 +113,26 @@ def test_wrong_settings_are_refused(tmp_path: Path, text: str, reason: str) -> N
         read_settings(path)
 
 
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("old key\n", "api_key: has a space"),
+        ("old\nnew\n", "api_key: has a space, a line break"),
+        ("schlüssel", "outside ASCII"),
+        ("k" * 5000, "has more than 4096 characters"),
+    ],
+)
+def test_a_key_that_fits_into_no_header_is_refused_and_not_repeated(
+    content: str, reason: str, tmp_path: Path
+) -> None:
+    (tmp_path / "key").write_text(content)
+    path = tmp_path / "gateway.yaml"
+    path.write_text(f"language_model: {{api_key_file: {tmp_path / 'key'}}}")
+    with pytest.raises(SettingsError, match=reason) as caught:
+        read_settings(path)
+    assert content.strip() not in str(caught.value)
+
+
 def test_missing_settings_are_refused_and_none_are_the_defaults(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="No such file"):
         read_settings(tmp_path / "gateway.yaml")
