@@ -91,6 +91,10 @@ class Call:
             InputError: the utterance ends without any tokens.
         """
         tokens = as_tokens(values)
+        if self.tokens and len(tokens) and tokens.dtype != self._token_dtype:
+            if tokens.dtype == np.float32:
+                raise TokenError("tokens: latents, but this utterance began with integers")
+            tokens = tokens.astype(np.float32)  # latents that happen to be whole numbers
         if not len(tokens) and tokens.ndim == 1:
             tokens = np.zeros((0, *self._token_shape), self._token_dtype)
         elif self.tokens and len(tokens) and tokens.shape[1:] != self._token_shape:

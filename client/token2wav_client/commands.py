@@ -22,7 +22,7 @@ from token2wav_client.input_file import reason
 from token2wav_client.player import Player
 from token2wav_client.stats import ChunkTiming, as_table, print_report, summarize
 from token2wav_client.token_source import batches, open_tokens, paced
-from token2wav_client.tokens import as_tokens
+from token2wav_client.tokens import LATENTS, as_tokens
 from token2wav_client.voice import FIELDS, ClientVoice, is_voice_id
 from token2wav_client.writer import STANDARD_OUTPUT, AudioWriter
 
@@ -101,7 +101,7 @@ def _files_named(options: argparse.Namespace) -> Iterator[None]:
         yield
     except (InputError, ServerError) as error:
         tokens = "standard input" if options.tokens == "-" else options.tokens
-        files = {"tokens": tokens} | dict.fromkeys(FIELDS, options.voice)
+        files = {"tokens": tokens, LATENTS: tokens} | dict.fromkeys(FIELDS, options.voice)
         file = files.get(str(error).partition(":")[0])
         if file is None or isinstance(error, OutputError) or str(error).startswith(f"{file}: "):
             raise
@@ -158,6 +158,8 @@ def perf_data(options: argparse.Namespace) -> int:
     if not (count := sum(map(len, pieces))):
         raise TokenError(f"{options.tokens}: tokens: 0 found; an utterance needs at least 1")
     tokens = np.concatenate(pieces)
+    if tokens.dtype != np.int32:
+        raise TokenError(f"{options.tokens}: tokens: latents; this command writes integers")
     if options.seconds is not None:
         count = max(1, round(options.seconds * SAMPLE_RATE / SAMPLES_PER_TOKEN))
         tokens = np.resize(tokens, (count, *tokens.shape[1:]))

@@ -150,7 +150,8 @@ def as_tokens(values: npt.ArrayLike) -> TokenArray:
     if array.ndim == 2 and array.dtype.kind == "f":
         return _as_latents(array)
     if array.dtype.kind not in "iu":
-        raise TokenError(f"tokens: dtype {array.dtype}, expected integers")
+        hint = "; pass latents in rows, shape (latents, size)" if array.dtype.kind == "f" else ""
+        raise TokenError(f"tokens: dtype {array.dtype}, expected integers{hint}")
     low, high = int(array.min()), int(array.max())
     if low < 0 or high > MAX_TOKEN:
         raise TokenError(f"tokens: {low if low < 0 else high} is outside 0 to {MAX_TOKEN}")

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 from tritonclient.grpc import service_pb2
 
-from token2wav_client import ClientVoice, ProtocolError, UtteranceClosedError
+from token2wav_client import ClientVoice, ProtocolError, TokenError, UtteranceClosedError
 from token2wav_client.audio import AudioChunk
 from token2wav_client.call import Call
 from token2wav_client.wire import Opening
@@ -272,6 +272,18 @@ def test_all_requests_of_latents_have_one_type(call: Call) -> None:
     for request, count in zip(requests, (1, 0), strict=True):
         sent = request.inputs[0]
         assert (sent.name, sent.datatype, list(sent.shape)) == ("latents", "FP32", [count, 2])
+
+
+def test_whole_numbers_among_latents_are_latents(call: Call) -> None:
+    call.request([[0.5, 1.5]], 1.0, end=False)
+    request = call.request([[0, 1]], 2.0, end=False)
+    assert (request.inputs[0].name, request.inputs[0].datatype) == ("latents", "FP32")
+
+
+def test_latents_after_codes_are_refused(call: Call) -> None:
+    call.request([[3, 4]], 1.0, end=False)
+    with pytest.raises(TokenError, match="latents, but this utterance began with integers"):
+        call.request([[0.5, 1.5]], 2.0, end=False)
 
 
 def test_nothing_is_owed_between_attempts(call: Call) -> None:
