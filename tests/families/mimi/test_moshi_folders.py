@@ -100,6 +100,8 @@ def test_several_files_of_weights_need_a_name(tmp_path: Path) -> None:
         ("seanet", "true_skip", False, "use_conv_shortcut: True is not supported"),
         ("seanet", "norm", "weight_norm", "seanet.norm: .*is not one of none"),
         ("seanet", "dimension", 10**9, "seanet.dimension: 1000000000 is not between"),
+        ("seanet", "trim_right_ratio", 0.5, "seanet.trim_right_ratio: 0.5 is not between"),
+        ("transformer", "causal", False, "transformer.causal: False is not supported"),
         ("transformer", "gating", "silu", "transformer.gating: .*is not one of none"),
         ("transformer", "d_model", 32, "but seanet.dimension is 16; they must be equal"),
         ("quantizer", "bins", "16", "quantizer.bins: expected int"),

@@ -225,8 +225,11 @@ def read_sizes(folder: Path, kind: type[_Sizes]) -> _Sizes:
     document = read_json(path)
     with prefixed(f"{path}: "):
         rope = document.get("rope_parameters")
-        if isinstance(rope, dict) and "rope_theta" in rope:  # its place since transformers 5
-            document["rope_theta"] = rope["rope_theta"]
+        if isinstance(rope, dict):  # its place since transformers 5
+            if (variant := rope.get("rope_type", "default")) != "default":
+                raise ConfigError(f"rope_parameters.rope_type: {variant!r} is not default")
+            if "rope_theta" in rope:
+                document["rope_theta"] = rope["rope_theta"]
         own = {name: value for name, value in document.items() if name in kinds(kind)}
         return from_mapping(kind, own, "")
 

@@ -53,6 +53,7 @@ class SeaNetSection:
     activation: Literal["ELU"] = "ELU"
     norm: Literal["none"] = "none"
     pad_mode: Literal["constant"] = "constant"
+    trim_right_ratio: Annotated[float, Bounds(1, 1)] = 1.0
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,7 @@ class TransformerSection:
     gating: Literal["none"] = "none"
     norm: Literal["layer_norm"] = "layer_norm"
     positional_embedding: Literal["rope"] = "rope"
+    causal: bool = True
 
 
 def moshi_weights_file(folder: Path) -> Path | None:
@@ -132,6 +134,8 @@ def sizes_of(document: Mapping[str, Any]) -> dict[str, Any]:
             f"transformer.d_model: {transformer.d_model}, but seanet.dimension is "
             f"{seanet.dimension}; they must be equal"
         )
+    if not transformer.causal:
+        raise ConfigError("transformer.causal: False is not supported; expected True")
     return {
         "sampling_rate": document.get("sample_rate", 24000),
         "frame_rate": document.get("frame_rate", 12.5),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from token2wav.config.values import Bounds
 from token2wav.families.mimi.config import DecoderSizes, read_sizes, weights_file
 from token2wav.model_config import ModelConfig, StageName
-from token2wav.networks.configs import Layers, Rate, Rates, Width
+from token2wav.networks.configs import Layers, Rates, Width
 
 FILES = ()
 MODEL_TYPES = ("pocket_tts_audio_tokenizer",)
@@ -29,7 +30,7 @@ class PocketSizes(DecoderSizes):
     num_hidden_layers: Layers = 2
     hidden_act: Literal["gelu", "gelu_pytorch_tanh"] = "gelu_pytorch_tanh"
     latent_dim: Width = 32
-    latent_stride: Rate = 16
+    latent_stride: Annotated[int, Bounds(2, 1 << 10)] = 16  # at 1 there is no upsampling
 
     @property
     def stride(self) -> int:
