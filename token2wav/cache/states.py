@@ -124,8 +124,8 @@ class StateStore:
     def release(self, slot: int) -> None:
         """Frees the slot of a stream."""
         with self._lock:
-            self._free.append(slot)
             del self._own[slot]
+            self._free.append(slot)
 
     def clear(self, slot: int) -> None:
         """Sets all states of a slot to zero."""

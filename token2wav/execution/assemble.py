@@ -50,9 +50,9 @@ from token2wav.networks.weights import SkipInit, fill
 
 log = logging.getLogger(__name__)
 
-# Largest number of streams in a captured batch of the vocoder. Larger batches are split.
 # Largest number of streams whose states are allocated at load: 6 GB for public CosyVoice3.
 _MOST_PREPARED = 1024
+# Largest number of streams in a captured batch of the vocoder. Larger batches are split.
 CAPTURED_STREAMS = 32
 
 

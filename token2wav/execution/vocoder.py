@@ -254,7 +254,7 @@ class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
             extrapolated: they are computed as if the last mel frame were repeated. The next chunk
             continues with exact samples.
         streams: number of streams whose states are allocated at once. Further streams allocate
-            more.
+            more. States in place are allocated with each stream (`StateStore`).
     """
 
     def __init__(
@@ -326,9 +326,9 @@ class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
 
     def close(self, handle: int) -> None:
         if (stream := self._streams.pop(handle, None)) is not None:
-            self.store.release(stream.slot)
             # A piece of this stream that has not started yet then uses the scratch slot.
-            stream.slot = SCRATCH_SLOT
+            slot, stream.slot = stream.slot, SCRATCH_SLOT
+            self.store.release(slot)
 
     @torch.inference_mode()
     def advance(self, batch: Sequence[tuple[int, FrameChunk]]) -> list[torch.Tensor]:

@@ -52,21 +52,24 @@ class PackedCopy:
 
     def __init__(self, arrange: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self._arrange = arrange
-        self._made: tuple[torch.Tensor, PackedWeight] | None = None
+        self._made: tuple[tuple[int, int], PackedWeight] | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PackedCopy:
         """Returns a copy that packs anew, because torch cannot copy the layout of oneDNN."""
         return PackedCopy(self._arrange)
 
     def of(self, weight: torch.Tensor) -> PackedWeight:
-        """Returns the packed weight. The layer must not change its weight in place."""
-        if self._made is None or self._made[0] is not weight:
-            self._made = weight, PackedWeight(self._arrange(weight))
-        return self._made[1]
+        """Returns the packed weight. It is made anew if the layer has another weight."""
+        key = weight.data_ptr(), 0 if weight.is_inference() else weight._version
+        made = self._made
+        if made is None or made[0] != key:
+            self._made = made = key, PackedWeight(self._arrange(weight))
+        return made[1]
 
 
 class PackedLinear(nn.Module):
-    """Linear layer for inference on a CPU. It keeps its weight in the packed layout alone.
+    """Linear layer for inference on a CPU. It keeps its weight in the packed layout alone, which is
+    no part of its `state_dict`.
 
     Args:
         linear: layer to replace.

@@ -330,7 +330,8 @@ def _multiplies(x: torch.Tensor, weight: torch.Tensor) -> bool:
     return (
         x.device.type == "cpu"
         and x.dtype == weight.dtype == torch.float32
-        and not weight.requires_grad
+        and not weight.requires_grad  # the product has no gradient
+        and not (torch.is_grad_enabled() and x.requires_grad)
         and not torch.compiler.is_exporting()
     )
 
