@@ -93,7 +93,8 @@ def make_plan(options: argparse.Namespace) -> dict[str, Any]:
         "stream_tokens": length,
         "left_blocks": model.window(stream),
         "storage": storage,
-        "precision": options.precision,
+        # vocoders and codecs stay in float32
+        "precision": options.precision if needs.pages else "float32",
         "voices": options.voices,
         "stream": {**asdict(needs), "bytes": needs.pages * needs.page_bytes + needs.context_bytes},
         "bytes_per_second_of_audio": round(needs.page_bytes * rate / model.block_tokens),
@@ -165,23 +166,31 @@ def as_table(plan: dict[str, Any]) -> str:
         if plan["left_blocks"] < 0
         else f"the prompt and {plan['left_blocks']} past blocks"
     )
-    lines = [
-        ("model", plan["model"]),
-        (
-            "stream",
-            f"{plan['stream_tokens']} tokens after a prompt of {plan['prompt_tokens']} "
-            f"tokens; attention reads {window}",
-        ),
-        (
-            "cache",
-            f"{plan['storage']}, {_mib(plan['bytes_per_second_of_audio'])} per second of audio",
-        ),
-        (
-            "a stream",
-            f"{stream['pages']} pages of {_mib(stream['page_bytes'])}, {_mib(stream['bytes'])} in "
-            f"all",
-        ),
-        ("a voice", f"{stream['prompt_pages']} pages, shared; {plan['voices']} voices"),
+    lines = [("model", plan["model"])]
+    if not stream["pages"]:
+        lines += [
+            ("stream", f"{plan['stream_tokens']} tokens, with a state of fixed size"),
+            ("a stream", _mib(stream["bytes"])),
+        ]
+    else:
+        lines += [
+            (
+                "stream",
+                f"{plan['stream_tokens']} tokens after a prompt of {plan['prompt_tokens']} "
+                f"tokens; attention reads {window}",
+            ),
+            (
+                "cache",
+                f"{plan['storage']}, {_mib(plan['bytes_per_second_of_audio'])} per second of audio",
+            ),
+            (
+                "a stream",
+                f"{stream['pages']} pages of {_mib(stream['page_bytes'])}, "
+                f"{_mib(stream['bytes'])} in all",
+            ),
+            ("a voice", f"{stream['prompt_pages']} pages, shared; {plan['voices']} voices"),
+        ]
+    lines += [
         (
             "GPU",
             (
@@ -190,7 +199,7 @@ def as_table(plan: dict[str, Any]) -> str:
             ).strip(),
         ),
         ("  weights", f"{_mib(memory['weights'])} in {plan['precision']}"),
-        ("  cache", _mib(memory["cache"])),
+        *([("  cache", _mib(memory["cache"]))] if stream["pages"] else []),
         (
             "  the rest",
             f"{_mib(memory['rest'])} for batches and activations, which are not measured",
@@ -213,7 +222,8 @@ def as_table(plan: dict[str, Any]) -> str:
             for batch, streams in compute["streams"].items()
         ]
     lines.append(("streams", f"{plan['streams']}; limited by {plan['binds']}"))
-    if plan["streams"] > LimitConfig().streams:
+    # The memory of a codec's states says little, because activations and compute bind first.
+    if plan["streams"] > LimitConfig().streams and (compute or stream["pages"]):
         lines.append(
             ("", f"set limits.streams to this number; its default is {LimitConfig().streams}")
         )

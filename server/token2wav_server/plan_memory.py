@@ -10,13 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
 from token2wav.cache.paged_kv_cache import PagedKVCache, Storage
+from token2wav.cache.states import StateStore
 from token2wav.config import StreamConfig
-from token2wav.execution.assemble import flow_networks
+from token2wav.execution.assemble import family_of, flow_networks
 from token2wav.execution.batch import ChunkInput
 from token2wav.execution.cached_flow import CachedFlow, flow_states
 from token2wav.execution.device import cuda_cache_bytes
@@ -25,10 +27,12 @@ from token2wav.execution.runner import Runner
 from token2wav.model_config import ModelConfig
 from token2wav.networks.noise import FlowNoise
 from token2wav.networks.ode import EulerSolver, OdeTables
+from token2wav.networks.streaming import VocoderNetwork, state_specs
 from token2wav.serving.chunking import Chunker, HopSchedule
 from token2wav.voice import Voice
 
 _META = torch.device("meta")
+_STATES = "memory outside the cache, for the state of each stream"
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,7 @@ class StreamNeeds:
     Attributes:
         page_bytes: bytes of a page, which holds the keys and values of one attention block.
         prompt_pages: number of pages that hold the prompt, shared by all streams of the voice.
-        pages: largest number of other pages that the stream holds at a time.
+        pages: largest number of other pages that the stream holds at a time; 0 for a codec.
         context_bytes: bytes that the stream needs besides its pages.
     """
 
@@ -55,7 +59,7 @@ class GpuMemory:
     Attributes:
         total: memory of the GPU.
         taken: memory that CUDA itself and other programs take.
-        weights: memory of the weights of flow and vocoder, and of the tables computed from weights.
+        weights: memory of the weights of all stages, and of the tables computed from weights.
         cache: memory of the pages of keys and values.
         rest: remaining memory, for batches, activations, contexts of streams and captured graphs.
         streams: number of streams that fit at the same time, each of the largest size.
@@ -80,6 +84,8 @@ def stream_needs(
 ) -> StreamNeeds:
     """Measures the memory of one stream by running it through the flow stage without arithmetic.
 
+    A codec has no flow and no pages. The size of its states does not depend on the other arguments.
+
     Args:
         model: configuration of the model.
         stream: settings of streams.
@@ -87,6 +93,9 @@ def stream_needs(
         prompt_tokens: number of tokens in the prompt of the voice.
         stream_tokens: number of tokens of the stream, at least 1.
     """
+    if "flow" not in model.stages:
+        states = StateStore({"decoder": state_specs(_decoder(model))}, _META, slots=1)
+        return StreamNeeds(0, 0, 0, states.slot_bytes)
     longest_hop, steps = model.hops(stream)[1], model.ode_steps
     # Pages for the utterance, and for the blocks that a stream with a window reserves in addition.
     room = (
@@ -127,10 +136,12 @@ def stream_needs(
 
 
 def weight_bytes(model: ModelConfig, precision: str) -> int:
-    """Returns the bytes of the weights of flow and vocoder on the device of a server.
+    """Returns the bytes of the weights of all stages on the device of a server.
 
     The tables that are computed from the times of the ODE steps are included.
     """
+    if "flow" not in model.stages:
+        return sum(tensor.nbytes for tensor in _decoder(model).state_dict().values())
     with _META:
         made = flow_networks(model, "float32")
     flow, vocoder = made.flow, made.vocoder
@@ -141,6 +152,15 @@ def weight_bytes(model: ModelConfig, precision: str) -> int:
         flow.estimator.halve()
     weights = [*flow.state_dict().values(), *vocoder.state_dict().values()]
     return sum(tensor.nbytes for tensor in [*weights, *_tensors(tables.modulation)])
+
+
+def _decoder(model: ModelConfig) -> VocoderNetwork:
+    """Makes the network of a codec without weights."""
+    with _META:
+        network: Any = family_of(model).network(model, "decoder")
+    network.freeze()
+    decoder: VocoderNetwork = network
+    return decoder
 
 
 def _tensors(value: object) -> list[torch.Tensor]:
@@ -170,14 +190,13 @@ def share_out(
         voices: number of voices whose prompts are in the cache.
     """
     free = max(0, total - taken - weights)
+    if not needs.pages:
+        streams = free // needs.context_bytes
+        return GpuMemory(total, taken, weights, 0, free, streams, _STATES if free else "weights")
     cache = min(cache, free) if cache else cuda_cache_bytes(free)
     pages = cache // needs.page_bytes - voices * needs.prompt_pages
     by_pages, by_contexts = max(0, pages) // needs.pages, (free - cache) // needs.context_bytes
-    binds = (
-        "cache pages"
-        if by_pages <= by_contexts
-        else "memory outside the cache, for the state of each stream"
-    )
+    binds = "cache pages" if by_pages <= by_contexts else _STATES
     if not free:
         binds = "weights"
     return GpuMemory(total, taken, weights, cache, free - cache, min(by_pages, by_contexts), binds)

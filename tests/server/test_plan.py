@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import torch
 from benchmarks.gpu.report import write_report
 from tests.benchmarks.test_gpu_report import chunk, good
 from tests.execution.rig import CheapSolver, FlowStream, Parts
+from tests.support import mimi_model, nanocodec_model, pocket_model, qwen3_model
+from tests.support.family_golden import FamilyGolden
 from tests.support.golden import TINY
 from tests.support.utterances import a_voice, portions, some_tokens
 from token2wav import StreamConfig, Token2Wav
@@ -26,6 +29,14 @@ GIB = 2**30
 FULL = TINY.parent / "full_size"
 # Streams, tokens of a chunk, seconds spoken before, milliseconds.
 ROWS = [(4, 25, 30.0, 90.0), (4, 100, 10.0, 150.0), (1, 100, 30.0, 200.0), (4, 100, 30.0, 260.0)]
+
+
+WRITERS: dict[str, Callable[[Path, FamilyGolden], Path]] = {
+    "mimi": mimi_model.write_model,
+    "nanocodec": nanocodec_model.write_model,
+    "pocket_tts": pocket_model.write_model,
+    "qwen3_omni": qwen3_model.write_model,
+}
 
 
 @pytest.fixture(scope="module")
@@ -213,6 +224,27 @@ def test_a_report_of_another_gpu_is_left_out(
     assert (
         f"compute     not measured on this GPU; {tmp_path}/{said}" in capsys.readouterr().out
     ) == bool(said)
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_codec_takes_what_its_engine_takes(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = WRITERS[name](tmp_path, FamilyGolden(name, "tiny"))
+    model = Token2Wav.load(folder)
+    [decoder] = model.pipeline.stages.values()
+    state = decoder._frames.store.slot_bytes  # type: ignore[attr-defined]
+    network = load_network(folder, model.config, "decoder")
+    weights = sum(tensor.nbytes for tensor in network.state_dict().values())
+
+    common = ["--model", str(folder), "--memory-mib", "1000", "--used-mib", "0"]
+    assert main([*common, "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["stream"]["bytes"] == state
+    assert plan["memory"]["weights"] == weights
+    assert plan["streams"] == ((1000 << 20) - weights) // state
+    assert main(common) == 0
+    assert "tokens, with a state of fixed size" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
