@@ -32,6 +32,7 @@ ENV PATH=/opt/token2wav/venv/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1
 # The folder of the voices is a volume that the gateway writes to.
 RUN token2wav-gateway --version && install --directory --owner=10001 --group=10001 /voices
+WORKDIR /tmp
 USER 10001:10001
 EXPOSE 8080 8003
 ENTRYPOINT ["token2wav-gateway"]
