@@ -42,7 +42,7 @@ from token2wav.voice import voice_for
 _PACKAGES = ("qwen-tts-compat", "transformers", "moshi", "nemo-toolkit")
 _FRAME_SECONDS = 0.08  # duration of a frame of every codec here
 _CONTEXT = 25  # frames that `chunked_decode` of qwen-tts decodes again
-_COMPARED = 30  # frames whose audio is compared
+_COMPARED = 30  # number of frames of which the audio is compared
 _POSITIONS = {1: (0, 25, 125), 8: (0, 25), 32: (0, 25)}  # frames already decoded, by streams
 _REPEATS = {1: 5, 8: 3, 32: 2}  # frames that are timed at a position, by streams
 
@@ -108,7 +108,7 @@ class Recomputing(Contestant):
     Args:
         decode: function from codes (streams, codebooks, frames) to audio (streams, samples).
         codes: (frames, codebooks).
-        context: earlier frames that each call decodes again; None for all of them.
+        context: number of earlier frames that each call decodes again; None for all frames.
     """
 
     every_frame = False

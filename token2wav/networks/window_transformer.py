@@ -1,4 +1,4 @@
-"""Causal transformer with a sliding window, whose layers stream: the transformer of codec decoders.
+"""Causal transformer of codec decoders. It has a sliding window, and its layers stream.
 
 Modules have the names of the published weights in Hugging Face's format.
 """

@@ -1,6 +1,6 @@
 """Sizes of Mimi in the folders that Kyutai publishes for its package `moshi`.
 
-Such a folder contains the weights of Mimi beside those of a language model:
+Such a folder contains the weights of Mimi and of a language model:
 
     config.json                                  the language model, and names of files
     tokenizer-e351c8d8-checkpoint125.safetensors Mimi

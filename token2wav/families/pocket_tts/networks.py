@@ -17,7 +17,7 @@ from token2wav.networks.weights import fitting_weights, floating_tensors, read_s
 
 _PROJECTION = "latent_proj."
 _DECODER = "decoder."
-_SEANET = "decoder_seanet."  # published name of what is `decoder` in the folders of Mimi
+_SEANET = "decoder_seanet."  # `decoder.` in the folders of Mimi
 
 
 class PocketDecoder(LatentDecoder):
