@@ -76,8 +76,7 @@ class _EarlierName(argparse.Action):
 def _parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog=PROGRAM,
-        description="Export ONNX graphs and TensorRT engines from a model folder. The family of "
-        "the model must have a cache.",
+        description="Export ONNX graphs and TensorRT engines from a model folder.",
         epilog=_EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -216,9 +215,9 @@ def _graphs(precision: Precision) -> CommandParser:
         "--graphs",
         nargs="+",
         choices=get_args(GraphName),
-        default=["step", "vocoder"],
         metavar="GRAPH",
-        help=f"graphs to export, out of {', '.join(get_args(GraphName))} (default: step vocoder)",
+        help=f"graphs to export, out of {', '.join(get_args(GraphName))} (default: step vocoder; "
+        "decoder for a codec)",
     )
     parent.add_argument(
         "--precision",
@@ -242,7 +241,7 @@ def _run_onnx(options: argparse.Namespace) -> None:
 
     maker = Maker(options.model, _engines(options), options.command_line)
     for precision in options.precision:
-        for graph in options.graphs:
+        for graph in options.graphs or maker.default_graphs:
             maker.onnx(graph, precision, options.opset)
 
 
@@ -257,7 +256,7 @@ def _run_tensorrt(options: argparse.Namespace) -> None:
     package = load_package(options.package)
     maker = Maker(options.model, _engines(options), options.command_line)
     for precision in options.precision:
-        for graph in options.graphs:
+        for graph in options.graphs or maker.default_graphs:
             maker.tensorrt(graph, precision, package, load, options.compute_capability)
 
 

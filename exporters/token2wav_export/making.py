@@ -28,6 +28,7 @@ from token2wav.execution.artifacts import (
 )
 from token2wav.execution.assemble import Exportable, exportable
 from token2wav.execution.exported_graphs import Package
+from token2wav_export import ExportError
 from token2wav_export.engines import build_engine, build_target, version_of
 from token2wav_export.modules import load_module
 from token2wav_export.onnx_file import check_parity, write_onnx
@@ -59,8 +60,13 @@ class Maker:
         self._command = shlex.join(command)
         self._schedule = {
             "steps": self.model.config.ode_steps,
-            "guidance": self.model.networks.guidance,
+            "guidance": self.model.guidance,
         }
+
+    @property
+    def default_graphs(self) -> tuple[GraphName, ...]:
+        """Graphs that a server on ONNX Runtime needs."""
+        return ("decoder",) if "decoder" in self.model.networks else ("step", "vocoder")
 
     def onnx(self, graph: GraphName, precision: Precision, opset: int = OPSET) -> Path:
         """Exports a graph as ONNX, and adds it to the engine folder.
@@ -131,9 +137,11 @@ class Maker:
 
         Raises:
             ConfigError: the profiles or capabilities are not supported.
-            ExportError: the package rejects the graph.
+            ExportError: the package rejects the graph, or servers do not run it on TensorRT.
             CheckpointError, ArtifactError: the weights or the engine folder cannot be used.
         """
+        if graph == "decoder":
+            raise ExportError("decoder: codec decoders run on torch or ONNX Runtime, not TensorRT")
         tensors = signature(graph, precision, self.model)
         allowed = [shapes(profile, tensors) for profile in profiles(graph, load, self.model)]
         target = build_target(package, compute_capabilities)

@@ -8,9 +8,10 @@ from functools import cached_property
 import torch
 from torch import nn
 
-from token2wav.execution.artifacts import GraphName, Precision
+from token2wav.execution.artifacts import GraphName, Precision, stage_of
 from token2wav.execution.assemble import Exportable
-from token2wav.execution.exported_graphs import AUDIO, NEW, PAST, SIGNALS, exported_states
+from token2wav.execution.exported_graphs import AUDIO, NEW, PAST, exported_states, signals_of
+from token2wav.model_config import ModelConfig, StageName
 from token2wav.networks.dit import DiT
 from token2wav.networks.estimator import MODULATION, PRESENT, ROPE, CachedStep
 from token2wav.networks.hift import HiFT
@@ -62,42 +63,69 @@ class _Traced(StreamStep):
 
 
 class Vocoder(nn.Module):
-    """Vocoder module for export: calls `HiFT.decode` or `BigVGAN.forward`.
+    """Module of a vocoder or of a codec decoder for export: calls `HiFT.decode`, or the method
+    `forward` of another network.
 
     Args:
         vocoder: network to export.
+        config: configuration of the model.
+        stage: stage of the network.
         whole: True for whole sequences, False for pieces of streams with states.
     """
 
-    def __init__(self, vocoder: VocoderNetwork, *, whole: bool) -> None:
+    def __init__(
+        self, vocoder: VocoderNetwork, config: ModelConfig, stage: StageName, *, whole: bool
+    ) -> None:
         super().__init__()
         self.vocoder = vocoder
+        self.signals = signals_of(stage, vocoder)
+        self._codes = config.vocab_size if stage == "decoder" else 0
+        self._fewer_codebooks = config.fewer_codebooks
         self._network: Callable[..., torch.Tensor] = (
             vocoder.decode if isinstance(vocoder, HiFT) else vocoder.forward
         )
         self.specs = {} if whole else exported_states(vocoder)
 
     def forward(self, inputs: Tensors) -> Tensors:
-        """Computes the audio of mel and, for HiFT, of its excitation.
+        """Computes the audio of tokens; or of mel and, for HiFT, of its excitation.
 
         For pieces of streams, the inputs contain the earlier states, and the outputs the new
         states.
         """
-        signals = [inputs[name] for name in SIGNALS if name in inputs]
+        signals = [inputs[name] for name in self.signals]
         if not self.specs:
             return {AUDIO: self._network(*signals)}
-        step = _Traced({layer: inputs[f"{PAST}{spec.name}"] for layer, spec in self.specs.items()})
+        # Outside of an export, attention layers write into their states.
+        state = {layer: inputs[f"{PAST}{spec.name}"].clone() for layer, spec in self.specs.items()}
+        step = _Traced(state)
         audio = self._network(*signals, step)
         return {
             AUDIO: audio,
-            **{f"{NEW}{spec.name}": step.new[layer] for layer, spec in self.specs.items()},
+            **{
+                f"{NEW}{spec.name}": step.new.get(layer, state[layer])
+                for layer, spec in self.specs.items()
+            },
         }
+
+    def draw_codes(self, tokens: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        """Draws codes of the shape (B, codebooks, T) of `tokens`, which are returned if the model
+        takes latents. The last row has only the first codebook, if the model allows that.
+        """
+        if not self._codes:
+            return tokens
+        codes = torch.randint(self._codes, tokens.shape, generator=generator).float()
+        if self._fewer_codebooks:
+            codes[-1, 1:] = -1
+        return codes
 
     @torch.inference_mode()
     def started(self, *signals: torch.Tensor) -> Tensors:
         """Returns the states after streams have begun with these signals, as inputs by name."""
         rows, frames = len(signals[0]), signals[0].shape[2]
-        state = {layer: torch.zeros(rows, *spec.shape) for layer, spec in self.specs.items()}
+        state = {
+            layer: torch.zeros(rows, *spec.shape, dtype=spec.dtype)
+            for layer, spec in self.specs.items()
+        }
         self._network(*signals, StreamStep(state, first=True, frames=frames))
         return {f"{PAST}{spec.name}": state[layer] for layer, spec in self.specs.items()}
 
@@ -109,11 +137,11 @@ def load_module(graph: GraphName, precision: Precision, model: Exportable) -> nn
     Raises:
         CheckpointError: the weights cannot be used.
     """
-    if graph.startswith("vocoder"):
-        vocoder = model.load("vocoder")
+    if (stage := stage_of(graph)) != "flow":
+        vocoder = model.load(stage)
         if precision == "float16":
             halve_convolutions(vocoder)
-        return Vocoder(vocoder, whole=graph == "vocoder-whole").eval()
+        return Vocoder(vocoder, model.config, stage, whole=graph == "vocoder-whole").eval()
     estimator = model.load("flow").estimator
     if precision == "float16":
         estimator.halve()
@@ -180,9 +208,9 @@ def sample_inputs(module: nn.Module, signature: Signature, sizes: Sizes, seed: i
     elif isinstance(module, Vocoder):
         if "source" in inputs:
             inputs["source"] *= _EXCITATION
+        if "tokens" in inputs:
+            inputs["tokens"] = module.draw_codes(inputs["tokens"], generator)
         if module.specs:
-            signals = [
-                inputs[name].repeat(1, 1, _STARTED_FRAMES) for name in SIGNALS if name in inputs
-            ]
+            signals = [inputs[name].repeat(1, 1, _STARTED_FRAMES) for name in module.signals]
             inputs |= module.started(*signals)
     return inputs

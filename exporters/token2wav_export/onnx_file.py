@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.export import Dim
 
-from token2wav.execution.artifacts import GraphName, Precision
+from token2wav.execution.artifacts import GraphName, Precision, stage_of
 from token2wav_export import ExportError
 from token2wav_export.modules import Tensors, run_module, sample_inputs
 from token2wav_export.signatures import Axis, Signature, Sizes, TensorSpec
@@ -133,7 +133,7 @@ def bound(graph: GraphName, precision: Precision) -> float:
     """Returns the largest accepted `disagreement` of a graph."""
     if precision == "float16":
         return FLOAT16_BOUND
-    return VOCODER_FLOAT32_BOUND if graph.startswith("vocoder") else FLOAT32_BOUND
+    return FLOAT32_BOUND if stage_of(graph) == "flow" else VOCODER_FLOAT32_BOUND
 
 
 def disagreement(outputs: Arrays, references: Tensors, precision: Precision) -> float:

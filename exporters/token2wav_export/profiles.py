@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from token2wav.cache.paged_kv_cache import BRANCHES
 from token2wav.config import StreamConfig
 from token2wav.execution.artifacts import GraphName
 from token2wav.execution.assemble import Exportable
@@ -66,7 +67,7 @@ def profiles(graph: GraphName, load: Load, model: Exportable) -> list[Profile]:
     frame_rate = config.token_frame_rate * config.token_mel_ratio
     block = config.block_tokens * config.token_mel_ratio
     history = -(-int(load.history_seconds * frame_rate) // block) * block  # whole blocks
-    each = model.networks.layout.branches  # rows per stream
+    each = BRANCHES if model.guidance else 1  # rows per stream
     rows = Span(each, each, each * load.max_streams)
     if graph == "step":
         past = Span(0, history // 2, history)

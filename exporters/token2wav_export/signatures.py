@@ -6,18 +6,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 
-from token2wav.execution.artifacts import GraphName, Precision
+from token2wav.execution.artifacts import GraphName, Precision, stage_of
 from token2wav.execution.assemble import Exportable
-from token2wav.execution.exported_graphs import AUDIO, NEW, PAST, exported_states
+from token2wav.execution.exported_graphs import AUDIO, NEW, PAST, exported_states, signals_of
+from token2wav.model_config import StageName
 from token2wav.networks.dit import DiT
 from token2wav.networks.estimator import MODULATION, PRESENT, ROPE, Estimator, cache_names
 from token2wav.networks.hift import HiFT
-from token2wav.networks.streaming import VocoderNetwork
+from token2wav.networks.streaming import StateSpec
 from token2wav_export import ExportError
+
+TypeName = Literal["float32", "float16", "int64"]  # dtype by its name in numpy and torch
+_NAMES: dict[torch.dtype, TypeName] = {torch.float32: "float32", torch.int64: "int64"}
 
 Sizes = Mapping[str, int]  # sizes of the free dimensions by name: rows, frames, past
 
@@ -42,7 +46,7 @@ class TensorSpec:
 
     name: str
     shape: tuple[int | Axis, ...]  # an `Axis` for each axis of variable length
-    dtype: Literal["float32", "float16", "int64"] = "float32"  # name in numpy and torch
+    dtype: TypeName = "float32"
 
     def of(self, sizes: Sizes) -> tuple[int, ...]:
         """Returns the shape for given sizes of the free dimensions."""
@@ -65,17 +69,20 @@ def signature(graph: GraphName, precision: Precision, model: Exportable) -> Sign
     """Returns the signature of a graph of a model.
 
     Raises:
-        ExportError: the flow of this model has no such graph.
+        ExportError: this model has no such graph.
     """
+    if stage_of(graph) not in model.networks:
+        graphs = ", ".join(name for name in get_args(GraphName) if stage_of(name) in model.networks)
+        raise ExportError(f"{graph}: this model has no such graph; it has {graphs}")
     if graph == "step":
-        return _step(model.networks.flow.estimator, model.networks.layout.bands, precision)
-    if graph.startswith("vocoder"):
-        return _vocoder(model.networks.vocoder, whole=graph == "vocoder-whole")
-    if not isinstance(model.networks.flow.estimator, DiT):
+        return _step(model.networks["flow"].estimator, model.config.mel_bands, precision)
+    if stage_of(graph) != "flow":
+        return _vocoder(model, stage_of(graph), whole=graph == "vocoder-whole")
+    if not isinstance(model.networks["flow"].estimator, DiT):
         raise ExportError(
             f"{graph}: only CosyVoice3 has this graph; export the graphs step and vocoder"
         )
-    return _estimator(model.networks.layout.bands)
+    return _estimator(model.config.mel_bands)
 
 
 def _step(estimator: Estimator, bands: int, precision: Precision) -> Signature:
@@ -134,26 +141,25 @@ def _estimator(bands: int) -> Signature:
     )
 
 
-def _vocoder(vocoder: VocoderNetwork, *, whole: bool) -> Signature:
+def _vocoder(model: Exportable, stage: StageName, *, whole: bool) -> Signature:
+    vocoder = model.networks[stage]
     samples = Axis(FRAMES.names, vocoder.frame_samples)
     channel: tuple[int, ...] = () if isinstance(vocoder, HiFT) else (1,)
-    signals = [
-        TensorSpec("mel", (ROWS, vocoder.bands, FRAMES)),
-        TensorSpec("source", (ROWS, 1, samples)),
-    ]
-    kept: dict[str, tuple[int | Axis, ...]]
-    kept = (
-        {}
-        if whole
-        else {spec.name: (ROWS, *spec.shape) for spec in exported_states(vocoder).values()}
-    )
+    shapes: list[tuple[int | Axis, ...]] = [(ROWS, vocoder.bands, FRAMES), (ROWS, 1, samples)]
+    signals = zip(signals_of(stage, vocoder), shapes, strict=False)
+    states = [] if whole else list(exported_states(vocoder).values())
     return Signature(
         inputs=(
-            *(signals if isinstance(vocoder, HiFT) else signals[:1]),
-            *(TensorSpec(f"{PAST}{name}", shape) for name, shape in kept.items()),
+            *(TensorSpec(name, shape) for name, shape in signals),
+            *(_state(PAST, spec) for spec in states),
         ),
         outputs=(
             TensorSpec(AUDIO, (ROWS, *channel, samples)),
-            *(TensorSpec(f"{NEW}{name}", shape) for name, shape in kept.items()),
+            *(_state(NEW, spec) for spec in states),
         ),
     )
+
+
+def _state(prefix: str, spec: StateSpec) -> TensorSpec:
+    """Returns the state of a layer as an input or as an output."""
+    return TensorSpec(f"{prefix}{spec.name}", (ROWS, *spec.shape), _NAMES[spec.dtype])

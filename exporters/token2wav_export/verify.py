@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from token2wav.execution.backends import LoadContext
 from token2wav.execution.device import device_named
 from token2wav.execution.stages import BackendName, FrameChunk
 from token2wav.model import Token2Wav
+from token2wav.model_config import ModelConfig
 from token2wav.voice import MEL_BOUND, Voice
 
 PROMPT_TOKENS = 75
@@ -33,26 +35,31 @@ BOUNDS: dict[str, dict[str, float]] = {
 class Report:
     """Comparison of an engine with torch in float32, on random tokens with a random voice.
 
+    A codec has no mel. Its decoder is compared in place of a vocoder.
+
     Attributes:
         engine, precision, device: backend that was compared, its precision and its device.
         seconds: duration of the audio.
-        mel_max: largest difference of the mels, which are computed as in a stream.
+        mel_max: largest difference of the mels, which are computed as in a stream; None for a
+            codec.
         mel_db: standard deviation of that difference, relative to the standard deviation of the
-            mel, in dB.
-        vocoder_max: largest difference of the audio that both backends compute from the same mel.
+            mel, in dB; None for a codec.
+        vocoder_max: largest difference of the audio that both backends compute from the same mel,
+            or with a codec from the same codes.
         audio_snr_db: signal-to-noise ratio of the audio of the whole utterance, from tokens.
-        finite_when_large: whether a prompt mel of the largest accepted values gives a finite mel.
+        finite_when_large: whether a prompt mel of the largest accepted values gives a finite mel;
+            None for a codec.
     """
 
     engine: str
     precision: str
     device: str
     seconds: float
-    mel_max: float
-    mel_db: float
+    mel_max: float | None
+    mel_db: float | None
     vocoder_max: float
     audio_snr_db: float
-    finite_when_large: bool
+    finite_when_large: bool | None
 
     @property
     def failures(self) -> list[str]:
@@ -60,9 +67,11 @@ class Report:
         failures = []
         for name, bound in BOUNDS[self.precision].items():
             value = getattr(self, name)
+            if value is None:
+                continue
             if not (value >= bound if name == "audio_snr_db" else value <= bound):
                 failures.append(f"{name} is {value:.3g}, the bound is {bound:g}")
-        if not self.finite_when_large:
+        if self.finite_when_large is False:
             failures.append("large inputs give NaN or infinite numbers")
         return failures
 
@@ -71,17 +80,27 @@ class Report:
 
     def as_table(self) -> str:
         bounds = BOUNDS[self.precision]
-        rows = [
-            ("mel, largest error", f"{self.mel_max:.1e}", ""),
-            ("mel, error to spread (dB)", f"{self.mel_db:.1f}", f"<= {bounds['mel_db']:g}"),
-            ("vocoder, largest error", f"{self.vocoder_max:.1e}", f"<= {bounds['vocoder_max']:g}"),
+        rows = []
+        if self.mel_db is not None:
+            rows += [
+                ("mel, largest error", f"{self.mel_max:.1e}", ""),
+                ("mel, error to spread (dB)", f"{self.mel_db:.1f}", f"<= {bounds['mel_db']:g}"),
+            ]
+        last_stage = "decoder" if self.mel_db is None else "vocoder"
+        rows += [
+            (
+                f"{last_stage}, largest error",
+                f"{self.vocoder_max:.1e}",
+                f"<= {bounds['vocoder_max']:g}",
+            ),
             (
                 "audio, SNR (dB)",
                 f"{self.audio_snr_db:.1f}",
                 f">= {bounds.get('audio_snr_db', '-')}",
             ),
-            ("finite on large inputs", str(self.finite_when_large).lower(), "true"),
         ]
+        if self.finite_when_large is not None:
+            rows.append(("finite on large inputs", str(self.finite_when_large).lower(), "true"))
         head = (
             f"{self.engine}, {self.precision}, {self.device}, against torch, float32: "
             f"{self.seconds:g} s of audio"
@@ -103,7 +122,9 @@ def exported_runtime(folder: Path, runtime: RuntimeConfig) -> RuntimeConfig:
     """
     host = LoadContext(folder, runtime, device_named(runtime.device))
     artifacts = [
-        artifact for artifact in host.engines.artifacts() if artifact.graph in ("step", "vocoder")
+        artifact
+        for artifact in host.engines.artifacts()
+        if artifact.graph in ("step", "vocoder", "decoder")
     ]
     backends: tuple[BackendName, ...] = (
         ("tensorrt", "onnx") if host.device.type == "cuda" else ("onnx",)
@@ -136,15 +157,16 @@ def verify(folder: Path, runtime: RuntimeConfig, seconds: float) -> Report:
     )
     candidate = Token2Wav.load(folder, runtime=runtime)
     random = np.random.default_rng(0)
-    vocabulary = reference.config.vocab_size
-    shape, count = reference.config.token_shape, round(seconds * reference.config.token_frame_rate)
-    tokens = random.integers(0, vocabulary, (count, *shape)).astype(np.int32)
+    config = reference.config
+    tokens = _draw_tokens(config, round(seconds * config.token_frame_rate), random)
+    if "decoder" in config.stages:
+        return _verify_decoder(reference, candidate, tokens, seconds)
     voice = Voice(
-        random.integers(0, vocabulary, (PROMPT_TOKENS, *shape)),
-        random.standard_normal(
-            (reference.config.token_mel_ratio * PROMPT_TOKENS, reference.config.mel_bands)
-        ).astype(np.float32),
-        random.standard_normal(reference.config.speaker_size).astype(np.float32),
+        _draw_tokens(config, PROMPT_TOKENS, random),
+        random.standard_normal((config.token_mel_ratio * PROMPT_TOKENS, config.mel_bands)).astype(
+            np.float32
+        ),
+        random.standard_normal(config.speaker_size).astype(np.float32),
     )
     steps = tqdm(total=4, desc="verify", unit="stage", leave=False)
     mel, other_mel = (stream_mel(model, tokens, voice) for model in (reference, candidate))
@@ -166,6 +188,37 @@ def verify(folder: Path, runtime: RuntimeConfig, seconds: float) -> Report:
         vocoder_max=float(np.abs(other_audio - same_mel).max()),
         audio_snr_db=-_decibel(np.std(other_whole - whole) / np.std(whole)),
         finite_when_large=finite,
+    )
+
+
+def _draw_tokens(config: ModelConfig, count: int, random: np.random.Generator) -> NDArray[Any]:
+    """Draws tokens (count, *token_shape): codes, or latents of a normal distribution."""
+    shape = (count, *config.token_shape)
+    if config.takes_latents:
+        return random.standard_normal(shape).astype(np.float32)
+    return random.integers(0, config.vocab_size, shape).astype(np.int32)
+
+
+def _verify_decoder(
+    reference: Token2Wav, candidate: Token2Wav, tokens: NDArray[Any], seconds: float
+) -> Report:
+    """Compares the decoders of a codec in a stream of four parts."""
+    wanted = reference.synthesize(tokens)
+    with candidate.stream() as stream:
+        # An exported decoder runs only the chunks between the first and the last one.
+        chunks = [chunk for part in np.array_split(tokens, 4) for chunk in stream.push(part)]
+        chunks += stream.finish()
+    error = np.concatenate([chunk.audio for chunk in chunks]) - wanted
+    return Report(
+        engine=candidate.engine.name,
+        precision=candidate.engine.precision,
+        device=candidate.engine.device,
+        seconds=seconds,
+        mel_max=None,
+        mel_db=None,
+        vocoder_max=float(np.abs(error).max()),
+        audio_snr_db=-_decibel(np.std(error) / np.std(wanted)),
+        finite_when_large=None,
     )
 
 

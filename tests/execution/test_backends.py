@@ -13,7 +13,8 @@ from token2wav.execution.backends import Backend, LoadContext, choose
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_auto_takes_torch(device: str) -> None:
     context = LoadContext(TINY, RuntimeConfig(), torch.device(device))
-    assert choose(context) == Backend("torch")
+    for stages in (("flow", "vocoder"), ("decoder",)):
+        assert choose(context, stages) == Backend("torch")
 
 
 def test_only_tensorrt_limits_the_streams_of_a_batch() -> None:

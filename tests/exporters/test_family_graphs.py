@@ -69,7 +69,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         chatterbox_model.write_model(folder, FamilyGolden("chatterbox", "tiny"), mean_flow=True)
         graph = None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(backends, "_onnx", lambda host: Backend("onnx", graph))
+        patch.setattr(backends, "_onnx", lambda *_: Backend("onnx", graph))
         return load(folder, "torch"), load(folder, "onnx")
 
 

@@ -29,7 +29,9 @@ from token2wav.errors import ArtifactError, CheckpointError, ConfigError
 from token2wav.families import read_config
 from token2wav.model_config import StageName
 
-GraphName = Literal["step", "estimator-streaming", "estimator-full", "vocoder", "vocoder-whole"]
+GraphName = Literal[
+    "step", "estimator-streaming", "estimator-full", "vocoder", "vocoder-whole", "decoder"
+]
 Precision = Literal["float32", "float16"]
 Backend = Literal["onnx", "tensorrt", "tensorrt_rtx"]
 
@@ -118,6 +120,8 @@ def fingerprint(model_folder: Path, stage: StageName) -> str:
 
 def stage_of(graph: GraphName) -> StageName:
     """Returns the stage of the model that a graph belongs to."""
+    if graph == "decoder":
+        return "decoder"
     return "vocoder" if graph.startswith("vocoder") else "flow"
 
 

@@ -8,7 +8,7 @@ kind of stage.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -32,7 +32,7 @@ from token2wav.execution.backends import (
 from token2wav.execution.cached_flow import CachedFlow, encoder_cache, flow_states
 from token2wav.execution.decoder import TokenDecoder
 from token2wav.execution.device import cache_bytes, device_named, entered, keep_arithmetic_exact
-from token2wav.execution.exported_graphs import ExportedVocoder
+from token2wav.execution.exported_graphs import ExportedVocoder, signals_of
 from token2wav.execution.family import Family
 from token2wav.execution.graphs import GraphPool, GraphSummary, graphs_enabled
 from token2wav.execution.recompute import RecomputeFlow, RecomputeVocoder
@@ -83,12 +83,14 @@ class Exportable:
 
     Attributes:
         config: configuration of the model.
-        networks: networks without weights, on the device `meta`.
+        networks: networks of the stages without weights, on the device `meta`.
+        guidance: classifier-free guidance rate of the flow; 0 for a model without a flow.
         load: loads the network of a stage in float32 on the CPU, as `load_network` does.
     """
 
     config: ModelConfig
-    networks: FlowNetworks
+    networks: Mapping[StageName, Any]
+    guidance: float
     load: Callable[[StageName], Any]
 
 
@@ -99,14 +101,19 @@ def exportable(folder: Path) -> Exportable:
         ConfigError: no such folder, or its family runs on torch alone.
     """
     config = read_config(folder)
-    if family_of(config).torch_only:
+    family = family_of(config)
+    if family.torch_only:
         raise ConfigError(
             f"{folder}: the family of this model runs only on torch, so there are no graphs to "
             "export"
         )
+    load = partial(load_network, folder, config)
     with torch.device("meta"):
+        if "decoder" in config.stages:
+            return Exportable(config, {"decoder": family.network(config, "decoder")}, 0.0, load)
         made = flow_networks(config, "float32")
-    return Exportable(config, made, partial(load_network, folder, config))
+    networks: dict[StageName, Any] = {"flow": made.flow, "vocoder": made.vocoder}
+    return Exportable(config, networks, made.guidance, load)
 
 
 def family_of(config: ModelConfig) -> Family:
@@ -155,7 +162,7 @@ def check_runtime(
         cache_bytes(runtime.cache_mib, context.device)
         # `auto` never fails: it falls back to torch
         if runtime.backend != "auto" or stream.reference:
-            _backend_of(context, family_of(config), stream)
+            _backend_of(context, config, stream)
 
 
 def check_folder(folder: Path) -> None:
@@ -224,7 +231,7 @@ class Assembly:
         self.context, self.config, self.stream = context, config, stream
         self.family = family_of(config)
         # Chosen before weights are loaded, because the backend of the settings may be unavailable.
-        self.backend = _backend_of(context, self.family, stream)
+        self.backend = _backend_of(context, config, stream)
         self.pool = self.graph_pool()
 
     def stages(self) -> Stages:
@@ -268,7 +275,7 @@ class Assembly:
             return own
         if name == "flow":
             return self._flow_stage(network, noise, solvers)
-        stage = self._vocoder_stage(network, noise)
+        stage = self._vocoder_stage(name, network, noise)
         return TokenDecoder(stage) if name == "decoder" else stage
 
     def _solvers(self, flow: Any) -> dict[int, EulerSolver]:
@@ -334,15 +341,19 @@ class Assembly:
         return CachedFlow(recompute, runners, cache, states, conditions=encoder, longest_hop=hop)
 
     def _vocoder_stage(
-        self, vocoder: VocoderNetwork, noise: SourceNoise | None
+        self, name: StageName, vocoder: VocoderNetwork, noise: SourceNoise | None
     ) -> StreamingVocoder | RecomputeVocoder:
-        """Makes the stage of a vocoder."""
+        """Makes the stage of a vocoder or of a codec decoder."""
         reference = self.family.reference
         if self.stream.reference and reference is not None and reference.recomputes_audio:
             return RecomputeVocoder(vocoder, noise, "reference")
         # Under `stream.reference` the hop may be a whole utterance, too long to prepare.
         stream = replace(self.stream, reference=False)
-        exported = ExportedVocoder(self.backend.vocoder, vocoder) if self.backend.vocoder else None
+        exported = (
+            ExportedVocoder(self.backend.vocoder, vocoder, signals_of(name, vocoder))
+            if self.backend.vocoder
+            else None
+        )
         pool = None if exported else self.pool
         hops = self.config.hops(stream)
         kernels = None if exported else self._vocoder_kernels(vocoder, hops)
@@ -391,13 +402,15 @@ def _read_network(
     return network, family.weights(network, path, stage)
 
 
-def _backend_of(context: LoadContext, family: Family, stream: StreamConfig) -> Backend:
+def _backend_of(context: LoadContext, config: ModelConfig, stream: StreamConfig) -> Backend:
     """Chooses the backend of a model.
 
     Raises:
         ConfigError: as `choose`; or `stream.reference` is set, but the family has no reference
             loop.
     """
+    family = family_of(config)
     if stream.reference and family.reference is None:
         raise ConfigError("stream.reference: not supported by this family; remove the setting")
-    return choose(context, torch_only="stream.reference" if stream.reference else family.torch_only)
+    torch_only = "stream.reference" if stream.reference else family.torch_only
+    return choose(context, config.stages, torch_only=torch_only)

@@ -34,6 +34,7 @@ from token2wav.execution.graphs import GraphPool
 from token2wav.execution.runner import Runner
 from token2wav.execution.stages import BackendName, BlockEncoder
 from token2wav.execution.step import ExportedModule, StepMaker, TorchStep
+from token2wav.model_config import StageName
 from token2wav.networks.estimator import Estimator
 from token2wav.networks.ode import OdeTables
 
@@ -102,7 +103,7 @@ class Backend:
     Attributes:
         name: name of the backend.
         step: exported step of the estimator; None to run the estimator on torch.
-        vocoder: exported vocoder; None to run it on torch.
+        vocoder: exported vocoder or codec decoder; None to run it on torch.
     """
 
     name: BackendName
@@ -115,12 +116,13 @@ class Backend:
         return max(_CAPTURED_STREAMS) if self.name == "tensorrt" else 0
 
 
-def choose(context: LoadContext, *, torch_only: str = "") -> Backend:
+def choose(context: LoadContext, stages: Sequence[StageName], *, torch_only: str = "") -> Backend:
     """Chooses the backend of the settings. If that is `auto`, chooses the fastest backend whose
     packages and artifacts are present.
 
     Args:
         context: folder, settings and device.
+        stages: stages of the model.
         torch_only: name of a feature of the model that runs on torch alone; empty for none.
 
     Raises:
@@ -134,8 +136,8 @@ def choose(context: LoadContext, *, torch_only: str = "") -> Backend:
         return Backend("torch")
     loaders: dict[BackendName, Callable[[], Backend]] = {
         "torch": lambda: Backend("torch"),
-        "onnx": lambda: _onnx(context),
-        "tensorrt": lambda: _tensorrt(context),
+        "onnx": lambda: _onnx(context, stages),
+        "tensorrt": lambda: _tensorrt(context, stages),
     }
     if context.runtime.backend != "auto":
         return loaders[context.runtime.backend]()
@@ -259,19 +261,24 @@ def _triton_compiles() -> bool:
     return True
 
 
-def _onnx(context: LoadContext) -> Backend:
+def _onnx(context: LoadContext, stages: Sequence[StageName]) -> Backend:
     if importlib.util.find_spec("onnxruntime") is None:
         extra = "onnx-gpu" if context.device.type == "cuda" else "onnx"
         raise EngineUnavailableError(
             f"onnxruntime is not installed; run: pip install 'token2wav[{extra}]'"
         )
     check_provider(context.device)
+    if "decoder" in stages:
+        decoder = context.engines.find("decoder", "float32", "onnx", model_folder=context.folder)
+        return Backend("onnx", vocoder=OnnxModule(decoder, context.device))
     step = context.engines.find("step", context.precision, "onnx", model_folder=context.folder)
     vocoder = context.engines.find("vocoder", "float32", "onnx", model_folder=context.folder)
     return Backend("onnx", *(OnnxModule(path, context.device) for path in (step, vocoder)))
 
 
-def _tensorrt(context: LoadContext) -> Backend:
+def _tensorrt(context: LoadContext, stages: Sequence[StageName]) -> Backend:
+    if "decoder" in stages:
+        raise ConfigError("runtime.backend: tensorrt cannot run a codec decoder; set torch or onnx")
     if context.device.type != "cuda":
         raise EngineUnavailableError(
             f"tensorrt needs an NVIDIA GPU, but the device is {context.device}"

@@ -23,6 +23,7 @@ from torch import nn
 from token2wav.errors import EngineError, EngineUnavailableError
 from token2wav.execution.device import cuda_cache_bytes
 from token2wav.execution.step import ExportedModule
+from token2wav.model_config import StageName
 from token2wav.networks.hift import HiFT
 from token2wav.networks.streaming import (
     StateSpec,
@@ -33,8 +34,7 @@ from token2wav.networks.streaming import (
 
 log = logging.getLogger(__name__)
 
-# Names of the inputs and of the output of the graph of a vocoder.
-SIGNALS, AUDIO = ("mel", "source"), "audio"
+AUDIO = "audio"  # name of the output of the graph of a vocoder or of a codec decoder
 # Prefixes of the name of a layer. They make the names of its state as an input and as an output.
 PAST, NEW = "past_", "new_"
 # Layers that run outside the graph of a vocoder: the F0 predictor needs double precision, the
@@ -51,14 +51,30 @@ def exported_states(vocoder: VocoderNetwork) -> dict[nn.Module, StateSpec]:
     }
 
 
+def signals_of(stage: StageName, network: VocoderNetwork) -> tuple[str, ...]:
+    """Returns the names of the inputs of the graph of a vocoder or of a codec decoder, except for
+    its states.
+    """
+    if stage == "decoder":
+        return ("tokens",)
+    return ("mel", "source") if isinstance(network, HiFT) else ("mel",)
+
+
 class ExportedVocoder:
-    """Exported graph that replaces `HiFT.decode` or `BigVGAN.forward`.
+    """Exported graph that replaces `HiFT.decode`, or the method `forward` of another network.
 
     It has the signature of the method that it replaces, and uses the states of the torch layers.
+
+    Args:
+        graph: exported graph.
+        vocoder: network that the graph was made from.
+        signals: names of the inputs, see `signals_of`.
     """
 
-    def __init__(self, graph: ExportedModule, vocoder: VocoderNetwork) -> None:
-        self._graph = graph
+    def __init__(
+        self, graph: ExportedModule, vocoder: VocoderNetwork, signals: tuple[str, ...]
+    ) -> None:
+        self._graph, self._signals = graph, signals
         self._shape = (
             (vocoder.frame_samples,) if isinstance(vocoder, HiFT) else (1, vocoder.frame_samples)
         )
@@ -71,7 +87,9 @@ class ExportedVocoder:
         *signals, step = arguments
         assert isinstance(step, StreamStep)
         assert step.state is not None
-        inputs = {name: signal.contiguous() for name, signal in zip(SIGNALS, signals, strict=False)}
+        inputs = {
+            name: signal.contiguous() for name, signal in zip(self._signals, signals, strict=True)
+        }
         kept = {spec.name: step.state[layer] for layer, spec in self._specs.items()}
         inputs |= {f"{PAST}{name}": state.contiguous() for name, state in kept.items()}
         *channels, samples = self._shape

@@ -302,7 +302,10 @@ class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
                 *(dataclasses.replace(shape, inside=True) for shape in shapes if not shape.inside),
             ]
         # States in place keep the values of provisional pieces, so streams with such pieces copy.
-        in_place = self._device.type == "cpu" and not shapes and not self._early
+        # An exported graph takes the states of a batch as one tensor.
+        in_place = (
+            self._device.type == "cpu" and not shapes and not self._early and self._decode is None
+        )
         self.store = StateStore(
             {_NETWORK: state_specs(self._net)}, self._device, slots, in_place=in_place
         )

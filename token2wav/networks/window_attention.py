@@ -87,7 +87,9 @@ class PositionCounter(Streaming):
             return Positions(values)
         if not step.first:
             values = values + step.state[self]
-        step.save_state(self, (values[:, -1:] + 1).expand(len(x), 1))
+        step.save_state(self, (values[:, -1:] + 1).expand(x.shape[0], 1))
+        if torch.compiler.is_exporting():
+            return Positions(values, [self._part_of_graph(values)])
         starts = range(0, x.shape[1], _MOST_NEW)
         parts = [(start, min(start + _MOST_NEW, x.shape[1])) for start in starts]
         make = self._part_of_each if in_place else self._part_of_all
@@ -102,6 +104,21 @@ class PositionCounter(Streaming):
         mask = _mask_of(positions[..., None], keys, self.window)
         stop = start + positions.shape[1]
         return StepPart(start, stop, positions % ring, mask=mask)
+
+    def _part_of_graph(self, positions: torch.Tensor) -> StepPart:
+        """Makes the only part of a step in an exported graph, where a step has any length.
+
+        The keys are those of the rings, then those of the step. `places` are the indices of the
+        keys that the rings hold after the step.
+        """
+        ring = ring_length(self.window)
+        slots = torch.arange(ring, device=positions.device)
+        past, last = positions[:, :1] - 1, positions[:, -1:]
+        keys = torch.cat((past - (past - slots) % ring, positions), dim=1)
+        mask = _mask_of(positions[..., None], keys[:, None], self.window)
+        kept = last - (last - slots) % ring
+        places = torch.where(kept > past, ring + kept - past - 1, slots)
+        return StepPart(0, positions.shape[1], places, mask=mask)
 
     def _part_of_each(self, positions: torch.Tensor, start: int) -> StepPart:
         """Makes a part for rings that are a tensor for each stream."""
@@ -195,6 +212,12 @@ class WindowAttention(Streaming):
             return self._whole(q, k, v)
         rings = step.state[self]
         kv = torch.stack((k, v), dim=1)  # (B, 2, T, heads, dim_head)
+        if torch.compiler.is_exporting():
+            [part] = positions.parts
+            joined = torch.cat((rings, kv), dim=2)
+            index = part.places[:, None, :, None, None].expand(rings.shape)
+            step.save_state(self, joined.gather(2, index))
+            return _masked_attention(q, joined, part)
         attend = self._together if isinstance(rings, torch.Tensor) else self._one_by_one
         if step.first and isinstance(rings, torch.Tensor):
             rings.zero_()  # a NaN of an earlier stream would pass the mask
@@ -209,12 +232,9 @@ class WindowAttention(Streaming):
         q: torch.Tensor, kv: torch.Tensor, rings: torch.Tensor, part: StepPart
     ) -> torch.Tensor:
         """Computes a part of a step, with rings (B, 2, ring, heads, dim_head)."""
-        assert part.mask is not None
         index = part.places[:, None, :, None, None].expand(kv.shape)
         rings.scatter_(2, index, kv.to(rings.dtype))
-        keys, values = rings.to(q.dtype).transpose(2, 3).unbind(1)
-        mask = part.mask[:, None].to(q.dtype)
-        return F.scaled_dot_product_attention(q.transpose(1, 2), keys, values, mask).transpose(1, 2)
+        return _masked_attention(q, rings.to(q.dtype), part)
 
     @staticmethod
     def _one_by_one(
@@ -252,6 +272,16 @@ class WindowAttention(Streaming):
                 _attention(q[:, start:stop], k[:, first:stop], v[:, first:stop], visible[None])
             )
         return torch.cat(parts, dim=1)
+
+
+def _masked_attention(q: torch.Tensor, kv: torch.Tensor, part: StepPart) -> torch.Tensor:
+    """Computes attention of q (B, T, heads, dim_head) over kv (B, 2, S, heads, dim_head), under the
+    mask of a part.
+    """
+    assert part.mask is not None
+    keys, values = kv.transpose(2, 3).unbind(1)
+    mask = part.mask[:, None].to(q.dtype)
+    return F.scaled_dot_product_attention(q.transpose(1, 2), keys, values, mask).transpose(1, 2)
 
 
 def _attention(

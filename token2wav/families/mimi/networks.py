@@ -29,8 +29,6 @@ _ENCODING = re.compile(r"quantizer\.\w+\.input_proj\.weight")  # only makes code
 class MimiFamily(Family):
     """Family of Mimi."""
 
-    torch_only = "a codec decoder"
-
     def network(self, config: Any, stage: StageName) -> nn.Module:
         return Mimi(config.sizes)
 

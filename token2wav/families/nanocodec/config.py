@@ -117,9 +117,6 @@ class NanoCodecConfig(ModelConfig):
     decoder: DecoderConfig
     quantizer: QuantizerConfig
 
-    def stage_config(self, stage: StageName) -> Any:
-        return self.decoder, self.quantizer
-
     def weights_file(self, folder: Path, stage: StageName) -> Path:
         if (archive := _archive_in(folder)) is not None:
             return archive

@@ -28,8 +28,6 @@ _WRAPPERS = {".conv.": ".", ".activation.snake_act.": "."}
 class NanoCodecFamily(Family):
     """Family of NanoCodec."""
 
-    torch_only = "a codec decoder"
-
     def network(self, config: Any, stage: StageName) -> nn.Module:
         return NanoCodec(config.decoder, config.quantizer)
 

@@ -40,8 +40,6 @@ class PocketDecoder(LatentDecoder):
 class PocketFamily(Family):
     """Family of Pocket TTS."""
 
-    torch_only = "a codec decoder"
-
     def network(self, config: Any, stage: StageName) -> nn.Module:
         return PocketDecoder(config.sizes)
 

@@ -27,8 +27,6 @@ _LAYERS = "pre_transformer.layers."
 class Qwen3Family(Family):
     """Family of Qwen3-TTS's tokenizer and Qwen3-Omni's Code2Wav."""
 
-    torch_only = "a codec decoder"
-
     def network(self, config: Any, stage: StageName) -> nn.Module:
         return Qwen3Decoder(config.sizes)
 

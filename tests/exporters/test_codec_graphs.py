@@ -1,0 +1,107 @@
+"""Graphs of codec decoders: streams on an exported decoder equal torch, alone and in batches."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from tests.support import mimi_model, nanocodec_model, pocket_model, qwen3_model
+from tests.support.batches import spoken_together
+from tests.support.family_golden import FamilyGolden
+from tests.support.utterances import Tokens, chunks_of, joined, off, portions
+from token2wav import ConfigError, RuntimeConfig, Token2Wav
+from token2wav.execution.artifacts import EngineFolder
+from token2wav.serving.chunking import checked_tokens
+from token2wav.voice import voice_for
+from token2wav_export.cli import DONE, FAILED, main
+from token2wav_export.making import Maker
+
+PARITY = 1e-5  # of the deviation of the audio, as on torch
+WRITERS: dict[str, Callable[[Path, FamilyGolden], Path]] = {
+    "nanocodec": nanocodec_model.write_model,
+    "mimi": mimi_model.write_model,
+    "pocket_tts": pocket_model.write_model,
+    "qwen3_omni": qwen3_model.write_model,
+}
+
+
+# An export takes ten seconds, so `make test` runs one: of a decoder with all kinds of layers.
+@pytest.fixture(
+    scope="module",
+    params=[
+        "mimi",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in WRITERS if name != "mimi"),
+    ],
+)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with its exported decoder, as the command makes it."""
+    golden = FamilyGolden(request.param, "tiny")
+    written = WRITERS[request.param](tmp_path_factory.mktemp(request.param), golden)
+    assert main(["onnx", "--model", str(written)]) == DONE
+    return written
+
+
+def load(folder: Path, backend: str) -> Token2Wav:
+    runtime = RuntimeConfig(device="cpu", backend=backend)  # type: ignore[arg-type]
+    return Token2Wav.load(folder, runtime=runtime)
+
+
+def some_tokens(model: Token2Wav, count: int) -> Tokens:
+    """Draws codes or latents."""
+    config, random = model.config, np.random.default_rng(count)
+    if config.takes_latents:
+        return random.standard_normal((count, *config.token_shape)).astype(np.float32)
+    return random.integers(0, config.vocab_size, (count, *config.token_shape)).astype(np.int32)
+
+
+def test_streams_equal_torch(folder: Path) -> None:
+    torch_model, exported = load(folder, "torch"), load(folder, "onnx")
+    assert exported.engine.name == "onnx"
+    tokens = [some_tokens(exported, count) for count in (140, 33)]  # longer than the windows
+    if exported.config.fewer_codebooks:
+        tokens[1] = tokens[1][:, :1]
+    wanted = [torch_model.synthesize(own) for own in tokens]
+    alone = joined(chunks_of(exported, portions(tokens[0], [3, 40, 1])))
+    assert off(alone, wanted[0]) <= PARITY * wanted[0].std()
+    config = exported.config
+    given = [(voice_for(config, None), checked_tokens(own, config), 0) for own in tokens]
+    together = spoken_together(exported.pipeline, given)
+    for audio, expected in zip(together, wanted, strict=True):
+        assert off(audio, expected) <= PARITY * expected.std()
+
+
+def test_verify_compares_the_decoder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["verify", "--model", str(folder), "--device", "cpu", "--seconds", "2", "--json"]
+    assert main(command) == DONE
+    report = json.loads(capsys.readouterr().out)
+    assert report["engine"] == "onnx"
+    assert report["mel_max"] is None
+    assert 80 < report["audio_snr_db"] < 240  # other sums than torch, so not equal bit by bit
+
+
+def test_a_graph_names_its_tokens_and_states(folder: Path) -> None:
+    path = EngineFolder.of(folder).find("decoder", "float32", "onnx", model_folder=folder)
+    graph = onnx.load(path, load_external_data=False).graph
+    inputs = [value.name for value in graph.input]
+    assert inputs[0] == "tokens"
+    assert [value.name for value in graph.output] == [
+        "audio",
+        *(name.replace("past_", "new_", 1) for name in inputs[1:]),
+    ]
+
+
+def test_a_graph_of_a_flow_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["onnx", "--model", str(folder), "--graphs", "step"]) == FAILED
+    assert "step: this model has no such graph; it has decoder" in capsys.readouterr().err
+
+
+def test_tensorrt_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ConfigError, match="tensorrt cannot run a codec decoder; set torch or onnx"):
+        load(folder, "tensorrt")
+    maker = Maker(folder, EngineFolder.of(folder), ["pytest"])
+    assert maker.default_graphs == ("decoder",)
