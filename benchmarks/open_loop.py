@@ -27,6 +27,7 @@ from typing import Any
 import httpx
 import matplotlib as mpl
 import numpy as np
+from fastapi import FastAPI
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 from tqdm import tqdm
@@ -63,6 +64,12 @@ PLAYERS_MS = (50, 100, 200)  # audio that a player holds before it starts
 _GATEWAY_RATE_HZ = 24_000
 _PROMPT_TOKENS = 50
 _VOICE = "reader"
+GATEWAY_REQUEST = {
+    "model": "token2wav",
+    "voice": _VOICE,
+    "input": "Hello.",
+    "response_format": "pcm",
+}
 _LAG_S = 0.01  # largest lag of the clients with which figures of a rate are good
 
 # Speaks one utterance, and yields its pieces of audio.
@@ -128,9 +135,8 @@ async def from_server(client: AsyncClient, subject: Subject) -> AsyncIterator[Pi
 
 async def from_gateway(http: httpx.AsyncClient) -> AsyncIterator[Piece]:
     """Sends a text to a gateway, and yields its audio."""
-    body = {"model": "token2wav", "voice": _VOICE, "input": "Hello.", "response_format": "pcm"}
     began, rest = time.monotonic(), b""
-    async with http.stream("POST", "/v1/audio/speech", json=body) as response:
+    async with http.stream("POST", "/v1/audio/speech", json=GATEWAY_REQUEST) as response:
         response.raise_for_status()
         async for content in response.aiter_raw():
             content = rest + content
@@ -228,8 +234,12 @@ def model_folder(name: str, parent: Path) -> Path:
 
 
 @contextmanager
-def gateway(grpc_url: str, subject: Subject) -> Iterator[str]:
-    """Runs a gateway and its language model server in threads; yields the URL of the gateway."""
+def gateway(grpc_url: str, subject: Subject) -> Iterator[tuple[str, FastAPI]]:
+    """Runs a gateway and its language model server in threads.
+
+    Yields:
+        The URL of the gateway, and the language model server.
+    """
     assert subject.voice is not None
     answer = language_model.create_app(
         lambda text: subject.tokens.tolist(), subject.tokens_per_second
@@ -250,7 +260,7 @@ def gateway(grpc_url: str, subject: Subject) -> Iterator[str]:
             }
         )
         with serving(create_app(settings, Metrics())) as port:
-            yield f"http://127.0.0.1:{port}"
+            yield f"http://127.0.0.1:{port}", answer
 
 
 async def measure(
@@ -345,7 +355,7 @@ def main() -> None:
                 )
                 url = None
                 if options.gateway:
-                    url = stack.enter_context(gateway(server.grpc_url, subject))
+                    url, _ = stack.enter_context(gateway(server.grpc_url, subject))
                 rows += asyncio.run(measure(model, subject, server.grpc_url, url, options))
     facts = describe()
     highest = {
