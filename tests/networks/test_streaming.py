@@ -71,6 +71,28 @@ class Sum(nn.Module):
         return self.late(x, step) + self.wait(x, step)
 
 
+class Shortened(nn.Module):
+    """Upsampling whose output is shorter than its inputs, and a convolution that reads later
+    positions of it.
+    """
+
+    def __init__(self, delay: int) -> None:
+        super().__init__()
+        self.up = StreamConvTranspose(CHANNELS, CHANNELS, 10, 5, cut=(3, 3), input_delay=delay)
+        assert self.up.extra_outputs == -1
+        self.conv = centred_conv(
+            CHANNELS,
+            CHANNELS,
+            7,
+            input_delay=self.up.output_delay,
+            extra_inputs=self.up.extra_outputs,
+        )
+        self.output_delay = self.conv.output_delay
+
+    def forward(self, x: torch.Tensor, step: StreamStep) -> torch.Tensor:
+        return self.conv(self.up(x, step), step)
+
+
 class Spectrum(nn.Module):
     """STFT of one channel."""
 
@@ -121,6 +143,7 @@ LAYERS: dict[str, tuple[Callable[[int], nn.Module], float]] = {
         lambda delay: StreamConvTranspose(CHANNELS, CHANNELS, 8, 4, cut="both", input_delay=delay),
         4,
     ),
+    "transposed, cut by numbers": (Shortened, 5),
     "causal, in groups": (
         lambda delay: causal_conv(CHANNELS, CHANNELS, 4, groups=CHANNELS, input_delay=delay),
         1,

@@ -70,7 +70,7 @@ class Streaming(nn.Module):
         state_shape: shape of the state of one stream; empty for a layer without state.
         input_delay: number of positions by which the input of a step is late.
         extra_inputs: number of positions that the input of a whole sequence has in addition to the
-            positions of its frames, for example 1 after an STFT.
+            positions of its frames, for example 1 after an STFT; negative if it has fewer.
         state_in_place: whether the layer changes only a part of its state in a step, and can do so
             where the state is stored. A store may then pass a list with the state of each stream
             instead of one tensor (`StateStore`).
@@ -466,9 +466,14 @@ class StreamConvTranspose(nn.ConvTranspose1d):
         cut: place of the outputs of a whole sequence that are dropped, because there are
             `kernel - stride` too many. "halves": one half at each end. "end": all at the end, so
             that an output depends on no later input. "both": as "end", and as many at the start;
-            the result is then shorter than `stride` outputs of every input.
+            the result is then shorter than `stride` outputs of every input. A pair gives the
+            number of outputs that are dropped at the start, and at the end.
         groups, bias: as for `nn.ConvTranspose1d`.
-        input_delay: see `Streaming`.
+        input_delay, extra_inputs: see `Streaming`.
+
+    Attributes:
+        extra_outputs: number of positions that the output of a whole sequence has in addition to
+            the positions of its frames; negative if it has fewer.
     """
 
     def __init__(
@@ -478,17 +483,28 @@ class StreamConvTranspose(nn.ConvTranspose1d):
         kernel: int,
         stride: int,
         *,
-        cut: Literal["halves", "end", "both"] = "halves",
+        cut: Literal["halves", "end", "both"] | tuple[int, int] = "halves",
         groups: int = 1,
         bias: bool = True,
         input_delay: int = 0,
+        extra_inputs: int = 0,
     ) -> None:
         super().__init__(inputs, outputs, kernel, stride, groups=groups, bias=bias)
         surplus = kernel - stride
-        start = {"halves": surplus // 2, "end": 0, "both": surplus}[cut]
-        end = surplus - start if cut == "halves" else surplus
+        if isinstance(cut, tuple):
+            start, end = cut
+        else:
+            start = {"halves": surplus // 2, "end": 0, "both": surplus}[cut]
+            end = surplus - start if cut == "halves" else surplus
+        self.extra_outputs = stride * extra_inputs + surplus - start - end
         self.overlap = Overlap(
-            inputs, kernel, stride, cut=start, cut_end=end, input_delay=input_delay
+            inputs,
+            kernel,
+            stride,
+            cut=start,
+            cut_end=end,
+            input_delay=input_delay,
+            extra_inputs=extra_inputs,
         )
         self._packed = PackedCopy(lambda weight: weight.flatten(1).T)
 
