@@ -68,6 +68,67 @@ class Codebooks(nn.Module):
         return latents.transpose(1, 2)
 
 
+class ProjectedCodebooks(nn.Module):
+    """Codebooks with short entries, each with a projection of its own. The results are summed.
+
+    Args:
+        count: number of codebooks.
+        size: entries of a codebook.
+        dim: length of an entry.
+        width: channels of the result.
+    """
+
+    def __init__(self, count: int, size: int, dim: int, width: int) -> None:
+        super().__init__()
+        self.entries = nn.Parameter(torch.empty(count, size, dim))
+        self.weight = nn.Parameter(torch.empty(count, dim, width))
+        self.bias = nn.Parameter(torch.empty(count, width))
+
+    def forward(self, codes: torch.Tensor) -> torch.Tensor:
+        """Converts codes (B, count, T) to latents (B, width, T).
+
+        Args:
+            codes: whole numbers in float32, and -1 in codebooks that a stream does not send. Such
+                a codebook adds neither an entry nor its bias.
+        """
+        codes = codes.long()
+        count, size, _ = self.entries.shape
+        first = size * torch.arange(count, device=codes.device)[:, None]
+        sent = (codes >= 0).to(self.entries.dtype)
+        found = F.embedding(codes.clamp(min=0) + first, self.entries.flatten(0, 1))
+        latents = torch.einsum("bktd,kdw->bwt", found * sent[..., None], self.weight)
+        return latents + torch.einsum("bkt,kw->bwt", sent, self.bias)
+
+
+def stacked_projections(
+    books: dict[int, dict[str, torch.Tensor]], names: tuple[str, str, str], path: Path
+) -> dict[str, torch.Tensor]:
+    """Joins the tensors of codebooks with projections to the weights of `ProjectedCodebooks`.
+
+    Args:
+        books: tensors of every codebook, by its number and their published names.
+        names: published names of the entries (size, dim), of the projection (width, dim) or
+            (width, dim, 1), and of its bias (width,).
+        path: file of the weights, for messages.
+
+    Raises:
+        CheckpointError: a codebook is missing or incomplete, or shapes differ.
+    """
+    stacked: list[torch.Tensor] = []
+    for name in names:
+        found = [books.get(number, {}).get(name) for number in range(len(books))]
+        tensors = [value.float() for value in found if value is not None]
+        if len(tensors) < len(found):
+            raise CheckpointError(f"{path}: codebook {found.index(None)} lacks {name}")
+        if len({value.shape for value in tensors}) > 1:
+            raise CheckpointError(f"{path}: {name} has different shapes in the codebooks")
+        stacked.append(torch.stack(tensors) if tensors else torch.empty(0))
+    entries, weight, bias = stacked
+    # (count, width, dim[, 1]) to (count, dim, width)
+    weight = weight.flatten(2).transpose(1, 2) if weight.dim() > 2 else weight
+    return {"entries": entries, "weight": weight, "bias": bias}
+
+
 def stacked_entries(
     books: dict[int, dict[str, torch.Tensor]], total: str, usage: str, kind: str, path: Path
 ) -> torch.Tensor:
