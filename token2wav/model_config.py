@@ -47,6 +47,8 @@ class ModelConfig:
         hop_blocks: number of attention blocks in the first hop and in the longest hop. A hop is the
             number of new tokens of a chunk. `StreamConfig.max_hop_tokens` overrides the longest
             hop.
+        hold_frames: default number of frames that the last stage holds back at the end of a chunk;
+            0 for its whole look-ahead. `StreamConfig.hold_frames` overrides this number.
         ode_steps: default number of ODE steps; 0 for a model without an ODE.
         fixed_steps: whether the model allows no other number of ODE steps.
         takes_prompt: whether voices may have a prompt.
@@ -73,6 +75,7 @@ class ModelConfig:
     fewer_codebooks: bool = False
     lookahead_tokens: int = 0
     hop_blocks: tuple[int, int] = (1, 4)
+    hold_frames: int = 0
     ode_steps: int = 0
     fixed_steps: bool = False
     takes_prompt: bool = True
@@ -126,6 +129,14 @@ class ModelConfig:
         model.
         """
         return self.left_blocks if stream.left_blocks is None else stream.left_blocks
+
+    def held_frames(self, stream: StreamConfig) -> int:
+        """Returns the number of frames that the last stage holds back; 0 for its look-ahead.
+
+        It is `hold_frames` of the settings. If the settings have None, it is `hold_frames` of the
+        model.
+        """
+        return self.hold_frames if stream.hold_frames is None else stream.hold_frames
 
     def check(self, stream: StreamConfig) -> None:
         """Raises ConfigError if settings of streams do not fit the model."""

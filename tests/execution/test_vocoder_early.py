@@ -52,22 +52,24 @@ def spoken(
     return [list(pieces) for pieces in zip(*chunks, strict=True)]
 
 
-def test_only_the_ends_of_chunks_differ(hift: HiFT) -> None:
-    mel = torch.randn(BANDS, STOPS[-1])
+@pytest.mark.parametrize("stops", [STOPS, (5, 12, 18, 60)], ids=["long", "short"])
+def test_only_the_ends_of_chunks_differ(hift: HiFT, stops: tuple[int, ...]) -> None:
+    """The first chunks may also be shorter than the look-ahead, or than the frames held back."""
+    mel = torch.randn(BANDS, stops[-1])
     exact, early = stage(hift, 0), stage(hift, HOLD)
-    whole, [pieces] = exact.whole(mel), spoken(early, [mel], STOPS)
+    whole, [pieces] = exact.whole(mel), spoken(early, [mel], stops)
     sent = [sum(len(piece) for piece in pieces[: index + 1]) for index in range(len(pieces))]
-    assert sent == [(stop - HOLD) * FRAME_SAMPLES for stop in STOPS[:-1]] + [
-        STOPS[-1] * FRAME_SAMPLES
+    assert sent == [max(0, stop - HOLD) * FRAME_SAMPLES for stop in stops[:-1]] + [
+        stops[-1] * FRAME_SAMPLES
     ]
     off = (torch.cat(pieces) - whole).abs()
     guessed = torch.zeros(len(whole), dtype=torch.bool)
-    for stop, end in zip(STOPS, sent[:-1], strict=False):
-        guessed[stop * FRAME_SAMPLES - hift.output_delay : end] = True
+    for stop, end in zip(stops, sent[:-1], strict=False):
+        guessed[max(0, stop * FRAME_SAMPLES - hift.output_delay) : end] = True
     assert off[~guessed].max() <= ROUNDING
     assert off[guessed].max() > 100 * ROUNDING
     torch.testing.assert_close(
-        torch.cat(spoken(exact, [mel], STOPS)[0]), whole, atol=ROUNDING, rtol=0
+        torch.cat(spoken(exact, [mel], stops)[0]), whole, atol=ROUNDING, rtol=0
     )
 
 

@@ -50,10 +50,12 @@ class StreamConfig:
             last two, as published.
         steps: numbers of ODE steps that a stream may request, the default first. Empty allows only
             the number of the model.
-        hold_frames: mel frames at the end of a chunk whose audio is held back until the next chunk.
-            0 holds back the whole look-ahead of the vocoder (21 frames for CosyVoice2, 5 for
-            CosyVoice3), and is exact. With fewer frames audio is sent earlier, but the last samples
-            of each chunk are computed as if the last mel frame were repeated.
+        hold_frames: mel frames, or tokens of a codec, at the end of a chunk whose audio is held
+            back until the next chunk. 0 holds back the whole look-ahead of the vocoder (21 frames
+            for CosyVoice2, 5 for CosyVoice3), and is exact. With fewer frames audio is sent
+            earlier, but the last samples of each chunk are computed as if the last frame were
+            repeated. None takes the value of the model: 0, or fewer frames than the look-ahead for
+            a codec with a long one.
         trim_silence_ms: most milliseconds of leading silence that are removed before the first
             chunk is sent, in windows of 10 ms below -50 dBFS; 0 for none.
         reference: whether to compute as the published streaming loop does. That loop recomputes
@@ -68,7 +70,7 @@ class StreamConfig:
     max_hop_tokens: Annotated[int, Bounds(0, 100_000)] = 0
     left_blocks: Annotated[int | None, Bounds(-1, 1_000_000)] = None
     steps: Annotated[tuple[Steps, ...], Length(MOST_STEPS)] = ()
-    hold_frames: Annotated[int, Bounds(0, 1000)] = 0
+    hold_frames: Annotated[int | None, Bounds(0, 1000)] = None
     trim_silence_ms: Annotated[float, Bounds(0, 60_000)] = 0.0
     reference: bool = False
 

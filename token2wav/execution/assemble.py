@@ -369,7 +369,7 @@ class Assembly:
             shapes=shapes,
             graphs=pool,
             kernels=kernels,
-            hold_frames=stream.hold_frames,
+            hold_frames=self.config.held_frames(stream),
             streams=self.context.streams,
         )
 

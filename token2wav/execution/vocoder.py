@@ -106,8 +106,8 @@ class _Stream:
     Attributes:
         slot: slot in the state store.
         pending_mel: (bands, n) first frames of the stream. They wait here until there are more of
-            them than the vocoder holds back.
-        frames: number of frames that were computed so far.
+            them than the network holds back.
+        frames: number of frames that were computed so far, without pending frames.
         early_samples: number of samples at the end of the audio so far that were extrapolated. The
             next chunk computes them again, but does not send them.
     """
@@ -252,7 +252,8 @@ class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
         hold_frames: number of frames to hold back, which must be below the look-ahead of the
             network; 0 for the whole look-ahead. With fewer frames, the last samples of a chunk are
             extrapolated: they are computed as if the last mel frame were repeated. The next chunk
-            continues with exact samples.
+            continues with exact samples. All samples of a stream that is not longer than the
+            look-ahead are extrapolated.
         streams: number of streams whose states are allocated at once. Further streams allocate
             more. States in place are allocated with each stream (`StateStore`).
     """
@@ -279,9 +280,11 @@ class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
                 f"stream.hold_frames: {hold_frames} must be below {least}, the number of "
                 "frames that are held back"
             )
+        self._hold = hold_frames
         self._early = (
             network.output_delay - hold_frames * network.frame_samples if hold_frames else 0
         )
+        self._repeated = -(-self._early // network.frame_samples)  # frames that give these samples
         if self._noise and (graphs or kernels):
             self._noise.prepare(_PREPARED_BLOCKS)
         self._pieces: PieceRunner
@@ -295,12 +298,13 @@ class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
 
     def _prepare(self, shapes: Sequence[PieceShape], graphs: GraphPool | None, slots: int) -> None:
         """Prepares shapes of batches that run on torch or on an exported network."""
-        # An extrapolated piece has as many frames as the piece that ends a stream.
         if self._early:
-            shapes = [
-                *shapes,
-                *(dataclasses.replace(shape, inside=True) for shape in shapes if not shape.inside),
-            ]
+            repeated = {
+                dataclasses.replace(shape, inside=True, frames=self._repeated)
+                for shape in shapes
+                if not shape.inside
+            }
+            shapes = [*{*shapes, *repeated}]
         # States in place keep the values of provisional pieces, so streams with such pieces copy.
         # An exported graph takes the states of a batch as one tensor.
         in_place = (
@@ -362,8 +366,14 @@ class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
                 for samples, stream in zip(joined, streams, strict=True)
             ]
             for stream, (_, chunk) in zip(streams, batch, strict=True):
-                stream.early_samples = self._early if stream.frames and not chunk.last else 0
+                stream.early_samples = 0 if chunk.last else self._early_of(stream)
         return joined
+
+    def _early_of(self, stream: _Stream) -> int:
+        """Returns the number of samples after the exact audio of a stream that are extrapolated."""
+        if stream.frames:
+            return self._early
+        return max(0, stream.pending_mel.shape[1] - self._hold) * self._net.frame_samples
 
     def _extrapolate(
         self, streams: Sequence[_Stream], chunks: Sequence[FrameChunk]
@@ -374,20 +384,32 @@ class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
         Returns:
             (samples,) by the index of the stream in the batch.
         """
-        holdback = self._net.lookahead_frames
-        parts = {
-            index: PieceInput(
-                stream,
-                stream.frames,
-                chunk.frames[:, -1:].expand(-1, holdback),
-                PieceShape(False, True, holdback),
-                provisional=True,
-            )
-            for index, (stream, chunk) in enumerate(zip(streams, chunks, strict=True))
-            if stream.frames and chunk.frames.shape[1] and not chunk.last
+        groups: dict[PieceShape | None, dict[int, PieceInput]] = {}
+        for index, (stream, chunk) in enumerate(zip(streams, chunks, strict=True)):
+            if chunk.frames.shape[1] and not chunk.last and self._early_of(stream):
+                piece = self._repeating(stream, chunk.frames[:, -1:].to(self._device))
+                shape = None if self._mixes_places else piece.shape
+                groups.setdefault(shape, {})[index] = piece
+        return {
+            index: new[: self._early_of(streams[index])]
+            for pieces in groups.values()
+            for index, new in zip(pieces, self._pieces.run(list(pieces.values())), strict=True)
         }
-        samples = self._pieces.run(list(parts.values()))
-        return {index: new[: self._early] for index, new in zip(parts, samples, strict=True)}
+
+    def _repeating(self, stream: _Stream, last_frame: torch.Tensor) -> PieceInput:
+        """Makes the piece that repeats the last frame (bands, 1) of a stream. Before it come the
+        pending frames of the stream.
+        """
+        mel, count = stream.pending_mel, self._repeated
+        if not stream.frames:
+            # The piece starts the stream, so it must be longer than the look-ahead.
+            least = max(mel.shape[1] + count, self._net.lookahead_frames + 1)
+            prepared = [length for first, length in self._lengths if first and length >= least]
+            padded = least if self._mixes_places else min(prepared, default=least)
+            count = padded - mel.shape[1]
+        mel = torch.cat((mel, last_frame.expand(-1, count)), dim=1)
+        shape = PieceShape(not stream.frames, True, mel.shape[1])
+        return PieceInput(stream, stream.frames, mel, shape, provisional=True)
 
     def _parts(self, stream: _Stream, chunk: FrameChunk) -> list[PieceInput]:
         """Cuts a chunk into pieces of prepared shapes, and one piece of the frames that are left.

@@ -115,7 +115,7 @@ def held_back_seconds(config: ModelConfig, stream: StreamConfig) -> float:
             vocoder = flow_networks(config, "float32").vocoder
     except ConfigError:
         return trimmed
-    samples = stream.hold_frames * vocoder.frame_samples or vocoder.output_delay
+    samples = config.held_frames(stream) * vocoder.frame_samples or vocoder.output_delay
     return float(samples / config.sample_rate + trimmed)
 
 

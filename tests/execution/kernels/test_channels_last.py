@@ -151,11 +151,13 @@ def test_pieces_of_mixed_batches_equal_the_whole(name: str) -> None:
 
 
 def test_extrapolated_audio_leaves_no_trace() -> None:
-    """Audio that is sent early differs, and the audio after it is exact again."""
+    """Audio that is sent early differs, and the audio after it is exact again. The first audio comes
+    before the look-ahead is complete.
+    """
     network = a_network("causal")
     held = network.lookahead_frames
     exact, early = a_stage(network), a_stage(network, hold_frames=1)
-    utterances: dict[int, list[int | None]] = {held + 5: [held + 1, held + 5]}
+    utterances: dict[int, list[int | None]] = {held + 5: [2, held + 1, held + 5]}
     [(_, one)], [(_, other)] = (list(spoken(stage, utterances)) for stage in (exact, early))
     assert one.shape == other.shape
     border = held * network.frame_samples
