@@ -33,6 +33,8 @@ from safetensors.torch import load_file, save_file
 from tests.support.random_weights import SEED, fill, fill_qwen3, fill_state
 
 Golden = dict[str, torch.Tensor]
+Sizes = dict[str, dict[str, Any]]  # sizes of the networks, by `tiny` and `small`
+Families = dict[str, tuple[Callable[[dict[str, Any]], Golden], Sizes]]
 _FRAMES = 12  # frames of the codes
 
 
@@ -420,6 +422,11 @@ def _no_typecheck(*_: Any, **__: Any) -> Callable[[Any], Any]:
     return lambda function: function
 
 
+def stand_in(name: str) -> types.ModuleType:
+    """Makes a module that stands for a package that decoding does not need."""
+    return _Empty(name)
+
+
 class _Empty(types.ModuleType):
     """Module in which every name is an empty class that accepts any arguments."""
 
@@ -438,7 +445,7 @@ class _Empty(types.ModuleType):
         return type(name, (), anything)
 
 
-_FAMILIES: dict[str, tuple[Callable[[dict[str, Any]], Golden], dict[str, dict[str, Any]]]] = {
+FAMILIES: Families = {
     "nanocodec": (nanocodec, _NANOCODEC),
     "mimi": (mimi, _MIMI),
     "mimi_of_moshi": (mimi_of_moshi, _MOSHI),
@@ -448,17 +455,23 @@ _FAMILIES: dict[str, tuple[Callable[[dict[str, Any]], Golden], dict[str, dict[st
 }
 
 
-def main() -> None:
+def write_families(families: Families, description: str | None) -> None:
+    """Writes the golden tensors of the families that the command line names.
+
+    Args:
+        families: function and sizes of every family.
+        description: description of the program, for its help.
+    """
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--families", nargs="+", choices=_FAMILIES, default=list(_FAMILIES))
+    parser.add_argument("--families", nargs="+", choices=families, default=list(families))
     options = parser.parse_args()
     torch.set_num_threads(1)
     with torch.inference_mode():
         for family in options.families:
-            make, all_sizes = _FAMILIES[family]
+            make, all_sizes = families[family]
             for name, sizes in all_sizes.items():
                 golden = {key: value.contiguous() for key, value in make(sizes).items()}
                 path = options.folder / family / f"{name}.safetensors"
@@ -469,4 +482,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    write_families(FAMILIES, __doc__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from typing import TypeVar
 
@@ -10,6 +11,9 @@ import torch
 from torch import nn
 
 SEED = 20
+
+# Second convolutions of DAC's residual units, and its last convolution, in both published formats.
+_QUIET_IN_DAC = re.compile(r"conv2\.|\.block\.3\.")
 
 Network = TypeVar("Network", bound=nn.Module)
 
@@ -66,5 +70,20 @@ def fill_qwen3(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         if name.endswith("alpha"):
             value -= 1
         elif "conv2" in name or name.startswith(last):
+            value *= 0.25
+    return state
+
+
+def fill_dac(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Replaces the values of a state dict of DAC, or of a codec with its decoder, and returns it.
+    Names are published ones.
+
+    Residual units add little. Otherwise a dozen of them would make the signal so large that the
+    final tanh clips it.
+    """
+    layers = [int(name.split(".")[2]) for name in state if name.startswith("decoder.model.")]
+    last = f"decoder.model.{max(layers, default=0)}."
+    for name, value in fill_state(state).items():
+        if _QUIET_IN_DAC.search(name) or (layers and name.startswith(last)):
             value *= 0.25
     return state

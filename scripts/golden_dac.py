@@ -1,0 +1,244 @@
+"""Golden tensors of DAC, and of the Higgs Audio tokenizer, which has DAC's decoder: results of
+their public code with random weights at two small sizes.
+
+The packages are installed without their dependencies, as for `golden_codecs.py`. One of them brings
+a package `tests`, which would hide the folder `tests` of this project:
+
+    python -m venv public && public/bin/pip install torch numpy einops safetensors transformers
+    public/bin/pip install --no-deps descript-audio-codec==1.0.0 descript-audiotools==0.7.2
+    rm -r public/lib/python3*/site-packages/tests
+    public/bin/python -m scripts.golden_dac tests/data/families
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import types
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from scripts.golden_codecs import Families, Golden, codes_of, stand_in, write_families
+from tests.support.random_weights import fill_dac
+
+_FRAMES = 24  # frames of the codes
+
+# DAC of `transformers`. The sizes have the names of the published configuration.
+
+_DAC = {
+    "tiny": {
+        "encoder_hidden_size": 2,
+        "downsampling_ratios": [2, 3, 4],
+        "decoder_hidden_size": 32,
+        "n_codebooks": 4,
+        "codebook_size": 16,
+        "codebook_dim": 4,
+        "sampling_rate": 2400,
+    },
+    "small": {
+        "encoder_hidden_size": 4,
+        "downsampling_ratios": [2, 4],
+        "decoder_hidden_size": 24,
+        "hidden_size": 10,
+        "n_codebooks": 6,
+        "codebook_size": 32,
+        "codebook_dim": 6,
+        "sampling_rate": 4410,
+    },
+}
+
+
+def dac(sizes: dict[str, Any]) -> Golden:
+    """Computes the audio of codes, of all codebooks and of the first ones, by `transformers`."""
+    model = transformers_dac(sizes)
+    codes = codes_of(_FRAMES, sizes["n_codebooks"], sizes["codebook_size"])
+    return {"codes": codes} | {
+        name: model.decode(audio_codes=given.T[None]).audio_values[0]
+        for name, given in (("audio", codes), ("audio_of_fewer", codes[:, :-1]))
+    }
+
+
+def transformers_dac(sizes: dict[str, Any]) -> Any:
+    """Makes DAC of `transformers` with random weights."""
+    from transformers import DacConfig, DacModel
+
+    return _with_weights(DacModel, DacConfig(**sizes))
+
+
+def _with_weights(kind: Any, config: Any) -> Any:
+    """Makes a model of `transformers` with random weights, which have their published names."""
+    with TemporaryDirectory() as folder:
+        kind(config).save_pretrained(folder)
+        path = Path(folder) / "model.safetensors"
+        save_file(fill_dac(load_file(path)), path, {"format": "pt"})
+        return kind.from_pretrained(folder).eval()
+
+
+# DAC of `descript-audio-codec`. The sizes are the arguments that the package saves.
+
+_DESCRIPT = {
+    "tiny": {
+        "encoder_dim": 2,
+        "encoder_rates": [2, 4],
+        "decoder_dim": 32,
+        "decoder_rates": [4, 2],
+        "n_codebooks": 4,
+        "codebook_size": 16,
+        "codebook_dim": 4,
+        "sample_rate": 4410,
+    },
+    "small": {
+        "encoder_dim": 4,
+        "encoder_rates": [2, 3, 5],
+        "latent_dim": 12,
+        "decoder_dim": 24,
+        "decoder_rates": [5, 3, 2],
+        "n_codebooks": 3,
+        "codebook_size": 32,
+        "codebook_dim": 6,
+        "sample_rate": 2400,
+    },
+}
+
+
+def dac_of_descript(sizes: dict[str, Any]) -> Golden:
+    """Computes the audio of codes, of all codebooks and of the first ones, by
+    `descript-audio-codec`. Checks that its file of weights is a pickle of tensors and plain values.
+    """
+    model = descript_dac(sizes)
+    with TemporaryDirectory() as folder:
+        path = model.save(str(Path(folder) / "weights.pth"), package=False)
+        saved = torch.load(path, weights_only=True)
+    assert sizes.items() <= saved["metadata"]["kwargs"].items()
+    assert saved["state_dict"].keys() == model.state_dict().keys()
+    codes = codes_of(_FRAMES, sizes["n_codebooks"], sizes["codebook_size"])
+    return {"codes": codes} | {
+        name: model.decode(model.quantizer.from_codes(given.T[None])[0])[0, 0]
+        for name, given in (("audio", codes), ("audio_of_fewer", codes[:, :-1]))
+    }
+
+
+def descript_dac(sizes: dict[str, Any]) -> Any:
+    """Makes DAC of `descript-audio-codec` with random weights."""
+    if "dac" not in sys.modules:
+        # Bare packages, because the real ones import much that decoding does not need.
+        root, audiotools = _folder("dac"), _folder("audiotools")
+        for name in ("dac", "dac.model", "dac.nn"):
+            sys.modules[name] = types.ModuleType(name)
+            sys.modules[name].__path__ = [str(root.joinpath(*name.split(".")[1:]))]
+        for name in ("audiotools", "audiotools.ml", "tqdm"):
+            sys.modules.setdefault(name, stand_in(name))
+        base = _loaded("audiotools_base", audiotools / "ml" / "layers" / "base.py")
+        sys.modules["audiotools.ml"].BaseModel = base.BaseModel  # type: ignore[attr-defined]
+    from dac.model.dac import DAC  # type: ignore[import-not-found]
+
+    model = DAC(**sizes).eval()
+    fill_dac(model.state_dict())
+    return model
+
+
+def _folder(package: str) -> Path:
+    """Finds the folder of an installed package, without importing it."""
+    spec = importlib.util.find_spec(package)
+    assert spec is not None
+    [root] = spec.submodule_search_locations or []
+    return Path(root)
+
+
+def _loaded(name: str, path: Path) -> Any:
+    """Loads one file as a module."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+# The Higgs Audio tokenizer. The sizes have the names of the published configuration.
+
+_HUBERT = {
+    "hidden_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 8,
+    "conv_dim": [8, 8],
+    "conv_kernel": [4, 4],
+    "conv_stride": [2, 2],
+    "num_conv_pos_embeddings": 4,
+    "num_conv_pos_embedding_groups": 2,
+}
+_HIGGS = {
+    "tiny": {
+        "sample_rate": 2400,
+        "target_bandwidths": [0.32, 0.96],
+        "codebook_size": 16,
+        "codebook_dim": 4,
+        "acoustic_model_config": {
+            "model_type": "dac",
+            "encoder_hidden_size": 2,
+            "downsampling_ratios": [5, 2, 3],
+            "upsampling_ratios": [5, 2, 3],
+            "decoder_hidden_size": 32,
+            "hidden_size": 12,
+        },
+        "semantic_model_config": {"model_type": "hubert", **_HUBERT},
+    },
+    "small": {
+        "sample_rate": 4800,
+        "target_bandwidths": [2, 4],
+        "codebook_size": 32,
+        "codebook_dim": 6,
+        "acoustic_model_config": {
+            "model_type": "dac",
+            "encoder_hidden_size": 4,
+            "downsampling_ratios": [4, 3, 2],
+            "upsampling_ratios": [4, 3, 2],
+            "decoder_hidden_size": 24,
+            "hidden_size": 10,
+        },
+        "semantic_model_config": {"model_type": "hubert", **_HUBERT},
+    },
+}
+
+
+def higgs(sizes: dict[str, Any]) -> Golden:
+    """Computes the audio of codes, of all codebooks and of the first ones, by `transformers`."""
+    model = transformers_higgs(sizes)
+    codes = codes_of(_FRAMES, model.config.num_quantizers, sizes["codebook_size"])
+    return {"codes": codes} | {
+        name: model.decode(given.T[None]).audio_values[0, 0]
+        for name, given in (("audio", codes), ("audio_of_fewer", codes[:, :-1]))
+    }
+
+
+def transformers_higgs(sizes: dict[str, Any]) -> Any:
+    """Makes the Higgs Audio tokenizer of `transformers` with random weights."""
+    from transformers.utils import import_utils
+
+    sys.modules.setdefault("torchaudio", stand_in("torchaudio"))  # resamples audio to encode
+    import_utils.BACKENDS_MAPPING["torchaudio"] = (lambda: True, "")
+    from transformers.models.higgs_audio_v2_tokenizer import (
+        configuration_higgs_audio_v2_tokenizer as configuration,
+    )
+    from transformers.models.higgs_audio_v2_tokenizer import (
+        modeling_higgs_audio_v2_tokenizer as public,
+    )
+
+    config = configuration.HiggsAudioV2TokenizerConfig(**sizes)
+    return _with_weights(public.HiggsAudioV2TokenizerModel, config)
+
+
+FAMILIES: Families = {
+    "dac": (dac, _DAC),
+    "dac_of_descript": (dac_of_descript, _DESCRIPT),
+    "higgs": (higgs, _HIGGS),
+}
+
+
+if __name__ == "__main__":
+    write_families(FAMILIES, __doc__)

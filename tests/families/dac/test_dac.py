@@ -1,0 +1,295 @@
+"""DAC and the Higgs Audio tokenizer in the library: the public audio, streams and batches, audio
+that is sent early, and folders that are refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tests.support.batches import spoken_together
+from tests.support.dac_model import (
+    descript_content,
+    document,
+    published_weights,
+    write_dac,
+    write_descript,
+    write_higgs,
+)
+from tests.support.family_golden import FamilyGolden
+from tests.support.utterances import Tokens, chunks_of, joined, off, portions
+from token2wav import CheckpointError, ConfigError, RuntimeConfig, StreamConfig, Token2Wav
+from token2wav.execution.assemble import check_folder, family_of
+from token2wav.execution.stages import FrameChunk
+from token2wav.execution.vocoder import StreamingVocoder, likely_pieces
+from token2wav.families import read_config
+from token2wav.serving.chunking import checked_tokens
+from token2wav.voice import voice_for
+
+# Of the spread of the audio. Sums are in another order than in the public code.
+PARITY = 1e-5
+CPU = RuntimeConfig(device="cpu")
+EXACT = StreamConfig(hold_frames=0)
+WRITERS: dict[str, Callable[[Path, FamilyGolden], Path]] = {
+    "dac": write_dac,
+    "dac_of_descript": write_descript,
+    "higgs": write_higgs,
+}
+
+
+@pytest.fixture(
+    scope="module",
+    params=[(family, size) for family in WRITERS for size in ("tiny", "small")],
+    ids="-".join,
+)
+def golden(request: pytest.FixtureRequest) -> FamilyGolden:
+    return FamilyGolden(*request.param)
+
+
+@pytest.fixture(scope="module")
+def model(golden: FamilyGolden, tmp_path_factory: pytest.TempPathFactory) -> Token2Wav:
+    folder = WRITERS[golden.family](tmp_path_factory.mktemp(golden.family), golden)
+    return Token2Wav.load(folder, stream=EXACT, runtime=CPU)
+
+
+def codes(model: Token2Wav, count: int, codebooks: int | None = None) -> Tokens:
+    [most] = model.config.token_shape
+    drawn = np.random.default_rng(count).integers(
+        0, model.config.vocab_size, (count, codebooks or most)
+    )
+    return drawn.astype(np.int32)
+
+
+def test_the_public_audio(golden: FamilyGolden, model: Token2Wav) -> None:
+    given = golden["codes"].numpy()
+    for name, used in (("audio", given), ("audio_of_fewer", given[:, :-1])):
+        expected = golden[name].numpy()
+        audio = model.synthesize(used)
+        assert audio.shape == expected.shape
+        assert off(audio, expected) <= PARITY * expected.std(), name
+
+
+@pytest.mark.parametrize("sizes", [[1], [2, 3, 1], [41, 30]], ids=str)
+def test_a_stream_is_the_whole_in_any_portions(model: Token2Wav, sizes: list[int]) -> None:
+    """The counts leave all blocks and an incomplete one."""
+    tokens = codes(model, 71)
+    [decoder] = model.pipeline.stages.values()
+    whole = decoder.whole(tokens).numpy()  # type: ignore[attr-defined]
+    chunks = chunks_of(model, portions(tokens, sizes))
+    assert len(chunks) > 1
+    assert off(joined(chunks), whole) <= PARITY * whole.std()
+    config = model.config
+    missing = config.missing_samples
+    assert chunks[-1].samples_trimmed == missing
+    assert len(whole) == config.samples_per_token * len(tokens) - missing
+
+
+def test_streams_with_different_numbers_of_codebooks_share_a_batch(model: Token2Wav) -> None:
+    utterances = [codes(model, count, books) for count, books in ((40, 1), (9, 3), (22, 2), (1, 3))]
+    nobody = voice_for(model.config, None)
+    together = spoken_together(
+        model.pipeline, [(nobody, checked_tokens(each, model.config), 0) for each in utterances]
+    )
+    for tokens, audio in zip(utterances, together, strict=True):
+        alone = model.synthesize(tokens)
+        assert off(audio, alone) <= PARITY * alone.std()
+
+
+@pytest.mark.parametrize("prepared", [False, True], ids=["own lengths", "prepared lengths"])
+@pytest.mark.parametrize("held", [0, 1, 3])
+def test_stages_with_any_number_of_frames_held_back(
+    model: Token2Wav, held: int, prepared: bool
+) -> None:
+    """Two streams run side by side. Their first chunks are shorter than the reach of the decoder.
+
+    With the whole reach held back, a stream equals the whole. Early audio differs, but not the
+    audio after it.
+    """
+    [decoder] = model.pipeline.stages.values()
+    network = decoder._frames._net  # type: ignore[attr-defined]
+    reach, samples = network.lookahead_frames, network.frame_samples
+    assert reach == model.config.reach_frames  # type: ignore[attr-defined]
+    shapes = likely_pieces(reach, model.config, (4, 16), 2) if prepared else []
+    stage = StreamingVocoder(network, None, shapes=shapes, hold_frames=held)
+    stops = [(2, 5, 6, reach + 6, reach + 22, reach + 30), (1, 3, 8, 9, reach + 9, reach + 15)]
+    given = [torch.from_numpy(codes(model, each[-1])).float().T for each in stops]
+    handles = [stage.open() for _ in given]
+    audio: list[list[torch.Tensor]] = [[] for _ in given]
+    for turn, ends in enumerate(zip(*stops, strict=True)):
+        starts = [each[turn - 1] if turn else 0 for each in stops]
+        batch = [
+            (handle, FrameChunk(frames[:, start:stop], stop == frames.shape[1]))
+            for handle, frames, start, stop in zip(handles, given, starts, ends, strict=True)
+        ]
+        for parts, stop, new in zip(audio, ends, stage.advance(batch), strict=True):
+            parts.append(new)
+            if held and turn < len(stops[0]) - 1:
+                assert sum(map(len, parts)) == max(0, stop - held) * samples
+    for handle in handles:
+        stage.close(handle)
+    assert stage.open_streams == stage.store.used == 0
+    for frames, each, parts in zip(given, stops, audio, strict=True):
+        whole, sent = stage.whole(frames), torch.cat(parts)
+        assert sent.shape == whole.shape
+        exact = (each[-2] - held) * samples if held else 0  # since the last extrapolated sample
+        assert off(sent[exact:], whole[exact:]) <= PARITY * float(whole.std())
+        assert not held or off(sent, whole) > PARITY * float(whole.std())
+
+
+PUBLISHED: dict[str, tuple[dict[str, Any], tuple[Any, ...]]] = {
+    # token rate, codebooks, samples missing and held back; frames: reach, held, block, hops
+    "dac 44.1 kHz": ({"sampling_rate": 44100}, (44100 / 512, 9, 0, 4757, 10, 0, 4, (16, 128))),
+    "dac 24 kHz": (
+        {"sampling_rate": 24000, "downsampling_ratios": [2, 4, 5, 8], "n_codebooks": 32},
+        (75, 32, 8, 3141, 10, 8, 3, (12, 96)),
+    ),
+    "dac 16 kHz": (
+        {"sampling_rate": 16000, "downsampling_ratios": [2, 4, 5, 8], "n_codebooks": 12},
+        (50, 12, 8, 3141, 10, 8, 2, (10, 64)),
+    ),
+    "higgs": (
+        {
+            "target_bandwidths": [0.5, 1, 1.5, 2],
+            "acoustic_model_config": {
+                "downsampling_ratios": [8, 5, 4, 2, 3],
+                "upsampling_ratios": [8, 5, 4, 2, 3],
+            },
+        },
+        (25, 8, 0, 9458, 10, 7, 1, (8, 32)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_sizes(name: str, tmp_path: Path) -> None:
+    sizes, expected = PUBLISHED[name]
+    content = document(sizes, name.split()[0])
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    config: Any = read_config(tmp_path)
+    with torch.device("meta"):
+        network: Any = family_of(config).network(config, "decoder")
+    assert network.missing_samples == config.missing_samples
+    assert network.lookahead_frames == config.reach_frames
+    found = (
+        *(config.token_frame_rate, *config.token_shape, config.missing_samples),
+        *(network.output_delay, config.reach_frames, config.held_frames(StreamConfig())),
+        *(config.block_tokens, config.hops(StreamConfig())),
+    )
+    assert found == expected
+    assert config.held_frames(EXACT) == 0
+    # the first packet, and the longest one
+    held = config.held_frames(StreamConfig()) or config.reach_frames
+    first, longest = config.hops(StreamConfig())
+    assert 0.039 < (first - held) / config.token_frame_rate < 0.08
+    assert 1.2 < longest / config.token_frame_rate < 1.5
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("downsampling_ratios", [], "empty; at least 1"),
+        ("downsampling_ratios", [2, 10**9], "is not between 1 and 4096"),
+        ("upsampling_ratios", [5, 5], "25 samples for each frame, but downsampling_ratios give 24"),
+        ("decoder_hidden_size", 12, "12 cannot be halved 3 times"),
+        ("decoder_hidden_size", "32", "expected int"),
+        ("encoder_hidden_size", 1 << 16, "524288 channels of the latents; at most 65536"),
+        ("hidden_size", 10**9, "is not between 1 and 65536"),
+        ("n_codebooks", 10**9, "is not between 1 and 64"),
+        ("codebook_size", 0, "is not between 1 and"),
+        ("codebook_dim", [4, 4], "expected int"),
+        ("sampling_rate", 768_000, "frames per second: 32000.0 is not between 0.01 and 1000"),
+    ],
+)
+def test_values_that_are_refused(key: str, value: object, message: str, tmp_path: Path) -> None:
+    content = {**document(FamilyGolden("dac", "tiny").sizes), key: value}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=f"config.json: .*{message}"):
+        read_config(tmp_path)
+
+
+def test_weights_that_are_refused(tmp_path: Path) -> None:
+    write_dac(tmp_path, FamilyGolden("dac", "tiny"))
+    path = tmp_path / "model.safetensors"
+    weights = published_weights(tmp_path)
+    book = "quantizer.quantizers.1."
+    for name, value, message in (
+        (f"{book}codebook.weight", None, r"codebook 1 lacks codebook\.weight"),
+        (f"{book}out_proj.bias", torch.ones(3), "out_proj.bias has different shapes"),
+        ("decoder.block.0.snake1.alpha", None, r"1 missing: decoder\.block\.0\.snake1\.alpha"),
+        ("decoder.conv2.bias", torch.tensor([torch.nan]), r"NaN .* in decoder\.conv2\.bias"),
+        (f"decoder.model.{'9' * 5000}.bias", torch.ones(1), "1 unexpected: decoder.model.99"),
+    ):
+        changed = dict(weights)
+        if value is None:
+            del changed[name]
+        else:
+            changed[name] = value
+        save_file(changed, path)
+        with pytest.raises(CheckpointError, match=message):
+            check_folder(tmp_path)
+    path.unlink()
+    with pytest.raises(CheckpointError, match=r"contains neither model\.safetensors nor weights"):
+        check_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("decoder_rates", [4, 10**9], "kwargs.decoder_rates.*is not between 1 and 4096"),
+        ("codebook_dim", [4, 4], "kwargs.codebook_dim: expected int"),
+        ("latent_dim", -1, "kwargs.latent_dim: -1 is not between 1 and 65536"),
+        ("sample_rate", torch.ones(1), "kwargs.sample_rate: expected int"),
+        ("n_codebooks", 1 << 70, "kwargs.n_codebooks.*is not between 1 and 64"),
+        ("decoder_dim", 30, "30 cannot be halved 2 times"),
+    ],
+)
+def test_sizes_in_a_pickle_that_are_refused(
+    key: str, value: object, message: str, tmp_path: Path
+) -> None:
+    sizes = FamilyGolden("dac_of_descript", "tiny").sizes
+    torch.save({"metadata": {"kwargs": {**sizes, key: value}}}, tmp_path / "weights.pth")
+    with pytest.raises(ConfigError, match=f"weights.pth: .*{message}"):
+        read_config(tmp_path)
+
+
+def test_pickles_that_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "weights.pth"
+    sizes = FamilyGolden("dac_of_descript", "tiny").sizes
+    content = descript_content(tmp_path, sizes)
+    for saved, error, message in (
+        ({"metadata": Path("/")}, CheckpointError, "nothing was executed"),
+        ({"state_dict": {}}, ConfigError, "metadata.kwargs: expected a mapping"),
+        ({"metadata": {"kwargs": 3}}, ConfigError, "metadata.kwargs: expected a mapping"),
+        (content | {"state_dict": [1]}, CheckpointError, "state_dict: expected weights"),
+        (content | {"state_dict": {"decoder.x": 1}}, CheckpointError, "is a int, not a tensor"),
+        (content | {"state_dict": {}}, CheckpointError, "missing: "),
+    ):
+        torch.save(saved, path)
+        with pytest.raises(error, match=message):
+            check_folder(tmp_path)
+    path.write_bytes(b"no pickle")
+    with pytest.raises(CheckpointError, match=r"nothing was executed|cannot be read"):
+        check_folder(tmp_path)
+
+
+def test_files_of_a_folder(tmp_path: Path) -> None:
+    """The package also names its files by sample rate. A folder of `transformers` may have one."""
+    golden = FamilyGolden("dac_of_descript", "tiny")
+    renamed = write_descript(tmp_path, golden) / "weights.pth"
+    other = renamed.rename(tmp_path / "weights_44khz_8kbps_0.0.1.pth")
+    assert read_config(tmp_path).sample_rate == golden.sizes["sample_rate"]
+    check_folder(tmp_path)
+    renamed.touch()
+    with pytest.raises(ConfigError, match=r"2 files of weights, expected one: weights\.pth, "):
+        read_config(tmp_path)
+    renamed.unlink()
+    write_dac(tmp_path, FamilyGolden("dac", "tiny"))
+    assert other.is_file()
+    assert read_config(tmp_path).sample_rate == 2400

@@ -1,0 +1,138 @@
+"""Folders of DAC models, and of Higgs Audio tokenizers, with random weights, as `transformers` and
+`descript-audio-codec` write them.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from tests.support.family_golden import FamilyGolden
+from tests.support.random_weights import fill_dac
+from token2wav.families import read_config
+from token2wav.families.dac.network import ResidualUnit
+from token2wav.families.dac.networks import FAMILY as DAC
+from token2wav.families.higgs.networks import FAMILY as HIGGS
+from token2wav.networks.codebooks import ProjectedCodebooks
+from token2wav.networks.snake import Snake
+
+_MODEL_TYPES = {"dac": "dac", "higgs": "higgs_audio_v2_tokenizer"}
+_UNIT_LAYERS = {"snake1": 0, "conv1": 1, "snake2": 2, "conv2": 3}
+Shapes = dict[str, tuple[int, ...]]
+
+
+def document(sizes: dict[str, Any], family: str = "dac") -> dict[str, Any]:
+    """Returns the content of `config.json`."""
+    return {"model_type": _MODEL_TYPES[family], "initializer_range": 0.02, **sizes}
+
+
+def write_dac(folder: Path, golden: Any) -> Path:
+    """Writes a folder of `transformers` with DAC, and returns it."""
+    return _write_transformers(folder, golden.sizes, "dac")
+
+
+def write_higgs(folder: Path, golden: Any) -> Path:
+    """Writes a folder of `transformers` with a Higgs Audio tokenizer, and returns it."""
+    return _write_transformers(folder, golden.sizes, "higgs")
+
+
+def write_descript(folder: Path, golden: FamilyGolden) -> Path:
+    """Writes a folder of `descript-audio-codec`, and returns it."""
+    torch.save(descript_content(folder, golden.sizes), folder / "weights.pth")
+    return folder
+
+
+def _write_transformers(folder: Path, sizes: dict[str, Any], family: str) -> Path:
+    (folder / "config.json").write_text(json.dumps(document(sizes, family)))
+    save_file(published_weights(folder, family), folder / "model.safetensors")
+    return folder
+
+
+def published_weights(folder: Path, family: str = "dac") -> dict[str, torch.Tensor]:
+    """Returns weights under the names of `transformers`, for the `config.json` of a folder."""
+    config: Any = read_config(folder)
+    with torch.device("meta"):
+        network = {"dac": DAC, "higgs": HIGGS}[family].network(config, "decoder")
+    names = {
+        "dac": ("codebook.weight", "out_proj", "in_proj"),
+        "higgs": ("codebook.embed", "project_out", "project_in"),
+    }[family]
+    shapes: Shapes = {"encoder.conv1.bias": (3,)}  # not read
+    for path, module in network.named_modules():
+        if isinstance(module, ProjectedCodebooks):
+            shapes |= _codebooks(module, *names)
+        elif not isinstance(module, Snake):
+            for name, value in module.named_parameters(prefix=path, recurse=False):
+                shapes[name] = tuple(value.shape)
+        else:
+            shapes[f"{path}.alpha"] = (1, len(module.alpha), 1)
+    return fill_dac({name: torch.empty(shape) for name, shape in shapes.items()})
+
+
+def _codebooks(module: ProjectedCodebooks, entries: str, outward: str, inward: str) -> Shapes:
+    count, size, dim = module.entries.shape
+    width = module.bias.shape[1]
+    end = (1,) if outward == "out_proj" else ()  # the projections of DAC are convolutions
+    shapes: Shapes = {}
+    for number in range(count):
+        start = f"quantizer.quantizers.{number}"
+        shapes[f"{start}.{entries}"] = (size, dim)
+        shapes[f"{start}.{outward}.weight"] = (width, dim, *end)
+        shapes[f"{start}.{outward}.bias"] = (width,)
+        shapes[f"{start}.{inward}.weight"] = (dim, width, *end)  # not read
+    return shapes
+
+
+def descript_content(folder: Path, sizes: dict[str, Any]) -> dict[str, Any]:
+    """Returns the content of `weights.pth`, whose weights have a weight norm.
+
+    Args:
+        folder: folder without any model.
+        sizes: arguments of the model.
+    """
+    metadata = {"kwargs": {**sizes, "quantizer_dropout": 0.5}}
+    path = folder / "weights.pth"
+    torch.save({"metadata": metadata}, path)
+    config: Any = read_config(folder)
+    path.unlink()
+    with torch.device("meta"):
+        network = DAC.network(config, "decoder")
+    units = {path for path, module in network.named_modules() if isinstance(module, ResidualUnit)}
+    blocks = len(network.decoder.block)  # type: ignore[union-attr, arg-type]
+    shapes: Shapes = {"encoder.block.0.bias": (3,)}  # not read
+    for path_of, module in network.named_modules():
+        if isinstance(module, ProjectedCodebooks):
+            found = _codebooks(module, "codebook.weight", "out_proj", "in_proj")
+        elif isinstance(module, Snake):
+            found = {f"{path_of}.alpha": (1, len(module.alpha), 1)}
+        else:
+            found = {
+                name: tuple(value.shape)
+                for name, value in module.named_parameters(prefix=path_of, recurse=False)
+            }
+        for name, shape in found.items():
+            name = _descript_name(name, units, blocks)
+            if name.endswith(".weight") and len(shape) == 3:
+                shapes[f"{name}_g"], shapes[f"{name}_v"] = (shape[0], 1, 1), shape
+            else:
+                shapes[name] = shape
+    state = fill_dac({name: torch.empty(shape) for name, shape in shapes.items()})
+    return {"state_dict": state, "metadata": metadata}
+
+
+def _descript_name(name: str, units: set[str], blocks: int) -> str:
+    parts = name.split(".")
+    if parts[0] != "decoder":
+        return name
+    if parts[1] != "block":
+        number = {"conv1": 0, "snake1": blocks + 1, "conv2": blocks + 2}[parts[1]]
+        return f"decoder.model.{number}.{parts[2]}"
+    start = f"decoder.model.{int(parts[2]) + 1}.block"
+    if ".".join(parts[:4]) in units:
+        unit = int(parts[3].removeprefix("res_unit"))
+        return f"{start}.{unit + 1}.block.{_UNIT_LAYERS[parts[4]]}.{parts[5]}"
+    return f"{start}.{['snake1', 'conv_t1'].index(parts[3])}.{parts[4]}"

@@ -1,0 +1,90 @@
+"""Files `weights.pth` of the package `descript-audio-codec`.
+
+The file is a pickle of the weights and of the arguments that made the model:
+
+    state_dict           weights
+    metadata.kwargs      sizes, under the names of the arguments
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from token2wav.config.values import Bounds, check_bounds, from_mapping, kinds, prefixed
+from token2wav.errors import ConfigError
+from token2wav.networks.configs import CodebookCount, CodebookSize, Rates, SampleRate, Width
+
+# The second pattern has the names that the package downloads and saves.
+WEIGHTS_PATTERNS = ("weights.pth", "weights_*khz*.pth")
+_METADATA, _ARGUMENTS = "metadata", "kwargs"
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Sizes in `metadata.kwargs`. Names and defaults are those of the package.
+
+    Attributes:
+        encoder_dim, encoder_rates, latent_dim, decoder_dim, decoder_rates: see `DecoderSizes`.
+        n_codebooks, codebook_size, codebook_dim, sample_rate: see `DacSizes`.
+    """
+
+    encoder_dim: Width = 64
+    encoder_rates: Rates = (2, 4, 8, 8)
+    latent_dim: Annotated[int | None, Bounds(1, 1 << 16)] = None
+    decoder_dim: Width = 1536
+    decoder_rates: Rates = (8, 8, 4, 2)
+    n_codebooks: CodebookCount = 9
+    codebook_size: CodebookSize = 1024
+    codebook_dim: Width = 8
+    sample_rate: SampleRate = 44100
+
+    def __post_init__(self) -> None:
+        check_bounds(self, f"{_METADATA}.{_ARGUMENTS}")
+
+
+def descript_weights_file(folder: Path) -> Path | None:
+    """Returns the file of the package in a folder; None if there is none.
+
+    Raises:
+        ConfigError: the folder has several.
+    """
+    found = sorted(path for pattern in WEIGHTS_PATTERNS for path in folder.glob(pattern))
+    if len(found) > 1:
+        names = ", ".join(path.name for path in found[:4])
+        raise ConfigError(f"{folder}: {len(found)} files of weights, expected one: {names}")
+    return found[0] if found else None
+
+
+def read_descript(path: Path) -> dict[str, Any]:
+    """Reads the sizes in a file of the package.
+
+    Returns:
+        Values by the names of the fields of `DacSizes`.
+
+    Raises:
+        ConfigError: the sizes are missing, of another type, or out of range.
+        CheckpointError: the file cannot be read.
+    """
+    # Imported here, because it imports torch. Folders of `transformers` can be read without torch.
+    from token2wav.networks.weights import read_state
+
+    metadata = read_state(path).get(_METADATA)
+    with prefixed(f"{path}: "):
+        kwargs = metadata.get(_ARGUMENTS) if isinstance(metadata, dict) else None
+        if not isinstance(kwargs, dict):
+            raise ConfigError(f"{_METADATA}.{_ARGUMENTS}: expected a mapping of sizes")
+        own = {name: value for name, value in kwargs.items() if name in kinds(Arguments)}
+        found = from_mapping(Arguments, own, f"{_METADATA}.{_ARGUMENTS}")
+    return {
+        "encoder_hidden_size": found.encoder_dim,
+        "downsampling_ratios": list(found.encoder_rates),
+        "hidden_size": found.latent_dim,
+        "decoder_hidden_size": found.decoder_dim,
+        "upsampling_ratios": list(found.decoder_rates),
+        "n_codebooks": found.n_codebooks,
+        "codebook_size": found.codebook_size,
+        "codebook_dim": found.codebook_dim,
+        "sampling_rate": found.sample_rate,
+    }

@@ -1,0 +1,182 @@
+"""Decoder of DAC: residual codebooks, and symmetric convolutions with Snake.
+
+Modules have the names of the published weights in the format of `transformers`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from token2wav.families.dac.config import DILATIONS, KERNEL, DacSizes, DecoderSizes, first_cut
+from token2wav.networks.codebooks import ProjectedCodebooks
+from token2wav.networks.snake import Snake
+from token2wav.networks.streaming import (
+    OFFLINE,
+    Delay,
+    StreamConvTranspose,
+    StreamStep,
+    VocoderNetwork,
+    causal_conv,
+    centred_conv,
+)
+
+
+class Dac(VocoderNetwork):
+    """Decoder of DAC, from codes to audio.
+
+    Args:
+        sizes: sizes of the decoder.
+    """
+
+    def __init__(self, sizes: DacSizes) -> None:
+        super().__init__()
+        self.bands, self.frame_samples = sizes.n_codebooks, sizes.frame_samples
+        self.quantizer = ProjectedCodebooks(
+            sizes.n_codebooks, sizes.codebook_size, sizes.codebook_dim, sizes.latents
+        )
+        self.decoder = Decoder(sizes)
+        self.output_delay = self.decoder.output_delay
+        self.missing_samples = self.decoder.missing_samples
+
+    def freeze(self) -> None:
+        super().freeze()
+        self.decoder.freeze()
+
+    def forward(self, codes: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
+        """Computes the audio of codes (B, codebooks, T), which are whole numbers in float32, and -1
+        in codebooks that a stream does not send.
+
+        Returns:
+            (B, 1, frame_samples * T) audio of a step, late by `output_delay`. A whole sequence has
+            `missing_samples` samples less.
+        """
+        return torch.tanh(self.decoder(self.quantizer(codes), step))
+
+
+class Decoder(nn.Module):
+    """Decoder from latents to audio, which other codecs share.
+
+    Args:
+        sizes: sizes of the decoder.
+        whole_frames: whether every frame has all its samples. If not, an upsampling by an odd
+            factor drops one output more at the end, as in DAC.
+
+    Attributes:
+        output_delay: delay of the output of a step, in samples.
+        missing_samples: number of samples by which the audio is shorter than its frames.
+    """
+
+    def __init__(self, sizes: DecoderSizes, *, whole_frames: bool = False) -> None:
+        super().__init__()
+        channels = sizes.decoder_hidden_size
+        self.conv1 = centred_conv(sizes.latents, channels, KERNEL)
+        delay, extra = self.conv1.output_delay, 0
+        self.block = nn.ModuleList()
+        for rate in sizes.rates:
+            block = UpsamplingBlock(
+                channels, rate, whole_frames=whole_frames, input_delay=delay, extra_inputs=extra
+            )
+            self.block.append(block)
+            channels, delay, extra = channels // 2, block.output_delay, block.extra_outputs
+        self.snake1 = _snake(channels)
+        self.conv2 = centred_conv(channels, 1, KERNEL, input_delay=delay, extra_inputs=extra)
+        self.output_delay: int = self.conv2.output_delay
+        self.missing_samples: int = -extra
+
+    def freeze(self) -> None:
+        """Ends loading."""
+        for module in self.modules():
+            if isinstance(module, Snake):
+                module.freeze()
+
+    def forward(self, latents: torch.Tensor, step: StreamStep) -> torch.Tensor:
+        """Computes the audio (B, 1, frame_samples * T) of latents (B, C, T)."""
+        x = self.conv1(latents, step)
+        for block in self.block:
+            x = block(x, step)
+        return self.conv2(x, step, self.snake1)
+
+
+class UpsamplingBlock(nn.Module):
+    """Activation, upsampling to half of the channels, and residual units with growing dilations.
+
+    Args:
+        channels: channels of the input.
+        rate: factor of upsampling.
+        whole_frames: see `Decoder`.
+        input_delay, extra_inputs: see `Streaming`.
+
+    Attributes:
+        output_delay: delay of the output of a step, in positions.
+        extra_outputs: see `StreamConvTranspose`.
+    """
+
+    def __init__(
+        self, channels: int, rate: int, *, whole_frames: bool, input_delay: int, extra_inputs: int
+    ) -> None:
+        super().__init__()
+        start = first_cut(rate)
+        self.snake1 = _snake(channels)
+        self.conv_t1 = StreamConvTranspose(
+            channels,
+            channels // 2,
+            2 * rate,
+            rate,
+            cut=(start, rate - start if whole_frames else start),
+            input_delay=input_delay,
+            extra_inputs=extra_inputs,
+        )
+        delay, self.extra_outputs = self.conv_t1.output_delay, self.conv_t1.extra_outputs
+        self.units = [f"res_unit{number}" for number in range(1, 1 + len(DILATIONS))]
+        for name, dilation in zip(self.units, DILATIONS, strict=True):
+            unit = ResidualUnit(
+                channels // 2, dilation, input_delay=delay, extra_inputs=self.extra_outputs
+            )
+            self.add_module(name, unit)
+            delay = unit.output_delay
+        self.output_delay = delay
+
+    def forward(self, x: torch.Tensor, step: StreamStep) -> torch.Tensor:
+        x = self.conv_t1(self.snake1(x), step)
+        for name in self.units:
+            x = getattr(self, name)(x, step)
+        return x
+
+
+class ResidualUnit(nn.Module):
+    """Two convolutions, each after an activation, added to the input.
+
+    Args:
+        channels: channels of input and output.
+        dilation: dilation of the first convolution.
+        input_delay, extra_inputs: see `Streaming`.
+
+    Attributes:
+        output_delay: delay of the output of a step, in positions.
+    """
+
+    def __init__(
+        self, channels: int, dilation: int, *, input_delay: int, extra_inputs: int
+    ) -> None:
+        super().__init__()
+        self.snake1, self.snake2 = _snake(channels), _snake(channels)
+        self.conv1 = centred_conv(
+            channels,
+            channels,
+            KERNEL,
+            dilation=dilation,
+            input_delay=input_delay,
+            extra_inputs=extra_inputs,
+        )
+        self.output_delay = self.conv1.output_delay
+        self.conv2 = causal_conv(channels, channels, 1, input_delay=self.output_delay)
+        self.wait = Delay(channels, self.output_delay - input_delay, input_delay=input_delay)
+
+    def forward(self, x: torch.Tensor, step: StreamStep) -> torch.Tensor:
+        h = self.conv2(self.conv1(x, step, self.snake1), step, self.snake2)
+        return h.add_(self.wait(x, step))
+
+
+def _snake(channels: int) -> Snake:
+    return Snake(channels, beta=False, log_scale=False)
