@@ -1,0 +1,7 @@
+"""Higgs Audio tokenizer v2, the codec of Higgs Audio v2 and v3 and of OmniVoice: residual codebooks
+with projections, and the decoder of DAC.
+"""
+
+from token2wav.families.higgs.config import FILES, MODEL_TYPES, read
+
+__all__ = ["FILES", "MODEL_TYPES", "read"]

@@ -1,0 +1,160 @@
+"""Configuration of the Higgs Audio tokenizer v2, which is read from `config.json` of a
+`transformers` folder.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from token2wav.config.transformers_json import CONFIG_JSON, read_json
+from token2wav.config.values import (
+    Bounds,
+    Length,
+    check_bounds,
+    convert,
+    from_mapping,
+    kinds,
+    prefixed,
+)
+from token2wav.errors import CheckpointError, ConfigError
+from token2wav.families.dac.config import (
+    HOP_BLOCKS,
+    DecoderSizes,
+    SymmetricCodecConfig,
+    early_frames,
+)
+from token2wav.model_config import StageName
+from token2wav.networks.configs import CodebookCount, CodebookSize, SampleRate, TokenRate, Width
+
+MODEL_TYPES = ("higgs_audio_v2_tokenizer",)
+FILES: tuple[str, ...] = ()
+
+_WEIGHTS = "model.safetensors"
+_ACOUSTIC, _SEMANTIC = "acoustic_model_config", "semantic_model_config"
+# Sizes of the decoder that a folder may leave out, as `transformers` publishes them.
+_DECODER = {
+    "downsampling_ratios": [8, 5, 4, 2],
+    "upsampling_ratios": [8, 5, 4, 2],
+    "decoder_hidden_size": 1024,
+    "hidden_size": 256,
+}
+_SEMANTIC_WIDTH = 768  # channels of HuBERT, if the folder does not name them
+
+# Frames of 40 ms that are held back by default. The decoder reads 394 ms ahead. The last frame of a
+# chunk has an SNR of 52 dB (docs/models.md).
+_EARLY_FRAMES = 7
+
+Bandwidths = Annotated[tuple[Annotated[float, Bounds(0.001, 1000)], ...], Length(16)]
+
+
+@dataclass(frozen=True)
+class HiggsSizes:
+    """Sizes of the codebooks. Fields have the published names.
+
+    Attributes:
+        sample_rate: samples per second.
+        target_bandwidths: kilobits per second; the last value gives the number of codebooks.
+        codebook_size, codebook_dim: entries of a codebook, and their length.
+    """
+
+    sample_rate: SampleRate = 24000
+    target_bandwidths: Bandwidths = (0.5, 1, 1.5, 2)
+    codebook_size: CodebookSize = 1024
+    codebook_dim: Width = 64
+
+    def __post_init__(self) -> None:
+        check_bounds(self, "")
+        if not self.target_bandwidths:
+            raise ConfigError("target_bandwidths: empty; at least 1 is needed")
+        if self.codebook_size < 2:
+            raise ConfigError("codebook_size: 1 is below 2")
+
+    def codebooks(self, frame_samples: int) -> int:
+        """Returns the number of codebooks.
+
+        Raises:
+            ConfigError: the bandwidth is too small for one codebook, or asks for too many.
+        """
+        bits = math.ceil(math.log2(self.codebook_size))
+        rate = math.ceil(self.sample_rate / frame_samples)
+        count = int(1000 * self.target_bandwidths[-1] // (rate * bits))
+        with prefixed("target_bandwidths: "):
+            return int(convert(count, CodebookCount, "number of codebooks"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class HiggsConfig(SymmetricCodecConfig):
+    """Configuration of a Higgs Audio tokenizer.
+
+    Attributes:
+        sizes: sizes of the codebooks.
+        decoder: sizes of the decoder.
+        quantizer_width: channels of the sum of the codebooks.
+    """
+
+    sizes: HiggsSizes
+    decoder: DecoderSizes
+    quantizer_width: int
+
+    def stage_config(self, stage: StageName) -> Any:
+        return self.sizes, self.decoder, self.quantizer_width
+
+    def weights_file(self, folder: Path, stage: StageName) -> Path:
+        if (path := folder / _WEIGHTS).is_file():
+            return path
+        raise CheckpointError(f"{folder}: contains no {_WEIGHTS}")
+
+
+def read(folder: Path) -> HiggsConfig:
+    """Reads the configuration of a folder. Settings of the encoders are skipped.
+
+    Raises:
+        ConfigError: a value is of another type, out of range, or does not fit another one.
+    """
+    path = folder / CONFIG_JSON
+    document = read_json(path)
+    with prefixed(f"{path}: "):
+        own = {name: value for name, value in document.items() if name in kinds(HiggsSizes)}
+        sizes = from_mapping(HiggsSizes, own, "")
+        acoustic = _DECODER | _section(document, _ACOUSTIC)
+        known = {name: value for name, value in acoustic.items() if name in kinds(DecoderSizes)}
+        with prefixed(f"{_ACOUSTIC}."):
+            decoder = from_mapping(DecoderSizes, known, "")
+        semantic = _section(document, _SEMANTIC).get("hidden_size", _SEMANTIC_WIDTH)
+        width = decoder.latents + int(convert(semantic, Width, f"{_SEMANTIC}.hidden_size"))
+        samples = decoder.frame_samples
+        rate = convert(sizes.sample_rate / samples, TokenRate, "frames per second")
+        count = sizes.codebooks(samples)
+    reach = math.ceil(decoder.output_delay / samples)
+    return HiggsConfig(
+        vocab_size=sizes.codebook_size,
+        token_frame_rate=rate,
+        token_shape=(count,),
+        fewer_codebooks=True,
+        block_tokens=1,
+        token_mel_ratio=1,
+        mel_bands=count,
+        speaker_size=0,
+        sample_rate=sizes.sample_rate,
+        stages=("decoder",),
+        samples_per_token=samples,
+        hop_blocks=HOP_BLOCKS,
+        hold_frames=early_frames(_EARLY_FRAMES, reach, rate),
+        takes_prompt=False,
+        reach_frames=reach,
+        sizes=sizes,
+        decoder=decoder,
+        quantizer_width=width,
+    )
+
+
+def _section(document: dict[str, Any], name: str) -> dict[str, Any]:
+    section = document.get(name)
+    if section is None:
+        return {}
+    if not isinstance(section, dict):
+        raise ConfigError(f"{name}: expected an object, got {type(section).__name__}")
+    return section
