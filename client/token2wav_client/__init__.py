@@ -22,6 +22,7 @@ __version__ = "0.1.0"
 from token2wav_client.aio_client import AsyncClient, AsyncUtterance
 from token2wav_client.audio import SAMPLE_RATE, SAMPLES_PER_TOKEN, AudioChunk, frames
 from token2wav_client.client import Client, Utterance
+from token2wav_client.code_aligner import CodeAligner
 from token2wav_client.connection import Tls
 from token2wav_client.errors import (
     AccessError,
@@ -53,6 +54,7 @@ __all__ = [
     "Client",
     "ClientError",
     "ClientVoice",
+    "CodeAligner",
     "Health",
     "InputError",
     "ModelNotReadyError",
