@@ -15,7 +15,7 @@ import soundfile
 from numpy.typing import NDArray
 
 from tests.served.test_streaming import random_portions
-from tests.support import mimi_model, nanocodec_model, qwen3_model
+from tests.support import dac_model, mimi_model, nanocodec_model, qwen3_model
 from tests.support.family_golden import FamilyGolden
 from tests.support.golden import ROOT
 from tests.support.patience import PATIENCE_SECONDS
@@ -27,6 +27,7 @@ STREAMS, FRAMES = 32, 30
 AUDIO = 1e-5  # of the spread of the audio: batches sum in another order than single streams
 
 WRITERS: dict[str, Callable[[Path, FamilyGolden], Path]] = {
+    "dac_of_descript": dac_model.write_descript,
     "nanocodec": nanocodec_model.write_model,
     "mimi": mimi_model.write_model,
     "qwen3_tts": qwen3_model.write_model,

@@ -13,7 +13,7 @@ import torch
 from benchmarks.gpu.report import write_report
 from tests.benchmarks.test_gpu_report import chunk, good
 from tests.execution.rig import CheapSolver, FlowStream, Parts
-from tests.support import mimi_model, nanocodec_model, pocket_model, qwen3_model
+from tests.support import dac_model, mimi_model, nanocodec_model, pocket_model, qwen3_model
 from tests.support.family_golden import FamilyGolden
 from tests.support.golden import TINY
 from tests.support.utterances import a_voice, portions, some_tokens
@@ -32,6 +32,8 @@ ROWS = [(4, 25, 30.0, 90.0), (4, 100, 10.0, 150.0), (1, 100, 30.0, 200.0), (4, 1
 
 
 WRITERS: dict[str, Callable[[Path, FamilyGolden], Path]] = {
+    "dac": dac_model.write_dac,
+    "higgs": dac_model.write_higgs,
     "mimi": mimi_model.write_model,
     "nanocodec": nanocodec_model.write_model,
     "pocket_tts": pocket_model.write_model,

@@ -151,8 +151,9 @@ def test_pieces_of_mixed_batches_equal_the_whole(name: str) -> None:
 
 
 def test_extrapolated_audio_leaves_no_trace() -> None:
-    """Audio that is sent early differs, and the audio after it is exact again. The first audio comes
-    before the look-ahead is complete.
+    """Audio that is sent early differs, and the audio after it is exact again.
+
+    The first audio comes before the look-ahead is complete.
     """
     network = a_network("causal")
     held = network.lookahead_frames

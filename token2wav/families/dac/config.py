@@ -38,7 +38,7 @@ _BLOCK_SECONDS = 0.04
 # codecs.
 HOP_BLOCKS = (1, 32)
 
-# Decoders that read at most this far ahead hold back all of it by default, which is exact.
+# A decoder that reads at most this far ahead holds back its whole reach by default. This is exact.
 _LONGEST_WAIT_SECONDS = 0.12
 # Frames that other DAC models hold back. The last frame of a chunk then has an SNR of 52 dB or more
 # (docs/models.md).
@@ -47,7 +47,7 @@ _EARLY_FRAMES = 8
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderSizes:
-    """Sizes of the decoder, which other codecs share. Fields and defaults are those that
+    """Sizes of the decoder, which other codecs share. Fields and defaults have the values that
     `transformers` publishes.
 
     Attributes:
@@ -55,8 +55,8 @@ class DecoderSizes:
         downsampling_ratios: factor of each downsampling of the encoder.
         decoder_hidden_size: channels of the decoder before its first upsampling. Every upsampling
             halves them.
-        hidden_size: channels of the latents; None for those of the encoder's output.
-        upsampling_ratios: factor of each upsampling; empty for those of the encoder, reversed.
+        hidden_size: channels of the latents; None for the channels of the encoder's output.
+        upsampling_ratios: factor of each upsampling; empty for the reversed factors of the encoder.
     """
 
     encoder_hidden_size: Width = 64
@@ -194,7 +194,7 @@ class DacConfig(SymmetricCodecConfig):
 
 
 def weights_file(folder: Path) -> Path:
-    """Finds the weights: those of `transformers`, or else those of `descript-audio-codec`.
+    """Finds the file of the weights, in the format of `transformers` or `descript-audio-codec`.
 
     Raises:
         CheckpointError: the folder has no such file.

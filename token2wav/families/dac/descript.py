@@ -23,7 +23,7 @@ _METADATA, _ARGUMENTS = "metadata", "kwargs"
 
 @dataclass(frozen=True)
 class Arguments:
-    """Sizes in `metadata.kwargs`. Names and defaults are those of the package.
+    """Sizes in `metadata.kwargs`. Names and defaults equal those of the package.
 
     Attributes:
         encoder_dim, encoder_rates, latent_dim, decoder_dim, decoder_rates: see `DecoderSizes`.
