@@ -44,6 +44,8 @@ class ModelConfig:
             tokens decide how many.
         lookahead_tokens: number of tokens after a chunk that the chunk depends on. They must have
             arrived before the chunk can run.
+        ahead_tokens: number of tokens after a chunk that the last stage uses for early audio, as
+            far as they have arrived.
         hop_blocks: number of attention blocks in the first hop and in the longest hop. A hop is the
             number of new tokens of a chunk. `StreamConfig.max_hop_tokens` overrides the longest
             hop.
@@ -74,6 +76,7 @@ class ModelConfig:
     takes_latents: bool = False
     fewer_codebooks: bool = False
     lookahead_tokens: int = 0
+    ahead_tokens: int = 0
     hop_blocks: tuple[int, int] = (1, 4)
     hold_frames: int = 0
     ode_steps: int = 0
@@ -145,8 +148,8 @@ class ModelConfig:
     def with_stream_settings(self, stream: StreamConfig) -> ModelConfig:
         """Returns the configuration as the settings of streams change it.
 
-        In some families the settings change the look-ahead of a chunk. This base class changes
-        nothing.
+        In some families the settings change the tokens that a chunk gets after its end. This base
+        class changes nothing.
         """
         return self
 

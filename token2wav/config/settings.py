@@ -54,8 +54,8 @@ class StreamConfig:
             back until the next chunk. 0 holds back the whole look-ahead of the vocoder (21 frames
             for CosyVoice2, 5 for CosyVoice3), and is exact. With fewer frames audio is sent
             earlier, but the last samples of each chunk are computed as if the last frame were
-            repeated. None takes the value of the model: 0, or fewer frames than the look-ahead for
-            a codec with a long one.
+            repeated. A codec uses later tokens instead, as far as they have arrived. None takes the
+            value of the model: 0, or fewer frames than the look-ahead for a codec with a long one.
         trim_silence_ms: most milliseconds of leading silence that are removed before the first
             chunk is sent, in windows of 10 ms below -50 dBFS; 0 for none.
         reference: whether to compute as the published streaming loop does. That loop recomputes

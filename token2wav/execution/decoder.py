@@ -32,9 +32,7 @@ class TokenDecoder(Stage):
         return self._frames.open()
 
     def advance(self, batch: Sequence[tuple[int, TokenChunk]]) -> list[torch.Tensor]:
-        return self._frames.advance(
-            [(handle, FrameChunk(_frames_of(chunk), chunk.last)) for handle, chunk in batch]
-        )
+        return self._frames.advance([(handle, _frame_chunk(chunk)) for handle, chunk in batch])
 
     def close(self, handle: int) -> None:
         self._frames.close(handle)
@@ -55,9 +53,10 @@ class TokenDecoder(Stage):
         return self._frames.open_streams
 
 
-def _frames_of(chunk: TokenChunk) -> torch.Tensor:
-    """Converts the tokens of a chunk, without its look-ahead, to frames (bands, n) float32."""
-    return _as_frames(chunk.tokens[: chunk.stop - chunk.start])
+def _frame_chunk(chunk: TokenChunk) -> FrameChunk:
+    """Converts the tokens of a chunk, and the tokens that follow it, to frames."""
+    frames, count = _as_frames(chunk.tokens), chunk.stop - chunk.start
+    return FrameChunk(frames[:, :count], chunk.last, frames[:, count:])
 
 
 def _as_frames(tokens: NDArray[Any]) -> torch.Tensor:

@@ -40,7 +40,7 @@ class TokenChunk:
     Attributes:
         tokens: (stop - start + right, *token_shape) int32, or float32 if the model takes latents:
             the tokens of the chunk, and then `right` tokens of look-ahead. There is no look-ahead
-            if `last`.
+            if `last`. Up to `ModelConfig.ahead_tokens` tokens may follow.
         start: position of the first token of the chunk. It is the `stop` of the previous chunk that
             was not provisional. The first chunk starts after the shared prefix of the voice.
         stop: position after the last token of the chunk. A block ends there, unless the chunk is
@@ -67,10 +67,13 @@ class FrameChunk:
     Attributes:
         frames: (bands, frames) float32, without frames of the prompt.
         last: whether the utterance ends with this chunk.
+        ahead: (bands, n) frames of the next chunk that are already known. A stage may compute early
+            audio with them. None if there are none.
     """
 
     frames: torch.Tensor
     last: bool
+    ahead: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -253,7 +253,8 @@ class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
             network; 0 for the whole look-ahead. With fewer frames, the last samples of a chunk are
             extrapolated: they are computed as if the last mel frame were repeated. The next chunk
             continues with exact samples. All samples of a stream that is not longer than the
-            look-ahead are extrapolated.
+            look-ahead are extrapolated. Frames of `FrameChunk.ahead` take the place of repeated
+            frames; if there are enough, the samples are exact.
         streams: number of streams whose states are allocated at once. Further streams allocate
             more. States in place are allocated with each stream (`StateStore`).
     """
@@ -378,8 +379,8 @@ class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
     def _extrapolate(
         self, streams: Sequence[_Stream], chunks: Sequence[FrameChunk]
     ) -> dict[int, torch.Tensor]:
-        """Computes the samples after the exact audio, as if the last frame of each stream were
-        repeated.
+        """Computes the samples after the exact audio, as if the last known frame of each stream
+        were repeated.
 
         Returns:
             (samples,) by the index of the stream in the batch.
@@ -387,7 +388,7 @@ class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
         groups: dict[PieceShape | None, dict[int, PieceInput]] = {}
         for index, (stream, chunk) in enumerate(zip(streams, chunks, strict=True)):
             if chunk.frames.shape[1] and not chunk.last and self._early_of(stream):
-                piece = self._repeating(stream, chunk.frames[:, -1:].to(self._device))
+                piece = self._extended(stream, chunk)
                 shape = None if self._mixes_places else piece.shape
                 groups.setdefault(shape, {})[index] = piece
         return {
@@ -396,9 +397,9 @@ class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
             for index, new in zip(pieces, self._pieces.run(list(pieces.values())), strict=True)
         }
 
-    def _repeating(self, stream: _Stream, last_frame: torch.Tensor) -> PieceInput:
-        """Makes the piece that repeats the last frame (bands, 1) of a stream. Before it come the
-        pending frames of the stream.
+    def _extended(self, stream: _Stream, chunk: FrameChunk) -> PieceInput:
+        """Makes the piece after a chunk: the pending frames of the stream, known frames of the next
+        chunk, and repetitions of the last frame.
         """
         mel, count = stream.pending_mel, self._repeated
         if not stream.frames:
@@ -407,7 +408,12 @@ class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
             prepared = [length for first, length in self._lengths if first and length >= least]
             padded = least if self._mixes_places else min(prepared, default=least)
             count = padded - mel.shape[1]
-        mel = torch.cat((mel, last_frame.expand(-1, count)), dim=1)
+        known = chunk.frames[:, -1:]
+        if chunk.ahead is not None:
+            known = torch.cat((known, chunk.ahead[:, :count]), dim=1)
+        known = known.to(self._device)
+        repeated = known[:, -1:].expand(-1, count - known.shape[1] + 1)
+        mel = torch.cat((mel, known[:, 1:], repeated), dim=1)
         shape = PieceShape(not stream.frames, True, mel.shape[1])
         return PieceInput(stream, stream.frames, mel, shape, provisional=True)
 

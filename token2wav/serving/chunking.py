@@ -235,7 +235,9 @@ class Chunker:
             else self._grid.first_boundary + schedule.first
         )
         if available >= hop_stop:
-            return hop_stop
+            # A last chunk of few tokens would leave the chunk before it with early audio.
+            few = self.ended and self.received - hop_stop < self._config.ahead_tokens
+            return self.received if few else hop_stop
         if self.ended:
             return self.received
         blocks = self._grid.complete_stop(available)
@@ -276,10 +278,13 @@ class Chunker:
         return self._arrivals.seconds_for(missing, self._playback.now())
 
     def _cut(self, stop: int) -> TokenChunk:
-        """Cuts the chunk that ends at `stop`, with its look-ahead."""
+        """Cuts the chunk that ends at `stop`, with its look-ahead, and with tokens for early audio
+        that have arrived.
+        """
         last = self.ended and stop == self.received
-        right = 0 if last else self._config.lookahead_tokens
-        tokens = self._tokens[self._start - self._first : stop + right - self._first].copy()
+        right = 0 if last else self._config.lookahead_tokens + self._config.ahead_tokens
+        end = min(stop + right, self.received)
+        tokens = self._tokens[self._start - self._first : end - self._first].copy()
         skip, provisional = (
             max(0, self.spoken - self._start),
             not last and stop != self._grid.complete_stop(stop),

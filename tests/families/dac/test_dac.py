@@ -143,6 +143,22 @@ def test_stages_with_any_number_of_frames_held_back(
         assert not held or off(sent, whole) > PARITY * float(whole.std())
 
 
+def test_early_audio_is_exact_if_later_tokens_have_arrived(
+    golden: FamilyGolden, tmp_path: Path
+) -> None:
+    """So an utterance that is known as a whole is exact, with any number of frames held back."""
+    folder = WRITERS[golden.family](tmp_path, golden)
+    model = Token2Wav.load(folder, stream=StreamConfig(hold_frames=2), runtime=CPU)
+    [decoder] = model.pipeline.stages.values()
+    first, longest = model.config.hops(StreamConfig(hold_frames=2))
+    for count in (first + 1, 3 * first + 2, 7 * first, first + longest):
+        tokens = codes(model, count)
+        whole = decoder.whole(tokens).numpy()  # type: ignore[attr-defined]
+        assert off(model.synthesize(tokens), whole) <= PARITY * whole.std()
+    slow = joined(chunks_of(model, portions(tokens, [1])))
+    assert off(slow, whole) > PARITY * whole.std()
+
+
 PUBLISHED: dict[str, tuple[dict[str, Any], tuple[Any, ...]]] = {
     # token rate, codebooks, samples missing and held back; frames: reach, held, block, hops
     "dac 44.1 kHz": ({"sampling_rate": 44100}, (44100 / 512, 9, 0, 4757, 10, 0, 4, (16, 128))),

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -151,6 +151,15 @@ class SymmetricCodecConfig(ModelConfig):
     """
 
     reach_frames: int
+
+    def with_stream_settings(self, stream: StreamConfig) -> SymmetricCodecConfig:
+        """Sets the tokens after a chunk with which its last samples are exact, too, if fewer frames
+        than the whole reach are held back.
+        """
+        held = self.held_frames(stream)
+        # The reach counts from the first sample that the decoder makes, so one more may be needed.
+        ahead = self.reach_frames + bool(self.missing_samples) - held
+        return replace(self, ahead_tokens=max(0, ahead) if held else 0)
 
     def hops(self, stream: StreamConfig) -> tuple[int, int]:
         """Returns the first and the longest hop, in tokens.
