@@ -2,7 +2,9 @@
 and cores, in turns.
 
 Every contestant streams frame by frame, as a language model that speaks does: each call receives
-one new frame of codes of every stream, and returns its audio. Public decoders without a state
+one new frame of codes of every stream, or for DAC a block of 4 frames, and returns their audio.
+Decoders with symmetric convolutions (DAC, Higgs Audio) hold back the audio that later frames
+change. Public decoders without a state
 recompute: `qwen-tts` decodes the last 25 frames again, as its `chunked_decode` does; `transformers`
 and NeMo decode the whole prefix again. `moshi` keeps a state itself. All contestants compute their
 streams as one batch; the comparison takes the public code's streams in turns where that is faster.
@@ -35,16 +37,17 @@ from numpy.typing import NDArray
 
 from benchmarks.environment import RESULTS, describe, save
 from scripts import golden_codecs as public
-from tests.support import mimi_model, moshi_model, nanocodec_model, qwen3_model
+from scripts import golden_dac as public_dac
+from tests.support import dac_model, mimi_model, moshi_model, nanocodec_model, qwen3_model
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
+from token2wav.families.dac.config import DacSizes, DecoderSizes
 from token2wav.voice import voice_for
 
 _PACKAGES = ("qwen-tts-compat", "transformers", "moshi", "nemo-toolkit")
-_FRAME_SECONDS = 0.08  # duration of a frame of every codec here
 _CONTEXT = 25  # frames that `chunked_decode` of qwen-tts decodes again
-_COMPARED = 30  # number of frames of which the audio is compared
-_POSITIONS = {1: (0, 25, 125), 8: (0, 25), 32: (0, 25)}  # frames already decoded, by streams
-_REPEATS = {1: 5, 8: 3, 32: 2}  # frames that are timed at a position, by streams
+_COMPARED = 30  # number of calls of which the audio is compared
+_POSITIONS = {1: (0, 25, 125), 8: (0, 25), 32: (0, 25)}  # calls before the timed ones, by streams
+_REPEATS = {1: 5, 8: 3, 32: 2}  # calls that are timed at a position, by streams
 
 QWEN3_TTS = {
     "codebook_size": 2048,
@@ -83,6 +86,20 @@ NANOCODEC = {
 
 
 MOSHI: dict[str, Any] = {"quantizer": {"n_q": 8}}
+DAC = {"sampling_rate": 44100}
+_RATES = [8, 5, 4, 2, 3]
+HIGGS = {
+    "target_bandwidths": [0.5, 1, 1.5, 2],
+    "acoustic_model_config": {
+        "model_type": "dac",
+        "encoder_hidden_size": 64,
+        "downsampling_ratios": _RATES,
+        "upsampling_ratios": _RATES,
+        "decoder_hidden_size": 1024,
+        "hidden_size": 256,
+    },
+    "semantic_model_config": {"model_type": "hubert", "hidden_size": 768},
+}
 
 Audio = NDArray[np.float32]
 Row = dict[str, Any]
@@ -99,7 +116,9 @@ class Contestant(ABC):
 
     @abstractmethod
     def frame(self, index: int) -> Audio:
-        """Decodes frame `index` of every stream, and returns the new audio of the first stream."""
+        """Decodes frame `index` of every stream, or a block of frames, and returns the new audio of
+        the first stream.
+        """
 
 
 class Recomputing(Contestant):
@@ -109,6 +128,8 @@ class Recomputing(Contestant):
         decode: function from codes (streams, codebooks, frames) to audio (streams, samples).
         codes: (frames, codebooks).
         context: number of earlier frames that each call decodes again; None for all frames.
+        block: frames of a call.
+        held: samples that later frames still change, which are not returned yet.
     """
 
     every_frame = False
@@ -119,17 +140,24 @@ class Recomputing(Contestant):
         codes: torch.Tensor,
         frame_samples: int,
         context: int | None = None,
+        block: int = 1,
+        held: int = 0,
     ) -> None:
         self._decode, self._codes, self._context = decode, codes, context
         self._frame_samples, self._streams = frame_samples, 1
+        self._block, self._held = block, held
 
     def start(self, streams: int) -> None:
         self._streams = streams
 
     def frame(self, index: int) -> Audio:
-        first = 0 if self._context is None else max(0, index - self._context)
-        codes = self._codes[first : index + 1].T.expand(self._streams, -1, -1)
-        return self._decode(codes)[0, -self._frame_samples :].numpy()
+        begin, end = index * self._block, (index + 1) * self._block
+        first = 0 if self._context is None else max(0, begin - self._context)
+        codes = self._codes[first:end].T.expand(self._streams, -1, -1)
+        start, stop = (
+            max(0, (frames - first) * self._frame_samples - self._held) for frames in (begin, end)
+        )
+        return self._decode(codes)[0, start:stop].numpy()
 
 
 class Moshi(Contestant):
@@ -151,10 +179,17 @@ class Moshi(Contestant):
 
 
 class Ours(Contestant):
-    """Streams of the library."""
+    """Streams of the library.
 
-    def __init__(self, folder: Path, codes: torch.Tensor) -> None:
-        stream = StreamConfig(max_hop_tokens=1)
+    Args:
+        folder: model folder.
+        codes: (frames, codebooks).
+        block: frames of a call.
+    """
+
+    def __init__(self, folder: Path, codes: torch.Tensor, block: int) -> None:
+        stream = StreamConfig(max_hop_tokens=block, hold_frames=0)
+        self._block = block
         self._model = Token2Wav.load(folder, stream=stream, runtime=RuntimeConfig(device="cpu"))
         self._codes, self._requests = codes.numpy().astype(np.int32), list[Any]()
 
@@ -168,15 +203,15 @@ class Ours(Contestant):
 
     def frame(self, index: int) -> Audio:
         for request in self._requests:
-            request.chunker.push(self._codes[index : index + 1], end=False)
+            start = index * self._block
+            request.chunker.push(self._codes[start : start + self._block], end=False)
         chunks = self._model.pipeline.advance(self._requests)
         for request in self._requests:
             request.chunker.computed()
         chunk = chunks[0]
         if isinstance(chunk, Exception):
             raise chunk
-        assert chunk is not None
-        return chunk.audio
+        return np.zeros(0, np.float32) if chunk is None else chunk.audio
 
 
 @dataclass(frozen=True)
@@ -190,6 +225,8 @@ class Match:
         codebooks, codebook_size: number of codes of a frame, and entries of a codebook.
         make: function from the codes to the public contestant.
         write_model: function that writes the same weights to a folder in the published layout.
+        block: frames of a call.
+        frame_seconds: duration of a frame.
     """
 
     family: str
@@ -199,6 +236,13 @@ class Match:
     codebook_size: int
     make: Callable[[torch.Tensor], Contestant]
     write_model: Callable[[Path, Any], Path]
+    block: int = 1
+    frame_seconds: float = 0.08
+
+    @property
+    def call_seconds(self) -> float:
+        """Seconds of audio of a call."""
+        return self.block * self.frame_seconds
 
 
 def matches() -> list[Match]:
@@ -230,6 +274,26 @@ def matches() -> list[Match]:
 
         return Recomputing(decode, codes, 1764)
 
+    def dac(codes: torch.Tensor) -> Contestant:
+        model = public_dac.transformers_dac(DAC)
+        return Recomputing(
+            lambda given: model.decode(audio_codes=given).audio_values,
+            codes,
+            512,
+            block=4,
+            held=DacSizes(sampling_rate=44100).output_delay,
+        )
+
+    def higgs(codes: torch.Tensor) -> Contestant:
+        model = public_dac.transformers_higgs(HIGGS)
+        held = DecoderSizes(downsampling_ratios=tuple(_RATES), upsampling_ratios=tuple(_RATES))
+        return Recomputing(
+            lambda given: model.decode(given).audio_values[:, 0],
+            codes,
+            960,
+            held=held.output_delay,
+        )
+
     qwen3 = (16, 2048)
     mimi = (8, 2048)
     return [
@@ -240,6 +304,12 @@ def matches() -> list[Match]:
         Match("Mimi", "transformers", MIMI, *mimi, transformers_mimi, mimi_model.write_model),
         Match("Mimi", "moshi", MOSHI, *mimi, moshi_mimi, moshi_model.write_model),
         Match("NanoCodec", "NeMo", NANOCODEC, 4, 4032, nanocodec, nanocodec_model.write_model),
+        Match("DAC", "transformers", DAC, 9, 1024, dac, dac_model.write_dac, 4, 512 / 44100),
+        Match(
+            *("Higgs Audio", "transformers", HIGGS, 8, 1024),
+            *(higgs, dac_model.write_higgs),
+            frame_seconds=0.04,
+        ),
     ]
 
 
@@ -257,15 +327,15 @@ def difference_db(both: dict[str, Contestant]) -> float:
     return float(20 * np.log10(signal.std() / max(difference.std(), 1e-12)))
 
 
-def rows(both: dict[str, Contestant], streams: int) -> Iterator[Row]:
-    """Times the first frames of several streams, then frames after each position."""
+def rows(both: dict[str, Contestant], streams: int, call_seconds: float) -> Iterator[Row]:
+    """Times the first calls of several streams, then calls after each position."""
     firsts: list[dict[str, float]] = []
     repeats = _REPEATS[streams]
     for turn in range(repeats + 1):  # one more for warm-up
         for contestant in both.values():
             contestant.start(streams)
         firsts.append(_seconds(both, 0, turn, measured=True))
-    yield _row(firsts[1:], 0, streams)
+    yield _row(firsts[1:], 0, streams, call_seconds)
     times: list[dict[str, float]] = []
     positions = _POSITIONS[streams][1:]
     for index in range(1, positions[-1] + repeats):
@@ -274,7 +344,7 @@ def rows(both: dict[str, Contestant], streams: int) -> Iterator[Row]:
         if start is not None:
             times.append(found)
             if index == start + repeats - 1:
-                yield _row(times, start, streams)
+                yield _row(times, start, streams, call_seconds)
                 times = []
 
 
@@ -291,13 +361,13 @@ def _seconds(
     return found
 
 
-def _row(times: list[dict[str, float]], frames: int, streams: int) -> Row:
+def _row(times: list[dict[str, float]], frames: int, streams: int, call_seconds: float) -> Row:
     row: Row = {"streams": streams, "frames_before": frames}
     for name in ("public", "ours"):
         own = [each[name] for each in times]
         median = statistics.median(own)
         row[f"{name}_ms"] = [round(1e3 * value, 2) for value in (median, min(own), max(own))]
-        row[f"{name}_audio_seconds_per_second"] = round(streams * _FRAME_SECONDS / median, 2)
+        row[f"{name}_audio_seconds_per_second"] = round(streams * call_seconds / median, 2)
     return row
 
 
@@ -325,22 +395,25 @@ def measure(out: str, families: list[str]) -> None:
     for match in matches():
         if families and match.family not in families:
             continue
-        drawn = np.random.default_rng(0).integers(0, match.codebook_size, (160, match.codebooks))
+        drawn = np.random.default_rng(0).integers(
+            0, match.codebook_size, (160 * match.block, match.codebooks)
+        )
         codes = torch.from_numpy(drawn)
         with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
             golden: Any = SimpleNamespace(sizes=match.sizes)
             model = match.write_model(Path(folder), golden)
-            both = {"public": match.make(codes), "ours": Ours(model, codes)}
+            both = {"public": match.make(codes), "ours": Ours(model, codes, match.block)}
             run: dict[str, Any] = {
                 "family": match.family,
                 "peer": match.peer,
                 "environment": describe(*_PACKAGES),
                 "threads": torch.get_num_threads(),
+                "call_seconds": match.call_seconds,
                 "difference_db": round(difference_db(both), 1),
                 "rows": [],
             }
             for streams in _POSITIONS:
-                for row in rows(both, streams):
+                for row in rows(both, streams, match.call_seconds):
                     run["rows"].append(row)
                     print(match.family, match.peer, row, flush=True)
             compare(run["rows"])
@@ -354,7 +427,7 @@ def _key(match: Match) -> tuple[str, str]:
 
 
 def plot(out: str) -> None:
-    """Draws the milliseconds of a frame, by the number of streams."""
+    """Draws the milliseconds of a call, by the number of streams."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -372,12 +445,13 @@ def plot(out: str) -> None:
         ):
             each = [total / count for total, count in zip(times, counts, strict=True)]
             axis.plot(counts, each, color=colour, marker="o", label=label)
-        allowed = [1e3 * _FRAME_SECONDS / count for count in counts]
+        # Runs without this value have calls of one frame of 80 ms.
+        allowed = [1e3 * run.get("call_seconds", 0.08) / count for count in counts]
         axis.plot(counts, allowed, color="gray", linestyle=":", label="pace of speech")
         axis.set(title=run["family"], xlabel="streams", xscale="log", yscale="log")
         axis.set_xticks([1, 8, 32], labels=["1", "8", "32"])
         axis.legend(fontsize=7)
-    axes[0].set_ylabel("ms for a frame of each stream")
+    axes[0].set_ylabel("ms for a call of each stream")
     figure.tight_layout()
     figure.savefig(RESULTS / f"{out}.png", dpi=120)
 
