@@ -203,12 +203,8 @@ def _verify_decoder(
     reference: Token2Wav, candidate: Token2Wav, tokens: NDArray[Any], seconds: float
 ) -> Report:
     """Compares the decoders of a codec in a stream of four parts."""
-    wanted = reference.synthesize(tokens)
-    with candidate.stream() as stream:
-        # An exported decoder runs only the chunks between the first and the last one.
-        chunks = [chunk for part in np.array_split(tokens, 4) for chunk in stream.push(part)]
-        chunks += stream.finish()
-    error = np.concatenate([chunk.audio for chunk in chunks]) - wanted
+    wanted, found = (_stream_audio(model, tokens) for model in (reference, candidate))
+    error = found - wanted
     return Report(
         engine=candidate.engine.name,
         precision=candidate.engine.precision,
@@ -220,6 +216,18 @@ def _verify_decoder(
         audio_snr_db=-_decibel(np.std(error) / np.std(wanted)),
         finite_when_large=None,
     )
+
+
+def _stream_audio(model: Token2Wav, tokens: NDArray[Any]) -> NDArray[np.float32]:
+    """Computes the audio of an utterance of a codec in four parts.
+
+    There are four because an exported decoder runs only the chunks between the first and the last
+    one.
+    """
+    with model.stream() as stream:
+        chunks = [chunk for part in np.array_split(tokens, 4) for chunk in stream.push(part)]
+        chunks += stream.finish()
+    return np.concatenate([chunk.audio for chunk in chunks])
 
 
 def stream_mel(

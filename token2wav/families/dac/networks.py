@@ -35,8 +35,6 @@ _IN_UNIT = ("snake1", "conv1", "snake2", "conv2")
 class DacFamily(Family):
     """Family of DAC."""
 
-    torch_only = "a codec decoder"
-
     def network(self, config: Any, stage: StageName) -> nn.Module:
         return Dac(config.sizes)
 

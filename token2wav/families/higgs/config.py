@@ -99,9 +99,6 @@ class HiggsConfig(SymmetricCodecConfig):
     decoder: DecoderSizes
     quantizer_width: int
 
-    def stage_config(self, stage: StageName) -> Any:
-        return self.sizes, self.decoder, self.quantizer_width
-
     def weights_file(self, folder: Path, stage: StageName) -> Path:
         if (path := folder / _WEIGHTS).is_file():
             return path

@@ -63,8 +63,6 @@ class Higgs(VocoderNetwork):
 class HiggsFamily(Family):
     """Family of the Higgs Audio tokenizer v2."""
 
-    torch_only = "a codec decoder"
-
     def network(self, config: Any, stage: StageName) -> nn.Module:
         return Higgs(config)
 
