@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import onnx
 import pytest
 
-from tests.support import dac_model, mimi_model, nanocodec_model, pocket_model, qwen3_model
 from tests.support.batches import spoken_together
+from tests.support.codec_models import WRITERS, drawn_tokens
 from tests.support.family_golden import FamilyGolden
-from tests.support.utterances import Tokens, chunks_of, joined, off, portions
+from tests.support.utterances import chunks_of, joined, off, portions
 from token2wav import ConfigError, RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.execution.artifacts import EngineFolder
 from token2wav.serving.chunking import checked_tokens
@@ -22,14 +20,6 @@ from token2wav_export.cli import DONE, FAILED, main
 from token2wav_export.making import Maker
 
 PARITY = 1e-5  # of the deviation of the audio, as on torch
-WRITERS: dict[str, Callable[[Path, FamilyGolden], Path]] = {
-    "dac": dac_model.write_dac,
-    "higgs": dac_model.write_higgs,
-    "nanocodec": nanocodec_model.write_model,
-    "mimi": mimi_model.write_model,
-    "pocket_tts": pocket_model.write_model,
-    "qwen3_omni": qwen3_model.write_model,
-}
 
 
 # An export takes ten seconds, so `make test` runs one: of a decoder with all kinds of layers.
@@ -54,18 +44,12 @@ def load(folder: Path, backend: str) -> Token2Wav:
     return Token2Wav.load(folder, stream=exact, runtime=runtime)
 
 
-def some_tokens(model: Token2Wav, count: int) -> Tokens:
-    """Draws codes or latents."""
-    config, random = model.config, np.random.default_rng(count)
-    if config.takes_latents:
-        return random.standard_normal((count, *config.token_shape)).astype(np.float32)
-    return random.integers(0, config.vocab_size, (count, *config.token_shape)).astype(np.int32)
-
-
 def test_streams_equal_torch(folder: Path) -> None:
     torch_model, exported = load(folder, "torch"), load(folder, "onnx")
     assert exported.engine.name == "onnx"
-    tokens = [some_tokens(exported, count) for count in (140, 33)]  # longer than the windows
+    tokens = [
+        drawn_tokens(exported.config, count) for count in (140, 33)
+    ]  # longer than the windows
     if exported.config.fewer_codebooks:
         tokens[1] = tokens[1][:, :1]
     wanted = [torch_model.synthesize(own) for own in tokens]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 from benchmarks.gpu.report import write_report
 from tests.benchmarks.test_gpu_report import chunk, good
 from tests.execution.rig import CheapSolver, FlowStream, Parts
-from tests.support import dac_model, mimi_model, nanocodec_model, pocket_model, qwen3_model
+from tests.support.codec_models import WRITERS
 from tests.support.family_golden import FamilyGolden
 from tests.support.golden import TINY
 from tests.support.utterances import a_voice, portions, some_tokens
@@ -29,16 +28,6 @@ GIB = 2**30
 FULL = TINY.parent / "full_size"
 # Streams, tokens of a chunk, seconds spoken before, milliseconds.
 ROWS = [(4, 25, 30.0, 90.0), (4, 100, 10.0, 150.0), (1, 100, 30.0, 200.0), (4, 100, 30.0, 260.0)]
-
-
-WRITERS: dict[str, Callable[[Path, FamilyGolden], Path]] = {
-    "dac": dac_model.write_dac,
-    "higgs": dac_model.write_higgs,
-    "mimi": mimi_model.write_model,
-    "nanocodec": nanocodec_model.write_model,
-    "pocket_tts": pocket_model.write_model,
-    "qwen3_omni": qwen3_model.write_model,
-}
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,48 @@
+"""Codecs on a GPU: streams in CUDA graphs equal the CPU, alone and in batches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.batches import spoken_together
+from tests.support.codec_models import WRITERS, drawn_tokens
+from tests.support.family_golden import FamilyGolden
+from tests.support.utterances import chunks_of, joined, off, portions
+from token2wav import RuntimeConfig, StreamConfig, Token2Wav
+from token2wav.execution.graphs import CudaGraph
+from token2wav.voice import voice_for
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
+]
+# Of the deviation of the audio. A GPU sums in another order than a CPU.
+PARITY = 1e-4
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_captured_streams_equal_the_cpu(name: str, tmp_path: Path) -> None:
+    folder = WRITERS[name](tmp_path, FamilyGolden(name, "tiny"))
+    exact = StreamConfig(hold_frames=0)  # early audio depends on how tokens are portioned
+    cpu, gpu = (
+        Token2Wav.load(
+            folder, stream=exact, runtime=RuntimeConfig(device=device, precision="float32")
+        )
+        for device in ("cpu", "cuda")
+    )
+    [decoder] = gpu.pipeline.stages.values()
+    buckets = decoder._frames._pieces._buckets.values()  # type: ignore[attr-defined]
+    assert buckets
+    assert all(isinstance(compute, CudaGraph) for _, compute in buckets)
+    tokens = [drawn_tokens(cpu.config, count) for count in (140, 33, 33)]
+    wanted = [cpu.synthesize(own) for own in tokens]
+    alone = joined(chunks_of(gpu, portions(tokens[0], [3, 40, 1])))
+    assert off(alone, wanted[0]) <= PARITY * wanted[0].std()
+    together = spoken_together(
+        gpu.pipeline, [(voice_for(gpu.config, None), own, 0) for own in tokens]
+    )
+    for audio, expected in zip(together, wanted, strict=True):
+        assert off(audio, expected) <= PARITY * expected.std()
