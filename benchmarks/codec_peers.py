@@ -1,16 +1,16 @@
 """Cost of a frame of codec decoders in public code and in this library, on the same weights, codes
 and cores, in turns.
 
-Every contestant streams frame by frame, as a language model that speaks does: each call receives
+Every contestant streams frame by frame, as a language model that speaks does. Each call receives
 one new frame of codes of every stream, or for DAC a block of 4 frames, and returns their audio.
 Decoders with symmetric convolutions (DAC, Higgs Audio) hold back the audio that later frames
-change. Public decoders without a state
-recompute: `qwen-tts` decodes the last 25 frames again, as its `chunked_decode` does; `transformers`
-and NeMo decode the whole prefix again. `moshi` keeps a state itself. All contestants compute their
-streams as one batch; the comparison takes the public code's streams in turns where that is faster.
-Sizes are the published ones, and weights are random: speed does not depend on training. The
-measurement runs in the environment that `scripts/golden_codecs.py` describes, with
-this project's requirements; the plot, in the environment of this project:
+change. Public decoders without a state recompute: `qwen-tts` decodes the last 25 frames again, as
+its `chunked_decode` does; `transformers` and NeMo decode the whole prefix again. `moshi` keeps a
+state itself. All contestants compute their streams as one batch; the comparison takes the public
+code's streams in turns where that is faster. Sizes are the published ones, and weights are random:
+speed does not depend on training. The measurement runs in the environment that
+`scripts/golden_codecs.py` describes, with this project's requirements; the plot, in the environment
+of this project:
 
     public/bin/python -m benchmarks.codec_peers
     .venv/bin/python -m benchmarks.codec_peers --plot

@@ -5,10 +5,11 @@ The packages ask for much that decoding never uses. So they are installed withou
 dependencies, in an environment of their own. Modules that they import and never call are replaced
 by empty modules:
 
-    python -m venv public && public/bin/pip install torch numpy scipy einops librosa transformers
-        diffusers conformer \\ hyperpyyaml omegaconf onnxruntime safetensors
+    python -m venv public
+    public/bin/pip install torch numpy scipy einops librosa "transformers<5" diffusers conformer
+    public/bin/pip install hyperpyyaml omegaconf onnxruntime safetensors matplotlib tqdm
     public/bin/pip install --no-deps cosyvoice-minicpmo==0.1.0 stepaudio2-minicpmo==0.1.1
-        chatterbox-tts==0.1.7 \\ s3tokenizer
+    public/bin/pip install --no-deps chatterbox-tts==0.1.7 s3tokenizer
 
 `golden_families.py` makes the golden data of tests with it, and `benchmarks/peers.py` compares
 speed.
