@@ -3,10 +3,10 @@ and cores, in turns.
 
 Every contestant streams frame by frame, as a language model that speaks does. Each call receives
 one new frame of codes of every stream, or for DAC a block of 4 frames, and returns their audio.
-Decoders with symmetric convolutions (DAC, Higgs Audio) hold back the audio that later frames
+Decoders with symmetric convolutions (DAC, Higgs Audio, SNAC) hold back the audio that later frames
 change. Public decoders without a state recompute: `qwen-tts` decodes the last 25 frames again, as
-its `chunked_decode` does; `transformers` and NeMo decode the whole prefix again. `moshi` keeps a
-state itself. All contestants compute their streams as one batch; the comparison takes the public
+its `chunked_decode` does; `snac` decodes the last 5, as few as give the same audio; `transformers`
+and NeMo decode the whole prefix again. `moshi` keeps a state itself. All contestants compute their streams as one batch; the comparison takes the public
 code's streams in turns where that is faster. Sizes are the published ones, and weights are random:
 speed does not depend on training. The measurement runs in the environment that
 `scripts/golden_codecs.py` describes, with this project's requirements; the plot, in the environment
@@ -38,13 +38,21 @@ from numpy.typing import NDArray
 from benchmarks.environment import RESULTS, describe, save
 from scripts import golden_codecs as public
 from scripts import golden_dac as public_dac
-from tests.support import dac_model, mimi_model, moshi_model, nanocodec_model, qwen3_model
+from tests.support import (
+    dac_model,
+    mimi_model,
+    moshi_model,
+    nanocodec_model,
+    qwen3_model,
+    snac_model,
+)
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.families.dac.config import DacSizes, DecoderSizes
 from token2wav.voice import voice_for
 
-_PACKAGES = ("qwen-tts-compat", "transformers", "moshi", "nemo-toolkit")
+_PACKAGES = ("qwen-tts-compat", "transformers", "moshi", "nemo-toolkit", "snac")
 _CONTEXT = 25  # frames that `chunked_decode` of qwen-tts decodes again
+_SNAC_CONTEXT = 5  # the reach of SNAC's decoder to both sides, in frames
 _COMPARED = 30  # number of calls of which the audio is compared
 _POSITIONS = {1: (0, 25, 125), 8: (0, 25), 32: (0, 25)}  # calls before the timed ones, by streams
 _REPEATS = {1: 5, 8: 3, 32: 2}  # calls that are timed at a position, by streams
@@ -100,6 +108,17 @@ HIGGS = {
     },
     "semantic_model_config": {"model_type": "hubert", "hidden_size": 768},
 }
+SNAC = {
+    "sampling_rate": 24000,
+    "encoder_dim": 48,
+    "encoder_rates": [2, 4, 8, 8],
+    "decoder_dim": 1024,
+    "decoder_rates": [8, 8, 4, 2],
+    "attn_window_size": None,
+    "vq_strides": [4, 2, 1],
+}
+_SNAC_FRAME = 2048  # samples of a frame of seven codes
+_SNAC_ORDER = [[0], [1, 4], [2, 3, 5, 6]]  # codes of a frame, by codebook
 
 Audio = NDArray[np.float32]
 Row = dict[str, Any]
@@ -294,6 +313,18 @@ def matches() -> list[Match]:
             held=held.output_delay,
         )
 
+    def snac(codes: torch.Tensor) -> Contestant:
+        model = public_dac.public_snac(SNAC)
+        _silence_noise(model.state_dict())
+
+        def decode(given: torch.Tensor) -> torch.Tensor:
+            books = [given[:, places].transpose(1, 2).flatten(1) for places in _SNAC_ORDER]
+            audio: torch.Tensor = model.decode(books)[:, 0]
+            return audio
+
+        held = DecoderSizes(downsampling_ratios=(2, 4, 8, 8)).output_delay
+        return Recomputing(decode, codes, _SNAC_FRAME, _SNAC_CONTEXT, held=held)
+
     qwen3 = (16, 2048)
     mimi = (8, 2048)
     return [
@@ -310,7 +341,30 @@ def matches() -> list[Match]:
             *(higgs, dac_model.write_higgs),
             frame_seconds=0.04,
         ),
+        Match(
+            *("SNAC", "snac", SNAC, 7, 4096),
+            *(snac, _write_snac),
+            frame_seconds=_SNAC_FRAME / 24000,
+        ),
     ]
+
+
+def _write_snac(folder: Path, golden: Any) -> Path:
+    """Writes a folder of SNAC whose noise is silent."""
+    path = snac_model.write_snac(folder, golden) / "pytorch_model.bin"
+    weights = torch.load(path)
+    _silence_noise(weights)
+    torch.save(weights, path)
+    return folder
+
+
+def _silence_noise(weights: dict[str, torch.Tensor]) -> None:
+    """Makes the noise of SNAC silent, because the public code draws other noise in every call. Both
+    contestants still compute it.
+    """
+    for name, value in weights.items():
+        if ".linear." in name and name.endswith("original0"):
+            value.zero_()
 
 
 def difference_db(both: dict[str, Contestant]) -> float:

@@ -1,11 +1,12 @@
-"""Golden tensors of DAC, and of the Higgs Audio tokenizer, which has DAC's decoder: results of
-their public code with random weights at two small sizes.
+"""Golden tensors of DAC, and of the Higgs Audio tokenizer and SNAC, which have DAC's decoder:
+results of their public code with random weights at two small sizes.
 
 The packages are installed without their dependencies, as for `golden_codecs.py`. One of them brings
 a package `tests`, which would hide the folder `tests` of this project:
 
     python -m venv public && public/bin/pip install torch numpy einops safetensors transformers
-    public/bin/pip install --no-deps descript-audio-codec==1.0.0 descript-audiotools==0.7.2
+    public/bin/pip install --no-deps descript-audio-codec==1.0.0 descript-audiotools==0.7.2 \
+        snac==1.2.1
     rm -r public/lib/python3*/site-packages/tests
     public/bin/python -m scripts.golden_dac tests/data/families
 """
@@ -15,15 +16,18 @@ from __future__ import annotations
 import importlib.util
 import sys
 import types
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest import mock
 
 import torch
 from safetensors.torch import load_file, save_file
 
 from scripts.golden_codecs import Families, Golden, codes_of, stand_in, write_families
 from tests.support.random_weights import fill_dac
+from token2wav.networks.position_noise import noise_table
 
 _FRAMES = 24  # frames of the codes
 
@@ -233,10 +237,78 @@ def transformers_higgs(sizes: dict[str, Any]) -> Any:
     return _with_weights(public.HiggsAudioV2TokenizerModel, config)
 
 
+# SNAC. The sizes have the names of the published configuration.
+
+_SNAC = {
+    "tiny": {
+        "sampling_rate": 2400,
+        "encoder_dim": 2,
+        "encoder_rates": [2, 3],
+        "decoder_dim": 32,
+        "decoder_rates": [3, 2],
+        "attn_window_size": None,
+        "codebook_size": 16,
+        "codebook_dim": 4,
+        "vq_strides": [4, 2, 1],
+        "noise": True,
+        "depthwise": True,
+    },
+    "small": {
+        "sampling_rate": 4800,
+        "encoder_dim": 4,
+        "encoder_rates": [2, 4],
+        "latent_dim": 12,
+        "decoder_dim": 24,
+        "decoder_rates": [4, 2],
+        "attn_window_size": None,
+        "codebook_size": 32,
+        "codebook_dim": 6,
+        "vq_strides": [4, 1],
+        "noise": False,
+        "depthwise": False,
+    },
+}
+# Codes of a token, by codebook, in the order in which language models emit them.
+_SNAC_ORDER = {"tiny": [[0], [1, 4], [2, 3, 5, 6]], "small": [[0], [1, 2, 3, 4]]}
+
+
+def snac(sizes: dict[str, Any]) -> Golden:
+    """Computes the audio of codes by `snac`, with this project's noise and without noise."""
+    [order] = (_SNAC_ORDER[size] for size, other in _SNAC.items() if other == sizes)
+    codes = codes_of(_FRAMES, sum(map(len, order)), sizes["codebook_size"])
+    by_codebook = [codes[:, places].reshape(1, -1) for places in order]
+    model = public_snac(sizes)
+    golden = {"codes": codes}
+    for name, noise in (("audio", _noise_of_project), ("audio_without_noise", _no_noise)):
+        with mock.patch("torch.randn", noise(len(sizes["decoder_rates"]))):
+            golden[name] = model.decode(by_codebook)[0, 0]
+    return golden
+
+
+def public_snac(sizes: dict[str, Any]) -> Any:
+    """Makes SNAC of `snac` with random weights."""
+    from snac import SNAC  # type: ignore[import-not-found]
+
+    model = SNAC(**sizes).eval()
+    fill_dac(model.state_dict())
+    return model
+
+
+def _noise_of_project(layers: int) -> Callable[..., torch.Tensor]:
+    """Returns a replacement of `torch.randn`, which the layers of the decoder call in turn."""
+    tables = [noise_table(seed) for seed in range(layers)]
+    return lambda shape, **_: tables.pop(0)[: shape[2]].expand(shape)
+
+
+def _no_noise(layers: int) -> Callable[..., torch.Tensor]:
+    return lambda shape, **_: torch.zeros(shape)
+
+
 FAMILIES: Families = {
     "dac": (dac, _DAC),
     "dac_of_descript": (dac_of_descript, _DESCRIPT),
     "higgs": (higgs, _HIGGS),
+    "snac": (snac, _SNAC),
 }
 
 

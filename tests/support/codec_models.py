@@ -7,7 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.support import dac_model, mimi_model, nanocodec_model, pocket_model, qwen3_model
+from tests.support import (
+    dac_model,
+    mimi_model,
+    nanocodec_model,
+    pocket_model,
+    qwen3_model,
+    snac_model,
+)
 from tests.support.batches import Tokens
 from tests.support.family_golden import FamilyGolden
 from token2wav.model_config import ModelConfig
@@ -21,6 +28,7 @@ WRITERS: dict[str, Callable[[Path, FamilyGolden], Path]] = {
     "pocket_tts": pocket_model.write_model,
     "qwen3_tts": qwen3_model.write_model,
     "qwen3_omni": qwen3_model.write_model,
+    "snac": snac_model.write_snac,
 }
 
 

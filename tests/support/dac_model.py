@@ -21,6 +21,7 @@ from token2wav.networks.codebooks import ProjectedCodebooks
 from token2wav.networks.snake import Snake
 
 _MODEL_TYPES = {"dac": "dac", "higgs": "higgs_audio_v2_tokenizer"}
+WEIGHT_NORM = (".weight_g", ".weight_v")
 _UNIT_LAYERS = {"snake1": 0, "conv1": 1, "snake2": 2, "conv2": 3}
 Shapes = dict[str, tuple[int, ...]]
 
@@ -101,8 +102,23 @@ def descript_content(folder: Path, sizes: dict[str, Any]) -> dict[str, Any]:
     path.unlink()
     with torch.device("meta"):
         network = DAC.network(config, "decoder")
+    state = fill_dac(numbered_shapes(network, ["conv1"], ["snake1", "conv_t1"], WEIGHT_NORM))
+    return {"state_dict": state, "metadata": metadata}
+
+
+def numbered_shapes(
+    network: Any, first: list[str], in_block: list[str], norm: tuple[str, str]
+) -> dict[str, torch.Tensor]:
+    """Returns empty weights under the names of packages that number the layers of the decoder.
+
+    Args:
+        network: network with `ProjectedCodebooks` and `Decoder`.
+        first: layers before the blocks.
+        in_block: layers of a block before its residual units.
+        norm: endings of the two tensors of a weight norm.
+    """
     units = {path for path, module in network.named_modules() if isinstance(module, ResidualUnit)}
-    blocks = len(network.decoder.block)  # type: ignore[union-attr, arg-type]
+    layers = [*first, *["block"] * len(network.decoder.block), "snake1", "conv2"]
     shapes: Shapes = {"encoder.block.0.bias": (3,)}  # not read
     for path_of, module in network.named_modules():
         if isinstance(module, ProjectedCodebooks):
@@ -115,24 +131,23 @@ def descript_content(folder: Path, sizes: dict[str, Any]) -> dict[str, Any]:
                 for name, value in module.named_parameters(prefix=path_of, recurse=False)
             }
         for name, shape in found.items():
-            name = _descript_name(name, units, blocks)
-            if name.endswith(".weight") and len(shape) == 3:
-                shapes[f"{name}_g"], shapes[f"{name}_v"] = (shape[0], 1, 1), shape
+            name = _numbered_name(name, units, layers, in_block)
+            stem = name.removesuffix(".weight")
+            if stem != name and len(shape) == 3:
+                shapes[stem + norm[0]], shapes[stem + norm[1]] = (shape[0], 1, 1), shape
             else:
                 shapes[name] = shape
-    state = fill_dac({name: torch.empty(shape) for name, shape in shapes.items()})
-    return {"state_dict": state, "metadata": metadata}
+    return {name: torch.empty(shape) for name, shape in shapes.items()}
 
 
-def _descript_name(name: str, units: set[str], blocks: int) -> str:
+def _numbered_name(name: str, units: set[str], layers: list[str], in_block: list[str]) -> str:
     parts = name.split(".")
     if parts[0] != "decoder":
         return name
     if parts[1] != "block":
-        number = {"conv1": 0, "snake1": blocks + 1, "conv2": blocks + 2}[parts[1]]
-        return f"decoder.model.{number}.{parts[2]}"
-    start = f"decoder.model.{int(parts[2]) + 1}.block"
+        return f"decoder.model.{layers.index(parts[1])}.{parts[2]}"
+    start = f"decoder.model.{layers.index('block') + int(parts[2])}.block"
     if ".".join(parts[:4]) in units:
-        unit = int(parts[3].removeprefix("res_unit"))
-        return f"{start}.{unit + 1}.block.{_UNIT_LAYERS[parts[4]]}.{parts[5]}"
-    return f"{start}.{['snake1', 'conv_t1'].index(parts[3])}.{parts[4]}"
+        unit = int(parts[3].removeprefix("res_unit")) + len(in_block) - 1
+        return f"{start}.{unit}.block.{_UNIT_LAYERS[parts[4]]}.{parts[5]}"
+    return f"{start}.{in_block.index(parts[3])}.{'.'.join(parts[4:])}"

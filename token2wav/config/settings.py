@@ -56,6 +56,8 @@ class StreamConfig:
             earlier, but the last samples of each chunk are computed as if the last frame were
             repeated. A codec uses later tokens instead, as far as they have arrived. None takes the
             value of the model: 0, or fewer frames than the look-ahead for a codec with a long one.
+        decoder_noise: whether the decoder adds the noise that belongs to its model (SNAC). Models
+            without such noise ignore this setting.
         trim_silence_ms: most milliseconds of leading silence that are removed before the first
             chunk is sent, in windows of 10 ms below -50 dBFS; 0 for none.
         reference: whether to compute as the published streaming loop does. That loop recomputes
@@ -71,6 +73,7 @@ class StreamConfig:
     left_blocks: Annotated[int | None, Bounds(-1, 1_000_000)] = None
     steps: Annotated[tuple[Steps, ...], Length(MOST_STEPS)] = ()
     hold_frames: Annotated[int | None, Bounds(0, 1000)] = None
+    decoder_noise: bool = True
     trim_silence_ms: Annotated[float, Bounds(0, 60_000)] = 0.0
     reference: bool = False
 

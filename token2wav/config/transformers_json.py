@@ -32,13 +32,22 @@ def read_json(path: Path, *, most_bytes: int = MAX_FILE_BYTES) -> dict[str, Any]
 
 def has_model_type(folder: Path, *types: str) -> bool:
     """Returns whether a folder has a `config.json` with one of some values of `model_type`."""
+    return bool(types) and _readable(folder).get("model_type") in types
+
+
+def has_keys(folder: Path, *keys: str) -> bool:
+    """Returns whether a folder has a `config.json` with some keys, and without `model_type`."""
+    document = _readable(folder) if keys else {}
+    return bool(keys) and "model_type" not in document and document.keys() >= set(keys)
+
+
+def _readable(folder: Path) -> dict[str, Any]:
+    """Returns the content of `config.json`; nothing if it is missing or broken."""
     path = folder / CONFIG_JSON
-    if not types:
-        return False
     try:
-        return path.is_file() and read_json(path).get("model_type") in types
+        return read_json(path) if path.is_file() else {}
     except ConfigError:  # another family may read the file, or the search for a family fails
-        return False
+        return {}
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

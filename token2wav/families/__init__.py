@@ -7,6 +7,8 @@ of the family. Empty for a
 part of other families.
 - `MODEL_TYPES`: values of `model_type` in a `config.json` of Hugging Face, by which a folder is
 recognised too; optional.
+- `CONFIG_KEYS`: keys of a `config.json` without `model_type`, by which a folder is recognised too.
+Optional.
 - `read(folder)`: returns its subclass of `ModelConfig`, without importing torch.
 - a module `networks` with `FAMILY`, a `token2wav.execution.family.Family`: networks, weights and
 noise.
@@ -24,7 +26,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from token2wav.config.transformers_json import CONFIG_JSON, has_model_type
+from token2wav.config.transformers_json import CONFIG_JSON, has_keys, has_model_type
 from token2wav.errors import ConfigError
 from token2wav.model_config import ModelConfig
 
@@ -45,6 +47,8 @@ def family_of(folder: Path) -> Any:
             return family
     for family in families:
         if has_model_type(folder, *_model_types(family)):
+            return family
+        if has_keys(folder, *getattr(family, "CONFIG_KEYS", ())):
             return family
     files = ", ".join(file for family in families for file in family.FILES)
     types = ", ".join(name for family in families for name in _model_types(family))

@@ -10,6 +10,7 @@ from torch import nn
 
 from token2wav.families.dac.config import DILATIONS, KERNEL, DacSizes, DecoderSizes, first_cut
 from token2wav.networks.codebooks import ProjectedCodebooks
+from token2wav.networks.position_noise import PositionNoise
 from token2wav.networks.snake import Snake
 from token2wav.networks.streaming import (
     OFFLINE,
@@ -61,21 +62,41 @@ class Decoder(nn.Module):
         sizes: sizes of the decoder.
         whole_frames: whether every frame has all its samples. If not, an upsampling by an odd
             factor drops one output more at the end, as in DAC.
+        depthwise: whether the convolutions with a kernel of more than one position, except the
+            last, filter every channel by itself.
+        noise: whether noise follows every upsampling.
 
     Attributes:
         output_delay: delay of the output of a step, in samples.
         missing_samples: number of samples by which the audio is shorter than its frames.
     """
 
-    def __init__(self, sizes: DecoderSizes, *, whole_frames: bool = False) -> None:
+    def __init__(
+        self,
+        sizes: DecoderSizes,
+        *,
+        whole_frames: bool = False,
+        depthwise: bool = False,
+        noise: bool = False,
+    ) -> None:
         super().__init__()
-        channels = sizes.decoder_hidden_size
-        self.conv1 = centred_conv(sizes.latents, channels, KERNEL)
+        latents, channels = sizes.latents, sizes.decoder_hidden_size
+        self.conv0 = centred_conv(latents, latents, KERNEL, groups=latents) if depthwise else None
+        if self.conv0 is None:
+            self.conv1 = centred_conv(latents, channels, KERNEL)
+        else:
+            self.conv1 = causal_conv(latents, channels, 1, input_delay=self.conv0.output_delay)
         delay, extra = self.conv1.output_delay, 0
         self.block = nn.ModuleList()
-        for rate in sizes.rates:
+        for number, rate in enumerate(sizes.rates):
             block = UpsamplingBlock(
-                channels, rate, whole_frames=whole_frames, input_delay=delay, extra_inputs=extra
+                channels,
+                rate,
+                whole_frames=whole_frames,
+                depthwise=depthwise,
+                noise_seed=number if noise else None,
+                input_delay=delay,
+                extra_inputs=extra,
             )
             self.block.append(block)
             channels, delay, extra = channels // 2, block.output_delay, block.extra_outputs
@@ -87,24 +108,27 @@ class Decoder(nn.Module):
     def freeze(self) -> None:
         """Ends loading."""
         for module in self.modules():
-            if isinstance(module, Snake):
+            if isinstance(module, Snake | PositionNoise):
                 module.freeze()
 
     def forward(self, latents: torch.Tensor, step: StreamStep) -> torch.Tensor:
         """Computes the audio (B, 1, frame_samples * T) of latents (B, C, T)."""
-        x = self.conv1(latents, step)
+        x = latents if self.conv0 is None else self.conv0(latents, step)
+        x = self.conv1(x, step)
         for block in self.block:
             x = block(x, step)
         return self.conv2(x, step, self.snake1)
 
 
 class UpsamplingBlock(nn.Module):
-    """Activation, upsampling to half of the channels, and residual units with growing dilations.
+    """Activation, upsampling to half of the channels, noise if the model has it, and residual units
+    with growing dilations.
 
     Args:
         channels: channels of the input.
         rate: factor of upsampling.
-        whole_frames: see `Decoder`.
+        whole_frames, depthwise: see `Decoder`.
+        noise_seed: seed of the noise; None for no noise.
         input_delay, extra_inputs: see `Streaming`.
 
     Attributes:
@@ -113,7 +137,15 @@ class UpsamplingBlock(nn.Module):
     """
 
     def __init__(
-        self, channels: int, rate: int, *, whole_frames: bool, input_delay: int, extra_inputs: int
+        self,
+        channels: int,
+        rate: int,
+        *,
+        whole_frames: bool,
+        depthwise: bool,
+        noise_seed: int | None,
+        input_delay: int,
+        extra_inputs: int,
     ) -> None:
         super().__init__()
         start = first_cut(rate)
@@ -128,10 +160,19 @@ class UpsamplingBlock(nn.Module):
             extra_inputs=extra_inputs,
         )
         delay, self.extra_outputs = self.conv_t1.output_delay, self.conv_t1.extra_outputs
+        self.noise = (
+            None
+            if noise_seed is None
+            else PositionNoise(channels // 2, seed=noise_seed, input_delay=delay)
+        )
         self.units = [f"res_unit{number}" for number in range(1, 1 + len(DILATIONS))]
         for name, dilation in zip(self.units, DILATIONS, strict=True):
             unit = ResidualUnit(
-                channels // 2, dilation, input_delay=delay, extra_inputs=self.extra_outputs
+                channels // 2,
+                dilation,
+                depthwise=depthwise,
+                input_delay=delay,
+                extra_inputs=self.extra_outputs,
             )
             self.add_module(name, unit)
             delay = unit.output_delay
@@ -139,6 +180,7 @@ class UpsamplingBlock(nn.Module):
 
     def forward(self, x: torch.Tensor, step: StreamStep) -> torch.Tensor:
         x = self.conv_t1(self.snake1(x), step)
+        x = x if self.noise is None else self.noise(x, step)
         for name in self.units:
             x = getattr(self, name)(x, step)
         return x
@@ -150,6 +192,7 @@ class ResidualUnit(nn.Module):
     Args:
         channels: channels of input and output.
         dilation: dilation of the first convolution.
+        depthwise: see `Decoder`.
         input_delay, extra_inputs: see `Streaming`.
 
     Attributes:
@@ -157,7 +200,13 @@ class ResidualUnit(nn.Module):
     """
 
     def __init__(
-        self, channels: int, dilation: int, *, input_delay: int, extra_inputs: int
+        self,
+        channels: int,
+        dilation: int,
+        *,
+        depthwise: bool,
+        input_delay: int,
+        extra_inputs: int,
     ) -> None:
         super().__init__()
         self.snake1, self.snake2 = _snake(channels), _snake(channels)
@@ -166,6 +215,7 @@ class ResidualUnit(nn.Module):
             channels,
             KERNEL,
             dilation=dilation,
+            groups=channels if depthwise else 1,
             input_delay=input_delay,
             extra_inputs=extra_inputs,
         )

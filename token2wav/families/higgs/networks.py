@@ -11,15 +11,14 @@ from torch import nn
 
 from token2wav.execution.family import Family
 from token2wav.families.dac.network import Decoder
-from token2wav.families.dac.networks import flat_slopes
+from token2wav.families.dac.published import converted
 from token2wav.families.higgs.config import HiggsConfig
 from token2wav.model_config import StageName
-from token2wav.networks.codebooks import ProjectedCodebooks, stacked_projections
+from token2wav.networks.codebooks import ProjectedCodebooks
 from token2wav.networks.streaming import OFFLINE, StreamStep, VocoderNetwork
 from token2wav.networks.weights import (
     fitting_weights,
     floating_tensors,
-    fold_weight_norm,
     read_tensors,
 )
 
@@ -74,17 +73,8 @@ class HiggsFamily(Family):
             for name, value in read_tensors(path, part).items()
             if part != _QUANTIZER or _CODEBOOK.fullmatch(name)
         }
-        named = fold_weight_norm(floating_tensors(own, path, str), path)
-        weights: dict[str, torch.Tensor] = {}
-        books: dict[int, dict[str, torch.Tensor]] = {}
-        for name, value in named.items():
-            if found := _CODEBOOK.fullmatch(name):
-                books.setdefault(int(found[1]), {})[found[2]] = value
-            else:
-                weights[name] = flat_slopes(name, value)
-        joined = stacked_projections(books, _BOOK, path)
-        weights |= {f"quantizer.{name}": value for name, value in joined.items()}
-        return fitting_weights(network, weights, path)
+        named = floating_tensors(own, path, str)
+        return fitting_weights(network, converted(named, _BOOK, path), path)
 
 
 FAMILY = HiggsFamily()

@@ -1,0 +1,132 @@
+"""SNAC in the library: the order of codes, noise, and folders that are refused. Streams and batches
+are compared in `tests/families/dac/test_dac.py`, because SNAC has DAC's decoder.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.family_golden import FamilyGolden
+from tests.support.snac_model import published_weights, write_snac
+from tests.support.utterances import off
+from token2wav import CheckpointError, ConfigError, RuntimeConfig, StreamConfig, Token2Wav
+from token2wav.execution.assemble import check_folder, family_of
+from token2wav.families import read_config
+
+PARITY = 1e-5  # of the spread of the audio
+PUBLISHED = {  # hubertsiuzdak/snac_24khz
+    "sampling_rate": 24000,
+    "encoder_dim": 48,
+    "encoder_rates": [2, 4, 8, 8],
+    "decoder_dim": 1024,
+    "decoder_rates": [8, 8, 4, 2],
+    "attn_window_size": None,
+    "codebook_size": 4096,
+    "codebook_dim": 8,
+    "vq_strides": [4, 2, 1],
+    "noise": True,
+    "depthwise": True,
+}
+
+
+def config_of(folder: Path, sizes: dict[str, Any]) -> Any:
+    (folder / "config.json").write_text(json.dumps(sizes))
+    return read_config(folder)
+
+
+@pytest.mark.parametrize("size", ["tiny", "small"])
+def test_noise_that_is_turned_off(size: str, tmp_path: Path) -> None:
+    golden = FamilyGolden("snac", size)
+    stream = StreamConfig(hold_frames=0, decoder_noise=False)
+    folder = write_snac(tmp_path, golden)
+    model = Token2Wav.load(folder, stream=stream, runtime=RuntimeConfig(device="cpu"))
+    expected = golden["audio_without_noise"].numpy()
+    audio = model.synthesize(golden["codes"].numpy())
+    assert off(audio, expected) <= PARITY * expected.std()
+    has_noise = not torch.equal(golden["audio"], golden["audio_without_noise"])
+    assert has_noise == golden.sizes["noise"]
+
+
+def test_published_sizes(tmp_path: Path) -> None:
+    config = config_of(tmp_path, PUBLISHED)
+    with torch.device("meta"):
+        network: Any = family_of(config).network(config, "decoder")
+    assert config.token_shape == (7,)
+    assert config.samples_per_token == network.frame_samples == 2048
+    assert config.token_frame_rate == pytest.approx(11.72, abs=0.01)
+    assert network.output_delay == 4757
+    assert network.missing_samples == 0
+    assert network.lookahead_frames == config.reach_frames == 3
+    assert config.held_frames(StreamConfig()) == 2
+    assert config.hops(StreamConfig()) == (3, 16)
+    assert config.hops(StreamConfig(hold_frames=0)) == (4, 16)
+    assert config.sizes.code_places() == [[0, 0, 0, 0], [1, 1, 4, 4], [2, 3, 5, 6]]
+    parameters = sum(weight.numel() for weight in network.parameters())
+    assert parameters == 13_121_025
+
+
+def test_the_order_of_the_codes_of_four_codebooks(tmp_path: Path) -> None:
+    config = config_of(tmp_path, {**PUBLISHED, "vq_strides": [8, 4, 2, 1]})
+    places = config.sizes.code_places()
+    assert config.token_shape == (15,)
+    assert places[0] == [0] * 8
+    assert places[1] == [1] * 4 + [8] * 4
+    assert places[2] == [2, 2, 5, 5, 9, 9, 12, 12]
+    assert places[3] == [3, 4, 6, 7, 10, 11, 13, 14]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("attn_window_size", 32, "attn_window_size: 32, expected null"),
+        ("vq_strides", [], "vq_strides: empty"),
+        ("vq_strides", [4, 3, 1], "vq_strides: 4 is no multiple of 3"),
+        ("vq_strides", [1, 2], "vq_strides: 1 is no multiple of 2"),
+        ("vq_strides", [64, 1], "vq_strides: 65 codes for each token; at most 64"),
+        ("vq_strides", [4, 0], "is not between 1 and 64"),
+        ("vq_strides", 4, "vq_strides: expected"),
+        ("decoder_rates", [5, 5], "25 samples for each frame, but"),
+        ("decoder_dim", 36, "36 cannot be halved 4 times"),
+        ("decoder_rates", [2, 10**9], "is not between 1 and 4096"),
+        ("codebook_size", 0, "is not between 1 and"),
+        ("noise", "yes", "noise: expected"),
+        ("sampling_rate", 10**9, "is not between 1 and 768000"),
+        ("sampling_rate", 1, "tokens per second: .* is not between 0.01 and 1000"),
+    ],
+)
+def test_values_that_are_refused(key: str, value: object, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"config.json: .*{message}"):
+        config_of(tmp_path, {**PUBLISHED, key: value})
+
+
+def test_weights_that_are_refused_and_weights_that_are_not_read(tmp_path: Path) -> None:
+    write_snac(tmp_path, FamilyGolden("snac", "tiny"))
+    path = tmp_path / "pytorch_model.bin"
+    weights = published_weights(tmp_path)
+    unread = {
+        "encoder.block.0.bias": torch.full((2,), torch.nan),
+        "quantizer.quantizers.0.in_proj.parametrizations.weight.original0": torch.ones(1),
+    }
+    torch.save(weights | unread, path)
+    check_folder(tmp_path)
+    noise = "decoder.model.2.block.2.linear.parametrizations.weight.original1"
+    assert noise in weights
+    for name, value, message in (
+        ("quantizer.quantizers.1.out_proj.bias", None, "codebook 1 lacks out_proj.bias"),
+        (noise, None, r"missing: decoder\.block\.0\.noise\.linear\.weight"),
+        ("decoder.model.0.bias", torch.ones(3), r"wrongly shaped: decoder\.conv0\.bias \(3,\)"),
+        ("decoder.model.77.bias", torch.ones(1), r"unexpected: decoder\.model\.77\.bias"),
+        ("decoder.model.1.bias", Path("/"), "nothing was executed"),
+    ):
+        changed = {other: kept for other, kept in weights.items() if other != name}
+        torch.save(changed if value is None else changed | {name: value}, path)
+        with pytest.raises(CheckpointError, match=message):
+            check_folder(tmp_path)
+    path.unlink()
+    with pytest.raises(CheckpointError, match=r"neither model\.safetensors nor pytorch_model\.bin"):
+        check_folder(tmp_path)

@@ -1,0 +1,7 @@
+"""SNAC, the codec of Orpheus and Svara: codebooks at several rates, symmetric convolutions with
+Snake, and noise.
+"""
+
+from token2wav.families.snac.config import CONFIG_KEYS, FILES, read
+
+__all__ = ["CONFIG_KEYS", "FILES", "read"]

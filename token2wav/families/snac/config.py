@@ -1,0 +1,180 @@
+"""Configuration of SNAC, which is read from the `config.json` of the package `snac`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any
+
+from token2wav.config import StreamConfig
+from token2wav.config.transformers_json import CONFIG_JSON, read_json
+from token2wav.config.values import (
+    Bounds,
+    Length,
+    check_bounds,
+    convert,
+    from_mapping,
+    kinds,
+    prefixed,
+)
+from token2wav.errors import CheckpointError, ConfigError
+from token2wav.families.dac.config import DecoderSizes, SymmetricCodecConfig, early_frames
+from token2wav.model_config import StageName
+from token2wav.networks.configs import CodebookSize, Rates, SampleRate, TokenRate, Width
+
+CONFIG_KEYS = ("vq_strides", "decoder_rates")
+FILES: tuple[str, ...] = ()
+
+_WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # in order of preference
+_MOST_CODES = 64  # codes of one token
+
+# Tokens in the first packet, and in the longest hop (1.4 s at 24 kHz).
+_HOP_BLOCKS = (1, 16)
+
+# Tokens of 85 ms that are held back by default. The decoder reads 198 ms ahead (docs/models.md).
+_EARLY_FRAMES = 2
+
+Strides = Annotated[tuple[Annotated[int, Bounds(1, _MOST_CODES)], ...], Length(8)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SnacSizes:
+    """Sizes of SNAC. Fields and defaults equal those of the package.
+
+    Attributes:
+        sampling_rate: samples per second.
+        encoder_dim, encoder_rates, latent_dim, decoder_dim, decoder_rates: see `DecoderSizes`.
+        attn_window_size: latents of a window of the attention; None for no attention.
+        codebook_size, codebook_dim: entries of a codebook, and their length.
+        vq_strides: latents for each code of a codebook, the coarsest first.
+        noise: whether the decoder has noise layers.
+        depthwise: whether the convolutions filter every channel by itself.
+    """
+
+    sampling_rate: SampleRate = 44100
+    encoder_dim: Width = 64
+    encoder_rates: Rates = (3, 3, 7, 7)
+    latent_dim: Annotated[int | None, Bounds(1, 1 << 16)] = None
+    decoder_dim: Width = 1536
+    decoder_rates: Rates = (7, 7, 3, 3)
+    attn_window_size: Annotated[int | None, Bounds(1, 1 << 16)] = 32
+    codebook_size: CodebookSize = 4096
+    codebook_dim: Width = 8
+    vq_strides: Strides = (8, 4, 2, 1)
+    noise: bool = True
+    depthwise: bool = True
+
+    def __post_init__(self) -> None:
+        check_bounds(self, "")
+        if self.attn_window_size is not None:
+            raise ConfigError(
+                f"attn_window_size: {self.attn_window_size}, expected null; a decoder with "
+                "attention (SNAC at 32 and 44.1 kHz) cannot be streamed"
+            )
+        strides = self.vq_strides
+        if not strides:
+            raise ConfigError("vq_strides: empty; at least 1 is needed")
+        for above, below in pairwise(strides):
+            if above % below:
+                raise ConfigError(f"vq_strides: {above} is no multiple of {below}")
+        if self.codes > _MOST_CODES:
+            raise ConfigError(
+                f"vq_strides: {self.codes} codes for each token; at most {_MOST_CODES} are allowed"
+            )
+
+    @property
+    def codes(self) -> int:
+        """Number of codes of one token."""
+        return sum(self.vq_strides[0] // stride for stride in self.vq_strides)
+
+    @property
+    def decoder(self) -> DecoderSizes:
+        """Sizes of the decoder."""
+        return DecoderSizes(
+            encoder_hidden_size=self.encoder_dim,
+            downsampling_ratios=self.encoder_rates,
+            decoder_hidden_size=self.decoder_dim,
+            hidden_size=self.latent_dim,
+            upsampling_ratios=self.decoder_rates,
+        )
+
+    def code_places(self) -> list[list[int]]:
+        """Returns the place of every code in a token: for each codebook, and each latent of the
+        token, the index of the code that the latent gets.
+
+        A code comes after the coarser code above it, and before the next code of the same codebook.
+        For strides of 4, 2 and 1 (24 kHz) the seven codes are
+
+            0: all four latents
+            1: latents 0 and 1     4: latents 2 and 3
+            2: latent 0            5: latent 2
+            3: latent 1            6: latent 3
+        """
+        latents = self.vq_strides[0]
+        places = [[0] * latents for _ in self.vq_strides]
+        count = 0
+        for latent in range(latents):
+            for codebook, stride in enumerate(self.vq_strides):
+                if latent % stride == 0:
+                    places[codebook][latent : latent + stride] = [count] * stride
+                    count += 1
+        return places
+
+
+@dataclass(frozen=True, kw_only=True)
+class SnacConfig(SymmetricCodecConfig):
+    """Configuration of a SNAC model. A token has the codes of all codebooks for one code of the
+    coarsest one.
+
+    Attributes:
+        sizes: sizes of the decoder.
+        adds_noise: whether the noise layers of the decoder add their noise.
+    """
+
+    sizes: SnacSizes
+    adds_noise: bool = True
+
+    def with_stream_settings(self, stream: StreamConfig) -> SnacConfig:
+        config: Any = super().with_stream_settings(stream)
+        return replace(config, adds_noise=stream.decoder_noise)
+
+    def weights_file(self, folder: Path, stage: StageName) -> Path:
+        for name in _WEIGHTS:
+            if (path := folder / name).is_file():
+                return path
+        raise CheckpointError(f"{folder}: contains neither {' nor '.join(_WEIGHTS)}")
+
+
+def read(folder: Path) -> SnacConfig:
+    """Reads the configuration of a folder.
+
+    Raises:
+        ConfigError: a value is of another type, out of range, or does not fit another one.
+    """
+    path = folder / CONFIG_JSON
+    document = read_json(path)
+    with prefixed(f"{path}: "):
+        own = {name: value for name, value in document.items() if name in kinds(SnacSizes)}
+        sizes = from_mapping(SnacSizes, own, "")
+        samples = sizes.vq_strides[0] * sizes.decoder.frame_samples
+        rate = convert(sizes.sampling_rate / samples, TokenRate, "tokens per second")
+    reach = math.ceil(sizes.decoder.output_delay / samples)
+    return SnacConfig(
+        vocab_size=sizes.codebook_size,
+        token_frame_rate=rate,
+        token_shape=(sizes.codes,),
+        block_tokens=1,
+        token_mel_ratio=1,
+        mel_bands=sizes.codes,
+        speaker_size=0,
+        sample_rate=sizes.sampling_rate,
+        stages=("decoder",),
+        samples_per_token=samples,
+        hop_blocks=_HOP_BLOCKS,
+        hold_frames=early_frames(_EARLY_FRAMES, reach, rate),
+        takes_prompt=False,
+        reach_frames=reach,
+        sizes=sizes,
+    )
