@@ -23,6 +23,7 @@ from token2wav_client.aio_client import AsyncClient, AsyncUtterance
 from token2wav_client.audio import SAMPLE_RATE, SAMPLES_PER_TOKEN, AudioChunk, frames
 from token2wav_client.client import Client, Utterance
 from token2wav_client.code_aligner import CodeAligner
+from token2wav_client.code_order import flatten_codebooks
 from token2wav_client.connection import Tls
 from token2wav_client.errors import (
     AccessError,
@@ -71,5 +72,6 @@ __all__ = [
     "Utterance",
     "UtteranceClosedError",
     "VoiceError",
+    "flatten_codebooks",
     "frames",
 ]
