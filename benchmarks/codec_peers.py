@@ -6,11 +6,11 @@ one new frame of codes of every stream, or for DAC a block of 4 frames, and retu
 Decoders with symmetric convolutions (DAC, Higgs Audio, SNAC) hold back the audio that later frames
 change. Public decoders without a state recompute: `qwen-tts` decodes the last 25 frames again, as
 its `chunked_decode` does; `snac` decodes the last 5, as few as give the same audio; `transformers`
-and NeMo decode the whole prefix again. `moshi` keeps a state itself. All contestants compute their streams as one batch; the comparison takes the public
-code's streams in turns where that is faster. Sizes are the published ones, and weights are random:
-speed does not depend on training. The measurement runs in the environment that
-`scripts/golden_codecs.py` describes, with this project's requirements; the plot, in the environment
-of this project:
+and NeMo decode the whole prefix again. `moshi` keeps a state itself. All contestants compute their
+streams as one batch; the comparison takes the public code's streams in turns where that is faster.
+Sizes are the published ones, and weights are random: speed does not depend on training. The
+measurement runs in the environment that `scripts/golden_codecs.py` describes, with this project's
+requirements; the plot, in the environment of this project:
 
     public/bin/python -m benchmarks.codec_peers
     .venv/bin/python -m benchmarks.codec_peers --plot
@@ -53,6 +53,7 @@ from token2wav.voice import voice_for
 _PACKAGES = ("qwen-tts-compat", "transformers", "moshi", "nemo-toolkit", "snac")
 _CONTEXT = 25  # frames that `chunked_decode` of qwen-tts decodes again
 _SNAC_CONTEXT = 5  # the reach of SNAC's decoder to both sides, in frames
+_PLOTS_PER_ROW = 4
 _COMPARED = 30  # number of calls of which the audio is compared
 _POSITIONS = {1: (0, 25, 125), 8: (0, 25), 32: (0, 25)}  # calls before the timed ones, by streams
 _REPEATS = {1: 5, 8: 3, 32: 2}  # calls that are timed at a position, by streams
@@ -488,9 +489,10 @@ def plot(out: str) -> None:
     from matplotlib import pyplot as plt
 
     runs = json.loads((RESULTS / f"{out}.json").read_text())["runs"]
-    size = (3 * len(runs), 3.2)
-    figure, [axes] = plt.subplots(1, len(runs), figsize=size, sharey=True, squeeze=False)
-    for axis, run in zip(axes, runs, strict=True):
+    rows = -(-len(runs) // _PLOTS_PER_ROW)
+    size = (3 * _PLOTS_PER_ROW, 3.2 * rows)
+    figure, axes = plt.subplots(rows, _PLOTS_PER_ROW, figsize=size, sharey=True, squeeze=False)
+    for axis, run in zip(axes.flat, runs, strict=False):
         after = [row for row in run["rows"] if row["frames_before"] == 25]
         counts = [row["streams"] for row in after]
         for label, colour, times in (
@@ -505,7 +507,10 @@ def plot(out: str) -> None:
         axis.set(title=run["family"], xlabel="streams", xscale="log", yscale="log")
         axis.set_xticks([1, 8, 32], labels=["1", "8", "32"])
         axis.legend(fontsize=7)
-    axes[0].set_ylabel("ms for a call of each stream")
+    for axis in axes[:, 0]:
+        axis.set_ylabel("ms for a call of each stream")
+    for axis in axes.flat[len(runs) :]:
+        axis.remove()
     figure.tight_layout()
     figure.savefig(RESULTS / f"{out}.png", dpi=120)
 
