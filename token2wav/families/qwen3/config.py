@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from token2wav.config.transformers_json import CONFIG_JSON, read_json
+from token2wav.config.transformers_json import CONFIG_JSON, read_json, safetensors_files
 from token2wav.config.values import Bounds, check_bounds, convert, from_mapping, kinds, prefixed
-from token2wav.errors import CheckpointError, ConfigError
+from token2wav.errors import ConfigError
 from token2wav.model_config import ModelConfig, StageName
 from token2wav.networks.configs import (
     CodebookCount,
@@ -27,10 +27,7 @@ TOKENIZER, OMNI = "qwen3_tts_tokenizer_12hz", "qwen3_omni_moe"
 MODEL_TYPES = (TOKENIZER, OMNI)
 FILES: tuple[str, ...] = ()
 
-_WEIGHTS = "model.safetensors"
-_INDEX = "model.safetensors.index.json"  # of a checkpoint of several files
 _SECTIONS = {TOKENIZER: "decoder_config", OMNI: "code2wav_config"}
-_LARGEST_INDEX = 1 << 26  # bytes; the index of a mixture of experts has megabytes
 _OMNI_RATE = 24_000  # Hz; the configuration of Qwen3-Omni does not say it
 _HOP_BLOCKS = (1, 16)  # frames of the first hop and of the longest hop
 
@@ -153,36 +150,9 @@ class Qwen3Config(ModelConfig):
         """Returns the file of the weights. If several files have weights of the decoder, it is the
         largest of them.
         """
-        return max(weights_files(folder, self.sizes), key=lambda path: path.stat().st_size)
-
-
-def weights_files(folder: Path, sizes: DecoderSizes) -> list[Path]:
-    """Returns all files of a folder that have weights of the decoder.
-
-    Raises:
-        CheckpointError: the folder has no such file, or its index cannot be used.
-    """
-    if (single := folder / _WEIGHTS).is_file():
-        return [single]
-    index = folder / _INDEX
-    if not index.is_file():
-        raise CheckpointError(f"{folder}: contains neither {_WEIGHTS} nor {_INDEX}")
-    try:
-        places = read_json(index, most_bytes=_LARGEST_INDEX).get("weight_map")
-    except ConfigError as error:
-        raise CheckpointError(str(error)) from error
-    if not isinstance(places, dict):
-        raise CheckpointError(f"{index}: weight_map: expected an object")
-    names = [file for name, file in places.items() if name.startswith(sizes.prefix)]
-    if not names:
-        raise CheckpointError(f"{index}: no weight is named {sizes.prefix}*")
-    for name in names:
-        # a plain name, so that no file outside the folder is read
-        if not isinstance(name, str) or Path(name).name != name:
-            raise CheckpointError(f"{index}: weight_map: {name!r:.80} is no file of the folder")
-        if not (folder / name).is_file():
-            raise CheckpointError(f"{folder / name}: missing, but the index names it")
-    return [folder / name for name in sorted(set(names))]
+        return max(
+            safetensors_files(folder, self.sizes.prefix), key=lambda path: path.stat().st_size
+        )
 
 
 def read(folder: Path) -> Qwen3Config:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from token2wav.config.transformers_json import safetensors_files
 from token2wav.execution.family import Family
-from token2wav.families.qwen3.config import weights_files
 from token2wav.families.qwen3.network import Qwen3Decoder
 from token2wav.model_config import StageName
 from token2wav.networks.codebooks import stacked_entries
@@ -34,7 +34,7 @@ class Qwen3Family(Family):
         prefix = network.sizes.prefix
         own = {
             name: value
-            for file in weights_files(path.parent, network.sizes)
+            for file in safetensors_files(path.parent, prefix)
             for prefixed, value in read_tensors(file, prefix).items()
             if not _ENCODING.fullmatch(name := prefixed.removeprefix(prefix))
         }
