@@ -10,6 +10,7 @@ import numpy as np
 from tests.support import (
     dac_model,
     mimi_model,
+    moss_model,
     nanocodec_model,
     pocket_model,
     qwen3_model,
@@ -24,6 +25,7 @@ WRITERS: dict[str, Callable[[Path, FamilyGolden], Path]] = {
     "dac": dac_model.write_dac,
     "higgs": dac_model.write_higgs,
     "mimi": mimi_model.write_model,
+    "moss": moss_model.write_model,
     "nanocodec": nanocodec_model.write_model,
     "pocket_tts": pocket_model.write_model,
     "qwen3_tts": qwen3_model.write_model,

@@ -21,12 +21,9 @@ from token2wav import (
     ConfigError,
     InputError,
     RuntimeConfig,
-    StreamConfig,
     Token2Wav,
 )
 from token2wav.execution.assemble import check_folder
-from token2wav.execution.stages import FrameChunk
-from token2wav.execution.vocoder import StreamingVocoder, likely_pieces
 from token2wav.families import read_config
 from token2wav.networks.packed_linear import PackedLinear
 from token2wav.serving.chunking import checked_tokens
@@ -74,34 +71,6 @@ def test_a_stream_is_the_whole_in_any_portions(
     chunks = chunks_of(model, portions(tokens, sizes))
     assert len(chunks) > 1
     assert off(joined(chunks), whole) <= PARITY * whole.std()
-
-
-def test_prepared_batches_equal_the_whole(golden: FamilyGolden, model: Token2Wav) -> None:
-    """A GPU keeps states in rows, and runs 3 streams in a batch that was prepared for 4."""
-    config = model.config
-    [decoder] = model.pipeline.stages.values()
-    network = decoder._frames._net  # type: ignore[attr-defined]
-    shapes = likely_pieces(network.lookahead_frames, config, config.hops(StreamConfig()), 4)
-    engine = StreamingVocoder(network, None, shapes=shapes)
-    assert not engine.store._in_place
-    frames = [torch.from_numpy(codes(golden, 33 + index)[:33]).float().T for index in range(3)]
-    audio: list[list[torch.Tensor]] = [[] for _ in frames]
-    for _ in range(2):  # the second time in slots with the states of earlier streams
-        handles, at = [engine.open() for _ in frames], 0
-        audio = [[] for _ in frames]
-        for length in (1, 2, 4, 8, 16, 2):
-            last = at + length == 33
-            batch = [FrameChunk(each[:, at : at + length], last) for each in frames]
-            for parts, new in zip(
-                audio, engine.advance(list(zip(handles, batch, strict=True))), strict=True
-            ):
-                parts.append(new)
-            at += length
-        for handle in handles:
-            engine.close(handle)
-    for given, parts in zip(frames, audio, strict=True):
-        whole = engine.whole(given)
-        assert off(torch.cat(parts), whole) <= PARITY * float(whole.std())
 
 
 def test_a_cpu_packs_weights_and_changes_states_in_place(model: Token2Wav) -> None:

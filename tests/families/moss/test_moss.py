@@ -1,0 +1,168 @@
+"""MOSS Audio Tokenizer in the library: the public audio, streams and batches, and folders that are
+refused.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tests.support.batches import spoken_together
+from tests.support.family_golden import FamilyGolden
+from tests.support.moss_model import document, published_weights, write_model
+from tests.support.utterances import Tokens, chunks_of, joined, off, portions
+from token2wav import CheckpointError, ConfigError, RuntimeConfig, StreamConfig, Token2Wav
+from token2wav.execution.assemble import check_folder, family_of
+from token2wav.families import read_config
+from token2wav.serving.chunking import checked_tokens
+from token2wav.voice import voice_for
+
+# Of the spread of the audio. Sums are in another order than in the public code.
+PARITY = 1e-5
+CPU = RuntimeConfig(device="cpu")
+
+
+@pytest.fixture(scope="module", params=["tiny", "small"])
+def golden(request: pytest.FixtureRequest) -> FamilyGolden:
+    return FamilyGolden("moss", request.param)
+
+
+@pytest.fixture(scope="module")
+def model(golden: FamilyGolden, tmp_path_factory: pytest.TempPathFactory) -> Token2Wav:
+    return Token2Wav.load(write_model(tmp_path_factory.mktemp("moss"), golden), runtime=CPU)
+
+
+def codes(model: Token2Wav, count: int, codebooks: int = 0) -> Tokens:
+    [most] = model.config.token_shape
+    drawn = np.random.default_rng(count).integers(
+        0, model.config.vocab_size, (count, codebooks or most)
+    )
+    return drawn.astype(np.int32)
+
+
+def test_the_public_audio(golden: FamilyGolden, model: Token2Wav) -> None:
+    """The utterance is longer than the windows of all transformers."""
+    given = golden["codes"].numpy()
+    frames = len(golden["audio_of_fewer"]) // model.config.samples_per_token
+    for name, used in (("audio", given), ("audio_of_fewer", given[:frames, :-1])):
+        expected = golden[name].numpy()
+        audio = model.synthesize(used)
+        assert audio.shape == expected.shape
+        assert off(audio, expected) <= PARITY * expected.std(), name
+
+
+@pytest.mark.parametrize("sizes", [[1], [2, 3, 1], [40]], ids=str)
+def test_a_stream_is_the_whole_in_any_portions(model: Token2Wav, sizes: list[int]) -> None:
+    tokens = codes(model, 40)
+    [decoder] = model.pipeline.stages.values()
+    whole = decoder.whole(tokens).numpy()  # type: ignore[attr-defined]
+    chunks = chunks_of(model, portions(tokens, sizes))
+    assert len(chunks) > 1
+    assert off(joined(chunks), whole) <= PARITY * whole.std()
+
+
+def test_streams_with_different_numbers_of_codebooks_share_a_batch(model: Token2Wav) -> None:
+    utterances = [codes(model, count, books) for count, books in ((20, 1), (9, 3), (12, 2))]
+    nobody = voice_for(model.config, None)
+    together = spoken_together(
+        model.pipeline, [(nobody, checked_tokens(each, model.config), 0) for each in utterances]
+    )
+    for tokens, audio in zip(utterances, together, strict=True):
+        alone = model.synthesize(tokens)
+        assert off(audio, alone) <= PARITY * alone.std()
+
+
+@pytest.mark.parametrize("explicit", [False, True])
+def test_published_sizes(explicit: bool, tmp_path: Path) -> None:
+    """A folder may leave out all sizes, or give them as null."""
+    names = ("number_channels", "decoder_kwargs", "quantizer_kwargs") if explicit else ()
+    content = {"model_type": "moss-audio-tokenizer", **dict.fromkeys(names)}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    config: Any = read_config(tmp_path)
+    with torch.device("meta"):
+        network: Any = family_of(config).network(config, "decoder")
+    assert (config.token_frame_rate, config.token_shape, config.vocab_size) == (12.5, (32,), 1024)
+    assert config.samples_per_token == network.frame_samples == 1920
+    assert config.hops(StreamConfig()) == (1, 16)
+    assert dict(config.sizes.windows()) == {0: 125, 2: 250, 4: 500, 6: 1000}
+    assert 0.8e9 < sum(weight.numel() for weight in network.parameters()) < 0.9e9
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("number_channels", 2, "number_channels: 2 is not supported; expected 1"),
+        ("downsample_rate", 960, "downsample_rate: 960, but the patches have 1920 samples"),
+        ("downsample_rate", 0, "downsample_rate: 0 is not between 1 and"),
+        ("sampling_rate", 10**9, "sampling_rate: 1000000000 is not between"),
+        ("causal_transformer_context_duration", 0.05, r"\[0\]: a window of 1 positions"),
+        ("causal_transformer_context_duration", 10**4, "a window of 125000 positions; 2 to 65536"),
+        ("decoder_kwargs", {}, "decoder_kwargs: expected a list of 1 to 64"),
+        ("decoder_kwargs", [3], r"decoder_kwargs\[0\]: expected an object, got int"),
+        ("decoder_kwargs", [{"module_type": "Flow"}], "'Flow' is neither Transformer nor Patched"),
+        ("quantizer_kwargs", [1], "quantizer_kwargs: expected an object, got list"),
+        ("quantizer_kwargs.codebook_size", 0, "quantizer_kwargs.codebook_size: 0 is not between"),
+        ("quantizer_kwargs.num_quantizers", 65, "num_quantizers: 65 is not between 1 and 64"),
+        ("quantizer_kwargs.output_dim", 9, r"input_dimension: 8, but the part before it has 9"),
+        ("decoder_kwargs.0.d_model", 15, r"decoder_kwargs\[0\]\.d_model: 15 is no multiple of 4"),
+        ("decoder_kwargs.0.num_layers", 10**6, r"\[0\]\.num_layers: 1000000 is not between"),
+        ("decoder_kwargs.0.causal", False, r"decoder_kwargs\[0\]\.causal: False is not"),
+        ("decoder_kwargs.0.norm", "rms_norm", r"decoder_kwargs\[0\]\.norm: .*layer_norm"),
+        ("decoder_kwargs.0.layer_scale", None, r"decoder_kwargs\[0\]\.layer_scale: expected"),
+        ("decoder_kwargs.1.patch_size", 5, "patch_size: 5 does not divide 24 channels"),
+        ("decoder_kwargs.3.patch_size", 480, "the last part has 2 channels, expected 1"),
+    ],
+)
+def test_values_that_are_refused(key: str, value: object, message: str, tmp_path: Path) -> None:
+    content = document(FamilyGolden("moss", "tiny").sizes)
+    target: Any = content
+    *path, last = key.split(".")
+    for name in path:
+        target = target[int(name) if isinstance(target, list) else name]
+    target[last] = value
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=f"config.json: .*{message}"):
+        read_config(tmp_path)
+
+
+def test_weights_that_are_refused(tmp_path: Path) -> None:
+    write_model(tmp_path, FamilyGolden("moss", "tiny"))
+    path = tmp_path / "model.safetensors"
+    weights = published_weights(json.loads((tmp_path / "config.json").read_text()))
+    layer = "decoder.0.transformer.layers.1"
+    for name, value, message in (
+        ("quantizer.quantizers.1.out_proj.bias", None, "codebook 1 lacks out_proj.bias"),
+        ("quantizer.output_proj.bias", None, "missing: output_proj.bias"),
+        (f"{layer}.norm1.bias", torch.tensor([torch.nan] * 16), "NaN .* in decoder.0"),
+        (f"{layer}.self_attn.in_projs.0.weight", torch.ones(47, 16), "missing: .*q_proj"),
+        ("decoder.1.input_proj.weight", torch.ones(1), "unexpected: decoder.1.input_proj"),
+        (f"decoder.{'9' * 5000}.bias", torch.ones(1), "1 unexpected: decoder.99"),
+    ):
+        changed = {other: kept for other, kept in weights.items() if other != name}
+        save_file(changed if value is None else changed | {name: value}, path)
+        with pytest.raises(CheckpointError, match=message):
+            check_folder(tmp_path)
+
+
+def test_weights_in_several_files(tmp_path: Path) -> None:
+    golden = FamilyGolden("moss", "tiny")
+    write_model(tmp_path, golden)
+    weights = published_weights(json.loads((tmp_path / "config.json").read_text()))
+    (tmp_path / "model.safetensors").unlink()
+    places = {name: f"model-{index % 2}.safetensors" for index, name in enumerate(weights)}
+    for file in set(places.values()):
+        own = {name: value for name, value in weights.items() if places[name] == file}
+        save_file(own, tmp_path / file)
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": places}))
+    audio = Token2Wav.load(tmp_path, runtime=CPU).synthesize(golden["codes"].numpy())
+    assert off(audio, golden["audio"].numpy()) <= PARITY * float(golden["audio"].std())
+    index.write_text(json.dumps({"weight_map": {"decoder.0": "../other"}}))
+    with pytest.raises(CheckpointError, match="is no file of the folder"):
+        check_folder(tmp_path)
