@@ -3,10 +3,11 @@
     my_llm | python examples/llm_stream.py --family stepaudio2 --voice voice.safetensors --out
     out.wav
 
-Some models print tokens as text: `<|speech_17|>` or `<|s_17|>` (CosyVoice), `<audio_17>`
-(Step-Audio2). Other text between the tokens is skipped. Other models return numbers (MiniCPM-o,
-Chatterbox, and models that emit codes of a codec): print the numbers with a separator after each. A
-piece of text may end anywhere, even within a token.
+Some models print tokens as text: `<|speech_17|>` or `<|s_17|>` (CosyVoice), `<audio_17>` (Step-
+Audio2), `<custom_token_17>` (Orpheus, seven for a token of SNAC). Other text between the tokens is
+skipped. Other models return numbers (MiniCPM-o, Chatterbox, and models that emit codes of a codec):
+print the numbers with a separator after each. A piece of text may end anywhere, even within a
+token.
 
 With `--events URL` the text comes from a server with OpenAI's interface, as server-sent events.
 """
@@ -32,17 +33,23 @@ from token2wav_client import Client, ClientError, ClientVoice
 from token2wav_client.writer import AudioWriter
 
 _NAMES = re.compile(r"<(?:\|(?:s|speech)_|audio_)(\d{1,9})\|?>")
+_CUSTOM = re.compile(r"<custom_token_(\d{1,9})>")
 _NUMBERS = re.compile(r"(?<!\d)(\d{1,9})(?=\D)")
 TOKENS = {
     "cosyvoice": _NAMES,
     "stepaudio2": _NAMES,
+    "orpheus": _CUSTOM,
     "minicpmo": _NUMBERS,
     "chatterbox": _NUMBERS,
     "codes": _NUMBERS,
 }
-# Padding of Step-Audio2, end token of MiniCPM-o, start and end tokens of Chatterbox.
+# Padding of Step-Audio2, end token of MiniCPM-o, start and end tokens of Chatterbox. The first ten
+# tokens of Orpheus are marks.
 NOT_SPEECH = {6561, 6562}
-LONGEST_TOKEN = len("<|speech_123456789|>")
+_MARKS = {"codes": set[int](), "orpheus": set(range(10))}
+# Orpheus counts its codes from 10 on. Code k of a frame is shifted by k times the codebook size.
+_ORPHEUS_FIRST, _ORPHEUS_CODES, _ORPHEUS_SIZE = 10, 7, 4096
+LONGEST_TOKEN = len("<custom_token_123456789>")
 _PATIENCE_S = 60.0  # longest time without an event
 
 
@@ -51,7 +58,7 @@ def tokens_in(pieces: Iterable[str], family: str = "cosyvoice") -> Iterator[list
 
     Nothing is yielded for a piece that completes no token.
     """
-    text, ignored = "", set() if family == "codes" else NOT_SPEECH
+    text, ignored = "", _MARKS.get(family, NOT_SPEECH)
     for piece in chain(pieces, ["\n"]):  # ends a number at the end of the text
         text += piece
         found = list(TOKENS[family].finditer(text))
@@ -73,6 +80,14 @@ def frames_of(batches: Iterable[list[int]], codebooks: int) -> Iterator[NDArray[
         if count:
             yield np.array(rest[:count], np.int32).reshape(-1, codebooks)
             rest = rest[count:]
+
+
+def orpheus_frames(batches: Iterable[list[int]]) -> Iterator[NDArray[np.int32]]:
+    """Groups the numbers of Orpheus into frames of SNAC, and yields the frames (n, 7) that each
+    batch completes.
+    """
+    shifts = _ORPHEUS_FIRST + _ORPHEUS_SIZE * np.arange(_ORPHEUS_CODES, dtype=np.int32)
+    return (frames - shifts for frames in frames_of(batches, _ORPHEUS_CODES))
 
 
 def standard_input() -> Iterator[str]:
@@ -132,7 +147,11 @@ def main() -> None:
         parser.error(f"--codebooks: {options.codebooks} is not positive")
     text = standard_input() if options.events is None else events_of(options.events, options.body)
     tokens = tokens_in(text, options.family)
-    frames = tokens if options.codebooks is None else frames_of(tokens, options.codebooks)
+    frames: Iterable[list[int] | NDArray[np.int32]] = tokens
+    if options.family == "orpheus":
+        frames = orpheus_frames(tokens)
+    elif options.codebooks is not None:
+        frames = frames_of(tokens, options.codebooks)
     try:
         voice = None if options.voice is None else ClientVoice.load(options.voice)
         with AudioWriter(options.out, "int16") as writer, Client(options.url, retries=5) as client:

@@ -15,7 +15,14 @@ import soundfile
 from numpy.typing import NDArray
 
 from tests.served.test_streaming import random_portions
-from tests.support import dac_model, mimi_model, nanocodec_model, qwen3_model
+from tests.support import (
+    dac_model,
+    mimi_model,
+    moss_model,
+    nanocodec_model,
+    qwen3_model,
+    snac_model,
+)
 from tests.support.family_golden import FamilyGolden
 from tests.support.golden import ROOT
 from tests.support.patience import PATIENCE_SECONDS
@@ -30,8 +37,10 @@ WRITERS: dict[str, Callable[[Path, FamilyGolden], Path]] = {
     "dac_of_descript": dac_model.write_descript,
     "nanocodec": nanocodec_model.write_model,
     "mimi": mimi_model.write_model,
+    "moss": moss_model.write_model,
     "qwen3_tts": qwen3_model.write_model,
     "qwen3_omni": qwen3_model.write_model,
+    "snac": snac_model.write_snac,
 }
 
 
