@@ -1,0 +1,151 @@
+"""Table of all families at their published sizes: pace, waiting, memory and code.
+
+The table is computed from the configurations, and from the states that the networks declare:
+
+    .venv/bin/python -m benchmarks.family_table
+
+It has one column that is measured, from `benchmarks/results/codec_peers.json`. The lines of other
+servers were counted by hand (`benchmarks/results/README.md`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+from typing import Any
+
+import yaml
+
+from benchmarks import codec_peers
+from benchmarks.environment import RESULTS
+from benchmarks.models import public_configs
+from tests.support import dac_model, mimi_model, nanocodec_model, qwen3_model
+from token2wav.config import StreamConfig
+from token2wav.execution.assemble import family_of
+from token2wav.families import read_config
+from token2wav.model_config import ModelConfig
+from token2wav_server.plan_memory import stream_needs
+
+_SPEECH_SECONDS, _PROMPT_TOKENS = 30, 75
+_STREAM = StreamConfig()
+_HEADER = (
+    "| | tokens a second | first audio after | memory of a stream, MiB "
+    "| seconds of audio a second, 2 cores | lines | in SGLang-Omni | in vLLM-Omni |"
+)
+# Lines of the same decoder in SGLang-Omni 0.1.9 and vLLM-Omni 0.30.
+_OTHERS = {
+    "CosyVoice3": ("3,809", "2,666"),
+    "Step-Audio2, MiniCPM-o": ("5,048", "1,147 and 2,900"),
+    "Qwen3-TTS": ("5,868", "4,511"),
+    "Qwen3-Omni": ("3,167", "357"),
+    "Mimi": ("1,680", "875"),
+    "NanoCodec": ("-", "172"),
+    "DAC": ("658", "-"),
+    "Higgs Audio": ("1,049", "1,286"),
+    "MOSS": ("6,385", "2,483"),
+}
+
+
+def codec_documents() -> dict[str, tuple[str, dict[str, Any]]]:
+    """Returns the file of the configuration of each codec, and its content, by names for tables."""
+
+    def sizes(of: dict[str, Any]) -> Any:
+        return SimpleNamespace(sizes=of)
+
+    dac: dict[str, Any] = {**codec_peers.DAC}
+    lower = {"downsampling_ratios": [2, 4, 5, 8]}
+    return {
+        "Qwen3-TTS": ("config.json", qwen3_model.document(sizes(codec_peers.QWEN3_TTS))),
+        "Qwen3-Omni": ("config.json", qwen3_model.document(sizes(codec_peers.QWEN3_OMNI))),
+        "Mimi": ("config.json", mimi_model.document(sizes(codec_peers.MIMI))),
+        "NanoCodec": (
+            "model_config.yaml",
+            nanocodec_model.document(sizes(codec_peers.NANOCODEC)),
+        ),
+        "DAC": ("config.json", dac_model.document(dac)),
+        "DAC 24 kHz": (
+            "config.json",
+            dac_model.document({"sampling_rate": 24000, "n_codebooks": 32, **lower}),
+        ),
+        "Higgs Audio": ("config.json", dac_model.document(codec_peers.HIGGS, "higgs")),
+        "SNAC": ("config.json", codec_peers.SNAC),
+        "MOSS": ("config.json", {"model_type": "moss-audio-tokenizer"}),
+    }
+
+
+def configs() -> Iterator[tuple[str, ModelConfig]]:
+    """Yields the name and the configuration of every family."""
+    for name, config in public_configs().items():
+        if name != "BigVGAN":  # a vocoder for the flow of CosyVoice3
+            yield name.replace("Step-Audio2", "Step-Audio2, MiniCPM-o"), config
+    for name, (file, content) in codec_documents().items():
+        with TemporaryDirectory() as folder:
+            # YAML contains JSON, so both files may have the same content.
+            dump = yaml.safe_dump if file.endswith("yaml") else json.dumps
+            (Path(folder) / file).write_text(dump(content))
+            yield name, read_config(Path(folder))
+
+
+def row(name: str, config: ModelConfig) -> str:
+    """Returns the row of a family."""
+    rate = config.token_frame_rate
+    tokens = first_tokens(config)
+    needs = stream_needs(
+        config,
+        _STREAM,
+        "float16",
+        _PROMPT_TOKENS if config.takes_prompt else 0,
+        round(_SPEECH_SECONDS * rate),
+    )
+    size = (needs.pages * needs.page_bytes + needs.context_bytes) / 2**20
+    plural = "s" * (tokens > 1)
+    cells = (
+        *(name, f"{rate:.4g}", f"{tokens} token{plural}, {1000 * tokens / rate:.0f} ms"),
+        *(f"{size:,.0f}" if size >= 10 else f"{size:.1f}", streams_in_real_time(name)),
+        *(f"{lines(config)}", *_OTHERS.get(name, ("-", "-"))),
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def first_tokens(config: ModelConfig) -> int:
+    """Returns the number of tokens that must arrive before the first audio."""
+    if "flow" not in config.stages:
+        return config.hops(_STREAM)[0]
+    early = _STREAM.first_tokens if config.speaks_early else config.hops(_STREAM)[0]
+    return early + config.lookahead_tokens
+
+
+def streams_in_real_time(name: str) -> str:
+    """Returns the measured number of streams that 2 cores keep at pace, from the batch with the
+    highest throughput; a dash if the family was not measured.
+    """
+    runs = json.loads((RESULTS / "codec_peers.json").read_text())["runs"]
+    found = [
+        row["ours_audio_seconds_per_second"]
+        for run in runs
+        if run["family"] == name
+        for row in run["rows"]
+        if row["frames_before"]
+    ]
+    return f"{max(found):.3g}" if found else "-"
+
+
+def lines(config: ModelConfig) -> int:
+    """Returns the number of lines of code in the folder of a family."""
+    module = type(family_of(config)).__module__.replace(".", "/")
+    folder = Path(__file__).resolve().parents[1] / f"{module}.py"
+    return sum(len(path.read_text().splitlines()) for path in folder.parent.glob("*.py"))
+
+
+def main() -> None:
+    print(_HEADER)
+    print("|---" * (_HEADER.count("|") - 1) + "|")
+    for name, config in configs():
+        print(row(name, config), flush=True)
+
+
+if __name__ == "__main__":
+    main()
