@@ -52,6 +52,16 @@ def test_noise_that_is_turned_off(size: str, tmp_path: Path) -> None:
     assert has_noise == golden.sizes["noise"]
 
 
+def test_exported_graphs_contain_the_noise(tmp_path: Path) -> None:
+    write_snac(tmp_path, FamilyGolden("snac", "tiny"))
+    with pytest.raises(ConfigError, match=r"cannot run stream\.decoder_noise: false; set"):
+        Token2Wav.load(
+            tmp_path,
+            stream=StreamConfig(decoder_noise=False),
+            runtime=RuntimeConfig(device="cpu", backend="onnx"),
+        )
+
+
 def test_published_sizes(tmp_path: Path) -> None:
     config = config_of(tmp_path, PUBLISHED)
     with torch.device("meta"):
