@@ -42,7 +42,7 @@ def test_defaults_equal_the_public_streaming_loop() -> None:
 
 FULL = """
 stream: {first_tokens: 12, max_hop_tokens: 200, left_blocks: 8, steps: [10, 4], hold_frames: 8, \
-trim_silence_ms: 200,
+decoder_noise: false, trim_silence_ms: 200,
          reference: true}
 runtime: {device: "cuda:1", backend: torch, engines: made, precision: float16, workers: 3, \
 cache_mib: 512,
@@ -61,7 +61,14 @@ voices: [anna.safetensors, /voices/bob.safetensors]
 def test_a_full_file_sets_everything(tmp_path: Path) -> None:
     config = load_server_config(written(tmp_path, FULL))
     assert config == ServerConfig(
-        StreamConfig(12, 200, 8, steps=(10, 4), hold_frames=8, trim_silence_ms=200, reference=True),
+        StreamConfig(
+            *(12, 200, 8),
+            steps=(10, 4),
+            hold_frames=8,
+            decoder_noise=False,
+            trim_silence_ms=200,
+            reference=True,
+        ),
         RuntimeConfig("cuda:1", "torch", "made", "float16", 3, cache_mib=512, cache_storage="int8"),
         LimitConfig(3, 20, 2.5, 2, batch_streams=5, player_buffer_seconds=0.1),
         voices=(str(tmp_path / "anna.safetensors"), "/voices/bob.safetensors"),
