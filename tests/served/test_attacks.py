@@ -60,7 +60,7 @@ def serving(status_port: int, tmp_path_factory: pytest.TempPathFactory) -> Itera
         "--canary-seconds=0",
     ]
     with Serving.start(TINY, *options) as serving:
-        serving.wait_for_line("^token2wav: ready, ")
+        serving.wait_for_line("token2wav: ready, ")
         yield serving
 
 

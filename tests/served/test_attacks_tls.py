@@ -52,7 +52,7 @@ def serving(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> I
         f"--tls-key={authority.key(NAME)}",
     ]
     with Serving.start(TINY, f"--config={config}", *certificate, "--canary-seconds=0") as serving:
-        serving.wait_for_line("^token2wav: ready, ")
+        serving.wait_for_line("token2wav: ready, ")
         yield serving
 
 

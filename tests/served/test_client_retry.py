@@ -66,7 +66,7 @@ def test_a_server_killed_in_the_middle_and_restarted(
     """
     listeners = [Listener(golden.tokens, voice) for _ in range(STREAMS + 1)]
     with Serving.start(TINY) as serving, ThreadPoolExecutor(STREAMS + 1) as pool:
-        serving.wait_for_line("^token2wav: ready, ")
+        serving.wait_for_line("token2wav: ready, ")
         with Client(serving.url, retries=RETRIES) as patient, Client(serving.url) as hasty:
             hopeful = [pool.submit(listener.listen, patient) for listener in listeners[:-1]]
             lost = pool.submit(listeners[-1].listen, hasty)

@@ -68,7 +68,7 @@ class Fleet:
             )
             self.replicas[address] = self._stack.enter_context(replica)
         for address in missing:
-            self.replicas[address].wait_for_line("^token2wav: ready, ")
+            self.replicas[address].wait_for_line("token2wav: ready, ")
         self.balancer.wait_for("UP", "UP")
 
     def open_streams(self) -> dict[str, int]:

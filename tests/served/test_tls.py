@@ -84,7 +84,7 @@ def servers(
         Serving.replica(TINY, OTHER, Ports.free(OTHER), Ports.free(OTHER).http, *tls) as tls_server,
     ):
         for server in (mutual_server, tls_server):
-            server.wait_for_line("^token2wav: ready, ")
+            server.wait_for_line("token2wav: ready, ")
         yield mutual_server, tls_server
 
 
