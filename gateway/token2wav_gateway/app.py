@@ -133,15 +133,20 @@ def create_app(settings: Settings, metrics: Metrics) -> FastAPI:
             stack.enter_context(gateway.access.admitted(request.headers.get("authorization")))
             voice = gateway.voices.get(body.voice).tensors if body.voice is not None else None
             chunks = await stack.enter_async_context(
-                aclosing(gateway.speech.speak_codes(body.codes, voice))
+                aclosing(gateway.speech.speak_codes(body.all_codes, voice))
             )
             first = await _unless_left(request, anext(chunks, None))
             encoder = Encoder(body.response_format)
             pieces = _encoded(encoder, first, chunks)
+            response: Response
             if body.stream:
-                return ClosingResponse(pieces, encoder.format.media_type, stack.pop_all())
-            whole = await _unless_left(request, _joined(pieces))
-            return Response(whole, media_type=encoder.format.media_type)
+                response = ClosingResponse(pieces, encoder.format.media_type, stack.pop_all())
+            else:
+                whole = await _unless_left(request, _joined(pieces))
+                response = Response(whole, media_type=encoder.format.media_type)
+            if body.request_id is not None:
+                response.headers["x-request-id"] = body.request_id
+            return response
         raise AssertionError
 
     @app.get("/v1/models")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from token2wav_gateway.encoding import FORMATS
 
@@ -60,22 +60,68 @@ class SpeechRequest(_Body):
         return self.voice if isinstance(self.voice, str) else self.voice.id
 
 
+Codes: TypeAlias = Annotated[list[int] | list[list[int]], Field(min_length=1)]
+
+
+class StageCodes(BaseModel):
+    """Codes in the output of a language model; other fields of it are ignored.
+
+    Attributes:
+        audio: list of tokens, or list of frames with a code for each codebook.
+    """
+
+    audio: Codes
+
+
+class StageOutput(BaseModel):
+    """Output of a language model that vLLM-Omni serves as a stage; other fields are ignored.
+
+    Attributes:
+        codes: the codes.
+    """
+
+    codes: StageCodes
+
+
 class StageRequest(_Body):
     """Body of `POST /v1/stage/run`: speech tokens, or codes of a codec.
 
     Attributes:
         codes: list of tokens, or list of frames with a code for each codebook.
+        stage_output: the codes in the form of vLLM-Omni's pull request 6883, in place of `codes`:
+            `{"codes": {"audio": [[1, 2], [3, 4]]}}`.
+        request_id: name of the request, at most 128 visible characters of ASCII. It comes back in
+            the header `X-Request-Id`.
         voice: name of a voice; None for a codec.
         response_format: pcm, wav, flac, opus or mp3.
+        speed: only 1.
         stream: whether audio is sent as it is made; else as one body with a length.
     """
 
-    codes: Annotated[list[int] | list[list[int]], Field(min_length=1)]
+    codes: Codes | None = None
+    stage_output: StageOutput | None = None
+    request_id: Annotated[str, Field(pattern=r"^[!-~]{1,128}$")] | None = None
     voice: str | None = None
     response_format: str = "wav"
+    speed: float = 1.0
     stream: bool = False
 
     _format = field_validator("response_format")(_known_format)
+    _speed = field_validator("speed")(_usual_speed)
+
+    @model_validator(mode="after")
+    def _one_form(self) -> StageRequest:
+        if (self.codes is None) == (self.stage_output is None):
+            raise ValueError("send either codes or stage_output")
+        return self
+
+    @property
+    def all_codes(self) -> list[int] | list[list[int]]:
+        """Codes of either form."""
+        if self.codes is not None:
+            return self.codes
+        assert self.stage_output is not None
+        return self.stage_output.codes.audio
 
 
 class SessionConfig(_Body):

@@ -302,8 +302,30 @@ def test_codes_become_audio_without_a_language_model(
             ({"codes": ["1x"]}, 400),
             ({"codes": [10_000]}, 502),
             ({"voice": None}, 502),
+            ({"codes": None}, 400),
+            ({"stage_output": {"codes": {"audio": [1]}}}, 400),
+            ({"request_id": "a\r\nset-cookie: b"}, 400),
+            ({"speed": 2}, 400),
         ):
             assert error_of(http.post("/v1/stage/run", json=sent | wrong), status)["message"]
+
+
+def test_output_of_a_stage_of_vllm_omni_becomes_audio(
+    gateway: GatewayRig, model: Token2Wav, voice: ClientVoice
+) -> None:
+    """The body is that of vLLM-Omni's pull request 6883, with the other fields of a talker."""
+    output = {"codes": {"audio": tokens_of(TEXT), "ref": []}, "sr": 24000}
+    sent = {"stage_output": output, "request_id": "disagg-1", "voice": VOICE}
+    with gateway.http() as http:
+        for stream in (False, True):
+            asked = {**sent, "response_format": "pcm", "stream": stream}
+            answer = http.post("/v1/stage/run", json=asked)
+            assert answer.headers["x-request-id"] == "disagg-1"
+            assert_same(answer.content, expected(model, voice, TEXT))
+        outputs: list[dict[str, object]] = [{}, {"codes": {}}, {"codes": {"audio": []}}]
+        for wrong in outputs:
+            answer = http.post("/v1/stage/run", json=sent | {"stage_output": wrong})
+            assert "stage_output" in error_of(answer, 400)["message"]
 
 
 def test_a_recording_becomes_a_voice(gateway: GatewayRig) -> None:
