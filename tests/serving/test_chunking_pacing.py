@@ -46,7 +46,7 @@ def test_tokens_that_come_fast_are_spoken_early_once_and_then_in_hops_that_grow(
     heard = replay(EARLY, FLOW, pace)
     assert heard.provisional <= 0.06  # the first 12 of 250 tokens, or two more
     assert heard.chunks <= 7
-    assert replay(WAITING, FLOW, pace).chunks == 4
+    assert replay(WAITING, FLOW, pace).chunks <= 5
 
 
 def test_first_audio_needs_the_first_tokens_and_their_lookahead() -> None:

@@ -130,7 +130,9 @@ class Chunker:
         self._hops = 0  # number of computed chunks that were not provisional
         self._heard = False  # whether audio was sent
         self._was_provisional = False  # whether the latest chunk was provisional
-        self._decided_at = self._latest_seconds = 0.0
+        self._decided_at = 0.0
+        self._latest_seconds = 0.0  # time from the decision about the latest chunk to its end
+        self._latest_tokens = 1  # tokens of the latest chunk
         self._load = load or Load()
         self._grid = config.grid(self.prompt_tokens)
         self._start = self._grid.prefix
@@ -191,6 +193,7 @@ class Chunker:
         chunk, self.next_chunk = self.next_chunk, None
         assert chunk is not None
         self._latest_seconds = self._playback.now() - self._decided_at
+        self._latest_tokens = max(1, chunk.stop - chunk.start)
         self._load.delayed(self._latest_seconds)
         self.chunks += 1
         self._heard = self._heard or heard
@@ -255,8 +258,9 @@ class Chunker:
         if not schedule.adaptive:
             return None
         lead = self._playback.lead_seconds
-        spare = lead - max(self._load.delay_seconds, self._latest_seconds) - _MARGIN_SECONDS
+        spare = lead - self._seconds_to_compute(1) - _MARGIN_SECONDS
         if blocks > self.spoken:
+            spare = lead - self._seconds_to_compute(hop_stop - self._start) - _MARGIN_SECONDS
             return blocks if spare < self._seconds_until(hop_stop) else None
         # A stream whose listener has run out of audio waits for a whole block. Its tokens arrive
         # too slowly for playback, so every provisional chunk would be followed by another gap.
@@ -271,6 +275,15 @@ class Chunker:
             self._seconds_until(complete), self._arrivals.seconds_until_next(self._playback.now())
         )
         return partial_stop if spare < soon and self._load.try_admit_early(self) else None
+
+    def _seconds_to_compute(self, tokens: int) -> float:
+        """Estimates the seconds from the decision about a chunk of `tokens` tokens to its end.
+
+        The estimate is the time of the latest chunk, and is larger for a longer chunk in proportion
+        to the tokens.
+        """
+        longer = max(1.0, tokens / self._latest_tokens)
+        return max(self._load.delay_seconds, self._latest_seconds * longer)
 
     def _seconds_until(self, stop: int) -> float:
         """Returns the seconds until a chunk up to `stop` can run, at the mean pace of tokens."""
