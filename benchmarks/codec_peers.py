@@ -35,6 +35,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from benchmarks.codec_models import (
+    DAC,
+    HIGGS,
+    HIGGS_RATES,
+    MIMI,
+    MOSHI,
+    NANOCODEC,
+    QWEN3_OMNI,
+    QWEN3_TTS,
+    SNAC,
+)
 from benchmarks.environment import RESULTS, describe, save
 from scripts import golden_codecs as public
 from scripts import golden_dac as public_dac
@@ -58,66 +69,6 @@ _COMPARED = 30  # number of calls of which the audio is compared
 _POSITIONS = {1: (0, 25, 125), 8: (0, 25), 32: (0, 25)}  # calls before the timed ones, by streams
 _REPEATS = {1: 5, 8: 3, 32: 2}  # calls that are timed at a position, by streams
 
-QWEN3_TTS = {
-    "codebook_size": 2048,
-    "codebook_dim": 512,
-    "latent_dim": 1024,
-    "hidden_size": 512,
-    "head_dim": 64,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 16,
-    "sliding_window": 72,
-    "intermediate_size": 1024,
-    "num_hidden_layers": 8,
-    "num_quantizers": 16,
-    "upsample_rates": [8, 5, 4, 3],
-    "upsampling_ratios": [2, 2],
-    "decoder_dim": 1536,
-}
-QWEN3_OMNI = {
-    **{name: value for name, value in QWEN3_TTS.items() if not name.endswith("_dim")},
-    "hidden_size": 1024,
-    "intermediate_size": 3072,
-    "decoder_dim": 1536,
-}
-MIMI = {"num_quantizers": 8, "codebook_size": 2048}
-NANOCODEC = {
-    "sample_rate": 22050,
-    "audio_decoder": {
-        "input_dim": 16,
-        "up_sample_rates": [7, 7, 6, 3, 2],
-        "base_channels": 864,
-        "activation": "half_snake",
-        "output_activation": "clamp",
-    },
-    "vector_quantizer": {"num_groups": 4, "num_levels_per_group": [9, 8, 8, 7]},
-}
-
-
-MOSHI: dict[str, Any] = {"quantizer": {"n_q": 8}}
-DAC = {"sampling_rate": 44100}
-_RATES = [8, 5, 4, 2, 3]
-HIGGS = {
-    "target_bandwidths": [0.5, 1, 1.5, 2],
-    "acoustic_model_config": {
-        "model_type": "dac",
-        "encoder_hidden_size": 64,
-        "downsampling_ratios": _RATES,
-        "upsampling_ratios": _RATES,
-        "decoder_hidden_size": 1024,
-        "hidden_size": 256,
-    },
-    "semantic_model_config": {"model_type": "hubert", "hidden_size": 768},
-}
-SNAC = {
-    "sampling_rate": 24000,
-    "encoder_dim": 48,
-    "encoder_rates": [2, 4, 8, 8],
-    "decoder_dim": 1024,
-    "decoder_rates": [8, 8, 4, 2],
-    "attn_window_size": None,
-    "vq_strides": [4, 2, 1],
-}
 _SNAC_FRAME = 2048  # samples of a frame of seven codes
 _SNAC_ORDER = [[0], [1, 4], [2, 3, 5, 6]]  # codes of a frame, by codebook
 
@@ -306,7 +257,7 @@ def matches() -> list[Match]:
 
     def higgs(codes: torch.Tensor) -> Contestant:
         model = public_dac.transformers_higgs(HIGGS)
-        held = DecoderSizes(downsampling_ratios=tuple(_RATES), upsampling_ratios=tuple(_RATES))
+        held = DecoderSizes(downsampling_ratios=HIGGS_RATES, upsampling_ratios=HIGGS_RATES)
         return Recomputing(
             lambda given: model.decode(given).audio_values[:, 0],
             codes,

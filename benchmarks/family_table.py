@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from benchmarks import codec_peers
+from benchmarks import codec_models
 from benchmarks.environment import RESULTS
 from benchmarks.models import public_configs
 from tests.support import dac_model, mimi_model, nanocodec_model, qwen3_model
@@ -55,23 +55,23 @@ def codec_documents() -> dict[str, tuple[str, dict[str, Any]]]:
     def sizes(of: dict[str, Any]) -> Any:
         return SimpleNamespace(sizes=of)
 
-    dac: dict[str, Any] = {**codec_peers.DAC}
+    dac = {**codec_models.DAC}
     lower = {"downsampling_ratios": [2, 4, 5, 8]}
     return {
-        "Qwen3-TTS": ("config.json", qwen3_model.document(sizes(codec_peers.QWEN3_TTS))),
-        "Qwen3-Omni": ("config.json", qwen3_model.document(sizes(codec_peers.QWEN3_OMNI))),
-        "Mimi": ("config.json", mimi_model.document(sizes(codec_peers.MIMI))),
+        "Qwen3-TTS": ("config.json", qwen3_model.document(sizes(codec_models.QWEN3_TTS))),
+        "Qwen3-Omni": ("config.json", qwen3_model.document(sizes(codec_models.QWEN3_OMNI))),
+        "Mimi": ("config.json", mimi_model.document(sizes(codec_models.MIMI))),
         "NanoCodec": (
             "model_config.yaml",
-            nanocodec_model.document(sizes(codec_peers.NANOCODEC)),
+            nanocodec_model.document(sizes(codec_models.NANOCODEC)),
         ),
         "DAC": ("config.json", dac_model.document(dac)),
         "DAC 24 kHz": (
             "config.json",
             dac_model.document({"sampling_rate": 24000, "n_codebooks": 32, **lower}),
         ),
-        "Higgs Audio": ("config.json", dac_model.document(codec_peers.HIGGS, "higgs")),
-        "SNAC": ("config.json", codec_peers.SNAC),
+        "Higgs Audio": ("config.json", dac_model.document(codec_models.HIGGS, "higgs")),
+        "SNAC": ("config.json", codec_models.SNAC),
         "MOSS": ("config.json", {"model_type": "moss-audio-tokenizer"}),
     }
 

@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 from tqdm import tqdm
 
+from benchmarks.codec_models import SIZES, write_codec
 from benchmarks.environment import RESULTS, ROOT, describe, save
 from benchmarks.listening import Heard, Piece, quantiles
 from examples.speech import language_model
@@ -225,12 +226,14 @@ def as_line(result: dict[str, Any]) -> str:
 
 
 def model_folder(name: str, parent: Path) -> Path:
-    """Returns the folder of a model; a family without weights here gets random ones."""
+    """Returns the folder of a model. A family without weights here gets random ones: a flow model
+    of a small size, a codec of its published size.
+    """
     if name in TRAINED:
         return TRAINED[name]
     folder = parent / name
     folder.mkdir()
-    return write_family(name, folder)
+    return (write_codec if name in SIZES else write_family)(name, folder)
 
 
 @contextmanager
@@ -320,7 +323,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    names = [*TRAINED, *FLOWS]
+    names = [*TRAINED, *FLOWS, *SIZES]
     parser.add_argument(
         "--models", nargs="+", choices=names, default=names, metavar="NAME", help=", ".join(names)
     )

@@ -1,0 +1,84 @@
+"""Codecs of published sizes with random weights; speed does not depend on training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from tests.support.codec_models import WRITERS
+
+QWEN3_TTS = {
+    "codebook_size": 2048,
+    "codebook_dim": 512,
+    "latent_dim": 1024,
+    "hidden_size": 512,
+    "head_dim": 64,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "sliding_window": 72,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 8,
+    "num_quantizers": 16,
+    "upsample_rates": [8, 5, 4, 3],
+    "upsampling_ratios": [2, 2],
+    "decoder_dim": 1536,
+}
+QWEN3_OMNI = {
+    **{name: value for name, value in QWEN3_TTS.items() if not name.endswith("_dim")},
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "decoder_dim": 1536,
+}
+MIMI = {"num_quantizers": 8, "codebook_size": 2048}
+NANOCODEC = {
+    "sample_rate": 22050,
+    "audio_decoder": {
+        "input_dim": 16,
+        "up_sample_rates": [7, 7, 6, 3, 2],
+        "base_channels": 864,
+        "activation": "half_snake",
+        "output_activation": "clamp",
+    },
+    "vector_quantizer": {"num_groups": 4, "num_levels_per_group": [9, 8, 8, 7]},
+}
+MOSHI: dict[str, Any] = {"quantizer": {"n_q": 8}}
+DAC: dict[str, Any] = {"sampling_rate": 44100}
+HIGGS_RATES = (8, 5, 4, 2, 3)
+HIGGS = {
+    "target_bandwidths": [0.5, 1, 1.5, 2],
+    "acoustic_model_config": {
+        "model_type": "dac",
+        "encoder_hidden_size": 64,
+        "downsampling_ratios": HIGGS_RATES,
+        "upsampling_ratios": HIGGS_RATES,
+        "decoder_hidden_size": 1024,
+        "hidden_size": 256,
+    },
+    "semantic_model_config": {"model_type": "hubert", "hidden_size": 768},
+}
+SNAC = {
+    "sampling_rate": 24000,
+    "encoder_dim": 48,
+    "encoder_rates": [2, 4, 8, 8],
+    "decoder_dim": 1024,
+    "decoder_rates": [8, 8, 4, 2],
+    "attn_window_size": None,
+    "vq_strides": [4, 2, 1],
+}
+# Sizes of each codec, by the names of `WRITERS`.
+SIZES: dict[str, dict[str, Any]] = {
+    "qwen3_tts": QWEN3_TTS,
+    "qwen3_omni": QWEN3_OMNI,
+    "mimi": MIMI,
+    "nanocodec": NANOCODEC,
+    "dac": DAC,
+    "higgs": HIGGS,
+    "snac": SNAC,
+}
+
+
+def write_codec(name: str, folder: Path) -> Path:
+    """Writes the folder of a codec of its published size, and returns it."""
+    golden: Any = SimpleNamespace(sizes=SIZES[name])  # a writer reads only the sizes
+    return WRITERS[name](folder, golden)
