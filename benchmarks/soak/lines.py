@@ -1,4 +1,4 @@
-"""Lines that the clients of a soak send, each with the library's audio for comparison."""
+"""Models of a soak, and the lines that its clients send, each with the library's audio."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.environment import ROOT
+from tests.support.codec_models import WRITERS
+from tests.support.family_golden import FamilyGolden
 from token2wav import Token2Wav, Voice
 from token2wav_client import ClientVoice
 
@@ -20,6 +22,9 @@ TOLERANCE = 1e-4
 # begins. A single wrong frame is 44 dB below it, a chunk that is lost or comes twice 3 dB.
 SAME_DB = 50.0
 _INT16_STEP = 1 / 32767
+TINY = ROOT / "tests" / "data" / "tiny"
+# A flow model, and a codec whose streams hold convolution states, keys and values.
+MODELS = ("cosyvoice3", "mimi")
 _DEMO = ROOT / "tests" / "data" / "demo"
 
 
@@ -29,15 +34,21 @@ class Line:
 
     Attributes:
         name: name for reports.
-        tokens: (n,) int32.
-        voice: voice of the line.
-        audio: (960 n,) float32, computed by the library.
+        tokens: (n,) int32; (n, codebooks) for a codec.
+        voice: voice of the line; None for a codec.
+        audio: float32 samples, computed by the library.
+        sample_rate: samples per second.
     """
 
     name: str
     tokens: NDArray[np.int32]
-    voice: ClientVoice
+    voice: ClientVoice | None
     audio: NDArray[np.float32]
+    sample_rate: int = 24_000
+
+    @property
+    def seconds(self) -> float:
+        return len(self.audio) / self.sample_rate
 
     def fault(self, heard: list[NDArray[np.generic]]) -> str | None:
         """Returns the fault of chunks that should be the whole line, or None.
@@ -46,17 +57,16 @@ class Line:
             heard: float32 or int16 chunks.
         """
         audio = np.concatenate(heard) if heard else np.zeros(0, np.float32)
-        allowed = TOLERANCE
+        allowed, wanted = TOLERANCE, self.audio
         if audio.dtype == np.int16:
             audio, allowed = audio * _INT16_STEP, TOLERANCE + _INT16_STEP / 2
+            wanted = wanted.clip(-1, 1)  # random weights may exceed the range of 16 bits
         if audio.shape != self.audio.shape:
             return f"{audio.size} samples, expected {self.audio.size}"
-        error = np.abs(audio.astype(np.float64) - self.audio)
+        error = np.abs(audio.astype(np.float64) - wanted)
         if (error <= allowed).all():
             return None
-        ratio_db = 10 * np.log10(
-            np.square(self.audio, dtype=np.float64).sum() / np.square(error).sum()
-        )
+        ratio_db = 10 * np.log10(np.square(wanted, dtype=np.float64).sum() / np.square(error).sum())
         if ratio_db > SAME_DB:  # false for NaN
             return None
         first = int(np.argmin(error <= allowed))
@@ -67,9 +77,38 @@ class Line:
         )
 
 
+def model_folder(name: str, parent: Path) -> Path:
+    """Returns the folder of a model of `MODELS`, which may be written below `parent`."""
+    if name == "cosyvoice3":
+        return TINY
+    folder = parent / name
+    folder.mkdir()
+    return WRITERS[name](folder, FamilyGolden(name, "tiny"))
+
+
 def make_lines(folder: Path) -> list[Line]:
-    """Returns short and long utterances in several voices, computed with the model in a folder."""
+    """Returns short and long utterances, in several voices or with several numbers of codebooks.
+    The model in a folder computes their audio.
+    """
     model = Token2Wav.load(folder)
+    return _spoken_lines(model) if model.config.takes_prompt else _decoded_lines(model)
+
+
+def _decoded_lines(model: Token2Wav) -> list[Line]:
+    """Returns lines for a codec. They have few codebooks, or all of them."""
+    [codebooks] = model.config.token_shape
+    random, lines = np.random.default_rng(0), list[Line]()
+    for books in {1, max(1, codebooks // 2), codebooks}:
+        for count in (2, 45, 250):
+            codes = random.integers(0, model.config.vocab_size, (count, books), np.int32)
+            audio = model.synthesize(codes)
+            name = f"{count} frames, {books} codebooks"
+            lines.append(Line(name, codes, None, audio, model.config.sample_rate))
+    return lines
+
+
+def _spoken_lines(model: Token2Wav) -> list[Line]:
+    """Returns lines for a flow model, in voices with prompts of several lengths."""
     tokens = np.load(_DEMO / "tokens.npy").astype(np.int32)
     lines: list[Line] = []
     for name, voice in _voices().items():

@@ -20,13 +20,14 @@ from safetensors.numpy import save_file
 
 from benchmarks.soak.lines import Line
 from benchmarks.soak.wire import SMALL_WINDOW, Answers, RawStream, Spoil
+from token2wav.voice import NO_VOICE
 from token2wav_client import Client, ClientVoice, ServerError
+from token2wav_client.voice import FIELDS
 from token2wav_client.wire import Opening
 
 OVERLOAD = "try again later"  # error that any client may receive before its first audio
 NOTHING = "left before any answer"
 AUDIO = "audio"
-_ONE = np.array([5], np.int32)
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,10 @@ class Scene:
 
     def line(self, at_least: int = 0) -> Line:
         return self.random.choice([line for line in self.lines if len(line.tokens) >= at_least])
+
+    def token(self) -> NDArray[np.int32]:
+        """Returns one token, or one frame of codes."""
+        return self.line().tokens[:1]
 
     def opening(self, line: Line, *, keep_open: bool | None = None) -> Opening:
         kept = self.random.random() < 0.5 if keep_open is None else keep_open
@@ -102,13 +107,14 @@ def _answer(answers: Answers) -> str:
 
 
 def cancel_before_audio(scene: Scene) -> str:
-    known, keep_open = scene.line().voice, scene.random.random() < 0.5
-    speaker = known.speaker_embedding * np.float32(
-        scene.random.uniform(0.5, 2)
-    )  # one more voice, so the server evicts others
-    voice = ClientVoice(known.prompt_tokens, known.prompt_mel, speaker)
+    line, keep_open = scene.line(), scene.random.random() < 0.5
+    voice = line.voice
+    if voice is not None:
+        # One more voice, so the server evicts others.
+        speaker = voice.speaker_embedding * np.float32(scene.random.uniform(0.5, 2))
+        voice = ClientVoice(voice.prompt_tokens, voice.prompt_mel, speaker)
     with Client(scene.url) as client, client.open(voice, keep_open=keep_open) as mine:
-        mine.push(_ONE)
+        mine.push(line.tokens[:1])
         scene.moment()
         mine.cancel()
     return NOTHING
@@ -142,10 +148,8 @@ def killed_process(scene: Scene) -> str:
     line = scene.line(at_least=100)
     with tempfile.TemporaryDirectory(prefix="token2wav-soak-") as temporary:
         folder = Path(temporary)
-        out, voice = folder / "out.wav", line.voice
+        out = folder / "out.wav"
         np.save(folder / "tokens.npy", line.tokens)
-        fields = ("prompt_tokens", "prompt_mel", "speaker_embedding")
-        save_file({name: getattr(voice, name) for name in fields}, folder / "voice.safetensors")
         command = [
             sys.executable,
             "-m",
@@ -157,12 +161,11 @@ def killed_process(scene: Scene) -> str:
             "--rate",
             "25",
         ]
-        command += [
-            "--tokens",
-            str(folder / "tokens.npy"),
-            "--voice",
-            str(folder / "voice.safetensors"),
-        ]
+        command += ["--tokens", str(folder / "tokens.npy")]
+        if line.voice is not None:
+            arrays = {name: getattr(line.voice, name) for name in FIELDS}
+            save_file(arrays, folder / "voice.safetensors")
+            command += ["--voice", str(folder / "voice.safetensors")]
         with subprocess.Popen(
             [*command, "--out", str(out)], stderr=subprocess.PIPE, text=True
         ) as process:
@@ -196,17 +199,19 @@ def dropped_between_requests(scene: Scene) -> str:
 def stops_sending(scene: Scene) -> str:
     """Stops sending until the server has dropped the idle stream, then sends again."""
     with scene.stream() as stream:
-        stream.send(_ONE, scene.opening(scene.line(), keep_open=False))
+        line = scene.line()
+        stream.send(line.tokens[:1], scene.opening(line, keep_open=False))
         if errors := stream.answers().errors:
             return errors[0]
         time.sleep(scene.idle_s + 5.0)  # the server looks 20 times a second, less often under load
-        stream.send(_ONE)
+        stream.send(line.tokens[:1])
         return _answer(stream.answers())
 
 
 def stops_sending_and_is_told(scene: Scene) -> str:
     with scene.stream() as stream:
-        stream.send(_ONE, scene.opening(scene.line(), keep_open=True))
+        line = scene.line()
+        stream.send(line.tokens[:1], scene.opening(line, keep_open=True))
         return _answer(stream.answers())
 
 
@@ -270,7 +275,7 @@ def tokens_after_the_end(scene: Scene) -> str:
     line = scene.line()
     with scene.stream() as stream:
         stream.send(line.tokens, scene.opening(line, keep_open=False), end=True)
-        stream.send(_ONE)
+        stream.send(line.tokens[:1])
         return _answer(stream.answers(requests=2))
 
 
@@ -291,8 +296,8 @@ def id_of_another(scene: Scene) -> str:
         if begun.errors:
             return begun.errors[0]
         starts = scene.random.random() < 0.5
-        thief.send(_ONE, scene.opening(line) if starts else None)
-        thief.send(_ONE, end=True)
+        thief.send(line.tokens[:1], scene.opening(line) if starts else None)
+        thief.send(line.tokens[:1], end=True)
         told = thief.answers(requests=2)
         owner.send(line.tokens[60:], end=True)
         ended = owner.answers()
@@ -305,7 +310,7 @@ def id_of_another(scene: Scene) -> str:
 
 def unknown_sequence(scene: Scene) -> str:
     with scene.stream() as stream:
-        stream.send(_ONE, end=scene.random.random() < 0.5)
+        stream.send(scene.token(), end=scene.random.random() < 0.5)
         return _answer(stream.answers())
 
 
@@ -350,6 +355,10 @@ _NAN = np.full((160, 80), np.nan, np.float32)
 _ID = np.zeros(32, np.uint8)
 
 _GARBAGE_FIRST: dict[str, tuple[Spoil, str]] = {
+    "fewer bytes than the shape says": (fewer_bytes, "byte size"),
+    "unknown audio format": (parameter("audio_format", "mp3"), "audio_format: 'mp3' is not one of"),
+}
+_TOKENS_FIRST: dict[str, tuple[Spoil, str]] = {
     "token beyond the vocabulary": (
         tensor("tokens", np.array([6561], np.int32), "INT32"),
         "tokens: 6561 at index 0 is outside the vocabulary",
@@ -358,9 +367,8 @@ _GARBAGE_FIRST: dict[str, tuple[Spoil, str]] = {
         tensor("tokens", np.zeros((1, 2), np.int32), "INT32"),
         "unexpected shape for input 'tokens'",
     ),
-    "tokens as INT64": (tensor("tokens", _ONE.astype(np.int64), "INT64"), "data-type is 'INT64'"),
-    "tokens as FP32": (tensor("tokens", _ONE.astype(np.float32), "FP32"), "data-type is 'FP32'"),
-    "fewer bytes than the shape says": (fewer_bytes, "byte size"),
+    "tokens as INT64": (tensor("tokens", np.ones(1, np.int64), "INT64"), "data-type is 'INT64'"),
+    "tokens as FP32": (tensor("tokens", np.ones(1, np.float32), "FP32"), "data-type is 'FP32'"),
     "mel of the wrong length": (
         tensor("prompt_mel", np.zeros((3, 80), np.float32), "FP32"),
         r"prompt_mel: shape \(3, 80\), expected",
@@ -374,15 +382,14 @@ _GARBAGE_FIRST: dict[str, tuple[Spoil, str]] = {
     ),
     "no speaker embedding": (without_embedding, "speaker_embedding: missing"),
     "voice and voice id": (tensor("voice_id", _ID, "UINT8"), "voice_id: sent together"),
-    "unknown audio format": (parameter("audio_format", "mp3"), "audio_format: 'mp3' is not one of"),
 }
-_GARBAGE_MIDDLE: dict[str, tuple[Spoil, str]] = {
+_TOKENS_MIDDLE: dict[str, tuple[Spoil, str]] = {
     "negative token in the middle": (
         tensor("tokens", np.array([-5], np.int32), "INT32"),
         "tokens: -5 at index 0 is outside the vocabulary",
     ),
     "INT64 in the middle": (
-        tensor("tokens", _ONE.astype(np.int64), "INT64"),
+        tensor("tokens", np.ones(1, np.int64), "INT64"),
         "data-type is 'INT64'",
     ),
     "voice in the middle": (
@@ -391,7 +398,40 @@ _GARBAGE_MIDDLE: dict[str, tuple[Spoil, str]] = {
     ),
 }
 
-MISDEEDS = [
+_CODES_FIRST: dict[str, tuple[Spoil, str]] = {
+    "code beyond the codebook": (
+        tensor("tokens", np.full((1, 1), 2**20, np.int32), "INT32"),
+        "tokens: 1048576 at index .* is outside the vocabulary",
+    ),
+    "codes in one dimension": (
+        tensor("tokens", np.zeros(2, np.int32), "INT32"),
+        "unexpected shape for input 'tokens'",
+    ),
+    "too many codebooks": (
+        tensor("tokens", np.zeros((1, 1000), np.int32), "INT32"),
+        r"tokens: shape \(1, 1000\), expected",
+    ),
+    "codes as INT64": (
+        tensor("tokens", np.ones((1, 1), np.int64), "INT64"),
+        "data-type is 'INT64'",
+    ),
+    "voice for a codec": (
+        tensor("speaker_embedding", np.ones(192, np.float32), "FP32"),
+        f"speaker_embedding: {NO_VOICE}",
+    ),
+}
+_CODES_MIDDLE: dict[str, tuple[Spoil, str]] = {
+    "negative code in the middle": (
+        tensor("tokens", np.full((1, 1), -5, np.int32), "INT32"),
+        "tokens: -5 at index .* is outside the vocabulary",
+    ),
+    "another number of codebooks": (
+        tensor("tokens", np.zeros((1, 3), np.int32), "INT32"),
+        "tokens: 3 codebooks",
+    ),
+}
+
+_MISDEEDS = [
     Misdeed("cancel", "before the first audio", cancel_before_audio, NOTHING),
     Misdeed("cancel", "in the middle", cancel_in_the_middle, AUDIO),
     Misdeed("cancel", "at once after the end", cancel_at_once, NOTHING),
@@ -415,12 +455,21 @@ MISDEEDS = [
     Misdeed("garbage", "tokens after the end", tokens_after_the_end, "ended"),
     Misdeed("garbage", "id of another", id_of_another, "an open stream of another client"),
     Misdeed("garbage", "unknown sequence", unknown_sequence, "is no open stream"),
-    *(
-        Misdeed("garbage", name, in_the_first_request(spoil), told)
-        for name, (spoil, told) in _GARBAGE_FIRST.items()
-    ),
-    *(
-        Misdeed("garbage", name, in_the_middle(spoil), told)
-        for name, (spoil, told) in _GARBAGE_MIDDLE.items()
-    ),
 ]
+
+
+def misdeeds(*, codec: bool) -> list[Misdeed]:
+    """Returns all misdeeds against a server of a flow model, or of a codec."""
+    first = _GARBAGE_FIRST | (_CODES_FIRST if codec else _TOKENS_FIRST)
+    middle = _CODES_MIDDLE if codec else _TOKENS_MIDDLE
+    return [
+        *_MISDEEDS,
+        *(
+            Misdeed("garbage", name, in_the_first_request(spoil), told)
+            for name, (spoil, told) in first.items()
+        ),
+        *(
+            Misdeed("garbage", name, in_the_middle(spoil), told)
+            for name, (spoil, told) in middle.items()
+        ),
+    ]

@@ -1,9 +1,10 @@
 """Soak of a real server: one in five clients misbehaves, and the other clients must not be harmed.
 
-Starts a tritonserver with the tiny model and keeps it busy with clients that synthesize one
-utterance after the other, in several voices and manners. Every utterance of a well-behaved client
-is compared with the library's audio, sample by sample. At the end, the server may hold no state of
-any client, its memory must have stayed flat, and the stopped server must have left nothing behind.
+Starts a tritonserver with a tiny model, a flow model or a codec. Clients keep it busy: they
+synthesize one utterance after the other, in several voices and manners. Every utterance of a
+well-behaved client is compared with the library's audio, sample by sample. At the end, the server
+may hold no state of any client, its memory must have stayed flat, and the stopped server must have
+left nothing behind.
 Before the soak, a separate process runs random operations on the library for a tenth of the time
 (operations.py). If there are problems, prints them with the seed and exits with 1.
 
@@ -34,23 +35,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.environment import ROOT, describe, save
-from benchmarks.soak.lines import TOLERANCE, Line, make_lines
+from benchmarks.soak.lines import MODELS, TOLERANCE, Line, make_lines, model_folder
 from benchmarks.soak.misdeeds import (
-    MISDEEDS,
     OVERLOAD,
     Misdeed,
     Scene,
     WrongAnswerError,
     in_general,
+    misdeeds,
 )
 from benchmarks.soak.watch import Log, Watch, as_rows, growth_mib, scrape
 from benchmarks.soak.wire import RawStream
 from token2wav_client import Client, ClientError
-from token2wav_client.audio import SAMPLE_RATE, AudioFormat
+from token2wav_client.audio import AudioFormat
 from token2wav_client.wire import Opening
 from token2wav_server import Ports, ServerError, TritonServer
 
-TINY = ROOT / "tests" / "data" / "tiny"
 IDLE_SECONDS = 12.0
 # Limits so small that the server refuses streams, evicts voices and fills its cache.
 SETTINGS = """
@@ -78,11 +78,13 @@ class Plan:
         minutes: time during which clients start utterances.
         clients: number of concurrent clients.
         seed: seed of all random choices.
+        model: one of `MODELS`.
     """
 
     minutes: float
     clients: int
     seed: int
+    model: str = "cosyvoice3"
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,8 @@ class Deck:
     Each kind is as frequent as the others, except that garbage is twice as frequent.
     """
 
-    def __init__(self, random: Random) -> None:
+    def __init__(self, misdeeds: list[Misdeed], random: Random) -> None:
+        self._misdeeds = misdeeds
         self._random = random
         self._lock = threading.Lock()
         self._kinds: list[str] = []
@@ -146,7 +149,7 @@ class Deck:
             kind = self._kinds.pop()
             if not self._left.get(kind):
                 self._left[kind] = self._shuffled(
-                    [misdeed for misdeed in MISDEEDS if misdeed.kind == kind]
+                    [misdeed for misdeed in self._misdeeds if misdeed.kind == kind]
                 )
             return self._left[kind].pop()
 
@@ -160,7 +163,7 @@ def say(url: str, line: Line, manner: Manner, heard: list[NDArray[Any]], random:
     Raises:
         ClientError, grpc.RpcError: the server refused or failed.
     """
-    voice = line.voice.id if manner.named else line.voice
+    voice = line.voice.id if manner.named and line.voice is not None else line.voice
     if manner.whole:
         with RawStream(url) as stream:
             stream.send(
@@ -214,7 +217,8 @@ class Soak:
         self._plan = plan
         self._url = url
         self._lines = lines
-        self._deck = Deck(Random(f"{plan.seed} misdeeds"))
+        codec = all(line.voice is None for line in lines)
+        self._deck = Deck(misdeeds(codec=codec), Random(f"{plan.seed} misdeeds"))
         self._ends_at = time.monotonic() + 60 * plan.minutes
 
     def run(self) -> None:
@@ -262,7 +266,7 @@ class Soak:
             raise WrongAnswerError(fault)
         with self.books.lock:
             self.books.spoken += 1
-            self.books.audio_seconds += len(line.audio) / SAMPLE_RATE
+            self.books.audio_seconds += line.seconds
 
     def _problem(self, client: int, doing: str, what: str) -> None:
         with self.books.lock:
@@ -285,8 +289,9 @@ def soak(plan: Plan, folder: Path) -> dict[str, Any]:
     """
     config, log_file = folder / "server.yaml", folder / "triton.log"
     config.write_text(SETTINGS.format(streams=plan.clients, idle=IDLE_SECONDS))
-    lines = make_lines(TINY)
-    with TritonServer(TINY, config=config, ports=Ports.free(), log_file=log_file) as server:
+    model = model_folder(plan.model, folder)
+    lines = make_lines(model)
+    with TritonServer(model, config=config, ports=Ports.free(), log_file=log_file) as server:
         watch = Watch(server)
         clients = Soak(plan, server.grpc_url, lines)
         watch.start()
@@ -439,12 +444,13 @@ def main() -> None:
     )
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--clients", type=int, default=14)
+    parser.add_argument("--model", choices=MODELS, default=MODELS[0])
     parser.add_argument(
         "--seed", type=int, default=random.randrange(2**32), help="random by default"
     )
-    parser.add_argument("--name", default="soak", help="name of the result file")
+    parser.add_argument("--name", help="name of the result file; by default of the model")
     options = parser.parse_args()
-    plan = Plan(options.minutes, options.clients, options.seed)
+    plan = Plan(options.minutes, options.clients, options.seed, options.model)
     print(f"seed {plan.seed}", flush=True)
     facts = describe()
     operations = run_operations(plan)
@@ -453,7 +459,8 @@ def main() -> None:
     result["operations"] = operations
     result["problems"] += [f"operations: {problem}" for problem in operations["problems"]]
     print(summary(result))
-    save(options.name, {**facts, **result})
+    default = "soak" if plan.model == MODELS[0] else f"soak_{plan.model}"
+    save(options.name or default, {**facts, **result})
     if result["problems"]:
         sys.exit(
             "\n".join(

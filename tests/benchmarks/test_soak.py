@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from benchmarks.soak.run import Plan, soak
 
@@ -11,12 +14,13 @@ from benchmarks.soak.run import Plan, soak
 PLAN = Plan(minutes=1 / 3, clients=12, seed=209)
 
 
-def test_some_seconds_among_misbehaving_clients(tmp_path: Path) -> None:
+@pytest.mark.parametrize("model", ["cosyvoice3", pytest.param("mimi", marks=pytest.mark.slow)])
+def test_some_seconds_among_misbehaving_clients(tmp_path: Path, model: str) -> None:
     """Well-behaved clients lose no sample, and no state is left behind.
 
     The check of memory growth needs a longer run.
     """
-    result = soak(PLAN, tmp_path)
+    result = soak(replace(PLAN, model=model), tmp_path)
     assert result["problems"] == [], f"{PLAN}"
     assert result["misbehaved"].keys() == {"cancel", "vanish", "stall", "garbage"}
     assert result["behaved"]["utterances"] > 0
