@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
 from tests.support.codec_models import WRITERS
+from token2wav.families import read_config
+from token2wav.families.moss.config import TransformerPart
 
 QWEN3_TTS = {
     "codebook_size": 2048,
@@ -76,6 +81,33 @@ SIZES: dict[str, dict[str, Any]] = {
     "higgs": HIGGS,
     "snac": SNAC,
 }
+
+
+def moss_sizes() -> dict[str, Any]:
+    """Returns the published sizes of the MOSS Audio Tokenizer, which this library has as defaults.
+
+    They are no part of `SIZES`: the weights have 3.5 GB.
+    """
+    with TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(
+            json.dumps({"model_type": "moss-audio-tokenizer"})
+        )
+        config: Any = read_config(Path(folder))
+    sizes = config.sizes
+    parts = [
+        {
+            "module_type": "Transformer"
+            if isinstance(part, TransformerPart)
+            else "PatchedPretransform",
+            **asdict(part),
+        }
+        for part in sizes.parts
+    ]
+    return {
+        "causal_transformer_context_duration": sizes.context_duration,
+        "quantizer_kwargs": asdict(sizes.quantizer),
+        "decoder_kwargs": parts,
+    }
 
 
 def write_codec(name: str, folder: Path) -> Path:

@@ -6,8 +6,9 @@ one new frame of codes of every stream, or for DAC a block of 4 frames, and retu
 Decoders with symmetric convolutions (DAC, Higgs Audio, SNAC) hold back the audio that later frames
 change. Public decoders without a state recompute: `qwen-tts` decodes the last 25 frames again, as
 its `chunked_decode` does; `snac` decodes the last 5, as few as give the same audio; `transformers`
-and NeMo decode the whole prefix again. `moshi` keeps a state itself. All contestants compute their
-streams as one batch; the comparison takes the public code's streams in turns where that is faster.
+and NeMo decode the whole prefix again. `moshi` and `moss-tts-lite` keep a state themselves. All
+contestants compute their streams as one batch, except that `moss-tts-lite` computes them in turns.
+For the others the comparison takes the public code's streams in turns where that is faster.
 Sizes are the published ones, and weights are random: speed does not depend on training. The
 measurement runs in the environment that `scripts/golden_codecs.py` describes, with this project's
 requirements; the plot, in the environment of this project:
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import json
 import statistics
 import tempfile
@@ -45,14 +47,17 @@ from benchmarks.codec_models import (
     QWEN3_OMNI,
     QWEN3_TTS,
     SNAC,
+    moss_sizes,
 )
 from benchmarks.environment import RESULTS, describe, save
 from scripts import golden_codecs as public
 from scripts import golden_dac as public_dac
+from scripts import golden_moss as public_moss
 from tests.support import (
     dac_model,
     mimi_model,
     moshi_model,
+    moss_model,
     nanocodec_model,
     qwen3_model,
     snac_model,
@@ -61,7 +66,7 @@ from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.families.dac.config import DacSizes, DecoderSizes
 from token2wav.voice import voice_for
 
-_PACKAGES = ("qwen-tts-compat", "transformers", "moshi", "nemo-toolkit", "snac")
+_PACKAGES = ("qwen-tts-compat", "transformers", "moshi", "nemo-toolkit", "snac", "moss-tts-lite")
 _CONTEXT = 25  # frames that `chunked_decode` of qwen-tts decodes again
 _SNAC_CONTEXT = 5  # the reach of SNAC's decoder to both sides, in frames
 _PLOTS_PER_ROW = 4
@@ -69,6 +74,7 @@ _COMPARED = 30  # number of calls of which the audio is compared
 _POSITIONS = {1: (0, 25, 125), 8: (0, 25), 32: (0, 25)}  # calls before the timed ones, by streams
 _REPEATS = {1: 5, 8: 3, 32: 2}  # calls that are timed at a position, by streams
 
+_MOSS_FRAME = 1920  # samples of a frame
 _SNAC_FRAME = 2048  # samples of a frame of seven codes
 _SNAC_ORDER = [[0], [1, 4], [2, 3, 5, 6]]  # codes of a frame, by codebook
 
@@ -147,6 +153,32 @@ class Moshi(Contestant):
         codes = self._codes[index, :, None].expand(self._streams, -1, -1)
         audio: Audio = self._model.decode(codes)[0, 0].numpy()
         return audio
+
+
+class MossLite(Contestant):
+    """Streamers of `moss-tts-lite`, which keep a state. Each of them computes one stream.
+
+    Args:
+        decoder: decoder of the package. Its copies share the weights.
+        codes: (frames, codebooks).
+    """
+
+    def __init__(self, decoder: Any, codes: torch.Tensor) -> None:
+        self._decoder, self._codes, self._streamers = decoder, codes, list[Any]()
+
+    def start(self, streams: int) -> None:
+        from moss_tts_lite.codec import MossCodecStreamer  # type: ignore[import-not-found]
+
+        self._streamers = []
+        for _ in range(streams):
+            decoder = copy.copy(self._decoder)
+            decoder.stages = [copy.copy(stage) for stage in decoder.stages]
+            self._streamers.append(MossCodecStreamer(decoder, chunk_duration=_MOSS_FRAME / 24000))
+
+    def frame(self, index: int) -> Audio:
+        codes = self._codes[index : index + 1]
+        audio: list[Audio] = [streamer.push(codes) for streamer in self._streamers]
+        return audio[0]
 
 
 class Ours(Contestant):
@@ -277,6 +309,9 @@ def matches() -> list[Match]:
         held = DecoderSizes(downsampling_ratios=(2, 4, 8, 8)).output_delay
         return Recomputing(decode, codes, _SNAC_FRAME, _SNAC_CONTEXT, held=held)
 
+    def moss(codes: torch.Tensor) -> Contestant:
+        return MossLite(public_moss.public_decoder(moss_sizes()), codes)
+
     qwen3 = (16, 2048)
     mimi = (8, 2048)
     return [
@@ -297,6 +332,10 @@ def matches() -> list[Match]:
             *("SNAC", "snac", SNAC, 7, 4096),
             *(snac, _write_snac),
             frame_seconds=_SNAC_FRAME / 24000,
+        ),
+        Match(
+            *("MOSS", "moss-tts-lite", moss_sizes(), 32, 1024),
+            *(moss, moss_model.write_model),
         ),
     ]
 
