@@ -99,7 +99,7 @@ def moss_sizes() -> dict[str, Any]:
             "module_type": "Transformer"
             if isinstance(part, TransformerPart)
             else "PatchedPretransform",
-            **asdict(part),
+            **{name: value for name, value in asdict(part).items() if value is not None},
         }
         for part in sizes.parts
     ]
