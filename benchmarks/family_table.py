@@ -4,8 +4,8 @@ The table is computed from the configurations, and from the states that the netw
 
     .venv/bin/python -m benchmarks.family_table
 
-It has one column that is measured, from `benchmarks/results/codec_peers.json`. The lines of other
-servers were counted by hand (`benchmarks/results/README.md`).
+It has one column that is measured, from `codec_peers.json` and `peers.json` in
+`benchmarks/results`. The lines of other servers were counted by hand (the README there).
 """
 
 from __future__ import annotations
@@ -46,6 +46,14 @@ _OTHERS = {
     "DAC": ("658", "-"),
     "Higgs Audio": ("1,049", "1,286"),
     "MOSS": ("6,385", "2,483"),
+}
+
+
+# Names of flows in `peers.json`.
+_IN_PEERS = {
+    "CosyVoice2": "cosyvoice2",
+    "Step-Audio2, MiniCPM-o": "stepaudio2",
+    "Chatterbox": "chatterbox",
 }
 
 
@@ -114,21 +122,32 @@ def first_tokens(config: ModelConfig) -> int:
     """Returns the number of tokens that must arrive before the first audio."""
     if "flow" not in config.stages:
         return config.hops(_STREAM)[0]
-    early = _STREAM.first_tokens if config.speaks_early else config.hops(_STREAM)[0]
-    return early + config.lookahead_tokens
+    if config.speaks_early:
+        return _STREAM.first_tokens + min(_STREAM.first_lookahead_tokens, config.lookahead_tokens)
+    return config.hops(_STREAM)[0] + config.lookahead_tokens
 
 
 def streams_in_real_time(name: str) -> str:
     """Returns the measured number of streams that 2 cores keep at pace, from the batch with the
     highest throughput; a dash if the family was not measured.
     """
-    runs = json.loads((RESULTS / "codec_peers.json").read_text())["runs"]
+    codecs, flows = (
+        json.loads((RESULTS / file).read_text())["runs"]
+        for file in ("codec_peers.json", "peers.json")
+    )
     found = [
         row["ours_audio_seconds_per_second"]
-        for run in runs
+        for run in codecs
         if run["family"] == name
         for row in run["rows"]
         if row["frames_before"]
+    ]
+    found += [
+        row["streams"] / row["ours_s"][0]  # the time of one second of audio of each stream
+        for run in flows
+        if run["family"] == _IN_PEERS.get(name)
+        for row in run["rows"]
+        if row["position_s"]
     ]
     return f"{max(found):.3g}" if found else "-"
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -54,9 +55,10 @@ from token2wav_voice.features import prompt_mel
 RECORDINGS = ROOT / "out" / "quality"
 WINDOWS = (1, 2, 4, 8)
 STEPS = (10, 5, 3, 2)  # the model's own number is left out
-FIRST_TOKENS = (0, 6, 8, 10, 12, 16, 25)
-PACES = (25, 100)  # tokens per second
-WHOLE_BLOCKS = f"first_tokens 0, {PACES[0]} tokens/s"
+FIRST_TOKENS = (6, 8)
+FIRST_LOOKAHEADS = (1, 3)
+PACE = 25  # tokens per second; at a higher pace less of the audio is provisional
+WHOLE_BLOCKS = f"whole blocks, {PACE} tokens/s"
 ORIGINAL, VOCODED, WHOLE = "recording", "mel of the recording", "whole sequence"
 
 Speak = Callable[["Sentence"], list[Signal]]  # returns the audio of every chunk
@@ -173,10 +175,12 @@ def early(folder: Path, prompt: PromptVoice) -> Iterator[tuple[str, Speak]]:
     """
     voice = Voice(prompt.prompt_tokens, prompt.prompt_mel, prompt.speaker_embedding)
     yield ORIGINAL, lambda sentence: [sentence.recording]
-    for pace in PACES:
-        for count in FIRST_TOKENS:
-            model = _load(folder, StreamConfig(first_tokens=count))
-            yield f"first_tokens {count}, {pace} tokens/s", partial(_paced, model, voice, pace)
+    whole = _load(folder, StreamConfig(first_tokens=0))
+    yield WHOLE_BLOCKS, partial(_paced, whole, voice, PACE)
+    for count, lookahead in itertools.product(FIRST_TOKENS, FIRST_LOOKAHEADS):
+        stream = StreamConfig(first_tokens=count, first_lookahead_tokens=lookahead)
+        name = f"first_tokens {count}, look-ahead {lookahead}, {PACE} tokens/s"
+        yield name, partial(_paced, _load(folder, stream), voice, PACE)
 
 
 def codec_ways(folder: Path) -> Iterator[tuple[str, Speak]]:

@@ -32,16 +32,19 @@ def test_omitted_keys_have_defaults(tmp_path: Path, text: str) -> None:
 
 def test_defaults_equal_the_public_streaming_loop() -> None:
     defaults = ServerConfig()
-    assert defaults.stream == StreamConfig(8, 0, None, (), reference=False)
+    assert defaults.stream == StreamConfig(
+        first_tokens=8, first_lookahead_tokens=1, max_hop_tokens=0, left_blocks=None, steps=()
+    )
     assert HopSchedule.of(defaults.stream, CosyVoice3Config.read(TINY)) == HopSchedule(
-        25, 100, 25, 8
+        25, 100, 25, first_tokens=8, first_lookahead=1
     )
     assert defaults.runtime == RuntimeConfig("auto", "auto", "", "auto", 0)
     assert defaults.limits.streams > 1
 
 
 FULL = """
-stream: {first_tokens: 12, max_hop_tokens: 200, left_blocks: 8, steps: [10, 4], hold_frames: 8, \
+stream: {first_tokens: 12, first_lookahead_tokens: 2, max_hop_tokens: 200, left_blocks: 8, \
+steps: [10, 4], hold_frames: 8, \
 decoder_noise: false, trim_silence_ms: 200,
          reference: true}
 runtime: {device: "cuda:1", backend: torch, engines: made, precision: float16, workers: 3, \
@@ -62,7 +65,7 @@ def test_a_full_file_sets_everything(tmp_path: Path) -> None:
     config = load_server_config(written(tmp_path, FULL))
     assert config == ServerConfig(
         StreamConfig(
-            *(12, 200, 8),
+            *(12, 2, 200, 8),
             steps=(10, 4),
             hold_frames=8,
             decoder_noise=False,
@@ -107,7 +110,7 @@ def test_whole_floats_pass_as_integers_and_integers_as_floats(tmp_path: Path) ->
 BAD = table(
     r"""
 streams: {} | unknown key 'streams'; expected one of stream, runtime, limits
-stream: {hops: fixed} | stream: unknown key 'hops'; expected one of first_tokens, max_hop_tokens
+stream: {hops: fixed} | stream: unknown key 'hops'; expected one of first_tokens,
 1: 2 | unknown key
 - stream | expected a mapping, got list
 stream | expected a mapping, got str

@@ -96,7 +96,7 @@ def test_provisional_first_audio_leaves_no_trace_in_later_blocks(folder: Path, p
     schedule = HopSchedule.of(StreamConfig(), model.config)
     chunker, handle = Chunker(voice.prompt_tokens, model.config, schedule), flow.open(voice)
     mels, provisional = [], 0
-    for portion in np.split(tokens, [10, 11, 40]):
+    for portion in np.split(tokens, [8, 9, 40]):
         chunker.push(portion, end=chunker.new_tokens >= 40)
         while (chunk := chunker.next_chunk) is not None:
             [mel] = flow.advance([(handle, chunk)])

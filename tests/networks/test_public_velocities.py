@@ -65,9 +65,9 @@ def test_public_conditions_and_velocities(family: str, kind: str, block: int, si
     flow = networks(golden, kind)
     tokens = torch.cat((golden["prompt_token"], golden["token"]))
     attention = SequenceAttention(BlockGrid(block) if block else None)
-    mu = flow["encoder_proj"](
-        flow["encoder"](flow["input_embedding"](tokens[None]), attention)
-    ).transpose(1, 2)
+    encoder: Any = flow["encoder"]
+    embedded = encoder.embed(flow["input_embedding"](tokens[None]))
+    mu = flow["encoder_proj"](encoder(embedded, attention)).transpose(1, 2)
     torch.testing.assert_close(mu[0], golden[f"mu_{kind}"], atol=TOLERANCE, rtol=0)
     prompt = golden["prompt_feat"].T[None]
     cond = F.pad(prompt, (0, mu.shape[2] - prompt.shape[2]))

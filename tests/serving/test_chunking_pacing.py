@@ -16,7 +16,7 @@ from token2wav.serving.clocks import Arrivals, Load, Playback
 
 FLOW = CosyVoice3Config.read(TINY)
 GROWING, _, WAITING, EARLY = policies(FLOW).values()
-FIRST, LOOKAHEAD = StreamConfig().first_tokens, 3
+FIRST, LOOKAHEAD = StreamConfig().first_tokens, StreamConfig().first_lookahead_tokens
 
 
 @pytest.mark.parametrize("pattern", ["steady", "messages of 5"])
@@ -45,7 +45,7 @@ def test_tokens_that_come_fast_are_spoken_early_once_and_then_in_hops_that_grow(
 ) -> None:
     heard = replay(EARLY, FLOW, pace)
     assert heard.provisional <= 0.06  # the first 12 of 250 tokens, or two more
-    assert heard.chunks <= 7
+    assert heard.chunks <= 8
     assert replay(WAITING, FLOW, pace).chunks <= 5
 
 
@@ -99,7 +99,7 @@ def test_a_piece_that_waited_for_a_worker_becomes_the_block_that_is_complete_by_
     chunker, _ = chunker_of(Clock())
     chunker.push(tokens(15))
     assert chunker.next_chunk is not None
-    assert chunker.next_chunk.stop == 87
+    assert chunker.next_chunk.stop == 89
     chunker.push(tokens(13))
     chunker.decide()
     assert (chunker.next_chunk.stop, chunker.next_chunk.provisional) == (100, False)

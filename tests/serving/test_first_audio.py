@@ -16,10 +16,11 @@ from tests.support.stages import two_stages
 from tests.support.utterances import Mel, a_voice, off, portions, some_tokens
 from token2wav import StreamConfig, Token2Wav
 from token2wav.cache.paged_kv_cache import Storage
-from token2wav.execution.stages import FlowStage
+from token2wav.execution.stages import FlowStage, TokenChunk
+from token2wav.networks.lookahead import NO_TOKEN
 from token2wav.serving.chunking import Chunker, HopSchedule
 
-LOOKAHEAD = 3
+LOOKAHEAD, FIRST_LOOKAHEAD = 3, 1
 BLOCK = 25
 FIRST_TOKENS = [5, 6, 8, 10, 12, 16, 25, 40]
 PROMPTS = [0, 1, 24, 25, 30, 75, 99]
@@ -57,7 +58,7 @@ def provisional_frames(stream: FlowStream, prompt: int) -> int:
 
 @pytest.mark.parametrize("prompt", PROMPTS)
 @pytest.mark.parametrize("first_tokens", FIRST_TOKENS)
-def test_first_audio_comes_with_the_token_that_completes_the_lookahead(
+def test_first_audio_comes_with_the_token_that_completes_the_first_lookahead(
     parts: Parts, prompt: int, first_tokens: int
 ) -> None:
     config = parts.config
@@ -67,12 +68,19 @@ def test_first_audio_comes_with_the_token_that_completes_the_lookahead(
     first = min(prompt + first_tokens, config.grid(prompt).first_boundary + schedule.first)
     while chunker.next_chunk is None:
         chunker.push(some_tokens(1))
-    assert chunker.received == first + LOOKAHEAD
-    assert (chunker.next_chunk.stop, chunker.next_chunk.start + chunker.next_chunk.skip) == (
-        first,
-        prompt,
-    )
-    assert chunker.next_chunk.provisional == bool(first % BLOCK)
+    chunk = chunker.next_chunk
+    assert chunk.start + chunk.skip == prompt
+    if chunk.provisional:
+        # A chunk that ends shortly after a block waits until the block is complete.
+        after_block = first % BLOCK < LOOKAHEAD - FIRST_LOOKAHEAD + 1
+        assert chunk.stop == first or (after_block and first < chunk.stop < first + LOOKAHEAD)
+        assert chunker.received == chunk.stop + FIRST_LOOKAHEAD
+        absent = LOOKAHEAD - FIRST_LOOKAHEAD
+        assert (chunk.tokens[-absent:] == NO_TOKEN).all()
+        assert (chunk.tokens[:-absent] >= 0).all()
+    else:
+        assert chunk.stop == first
+        assert chunker.received == first + LOOKAHEAD
 
 
 @given(
@@ -122,9 +130,21 @@ def test_a_whole_block_does_not_depend_on_earlier_provisional_chunks(
         for sizes in ([15, 20], [50])
     )
     exact = provisional_frames(early, 75)
-    assert exact == 24
+    assert exact == 28
     assert provisional_frames(late, 75) == 0
     assert np.array_equal(early.mel[:, exact:], late.mel[:, exact:])
+
+
+def test_lookahead_that_has_not_arrived_is_silent_as_after_the_end(parts: Parts) -> None:
+    """A provisional chunk without any look-ahead has the mel of an utterance that ends there."""
+    engine, tokens = parts.incremental(), some_tokens(10)
+    absent = np.full(LOOKAHEAD, NO_TOKEN, np.int32)
+    early = TokenChunk(np.concatenate((tokens, absent)), 0, 10, last=False, provisional=True)
+    handle = engine.open(a_voice(0))
+    [mel] = engine.advance([(handle, early)])
+    [ended] = engine.advance([(handle, TokenChunk(tokens, 0, 10, last=True))])
+    engine.close(handle)
+    assert off(mel.numpy(), ended.numpy()) <= MEL
 
 
 def test_streams_in_a_batch_equal_streams_alone(parts: Parts) -> None:

@@ -40,6 +40,10 @@ class StreamConfig:
             first audio, before its attention block is complete; at least 5. 0 waits for whole
             blocks. Audio of an incomplete block differs a little from the audio of the whole
             utterance.
+        first_lookahead_tokens: number of tokens after the first audio that must have arrived, if
+            the audio ends inside a block. The look-ahead of the model, which all later audio needs,
+            is the upper limit. With fewer tokens the first audio comes earlier, and its last frames
+            differ more from the audio of the whole utterance.
         max_hop_tokens: largest hop, a multiple of the attention block. A hop is the usual number of
             new tokens in a chunk. Hops double from chunk to chunk, as long as the listener has
             enough audio to wait for the tokens. 0 takes the value of the model, four blocks for
@@ -69,6 +73,7 @@ class StreamConfig:
     """
 
     first_tokens: Annotated[int, Bounds(0, 1000)] = 8
+    first_lookahead_tokens: Annotated[int, Bounds(1, 1000)] = 1
     max_hop_tokens: Annotated[int, Bounds(0, 100_000)] = 0
     left_blocks: Annotated[int | None, Bounds(-1, 1_000_000)] = None
     steps: Annotated[tuple[Steps, ...], Length(MOST_STEPS)] = ()

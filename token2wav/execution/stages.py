@@ -40,7 +40,8 @@ class TokenChunk:
     Attributes:
         tokens: (stop - start + right, *token_shape) int32, or float32 if the model takes latents:
             the tokens of the chunk, and then `right` tokens of look-ahead. There is no look-ahead
-            if `last`. Up to `ModelConfig.ahead_tokens` tokens may follow.
+            if `last`. Up to `ModelConfig.ahead_tokens` tokens may follow. In a provisional chunk
+            `NO_TOKEN` stands for look-ahead that has not arrived.
         start: position of the first token of the chunk. It is the `stop` of the previous chunk that
             was not provisional. The first chunk starts after the shared prefix of the voice.
         stop: position after the last token of the chunk. A block ends there, unless the chunk is

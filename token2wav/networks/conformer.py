@@ -165,7 +165,7 @@ class Conformer(nn.Module):
         """Encodes whole sequences, or the next chunk of streams with the same result.
 
         Args:
-            x: (B, n + right, size) embedded tokens. `right` is the look-ahead, or 0 if `last`.
+            x: (B, n + right, size) outputs of `embed`. `right` is the look-ahead, or 0 if `last`.
             attention: attention of the layers.
             step: state of the convolutions of the streams; `OFFLINE` for whole sequences.
             last: whether the streams end with x. Zeros then replace the look-ahead.
@@ -173,7 +173,7 @@ class Conformer(nn.Module):
         Returns:
             (B, RATIO * n, size) hidden vectors.
         """
-        x = self.pre_lookahead_layer(self.embed(x), step, last=last)
+        x = self.pre_lookahead_layer(x, step, last=last)
         return self.encode(x, attention, step)
 
     def encode(

@@ -4,11 +4,33 @@ CosyVoice3).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from token2wav.networks.streaming import OFFLINE, StreamStep, causal_conv
+
+NO_TOKEN = -1  # in the place of a token that has not arrived
+
+
+def embed_tokens(
+    embed: Callable[[torch.Tensor], torch.Tensor], tokens: torch.Tensor, codebooks: int = 0
+) -> torch.Tensor:
+    """Embeds tokens for the look-ahead layer.
+
+    Args:
+        embed: function from integers like `tokens` to embeddings (..., C).
+        tokens: (...) integers, or (..., codebooks). The embedding of `NO_TOKEN` is zero, as after
+            the end of an utterance.
+        codebooks: number of codes of a token; 0 if a token is one integer.
+
+    Returns:
+        (..., C) embeddings.
+    """
+    absent = (tokens.select(-1, 0) if codebooks else tokens) < 0
+    return embed(tokens.clamp(min=0)).masked_fill_(absent[..., None], 0.0)
 
 
 class PreLookahead(nn.Module):

@@ -12,6 +12,7 @@ from token2wav.config import StreamConfig
 from token2wav.errors import ConfigError, InputError
 from token2wav.execution.stages import TokenChunk
 from token2wav.model_config import ModelConfig
+from token2wav.networks.lookahead import NO_TOKEN
 from token2wav.serving.clocks import Arrivals, Load, Playback
 from token2wav.voice import check_vocabulary, latent_array, token_array
 
@@ -36,6 +37,9 @@ class HopSchedule:
             except the last chunk and provisional chunks.
         first_tokens: number of new tokens, look-ahead not counted, after which a stream may send
             audio of an incomplete block; 0 to wait for whole blocks.
+        first_lookahead: number of tokens of look-ahead that must have arrived for the first audio,
+            if it is of an incomplete block; at least 1. All other audio needs the look-ahead of the
+            model.
         adaptive: whether a hop may be shortened when the listener runs out of audio. False if the
             audio of the model depends on where chunks end.
     """
@@ -44,6 +48,7 @@ class HopSchedule:
     longest: int
     block: int
     first_tokens: int = 0
+    first_lookahead: int = 1
     adaptive: bool = True
 
     def __post_init__(self) -> None:
@@ -61,7 +66,13 @@ class HopSchedule:
     def of(cls, stream: StreamConfig, config: ModelConfig) -> HopSchedule:
         adaptive = not config.fixed_hops and not stream.reference
         first_tokens = stream.first_tokens if adaptive and config.speaks_early else 0
-        return cls(*config.hops(stream), config.block_tokens, first_tokens, adaptive)
+        return cls(
+            *config.hops(stream),
+            config.block_tokens,
+            first_tokens,
+            stream.first_lookahead_tokens,
+            adaptive,
+        )
 
     def hop(self, index: int) -> int:
         """Returns the hop of a chunk after the first chunk.
@@ -214,7 +225,9 @@ class Chunker:
         utterance.
         """
         chunk = self.next_chunk
-        return chunk is None or chunk.last or received < chunk.stop + self._config.lookahead_tokens
+        if chunk is None or chunk.last:
+            return True
+        return received < chunk.stop + self._lookahead(provisional=chunk.provisional)
 
     def decide(self) -> None:
         """Decides about the next chunk, if there is none yet, or if it is provisional.
@@ -244,13 +257,16 @@ class Chunker:
         if self.ended:
             return self.received
         blocks = self._grid.complete_stop(available)
-        # A provisional chunk leaves at least one token for the last chunk of the utterance.
-        partial_stop = min(available, self.received - 1)
+        # A provisional chunk leaves one token or more of its block for the chunk that completes the
+        # block, and one for the last chunk of the utterance.
+        partial_stop = min(
+            self.received - max(1, self._lookahead(provisional=True)), blocks + schedule.block - 1
+        )
         if not self._heard:
             first = self.spoken + schedule.first_tokens
             if (
                 not schedule.first_tokens
-                or available < first
+                or max(blocks, partial_stop) < first
                 or not self._load.try_admit_early(self)
             ):
                 return None
@@ -276,6 +292,13 @@ class Chunker:
         )
         return partial_stop if spare < soon and self._load.try_admit_early(self) else None
 
+    def _lookahead(self, *, provisional: bool) -> int:
+        """Returns the number of look-ahead tokens that the next chunk needs."""
+        lookahead = self._config.lookahead_tokens
+        if provisional and not self._heard:
+            return min(lookahead, self._schedule.first_lookahead)
+        return lookahead
+
     def _seconds_to_compute(self, tokens: int) -> float:
         """Estimates the seconds from the decision about a chunk of `tokens` tokens to its end.
 
@@ -298,10 +321,11 @@ class Chunker:
         right = 0 if last else self._config.lookahead_tokens + self._config.ahead_tokens
         end = min(stop + right, self.received)
         tokens = self._tokens[self._start - self._first : end - self._first].copy()
-        skip, provisional = (
-            max(0, self.spoken - self._start),
-            not last and stop != self._grid.complete_stop(stop),
-        )
+        skip = max(0, self.spoken - self._start)
+        provisional = not last and stop != self._grid.complete_stop(stop)
+        if provisional and (missing := stop + self._config.lookahead_tokens - end) > 0:
+            absent = np.full((missing, *tokens.shape[1:]), NO_TOKEN, tokens.dtype)
+            tokens = np.concatenate((tokens, absent))
         return TokenChunk(tokens, self._start, stop, last, skip, provisional)
 
     def _append(self, tokens: NDArray[Any]) -> None:

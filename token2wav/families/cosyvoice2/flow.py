@@ -23,6 +23,7 @@ from token2wav.networks.conformer import (
     SequenceAttention,
 )
 from token2wav.networks.estimator import Estimator
+from token2wav.networks.lookahead import embed_tokens
 from token2wav.networks.staging import to_device
 from token2wav.networks.streaming import (
     OFFLINE,
@@ -132,14 +133,15 @@ class Flow(FlowNetwork[EstimatorT]):
         self, tokens: torch.Tensor, step: StreamStep, attention: ConformerAttention
     ) -> torch.Tensor:
         """Computes the conditions (rows, bands, frames) of blocks; see `BlockEncoder`."""
-        embedded = self.encoder.embed(self.input_embedding(tokens.clamp(min=0)))
-        x = embedded.masked_fill_((tokens < 0)[..., None], 0.0)
-        x = self.encoder.pre_lookahead_layer(x, step, last=False)
-        return self.encoder_proj(self.encoder.encode(x, attention, step)).transpose(1, 2)
+        x = embed_tokens(self._embed, tokens)
+        return self.encoder_proj(self.encoder(x, attention, step, last=False)).transpose(1, 2)
 
     def _embedded(self, tokens: NDArray[np.int32]) -> torch.Tensor:
         """Embeds tokens (n,) to (1, n, size)."""
-        return self.input_embedding(to_device(tokens[None], self.device))
+        return embed_tokens(self._embed, to_device(tokens[None], self.device))
+
+    def _embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.encoder.embed(self.input_embedding(tokens))
 
 
 def cosyvoice2_flow(config: FlowConfig[UNetConfig], *, mean_flow: bool = False) -> Flow[UNet]:

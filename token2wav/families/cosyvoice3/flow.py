@@ -14,7 +14,7 @@ from token2wav.families.cosyvoice3.config import FlowConfig
 from token2wav.networks.conformer import ConformerAttention
 from token2wav.networks.dit import DiT
 from token2wav.networks.grouping import map_grouped
-from token2wav.networks.lookahead import PreLookahead
+from token2wav.networks.lookahead import PreLookahead, embed_tokens
 from token2wav.networks.staging import to_device
 from token2wav.networks.streaming import OFFLINE, StreamStep
 
@@ -90,7 +90,9 @@ class Flow(FlowNetwork[DiT]):
         Returns:
             mu, (B, mel_bands, ratio * n).
         """
-        return self._conditions(self.input_embedding(tokens), step, last=last)
+        # Only look-ahead can be missing.
+        embedded = self._embedded(tokens) if self.lookahead else self.input_embedding(tokens)
+        return self._conditions(embedded, step, last=last)
 
     def encode_blocks(
         self, tokens: torch.Tensor, step: StreamStep, attention: ConformerAttention
@@ -98,9 +100,11 @@ class Flow(FlowNetwork[DiT]):
         """Computes the conditions (rows, bands, frames) of blocks; see `BlockEncoder`. The encoder
         has no attention.
         """
-        absent = tokens.select(2, 0) < 0 if self.token_shape else tokens < 0
-        embedded = self.input_embedding(tokens.clamp(min=0))
-        return self._conditions(embedded.masked_fill_(absent[..., None], 0.0), step, last=False)
+        return self._conditions(self._embedded(tokens), step, last=False)
+
+    def _embedded(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Embeds tokens (B, n), or (B, n, codebooks), to (B, n, C)."""
+        return embed_tokens(self.input_embedding, tokens, *self.token_shape)
 
     def _conditions(self, hidden: torch.Tensor, step: StreamStep, *, last: bool) -> torch.Tensor:
         """Computes conditions from embedded tokens (B, n + right, C)."""

@@ -42,10 +42,7 @@ class StepAudioFlow(Flow[StepAudioDiT]):
             parts.append((self._with_silence(chunk.tokens[:prompt]), False))
         if chunk.stop > given.grid.prompt:
             parts.append((chunk.tokens[prompt:], chunk.last))
-        seen_ahead = [
-            layer(self.encoder.embed(self._embedded(tokens)), step, last=last)
-            for tokens, last in parts
-        ]
+        seen_ahead = [layer(self._embedded(tokens), step, last=last) for tokens, last in parts]
         attention = SequenceAttention(given.grid, given.context)
         hidden = self.encoder.encode(torch.cat(seen_ahead, dim=1), attention, step)
         return self.encoder_proj(hidden)[0].T
