@@ -65,11 +65,11 @@ class Clock:
 
 
 def chunker_of(
-    clock: Clock, first_tokens: int = FIRST, load: Load | None = None
+    clock: Clock, first_tokens: int = FIRST, load: Load | None = None, prompt: int = 75
 ) -> tuple[Chunker, Playback]:
     playback = Playback(clock, BUFFER_S)
     schedule = HopSchedule.of(StreamConfig(first_tokens=first_tokens), FLOW)
-    return Chunker(np.zeros(75, np.int32), FLOW, schedule, playback, load), playback
+    return Chunker(np.zeros(prompt, np.int32), FLOW, schedule, playback, load), playback
 
 
 def tokens(count: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
@@ -93,6 +93,24 @@ def test_a_hop_is_cut_down_when_the_tokens_for_more_do_not_come() -> None:
     chunker.decide()
     assert chunker.next_chunk is not None
     assert (chunker.next_chunk.start, chunker.next_chunk.stop) == (100, 125)
+
+
+def test_a_longer_hop_takes_more_time_than_the_latest_chunk() -> None:
+    clock = Clock()
+    chunker, playback = chunker_of(clock, first_tokens=0, prompt=0)
+    chunker.push(tokens(28))
+    clock.now = 0.2  # the time of a chunk of 25 tokens
+    playback.sent(0.92)
+    chunker.computed()
+    clock.now = 0.5
+    chunker.push(tokens(30))
+    assert chunker.next_chunk is None
+    # 0.77 s of audio are left. The hop of 50 tokens would be complete in 0.37 s, and would take
+    # 0.4 s to compute. It would be in time if it took 0.2 s.
+    clock.now = 0.55
+    chunker.decide()
+    assert chunker.next_chunk is not None
+    assert (chunker.next_chunk.start, chunker.next_chunk.stop) == (25, 50)
 
 
 def test_a_piece_that_waited_for_a_worker_becomes_the_block_that_is_complete_by_then() -> None:
