@@ -95,6 +95,12 @@ def test_drain(golden: GoldenSet, model: Token2Wav, voice: ClientVoice) -> None:
         assert serving.wait() == 0
 
 
+def take_terminal() -> None:
+    """Makes standard input the controlling terminal of this process, as under a shell."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
+
+
 @contextmanager
 def killed_in_the_end(arguments: list[str], **options: Any) -> Iterator[subprocess.Popen[str]]:
     with subprocess.Popen(arguments, **options) as process:
@@ -116,8 +122,7 @@ def test_a_closed_terminal_drains(golden: GoldenSet, model: Token2Wav, voice: Cl
         stdout=launchers_end,
         stderr=launchers_end,
         start_new_session=True,
-        # its controlling terminal, as under a shell
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        preexec_fn=take_terminal,
     ) as process:
         os.close(launchers_end)
         serving = Serving(process, ports)
