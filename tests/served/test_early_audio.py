@@ -17,7 +17,7 @@ from token2wav import Token2Wav
 from token2wav_client import Client, ClientVoice
 from token2wav_client.stats import ChunkTiming, summarize
 
-FIRST, LOOKAHEAD, HELD_BACK = 8, 3, 1924
+FIRST, LOOKAHEAD, HELD_BACK = 8, 1, 1924
 TOKENS_PER_SECOND = 25
 ATTEMPTS = 3
 # a machine on which a chunk of the tiny model takes this long makes gaps that are not the server's
@@ -26,7 +26,7 @@ BUSY_S = 0.1
 
 @pytest.fixture(scope="module")
 def early(both_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    settings = f"stream: {{first_tokens: {FIRST}}}"
+    settings = f"stream: {{first_tokens: {FIRST}, first_lookahead_tokens: {LOOKAHEAD}}}"
     with Rig.start(TINY, tmp_path_factory.mktemp("early"), settings, both_models) as rig:
         yield rig
         rig.wait_until_empty()

@@ -40,8 +40,8 @@ def test_audio_that_the_vocoder_holds_back_does_not_count_as_sent(
     """`more` seconds are held back, as by a trimming of silence: until they are over, the stream
     counts as unheard.
     """
-    made = accumulator.Accumulator(TINY, ServerConfig())
-    lookahead = made._config.lookahead_tokens
+    config = ServerConfig()
+    made = accumulator.Accumulator(TINY, config)
 
     def message(tokens: int) -> Any:
         return accumulator.TritonRequest(
@@ -55,7 +55,7 @@ def test_audio_that_the_vocoder_holds_back_does_not_count_as_sent(
         )
 
     try:
-        first = message(8 + lookahead)
+        first = message(config.stream.first_tokens + config.stream.first_lookahead_tokens)
         stream = made._open(first, first.options())
         assert stream.held_back == pytest.approx(HELD_BACK_SECONDS)
         stream.held_back += more
