@@ -15,7 +15,7 @@ from tests.docs.markdown import ROOT
 PAGE = ROOT / "docs" / "troubleshooting.md"
 SOURCES = ("token2wav", "client", "exporters", "server")
 SCRIPTS = ("scripts/setup.sh",)
-NUM_CAUSAL_PAGES = ("tests/served/test_faults_shm.py",)
+TEST_FILES = ("tests/served/test_faults_shm.py",)
 VALUE = "\0"  # stands for a value that is formatted into a message
 
 
@@ -40,7 +40,7 @@ def test_there_are_messages() -> None:
 @cache
 def texts() -> frozenset[str]:
     files = [file for folder in SOURCES for file in (ROOT / folder).rglob("*.py")] + [
-        ROOT / name for name in NUM_CAUSAL_PAGES
+        ROOT / name for name in TEST_FILES
     ]
     found = {text for file in files for text in _strings(file)}
     found.update(

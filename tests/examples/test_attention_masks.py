@@ -12,8 +12,8 @@ from tests.families.streamflow.rig import BLOCK_FRAMES, flow_config
 from tests.support.golden import TINY
 from token2wav.families import read_config
 
-# Blocks (first, last) that a frame of block q sees, of which there are n.
-NUM_CAUSAL_PAGES = {
+# First and last block that a frame of block q sees, in a sequence of n blocks.
+VISIBLE_BLOCKS = {
     "full attention: not streaming": lambda q, n: (0, n - 1),
     "static chunks": lambda q, n: (0, q),
     "2 left chunks": lambda q, n: (max(0, q - 2), q),
@@ -36,11 +36,11 @@ def by_hand(seen: object, blocks: int, size: int) -> torch.Tensor:
 
 def test_every_mask_frame_by_frame() -> None:
     pictures, size = masks.every_mask(8), masks.SIZE
-    for title, seen in NUM_CAUSAL_PAGES.items():
+    for title, seen in VISIBLE_BLOCKS.items():
         assert torch.equal(pictures.pop(title), by_hand(seen, 8, size)), title
     [(title, mask)] = pictures.items()
     assert title == "2 left chunks and a prompt of 2"
-    expected = by_hand(NUM_CAUSAL_PAGES["2 left chunks"], 8, size)
+    expected = by_hand(VISIBLE_BLOCKS["2 left chunks"], 8, size)
     for row in range(2 * size, 8 * size):
         expected[row, : 2 * size] = True
     assert torch.equal(mask, expected)
