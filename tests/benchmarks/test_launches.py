@@ -19,7 +19,8 @@ pytest.importorskip("triton")
 # Launches of the first chunk of one stream, at the published sizes. A change that needs more
 # launches raises its number here, with the reason in the message of its commit. A change that needs
 # fewer lowers it, so that it cannot rise again unseen. Then run
-# `.venv/bin/python -m benchmarks.launches --save`, and copy its table into docs/gpu.md.
+# `.venv/bin/python -m benchmarks.launches --save`, and copy its table into the README of
+# benchmarks/results.
 LAUNCHES: dict[str, dict[str, int]] = {
     "CosyVoice3": {"encoder": 34, "outside": 27, "flow": 1711, "vocoder": 61},
     "CosyVoice2": {"encoder": 274, "outside": 27, "flow": 4775, "vocoder": 61},
