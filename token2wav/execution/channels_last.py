@@ -1,12 +1,13 @@
 """HiFT on kernels: every convolution is a matrix product over a signal in a channels-last buffer.
 
-The plan is made of the layers of a network, which stay the reference. Kernel, dilation, stride,
-delay and state of a convolution come from the layer itself. A signal has a halo that is long
-enough for every layer that reads it. So delays (`Delay`) need no code: a reader of a delayed signal
-reads earlier rows.
+The plan is made from the layers of a network, which remains the reference. Kernel, dilation,
+stride, delay and state of a convolution come from its layer. A *signal* is the input of a layer,
+and its *halo* has the last rows of the previous piece (`kernels/convolution.py`). The halo is long
+enough for every layer that reads the signal. So layers that only delay a signal (`Delay`) need no
+code: a reader of a delayed signal reads earlier rows.
 
-A step takes 61 launches for a network of the public size, and their number depends neither on the
-streams nor on their places.
+A step takes 61 launches for a network of the public size, for any number of streams and for any
+places of the pieces in their streams.
 """
 
 from __future__ import annotations
@@ -38,19 +39,26 @@ from token2wav.networks.hift_layers import ResBlock, Snake, UpConv
 from token2wav.networks.streaming import StateSpec, StreamConv, StreamConvTranspose, Streaming
 
 _FRAMES_TILE = 64  # frames, or windows, of a tile
-_BANDS_TILE = 16  # frames of a tile that holds all bands
+_BANDS_TILE = 16  # frames of a tile with all bands
 _SAMPLES_TILE = 1024
 
 
 def history(layer: Streaming, delay: int) -> int:
-    """Returns how many rows before a piece a layer reads of a signal that is late by `delay`."""
+    """Returns the number of rows before a piece that a layer reads.
+
+    The signal of the layer is late by `delay`.
+    """
     kept = layer.state_shape[-1] if layer.state_shape else 0
     return kept + layer.input_delay - delay
 
 
 def upsampling_weights(up: UpConv | StreamConvTranspose) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns an upsampling layer as weights (rate * outputs, taps, inputs) and bias (rate *
-    outputs,) of a convolution over its inputs. A row of its results holds `rate` rows.
+    """Returns weights and bias of the convolution that computes an upsampling layer.
+
+    A row of the results of the convolution holds `rate` rows of the results of the layer.
+
+    Returns:
+        Weights (rate * outputs, taps, inputs) and bias (rate * outputs,).
     """
     if isinstance(up, UpConv):
         # (outputs * rate, inputs, taps)
@@ -70,12 +78,12 @@ def upsampling_weights(up: UpConv | StreamConvTranspose) -> tuple[torch.Tensor, 
 
 @dataclass(frozen=True, eq=False)
 class _Rows:
-    """Rows of states of a stream: the widths by dtype, which grow while signals are declared."""
+    """States of a stream: widths of the rows by dtype, which grow with each declared signal."""
 
     widths: dict[torch.dtype, int]
 
     def take(self, numbers: int, dtype: torch.dtype) -> int:
-        """Reserves numbers of a row, and returns their place."""
+        """Reserves elements of a row, and returns the index of the first one."""
         place = self.widths.get(dtype, 0)
         self.widths[dtype] = place + aligned(numbers)
         return place
@@ -87,8 +95,8 @@ class _Chain:
 
     Attributes:
         total: layout of the input, which is the first residual.
-        activated: layout of its activations.
-        slopes: (branches, 3, channels) of the first activations.
+        activated: layout of the activations of the input.
+        slopes: (branches, 3, channels) coefficients of the first activations.
         convs: pairs of convolutions.
         result: layout of the results.
     """
@@ -200,8 +208,8 @@ class HiFTPlan:
         Args:
             batch: tensors of the batch.
             mel: (bands, frames of all pieces) float32, contiguous.
-            noise: (streams, (1 + frames) * samples_per_frame) noise of the source, from one frame
-                before the piece on. It has the same delay as F0.
+            noise: (streams, (1 + frames) * samples_per_frame) noise of the source. It begins one
+                frame before the piece, and has the same delay as F0.
         """
         taken, exact = self._take_in(batch, mel)
         spectrum = self._analyse(batch, self._excite(batch, exact, noise))
@@ -215,7 +223,7 @@ class HiFTPlan:
         return self._synthesise(batch, windows)
 
     def _run(self, stage: _Stage, batch: PieceTensors, x: Signal, spectrum: Signal) -> Signal:
-        """Returns the input of the next stage."""
+        """Computes a stage, and returns the input of the next stage."""
         up, _ = stage.up(batch, x)
         down, activated = stage.down(batch, spectrum)
         assert up is not None and down is not None and activated is not None  # noqa: PT018
@@ -302,7 +310,7 @@ class HiFTPlan:
         for branch, conv in enumerate(convs):
             channels, taps = conv.in_channels, conv.kernel_size[0]
             if dense := conv.dilation[0] == 1 and len(convs) == 1:
-                # Neighbouring taps are neighbours in the buffer, so all are one long tap.
+                # Neighbouring taps are neighbours in the buffer, so they are read as one long tap.
                 channels, taps = taps * channels, 1
             first = x.first(history(conv, x.delays[branch % len(x.delays)]))
             before = 0
@@ -387,7 +395,7 @@ class HiFTPlan:
             blocks: one block for each branch.
             rate: rows per frame.
             waits: delays of the results, one for each branch.
-            extra: rows behind the last frame.
+            extra: rows after the last frame.
         """
         firsts = _by_position([block.convs1 for block in blocks])
         seconds = _by_position([block.convs2 for block in blocks])
@@ -615,5 +623,5 @@ def _bias(conv: nn.Conv1d) -> torch.Tensor:
 
 
 def _slopes(snakes: Sequence[Snake]) -> torch.Tensor:
-    """Returns the numbers (branches, 3, channels) of parallel activations."""
+    """Returns the coefficients (branches, 3, channels) of parallel Snake activations."""
     return torch.stack([snake.coefficients() for snake in snakes]).contiguous()

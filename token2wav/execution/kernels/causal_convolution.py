@@ -1,9 +1,10 @@
 """Causal convolution over blocks that continue from a state, alone or with a norm, Mish and sums.
 
-Each tap is a matrix product, which reads its frames from the rows of the chunk, from the state
-before it, or as zeros. So the input is neither copied nor transposed. The products are made of
-three TF32 products, which together keep the precision of float32. The state is replaced in the
-launch after the products, because other programs may still read it.
+Each tap is a matrix product. It reads frames of the chunk from the rows, frames before the chunk
+from the state, and frames before the stream as zeros. So the input is neither copied nor
+transposed. Each product is made of three TF32 products, which together keep the precision of
+float32. The state is replaced in a second launch, because other programs of the first launch may
+still read it.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from token2wav.execution.kernels.past import Past
 from token2wav.execution.kernels.tiles import fills_gpu
 from token2wav.networks.unet import CausalConv
 
-# Tiles that keep everything in registers, for compute capabilities 8.0, 9.0 and 10.0: frames,
-# outputs and inputs of a product. The narrow tile gives a batch of few blocks enough programs.
+# Tiles that fit into registers, for compute capabilities 8.0, 9.0 and 10.0: frames, outputs and
+# inputs of a product. With the narrow tile, a batch of few blocks has enough programs for the GPU.
 _WIDE, _NARROW = (64, 64, 32), (16, 32, 64)
 _WARPS, _STAGES = 4, 3
 
@@ -71,7 +72,7 @@ def _causal_convolution(
         for part in range(TAPS * parts):
             tap, channel = part // parts, (part % parts) * INPUTS_OF_TILE + column
             real = channel < INPUTS
-            # negative for frames of the blocks before, which are in the rows before
+            # negative for frames of earlier blocks, which are in earlier rows
             at = frame - (TAPS - 1) + tap
             inside = (at >= tl.maximum(start, -before)) & (at < valid)
             given = tl.load(
@@ -105,7 +106,7 @@ def _normed_mish(
     scale,
     added,  # (CHANNELS,) float32, or None
     residual,  # of the shape of x, or None
-    following,  # of the shape of x: norm of the result; with residual only
+    following,  # of the shape of x: norm of the result; only with a residual
     following_shift,
     following_scale,
     inputs,  # (branches * blocks, BLOCK_FRAMES, INPUTS) of the convolution
@@ -176,8 +177,8 @@ class CausalConvolution:
         """Computes the convolution of every block after its past inputs, and stores its state.
 
         Args:
-            x: (branches * blocks, block_frames, inputs) float32, contiguous; rows are branch by
-                branch.
+            x: (branches * blocks, block_frames, inputs) float32, contiguous; the rows of a branch
+                are neighbours.
             past: past of the batch.
 
         Returns:
@@ -189,7 +190,7 @@ class CausalConvolution:
         return out
 
     def convolve(self, x: torch.Tensor, past: Past) -> torch.Tensor:
-        """Computes the convolution, and leaves its state as it is."""
+        """Computes the convolution, without storing its state."""
         assert x.is_contiguous()
         rows, frames, inputs = x.shape
         taps, _, outputs = self._weights.shape

@@ -1,17 +1,17 @@
 """Convolutions over signals in channels-last buffers, fused with bias, residual and activation.
 
-A *signal* is a buffer (branches, streams, halo + rows, channels). Its first rows, the *halo*, are
-the last rows of the piece before: the streaming state of the layers that read the signal. Every
-kernel that writes a signal also fills its halo from the old states, and writes the new states, so
-that no launch is spent on them. Rows whose positions lie before the start of their stream or behind
-its end are zero.
+A *signal* is a buffer (branches, streams, halo + rows, channels) with the input of a layer. Its
+first rows, the *halo*, are the last rows of the previous piece. They are the streaming state of the
+layers that read the signal. Every kernel that writes a signal also fills its halo from the old
+states, and writes the new states. So the states need no launches of their own. Rows before the
+start and after the end of a stream are zero.
 
 One launch computes one layer of several parallel branches, for all streams. Pieces of a batch may
-have different lengths, and different places in their streams: a table on the device holds both.
-Programs of rows that a piece does not have end at once.
+have different lengths, and different places in their streams: a table on the device holds both. A
+program (an instance of a kernel) returns immediately if its rows lie after the end of the piece.
 
-With TF32 the kernels round every number that a product reads to 10 bits of mantissa when they store
-it. So tensor cores, which cut the other bits off, and any other device compute the same products.
+With TF32 the kernels round every input of a product to 10 bits of mantissa when they store it.
+Tensor cores ignore the other bits. So they compute the same products as any other device.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ Precision = Literal["tf32", "tf32x3", "ieee"]
 START = tl.constexpr(0)  # frames of the stream before the piece, at most `FAR`
 FRAMES = tl.constexpr(1)  # frames of the piece; 0 for rows of a batch that hold no piece
 REMAINING = tl.constexpr(2)  # frames from the start of the piece to the end of the stream, or `FAR`
-OFFSET = tl.constexpr(3)  # place of the first frame of the piece in the mel of the batch
+OFFSET = tl.constexpr(3)  # index of the first frame of the piece in the mel of the batch
 COLUMNS = tl.constexpr(4)  # columns of the table
 FAR = 1 << 16  # frames after which the start and the end of a stream affect no row
 
 # Columns of the geometry of a branch.
 TAPS = tl.constexpr(0)
-TAP_STEP = tl.constexpr(1)  # numbers in the buffer between two taps
-FIRST = tl.constexpr(2)  # place in the buffer of the first tap of the first row
-RESIDUAL_FIRST = tl.constexpr(3)  # place of the first row in the buffer of the residual
+TAP_STEP = tl.constexpr(1)  # elements of the buffer between two taps
+FIRST = tl.constexpr(2)  # index in the buffer of the first tap of the first row
+RESIDUAL_FIRST = tl.constexpr(3)  # index of the first row in the buffer of the residual
 DELAY = tl.constexpr(4)  # rows by which the result is late
-SPAN = tl.constexpr(5)  # numbers of a geometry
+SPAN = tl.constexpr(5)  # columns of a geometry
 
-# Strides and places are multiples of it, so that Triton compiles one binary for all, with wide
-# loads and stores.
+# Strides and indices are multiples of this number. So Triton compiles one binary for all of them,
+# with wide loads and stores.
 _ALIGNMENT = 16
-_HALO_TILE = tl.constexpr(1024)  # numbers of a halo that a program copies at once
+_HALO_TILE = tl.constexpr(1024)  # elements of a halo that a program copies at once
 
 # Arguments that differ from layer to layer or from batch to batch, and on which no wide load
 # depends; see `OF_A_BATCH` of attention.py.
@@ -66,8 +66,8 @@ def rounded(values):
 def carry_halo(buffer, old, new, halo, shift, fresh, part, parts):
     """Fills the halo of a signal from the old state, or with zeros where a stream begins.
 
-    A piece that is shorter than the halo leaves `halo - shift` numbers of the old state in the new
-    one.
+    If a piece is shorter than the halo, `halo - shift` elements of the old state remain in the new
+    state.
     """
     for begin in range(part * _HALO_TILE, halo, parts * _HALO_TILE):
         at = begin + tl.arange(0, _HALO_TILE)
@@ -78,9 +78,10 @@ def carry_halo(buffer, old, new, halo, shift, fresh, part, parts):
 
 @triton.jit
 def store_rows(values, buffer, new, at, halo, shift, inside):
-    """Stores numbers of a signal, and stores the last ones in the new state.
+    """Stores elements of a signal, and stores the last elements in the new state.
 
-    `at` is the place of a number behind the halo, and `shift` counts the numbers of the piece.
+    `at` is the index of an element, counted from the end of the halo. `shift` is the number of
+    elements of the piece.
     """
     tl.store(buffer + halo + at, values, mask=inside)
     tl.store(new + halo + at - shift, values, mask=inside & (halo + at >= shift))
@@ -105,14 +106,14 @@ def activated(values, slopes, width, column, inside, slope, ACTIVATION: tl.const
 @triton.jit(do_not_specialize=OF_A_LAYER)
 def _multiply_rows(
     x,  # signal; products read it
-    x_stream,  # numbers between streams of the signal
-    x_branch,  # numbers between branches
-    x_step,  # numbers between the first taps of neighbouring rows
+    x_stream,  # elements between streams of the signal
+    x_branch,  # elements between branches
+    x_step,  # elements between the first taps of neighbouring rows
     weights,  # (branches, outputs, taps * channels)
     bias,  # (branches, outputs)
     geometry,  # (branches, SPAN) int32
-    channels,  # numbers of a tap
-    width,  # numbers of all taps, the most of all branches
+    channels,  # elements of a tap
+    width,  # elements of all taps, in the branch with the most taps
     outputs,
     residual,  # signal that is added to the result, or None
     residual_stream,
@@ -121,26 +122,26 @@ def _multiply_rows(
     raw_stream,
     raw_branch,
     raw_halo,
-    raw_state,  # place of its halo in a row of states
+    raw_state,  # index of its halo in a row of states
     out,  # signal for the result after the activation, or None
     out_stream,
     out_branch,
     out_halo,
     out_state,
-    slopes,  # (branches, 3, outputs) numbers of Snake
+    slopes,  # (branches, 3, outputs) coefficients of Snake
     old,  # (streams, state_width) states before the piece
-    new,  # (streams, state_width) states after it
+    new,  # (streams, state_width) states after the piece
     state_width,
     pieces,  # (streams, COLUMNS) int32
     streams,
     rate,  # rows per frame
-    extra,  # rows behind the last frame of a stream
+    extra,  # rows after the last frame of a stream
     slope,  # of the leaky ReLU
     PHASES: tl.constexpr,  # rows of the result that one row of the product holds
     ACTIVATION: tl.constexpr,
     PRECISION: tl.constexpr,
     ROUND: tl.constexpr,
-    ALIGNED: tl.constexpr,  # divisor of every place and step in the buffer of x
+    ALIGNED: tl.constexpr,  # divisor of every index and step in the buffer of x
     TILE_ROWS: tl.constexpr,
     TILE_OUTPUTS: tl.constexpr,
     TILE_INPUTS: tl.constexpr,
@@ -339,7 +340,7 @@ def _mean(
     delay,
     slope,
     ROUND: tl.constexpr,
-    ALIGNED: tl.constexpr,  # divisor of the places in the buffer of x
+    ALIGNED: tl.constexpr,  # divisor of the indices in the buffer of x
     TILE_ROWS: tl.constexpr,
     TILE_CHANNELS: tl.constexpr,
 ):
@@ -381,15 +382,15 @@ def _mean(
 
 @dataclass(frozen=True)
 class SignalLayout:
-    """Layout of a signal: its buffers, and the place of its halo in the states of a stream.
+    """Layout of a signal: its buffer, and the index of its halo in the states of a stream.
 
     Attributes:
-        channels: numbers of a row.
+        channels: elements of a row.
         rate: rows per frame.
         delays: rows by which the signal is late, for each branch.
-        extra: rows behind the last frame of a stream.
+        extra: rows after the last frame of a stream.
         halo: rows of the halo.
-        place: place of the halos of all branches in a row of states.
+        place: index of the halos of all branches in a row of states.
         dtype: dtype of the signal.
     """
 
@@ -403,11 +404,11 @@ class SignalLayout:
 
     @property
     def width(self) -> int:
-        """Numbers of the halos of all branches."""
+        """Number of elements of the halos of all branches."""
         return len(self.delays) * self.halo * self.channels
 
     def first(self, history: int) -> int:
-        """Returns the place in the buffer of the row that is `history` rows before the piece."""
+        """Returns the index in the buffer of the row that is `history` rows before the piece."""
         return (self.halo - history) * self.channels
 
 
@@ -427,7 +428,7 @@ class Signal:
 
     @property
     def reading(self) -> tuple[torch.Tensor, int, int]:
-        """Arguments of a kernel that reads the signal; a single branch serves all branches."""
+        """Arguments of a kernel that reads the signal. All branches can read a single branch."""
         branch = self.data.stride(0) if len(self.layout.delays) > 1 else 0
         return self.data, self.data.stride(1), branch
 
@@ -443,7 +444,7 @@ class PieceTensors:
     """Tensors of a batch of pieces that kernels share.
 
     Attributes:
-        frames: room for frames of a piece.
+        frames: number of frames that a piece has room for.
         pieces: (streams, 4) int32 table of the pieces.
         old: (streams, width) states before the pieces, by dtype.
         new: (streams, width) states after the pieces, by dtype.
@@ -470,16 +471,16 @@ class Convolution:
     Attributes:
         weights: (branches, outputs, taps * channels).
         bias: (branches, outputs).
-        geometry: (branches, 5) int32: taps, numbers between taps, place of the first tap, place of
+        geometry: (branches, 5) int32: taps, elements between taps, index of the first tap, index of
             the residual, delay of the result.
-        channels: numbers of a tap.
-        step: numbers between the first taps of neighbouring rows.
+        channels: elements of a tap.
+        step: elements between the first taps of neighbouring rows.
         rate: rows of the product per frame.
         phases: rows of the result that a row of the product holds.
         raw: layout of the result before the activation; None if no layer reads it.
         out: layout of the result after the activation; None if no layer reads it.
         activation: kind of activation.
-        slopes: (branches, 3, outputs) numbers of Snake.
+        slopes: (branches, 3, outputs) coefficients of Snake.
         slope: slope of the leaky ReLU.
         precision: arithmetic of the products. With `tf32` the activated result is rounded.
     """
@@ -547,8 +548,8 @@ _NOWHERE = (None, 0, 0, 0, 0)  # arguments of a kernel for a signal that it does
 
 
 def _tiles(dtype: torch.dtype, outputs: int) -> dict[str, int]:
-    """Returns sizes of tiles. They are the widest that keep everything in registers, for compute
-    capabilities 8.0, 9.0 and 10.0.
+    """Returns sizes of tiles: the largest that fit into the registers of compute capabilities 8.0,
+    9.0 and 10.0.
     """
     if dtype == torch.float64:
         return {"TILE_ROWS": 32, "TILE_OUTPUTS": 32, "TILE_INPUTS": 16, "num_stages": 3}
@@ -574,7 +575,7 @@ def fan_out(
         x, source: signals without halo.
         raw: layout of the sum.
         out: layout of the Snakes.
-        slopes: (branches, 3, channels) numbers of Snake.
+        slopes: (branches, 3, channels) coefficients of Snake.
         mirror: whether position 0 repeats position 2.
         precision: with `tf32` the Snakes are rounded.
     """
@@ -619,7 +620,7 @@ def mean(
     Args:
         batch: tensors of the batch.
         x: signal of several branches.
-        geometry: (branches, 5) int32; only the places of the residuals are read.
+        geometry: (branches, 5) int32; only the indices of the residuals are read.
         out: layout of the result.
         slope: slope of the leaky ReLU.
         precision: with `tf32` the result is rounded.
@@ -649,7 +650,7 @@ def mean(
 
 
 def _rows_of(channels: int) -> dict[str, int]:
-    """Returns sizes of tiles of about 1024 numbers that hold whole rows."""
+    """Returns sizes of tiles of about 1024 elements that hold whole rows."""
     width = max(16, triton.next_power_of_2(channels))
     return {"TILE_ROWS": max(1, 1024 // width), "TILE_CHANNELS": width}
 
@@ -660,7 +661,7 @@ def aligned(count: int) -> int:
 
 
 def alignment(channels: int) -> int:
-    """Returns a divisor of the place of every row in a buffer."""
+    """Returns a divisor of the index of every row in a buffer."""
     return math.gcd(channels, _ALIGNMENT)
 
 

@@ -23,8 +23,8 @@ from token2wav.execution.kernels.attention import (
 )
 from token2wav.execution.kernels.tiles import fills_gpu
 
-# Tiles that keep everything in registers, for compute capabilities 8.0, 9.0 and 10.0: rows, outputs
-# and inputs of a product. The narrow tile gives a batch of few rows enough programs.
+# Tiles that fit into the registers of compute capabilities 8.0, 9.0 and 10.0: rows, outputs and
+# inputs of a product. With the narrow tile, a batch of few rows has enough programs for the GPU.
 _WIDE, _NARROW = (64, 128, 32), (16, 64, 64)
 _WIDE_HEADS = (64, 64, 32)  # rotation and rounding need registers too
 _WARPS, _STAGES = 4, 3
@@ -136,7 +136,7 @@ def _project_heads(
     weight,  # (3 * HEADS * DIM, INPUTS) of queries, keys and values
     bias,
     queries,  # (branches * blocks * BLOCK_FRAMES, HEADS * DIM)
-    keys,  # (branches, pages, BLOCK_FRAMES, HEADS, DIM) and so on
+    keys,  # (branches, pages, BLOCK_FRAMES, HEADS, DIM) of a layer
     values,
     key_scales,
     value_scales,
@@ -253,9 +253,9 @@ def project_heads(
 
     Args:
         x: (branches * blocks, block_frames, inputs) in the dtype of the weights, contiguous; rows
-            are branch by branch.
+            of a branch are neighbours.
         projections: weight (3 * heads * dim_head, inputs) and bias of queries, keys and values.
-        view: view of a layer of the cache.
+        view: view of a layer; so do the values.
         cos, sin: (blocks, block_frames, dim_head) float32 rotary angles of head 0.
         table: block table of the batch, see `execution/batch.py`.
 

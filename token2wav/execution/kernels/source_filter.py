@@ -23,7 +23,7 @@ from token2wav.execution.kernels.convolution import (
 _TURN = tl.constexpr(6.283185307179586)  # radians of a cycle
 _MAX_MAGNITUDE = tl.constexpr(100.0)  # the same as in networks/hift_layers.py
 _TAPS_TILE = tl.constexpr(16)
-_SMALL = tl.constexpr(0.1)  # below it tanh is computed as a polynomial
+_SMALL = tl.constexpr(0.1)  # tanh of smaller numbers is computed as a polynomial
 
 # see `OF_A_LAYER` in convolution.py
 OF_A_BATCH = (
@@ -101,10 +101,10 @@ def frame_phases(
     f0_stream,
     frame_limit,
     delay,  # frames by which F0 is late
-    begins,  # (harmonics,) double: phases at the start of a stream
-    phases,  # (streams, frame_limit, harmonics, 2) double: at the end of a frame, and its advance
-    voiced,  # (streams, 1 + frame_limit) float32: 1 or 0; first the last frame of the piece before
-    carry_state,  # place of the phases, and then of `voiced`, in a row of states
+    begins,  # (harmonics,) double: phase of each harmonic at the start of a stream
+    phases,  # (streams, frame_limit, harmonics, 2) double: phase at the end of a frame, and advance
+    voiced,  # (streams, 1 + frame_limit) float32: 1 or 0, from the last frame of the previous piece
+    carry_state,  # index of the phases in a row of states; the state of `voiced` follows them
     old,  # (streams, state_width) double
     new,
     state_width,
@@ -171,7 +171,7 @@ def frame_phases(
 
 @triton.jit
 def _tanh(x):
-    """Hyperbolic tangent; accurate relative to small numbers too."""
+    """Hyperbolic tangent, with a small relative error for small numbers too."""
     square = x * x
     small = x * (1 + square * (-1 / 3 + square * (2 / 15 - square * (17 / 315))))
     power = tl.exp(-2 * tl.abs(x))
@@ -184,7 +184,7 @@ def _tanh(x):
 def excite(
     phases,  # (streams, frame_limit, harmonics, 2) double, see `frame_phases`
     voiced,  # (streams, 1 + frame_limit)
-    noise,  # (streams, (1 + frame_limit) * frame_samples): first the frame before the piece
+    noise,  # (streams, (1 + frame_limit) * frame_samples), from one frame before the piece
     merge,  # (harmonics + 1,) weights of the harmonics, then the bias
     frame_limit,
     harmonics,
@@ -247,7 +247,7 @@ def excite(
 def analyse(
     x,  # signal of samples
     x_stream,
-    first,  # place in the buffer of the first sample of the first window
+    first,  # index in the buffer of the first sample of the first window
     kernels,  # (bins, size)
     bins,
     size,
@@ -283,7 +283,8 @@ def analyse(
         carry_halo(out, old, new, out_halo, shift, start == 0, 0, 1)
         return
     row, column = first_row + tl.arange(0, TILE_ROWS), tl.arange(0, TILE_BINS)
-    # Positions count from the start of the piece: windows from -delay on, samples before them.
+    # Positions count from the start of the piece. Windows begin at position -delay, and also read
+    # earlier samples.
     window = row - delay
     remaining = tl.load(piece + REMAINING)
     there = (window >= -start * rate) & (window < remaining * rate + 1) & (row < rows)
@@ -313,7 +314,7 @@ def analyse(
 def synthesise(
     x,  # signal (streams, halo + windows, 2 * bins): log-magnitudes, then phases
     x_stream,
-    first,  # place in the buffer of the earliest window of the first samples
+    first,  # index in the buffer of the earliest window of the first samples
     kernels,  # (2 * bins, size): of real parts, then of imaginary parts
     weights,  # (size,) squared window
     bins,
@@ -325,7 +326,7 @@ def synthesise(
     rate,
     delay,  # windows by which the signal is late
     limit,
-    gains,  # (most + 1,) gains of the first samples of a stream, or None
+    gains,  # (most + 1,) gains of the fade-in at the start of a stream, or None
     most,
     audio_delay,  # samples by which the audio is late
     OVERLAP: tl.constexpr,  # windows that a sample depends on
