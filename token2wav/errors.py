@@ -77,7 +77,7 @@ class EngineError(Token2WavError):
 class DeviceLostError(EngineError):
     """The GPU rejects all further work of this process.
 
-    Every stream is lost, and only a new process can go on.
+    Every stream is lost, and only a new process can use the GPU.
     """
 
 

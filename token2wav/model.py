@@ -68,8 +68,8 @@ class Token2Wav:
             stream: settings of streams, such as the lengths of chunks; None for the defaults.
             runtime: settings of device, backend and memory; None for the defaults.
             streams: number of streams that will be open at the same time. Memory for their states
-                is allocated at once, but for states in place (`StateStore`). More streams may be
-                opened, which allocates more.
+                is allocated when the model is loaded, except for states in place (`StateStore`).
+                Further streams allocate more memory.
 
         Raises:
             ConfigError: the configuration file of the folder, or a setting, cannot be used.

@@ -140,7 +140,7 @@ class Voice:
 
 
 def voice_for(config: ModelConfig, voice: Voice | None) -> Voice:
-    """Returns the voice of an utterance, checked. A model without voices gets an empty one.
+    """Returns the voice of an utterance, checked. A model without voices gets an empty voice.
 
     Args:
         config: configuration of the model.

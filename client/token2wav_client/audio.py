@@ -44,8 +44,8 @@ class AudioChunk:
         final: True for the last chunk of the utterance.
         arrival_s: seconds from sending the first tokens to the arrival of this chunk.
         latency_s: seconds from sending the request that made the chunk possible to the arrival of
-            the chunk. This request is the later of two requests, both of which the client knows for
-            certain: the request with the last token whose audio is in the chunk, and the request
+            the chunk. This request is the later of two requests that the client can identify: the
+            request with the last token whose audio is in the chunk, and the request
             that the server names in the response with the chunk.
         gap_s: seconds since the arrival of the previous chunk; None for the first chunk.
         sample_rate: samples per second, as reported by the server.
@@ -57,7 +57,7 @@ class AudioChunk:
         first_token: position in the utterance of the first token that the chunk speaks, in whole or
             in part.
         token_count: number of tokens that the chunk speaks, in whole or in part. After an
-            interruption it tells which tokens a listener has heard.
+            interruption, use it to compute the tokens that a listener has heard.
         audio_format: format of the samples, as requested.
     """
 

@@ -131,8 +131,8 @@ def build_engine(
         compute_capabilities: GPUs to build for with TensorRT-RTX; empty for ordinary TensorRT.
         timing_cache: file in which ordinary TensorRT stores its measurements, to build faster the
             next time.
-        capturable: whether a CUDA graph must be able to capture the engine. Whoever runs such an
-            engine of TensorRT-RTX has to provide its memory.
+        capturable: whether a CUDA graph must be able to capture the engine. A caller that runs such
+            an engine of TensorRT-RTX must provide its memory.
 
     Returns:
         Flags that differ from the defaults of the package.

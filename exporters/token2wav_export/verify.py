@@ -21,9 +21,9 @@ from token2wav.voice import MEL_BOUND, Voice
 
 PROMPT_TOKENS = 75
 
-# Bounds of the figures of a `Report`. float32 engines differ from torch only by the order of sums.
-# float16 engines round every product to 11 bits, which is an error of -60 dB. The vocoder sums F0
-# to a phase, so the audio of two nearly equal mels need not agree sample by sample. The bound of
+# Bounds of the figures of a `Report`. In float32 a backend differs from torch only by the order of
+# sums. In float16 it rounds every product to 11 bits, which is an error of -60 dB. The vocoder sums
+# F0 to a phase, so the audio of two nearly equal mels need not agree sample by sample. The bound of
 # the audio therefore applies only to float32.
 BOUNDS: dict[str, dict[str, float]] = {
     "float32": {"mel_db": -90.0, "vocoder_max": 1e-3, "audio_snr_db": 35.0},
@@ -33,7 +33,7 @@ BOUNDS: dict[str, dict[str, float]] = {
 
 @dataclass(frozen=True)
 class Report:
-    """Comparison of an engine with torch in float32, on random tokens with a random voice.
+    """Comparison of a backend with torch in float32, on random tokens with a random voice.
 
     A codec has no mel. Its decoder is compared in place of a vocoder.
 
@@ -63,7 +63,7 @@ class Report:
 
     @property
     def failures(self) -> list[str]:
-        """One sentence for each figure beyond its bound; empty if the engine passes."""
+        """One sentence for each figure beyond its bound; empty if the backend passes."""
         failures = []
         for name, bound in BOUNDS[self.precision].items():
             value = getattr(self, name)

@@ -222,7 +222,8 @@ def as_table(plan: dict[str, Any]) -> str:
             for batch, streams in compute["streams"].items()
         ]
     lines.append(("streams", f"{plan['streams']}; limited by {plan['binds']}"))
-    # The memory of a codec's states says little, because activations and compute bind first.
+    # For a codec no limit is recommended from the memory of its states alone, because activations
+    # and compute set the limit first.
     if plan["streams"] > LimitConfig().streams and (compute or stream["pages"]):
         lines.append(
             ("", f"set limits.streams to this number; its default is {LimitConfig().streams}")

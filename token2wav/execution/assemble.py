@@ -139,7 +139,7 @@ def assemble(
         streams: number of open streams to allocate states for; further streams allocate more.
 
     Raises:
-        ConfigError: the settings ask for something that this machine or this family does not have.
+        ConfigError: the settings need something that this machine or this family does not have.
         CheckpointError: weights are missing, unreadable, or do not fit the configuration.
     """
     device = device_named(runtime.device)

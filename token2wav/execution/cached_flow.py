@@ -312,7 +312,7 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
         return mels
 
     def _next_part(self, stream: _Stream, chunk: TokenChunk) -> _Part | None:
-        """Takes the pages of a chunk. Returns None if the stream must go on without the cache."""
+        """Takes the pages of a chunk; None if the stream must continue without the cache."""
         if stream.next_token != chunk.start:
             raise EngineError(
                 f"chunk starts at token {chunk.start}, but {stream.next_token} comes next"

@@ -1,7 +1,7 @@
 """Conditions of the flow: the part of the flow stage that runs the encoder.
 
-There are two ways. `StreamConditions` encodes chunk by chunk, which is as fast on a CPU and reads
-the keys of a stream in place. `BlockConditions` encodes a batch of blocks of any streams, in
+There are two classes. `StreamConditions` encodes chunk by chunk, which is as fast on a CPU, and
+reads the keys of a stream in place. `BlockConditions` encodes a batch of blocks of any streams, in
 tensors that a CUDA graph can capture. Its launches do not grow with the number of streams.
 """
 
@@ -105,7 +105,7 @@ class Conditions(ABC):
 
     @abstractmethod
     def run(self, chunks: Sequence[PlacedChunk]) -> list[torch.Tensor]:
-        """Returns the conditions (bands, frames) of chunks; other chunks do not affect them."""
+        """Returns the conditions (bands, frames) of each chunk; no chunk affects another chunk."""
 
 
 class StreamConditions(Conditions):
@@ -284,7 +284,7 @@ class BlockStep(StreamStep):
         assert activation is None
         state, rate = self.state[layer], x.shape[2] // self.block
         reach, table = layer.state_shape[-1], self.table
-        # Before the first token of a prompt with padding stand zeros.
+        # The positions before the first token of a prompt with padding are zeros.
         positions = torch.arange(x.shape[2], device=x.device)
         padding = rate * (table[:, PROMPT_PADDING, None] - table[:, START, None])
         x = x.masked_fill((positions < padding)[:, None], 0.0)

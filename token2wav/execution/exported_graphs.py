@@ -153,7 +153,7 @@ def cuda_options(device: torch.device) -> dict[str, str]:
 
 
 class OnnxModule:
-    """ONNX graph that runs on torch tensors. Files with its weights lie beside its file."""
+    """ONNX graph that runs on torch tensors. Files with its weights are in the same folder."""
 
     def __init__(self, path: Path, device: torch.device) -> None:
         import onnxruntime

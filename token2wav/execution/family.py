@@ -32,8 +32,8 @@ class ReferenceLoop:
         full_tail: whether the last chunk is computed under full attention.
         windows: whether every chunk is computed under full attention over all tokens that have
             arrived, including the look-ahead of the chunk.
-        recomputes_audio: whether the vocoder also starts anew for every chunk, and rounds its phase
-            as the public code does.
+        recomputes_audio: whether the vocoder also computes every chunk from the start of the
+            utterance, and rounds its phase as the public code does.
     """
 
     full_tail: bool = False

@@ -164,7 +164,8 @@ class PlannedPieces:
 
     Attributes:
         store: states of all streams.
-        longest: frames of the longest piece that has room for the end of a stream behind it.
+        longest: largest number of mel frames in a piece. The frames that flush the end of a stream
+            fit in addition.
     """
 
     def __init__(

@@ -105,8 +105,8 @@ class _Stream:
 
     Attributes:
         slot: slot in the state store.
-        pending_mel: (bands, n) first frames of the stream. They wait here until there are more of
-            them than the network holds back.
+        pending_mel: (bands, n) first frames of the stream. They wait here until their number is
+            larger than the number that the network holds back.
         frames: number of frames that were computed so far, without pending frames.
         early_samples: number of samples at the end of the audio so far that were extrapolated. The
             next chunk computes them again, but does not send them.
@@ -141,7 +141,7 @@ class PieceRunner(Protocol):
     """Runner of batches of pieces."""
 
     def run(self, items: Sequence[PieceInput]) -> list[torch.Tensor]:
-        """Returns the audio (samples,) of every piece; other pieces do not affect it."""
+        """Returns the audio (samples,) of each piece, independently of the other pieces."""
 
 
 class KernelPieces(PieceRunner, Protocol):
@@ -149,7 +149,8 @@ class KernelPieces(PieceRunner, Protocol):
 
     Attributes:
         store: states of all streams.
-        longest: frames of the longest piece that has room for the end of a stream behind it.
+        longest: largest number of mel frames in a piece. The frames that flush the end of a stream
+            fit in addition.
     """
 
     store: StateStore

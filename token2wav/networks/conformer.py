@@ -37,11 +37,11 @@ LayerAttention = Callable[
 ]
 Attend = Callable[
     ["RelativeAttention", torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor
-]  # the same of one layer
+]  # the same for one layer
 
 
 class ConformerAttention(Protocol):
-    """Attention of all layers over the positions that they may see."""
+    """Attention of all layers over the positions that are visible to them."""
 
     def at_rate(self, x: torch.Tensor, rate: int) -> LayerAttention:
         """Returns the attention of the layers of one rate, which share their positions.

@@ -1,8 +1,8 @@
 """The DiT estimator of CosyVoice3: velocity of the flow from frames.
 
 With an `AttentionContext` it continues streams whose past is cached. Without one it computes whole
-sequences. Everything that depends on the ODE time alone is computed apart (`DiT.modulation`), so
-that it can be a table. Some details only follow the public code, because checkpoints depend on
+sequences. Everything that depends on the ODE time alone is computed separately (`DiT.modulation`),
+so that it can be a table. Some details only follow the public code, because checkpoints depend on
 them. Comments mark these details.
 """
 

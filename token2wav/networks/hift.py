@@ -57,8 +57,8 @@ class HiFT(VocoderNetwork):
         self.f0_predictor = F0Predictor(config)
         source = source or (HarmonicSource if config.causal else SmoothSource)
         self.m_source = source(config, self.f0_predictor.output_delay)
-        # Mel and source meet at every stage, in step. The earlier signal is delayed: mel by whole
-        # frames, the source by samples.
+        # Mel and source are added at every stage, so both need the same delay there. The earlier
+        # signal is delayed: mel by whole frames, the source by samples.
         in_time = self._source_delay(self._spectrum_delay(0, self._up_delay(0, look)))
         self.mel_delay = Delay(
             config.in_channels,
@@ -152,7 +152,7 @@ class HiFT(VocoderNetwork):
         """Returns the delay in positions after a stage upsamples, from the delay before it."""
         config = self.config
         rate, kernel = config.upsample_rates[stage], config.upsample_kernel_sizes[stage]
-        # the last stage has one extra position at the start, which takes one position off the delay
+        # the last stage has one extra position at the start, which reduces the delay by one
         mirrored = stage == len(config.upsample_rates) - 1
         return rate * delay + (0 if config.causal else (kernel - rate) // 2) - mirrored
 

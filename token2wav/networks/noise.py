@@ -42,8 +42,9 @@ def _stretches(start: int, stop: int, size: int) -> Iterator[tuple[int, slice]]:
 class FlowNoise:
     """Gaussian noise of every frame, counted from the start of the prompt.
 
-    A stock CosyVoice3 seeds all generators with 0 and draws 300 s. The same numbers are drawn here
-    on first use. After 300 s the noise continues with other seeds; the public code fails.
+    The public code of CosyVoice3 seeds all generators with 0 and draws 300 s. The same numbers are
+    drawn here on first use. After 300 s the noise continues with other seeds; the public code
+    fails.
 
     Args:
         bands: mel bands.
@@ -156,7 +157,7 @@ class SourceNoise:
 
 class NormalNoise(SourceNoise):
     """Gaussian noise, for sources whose public code draws new noise for every utterance, so that
-    any noise is as good.
+    any noise fits.
     """
 
     def __init__(self, harmonics: int, table: torch.Tensor | None = None) -> None:
@@ -179,7 +180,7 @@ def _unpacked(table: torch.Tensor) -> torch.Tensor:
 
 _BLOCK_FRAMES = 50
 _FIRST_BLOCKS = 64
-_MOST_BLOCKS = 300  # size of the table: five minutes, 29 MB; a batch that needs more gets more
+_MOST_BLOCKS = 300  # size of the table: five minutes, 29 MB; it grows for a larger batch
 
 
 class NoiseTable:

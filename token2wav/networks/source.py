@@ -23,7 +23,7 @@ from token2wav.networks.streaming import (
     lookahead_conv,
 )
 
-F0_LOOKAHEAD = 3  # mel frames to the right that an F0 value of a causal vocoder depends on
+F0_LOOKAHEAD = 3  # later mel frames that an F0 value of a causal vocoder depends on
 _CONVS, _KERNEL = 5, 3
 
 
@@ -80,7 +80,7 @@ class PhaseCourse:
             phase of its end.
         offset: time of the phase of a sample, in samples from the start of the sample.
         half_frame: whether the phase runs from the middle of a frame to the middle of the next. It
-            then stands still before the first middle and behind the last one.
+            then does not advance before the first middle and after the last middle.
         begins: phases of the harmonics at the start of a stream, in cycles; None for zeros.
     """
 

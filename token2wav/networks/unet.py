@@ -3,7 +3,7 @@ frames.
 
 Its convolutions are causal and its attention covers whole blocks. So with an `AttentionContext` it
 continues streams whose past is cached. Without one it computes whole sequences. Everything that
-depends on the ODE time alone is computed apart (`UNet.modulation`), so that it can be a table.
+depends on the ODE time alone is computed separately (`UNet.modulation`), so that it can be a table.
 Parameters have the names of public `flow.pt` files below `decoder.estimator.`.
 """
 

@@ -41,7 +41,7 @@ def read_state(path: Path) -> dict[str, Any]:
     file.
 
     Raises:
-        CheckpointError: the file is unreadable, is no dict, or is a pickle of more than tensors.
+        CheckpointError: the file is unreadable, is no dict, or pickles other objects than tensors.
     """
     if path.suffix != ".safetensors":
         # Files older than torch 1.6 are no zip archives and cannot be mapped.
@@ -61,7 +61,7 @@ def read_pickle(source: Path | BytesIO, path: Path, *, mmap: bool = False) -> di
         mmap: whether tensors are views of the file.
 
     Raises:
-        CheckpointError: the pickle is unreadable, is no dict, or holds more than tensors.
+        CheckpointError: the pickle is unreadable, is no dict, or holds other objects than tensors.
     """
     try:
         with warnings.catch_warnings():

@@ -68,7 +68,7 @@ class StageModel:
             on_hang=lambda seconds: end_process(f"hangs (its batch has run for {seconds:.0f} s)"),
         )
         # `expire` and `watch` have a thread each. `expire` waits for the lock, and a running batch
-        # holds it. If both shared a thread, a batch that hangs would block `watch` for ever.
+        # holds it. If both shared a thread, a batch that hangs would block `watch` forever.
         self._tickers = [
             ticker(check, limits.idle_seconds)
             for check in (self._ordered.expire, self._ordered.watch)

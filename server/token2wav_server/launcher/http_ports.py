@@ -41,7 +41,7 @@ class HttpPorts:
     """HTTP listeners in one thread of their own; use them as a context manager.
 
     A connection carries one request, so that a client cannot pipeline or smuggle another request
-    behind the first.
+    after the first.
 
     Args:
         handlers: bound socket of each listener, and the function that answers requests there.
@@ -95,7 +95,7 @@ class _BoundedServer(web.Server):
 
     When the limit is reached, a new connection evicts the oldest connection whose request has not
     arrived completely. If every other request is complete, the new connection itself is closed. So
-    incomplete requests evict each other, and a request that is sent at once is answered.
+    incomplete requests evict each other, and a request that arrives without a pause is answered.
 
     A limit for each address would not help: behind a load balancer all clients have the same
     address, and an attacker may have many addresses. Reserving connections for health checks is not
@@ -149,7 +149,7 @@ class Status(Enum):
     """State of a server, and the HTTP status that reports this state.
 
     HAProxy with `http-check disable-on-404` interprets 404 as intended here: it sends no new
-    streams to the server, and lets open streams go on. Other load balancers and readiness probes
+    streams to the server, and lets open streams continue. Other load balancers and readiness probes
     interpret 404 as a failure, which has the right effect too.
     """
 

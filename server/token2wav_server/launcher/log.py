@@ -43,8 +43,8 @@ class LogPump(threading.Thread):
     """Thread that reads the output of the server, and writes some of its lines to a sink.
 
     The thread ends when all processes that write to the pipe have ended. Lines of a model's summary
-    are written without the header of Triton's log. If writing to the sink fails, the thread goes on
-    reading the pipe, so that the server never blocks.
+    are written without the header of Triton's log. If writing to the sink fails, the thread still
+    reads the pipe, so that the server never blocks.
 
     Args:
         source: pipe with the output of the server.

@@ -70,8 +70,8 @@ def _kill_processes_of(folder: Path) -> None:
     """Kills all processes of the server with this private folder, and waits until they have ended.
 
     If the reaper is killed, the server ends with it, but the server's children, the model
-    processes, go on. The processes are found by their environment variables: only processes of this
-    server have the folder there.
+    processes, continue. The processes are found by their environment variables: only processes of
+    this server have the folder there.
     """
     mark, deadline = os.fsencode(folder) + b"/", time.monotonic() + _KILL_S
     while time.monotonic() < deadline:

@@ -195,7 +195,7 @@ class BigVGAN(VocoderNetwork):
         self.conv_pre = centred_conv(config.num_mels, channels, _EDGE_KERNEL)
         self.ups = nn.ModuleList()
         self.resblocks = nn.ModuleList()
-        # delays that bring the blocks of a stage in step with the slowest of them
+        # delays that give all blocks of a stage the delay of the slowest block
         self.waits = nn.ModuleList()
         delay = self.conv_pre.output_delay
         for kernel, rate in zip(config.upsample_kernel_sizes, config.upsample_rates, strict=True):

@@ -31,10 +31,10 @@ _WEIGHTS = "model.safetensors"
 KERNEL = 7  # of the first and the last convolution, and of the residual units
 DILATIONS = (1, 3, 9)  # of the residual units after each upsampling
 
-# A packet of one token (12 ms at 44.1 kHz) would be too small to play, and would cost a step. So a
+# A chunk of one token (12 ms at 44.1 kHz) would be too short to play, and would cost a step. So a
 # block has the tokens of at least 40 ms: 4 tokens (46 ms) at 44.1 kHz, 3 at 24 kHz, 2 at 16 kHz.
 _BLOCK_SECONDS = 0.04
-# Blocks of the first packet, and of the longest hop. The longest hop has 1.3 to 1.5 s, as in other
+# Blocks of the first chunk, and of the longest hop. The longest hop has 1.3 to 1.5 s, as in other
 # codecs.
 HOP_BLOCKS = (1, 32)
 
@@ -134,7 +134,7 @@ class DacSizes(DecoderSizes):
     def missing_samples(self) -> int:
         """Samples by which the audio of an utterance is shorter than its frames.
 
-        An upsampling by an odd factor drops one output more than there are too many.
+        An upsampling by an odd factor returns one output less than the factor times its inputs.
         """
         missing = 0
         for rate in self.rates:
@@ -144,7 +144,7 @@ class DacSizes(DecoderSizes):
 
 @dataclass(frozen=True, kw_only=True)
 class SymmetricCodecConfig(ModelConfig):
-    """Configuration of a codec whose decoder reads as far ahead as back.
+    """Configuration of a codec with a decoder that reads as far ahead as it reads back.
 
     Attributes:
         reach_frames: number of frames that the decoder reads ahead, rounded up.
@@ -153,18 +153,20 @@ class SymmetricCodecConfig(ModelConfig):
     reach_frames: int
 
     def with_stream_settings(self, stream: StreamConfig) -> SymmetricCodecConfig:
-        """Sets the tokens after a chunk with which its last samples are exact, too, if fewer frames
-        than the whole reach are held back.
+        """Sets `ahead_tokens`, the number of tokens after a chunk that make its last samples exact.
+
+        If the whole reach is held back, all samples are exact, and the number is 0.
         """
         held = self.held_frames(stream)
-        # The reach counts from the first sample that the decoder makes, so one more may be needed.
+        # The reach counts from the first sample that the decoder makes. If samples are missing, one
+        # more token may be needed.
         ahead = self.reach_frames + bool(self.missing_samples) - held
         return replace(self, ahead_tokens=max(0, ahead) if held else 0)
 
     def hops(self, stream: StreamConfig) -> tuple[int, int]:
         """Returns the first and the longest hop, in tokens.
 
-        The first hop has the tokens that the decoder holds back too. Otherwise the first chunk
+        The first hop also has the tokens that the decoder holds back. Without them the first chunk
         would have less audio than `hop_blocks[0]` blocks, or none.
         """
         first, longest = super().hops(stream)

@@ -61,7 +61,7 @@ class Decoder(nn.Module):
     Args:
         sizes: sizes of the decoder.
         whole_frames: whether every frame has all its samples. If not, an upsampling by an odd
-            factor drops one output more at the end, as in DAC.
+            factor returns one output less, as in DAC.
         depthwise: whether the convolutions with a kernel of more than one position, except the
             last, filter every channel by itself.
         noise: whether noise follows every upsampling.

@@ -1,7 +1,7 @@
 """Decoder of Qwen3-TTS's tokenizer and of Qwen3-Omni: codes are embedded, a causal transformer with
 a sliding window reads them, and causal convolutions upsample its output to audio.
 
-Both models have the same layers between different front ends. They differ in the edges of the
+Both models have the same layers after different front ends. They also differ in the edges of the
 upsampling in the decoder: Qwen3-Omni drops outputs at the start too.
 
 Modules have the names of the published weights, without the names of wrappers.
@@ -68,7 +68,7 @@ class Qwen3Decoder(VocoderNetwork):
 
         Returns:
             (B, 1, frame_samples * T) audio of a step, late by `missing_samples`. A whole sequence
-            has these samples less.
+            is shorter by these samples.
         """
         x = self.pre_transformer(self.front(codes, step), step)
         for pair in self.upsample:
