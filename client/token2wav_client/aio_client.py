@@ -150,7 +150,7 @@ class AsyncClient(BaseClient[AsyncUtterance], AbstractAsyncContextManager["Async
             async with self._new_utterance(opening, 0, examination.timeout_s) as utterance:
                 utterance.finish(examination.tokens)
                 async for chunk in utterance:
-                    examination.hear(chunk)
+                    examination.check(chunk)
         return examination.result()
 
     async def open(

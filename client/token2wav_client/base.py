@@ -159,7 +159,7 @@ def retry_policy(retries: int) -> dict[str, Any]:
     and then 4 s, each with up to half a second more. Every retry logs a warning.
     """
 
-    def tell(attempt: RetryCallState) -> None:
+    def log_retry(attempt: RetryCallState) -> None:
         error = attempt.outcome.exception() if attempt.outcome else None
         pause_s = attempt.next_action.sleep if attempt.next_action else 0.0
         logger.warning(
@@ -172,6 +172,6 @@ def retry_policy(retries: int) -> dict[str, Any]:
         "retry": retry_if_exception(
             lambda error: isinstance(error, ClientError) and error.transient
         ),
-        "before_sleep": tell,
+        "before_sleep": log_retry,
         "reraise": True,
     }

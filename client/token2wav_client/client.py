@@ -141,7 +141,7 @@ class Client(BaseClient[Utterance], AbstractContextManager["Client"]):
         ):
             utterance.finish(examination.tokens)
             for chunk in utterance:
-                examination.hear(chunk)
+                examination.check(chunk)
         return examination.result()
 
     def open(

@@ -104,8 +104,12 @@ class Examination:
             if not str(error).endswith(FULL):
                 raise
 
-    def hear(self, chunk: AudioChunk) -> None:
-        """Checks that the samples of a chunk are finite; otherwise raises ProtocolError."""
+    def check(self, chunk: AudioChunk) -> None:
+        """Checks that the samples of a chunk are finite, and notes the arrival of the first chunk.
+
+        Raises:
+            ProtocolError: the chunk has NaN or infinite samples.
+        """
         if not np.isfinite(chunk.audio).all():
             raise ProtocolError("audio: the server sent NaN or infinite samples")
         if self._first_audio_s is None:

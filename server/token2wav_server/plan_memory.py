@@ -115,7 +115,7 @@ def stream_needs(
     )
     cache = PagedKVCache(made.layout, room, _META)
     states = flow_states(made.flow, made.flow.estimator, made.layout)
-    engine = CachedFlow(recompute, {steps: _ShapeRunner()}, cache, states, longest_hop=longest_hop)
+    flow = CachedFlow(recompute, {steps: _ShapeRunner()}, cache, states, longest_hop=longest_hop)
     voice = Voice(
         np.zeros((prompt_tokens, *model.token_shape), np.int32),
         np.zeros((model.token_mel_ratio * prompt_tokens, model.mel_bands)),
@@ -123,14 +123,14 @@ def stream_needs(
     )
     chunker = Chunker(voice.prompt_tokens, model, HopSchedule.of(stream, model))
     chunker.push(np.zeros((stream_tokens, *model.token_shape), np.int32), end=True)
-    handle = engine.open(voice)
-    most = engine.pool.used
+    handle = flow.open(voice)
+    most = flow.pool.used
     while (chunk := chunker.next_chunk) is not None:
-        engine.advance([(handle, chunk)])
-        most = max(most, engine.pool.used)
+        flow.advance([(handle, chunk)])
+        most = max(most, flow.pool.used)
         chunker.computed()
-    shared = engine.usage().shared
-    engine.close(handle)
+    shared = flow.usage().shared
+    flow.close(handle)
     own = most - shared
     return StreamNeeds(made.page_bytes, shared, own, states.slot_bytes)
 

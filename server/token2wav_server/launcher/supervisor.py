@@ -147,7 +147,7 @@ class Supervisor:
         try:
             while True:
                 server.start()
-                if failure := self._failure(until_it_speaks=True):
+                if failure := self._failure(until_ready=True):
                     raise ServerError(
                         failure.reason + (" at its start; raise the limit" if failure.works else "")
                     )
@@ -175,19 +175,19 @@ class Supervisor:
         finally:
             server.stop()
 
-    def _failure(self, *, until_it_speaks: bool = False) -> _Failure | None:
+    def _failure(self, *, until_ready: bool = False) -> _Failure | None:
         """Waits until the server fails, running the canary at regular intervals.
 
         Args:
-            until_it_speaks: whether to return None as soon as a canary succeeds. Then the first
-                canary runs at once.
+            until_ready: whether to return None as soon as a canary succeeds. The first canary then
+                runs without a pause before it.
         """
         canary, failures = self.canary, 0
         pause_s = canary.interval_s if canary else None
-        wait_s = 0.0 if until_it_speaks else pause_s
+        wait_s = 0.0 if until_ready else pause_s
         while (failure := self._failure_within(wait_s)) is None:
             problem = canary.problem(self.server.grpc_url) if canary else ""
-            if until_it_speaks and not problem:
+            if until_ready and not problem:
                 return None
             failures = failures + 1 if problem else 0
             if failures == _CANARIES:
