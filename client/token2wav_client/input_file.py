@@ -49,7 +49,7 @@ _SHOWN_CHARS = 200
 
 
 def reason(error: BaseException) -> str:
-    """Returns one short line that says why a file cannot be read."""
+    """Returns one short line with the reason why a file cannot be read."""
     if isinstance(error, (RecursionError, MemoryError)):
         return "the content is nested too deep, or the memory is full"
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)

@@ -1,6 +1,6 @@
 """Sequences of a server: finds the open stream that a request continues, and checks its owner.
 
-Triton (server 2.51) does not tell a model from which connection or address a request came. The
+Triton (server 2.51) passes neither the connection nor the address of a request to a model. The
 model gets only the sequence id, the parameters and the forwarded gRPC headers of a request. So a
 stream is bound to two values of its first request:
 

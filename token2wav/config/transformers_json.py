@@ -51,7 +51,7 @@ def safetensors_files(folder: Path, prefix: str = "") -> list[Path]:
 
     Args:
         folder: folder of a model.
-        prefix: beginning of the names of the wanted weights. An index says which files have them.
+        prefix: beginning of the names of the wanted weights. An index names the files with them.
 
     Raises:
         CheckpointError: the folder has no such file, or its index cannot be used.

@@ -326,7 +326,7 @@ class TensorRTModule:
                 raise EngineError(
                     "tensorrt: the engine could not be launched; the log has the reason"
                 )
-            # Only TensorRT-RTX can say this in advance. A capture in ordinary TensorRT just fails.
+            # Only TensorRT-RTX reports this in advance. A capture in ordinary TensorRT just fails.
             if not capturing and hasattr(context.handle, "is_stream_capturable"):
                 context.capturable = context.handle.is_stream_capturable(stream)
 

@@ -3,7 +3,7 @@ flow from frames.
 
 Attention has no positions, its queries and keys are normalised, and convolutions are causal. So
 with an `AttentionContext` it continues streams whose past is cached. Without one it computes whole
-sequences. Everything that depends on the ODE time alone is computed apart
+sequences. Everything that depends on the ODE time alone is computed separately
 (`StepAudioDiT.modulation`), so that it can be a table. Parameters have the names of public
 `flow.pt` files below `decoder.estimator.`.
 """

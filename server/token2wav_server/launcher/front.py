@@ -1,9 +1,9 @@
 """Reverse proxy in front of tritonserver's HTTP and metrics services, which admits few requests.
 
-A client can crash Triton's own HTTP parser: server 2.51 crashes on a form of 4.2 MB, half its
-stack, sent to any path (docs/security.md). So Triton's HTTP and metrics services listen only on the
-loopback interface. The proxy parses each request from outside, compares it with a short list of
-allowed requests, checks its size, and sends a new request to Triton.
+A client can crash Triton's own HTTP parser: server 2.51 crashes on a form of 4.2 MB (half the
+size of its stack) that is sent to any path (docs/security.md). So Triton's HTTP and metrics
+services listen only on the loopback interface. The proxy parses each request from outside, compares
+it with a short list of allowed requests, checks its size, and sends a new request to Triton.
 """
 
 from __future__ import annotations

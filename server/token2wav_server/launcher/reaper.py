@@ -2,8 +2,8 @@
 
 A launcher that is killed cannot clean up. A parent-death signal alone would end the server, but
 leave its shared memory behind. Besides, the kernel sends the signal when the thread that started
-the child ends, even if the parent process goes on. So the reaper runs between launcher and server,
-and outlives both.
+the child ends, even if the parent process continues. So the reaper runs between launcher and
+server, and outlives both.
 
 The launcher starts this file by its path with ``python -I -S``. So it uses only the standard
 library, and imports nothing of the project.
@@ -132,7 +132,7 @@ def run(
     try:
         server = subprocess.Popen(command, start_new_session=True, preexec_fn=in_child)
         try:
-            if _told_to_stop(server, launcher_pid):
+            if _stop_requested(server, launcher_pid):
                 server.terminate()
                 _wait_for_end(server, grace_s)
         finally:
@@ -146,7 +146,7 @@ def run(
     return status if status >= 0 else 128 - status
 
 
-def _told_to_stop(server: subprocess.Popen[bytes], launcher_pid: int) -> bool:
+def _stop_requested(server: subprocess.Popen[bytes], launcher_pid: int) -> bool:
     """Waits until the server ends or has to be stopped.
 
     Returns:

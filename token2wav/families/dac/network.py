@@ -49,8 +49,8 @@ class Dac(VocoderNetwork):
         in codebooks that a stream does not send.
 
         Returns:
-            (B, 1, frame_samples * T) audio of a step, late by `output_delay`. A whole sequence has
-            `missing_samples` samples less.
+            (B, 1, frame_samples * T) audio of a step, late by `output_delay`. A whole sequence is
+            shorter by `missing_samples` samples.
         """
         return torch.tanh(self.decoder(self.quantizer(codes), step))
 

@@ -28,7 +28,7 @@ MODEL_TYPES = (TOKENIZER, OMNI)
 FILES: tuple[str, ...] = ()
 
 _SECTIONS = {TOKENIZER: "decoder_config", OMNI: "code2wav_config"}
-_OMNI_RATE = 24_000  # Hz; the configuration of Qwen3-Omni does not say it
+_OMNI_RATE = 24_000  # Hz; the configuration of Qwen3-Omni does not contain it
 _HOP_BLOCKS = (1, 16)  # frames of the first hop and of the longest hop
 
 
