@@ -15,8 +15,10 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
+from token2wav.cache.block_pool import PageNeeds
 from token2wav.config import LimitConfig, ServerConfig
 from token2wav.errors import InputError, LimitError, to_public_error
+from token2wav.execution.cached_flow import page_needs
 from token2wav.model import Token2Wav
 from token2wav.serving.request import Request
 from token2wav.serving.worker import WorkerPool, default_workers
@@ -59,9 +61,9 @@ class Service:
         _prefill(model, [self._voices.named(Path(file).stem) for file in config.voices])
         self._sequences: Sequences[Request] = Sequences()
         self._metrics = ServerMetrics(model)
-        _warn_of_small_cache(model, config)
-        _warn_of_small_engine(model, config.limits)
         workers = config.runtime.workers or default_workers(model.engine.device)
+        _warn_of_small_cache(model, config, workers)
+        _warn_of_small_engine(model, config.limits)
         self._workers = WorkerPool(
             model.pipeline,
             config.limits,
@@ -175,14 +177,15 @@ def _prefill(model: Token2Wav, voices: Iterable[Voice]) -> None:
             return
 
 
-def _warn_of_small_cache(model: Token2Wav, config: ServerConfig) -> None:
+def _warn_of_small_cache(model: Token2Wav, config: ServerConfig, workers: int) -> None:
     """Logs a warning if the cache has too few pages for the streams that the limits admit."""
     sizes, capacity = model.config, model.pipeline.usage().capacity
     # One more page is for the last block of the prompt, which is incomplete.
-    pages = math.ceil(_USUAL_SECONDS / sizes.block_seconds) + 1
-    if (window := sizes.window(config.stream)) >= 0:  # as in `CachedFlow`
-        pages = max(1, window) + sizes.hops(config.stream)[1] // sizes.block_tokens + 2
-    if capacity and (fit := capacity // pages) < config.limits.streams:
+    needs = PageNeeds(math.ceil(_USUAL_SECONDS / sizes.block_seconds) + 1)
+    if (window := sizes.window(config.stream)) >= 0:
+        needs = page_needs(sizes, window, sizes.hops(config.stream)[1])
+    fit = needs.streams(capacity, workers * config.limits.batch_streams)
+    if capacity and fit is not None and fit < config.limits.streams:
         log.warning(
             "the cache has pages for %d streams of %g s, and limits.streams admits %d: if more "
             "streams are open than the cache has pages for, the server refuses new streams, or "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from tests.execution.rig import (
@@ -17,6 +18,7 @@ from tests.execution.rig import (
 from tests.support.golden import TINY
 from tests.support.utterances import a_voice, off, portions, some_tokens
 from token2wav import LimitError, RuntimeConfig, StreamConfig, Token2Wav
+from token2wav.execution.cached_flow import page_needs
 
 FIXED = StreamConfig(first_tokens=0, max_hop_tokens=25)
 
@@ -117,6 +119,41 @@ def test_streams_of_bounded_memory_have_all_their_pages_from_the_start(
         assert engine._recompute.open_streams == 0, f"{prompt} + {length} tokens"
         whole = parts.whole(some_tokens(length), a_voice(prompt), left_blocks=left_blocks)
         assert off(utterance.mel, whole) <= MEL, f"{prompt} + {length} tokens"
+
+
+def test_streams_of_bounded_memory_share_the_pages_of_their_chunks(parts: Parts) -> None:
+    """Three streams fit where two would fit if each owned the pages of its longest chunk. A chunk
+    that fails returns its pages.
+    """
+
+    def fail(call: int) -> None:
+        if call == 3:  # the first chunk of the third stream
+            raise RuntimeError("it broke")
+
+    needs = page_needs(parts.config, left_blocks := 1, 25)
+    pages = 3 * needs.kept + needs.chunk
+    assert pages < 3 * (needs.kept + needs.chunk)
+    engine = parts.incremental(
+        pages, left_blocks=left_blocks, longest_hop=25, solver=CountingSolver(fail)
+    )
+    engine.limit_chunks(1)
+    stream = StreamConfig(first_tokens=0, max_hop_tokens=25, left_blocks=left_blocks)
+    streams = [FlowStream(engine, a_voice(0), parts.config, stream) for _ in range(3)]
+    with pytest.raises(LimitError, match=r"cache.*try again"):
+        engine.open(a_voice(0))
+    failing = streams.pop()
+    for utterance in streams:
+        utterance.push(some_tokens(30))
+    with pytest.raises(RuntimeError, match="it broke"):
+        failing.push(some_tokens(30))
+    for utterance in streams:
+        utterance.push(some_tokens(70, seed=1)).finish()
+    tokens = np.concatenate((some_tokens(30), some_tokens(70, seed=1)))
+    whole = parts.whole(tokens, a_voice(0), left_blocks=left_blocks)
+    assert all(off(utterance.mel, whole) <= MEL for utterance in streams)
+    for utterance in (failing, *streams):
+        utterance.close()
+    assert unreferenced_evicted(engine) == 0
 
 
 def test_idle_voices_make_room(parts: Parts) -> None:

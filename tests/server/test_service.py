@@ -16,7 +16,7 @@ from tests.support.patience import until
 from tests.support.tiny_model import FaultyVocoder, demo_tokens
 from token2wav import Token2Wav, Voice
 from token2wav.cache.block_pool import OutOfBlocksError
-from token2wav.config import LimitConfig, ServerConfig, StreamConfig
+from token2wav.config import LimitConfig, RuntimeConfig, ServerConfig, StreamConfig
 from token2wav.errors import (
     DeviceLostError,
     EngineError,
@@ -203,7 +203,7 @@ def test_metrics_that_fail_harm_no_request(service: Any, triton: FakeTriton, voi
 
 @pytest.mark.parametrize(
     ("streams", "left_blocks", "fit"),
-    [(64, -1, 2), (2, -1, None), (64, 8, 4), (64, 0, 9), (9, 0, None)],
+    [(64, -1, 2), (2, -1, None), (64, 8, 5), (64, 1, 25), (25, 1, None), (64, 0, None)],
 )
 def test_more_streams_than_the_cache_has_pages_for_are_warned_of(
     triton: FakeTriton,
@@ -214,10 +214,12 @@ def test_more_streams_than_the_cache_has_pages_for_are_warned_of(
     fit: int | None,
 ) -> None:
     """A stream of 30 s has 30 blocks, and one that its prompt begins; 65 pages are 64 MiB of the
-    tiny model's.
+    tiny model's. With a window, 8 chunks at a time borrow 5 pages each.
     """
     config = ServerConfig(
-        limits=LimitConfig(streams=streams), stream=StreamConfig(left_blocks=left_blocks)
+        limits=LimitConfig(streams=streams),
+        stream=StreamConfig(left_blocks=left_blocks),
+        runtime=RuntimeConfig(workers=1),
     )
     assert faulty[0].pipeline.flow.usage().capacity == 65
     importlib.import_module("token2wav_server.service").Service(faulty[0], config).close()

@@ -1,5 +1,5 @@
 """Ownership of the pages of the key-value cache: the pool of free pages, the cache of prefixes that
-streams share, and the pages of each stream.
+streams share, the common reserve of streams with a window, and the pages of each stream.
 
 A page is the memory for the keys and values of one attention block. This module handles only page
 numbers. `PagedKVCache` has the tensors.
@@ -217,6 +217,132 @@ class PrefixCache(Generic[ContentT]):
         }
 
 
+@dataclass(frozen=True)
+class PageNeeds:
+    """Pages that a stream with a limited number of visible blocks needs, without its prefix.
+
+    Attributes:
+        kept: largest number of pages that the stream needs between its chunks.
+        chunk: largest number of further pages that it needs while a chunk of it is computed.
+    """
+
+    kept: int
+    chunk: int = 0
+
+    def streams(self, pages: int, chunks: int) -> int | None:
+        """Returns the number of streams that fit, see `CommonReserve`; None for any number.
+
+        Args:
+            pages: number of pages without those of prefixes.
+            chunks: largest number of chunks that are computed at the same time.
+        """
+        few = pages // max(1, self.kept + self.chunk)
+        if few < chunks:
+            return few
+        return (pages - chunks * self.chunk) // self.kept if self.kept else None
+
+
+class CommonReserve:
+    """Reserve of pages for chunks, which all streams with a window share.
+
+    Such a stream needs `kept` pages between its chunks, one for each visible block. It needs up to
+    `chunk` further pages while one of its chunks is computed. The further pages are needed only by
+    chunks that are computed at the same moment: at most `chunks` chunks, and at most one of each
+    stream. N open streams can therefore never need more pages than
+
+        N * kept + min(N, chunks) * chunk
+
+    The cache holds exactly these pages for them. Every stream owns its `kept` pages from its
+    opening on. The reserve owns the rest, grows with each of the first `chunks` streams, and lends
+    pages to chunks. A chunk that has its pages waits for no page of another chunk, so it ends and
+    returns them. A stream is refused when it opens, or always gets its pages.
+
+    Thread-safe.
+
+    Args:
+        cache: cache that pages are taken from.
+        needs: pages of a stream.
+
+    Attributes:
+        needs: pages of a stream.
+    """
+
+    def __init__(self, cache: PrefixCache[Any], needs: PageNeeds) -> None:
+        self.needs = needs
+        self._cache = cache
+        self._chunks: int | None = None
+        self._streams = 0
+        self._free: list[int] = []
+        self._lent = 0
+        self._lock = threading.Lock()
+
+    def limit(self, chunks: int) -> None:
+        """Sets the largest number of chunks that the caller computes at the same time. Without a
+        limit, all streams may compute a chunk at the same time.
+        """
+        with self._lock:
+            self._chunks = chunks
+            self._return_surplus()
+
+    def open(self) -> list[int]:
+        """Takes the pages that a new stream keeps, and enlarges the reserve for it.
+
+        Raises:
+            OutOfBlocksError: the cache has too few free pages for both; nothing is taken.
+        """
+        with self._lock:
+            more = max(0, self._size(self._streams + 1) - len(self._free) - self._lent)
+            pages = self._cache.take(self.needs.kept + more)
+            self._streams += 1
+            self._free += pages[self.needs.kept :]
+            return pages[: self.needs.kept]
+
+    def close(self, pages: list[int]) -> None:
+        """Takes all pages of a stream back that is closed, those that it borrowed included."""
+        with self._lock:
+            self._streams -= 1
+            self._lent -= len(pages) - self.needs.kept
+            self._free += pages
+            self._return_surplus()
+
+    def lend(self, count: int) -> list[int]:
+        """Lends pages to a chunk of an open stream.
+
+        Raises:
+            OutOfBlocksError: the caller computes more chunks than the limit allows, and the cache
+                has no free pages for them; nothing is lent.
+        """
+        with self._lock:
+            if count > len(self._free):
+                self._free += self._cache.take(count - len(self._free))
+            self._free.sort()
+            lent = self._free[:count]
+            del self._free[:count]
+            self._lent += count
+            return lent
+
+    def give_back(self, pages: list[int]) -> None:
+        """Takes pages back from a chunk."""
+        with self._lock:
+            self._lent -= len(pages)
+            self._free += pages
+            self._return_surplus()
+
+    def _size(self, streams: int) -> int:
+        """Returns the number of pages of the reserve with a number of open streams."""
+        running = streams if self._chunks is None else min(streams, self._chunks)
+        return running * self.needs.chunk
+
+    def _return_surplus(self) -> None:
+        """Releases pages that the open streams cannot need."""
+        surplus = len(self._free) + self._lent - self._size(self._streams)
+        if (count := min(surplus, len(self._free))) > 0:
+            self._free.sort()
+            released = self._free[-count:]
+            del self._free[-count:]
+            self._cache.pool.release(released)
+
+
 class StreamBlocks:
     """Pages of the blocks of one stream: the blocks of the shared prefix, then its own blocks.
 
@@ -225,6 +351,8 @@ class StreamBlocks:
         shared: pages of the prefix, which holds the first blocks of the stream.
         grid: block grid of the stream. It gives the blocks that each block attends to.
         reserved: number of pages to take now, for blocks that are computed later.
+        common: common reserve, from which a stream with a window takes these pages, and borrows
+            more for each chunk; None to take all pages from the cache.
 
     Attributes:
         own: pages of the stream's own blocks, in order. Pages that no later block attends to are
@@ -235,13 +363,19 @@ class StreamBlocks:
     """
 
     def __init__(
-        self, cache: PrefixCache[Any], shared: Sequence[int], grid: BlockGrid, reserved: int
+        self,
+        cache: PrefixCache[Any],
+        shared: Sequence[int],
+        grid: BlockGrid,
+        reserved: int = 0,
+        common: CommonReserve | None = None,
     ) -> None:
         self._cache = cache
+        self._common = common
         self._shared = list(shared)
         self._grid = grid
         self._first = len(shared)  # index in the stream of the first block in `own`
-        self._reserve = cache.take(reserved)
+        self._reserve = common.open() if common else cache.take(reserved)
         self.own: list[int] = []
 
     @property
@@ -261,7 +395,8 @@ class StreamBlocks:
                 taken.
         """
         if count > len(self._reserve):
-            self._reserve += self._cache.take(count - len(self._reserve))
+            source = self._common.lend if self._common else self._cache.take
+            self._reserve += source(count - len(self._reserve))
             self._reserve.sort()
         block = self._first + len(self.own)
         self.own += self._reserve[:count]
@@ -269,27 +404,43 @@ class StreamBlocks:
         return [self._table(number) for number in range(block, block + count)]
 
     def retract(self, count: int) -> None:
-        """Removes the latest `count` blocks, which were provisional, and reserves their pages.
+        """Removes the latest `count` blocks, and reserves their pages, except borrowed ones.
 
-        The pages go to the front of the reserve, so that the next chunk computes the same blocks in
-        the same pages.
+        The blocks were provisional, or their chunk failed. The pages go to the front of the
+        reserve, so that the next chunk computes the same blocks in the same pages.
         """
         self._reserve[:0] = self.own[-count:]
         del self.own[-count:]
+        self._repay()
 
     def forget_unseen(self) -> None:
-        """Moves the pages of blocks that no later block attends to into the reserve."""
+        """Moves the pages of blocks that no later block attends to into the reserve, except
+        borrowed ones.
+        """
         following = self._first + len(self.own)
         unseen = min(len(self.own), self._grid.first_needed(following) - self._first)
         if unseen > 0:
             self._reserve += self.own[:unseen]
             del self.own[:unseen]
             self._first += unseen
+        self._repay()
 
     def release(self) -> None:
         """Frees all pages of the stream, except the pages of the prefix."""
-        self._cache.pool.release(self.own)
-        self._cache.pool.release(self._reserve)
+        pages, common = self.own + self._reserve, self._common
+        self.own, self._reserve, self._common = [], [], None  # a second call does nothing
+        if common:
+            common.close(pages)
+        else:
+            self._cache.pool.release(pages)
+
+    def _repay(self) -> None:
+        """Returns borrowed pages to the common reserve, unless blocks of the stream are in them."""
+        if self._common and (
+            borrowed := min(self.held - self._common.needs.kept, len(self._reserve))
+        ):
+            self._common.give_back(self._reserve[-borrowed:])
+            del self._reserve[-borrowed:]
 
     def _table(self, block: int) -> list[int]:
         return [self._page(visible) for visible in self._grid.visible_blocks(block)]

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from math import ceil
 
 import numpy as np
 import torch
@@ -21,7 +22,9 @@ from numpy.typing import NDArray
 from token2wav.block_grid import BlockGrid
 from token2wav.cache.block_pool import (
     BlockPool,
+    CommonReserve,
     OutOfBlocksError,
+    PageNeeds,
     Prefix,
     PrefixCache,
     StreamBlocks,
@@ -41,6 +44,7 @@ from token2wav.execution.stages import (
     StatefulStage,
     TokenChunk,
 )
+from token2wav.model_config import ModelConfig
 from token2wav.networks.estimator import Estimator
 from token2wav.networks.grouping import map_grouped
 from token2wav.networks.staging import joined, to_device
@@ -49,6 +53,9 @@ from token2wav.voice import Voice
 
 # Number of blocks of a prompt that are computed at once. It bounds the memory, and costs no time.
 _PREFILL_BLOCKS = 4
+# Pages that a stream without a window takes when it opens. They hold a first chunk with the end of
+# the prompt.
+_FIRST_PAGES = 3
 _PROMPTS = 16  # slots for the states of prompts that exist from the start
 
 
@@ -151,6 +158,24 @@ def encoder_cache(encoder: Encoder, block_tokens: int, cache: PagedKVCache) -> E
     return EncoderCache(encoder.key_value_specs, block_tokens, cache.pages, encoder.device)
 
 
+def page_needs(config: ModelConfig, left_blocks: int, longest_hop: int) -> PageNeeds:
+    """Returns the pages that a stream with a limited number of visible blocks needs.
+
+    The longest chunk is a last chunk. Besides its hop, it contains the tokens that would be the
+    look-ahead of another chunk. A first chunk also contains the blocks at the end of the prompt
+    that depend on later tokens. But no block comes before it that the stream would have to keep.
+
+    Args:
+        config: sizes of the model.
+        left_blocks: number of visible blocks before each block, besides the prefix; at least 0.
+        longest_hop: tokens of the longest hop of a stream.
+    """
+    block, after = config.block_tokens, max(config.lookahead_tokens, config.ahead_tokens, 1) - 1
+    last = ceil(after / block)
+    first = config.hop_blocks[0] + last + 1 + ceil(max(0, config.lookahead_tokens - 1) / block)
+    return PageNeeds(left_blocks, max(longest_hop // block + last, first - left_blocks))
+
+
 class CachedFlow(StatefulStage[_Stream], FlowStage):
     """Incremental flow on a CPU or a CUDA device.
 
@@ -158,8 +183,9 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
     the stream is rejected. If a later chunk finds too few pages, the stream releases its own pages
     and its reference to the pages of the prompt. From then on it recomputes its history for every
     chunk, which is slower and has the same result. With a limited number of past blocks
-    (`left_blocks` >= 0) a stream needs a fixed number of pages, and takes all of them when it
-    opens.
+    (`left_blocks` >= 0) a stream needs a bounded number of pages. When it opens, it takes the pages
+    that it keeps between its chunks. Each chunk borrows the rest from a reserve that all streams
+    share (`CommonReserve`).
 
     Args:
         recompute: the same flow without cache. It computes whole utterances, and the streams that
@@ -191,7 +217,6 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
         self._recompute = recompute
         self._runners = dict(runners)
         self._usual = next(iter(runners))
-        self._longest_hop = longest_hop
         self._layout = cache.layout
         self.states = states
         if conditions is None:
@@ -200,6 +225,10 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
         self.conditions = conditions
         self.pool = BlockPool(cache.pages)
         self.prefixes: PrefixCache[_Prompt] = PrefixCache(self.pool)
+        self._common = None
+        if self._left_blocks >= 0:
+            needs = page_needs(self._config, self._left_blocks, longest_hop)
+            self._common = CommonReserve(self.prefixes, needs)
         self._zero = torch.zeros(self._config.mel_bands, 1, device=self._device)
         self._lock = threading.Lock()  # guards `busy` and `closed` of the streams
 
@@ -226,7 +255,7 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
         with ExitStack() as taken:  # releases everything again if a later step fails
             taken.callback(self.prefixes.release, prefix)
             grid = self._config.grid(len(voice.prompt_tokens), self._left_blocks)
-            blocks = StreamBlocks(self.prefixes, prompt.pages, grid, self._reserved_blocks())
+            blocks = StreamBlocks(self.prefixes, prompt.pages, grid, _FIRST_PAGES, self._common)
             taken.callback(blocks.release)
             slot = self.states.take()
             taken.callback(self.states.release, slot)
@@ -256,22 +285,14 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
         if not busy:
             self._release(stream)
 
+    def limit_chunks(self, most: int) -> None:
+        if self._common:
+            self._common.limit(most)
+
     def whole(
         self, tokens: NDArray[np.int32], voice: Voice, *, streaming: bool, steps: int = 0
     ) -> torch.Tensor:
         return self._recompute.whole(tokens, voice, streaming=streaming, steps=steps)
-
-    def _reserved_blocks(self) -> int:
-        """Returns the number of pages that a stream takes when it opens.
-
-        They are enough for its first chunk, or for its whole life if the number of visible blocks
-        is limited.
-        """
-        if self._left_blocks < 0:
-            return 3
-        # Besides its hop, a first chunk contains up to two blocks of the prompt, and a last chunk
-        # contains the look-ahead tokens.
-        return max(1, self._left_blocks) + self._longest_hop // self._config.block_tokens + 2
 
     def _enter(self, handles: list[int]) -> list[_Stream]:
         """Marks the streams of a batch as busy, so that `close` does not release their pages."""
@@ -292,8 +313,14 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
             self._release(stream)
 
     def _advance(self, streams: list[_Stream], chunks: list[TokenChunk]) -> list[torch.Tensor]:
-        parts = [self._next_part(*each) for each in zip(streams, chunks, strict=True)]
-        computed = iter(self._computed([part for part in parts if part is not None]))
+        parts: list[_Part | None] = []
+        with ExitStack() as taken:  # returns the pages of all chunks if one of them fails
+            for stream, chunk in zip(streams, chunks, strict=True):
+                parts.append(part := self._next_part(stream, chunk))
+                if part is not None:
+                    taken.callback(stream.blocks.retract, len(part.placed.tables))
+            computed = iter(self._computed([part for part in parts if part is not None]))
+            taken.pop_all()
         mels = []
         for stream, chunk, part in zip(streams, chunks, parts, strict=True):
             mel = self._recomputed(stream, chunk) if part is None else next(computed)
@@ -322,6 +349,8 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
         try:
             tables = stream.blocks.extend(stream.grid.block_count(chunk.start, chunk.stop))
         except OutOfBlocksError:
+            if self._common:  # more chunks run than `limit_chunks` allows, so the caller is wrong
+                raise
             return None
         placed = PlacedChunk(chunk, stream.grid, stream.slot, tables)
         return _Part(placed, stream.steps, stream.prompt)

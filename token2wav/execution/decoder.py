@@ -37,6 +37,9 @@ class TokenDecoder(Stage):
     def close(self, handle: int) -> None:
         self._frames.close(handle)
 
+    def limit_chunks(self, most: int) -> None:
+        self._frames.limit_chunks(most)
+
     def usage(self) -> CacheUsage:
         return self._frames.usage()
 

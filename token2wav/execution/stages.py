@@ -134,6 +134,11 @@ class Stage(Protocol):
     def close(self, handle: int) -> None:
         """Releases an utterance; a handle that is not open is ignored."""
 
+    def limit_chunks(self, most: int) -> None:
+        """Sets the largest number of chunks that the caller computes at the same time, in all calls
+        of `advance` together. A cache may keep less memory for so many chunks.
+        """
+
     def usage(self) -> CacheUsage:
         """Returns the present use of the cache; all zero for a stage without cache."""
         return CacheUsage()
@@ -317,6 +322,9 @@ class StatefulStage(Generic[State]):
 
     def close(self, handle: int) -> None:
         self._streams.pop(handle, None)
+
+    def limit_chunks(self, most: int) -> None:
+        """Sets nothing, because a stage without cache keeps no memory for chunks."""
 
     def usage(self) -> CacheUsage:
         return CacheUsage()

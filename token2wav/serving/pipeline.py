@@ -228,6 +228,12 @@ class Pipeline:
         """Stage from mel to audio. A model without this stage raises ConfigError."""
         return self._stage("vocoder")
 
+    def limit_chunks(self, most: int) -> None:
+        """Sets the largest number of chunks that the caller computes at the same time, in all calls
+        of `advance` together. The cache of the first stage then keeps no pages for more chunks.
+        """
+        next(iter(self.stages.values())).limit_chunks(most)
+
     def usage(self) -> CacheUsage:
         """Returns the usage of the key-value cache, which only the first stage has."""
         return next(iter(self.stages.values())).usage()

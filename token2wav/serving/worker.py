@@ -93,6 +93,7 @@ class WorkerPool(RequestPool):
     ) -> None:
         super().__init__(pipeline, limits, observer, clock, on_device_lost)
         pipeline.load.workers = workers
+        pipeline.limit_chunks(workers * limits.batch_streams)
         self._closed = threading.Event()
         self._torch_threads = max(1, torch.get_num_threads() // workers)
         self._workers = [_Worker(number) for number in range(workers)]

@@ -120,8 +120,10 @@ def held_back_seconds(config: ModelConfig, stream: StreamConfig) -> float:
 
 
 def load_flow(folder: Path, server: ServerConfig) -> FlowStage:
-    """Loads the flow stage of a model folder."""
-    return FlowStage(_load(folder, server, "flow"))
+    """Loads the flow stage of a model folder. `OrderedStage` computes one batch at a time."""
+    model = _load(folder, server, "flow")
+    model.pipeline.limit_chunks(server.limits.batch_streams)
+    return FlowStage(model)
 
 
 def load_vocoder(folder: Path, server: ServerConfig) -> VocoderStage:
