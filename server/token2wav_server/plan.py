@@ -20,6 +20,7 @@ from token2wav.config.arguments import CommandParser
 from token2wav.config.values import number
 from token2wav.errors import ConfigError, Token2WavError
 from token2wav.families import read_config
+from token2wav_server.plan_graphs import NODE_BYTES, graph_nodes
 from token2wav_server.plan_memory import share_out, stream_needs, weight_bytes
 
 PROGRAM = "token2wav-plan"
@@ -68,14 +69,6 @@ def make_plan(options: argparse.Namespace) -> dict[str, Any]:
     compute = None if options.costs is None else measured_streams(options.costs, rate)
     storage = options.precision if options.storage == "auto" else options.storage
     needs = stream_needs(model, stream, storage, prompt, length)
-    memory = share_out(
-        (options.memory_mib or GPU_MIB[options.gpu]) * _MIB,
-        options.used_mib * _MIB,
-        weight_bytes(model, options.precision),
-        options.cache_mib * _MIB,
-        needs,
-        options.voices,
-    )
     unmeasured = (
         "not measured; run make gpu-check on the GPU, and pass its report.json with --costs"
     )
@@ -85,6 +78,17 @@ def make_plan(options: argparse.Namespace) -> dict[str, Any]:
             f"{compute['gpu'] or 'a computer without a GPU'}"
         )
         compute = None
+    nodes, graph_mib = graph_nodes(model, stream), compute and compute["graph_mib"]
+    memory = share_out(
+        (options.memory_mib or GPU_MIB[options.gpu]) * _MIB,
+        options.used_mib * _MIB,
+        weight_bytes(model, options.precision),
+        options.cache_mib * _MIB,
+        needs,
+        options.voices,
+        options.batch_streams,
+        graph_mib * _MIB if graph_mib else nodes * NODE_BYTES,
+    )
     best = memory.streams if compute is None else max(compute["streams"].values())
     return {
         "model": options.model,
@@ -94,8 +98,10 @@ def make_plan(options: argparse.Namespace) -> dict[str, Any]:
         "left_blocks": model.window(stream),
         "storage": storage,
         # vocoders and codecs stay in float32
-        "precision": options.precision if needs.pages else "float32",
+        "precision": options.precision if needs.page_bytes else "float32",
         "voices": options.voices,
+        "batch_streams": options.batch_streams,
+        "graphs": "measured" if graph_mib else f"estimated for {nodes:,} nodes",
         "stream": {**asdict(needs), "bytes": needs.pages * needs.page_bytes + needs.context_bytes},
         "bytes_per_second_of_audio": round(needs.page_bytes * rate / model.block_tokens),
         "memory": asdict(memory),
@@ -119,7 +125,8 @@ def measured_streams(report: Path, token_rate: float) -> dict[str, Any]:
 
     Returns:
         The GPU, the model, the chunk length and the history of the measurement. `streams` maps the
-        number of streams in a batch to the number of streams that run in real time.
+        number of streams in a batch to the number of streams that run in real time. `graph_mib` is
+        the memory that the CUDA graphs took, in MiB; 0 if it was not measured.
 
     Raises:
         ConfigError: the file is not such a report.
@@ -142,6 +149,7 @@ def measured_streams(report: Path, token_rate: float) -> dict[str, Any]:
                 row["streams"]: int(row["streams"] * hop / token_rate / row["total_ms"][0] * 1000)
                 for row in rows
             },
+            "graph_mib": max((row.get("graph_mib", 0) for row in content["rows"]), default=0),
         }
     except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError) as error:
         raise ConfigError(
@@ -167,7 +175,7 @@ def as_table(plan: dict[str, Any]) -> str:
         else f"the prompt and {plan['left_blocks']} past blocks"
     )
     lines = [("model", plan["model"])]
-    if not stream["pages"]:
+    if not stream["page_bytes"]:
         lines += [
             ("stream", f"{plan['stream_tokens']} tokens, with a state of fixed size"),
             ("a stream", _mib(stream["bytes"])),
@@ -188,6 +196,17 @@ def as_table(plan: dict[str, Any]) -> str:
                 f"{stream['pages']} pages of {_mib(stream['page_bytes'])}, "
                 f"{_mib(stream['bytes'])} in all",
             ),
+            *(
+                [
+                    (
+                        "a chunk",
+                        f"{stream['chunk_pages']} more pages while it is computed; "
+                        f"{plan['batch_streams']} chunks at a time",
+                    )
+                ]
+                if stream["chunk_pages"]
+                else []
+            ),
             ("a voice", f"{stream['prompt_pages']} pages, shared; {plan['voices']} voices"),
         ]
     lines += [
@@ -199,7 +218,12 @@ def as_table(plan: dict[str, Any]) -> str:
             ).strip(),
         ),
         ("  weights", f"{_mib(memory['weights'])} in {plan['precision']}"),
-        *([("  cache", _mib(memory["cache"]))] if stream["pages"] else []),
+        *([("  cache", _mib(memory["cache"]))] if stream["page_bytes"] else []),
+        *(
+            [("  graphs", f"{_mib(memory['graphs'])}, {plan['graphs']}")]
+            if memory["graphs"]
+            else []
+        ),
         (
             "  the rest",
             f"{_mib(memory['rest'])} for batches and activations, which are not measured",
@@ -224,7 +248,7 @@ def as_table(plan: dict[str, Any]) -> str:
     lines.append(("streams", f"{plan['streams']}; limited by {plan['binds']}"))
     # For a codec no limit is recommended from the memory of its states alone, because activations
     # and compute set the limit first.
-    if plan["streams"] > LimitConfig().streams and (compute or stream["pages"]):
+    if plan["streams"] > LimitConfig().streams and (compute or stream["page_bytes"]):
         lines.append(
             ("", f"set limits.streams to this number; its default is {LimitConfig().streams}")
         )
@@ -270,6 +294,12 @@ def _parser() -> argparse.ArgumentParser:
     for option, usual, text in (
         ("--used-mib", 0, "memory used by CUDA itself and other programs, in MiB (default: 0)"),
         ("--voices", 1, "number of voices in use at the same time (default: 1)"),
+        (
+            "--batch-streams",
+            LimitConfig().batch_streams,
+            "setting limits.batch_streams of the server, times its workers; a GPU has one worker "
+            f"(default: {LimitConfig().batch_streams})",
+        ),
         (
             "--max-hop-tokens",
             0,

@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from token2wav.cache.block_pool import PageNeeds
 from token2wav.cache.paged_kv_cache import PagedKVCache, Storage
 from token2wav.cache.states import StateStore
 from token2wav.config import StreamConfig
 from token2wav.execution.assemble import family_of, flow_networks
 from token2wav.execution.batch import ChunkInput
-from token2wav.execution.cached_flow import CachedFlow, flow_states
+from token2wav.execution.cached_flow import CachedFlow, flow_states, page_needs
 from token2wav.execution.device import cuda_cache_bytes
 from token2wav.execution.recompute import RecomputeFlow
 from token2wav.execution.runner import Runner
@@ -40,15 +41,18 @@ class StreamNeeds:
     """Memory that one stream needs.
 
     Attributes:
-        page_bytes: bytes of a page, which holds the keys and values of one attention block.
+        page_bytes: bytes of a page, which holds the keys and values of one attention block; 0 for a
+            codec, which has no pages.
         prompt_pages: number of pages that hold the prompt, shared by all streams of the voice.
-        pages: largest number of other pages that the stream holds at a time; 0 for a codec.
+        pages: largest number of other pages that the stream holds between its chunks.
+        chunk_pages: largest number of further pages that a chunk borrows while it is computed.
         context_bytes: bytes that the stream needs besides its pages.
     """
 
     page_bytes: int
     prompt_pages: int
     pages: int
+    chunk_pages: int
     context_bytes: int
 
 
@@ -61,7 +65,8 @@ class GpuMemory:
         taken: memory that CUDA itself and other programs take.
         weights: memory of the weights of all stages, and of the tables computed from weights.
         cache: memory of the pages of keys and values.
-        rest: remaining memory, for batches, activations, contexts of streams and captured graphs.
+        graphs: memory of the nodes of CUDA graphs.
+        rest: remaining memory, for batches, activations and contexts of streams.
         streams: number of streams that fit at the same time, each of the largest size.
         binds: name of the resource that limits the number of streams.
     """
@@ -70,6 +75,7 @@ class GpuMemory:
     taken: int
     weights: int
     cache: int
+    graphs: int
     rest: int
     streams: int
     binds: str
@@ -95,7 +101,7 @@ def stream_needs(
     """
     if "flow" not in model.stages:
         states = StateStore({"decoder": state_specs(_decoder(model))}, _META, slots=1)
-        return StreamNeeds(0, 0, 0, states.slot_bytes)
+        return StreamNeeds(0, 0, 0, 0, states.slot_bytes)
     longest_hop, steps = model.hops(stream)[1], model.ode_steps
     # Pages for the utterance, and for the blocks that a stream with a window reserves in addition.
     room = (
@@ -131,8 +137,9 @@ def stream_needs(
         chunker.computed()
     shared = flow.usage().shared
     flow.close(handle)
-    own = most - shared
-    return StreamNeeds(made.page_bytes, shared, own, states.slot_bytes)
+    window = model.window(stream)
+    lent = 0 if window < 0 else page_needs(model, window, longest_hop).chunk
+    return StreamNeeds(made.page_bytes, shared, most - shared - lent, lent, states.slot_bytes)
 
 
 def weight_bytes(model: ModelConfig, precision: str) -> int:
@@ -177,7 +184,14 @@ def _tensors(value: object) -> list[torch.Tensor]:
 
 
 def share_out(
-    total: int, taken: int, weights: int, cache: int, needs: StreamNeeds, voices: int
+    total: int,
+    taken: int,
+    weights: int,
+    cache: int,
+    needs: StreamNeeds,
+    voices: int,
+    chunks: int,
+    graphs: int = 0,
 ) -> GpuMemory:
     """Divides the memory of a GPU into shares, and counts the streams that fit.
 
@@ -188,18 +202,22 @@ def share_out(
         cache: bytes of the cache; 0 for the share of free memory that a server takes by default.
         needs: memory that one stream needs.
         voices: number of voices whose prompts are in the cache.
+        chunks: largest number of chunks that are computed at the same time.
+        graphs: bytes of the nodes of CUDA graphs. The server allocates them after the cache.
     """
     free = max(0, total - taken - weights)
-    if not needs.pages:
-        streams = free // needs.context_bytes
-        return GpuMemory(total, taken, weights, 0, free, streams, _STATES if free else "weights")
-    cache = min(cache, free) if cache else cuda_cache_bytes(free)
-    pages = cache // needs.page_bytes - voices * needs.prompt_pages
-    by_pages, by_contexts = max(0, pages) // needs.pages, (free - cache) // needs.context_bytes
-    binds = "cache pages" if by_pages <= by_contexts else _STATES
+    cache = min(cache, free) if cache else cuda_cache_bytes(free) if needs.page_bytes else 0
+    graphs = min(graphs, free - cache)
+    rest = free - cache - graphs
+    streams, binds = rest // needs.context_bytes, _STATES
+    if needs.page_bytes:
+        pages = max(0, cache // needs.page_bytes - voices * needs.prompt_pages)
+        by_pages = PageNeeds(needs.pages, needs.chunk_pages).streams(pages, chunks)
+        if by_pages is not None and by_pages <= streams:
+            streams, binds = by_pages, "cache pages"
     if not free:
         binds = "weights"
-    return GpuMemory(total, taken, weights, cache, free - cache, min(by_pages, by_contexts), binds)
+    return GpuMemory(total, taken, weights, cache, graphs, rest, streams, binds)
 
 
 class _ShapeRunner(Runner):

@@ -9,19 +9,23 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.environment import RESULTS
 from benchmarks.gpu.report import write_report
-from tests.benchmarks.test_gpu_report import chunk, good
+from benchmarks.gpu.settings import SETTINGS
+from benchmarks.models import public_configs
+from tests.benchmarks.test_gpu_report import chunk, good, row
 from tests.execution.rig import CheapSolver, FlowStream, Parts
 from tests.support.codec_models import WRITERS
 from tests.support.family_golden import FamilyGolden
 from tests.support.golden import TINY
 from tests.support.utterances import a_voice, portions, some_tokens
-from token2wav import StreamConfig, Token2Wav
+from token2wav import LimitError, StreamConfig, Token2Wav
 from token2wav.cache.paged_kv_cache import PagedKVCache, Storage
 from token2wav.execution.assemble import flow_networks, load_network
 from token2wav.execution.cached_flow import CachedFlow
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav_server.plan import main
+from token2wav_server.plan_graphs import graph_nodes
 from token2wav_server.plan_memory import StreamNeeds, share_out, stream_needs, weight_bytes
 
 GIB = 2**30
@@ -76,7 +80,7 @@ def test_planned_pages_equal_the_pages_of_engines(
     needs = stream_needs(parts.config, stream, storage, prompt_tokens, tokens)
     engine = parts.incremental(256, storage=storage, left_blocks=left_blocks, solver=CheapSolver())
     most = speak_side_by_side(parts, engine, stream, prompt_tokens, tokens, count)
-    assert most == needs.prompt_pages + count * needs.pages
+    assert most == needs.prompt_pages + count * (needs.pages + needs.chunk_pages)
     assert engine.usage().page_bytes == needs.page_bytes
 
 
@@ -85,10 +89,25 @@ def test_as_many_streams_fit_as_planned_and_not_one_more(
 ) -> None:
     needs = stream_needs(parts.config, StreamConfig(), "float32", 80, 260)
     cache = 60 * needs.page_bytes
-    plan = share_out(1 << 30, 0, weight_bytes(parts.config, "float32"), cache, needs, voices=1)
+    weights = weight_bytes(parts.config, "float32")
+    plan = share_out(1 << 30, 0, weights, cache, needs, voices=1, chunks=8)
     assert plan.streams == (60 - needs.prompt_pages) // needs.pages
     assert _recomputing(parts, plan.streams, monkeypatch) == 0
     assert _recomputing(parts, plan.streams + 1, monkeypatch) > 0
+
+
+def test_as_many_streams_with_a_window_open_as_planned_and_not_one_more(parts: Parts) -> None:
+    stream = StreamConfig(left_blocks=1, max_hop_tokens=25)
+    needs = stream_needs(parts.config, stream, "float32", 80, 260)
+    assert (needs.pages, needs.chunk_pages) == (1, 3)
+    plan = share_out(1 << 30, 0, 0, 20 * needs.page_bytes, needs, voices=1, chunks=2)
+    assert plan.streams == 20 - needs.prompt_pages - 2 * needs.chunk_pages
+    engine = parts.incremental(20, left_blocks=1, longest_hop=25, solver=CheapSolver())
+    engine.limit_chunks(2)
+    for _ in range(plan.streams):
+        engine.open(a_voice(80))
+    with pytest.raises(LimitError, match="try again later"):
+        engine.open(a_voice(80))
 
 
 def _recomputing(parts: Parts, streams: int, monkeypatch: pytest.MonkeyPatch) -> int:
@@ -155,13 +174,60 @@ def test_public_size_in_float16_takes_ninety_megabytes_a_second(
     ],
 )
 def test_binding_resource(cache: int, free: int, streams: int, binds: str) -> None:
-    needs = StreamNeeds(page_bytes=10 * GIB, prompt_pages=3, pages=11, context_bytes=20 * GIB)
-    plan = share_out((100 + 50 + free) * GIB, 50 * GIB, 100 * GIB, cache * GIB, needs, voices=1)
+    needs = StreamNeeds(10 * GIB, prompt_pages=3, pages=11, chunk_pages=0, context_bytes=20 * GIB)
+    total = (100 + 50 + free) * GIB
+    plan = share_out(total, 50 * GIB, 100 * GIB, cache * GIB, needs, voices=1, chunks=8)
     assert (plan.streams, plan.binds) == (streams, binds)
+
+
+def test_graphs_leave_less_room_for_the_states_of_streams() -> None:
+    needs = StreamNeeds(GIB, prompt_pages=1, pages=1, chunk_pages=0, context_bytes=GIB)
+    for graphs, streams in ((0, 20), (5, 15), (50, 0)):
+        plan = share_out(100 * GIB, 0, 0, 80 * GIB, needs, voices=1, chunks=8, graphs=graphs * GIB)
+        assert (plan.graphs, plan.streams) == (min(graphs, 20) * GIB, streams)
+
+
+# Nodes of the CUDA graphs of each family, as `benchmarks.launches` counts them.
+COUNTED = json.loads((RESULTS / "launches.json").read_text())["rows"]
+
+
+@pytest.mark.parametrize("family", [*public_configs()])
+def test_estimated_nodes_are_close_to_the_counted_launches(family: str) -> None:
+    model = public_configs()[family]
+    [counts] = [
+        each
+        for each in COUNTED
+        if each["family"] == family and each["streams"] == 1 and each["spoken_s"] == 0.0
+    ]
+    captured = {name: stage["captured"] for name, stage in counts["stages"].items()}
+    nodes = graph_nodes(model, StreamConfig())
+    if family == "StreamFlow":  # its flow has no graphs
+        assert (nodes, captured["flow"]) == (0, 0)
+        return
+    counted = 11 * (captured["encoder"] + captured["flow"])
+    if family == "BigVGAN":  # the first chunk is shorter than its shortest graph
+        assert nodes > counted + 12 * counts["stages"]["vocoder"]["launches"]
+    else:
+        assert nodes == pytest.approx(counted + 12 * captured["vocoder"], rel=0.05)
+
+
+def test_600_lean_streams_of_20_seconds_fit_into_139_gigabytes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    stream, storage = SETTINGS["lean"]
+    lean = ["--storage", storage, "--left-blocks", str(stream.left_blocks)]
+    lean += ["--max-hop-tokens", str(stream.max_hop_tokens), "--batch-streams", "64"]
+    size = ["--memory-mib", str(139 * 10**9 >> 20), "--stream-seconds", "20"]
+    assert main(["--model", str(FULL), *size, *lean, "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["streams"] >= 600
+    assert plan["memory"]["graphs"] > 2**30
+    assert plan["graphs"].startswith("estimated for 19,")
 
 
 def report_in(folder: Path, gpu: str | None = "NVIDIA H200") -> Path:
     rows = [chunk(*measured) | {"history_s": measured[2] + 3.0} for measured in ROWS]
+    rows.append(row("chunks", "the model", graphs=34, graph_nodes=19_806, graph_mib=700))
     write_report(good() | {"rows": rows}, folder)
     path = folder / "report.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"gpu": gpu}))
@@ -181,6 +247,7 @@ def test_compute_binds_where_it_was_measured(
     assert main(common) == 0
     table = capsys.readouterr().out
     assert "NVIDIA H200, full in float16, chunks of 100 tokens after 33 s" in table
+    assert "graphs    700 MiB, measured" in table
     assert "61; limited by compute" in table
 
 

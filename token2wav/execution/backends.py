@@ -55,7 +55,7 @@ _ORDER: dict[str, tuple[BackendName, ...]] = {
 # one width for all graphs. Kernels read only the pages of a block. So unused room costs 8 KB for
 # each of the 423 rows, and a copy of at most 1 MB for each batch. Narrower tables for short
 # histories would save 6 KB for each row, but double the number of captures.
-_BLOCKS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
+CAPTURED_BLOCKS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 _PAST = 2047  # past pages of a block
 # Sizes of the CUDA graphs on an exported step, which pads its inputs: numbers of past blocks, up to
 # one minute with the prompt, and numbers of streams. A batch with a longer past runs eagerly.
@@ -173,7 +173,7 @@ def runner(
         if kernel_step is None or pool is None or not kernels_run(device, dim_head):
             return Runner(TorchStep(*parts), states)
         step = kernel_step(*parts)
-        buckets = [BatchSize(blocks, 1, _PAST) for blocks in _BLOCKS]
+        buckets = [BatchSize(blocks, 1, _PAST) for blocks in CAPTURED_BLOCKS]
     else:
         step, buckets = ExportedStep(*parts, backend.step), exported_buckets(longest_blocks)
         if pool is None or backend.name == "onnx":
@@ -208,7 +208,7 @@ def conditions(
         return StreamConditions(encoder, cache, states)
     if heads and not kernels_run(encoder.device, dim_head):
         return StreamConditions(encoder, cache, states)
-    buckets = [BatchSize(blocks, 1, _PAST) for blocks in _BLOCKS]
+    buckets = [BatchSize(blocks, 1, _PAST) for blocks in CAPTURED_BLOCKS]
     log.info("the encoder runs in %d CUDA graphs", len(buckets))
     return BlockConditions(encoder, cache, states, block_tokens, buckets, pool)
 

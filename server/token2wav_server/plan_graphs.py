@@ -1,0 +1,51 @@
+"""Memory of the CUDA graphs of a model, estimated from the number of their nodes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from token2wav.config import StreamConfig
+from token2wav.execution.assemble import CAPTURED_STREAMS, flow_networks
+from token2wav.execution.backends import CAPTURED_BLOCKS
+from token2wav.execution.vocoder import likely_pieces
+from token2wav.families import networks_module
+from token2wav.model_config import ModelConfig
+from token2wav.networks.hift import HiFT
+
+# Nodes of a CUDA graph of the encoder, and of one ODE step, by family. They are the launches that
+# `benchmarks.launches` counts at the published sizes, which change with the layers of a model. A
+# graph has the same nodes for any size of its batch.
+_FLOW_NODES = {
+    "cosyvoice3": (34, 170),
+    "cosyvoice2": (274, 477),
+    "chatterbox": (274, 477),
+    "stepaudio2": (274, 234),
+}
+_HIFT_NODES = 61
+_BIGVGAN_NODES = 2056
+_PIECE_LENGTHS = 2  # lengths of pieces that HiFT on kernels has graphs for, see `kernel_sizes`
+# Memory of a node. A user of driver 470 saw 63 to 66 KB for each node of an empty kernel
+# (https://forums.developer.nvidia.com/t/244901). Newer drivers are said to need less.
+NODE_BYTES = 64 << 10
+
+
+def graph_nodes(model: ModelConfig, stream: StreamConfig) -> int:
+    """Estimates the number of nodes of all CUDA graphs of a model.
+
+    Returns 0 for a codec, for a flow without graphs, and for a family outside this project, whose
+    nodes nobody has counted.
+    """
+    family = networks_module(model).__package__.rpartition(".")[2]
+    if family not in _FLOW_NODES:
+        return 0
+    encoder, step = _FLOW_NODES[family]
+    with torch.device("meta"):
+        vocoder: Any = flow_networks(model, "float32").vocoder
+    doublings = CAPTURED_STREAMS.bit_length()
+    nodes = len(CAPTURED_BLOCKS) * (encoder + model.ode_steps * step)
+    if isinstance(vocoder, HiFT):
+        return nodes + _PIECE_LENGTHS * doublings * _HIFT_NODES
+    pieces = likely_pieces(vocoder.lookahead_frames, model, model.hops(stream), CAPTURED_STREAMS)
+    return nodes + len(pieces) * _BIGVGAN_NODES
