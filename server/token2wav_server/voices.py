@@ -1,8 +1,8 @@
 """Voices of a server: voices that its settings name, and voices that clients send.
 
-The server reads the voices of its settings from files, and knows them by name and by id. The id is
-a hash of the content. A voice that a client sent is known by its id alone, because a client could
-send two different voices under the same name. This module does not import torch.
+The server reads the voices of its settings from files. Clients can request them by name or by id.
+The id is a hash of the content. A voice that a client sent can be requested only by its id, because
+clients could send two different voices under the same name. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MAX_NAMES_LISTED = 20
 class VoiceRegistry:
     """Registry of voices, which finds a voice by its id or by its name. It is thread-safe.
 
-    Voices with a name are kept for good. The number of voices without a name is limited: the
+    Voices with a name are never evicted. The number of voices without a name is limited: the
     registry evicts the voice that was registered or requested least recently. Open streams are not
     affected, because each stream has its own reference to its voice.
 

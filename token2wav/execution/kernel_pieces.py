@@ -30,7 +30,7 @@ class PieceSize:
     """Size of a batch of pieces.
 
     Attributes:
-        frames: room for mel frames of a piece.
+        frames: number of mel frames that a piece has room for.
         rows: number of streams.
     """
 
@@ -50,7 +50,7 @@ class PieceSize:
 def kernel_sizes(
     lookahead_frames: int, config: ModelConfig, hops: tuple[int, int], most_streams: int
 ) -> list[PieceSize]:
-    """Lists sizes for first chunks and for the longest ones, for powers of two of streams.
+    """Lists sizes for first chunks and for the longest chunks, each for 1, 2, 4 ... streams.
 
     A first chunk has up to twice the frames of a hop, because it also fills the last block of the
     prompt. A last chunk is longer by the frames that the vocoder holds back. A chunk needs no
@@ -100,7 +100,8 @@ class _KernelBatch:
         self._noise = torch.zeros(streams * (1 + frames), samples, device=device)
         self._audio = torch.empty(streams, frames * samples, device=device)
         # One tensor, so that one copy brings all numbers to the device: slots to read, slots to
-        # write, rows of the noise, and the table of the pieces, which are half as wide.
+        # write, rows of the noise, and the table of the pieces. Numbers of the table have half the
+        # width of the others.
         counts = streams, streams, streams * (1 + frames), streams * COLUMNS.value // 2
         self._numbers = torch.zeros(sum(counts), dtype=torch.int64, device=device)
         self._slots, self._targets, self._noise_rows, table = self._numbers.split(counts)

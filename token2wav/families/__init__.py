@@ -1,20 +1,19 @@
 """Families of models. Each family is a package that reads the folders of one published format.
 
-The package of a family has, besides its name:
+The package of a family has these members:
 
 - `FILES`: file names, or patterns such as `*.nemo`. A folder with any of these files holds a model
-of the family. Empty for a
-part of other families.
-- `MODEL_TYPES`: values of `model_type` in a `config.json` of Hugging Face, by which a folder is
-recognised too; optional.
-- `CONFIG_KEYS`: keys of a `config.json` without `model_type`, by which a folder is recognised too.
-Optional.
+  of the family. It is empty if the package only holds networks for other families.
+- `MODEL_TYPES`, optional: values of `model_type` in a `config.json` of Hugging Face, by which a
+  folder is recognised too.
+- `CONFIG_KEYS`, optional: keys of a `config.json` without `model_type`, by which a folder is
+  recognised too.
 - `read(folder)`: returns its subclass of `ModelConfig`, without importing torch.
 - a module `networks` with `FAMILY`, a `token2wav.execution.family.Family`: networks, weights and
-noise.
+  noise.
 
-Packages in this folder are families. So are packages that an installed distribution names in its
-entry points of the group `token2wav.families`.
+Packages in this folder are families. An installed distribution can add further families by entry
+points of the group `token2wav.families`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Linear layers and products with constant weights on a CPU, in the weight layout of oneDNN.
 
-torch computes a linear layer by MKL, from the weight as it was loaded. oneDNN reads weights in
-blocks, and torch can keep them so: then the product of 16 rows with 2,048 x 512 weights takes 0.35
-instead of 1.48 ms on 2 cores of an AMD EPYC (2026-11-24), and that of 400 rows 8.0 instead of 10.0.
-torch has no public function for a layout that is made once. It offers these two operators to its
-own compiler.
+By default torch computes a linear layer with MKL, from the weight as it was loaded. oneDNN reads
+weights in blocks, and is faster. With weights of 2,048 x 512, the product of 16 rows takes 0.35 ms
+instead of 1.48 ms, and the product of 400 rows 8.0 ms instead of 10.0 ms (2 cores of an AMD EPYC,
+2026-11-24). torch has no public function that packs a weight once. This module uses two operators
+that torch provides for its own compiler.
 """
 
 from __future__ import annotations

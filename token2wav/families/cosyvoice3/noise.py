@@ -1,4 +1,4 @@
-"""Noise of a CosyVoice3 model: the noise of a stock deployment, or `noise.safetensors` in the model
+"""Noise of a CosyVoice3 model: the noise of the public code, or `noise.safetensors` in the model
 folder.
 """
 
@@ -18,7 +18,7 @@ NOISE_FILE = "noise.safetensors"
 
 
 def load_flow_noise(folder: Path, config: CosyVoice3Config) -> FlowNoise:
-    """Loads the noise of the flow. It is the noise of a stock deployment, except where
+    """Loads the noise of the flow. It is the noise of the public code, except where
     `noise.safetensors` replaces its start.
 
     Raises:
@@ -65,7 +65,7 @@ def _noise(
 
 
 def draws_before_source(flow: FlowConfig, hift: HiFTConfig) -> int:
-    """Returns how many random numbers a stock deployment draws before the noise of the source.
+    """Returns how many random numbers the public code draws before the noise of the source.
 
     The public code seeds all generators with 0 while it builds the flow, and draws the noise of the
     flow. Every layer that is built later consumes as many numbers as it has parameters, in the
