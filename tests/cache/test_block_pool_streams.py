@@ -51,7 +51,7 @@ def test_block_tables_match_the_attention_mask(
                 BlockGrid(1, prefix=prefix if kept else 0, left_blocks=left), len(every)
             )[-1]
             assert table == [page for page, seen in zip(every, visible, strict=True) if seen]
-        assert cache.pool.used == prefix + blocks.held
+        assert cache.pool.used == prefix + blocks.page_count
         blocks.forget_unseen()
         later = block_mask(
             BlockGrid(1, prefix=prefix if kept else 0, left_blocks=left), len(every) + 1
@@ -70,7 +70,7 @@ def test_a_window_needs_no_more_pages_than_it_reserved() -> None:
     for count in (4, 1, 4, 2, 3, 4) * 5:
         blocks.extend(count)
         blocks.forget_unseen()
-    assert blocks.held == 6
+    assert blocks.page_count == 6
 
 
 def test_blocks_that_are_refused_leave_the_stream_as_it_was() -> None:
@@ -79,7 +79,7 @@ def test_blocks_that_are_refused_leave_the_stream_as_it_was() -> None:
     taken = cache.take(cache.pool.free - 1)
     with pytest.raises(OutOfBlocksError, match="cache: 2 pages needed, 1 of 64 free"):
         blocks.extend(3)
-    assert (blocks.own, blocks.held) == ([], 1)
+    assert (blocks.own, blocks.page_count) == ([], 1)
     cache.pool.release(taken)
     assert [len(table) for table in blocks.extend(3)] == [1, 2, 3]
     with pytest.raises(OutOfBlocksError):

@@ -35,7 +35,7 @@ def test_nothing_grows_in_40_seconds(parts: Parts) -> None:
         seen.append(
             (
                 engine.pool.used,
-                flow.blocks.held,
+                flow.blocks.page_count,
                 len(flow.blocks.own),
                 len(flow.tokens),
                 engine.states.used,

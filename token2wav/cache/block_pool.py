@@ -379,7 +379,7 @@ class StreamBlocks:
         self.own: list[int] = []
 
     @property
-    def held(self) -> int:
+    def page_count(self) -> int:
         """Number of pages that the stream has taken, without the prefix."""
         return len(self.own) + len(self._reserve)
 

@@ -116,7 +116,7 @@ class _Stream:
 
 
 @dataclass(frozen=True, eq=False)
-class _Part:
+class _PagedChunk:
     """Chunk of a stream or of a prompt, with the pages that it is computed in.
 
     Attributes:
@@ -313,10 +313,10 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
             self._release(stream)
 
     def _advance(self, streams: list[_Stream], chunks: list[TokenChunk]) -> list[torch.Tensor]:
-        parts: list[_Part | None] = []
+        parts: list[_PagedChunk | None] = []
         with ExitStack() as taken:  # returns the pages of all chunks if one of them fails
             for stream, chunk in zip(streams, chunks, strict=True):
-                parts.append(part := self._next_part(stream, chunk))
+                parts.append(part := self._with_pages(stream, chunk))
                 if part is not None:
                     taken.callback(stream.blocks.retract, len(part.placed.tables))
             computed = iter(self._computed([part for part in parts if part is not None]))
@@ -338,7 +338,7 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
                 stream.tokens.append(chunk.tokens[: chunk.stop - chunk.start])
         return mels
 
-    def _next_part(self, stream: _Stream, chunk: TokenChunk) -> _Part | None:
+    def _with_pages(self, stream: _Stream, chunk: TokenChunk) -> _PagedChunk | None:
         """Takes the pages of a chunk; None if the stream must continue without the cache."""
         if stream.next_token != chunk.start:
             raise EngineError(
@@ -353,9 +353,9 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
                 raise
             return None
         placed = PlacedChunk(chunk, stream.grid, stream.slot, tables)
-        return _Part(placed, stream.steps, stream.prompt)
+        return _PagedChunk(placed, stream.steps, stream.prompt)
 
-    def _computed(self, parts: Sequence[_Part]) -> list[torch.Tensor]:
+    def _computed(self, parts: Sequence[_PagedChunk]) -> list[torch.Tensor]:
         """Computes the mels of chunks that have pages."""
         if not parts:
             return []
@@ -368,7 +368,7 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
         """Computes the mels of chunks that have the same number of ODE steps."""
         return self._runners[alike[0][0]].run([given for _, given in alike])
 
-    def _inputs(self, parts: Sequence[_Part], mus: list[torch.Tensor]) -> list[ChunkInput]:
+    def _inputs(self, parts: Sequence[_PagedChunk], mus: list[torch.Tensor]) -> list[ChunkInput]:
         """Prepares chunks for the ODE from their conditions mu (bands, frames).
 
         One launch joins the noise of all chunks, and one their prompt mel.
@@ -397,7 +397,7 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
         return self._zero.expand(-1, frames)
 
     def _input(
-        self, part: _Part, noise: torch.Tensor, mu: torch.Tensor, cond: torch.Tensor
+        self, part: _PagedChunk, noise: torch.Tensor, mu: torch.Tensor, cond: torch.Tensor
     ) -> ChunkInput:
         ratio, placed = self._config.token_mel_ratio, part.placed
         return ChunkInput(
@@ -434,7 +434,7 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
                 chunk = TokenChunk(tokens, start, stop, last=False)
                 tables = blocks.extend(grid.block_count(start, stop))
                 placed = PlacedChunk(chunk, grid, prompt.slot, tables)
-                self._computed([_Part(placed, steps, prompt)])
+                self._computed([_PagedChunk(placed, steps, prompt)])
             taken.pop_all()
         prompt.pages = blocks.own
         return prompt
