@@ -5,6 +5,7 @@ events.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
@@ -18,8 +19,12 @@ from token2wav_gateway.errors import ModelError, ModelTimeoutError
 from token2wav_gateway.settings import LanguageModelSettings
 from token2wav_gateway.template import Template, TokenReader
 
-_LONGEST_LINE = 1 << 20  # bytes of one server-sent event
+_LONGEST_EVENT = 1 << 20  # bytes of one server-sent event
+_END_OF_EVENT = re.compile(rb"\n\r?\n")
 _END = "[DONE]"
+# Errors of reading a piece of an answer that has another form, huge numbers or too many brackets.
+_NO_PIECE = (ValueError, TypeError, AttributeError, LookupError, OverflowError, RecursionError)
+_REFUSED = (401, 403)  # statuses of a server that does not accept the key
 
 
 class LanguageModel:
@@ -38,7 +43,10 @@ class LanguageModel:
         self._settings = settings
         self._most_tokens = most_tokens
         key = settings.key()
-        headers = {"authorization": f"Bearer {key}"} if key else {}
+        # A few compressed bytes can hold gigabytes, so compressed answers are refused.
+        headers = {"accept-encoding": "identity"}
+        if key:
+            headers["authorization"] = f"Bearer {key}"
         self._http = httpx.AsyncClient(
             base_url=settings.url.rstrip("/") + "/",
             headers=headers,
@@ -50,7 +58,7 @@ class LanguageModel:
         await self._http.aclose()
 
     async def check(self) -> None:
-        """Checks that the server answers.
+        """Checks that the server answers and accepts the key.
 
         Raises:
             ModelError: it does not.
@@ -59,7 +67,7 @@ class LanguageModel:
             answer = await self._http.get("models", timeout=self._settings.connect_timeout_s)
         except httpx.HTTPError as error:
             raise _model_error(error) from None
-        if answer.is_server_error:
+        if answer.is_server_error or answer.status_code in _REFUSED:
             raise ModelError(f"language model: status {answer.status_code}")
 
     async def tokens(self, **prompt: Any) -> AsyncGenerator[NDArray[np.int32], None]:
@@ -72,14 +80,18 @@ class LanguageModel:
 
         Raises:
             ModelError: the server cannot be reached, refuses the request, sends no tokens, sends
-                too many, or sends something that is no answer.
+                too many, ends before its answer is complete, or sends something that is no answer.
             ModelTimeoutError: the server sends nothing for too long.
         """
-        reader, count = TokenReader(self.template), 0
+        reader, count, complete = TokenReader(self.template), 0, False
         body = self.template.body(model=self._settings.model, **prompt)
         async with aclosing(self._events(body)) as events:
             async for event in events:
-                tokens = self._read(event, reader)
+                if event.data.strip() == _END:
+                    complete = True
+                    break
+                tokens, last = self._read(event, reader)
+                complete = complete or last
                 count += len(tokens)
                 if count > self._most_tokens:
                     raise ModelError(
@@ -92,6 +104,8 @@ class LanguageModel:
             yield rest
         if not count + len(rest):
             raise ModelError("language model: the answer contains no speech token")
+        if not complete:
+            raise ModelError("language model: the answer broke off")
 
     async def _events(self, body: dict[str, Any]) -> AsyncGenerator[ServerSentEvent, None]:
         try:
@@ -103,47 +117,53 @@ class LanguageModel:
                         f"language model: status {response.status_code}: "
                         f"{' '.join(text.split())[:200]}"
                     )
+                if coding := response.headers.get("content-encoding"):
+                    raise ModelError(f"language model: the answer is compressed ({coding[:32]})")
                 assert isinstance(response.stream, httpx.AsyncByteStream)
-                response.stream = _BoundedLines(response.stream)
+                response.stream = _BoundedEvents(response.stream)
                 async for event in source.aiter_sse():
-                    if event.data.strip() == _END:
-                        return
                     yield event
         except (httpx.HTTPError, SSEError) as error:
             raise _model_error(error) from None
 
-    def _read(self, event: ServerSentEvent, reader: TokenReader) -> NDArray[np.int32]:
-        """Reads the tokens of an event: a piece of a chat, or of a completion."""
+    def _read(self, event: ServerSentEvent, reader: TokenReader) -> tuple[NDArray[np.int32], bool]:
+        """Reads the tokens of an event, and whether the event ends the answer.
+
+        An event is a piece of a chat, or of a completion.
+        """
         try:
             answer = json.loads(event.data)
             if "error" in answer:
                 raise ModelError(f"language model: {str(answer['error'])[:200]}")
             choices = answer.get("choices") or [{}]
             choice = choices[0]
+            last = bool(choice.get("finish_reason"))
             if self.template.read == "token_ids":
                 ids = choice.get("token_ids") or []
-                return reader.feed_ids([int(number) for number in ids])
+                return reader.feed_ids([int(number) for number in ids]), last
             piece = (choice.get("delta") or {}).get("content") or choice.get("text") or ""
-            return reader.feed(str(piece))
-        except (ValueError, TypeError, AttributeError, KeyError, IndexError):
+            return reader.feed(str(piece)), last
+        except _NO_PIECE:
             raise ModelError(
                 f"language model: {event.data[:100]!r} is no piece of an answer"
             ) from None
 
 
-class _BoundedLines(httpx.AsyncByteStream):
-    """Body of a response with bounded lines, because a parser keeps a line until its end."""
+class _BoundedEvents(httpx.AsyncByteStream):
+    """Body of a response with bounded events, because a parser keeps all lines of an event."""
 
     def __init__(self, stream: httpx.AsyncByteStream) -> None:
         self._stream = stream
 
     async def __aiter__(self) -> AsyncGenerator[bytes, None]:
-        length = 0
+        length, end = 0, b""
         async for piece in self._stream:
-            end = piece.rfind(b"\n")
-            length = len(piece) - end - 1 if end >= 0 else length + len(piece)
-            if length > _LONGEST_LINE:
-                raise ModelError(f"language model: a line is longer than {_LONGEST_LINE} bytes")
+            # The line breaks at the end of an event may arrive in two pieces.
+            parts = _END_OF_EVENT.split(end + piece)
+            length = len(parts[-1]) if len(parts) > 1 else length + len(piece)
+            if length > _LONGEST_EVENT:
+                raise ModelError(f"language model: an event is longer than {_LONGEST_EVENT} bytes")
+            end = (end + piece)[-2:]
             yield piece
 
     async def aclose(self) -> None:

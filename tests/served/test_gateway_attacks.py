@@ -5,6 +5,7 @@ sample.
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import socket
 import threading
@@ -36,6 +37,12 @@ async def endless_line() -> AsyncIterator[str]:
     yield "data: "
     while True:
         yield "x" * 65_536
+        await asyncio.sleep(0)
+
+
+async def endless_event() -> AsyncIterator[str]:
+    while True:  # the empty line that ends an event never comes
+        yield "data: x\n" * 10_000
         await asyncio.sleep(0)
 
 
@@ -74,6 +81,7 @@ def hostile() -> FastAPI:
         text = (await request.json())["messages"][-1]["content"]
         streams = {
             "endless line": endless_line,
+            "endless event": endless_event,
             "endless text": endless_text,
             "endless tokens": endless_tokens,
             "hang": hang,
@@ -81,15 +89,21 @@ def hostile() -> FastAPI:
         }
         answers = {
             "no tokens": event("hello"),
-            "wrong token": event("<|s_999999|>"),
+            "wrong token": event("<|s_999999|>") + "data: [DONE]\n\n",
             "no json": "data: {\n\n",
             "a list": "data: [1]\n\n",
             "an error": 'data: {"error": {"message": "out of memory"}}\n\n',
             "no content": "",
             "nulls": 'data: {"choices": [{"delta": null}]}\n\n',
+            "brackets": f"data: {'[' * 100_000}\n\n",
+            "no end": event("<|s_1|>" * 3),
         }
         if text == "a page":
             return Response("<html>" * 1000, media_type="text/html")
+        if text == "a bomb":
+            bomb = gzip.compress(f"data: {'x' * 30_000_000}".encode())
+            packed = {"content-encoding": "gzip", "content-type": "text/event-stream"}
+            return Response(bomb, headers=packed)
         if text == "status 500":
             return JSONResponse({"error": "x" * 10_000}, 500)
         if text == "a redirect":
@@ -157,7 +171,11 @@ def _other_streams_lose_no_sample(
 @pytest.mark.parametrize(
     ("attack", "status", "reason"),
     [
-        ("endless line", 502, "a line is longer than 1048576 bytes"),
+        ("endless line", 502, "an event is longer than 1048576 bytes"),
+        ("endless event", 502, "an event is longer than 1048576 bytes"),
+        ("a bomb", 502, "the answer is compressed (gzip)"),
+        ("brackets", 502, "is no piece of an answer"),
+        ("no end", 502, "the answer broke off"),
         ("no tokens", 502, "the answer contains no speech token"),
         ("wrong token", 502, "speech server: "),
         ("no json", 502, "is no piece of an answer"),
