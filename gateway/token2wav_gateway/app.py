@@ -5,32 +5,29 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import logging
 from collections.abc import AsyncGenerator, Awaitable
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AbstractContextManager, AsyncExitStack, aclosing, asynccontextmanager
 from typing import Annotated, Any
 
 from fastapi import FastAPI, File, Form, Request, UploadFile, WebSocket
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from token2wav_client import AudioChunk
 from token2wav_gateway.access import Access
 from token2wav_gateway.encoding import Encoder
-from token2wav_gateway.errors import GatewayError, NotFoundError, RequestError, TooLargeError
+from token2wav_gateway.errors import GatewayError, NotFoundError, RequestError
+from token2wav_gateway.guard import Guard, error_response
 from token2wav_gateway.metrics import Metrics
 from token2wav_gateway.requests import SpeechRequest, StageRequest, problem
-from token2wav_gateway.settings import LimitSettings, Settings
+from token2wav_gateway.settings import Settings
 from token2wav_gateway.sockets import Sockets
 from token2wav_gateway.speech import Progress, Speech, Text
 from token2wav_gateway.template import load_template
 from token2wav_gateway.voices import VoiceFolder
 
-log = logging.getLogger(__name__)
-
-_UPLOADS = "/v1/audio/voices"
 _EVENTS = "text/event-stream"
 
 
@@ -39,13 +36,14 @@ class Gateway:
 
     Args:
         settings: settings of the gateway.
+        access: check of keys.
         metrics: metrics to update.
     """
 
-    def __init__(self, settings: Settings, metrics: Metrics) -> None:
+    def __init__(self, settings: Settings, access: Access, metrics: Metrics) -> None:
         self.settings = settings
         self.metrics = metrics
-        self.access = Access(settings.keys)
+        self.access = access
         self.voices = VoiceFolder(settings.voices)
         self.speech = Speech(settings, metrics)
 
@@ -65,7 +63,7 @@ def create_app(settings: Settings, metrics: Metrics) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
-        app.state.gateway = gateway = Gateway(settings, metrics)
+        app.state.gateway = gateway = Gateway(settings, access, metrics)
         app.state.sockets = Sockets(gateway)
         try:
             yield
@@ -74,18 +72,21 @@ def create_app(settings: Settings, metrics: Metrics) -> FastAPI:
             await gateway.speech.close()
 
     load_template(settings.language_model.template)
+    access = Access(settings.keys)
     app = FastAPI(
         title="token2wav gateway",
         description="Text in, speech out, while the speech tokens still arrive.",
         lifespan=lifespan,
     )
-    app.add_middleware(BoundedBody, limits=settings.limits)
+    app.add_middleware(Guard, access=access, limits=settings.limits, metrics=metrics)
 
     @app.exception_handler(GatewayError)
     async def refuse(_: Request, error: GatewayError) -> JSONResponse:
-        metrics.refused.labels(error.status).inc()
-        headers = {"www-authenticate": "Bearer"} if error.status == 401 else None
-        return JSONResponse(error.body, error.status, headers)
+        return error_response(error, metrics)
+
+    @app.exception_handler(Exception)
+    async def fail(request: Request, _: Exception) -> JSONResponse:
+        return await refuse(request, GatewayError("gateway: internal error"))
 
     @app.exception_handler(RequestValidationError)
     async def refuse_body(request: Request, error: RequestValidationError) -> JSONResponse:
@@ -102,17 +103,16 @@ def create_app(settings: Settings, metrics: Metrics) -> FastAPI:
         found: Gateway = request.app.state.gateway
         return found
 
-    def authorised(request: Request) -> Gateway:
-        gateway = gateway_of(request)
-        gateway.access.check(request.headers.get("authorization"))
-        return gateway
+    # The guard has checked the key of each request. Handlers count requests that need time.
+    def admitted(request: Request) -> AbstractContextManager[None]:
+        return access.admitted(request.headers.get("authorization"))
 
     @app.post("/v1/audio/speech", response_class=Response)
     async def create_speech(body: SpeechRequest, request: Request) -> Response:
         """Says a text, and sends the audio as it is made."""
         gateway, progress = gateway_of(request), Progress()
         async with AsyncExitStack() as stack:
-            stack.enter_context(gateway.access.admitted(request.headers.get("authorization")))
+            stack.enter_context(admitted(request))
             gateway.check_model(body.model)
             text = Text(body.input, gateway.voices.get(body.voice_name), body.instructions)
             chunks = await stack.enter_async_context(aclosing(gateway.speech.speak(text, progress)))
@@ -130,7 +130,7 @@ def create_app(settings: Settings, metrics: Metrics) -> FastAPI:
         """Turns speech tokens or codes into audio, without a language model."""
         gateway = gateway_of(request)
         async with AsyncExitStack() as stack:
-            stack.enter_context(gateway.access.admitted(request.headers.get("authorization")))
+            stack.enter_context(admitted(request))
             voice = gateway.voices.get(body.voice).tensors if body.voice is not None else None
             chunks = await stack.enter_async_context(
                 aclosing(gateway.speech.speak_codes(body.all_codes, voice))
@@ -152,19 +152,19 @@ def create_app(settings: Settings, metrics: Metrics) -> FastAPI:
     @app.get("/v1/models")
     async def list_models(request: Request) -> dict[str, Any]:
         """Lists the names of the model."""
-        gateway = authorised(request)
+        gateway = gateway_of(request)
         return {"object": "list", "data": [_model(name) for name in gateway.settings.models]}
 
     @app.get("/v1/models/{name}")
     async def describe_model(name: str, request: Request) -> dict[str, Any]:
         """Describes a model."""
-        authorised(request).check_model(name)
+        gateway_of(request).check_model(name)
         return _model(name)
 
     @app.get("/v1/audio/voices")
     async def list_voices(request: Request) -> dict[str, Any]:
         """Lists the voices."""
-        voices = authorised(request).voices.list()
+        voices = gateway_of(request).voices.list()
         return {
             "object": "list",
             "voices": [voice.name for voice in voices],
@@ -179,14 +179,14 @@ def create_app(settings: Settings, metrics: Metrics) -> FastAPI:
         ref_text: Annotated[str, Form()] = "",
     ) -> dict[str, Any]:
         """Makes a voice of a recording and its text."""
-        gateway = authorised(request)
-        recording = await audio_sample.read()
-        return (await gateway.voices.create(name, ref_text, recording)).summary
+        with admitted(request):
+            recording = await audio_sample.read()
+            return (await gateway_of(request).voices.create(name, ref_text, recording)).summary
 
     @app.delete("/v1/audio/voices/{name}")
     async def delete_voice(name: str, request: Request) -> dict[str, Any]:
         """Deletes a voice."""
-        authorised(request).voices.delete(name)
+        gateway_of(request).voices.delete(name)
         return {"id": name, "object": "voice", "deleted": True}
 
     @app.websocket("/v1/audio/speech/stream")
@@ -224,50 +224,6 @@ class ClosingResponse(StreamingResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._resources:
             await super().__call__(scope, receive, send)
-
-
-class BoundedBody:
-    """Middleware that refuses a body above a limit before the body is kept in memory.
-
-    Args:
-        app: application to protect.
-        limits: limits of bodies.
-    """
-
-    def __init__(self, app: ASGIApp, limits: LimitSettings) -> None:
-        self._app = app
-        self._limits = limits
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        limits = self._limits
-        most = limits.upload_bytes if scope["path"] == _UPLOADS else limits.body_bytes
-        declared = dict(scope["headers"]).get(b"content-length", b"0")
-        received = int(declared) if declared.isdigit() else 0
-        refused, started = received > most, False
-        if not refused:
-            received = 0
-
-            async def bounded_receive() -> Message:
-                nonlocal received, refused
-                message = await receive()
-                received += len(message.get("body", b""))
-                refused = refused or received > most
-                return {"type": "http.disconnect"} if refused else message
-
-            async def send_unless_refused(message: Message) -> None:
-                nonlocal started
-                if not refused:
-                    started = True
-                    await send(message)
-
-            await self._app(scope, bounded_receive, send_unless_refused)
-        if refused and not started:
-            error = TooLargeError(f"body: larger than {most} bytes")
-            answer = JSONResponse(error.body, error.status, {"connection": "close"})
-            await answer(scope, receive, send)
 
 
 class _ClientLeftError(GatewayError):

@@ -47,6 +47,12 @@ class NotFoundError(GatewayError):
     status, kind = 404, "invalid_request_error"
 
 
+class LateBodyError(GatewayError):
+    """Error of a request whose body does not arrive in time."""
+
+    status, kind = 408, "invalid_request_error"
+
+
 class TooLargeError(GatewayError):
     """Error of a request with a body above a limit."""
 

@@ -198,9 +198,10 @@ class LimitSettings(_Section):
         body_bytes: largest body of a request without a recording.
         upload_bytes: largest body of a request with a recording.
         speech_tokens: largest number of speech tokens that the language model may send for a text.
-        seconds: longest duration of a request.
+        seconds: longest duration of a text, and of the arrival of a body.
         sockets: largest number of open WebSockets.
-        idle_s: seconds without a message after which a WebSocket is closed.
+        idle_s: seconds without a message after which a WebSocket is closed, and seconds in which a
+            client reads none of its audio after which it is dropped.
     """
 
     streams: Annotated[int, Field(ge=1)] = 64

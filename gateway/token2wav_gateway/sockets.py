@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 _MESSAGES: TypeAdapter[SocketText | SocketCommand] = TypeAdapter(SocketText | SocketCommand)
 _MOST_WAITING = 256  # sentences that wait to be spoken
+_CLOSE_S = 1.0  # for the last messages to a client, which may have stopped reading
 # Codes of RFC 6455 and its registry.
 _POLICY, _INTERNAL, _TRY_LATER, _GOING_AWAY = 1008, 1011, 1013, 1001
 
@@ -64,19 +65,19 @@ class Sockets:
             pass
         except GatewayError as error:
             gateway.metrics.refused.labels(error.status).inc()
-            with suppress(RuntimeError, WebSocketDisconnect):
+            with suppress(RuntimeError, WebSocketDisconnect), anyio.move_on_after(_CLOSE_S):
                 await socket.send_json({"type": "error", **error.body})
                 await socket.close(_close_code(error))
         finally:
             self._open.discard(socket)
             gateway.metrics.sockets.set(len(self._open))
-            with suppress(RuntimeError, WebSocketDisconnect):
+            with suppress(RuntimeError, WebSocketDisconnect), anyio.move_on_after(_CLOSE_S):
                 await socket.close()
 
     async def close(self) -> None:
         """Closes all sockets, because the gateway ends."""
         for socket in list(self._open):
-            with suppress(RuntimeError, WebSocketDisconnect):
+            with suppress(RuntimeError, WebSocketDisconnect), anyio.move_on_after(_CLOSE_S):
                 await socket.close(_GOING_AWAY)
 
 
@@ -164,7 +165,7 @@ class _Session:
         await self._send("audio.done", **place, samples=samples)
 
     async def _send(self, kind: str, **content: Any) -> None:
-        await self._socket.send_json({"type": kind, **content})
+        await self._in_time(self._socket.send_json({"type": kind, **content}))
 
     async def _send_audio(self, piece: bytes) -> None:
         if not piece:
@@ -172,7 +173,19 @@ class _Session:
         if self._config.events == "json":
             await self._send("audio.delta", audio=base64.b64encode(piece).decode())
         else:
-            await self._socket.send_bytes(piece)
+            await self._in_time(self._socket.send_bytes(piece))
+
+    async def _in_time(self, sending: Awaitable[None]) -> None:
+        """Awaits a message to the client.
+
+        Raises:
+            WebSocketDisconnect: the client takes no more bytes.
+        """
+        try:
+            with anyio.fail_after(self._gateway.settings.limits.idle_s):
+                await sending
+        except TimeoutError:
+            raise WebSocketDisconnect(_POLICY, "the client has stopped reading") from None
 
     async def _receive(self) -> Any:
         """Receives a message.

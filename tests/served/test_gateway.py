@@ -394,8 +394,8 @@ def test_only_holders_of_keys_are_served(
         with gateway.http() as http:
             for path in ("/v1/models", "/v1/models/tts-1", "/v1/audio/voices"):
                 error_of(http.get(path), 401)
-            for path, content in (("speech", body()), ("voices", {})):
-                error_of(http.post(f"/v1/audio/{path}", json=content), 401 if content else 400)
+            for path in ("speech", "voices"):
+                error_of(http.post(f"/v1/audio/{path}", json={}), 401)
             error_of(http.delete(f"/v1/audio/voices/{VOICE}"), 401)
             error_of(http.post("/v1/stage/run", json={"codes": [1], "voice": VOICE}), 401)
             refused = http.get("/v1/models", headers={"authorization": "Bearer two"})
