@@ -71,6 +71,12 @@ class ModelError(GatewayError):
     status, kind = 502, "server_error"
 
 
+class ModelBusyError(ModelError):
+    """Error of a server behind the gateway that is full or restarts; a retry may succeed."""
+
+    status = 503
+
+
 class ModelTimeoutError(ModelError):
     """Error of a server behind the gateway that did not answer in time."""
 

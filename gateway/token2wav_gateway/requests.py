@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, field_validator, model_validator
 
 from token2wav_gateway.encoding import FORMATS
 
@@ -60,7 +60,10 @@ class SpeechRequest(_Body):
         return self.voice if isinstance(self.voice, str) else self.voice.id
 
 
-Codes: TypeAlias = Annotated[list[int] | list[list[int]], Field(min_length=1)]
+Codes: TypeAlias = Annotated[list[StrictInt] | list[list[StrictInt]], Field(min_length=1)]
+
+
+_FLAT_CODES = "codes.audio"
 
 
 class StageCodes(BaseModel):
@@ -77,10 +80,17 @@ class StageOutput(BaseModel):
     """Output of a language model that vLLM-Omni serves as a stage; other fields are ignored.
 
     Attributes:
-        codes: the codes.
+        codes: the codes. They may also arrive as one field `codes.audio`.
     """
 
     codes: StageCodes
+
+    @model_validator(mode="before")
+    @classmethod
+    def _nested(cls, output: Any) -> Any:
+        if isinstance(output, dict) and _FLAT_CODES in output:
+            return {"codes": {"audio": output[_FLAT_CODES]}, **output}
+        return output
 
 
 class StageRequest(_Body):
@@ -90,6 +100,8 @@ class StageRequest(_Body):
         codes: list of tokens, or list of frames with a code for each codebook.
         stage_output: the codes in the form of vLLM-Omni's pull request 6883, in place of `codes`:
             `{"codes": {"audio": [[1, 2], [3, 4]]}}`.
+        finished: field of an output of vLLM-Omni, which changes nothing here.
+        max_tokens: limit of vLLM-Omni's decoder, which changes nothing here: a body bounds itself.
         request_id: name of the request, at most 128 visible characters of ASCII. It comes back in
             the header `X-Request-Id`.
         voice: name of a voice; None for a codec.
@@ -100,6 +112,8 @@ class StageRequest(_Body):
 
     codes: Codes | None = None
     stage_output: StageOutput | None = None
+    finished: bool | None = None
+    max_tokens: Annotated[int | None, Field(ge=1)] = None
     request_id: Annotated[str, Field(pattern=r"^[!-~]{1,128}$")] | None = None
     voice: str | None = None
     response_format: str = "wav"
@@ -117,11 +131,13 @@ class StageRequest(_Body):
 
     @property
     def all_codes(self) -> list[int] | list[list[int]]:
-        """Codes of either form."""
-        if self.codes is not None:
-            return self.codes
-        assert self.stage_output is not None
-        return self.stage_output.codes.audio
+        """Codes of either form. A frame with one code is a token."""
+        codes = self.codes
+        if codes is None:
+            assert self.stage_output is not None
+            codes = self.stage_output.codes.audio
+        tokens = [frame[0] for frame in codes if isinstance(frame, list) and len(frame) == 1]
+        return tokens if len(tokens) == len(codes) else codes
 
 
 class SessionConfig(_Body):

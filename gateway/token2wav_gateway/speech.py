@@ -19,6 +19,7 @@ from token2wav_client import (
     ClientVoice,
     ResponseTimeoutError,
     TokenError,
+    TransientServerError,
 )
 from token2wav_client.aio_client import TokenBatches
 from token2wav_client.audio import AudioFormat
@@ -27,6 +28,7 @@ from token2wav_gateway.encoding import RATE_HZ
 from token2wav_gateway.errors import (
     BusyError,
     GatewayError,
+    ModelBusyError,
     ModelError,
     ModelTimeoutError,
     RequestError,
@@ -37,6 +39,7 @@ from token2wav_gateway.settings import Settings
 from token2wav_gateway.template import load_template
 from token2wav_gateway.voices import Voice
 
+_SPEECH_SERVER = "speech server: "  # begins each error of this server
 _NO_PROMPT = np.zeros(0, np.int32)
 
 
@@ -144,8 +147,8 @@ class Speech:
         """Turns tokens or codes into chunks of samples at 24 kHz, without a language model.
 
         Raises:
-            RequestError: there are too many tokens, a token is no number of 32 bits, or frames have
-                different lengths.
+            RequestError: there are too many tokens, the speech server refuses a token or needs a
+                voice, or frames have different lengths.
             BusyError: too many texts are being spoken.
             ModelError: the speech server fails.
         """
@@ -158,9 +161,12 @@ class Speech:
             batch = as_tokens(codes)
         except TokenError as error:
             raise RequestError(f"codes: {error}", param="codes") from None
-        async with aclosing(self._admitted([batch], voice)) as chunks:
-            async for chunk in chunks:
-                yield chunk
+        try:
+            async with aclosing(self._admitted([batch], voice)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+        except ModelError as error:
+            raise _error_of_codes(error) from None
 
     async def _admitted(
         self, tokens: TokenBatches, voice: ClientVoice | None
@@ -238,5 +244,19 @@ class Speech:
 
 
 def _speech_error(error: ClientError) -> ModelError:
-    kind = ModelTimeoutError if isinstance(error, ResponseTimeoutError) else ModelError
-    return kind(f"speech server: {error}")
+    kind = ModelError
+    if isinstance(error, ResponseTimeoutError):
+        kind = ModelTimeoutError
+    elif isinstance(error, TransientServerError):
+        kind = ModelBusyError
+    return kind(f"{_SPEECH_SERVER}{error}")
+
+
+def _error_of_codes(error: ModelError) -> GatewayError:
+    """Returns the error for a client that has sent codes: the speech server may refuse them."""
+    message = str(error).removeprefix(_SPEECH_SERVER)
+    if message.startswith("tokens: "):
+        return RequestError(f"codes: {message.removeprefix('tokens: ')}", param="codes")
+    if message.startswith("prompt_tokens: missing"):
+        return RequestError("voice: missing; this model needs the name of a voice", param="voice")
+    return error
