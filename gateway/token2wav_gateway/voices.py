@@ -10,13 +10,14 @@ import asyncio
 import hashlib
 import io
 import json
+import logging
 import re
 import tempfile
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ from token2wav_gateway.errors import (
     TooLargeError,
 )
 from token2wav_gateway.settings import VoiceSettings
+
+log = logging.getLogger(__name__)
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _LONGEST_TEXT = 1000
@@ -85,9 +88,15 @@ class VoiceFolder:
             settings.folder.mkdir(parents=True, exist_ok=True)
 
     def names(self) -> list[str]:
-        """Returns the names of all voices, in alphabetical order."""
+        """Returns the names of all voices, in alphabetical order.
+
+        A file whose name no client can send is no voice.
+        """
         folder = self._settings.folder
-        return sorted(path.stem for path in folder.glob("*.safetensors")) if folder else []
+        if folder is None:
+            return []
+        stems = (path.stem for path in folder.glob("*.safetensors"))
+        return sorted(stem for stem in stems if _NAME.fullmatch(stem))
 
     def get(self, name: str) -> Voice:
         """Reads a voice.
@@ -109,23 +118,40 @@ class VoiceFolder:
             known = ", ".join(self.names()[:10]) or "no voice yet"
             raise NotFoundError(f"voice: {name[:64]!r} is not one of: {known}", param="voice")
         try:
-            described = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
-        except FileNotFoundError:  # made by token2wav-voice
-            described = {}
-        try:
             tensors = ClientVoice.load(path)
         except VoiceError as error:
-            raise GatewayError(f"voice {name}: {error}") from None
-        return Voice(
-            name,
-            str(described.get("text", "")),
-            tensors,
-            int(described.get("created_at", path.stat().st_mtime)),
-        )
+            # The message of the client contains the path, which is nothing for a caller.
+            log.error("%s", error)
+            raise GatewayError(f"voice {name}: its file cannot be read") from None
+        return replace(self._described(path), tensors=tensors)
 
     def list(self) -> list[Voice]:
-        """Reads all voices."""
-        return [self.get(name) for name in self.names()]
+        """Reads the descriptions of all voices, without their tensors."""
+        folder = self._settings.folder
+        found = []
+        for name in self.names():
+            assert folder is not None
+            # Another gateway may have deleted the voice meanwhile.
+            with suppress(GatewayError, FileNotFoundError):
+                found.append(self._described(folder / f"{name}.safetensors"))
+        return found
+
+    @staticmethod
+    def _described(path: Path) -> Voice:
+        """Reads the description of a voice, which a voice of `token2wav-voice` does not have.
+
+        Raises:
+            GatewayError: the description is damaged.
+        """
+        created = path.stat().st_mtime
+        try:
+            described = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+            text, created = str(described["text"]), float(described["created_at"])
+        except FileNotFoundError:
+            text = ""
+        except (ValueError, TypeError, LookupError, RecursionError):
+            raise GatewayError(f"voice {path.stem}: its description is damaged") from None
+        return Voice(path.stem, text, created=int(created))
 
     async def create(self, name: str, text: str, recording: bytes) -> Voice:
         """Makes a voice of a recording and its text, and stores it.
@@ -277,5 +303,10 @@ class RecordedVoices:
 def _write(path: Path, content: bytes) -> None:
     """Writes a file that is complete whenever it exists."""
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as draft:
-        draft.write(content)
-    Path(draft.name).replace(path)
+        try:
+            draft.write(content)
+            draft.flush()
+            Path(draft.name).replace(path)
+        except OSError:  # for example, the disk is full
+            Path(draft.name).unlink()
+            raise

@@ -12,9 +12,15 @@ import pytest
 from safetensors.numpy import save_file
 
 from token2wav_gateway import voices
-from token2wav_gateway.errors import NotFoundError
+from token2wav_gateway.errors import GatewayError, NotFoundError
 from token2wav_gateway.settings import VoiceSettings
 from token2wav_gateway.voices import Listener, RecordedVoices, VoiceFolder
+
+TENSORS = {
+    "prompt_tokens": np.zeros(3, np.int32),
+    "prompt_mel": np.zeros((6, 80), np.float32),
+    "speaker_embedding": np.ones(192, np.float32),
+}
 
 
 @pytest.fixture
@@ -26,12 +32,7 @@ def heard(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[bytes]:
     def voice_of(listener: Listener, recording: bytes, field: str) -> Iterator[Path]:
         recordings.append(recording)
         path = tmp_path / "voice.safetensors"
-        tensors = {
-            "prompt_tokens": np.zeros(3, np.int32),
-            "prompt_mel": np.zeros((6, 80), np.float32),
-            "speaker_embedding": np.ones(192, np.float32),
-        }
-        save_file(tensors, path)
+        save_file(TENSORS, path)
         yield path
 
     monkeypatch.setattr(Listener, "voice_of", voice_of)
@@ -76,16 +77,40 @@ def test_the_default_voice_of_the_folder(heard: list[bytes], tmp_path: Path) -> 
 
 
 def test_names_of_openais_voices_select_the_default_voice(tmp_path: Path) -> None:
-    tensors = {
-        "prompt_tokens": np.zeros(3, np.int32),
-        "prompt_mel": np.zeros((6, 80), np.float32),
-        "speaker_embedding": np.ones(192, np.float32),
-    }
     for name in ("joe", "nova"):
-        save_file(tensors, tmp_path / f"{name}.safetensors")
+        save_file(TENSORS, tmp_path / f"{name}.safetensors")
     folder = VoiceFolder(VoiceSettings(folder=tmp_path, default="joe"))
     assert [folder.get(name).name for name in ("alloy", "nova", "joe")] == ["joe", "nova", "joe"]
     with pytest.raises(NotFoundError, match="'ann' is not one of: joe, nova"):
         folder.get("ann")
     with pytest.raises(NotFoundError, match="'alloy' is not one of: joe, nova"):
         VoiceFolder(VoiceSettings(folder=tmp_path)).get("alloy")
+
+
+def test_files_that_are_no_voices_do_not_hide_the_others(tmp_path: Path) -> None:
+    for name in ("Ann Lee", ".hidden", "broken", "eve", "joe"):
+        save_file(TENSORS, tmp_path / f"{name}.safetensors")
+    (tmp_path / "broken.safetensors").write_bytes(b"junk")
+    (tmp_path / "eve.json").write_text("[")
+    (tmp_path / "joe.json").write_text('{"text": "My words.", "created_at": 5}')
+    folder = VoiceFolder(VoiceSettings(folder=tmp_path))
+    assert folder.names() == ["broken", "eve", "joe"]
+    assert [(voice.name, voice.text) for voice in folder.list()] == [
+        ("broken", ""),
+        ("joe", "My words."),
+    ]
+    assert folder.get("joe").created == 5
+    for name, reason in (("broken", "its file cannot be read"), ("eve", "is damaged")):
+        with pytest.raises(GatewayError, match=f"^voice {name}: its [a-z ]+$") as caught:
+            folder.get(name)
+        assert reason in str(caught.value)
+
+
+def test_a_full_disk_leaves_no_draft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(OSError, match="No space"):
+        voices._write(tmp_path / "joe.safetensors", b"voice")
+    assert list(tmp_path.iterdir()) == []
