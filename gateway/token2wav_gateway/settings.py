@@ -259,7 +259,8 @@ def read_yaml(path: Path) -> Any:
         if len(content) > _LARGEST_FILE:
             raise SettingsError(f"{path}: larger than {_LARGEST_FILE} bytes")
         return yaml.safe_load(content) or {}
-    except (OSError, yaml.YAMLError) as error:
+    # YAML raises ValueError for a date such as 2020-13-45, and open for a path with a zero byte.
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise SettingsError(f"{path}: {' '.join(str(error).split())[:200]}") from None
 
 
@@ -274,4 +275,5 @@ def validated(kind: type[_SectionT], document: Any, path: Path) -> _SectionT:
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
-        raise SettingsError(f"{path}: {key or 'document'}: {first['msg']}") from None
+        reason = first["msg"].removeprefix("Value error, ")
+        raise SettingsError(f"{path}: {key or 'document'}: {reason}") from None

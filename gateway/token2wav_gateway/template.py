@@ -10,19 +10,41 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from string import Formatter
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    field_validator,
+    model_validator,
+)
 
 from token2wav_gateway.errors import ModelError
 from token2wav_gateway.settings import SettingsError, read_yaml, validated
 
 _FOLDER = Path(__file__).with_name("templates")
 _FIELDS = {"text", "instructions", "voice", "prompt_text", "prompt_tokens"}
+_OWN_FIELDS = {"messages", "model", "prompt", "stream"}  # fields of a request that the gateway sets
 _NUMBER = "{number}"
 _DIGITS = 9  # of a token
+
+
+def _known_fields(content: str) -> str:
+    """Checks that braces contain fields of the prompt only."""
+    for _, field, form, conversion in Formatter().parse(content):
+        if field is not None and field not in _FIELDS:
+            raise ValueError(f"{{{field}}} is not one of {', '.join(sorted(_FIELDS))}")
+        if form or conversion:
+            raise ValueError(f"{{{field}}} must contain the name of the field alone")
+    return content
+
+
+PromptText: TypeAlias = Annotated[str, AfterValidator(_known_fields)]
 
 
 class Message(BaseModel):
@@ -31,7 +53,7 @@ class Message(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     role: str
-    content: str
+    content: PromptText
 
 
 class Template(BaseModel):
@@ -58,7 +80,7 @@ class Template(BaseModel):
 
     description: str = ""
     messages: tuple[Message, ...] = ()
-    prompt: str | None = None
+    prompt: PromptText | None = None
     default_instructions: str = ""
     token: str
     offset: Annotated[int, Field(ge=0)] = 0
@@ -66,7 +88,7 @@ class Template(BaseModel):
     codebook_offset: Annotated[int, Field(ge=0)] = 0
     end_numbers: tuple[int, ...] = ()
     read: Literal["text", "token_ids"] = "text"
-    request: dict[str, Any] = {}
+    request: dict[str, JsonValue] = {}
 
     @field_validator("token")
     @classmethod
@@ -75,13 +97,18 @@ class Template(BaseModel):
             raise ValueError(f"must contain {_NUMBER} once")
         return token
 
-    def model_post_init(self, context: Any) -> None:
+    @field_validator("request")
+    @classmethod
+    def _of_the_template(cls, request: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        if own := _OWN_FIELDS & request.keys():
+            raise ValueError(f"{min(own)} is set by the gateway")
+        return request
+
+    @model_validator(mode="after")
+    def _one_prompt(self) -> Template:
         if bool(self.messages) == (self.prompt is not None):
             raise ValueError("needs either messages or prompt")
-        for content in (*(message.content for message in self.messages), self.prompt or ""):
-            for _, field, _, _ in Formatter().parse(content):
-                if field is not None and field not in _FIELDS:
-                    raise ValueError(f"{{{field}}} is not one of {', '.join(sorted(_FIELDS))}")
+        return self
 
     @property
     def path(self) -> str:

@@ -96,20 +96,31 @@ def test_every_template_of_the_package_loads(name: str) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("token: '<t{number}>'", "needs either messages or prompt"),
-        ("{prompt: 'a {text}', token: '<t>'}", "token: .*must contain {number} once"),
-        ("{prompt: 'a {password}', token: '{number}'}", "{password} is not one of"),
+        ("token: '<t{number}>'", "mine.yaml: document: needs either messages or prompt"),
+        ("{prompt: 'a {text}', token: '<t>'}", "token: must contain {number} once"),
+        ("{prompt: 'a {password}', token: '{number}'}", "prompt: {password} is not one of"),
+        ("{prompt: 'a {text.real}', token: '{number}'}", "prompt: {text.real} is not one of"),
+        ("{prompt: 'a {text:>{x}}', token: '{number}'}", "prompt: {text} must contain the name"),
+        ("{prompt: 'a {', token: '{number}'}", "prompt: "),
+        (
+            "{messages: [{role: user, content: '{}'}], token: '{number}'}",
+            "messages.0.content: {} is not one of",
+        ),
         ("{prompt: a, token: '{number}', code: x}", "code: Extra inputs"),
         ("{prompt: a, token: '{number}', codebooks: 1000}", "codebooks: .*less than or equal"),
+        ("{prompt: a, token: '{number}', request: {stream: no}}", "request: stream is set by"),
+        ("{prompt: a, token: '{number}', request: {day: 2020-01-02}}", "request.day: .*JSON"),
         ("[1", "while parsing"),
+        ("{prompt: a, token: 2020-13-45}", "month must be in 1..12"),
         ("!!python/object/apply:os.system [ls]", "could not determine a constructor"),
     ],
 )
 def test_a_wrong_template_is_refused(tmp_path: Path, text: str, reason: str) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(text)
-    with pytest.raises(SettingsError, match=reason):
+    with pytest.raises(SettingsError, match=reason) as caught:
         load_template(str(path))
+    assert "\n" not in str(caught.value)
 
 
 def test_an_unknown_template_is_refused() -> None:
