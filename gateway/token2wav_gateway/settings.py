@@ -220,7 +220,8 @@ class Settings(_Section):
     Attributes:
         models: names by which clients may call the model; the first is the name that is reported.
         keys: access keys; empty to admit every client.
-        log_level: level of the log.
+        log_level: level of the log. There is no `debug`, because libraries would log the texts and
+            the keys of clients.
     """
 
     language_model: LanguageModelSettings = LanguageModelSettings()
@@ -234,7 +235,7 @@ class Settings(_Section):
         "tts-1-hd",
         "gpt-4o-mini-tts",
     )
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_level: Literal["info", "warning", "error"] = "info"
 
 
 def read_settings(path: Path | None) -> Settings:

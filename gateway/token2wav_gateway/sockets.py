@@ -7,7 +7,7 @@ spoken; the socket stays open for other text.
 The server sends `audio.start` before the audio of a sentence, then its audio, and after each piece
 of audio `audio.progress`, with the number of samples and of speech tokens that the client has been
 sent. `audio.done` ends a sentence, `audio.cancelled` answers a cancellation, `session.done` answers
-`input.done`, and `error` reports a problem.
+`input.done`, and `error` reports a problem. A cancellation also revokes `input.done`.
 """
 
 from __future__ import annotations
@@ -49,18 +49,30 @@ class Sockets:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._open: set[WebSocket] = set()
+        self._ending = asyncio.Event()
+
+    @property
+    def count(self) -> int:
+        """Number of open sockets."""
+        return len(self._open)
+
+    def drain(self) -> None:
+        """Ends each session after the sentences that it has received, and refuses new ones."""
+        self._ending.set()
 
     async def serve(self, socket: WebSocket) -> None:
         """Serves a socket until it is closed."""
         gateway = self._gateway
         await socket.accept()
         try:
+            if self._ending.is_set():
+                raise BusyError("gateway: shutting down; try again later")
             if len(self._open) >= gateway.settings.limits.sockets:
                 raise BusyError(f"gateway: {len(self._open)} sockets are open; try again later")
             with gateway.access.admitted(socket.headers.get("authorization")):
                 self._open.add(socket)
                 gateway.metrics.sockets.set(len(self._open))
-                await _Session(gateway, socket).run()
+                await _Session(gateway, socket, self._ending).run()
         except WebSocketDisconnect:
             pass
         except GatewayError as error:
@@ -82,11 +94,18 @@ class Sockets:
 
 
 class _Session:
-    """Session of one socket: one task reads messages, another one speaks sentences."""
+    """Session of one socket: one task reads messages, another one speaks sentences.
 
-    def __init__(self, gateway: Gateway, socket: WebSocket) -> None:
+    Args:
+        gateway: checks and speaks.
+        socket: socket of the client.
+        ending: event after which the session ends as soon as all sentences were spoken.
+    """
+
+    def __init__(self, gateway: Gateway, socket: WebSocket, ending: asyncio.Event) -> None:
         self._gateway = gateway
         self._socket = socket
+        self._ending = ending
         self._sentences: asyncio.Queue[str | None] = asyncio.Queue()
         self._splitter = SentenceSplitter(gateway.settings.limits.text_characters)
         self._saying: asyncio.Task[None] | None = None
@@ -97,7 +116,8 @@ class _Session:
         if config.model is not None:
             self._gateway.check_model(config.model)
         self._voice = self._gateway.voices.get(config.voice)
-        tasks = {asyncio.create_task(self._read()), asyncio.create_task(self._speak_all())}
+        parts = (self._read(), self._speak_all(), self._drain())
+        tasks = {asyncio.create_task(part) for part in parts}
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -119,9 +139,9 @@ class _Session:
                 self._splitter.close()
                 while not self._sentences.empty():
                     self._sentences.get_nowait()
-                if self._saying is not None:
-                    self._saying.cancel()
-                else:
+                    self._sentences.task_done()
+                # A sentence that has just ended cannot be cancelled.
+                if self._saying is None or not self._saying.cancel():
                     await self._send("audio.cancelled", sentence_index=None)
 
     def _append(self, sentences: Sequence[str | None]) -> None:
@@ -143,7 +163,15 @@ class _Session:
             else:
                 saying.result()
             self._count += 1
+            self._sentences.task_done()
         await self._send("session.done", total_sentences=self._count)
+
+    async def _drain(self) -> None:
+        """Closes the socket after the last sentence, if the gateway ends."""
+        await self._ending.wait()
+        await self._sentences.join()
+        with anyio.move_on_after(_CLOSE_S):
+            await self._socket.close(_GOING_AWAY)
 
     async def _say(self, sentence: str) -> None:
         config, place = self._config, {"sentence_index": self._count}

@@ -1,0 +1,124 @@
+"""Command `token2wav-gateway` as a process: its metrics, its log, and its end after SIGTERM."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml
+from safetensors.numpy import save_file
+from websockets.sync.client import connect
+
+from examples.speech import language_model
+from tests.served.test_gateway import assert_same, expected
+from tests.support.gateway_rig import TEMPLATE, VOICE, serving, tokens_of
+from tests.support.patience import PATIENCE_SECONDS, until
+from tests.support.server_rig import Rig
+from token2wav import Token2Wav
+from token2wav_client import ClientVoice
+from token2wav_client.voice import FIELDS
+from token2wav_gateway import cli
+from token2wav_server import Ports
+
+PACE = 60.0  # tokens per second, so that the texts last for a second
+KEY = "secret-of-a-shop"
+TEXT = "one two three four five six seven eight nine ten."
+
+
+def answers(url: str) -> bool:
+    try:
+        return httpx.get(url).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def test_open_texts_end_before_the_command_ends(
+    rig: Rig, model: Token2Wav, voice: ClientVoice, tmp_path: Path
+) -> None:
+    (tmp_path / "voices").mkdir()
+    tensors = {name: getattr(voice, name) for name in FIELDS}
+    save_file(tensors, tmp_path / "voices" / f"{VOICE}.safetensors")
+    ports = Ports.free()
+    with serving(language_model.create_app(tokens_of, PACE)) as port:
+        settings = {
+            "language_model": {"url": f"http://127.0.0.1:{port}/v1", "template": str(TEMPLATE)},
+            "speech_server": {"url": rig.server.grpc_url},
+            "voices": {"folder": str(tmp_path / "voices")},
+            "keys": [{"name": "shop", "sha256": hashlib.sha256(KEY.encode()).hexdigest()}],
+        }
+        (tmp_path / "gateway.yaml").write_text(yaml.safe_dump(settings))
+        command = [sys.executable, "-m", "token2wav_gateway.cli", "--port", str(ports.http)]
+        command += ["--config", str(tmp_path / "gateway.yaml")]
+        command += ["--metrics-port", str(ports.metrics)]
+        with (tmp_path / "log").open("w") as log:
+            process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        try:
+            speak_until_the_end(process, ports, model, voice)
+        finally:
+            process.kill()
+            process.wait()
+    text = (tmp_path / "log").read_text()
+    assert "Shutting down" in text
+    assert "Traceback" not in text
+    assert KEY not in text
+    assert "three" not in text
+
+
+def speak_until_the_end(
+    process: subprocess.Popen[bytes], ports: Ports, model: Token2Wav, voice: ClientVoice
+) -> None:
+    """Speaks over HTTP and a WebSocket, ends the gateway meanwhile, and checks all audio."""
+    url, key = f"http://127.0.0.1:{ports.http}", {"authorization": f"Bearer {KEY}"}
+    stream = f"ws://127.0.0.1:{ports.http}/v1/audio/speech/stream"
+    body = {"model": "tts-1", "voice": VOICE, "input": TEXT, "response_format": "pcm"}
+    until(lambda: answers(f"{url}/health/live") or process.poll() is not None)
+    http_audio: list[bytes] = []
+    with (
+        httpx.Client(base_url=url, headers=key, timeout=PATIENCE_SECONDS) as http,
+        connect(stream, additional_headers=key) as ws,
+    ):
+        ws.send(json.dumps({"voice": VOICE}))
+        ws.send(json.dumps({"type": "input.text", "text": f"{TEXT} {TEXT} "}))
+
+        def speak() -> None:
+            http_audio.append(http.post("/v1/audio/speech", json=body).content)
+
+        during = threading.Thread(target=speak)
+        during.start()
+        metrics = f"http://127.0.0.1:{ports.metrics}/metrics"
+        until(lambda: "token2wav_gateway_speaking 2.0" in httpx.get(metrics).text)
+        process.terminate()
+        messages = list(ws)  # until the gateway closes the socket
+        during.join()
+        assert ws.close_code == 1001
+    wanted = expected(model, voice, TEXT)
+    assert_same(http_audio[0], wanted)
+    audio = b"".join(message for message in messages if isinstance(message, bytes))
+    half = len(audio) // 2
+    assert_same(audio[:half], wanted)
+    assert_same(audio[half:], wanted)
+    assert process.wait(PATIENCE_SECONDS) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--config", "/nowhere.yaml"], "/nowhere.yaml: "),
+        (["--metrics-port", "PORT"], "metrics port PORT: "),
+    ],
+)
+def test_a_command_that_cannot_start_says_why(
+    arguments: list[str], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serving(language_model.create_app(tokens_of, PACE)) as port:
+        taken = [part.replace("PORT", str(port)) for part in arguments]
+        assert cli.main(taken) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"token2wav-gateway: {reason.replace('PORT', str(port))}")
+    assert error.count("\n") == 1
