@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictInt,
+    field_validator,
+    model_validator,
+)
 
 from token2wav_gateway.encoding import FORMATS
 
@@ -13,10 +21,22 @@ class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+def _encodable(text: str) -> str:
+    """Checks that a text can be sent on: JSON may contain half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("must be valid Unicode, without half of a surrogate pair") from None
+    return text
+
+
+Words: TypeAlias = Annotated[str, AfterValidator(_encodable)]
+
+
 class VoiceId(_Body):
     """Voice as an object, a form that OpenAI also allows."""
 
-    id: str
+    id: Words
 
 
 def _known_format(name: str) -> str:
@@ -44,10 +64,10 @@ class SpeechRequest(_Body):
         speed: only 1.
     """
 
-    input: str
+    input: Words
     model: str
-    voice: str | VoiceId
-    instructions: str | None = None
+    voice: Words | VoiceId
+    instructions: Words | None = None
     response_format: str = "mp3"
     stream_format: Literal["audio", "sse"] = "audio"
     speed: float = 1.0
@@ -115,7 +135,7 @@ class StageRequest(_Body):
     finished: bool | None = None
     max_tokens: Annotated[int | None, Field(ge=1)] = None
     request_id: Annotated[str, Field(pattern=r"^[!-~]{1,128}$")] | None = None
-    voice: str | None = None
+    voice: Words | None = None
     response_format: str = "wav"
     speed: float = 1.0
     stream: bool = False
@@ -153,9 +173,9 @@ class SessionConfig(_Body):
     """
 
     type: Literal["session.config"] = "session.config"
-    voice: str
+    voice: Words
     model: str | None = None
-    instructions: str | None = None
+    instructions: Words | None = None
     response_format: str = "pcm"
     events: Literal["binary", "json"] = "binary"
 
@@ -166,7 +186,7 @@ class SocketText(_Body):
     """Message of a WebSocket with a piece of text."""
 
     type: Literal["input.text"]
-    text: str
+    text: Words
 
 
 class SocketCommand(_Body):

@@ -6,7 +6,7 @@ import re
 
 # A sentence ends at a mark before white space, at a Chinese or Japanese mark, or at a line break.
 # "3.5" and "token2wav.yaml" have no white space after the mark.
-_END = re.compile(r"(?<=[.!?…])[\"')\]”’]*\s+|(?<=[。！？])|\n+")
+_END = re.compile(r"(?<=[.!?…])([\"')\]”’]*)\s+|(?<=[。！？])|\n+")
 
 
 class SentenceSplitter:
@@ -26,14 +26,23 @@ class SentenceSplitter:
 
     def feed(self, piece: str) -> list[str]:
         """Returns the sentences that a piece of text completes."""
-        *whole, self._rest = _END.split(self._rest + piece)
+        text, start, whole = self._rest + piece, 0, []
+        for end in _END.finditer(text):
+            whole.append(text[start : end.start()] + (end[1] or ""))
+            start = end.end()
+        self._rest = text[start:]
         while len(self._rest) > self._longest:
             cut = self._rest.rfind(" ", 1, self._longest) + 1 or self._longest
             whole.append(self._rest[:cut])
             self._rest = self._rest[cut:]
-        return [sentence.strip() for sentence in whole if sentence.strip()]
+        return [sentence.strip() for sentence in whole if _has_words(sentence)]
 
     def close(self) -> list[str]:
         """Ends the text, and returns its last sentence, if there is one."""
         rest, self._rest = self._rest.strip(), ""
-        return [rest] if rest else []
+        return [rest] if _has_words(rest) else []
+
+
+def _has_words(sentence: str) -> bool:
+    """Returns whether a sentence has a letter or digit. A language model can say nothing else."""
+    return any(character.isalnum() for character in sentence)

@@ -194,7 +194,7 @@ class LimitSettings(_Section):
 
     Attributes:
         streams: largest number of requests that speak at the same time.
-        text_characters: longest text.
+        text_characters: longest text, and longest instructions.
         body_bytes: largest body of a request without a recording.
         upload_bytes: largest body of a request with a recording.
         speech_tokens: largest number of speech tokens that the language model may send for a text.

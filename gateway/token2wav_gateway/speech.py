@@ -124,18 +124,20 @@ class Speech:
         If the caller stops iterating, the requests to both servers are cancelled.
 
         Raises:
-            RequestError: the text is empty or too long.
+            RequestError: the text is empty, or it or the instructions are too long.
             BusyError: too many texts are being spoken.
             ModelError: one of the servers fails.
         """
         limits = self._limits
         if not text.text.strip():
             raise RequestError("input: empty; a text is needed", param="input")
-        if len(text.text) > limits.text_characters:
-            raise RequestError(
-                f"input: {len(text.text)} characters; at most {limits.text_characters} are allowed",
-                param="input",
-            )
+        for field, words in (("input", text.text), ("instructions", text.instructions or "")):
+            if len(words) > limits.text_characters:
+                raise RequestError(
+                    f"{field}: {len(words)} characters; at most {limits.text_characters} are "
+                    "allowed",
+                    param=field,
+                )
         tokens = self._tokens(text, progress or Progress())
         async with aclosing(self._admitted(tokens, text.voice.tensors)) as chunks:
             async for chunk in chunks:

@@ -18,7 +18,7 @@ from token2wav_gateway.sentences import SentenceSplitter
 from token2wav_gateway.settings import KeySettings, SettingsError, read_settings
 
 TEXT = 'It rains. "Take 3.5 coats!" she said… 你好。再见！\nNo end'
-SENTENCES = ["It rains.", '"Take 3.5 coats!', "she said…", "你好。", "再见！", "No end"]
+SENTENCES = ["It rains.", '"Take 3.5 coats!"', "she said…", "你好。", "再见！", "No end"]
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
@@ -27,10 +27,14 @@ def test_sentences_do_not_depend_on_the_pieces(size: int) -> None:
     for at in range(0, len(TEXT), size):
         found += splitter.feed(TEXT[at : at + size])
     found += splitter.close()
-    assert [sentence.strip('" ') for sentence in found] == [
-        sentence.strip('" ') for sentence in SENTENCES
-    ]
+    assert found == SENTENCES
     assert splitter.close() == []
+
+
+def test_a_sentence_without_words_is_dropped() -> None:
+    splitter = SentenceSplitter(1000)
+    assert splitter.feed("---\n... \N{THUMBS UP SIGN}\n3. ") == ["3."]
+    assert splitter.feed("”") + splitter.close() == []
 
 
 def test_a_sentence_without_an_end_is_cut() -> None:

@@ -178,6 +178,9 @@ def test_events_carry_the_audio_and_the_usage(
         ({"input": None}, 400, "input", "Field required"),
         ({"input": " \n"}, 400, "input", "empty"),
         ({"input": "x" * 1001}, 400, "input", "1001 characters; at most 1000"),
+        ({"input": "half \ud83d"}, 400, "input", "valid Unicode"),
+        ({"instructions": "half \ude00"}, 400, "instructions", "valid Unicode"),
+        ({"instructions": "x" * 1001}, 400, "instructions", "1001 characters; at most 1000"),
         ({"voice": "nobody"}, 404, "voice", "'nobody' is not one of: anna"),
         ({"voice": "../anna"}, 404, "voice", "'../anna' is not one of"),
         ({"voice": {"id": 1}}, 400, "voice", "valid string"),
@@ -189,8 +192,9 @@ def test_events_carry_the_audio_and_the_usage(
 def test_a_wrong_request_is_refused_with_a_sentence(
     gateway: GatewayRig, fields: dict[str, Any], status: int, param: str | None, reason: str
 ) -> None:
-    with gateway.http() as http:
-        error = error_of(http.post("/v1/audio/speech", json=body(**fields)), status)
+    content = json.dumps(body(**fields))
+    with gateway.http(headers={"content-type": "application/json"}) as http:
+        error = error_of(http.post("/v1/audio/speech", content=content), status)
     assert error["param"] == param
     assert re.search(reason, error["message"]), error
 

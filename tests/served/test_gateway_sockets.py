@@ -177,6 +177,7 @@ def test_a_sentence_that_fails_does_not_end_the_session(gateway: GatewayRig) -> 
         ("{", "expected a JSON object"),
         ('{"type": "input.txt", "text": ""}', "Input should be"),
         ('{"type": "input.text"}', "Field required"),
+        ('{"type": "input.text", "text": "\\ud83d"}', "valid Unicode"),
         ('["input.text"]', "valid dictionary"),
         ('{"type": "input.text", "text": "%s"}' % ("No. " * 300), "more than 256 sentences wait"),
         (b"\x00", "expected a JSON object"),
