@@ -118,7 +118,7 @@ def create_app(settings: Settings, metrics: Metrics) -> FastAPI:
             chunks = await stack.enter_async_context(aclosing(gateway.speech.speak(text, progress)))
             first = await _unless_left(request, anext(chunks, None))
             encoder = Encoder(body.response_format)
-            pieces = _encoded(encoder, first, chunks)
+            pieces = _encoded(encoder, first, chunks, progress)
             media_type = encoder.format.media_type
             if body.stream_format == "sse":
                 pieces, media_type = _events(pieces, len(body.input), progress), _EVENTS
@@ -137,7 +137,7 @@ def create_app(settings: Settings, metrics: Metrics) -> FastAPI:
             )
             first = await _unless_left(request, anext(chunks, None))
             encoder = Encoder(body.response_format)
-            pieces = _encoded(encoder, first, chunks)
+            pieces = _encoded(encoder, first, chunks, Progress())
             response: Response
             if body.stream:
                 response = ClosingResponse(pieces, encoder.format.media_type, stack.pop_all())
@@ -254,12 +254,18 @@ async def _disconnected(request: Request) -> None:
 
 
 async def _encoded(
-    encoder: Encoder, first: AudioChunk | None, rest: AsyncGenerator[AudioChunk, None]
+    encoder: Encoder,
+    first: AudioChunk | None,
+    rest: AsyncGenerator[AudioChunk, None],
+    progress: Progress,
 ) -> AsyncGenerator[bytes, None]:
     """Encodes the chunks of an utterance, of which the first has already been taken."""
-    if first is not None and (piece := encoder.encode(first.audio)):
-        yield piece
+    if first is not None:
+        progress.advance(first)
+        if piece := encoder.encode(first.audio):
+            yield piece
     async for chunk in rest:
+        progress.advance(chunk)
         if piece := encoder.encode(chunk.audio):
             yield piece
     if piece := encoder.finish():
@@ -273,9 +279,14 @@ async def _joined(pieces: AsyncGenerator[bytes, None]) -> bytes:
 async def _events(
     pieces: AsyncGenerator[bytes, None], characters: int, progress: Progress
 ) -> AsyncGenerator[bytes, None]:
-    """Wraps pieces of audio in OpenAI's events. Text is counted in characters."""
+    """Wraps pieces of audio in OpenAI's events. Text is counted in characters.
+
+    Each piece also says the samples and the speech tokens that have been sent so far.
+    """
     async for piece in pieces:
-        yield _event({"type": "speech.audio.delta", "audio": base64.b64encode(piece).decode()})
+        sent = {"samples": progress.samples, "tokens": progress.spoken_tokens}
+        audio = base64.b64encode(piece).decode()
+        yield _event({"type": "speech.audio.delta", "audio": audio, **sent})
     usage = {
         "input_tokens": characters,
         "output_tokens": progress.tokens,

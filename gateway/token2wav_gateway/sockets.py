@@ -27,7 +27,7 @@ from token2wav_gateway.encoding import Encoder
 from token2wav_gateway.errors import AccessDeniedError, BusyError, GatewayError, RequestError
 from token2wav_gateway.requests import SessionConfig, SocketCommand, SocketText, problem
 from token2wav_gateway.sentences import SentenceSplitter
-from token2wav_gateway.speech import Text
+from token2wav_gateway.speech import Progress, Text
 
 if TYPE_CHECKING:
     from token2wav_gateway.app import Gateway
@@ -175,22 +175,22 @@ class _Session:
 
     async def _say(self, sentence: str) -> None:
         config, place = self._config, {"sentence_index": self._count}
-        encoder, samples = Encoder(config.response_format), 0
+        encoder, progress = Encoder(config.response_format), Progress()
         text = Text(sentence, self._voice, config.instructions)
         start = {"sentence_text": sentence, "format": config.response_format}
         await self._send("audio.start", **place, **start, sample_rate=24_000)
         try:
-            async with aclosing(self._gateway.speech.speak(text)) as chunks:
+            async with aclosing(self._gateway.speech.speak(text, progress)) as chunks:
                 async for chunk in chunks:
                     await self._send_audio(encoder.encode(chunk.audio))
-                    samples += len(chunk.audio)
-                    tokens = chunk.first_token + chunk.token_count
-                    await self._send("audio.progress", **place, samples=samples, tokens=tokens)
+                    progress.advance(chunk)
+                    sent = {"samples": progress.samples, "tokens": progress.spoken_tokens}
+                    await self._send("audio.progress", **place, **sent)
                 await self._send_audio(encoder.finish())
         except GatewayError as error:
             await self._send("error", **place, **error.body)
             return
-        await self._send("audio.done", **place, samples=samples)
+        await self._send("audio.done", **place, samples=progress.samples)
 
     async def _send(self, kind: str, **content: Any) -> None:
         await self._in_time(self._socket.send_json({"type": kind, **content}))

@@ -64,9 +64,18 @@ class Progress:
 
     Attributes:
         tokens: number of speech tokens that the language model has sent.
+        samples: number of samples that the client has been sent.
+        spoken_tokens: number of speech tokens that these samples cover.
     """
 
     tokens: int = 0
+    samples: int = 0
+    spoken_tokens: int = 0
+
+    def advance(self, chunk: AudioChunk) -> None:
+        """Counts a chunk that is sent to the client."""
+        self.samples += len(chunk.audio)
+        self.spoken_tokens = chunk.first_token + chunk.token_count
 
 
 class Speech:

@@ -154,6 +154,10 @@ def test_events_carry_the_audio_and_the_usage(
     )
     assert_same(audio, expected(model, voice, TEXT))
     tokens = TOKENS_OF_A_WORD * len(TEXT.split())
+    sent = [(event["samples"], event["tokens"]) for event in events[:-1]]
+    assert len(sent) > 1
+    assert all(covered == -(-samples // 960) for samples, covered in sent)
+    assert sent[-1][1] == tokens
     assert events[-1] == {
         "type": "speech.audio.done",
         "usage": {
