@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import signal
+import socket
 import sys
 from pathlib import Path
 
@@ -45,16 +47,30 @@ def settings(grpc_url: str, language_model_port: int, voices: Path) -> Settings:
     )
 
 
-async def serve(app: FastAPI, port: int) -> None:
+def listen(option: str, port: int) -> socket.socket:
+    """Opens a port. Connections wait until an application serves the port."""
+    try:
+        return socket.create_server(("127.0.0.1", port))
+    except OSError as error:
+        sys.exit(
+            f"speech: port {port}: {os.strerror(error.errno or 0)}; choose another one with {option}"
+        )
+
+
+async def serve(app: FastAPI, listener: socket.socket) -> None:
     """Serves an application until the task is cancelled."""
-    await uvicorn.Server(
-        uvicorn.Config(app, port=port, log_level="warning", timeout_graceful_shutdown=1)
-    ).serve()
+    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1)
+    await uvicorn.Server(config).serve(sockets=[listener])
 
 
-async def run(grpc_url: str, port: int, language_model_port: int, pace: float) -> None:
+async def run(
+    grpc_url: str, gateway: socket.socket, language_model_server: socket.socket, pace: float
+) -> None:
     """Serves the language model and the gateway until they are stopped."""
     front_end = TextFrontEnd()
+    port, language_model_port = (
+        listener.getsockname()[1] for listener in (gateway, language_model_server)
+    )
     chosen = settings(grpc_url, language_model_port, OUT / "voices")
     voices = VoiceFolder(chosen.voices)
     if VOICE not in voices.names():
@@ -67,8 +83,8 @@ async def run(grpc_url: str, port: int, language_model_port: int, pace: float) -
         flush=True,
     )
     await asyncio.gather(
-        serve(language_model.create_app(front_end.tokens, pace), language_model_port),
-        serve(create_app(chosen, Metrics()), port),
+        serve(language_model.create_app(front_end.tokens, pace), language_model_server),
+        serve(create_app(chosen, Metrics()), gateway),
     )
 
 
@@ -94,16 +110,13 @@ def main() -> None:
     )
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("speech: terminated"))
+    gateway = listen("--port", options.port)
+    language_model_server = listen("--language-model-port", options.language_model_port)
     try:
         print("speech: starting a Triton server with the demo voice", flush=True)
         with TritonServer(MODEL, ports=Ports.free(), verbose=False) as server:
             asyncio.run(
-                run(
-                    server.grpc_url,
-                    options.port,
-                    options.language_model_port,
-                    options.tokens_per_second,
-                )
+                run(server.grpc_url, gateway, language_model_server, options.tokens_per_second)
             )
     except (ServerError, OSError) as error:
         sys.exit(f"speech: {error}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import socket
 import subprocess
 import sys
 
@@ -24,9 +25,7 @@ def test_a_sentence_is_spoken() -> None:
             while not demo.stdout.readline().startswith("speech: ready"):
                 assert demo.poll() is None
             with httpx.Client(
-                base_url=f"http://127.0.0.1:{ports.http}",
-                timeout=PATIENCE_SECONDS,
-                transport=httpx.HTTPTransport(retries=5),  # the ports open after the line
+                base_url=f"http://127.0.0.1:{ports.http}", timeout=PATIENCE_SECONDS
             ) as http:
                 spoken = http.post(
                     "/v1/audio/speech",
@@ -43,3 +42,15 @@ def test_a_sentence_is_spoken() -> None:
     assert rate == 24_000
     assert 1.0 < len(audio) / rate < 5.0
     assert audio.std() > 0.01
+
+
+def test_a_port_in_use_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        command = [sys.executable, "-m", "examples.speech.demo", f"--port={port}"]
+        demo = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert demo.returncode == 1
+    assert (
+        demo.stderr
+        == f"speech: port {port}: Address already in use; choose another one with --port\n"
+    )
