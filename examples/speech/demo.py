@@ -52,9 +52,8 @@ def listen(option: str, port: int) -> socket.socket:
     try:
         return socket.create_server(("127.0.0.1", port))
     except OSError as error:
-        sys.exit(
-            f"speech: port {port}: {os.strerror(error.errno or 0)}; choose another one with {option}"
-        )
+        reason = os.strerror(error.errno or 0)
+        sys.exit(f"speech: port {port}: {reason}; choose another one with {option}")
 
 
 async def serve(app: FastAPI, listener: socket.socket) -> None:

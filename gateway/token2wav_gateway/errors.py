@@ -66,9 +66,21 @@ class BusyError(GatewayError):
 
 
 class ModelError(GatewayError):
-    """Error of the language model server or of the speech server behind the gateway."""
+    """Error of the language model server or of the speech server behind the gateway.
+
+    Args:
+        message: server and problem, without texts of clients.
+        quote: words of the server, which may repeat a text. They reach the client, but not the log.
+
+    Attributes:
+        summary: the message without the quotation.
+    """
 
     status, kind = 502, "server_error"
+
+    def __init__(self, message: str, *, quote: str = "") -> None:
+        super().__init__(f"{message}: {quote}" if quote else message)
+        self.summary = message
 
 
 class ModelBusyError(ModelError):

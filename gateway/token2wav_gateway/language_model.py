@@ -114,8 +114,8 @@ class LanguageModel:
                 if response.is_error:
                     text = (await _start_of(response)).decode("utf-8", errors="replace")
                     raise ModelError(
-                        f"language model: status {response.status_code}: "
-                        f"{' '.join(text.split())[:200]}"
+                        f"language model: status {response.status_code}",
+                        quote=" ".join(text.split())[:200],
                     )
                 if coding := response.headers.get("content-encoding"):
                     raise ModelError(f"language model: the answer is compressed ({coding[:32]})")
@@ -134,7 +134,7 @@ class LanguageModel:
         try:
             answer = json.loads(event.data)
             if "error" in answer:
-                raise ModelError(f"language model: {str(answer['error'])[:200]}")
+                raise ModelError("language model: error", quote=str(answer["error"])[:200])
             choices = answer.get("choices") or [{}]
             choice = choices[0]
             last = bool(choice.get("finish_reason"))
@@ -145,7 +145,7 @@ class LanguageModel:
             return reader.feed(str(piece)), last
         except _NO_PIECE:
             raise ModelError(
-                f"language model: {event.data[:100]!r} is no piece of an answer"
+                "language model: an event is no piece of an answer", quote=repr(event.data[:100])
             ) from None
 
 

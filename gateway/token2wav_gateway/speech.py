@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -38,6 +39,8 @@ from token2wav_gateway.metrics import Metrics
 from token2wav_gateway.settings import Settings
 from token2wav_gateway.template import load_template
 from token2wav_gateway.voices import Voice
+
+log = logging.getLogger(__name__)
 
 _SPEECH_SERVER = "speech server: "  # begins each error of this server
 _NO_PROMPT = np.zeros(0, np.int32)
@@ -195,8 +198,9 @@ class Speech:
                 async for chunk in chunks:
                     yield chunk
             outcome = "done"
-        except GatewayError:
+        except ModelError as error:
             outcome = "failed"
+            log.warning("a text failed: %s", error.summary)
             raise
         finally:
             self._speaking -= 1

@@ -174,12 +174,12 @@ def _other_streams_lose_no_sample(
         ("endless line", 502, "an event is longer than 1048576 bytes"),
         ("endless event", 502, "an event is longer than 1048576 bytes"),
         ("a bomb", 502, "the answer is compressed (gzip)"),
-        ("brackets", 502, "is no piece of an answer"),
+        ("brackets", 502, "an event is no piece of an answer"),
         ("no end", 502, "the answer broke off"),
         ("no tokens", 502, "the answer contains no speech token"),
         ("wrong token", 502, "speech server: "),
-        ("no json", 502, "is no piece of an answer"),
-        ("a list", 502, "is no piece of an answer"),
+        ("no json", 502, "an event is no piece of an answer"),
+        ("a list", 502, "an event is no piece of an answer"),
         ("an error", 502, "out of memory"),
         ("no content", 502, "the answer contains no speech token"),
         ("nulls", 502, "the answer contains no speech token"),
@@ -190,12 +190,21 @@ def _other_streams_lose_no_sample(
     ],
 )
 def test_a_hostile_language_model_fails_its_own_text(
-    gateway: GatewayRig, attack: str, status: int, reason: str
+    gateway: GatewayRig,
+    attack: str,
+    status: int,
+    reason: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     with gateway.http() as http:
         error = error_of(http.post("/v1/audio/speech", json=body(input=attack)), status)
     assert reason in error["message"]
     assert len(error["message"]) < 400
+    # The log names the server, and quotes nothing that may be the text.
+    [line] = [record.getMessage() for record in caplog.records if "failed" in record.getMessage()]
+    assert line.startswith(("a text failed: language model: ", "a text failed: speech server: "))
+    assert "out of memory" not in line
+    assert "xxx" not in line
 
 
 @pytest.mark.parametrize("attack", ["endless tokens", "breaks off"])
