@@ -37,6 +37,7 @@ from benchmarks.environment import RESULTS, ROOT, describe, save
 from benchmarks.listening import Heard, Piece, quantiles
 from examples.speech import language_model
 from examples.speech.demo import TEMPLATE
+from tests.support import streamflow_model
 from tests.support.caching_families import write_family
 from tests.support.gateway_rig import serving
 from tests.support.golden import TINY
@@ -101,8 +102,8 @@ class Subject:
         shape = (count, *config.token_shape)
         tokens = np.random.default_rng(0).integers(0, config.vocab_size, shape, np.int32)
         voice = None
-        if config.takes_prompt:
-            made = a_voice(_PROMPT_TOKENS)
+        if config.takes_voice:
+            made = a_voice(_PROMPT_TOKENS if config.takes_prompt else 0, bands=config.mel_bands)
             voice = ClientVoice(made.prompt_tokens, made.prompt_mel, made.speaker_embedding)
         return cls(config, tokens, voice, speed)
 
@@ -232,6 +233,8 @@ def model_folder(name: str, parent: Path) -> Path:
     if name in TRAINED:
         return TRAINED[name]
     folder = parent / name
+    if name == "streamflow":
+        return streamflow_model.write_model(folder)
     folder.mkdir()
     return (write_codec if name in SIZES else write_family)(name, folder)
 
@@ -323,7 +326,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    names = [*TRAINED, *FLOWS, *SIZES]
+    names = [*TRAINED, *FLOWS, "streamflow", *SIZES]
     parser.add_argument(
         "--models", nargs="+", choices=names, default=names, metavar="NAME", help=", ".join(names)
     )
