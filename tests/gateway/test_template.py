@@ -86,6 +86,12 @@ def test_the_prompt_has_the_words_and_the_tokens_of_the_voice() -> None:
     assert body["model"] == "speech"
 
 
+def test_orpheus_stops_at_its_end_of_speech() -> None:
+    template = load_template("orpheus")
+    assert read(template, ["<custom_token_2>"]) == []
+    assert template.request["stop"] == ["<custom_token_2>"]
+
+
 @pytest.mark.parametrize("name", KNOWN)
 def test_every_template_of_the_package_loads(name: str) -> None:
     template = load_template(name)
