@@ -112,7 +112,7 @@ def test_any_use_of_a_common_reserve(
         own = [page for blocks in streams.idle for page in blocks.own]
         own += [page for blocks, *_ in streams.running for page in blocks.own]
         assert len(own) == len(set(own))
-        assert all(blocks.held == kept for blocks in streams.idle)
+        assert all(blocks.page_count == kept for blocks in streams.idle)
     while streams.open:
         streams.do("end", 0)
         streams.do("close", 0)
@@ -156,4 +156,4 @@ def test_more_chunks_than_the_limit_take_free_pages_or_fail() -> None:
     streams.cache.take(PAGES - streams.cache.pool.used)
     with pytest.raises(OutOfBlocksError, match="try again later"):
         second.extend(2)
-    assert (len(second.own), second.held) == (1, 1)
+    assert (len(second.own), second.page_count) == (1, 1)

@@ -437,7 +437,7 @@ class StreamBlocks:
     def _repay(self) -> None:
         """Returns borrowed pages to the common reserve, unless blocks of the stream are in them."""
         if self._common and (
-            borrowed := min(self.held - self._common.needs.kept, len(self._reserve))
+            borrowed := min(self.page_count - self._common.needs.kept, len(self._reserve))
         ):
             self._common.give_back(self._reserve[-borrowed:])
             del self._reserve[-borrowed:]
