@@ -31,9 +31,10 @@ from token2wav.cache.paged_kv_cache import CacheLayout, PagedKVCache
 from token2wav.execution.assemble import flow_networks
 from token2wav.execution.batch import HEADER
 from token2wav.execution.channels_last import HiFTPlan
-from token2wav.execution.kernels.attention import paged_attention, store_keys_values
+from token2wav.execution.kernels.attention import paged_attention
 from token2wav.execution.kernels.causal_convolution import CausalConvolution, NormedConvolution
 from token2wav.execution.kernels.convolution import PieceTensors
+from token2wav.execution.kernels.key_values import store_keys_values
 from token2wav.execution.kernels.norms import (
     NormVectors,
     added_norm,

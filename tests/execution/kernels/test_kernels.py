@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from token2wav.cache.paged_kv_cache import CacheLayout, PagedKVCache, Storage
 from token2wav.execution.batch import HEADER, Block, frame_positions
 from token2wav.execution.kernels import attention, products
-from token2wav.execution.kernels.attention import paged_attention, store_keys_values
+from token2wav.execution.kernels.attention import paged_attention
+from token2wav.execution.kernels.key_values import store_keys_values
 from token2wav.execution.kernels.norms import gated_norm, modulated_norm
 from token2wav.execution.kernels.position_convolution import PositionConvolution
 from token2wav.execution.kernels.products import project_heads

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from token2wav.execution.kernels.activations import mish
-from token2wav.execution.kernels.attention import (
+from token2wav.execution.kernels.block_table import (
     BEFORE,
     CHUNK,
     OF_A_BATCH,

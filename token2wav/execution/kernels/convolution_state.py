@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from token2wav.execution.kernels.attention import (
+from token2wav.execution.kernels.block_table import (
     BEFORE,
     CHUNK,
     LAST,

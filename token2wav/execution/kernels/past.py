@@ -6,7 +6,8 @@ import torch
 
 from token2wav.cache.paged_kv_cache import PagedKVCache
 from token2wav.execution.batch import Batch
-from token2wav.execution.kernels.attention import paged_attention, store_keys_values
+from token2wav.execution.kernels.attention import paged_attention
+from token2wav.execution.kernels.key_values import store_keys_values
 from token2wav.execution.kernels.products import project_heads
 from token2wav.networks.estimator import Estimator
 

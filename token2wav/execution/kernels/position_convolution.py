@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from token2wav.execution.kernels.activations import mish
-from token2wav.execution.kernels.attention import BEFORE, CHUNK, OF_A_BATCH, VALID, rows_of
+from token2wav.execution.kernels.block_table import BEFORE, CHUNK, OF_A_BATCH, VALID, rows_of
 from token2wav.execution.kernels.convolution_state import store_state
 
 # Of the tiles tried, this is the widest that keeps everything in registers, for compute

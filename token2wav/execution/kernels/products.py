@@ -12,15 +12,15 @@ import triton.language as tl
 
 from token2wav.cache.paged_kv_cache import LayerView
 from token2wav.execution.kernels.activations import gelu
-from token2wav.execution.kernels.attention import (
+from token2wav.execution.kernels.block_table import (
     HEADER,
     NUM_CAUSAL_PAGES,
     OF_A_BATCH,
     VALID,
     rows_of,
     sizes_of,
-    widths_of,
 )
+from token2wav.execution.kernels.key_values import widths_of
 from token2wav.execution.kernels.tiles import fills_gpu
 
 # Tiles that fit into the registers of compute capabilities 8.0, 9.0 and 10.0: rows, outputs and

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from token2wav.cache.paged_kv_cache import LayerView
-from token2wav.execution.kernels.attention import (
+from token2wav.execution.kernels.block_table import (
     HEADER,
     NUM_PAGES,
     OF_A_BATCH,
