@@ -23,7 +23,7 @@ from torch.utils.flop_counter import flop_registry
 from token2wav import RuntimeConfig, StreamConfig
 from token2wav.execution.assemble import Assembly
 from token2wav.execution.backends import LoadContext
-from token2wav.execution.batch import HEADER, NUM_PAGES, PROMPT_PADDING, VALID
+from token2wav.execution.batch import CHUNK, HEADER, NUM_PAGES, PROMPT_PADDING, VALID
 from token2wav.execution.cached_flow import CachedFlow
 from token2wav.execution.graphs import CudaGraph, GraphPool, GraphSummary
 from token2wav.execution.stages import EncoderInput, Stages
@@ -246,6 +246,8 @@ class LaunchCounter:
             pairs *= rate * rate
             if not attention:  # only the page of the block itself is written
                 pages = int((tables[0][:, VALID] > 0).sum())
+            elif "relative" not in name:  # the blocks of a chunk share their past
+                pages = _pages_of_chunks(tables[0])
             read = pages * sum(_bytes(each) / _ALL_PAGES for each in paged)
             branches, heads, dim_head = paged[0].shape[0], *paged[0].shape[3:]
             operations = 4.0 * branches * heads * dim_head * pairs if attention else 0.0
@@ -483,6 +485,14 @@ def _visible(table: NDArray[Any], block_frames: int) -> tuple[int, int]:
     valid, pages = table[:, VALID].astype(int), table[:, NUM_PAGES].astype(int)
     keys = (pages - 1) * block_frames + valid - table[:, PROMPT_PADDING]
     return int(pages[valid > 0].sum()), int((valid * keys).sum())
+
+
+def _pages_of_chunks(table: NDArray[Any]) -> int:
+    """Counts the pages that the chunks of a table attend to, each page once for a chunk."""
+    rows = table[table[:, VALID] > 0]
+    return len(
+        {(row[CHUNK], page) for row in rows for page in row[HEADER : HEADER + row[NUM_PAGES]]}
+    )
 
 
 def _tensors(values: Iterable[Any]) -> list[torch.Tensor]:

@@ -29,7 +29,11 @@ CHUNK = 4  # index of the chunk in the batch
 LAST = 5  # 1 for the last block of a chunk
 PROMPT_PADDING = 6  # number of padding frames at the start of the stream, in its first page
 NUM_PAGES = 7  # number of all pages that the block attends to, including later pages of its chunk
-HEADER = 8  # number of columns of the header
+# Number of the first pages that all blocks of the chunk attend to. Own pages of its blocks do not
+# count, except under full prompt attention. So a kernel reads these pages once for many blocks, and
+# needs no mask for their frames, apart from padding of the prompt.
+SHARED_PAGES = 8
+HEADER = 9  # number of columns of the header
 
 
 class ChunkBlocks(Protocol):
@@ -126,6 +130,7 @@ class Block:
     pages: list[int]
     prompt_padding: int = 0
     chunk_pages: list[int] | None = None
+    shared_pages: int = 0
 
     @property
     def row(self) -> list[int]:
@@ -140,6 +145,7 @@ class Block:
             int(self.last),
             self.prompt_padding,
             len(visible),
+            self.shared_pages,
         ]
         return header + visible
 
@@ -337,6 +343,8 @@ def slots_of(chunks: Sequence[ChunkBlocks], room: int) -> NDArray[np.int64]:
 
 def blocks_of(chunk: ChunkBlocks, number: int, block: int) -> list[Block]:
     """Returns the blocks of one chunk; `number` is its index in the batch."""
+    whole = chunk.tables[-1] if chunk.full_prompt_attention else None
+    shared = _shared_pages(whole or chunk.tables[0], chunk.tables[-1])
     return [
         Block(
             start=chunk.start + before,
@@ -346,9 +354,22 @@ def blocks_of(chunk: ChunkBlocks, number: int, block: int) -> list[Block]:
             last=index == len(chunk.tables) - 1,
             pages=pages,
             prompt_padding=chunk.prompt_padding,
-            chunk_pages=chunk.tables[-1] if chunk.full_prompt_attention else None,
+            chunk_pages=whole,
+            shared_pages=shared,
         )
         for index, (before, pages) in enumerate(
             zip(range(0, chunk.length, block), chunk.tables, strict=True)
         )
     ]
+
+
+def _shared_pages(first: list[int], last: list[int]) -> int:
+    """Returns the number of pages, without the last one, at the start of the first block's table
+    that are also at the start of the last block's table.
+
+    A window of past blocks that moves on from block to block drops pages behind the prompt.
+    """
+    most = len(first) - 1
+    if first[:most] == last[:most]:
+        return most
+    return next(index for index in range(most) if first[index] != last[index])

@@ -55,8 +55,9 @@ TYPES = {"float32": torch.float32, "float16": torch.float16, "int8": torch.float
 FRAMES = CONFIG.static_chunk_size
 # Channels of the U-Net of CosyVoice2 and of the DiT of Step-Audio2, and inputs of convolutions.
 CHANNELS = {256: (256, 320, 512), 512: (512,)}
-# Blocks of batches: a compiler may specialise binaries for 1 and for multiples of 16.
-BATCHES = (1, 3, 16)
+# Blocks of batches: a compiler may specialise binaries for 1 and for multiples of 16. Attention has
+# a tile for each of 3, 8 and 16 blocks.
+BATCHES = (1, 3, 8, 16)
 _WIDE_LOAD = re.compile(r"ld\.global\S*\.v4\.b32|ld\.global\S*\.v2\.b64|cp\.async\.cg\S* .*0x10")
 
 

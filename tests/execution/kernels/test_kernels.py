@@ -8,8 +8,7 @@ import torch.nn.functional as F
 
 from token2wav.cache.paged_kv_cache import CacheLayout, PagedKVCache, Storage
 from token2wav.execution.batch import HEADER, Block, frame_positions
-from token2wav.execution.kernels import attention, products
-from token2wav.execution.kernels.attention import paged_attention
+from token2wav.execution.kernels import products
 from token2wav.execution.kernels.key_values import store_keys_values
 from token2wav.execution.kernels.norms import gated_norm, modulated_norm
 from token2wav.execution.kernels.position_convolution import PositionConvolution
@@ -153,30 +152,6 @@ def test_projections_store_the_keys_and_values_that_separate_launches_store(
     assert (difference > STEP["float16"]).float().mean() < 1e-3
 
 
-@pytest.mark.parametrize("storage", ["float32", "float16", "int8"])
-@pytest.mark.parametrize("wide", [False, True])
-def test_attention_reads_the_pages_of_a_table(
-    storage: Storage, wide: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(attention, "_ENOUGH_PROGRAMS", 1 if wide else 1 << 30)
-    cache = a_cache(storage)
-    view = cache.layer(0, 0)
-    view.write(cache.index(list(range(PAGES))), *(random(2, PAGES, BLOCK, INNER) for _ in range(2)))
-    qkv = random(2 * ROWS, BLOCK, 3 * INNER)
-    found = paged_attention(qkv, view, *angles(), a_table()).unflatten(0, (2, ROWS))
-    queries = rotated(qkv[..., :INNER])
-    for row, block in enumerate(BLOCKS):
-        k, v = view.read(cache.index(block.pages), (len(block.pages) - 1) * BLOCK + block.valid)
-        q, k, v = (
-            x.unflatten(2, (HEADS, -1)).transpose(1, 2)
-            for x in (queries[:, row, : block.valid], k, v)
-        )
-        wanted = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
-        assert (found[:, row, : block.valid] - wanted).abs().max() <= EXACT
-        assert not found[:, row, block.valid :].any()
-    assert not found[:, len(BLOCKS) :].any()
-
-
 @pytest.mark.parametrize("width", [3, 16])
 def test_position_convolution(width: int) -> None:
     groups, taps = 4, 31  # more than two blocks, so that a block looks back on several
@@ -201,17 +176,3 @@ def test_position_convolution(width: int) -> None:
         torch.testing.assert_close(result, wanted, atol=1e-5, rtol=1e-5)
         assert torch.equal(state[chunk], extended[:, :, -(taps - 1) :])
     assert torch.equal(state[CHUNKS], before[CHUNKS]), "a chunk that is not there"
-
-
-def test_masked_keys_and_values_may_be_nan() -> None:
-    cache = a_cache("float32")
-    view = cache.layer(0, 0)
-    view.data.fill_(torch.nan)
-    past = sorted(
-        {page for block in BLOCKS for page in block.pages[:-1]}
-        - {block.pages[-1] for block in BLOCKS}
-    )
-    view.write(cache.index(past), *(random(2, len(past), BLOCK, INNER) for _ in range(2)))
-    qkv = random(2 * ROWS, BLOCK, 3 * INNER)
-    store_keys_values(qkv, view, *angles(), a_table())
-    assert torch.isfinite(paged_attention(qkv, view, *angles(), a_table())).all()

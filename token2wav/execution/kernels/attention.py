@@ -1,50 +1,330 @@
-"""Attention of blocks over keys and values in pages. Each block has a table of the pages that it
-attends to.
+"""Attention of chunks over keys and values in pages. Each block of a chunk has a table of the pages
+that it attends to.
 
-Tables are read on the device, so one captured launch serves every history. One program computes
-some frames of one head. It walks over the pages of their block with a running softmax.
+Tables are read on the device, so one captured launch serves every history. One program computes a
+tile of queries of one head with a running softmax. The tile may hold frames of several blocks of a
+chunk, because the blocks share their past. The program then reads the past once for these blocks.
+It walks over a list of pages: the pages of its first block, then the own pages of the later blocks.
+Keys that every block of the chunk attends to need no mask.
+
+A small batch has too few tiles for a GPU. There the warps of a program compute different keys for
+the same few queries, and the program joins their results at the end. So a long history is split
+without a second launch and without atomic operations.
 """
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
 from token2wav.cache.paged_kv_cache import LayerView
+from token2wav.execution.kernels import tiles
 from token2wav.execution.kernels.block_table import (
+    BEFORE,
+    CHUNK,
     HEADER,
+    NUM_CAUSAL_PAGES,
     NUM_PAGES,
     OF_A_BATCH,
     PROMPT_PADDING,
+    SHARED_PAGES,
     VALID,
     rows_of,
     sizes_of,
 )
 
-# Of the tiles tried with 4 warps, these are the widest that keep everything in registers. They were
-# compiled for compute capability 9.0.
-_KEYS, _WARPS, _STAGES = 32, 4, 2
-_QUERIES, _FEW_QUERIES = 64, 16
-# about the number of multiprocessors of a large GPU; with fewer programs the tiles are narrow
-_ENOUGH_PROGRAMS = 128
 _LEAST = tl.constexpr(-1.0e30)  # finite, so that a row without keys so far gives no NaN
 _LOG2_E = 1 / math.log(2)
 
 
-@triton.jit
-def _loaded(data, scales, frame, row, column, visible, HEADS: tl.constexpr, DIM: tl.constexpr):
-    """Loads keys or values (keys, dim) of one head at frames of the store; zeros where they are not
-    visible, because a page may hold any value there.
+class _Tile(NamedTuple):
+    """Tile of a program.
+
+    Attributes:
+        queries: number of queries.
+        keys: number of keys of an iteration, for each split.
+        splits: number of parts of the keys of an iteration, which different warps compute.
+        warps: number of warps.
+        halved: whether half of the tile is computed where a chunk has no more frames.
     """
-    offsets = (frame * HEADS + row)[:, None] * DIM + column[None, :]
-    values = tl.load(data + offsets, mask=visible[:, None], other=0.0)
-    if scales is not None:
-        widths = tl.load(scales + frame * HEADS + row, mask=visible, other=0.0)
-        values = values.to(tl.float32) * widths[:, None]
-    return values
+
+    queries: int
+    keys: int
+    splits: int
+    warps: int
+    halved: bool = False
+
+
+# Tiles that keep everything in registers, compiled for compute capabilities 8.0, 9.0 and 10.0. A
+# tile of 128 queries reads the past of two and a half blocks of 50 frames once.
+_WIDEST = _Tile(queries=128, keys=64, splits=1, warps=8, halved=True)
+_WIDE = _Tile(queries=64, keys=64, splits=1, warps=4)
+_NARROW = _Tile(queries=16, keys=32, splits=4, warps=4)
+_STAGES = 2  # iterations whose loads are in flight
+
+
+@triton.jit
+def _tile_of_keys(
+    begin,
+    end,
+    own,
+    width,
+    KEYS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK_FRAMES: tl.constexpr,
+    WHOLE: tl.constexpr,
+):
+    """Returns positions (keys,) or (splits, keys) in the list of keys, and their pages.
+
+    A page is looked up once for all of its frames. The list begins with the pages of the table row
+    `own`. Unless all keys are `WHOLE`, it may go on with the own pages of the rows below.
+    """
+    key = begin + tl.arange(0, KEYS)
+    if SPLITS > 1:
+        key = tl.arange(0, SPLITS)[:, None] * KEYS + key[None, :]
+    index, first = key // BLOCK_FRAMES, begin // BLOCK_FRAMES
+    page = tl.zeros_like(index)
+    listed = tl.load(own + NUM_PAGES)
+    # A tile may begin with the last frame of a page.
+    for part in tl.static_range((SPLITS * KEYS + BLOCK_FRAMES - 2) // BLOCK_FRAMES + 1):
+        at = first + part
+        there = at * BLOCK_FRAMES < end
+        if WHOLE:
+            place = own + HEADER + at
+        else:
+            below = tl.maximum(at - listed + 1, 0)
+            row = own + below * width
+            last = tl.load(row + NUM_CAUSAL_PAGES, mask=there, other=1) - 1
+            place = row + HEADER + tl.where(below > 0, last, at)
+        page = tl.where(index == at, tl.load(place, mask=there, other=0), page)
+    return key, page.to(tl.int64)
+
+
+@triton.jit
+def _loaded(at, there, WHOLE: tl.constexpr):
+    """Loads keys, values or scales. Unless all are `WHOLE`, they are zeros where they are not
+    `there`, because a page may hold any value there.
+    """
+    return tl.load(at) if WHOLE else tl.load(at, mask=there, other=0.0)
+
+
+@triton.jit
+def _attended(
+    most,
+    total,
+    result,
+    query,
+    hidden,  # positions in the list of keys: a query attends to no key from `shared` up to here,
+    stop,  # and to no key from here on
+    begin,
+    shared,
+    end,
+    own,
+    width,
+    branch_pages,
+    head,
+    keys,
+    values,
+    key_scales,
+    value_scales,
+    scale,
+    BLOCK_FRAMES: tl.constexpr,
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    KEYS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    WHOLE: tl.constexpr,
+):
+    """Adds the keys of one iteration to the running softmax, which has maxima, sums and results. If
+    the keys are `WHOLE`, every query attends to all of them.
+    """
+    key, page = _tile_of_keys(begin, end, own, width, KEYS, SPLITS, BLOCK_FRAMES, WHOLE)
+    there = key < end
+    # Vector of the head at a frame of the store, and the numbers of the vector.
+    vector = ((branch_pages + page) * BLOCK_FRAMES + key % BLOCK_FRAMES) * HEADS + head
+    numbers = tl.expand_dims(vector, -1) * DIM + tl.arange(0, DIM)
+    in_numbers = tl.expand_dims(there, -1)
+
+    k = _loaded(keys + numbers, in_numbers, WHOLE).to(query.dtype)
+    k = tl.permute(k, (0, 2, 1)) if SPLITS > 1 else tl.trans(k)
+    scores = tl.dot(query, k, input_precision="tf32x3") * scale
+    if key_scales is not None:
+        scores *= tl.expand_dims(_loaded(key_scales + vector, there, WHOLE), -2)
+    if not WHOLE:
+        at = tl.expand_dims(key, -2)
+        seen = (at < shared) | (at >= tl.expand_dims(hidden, -1))
+        scores = tl.where(seen & (at < tl.expand_dims(stop, -1)), scores, _LEAST)
+    # The first key that a query attends to makes `shrink` 0, whatever the sums were before.
+    higher = tl.maximum(most, tl.max(scores, axis=-1))
+    weight = tl.exp2(scores - tl.expand_dims(higher, -1))
+    shrink = tl.exp2(most - higher)
+    total = total * shrink + tl.sum(weight, axis=-1)
+
+    v = _loaded(values + numbers, in_numbers, WHOLE)
+    if value_scales is not None:
+        of_vectors = _loaded(value_scales + vector, there, WHOLE)
+        v = v.to(tl.float32) * tl.expand_dims(of_vectors, -1)
+    result = result * tl.expand_dims(shrink, -1) + tl.dot(
+        weight.to(query.dtype), v.to(query.dtype), input_precision="tf32x3"
+    )
+    return higher, total, result
+
+
+@triton.jit
+def _attend(
+    queries,
+    out,
+    keys,
+    values,
+    key_scales,
+    value_scales,
+    cos,
+    sin,
+    table,
+    blocks,
+    width,
+    pages,
+    scale,
+    first,  # of the tile, a frame of its chunk
+    BLOCK_FRAMES: tl.constexpr,
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    QUERY_WIDTH: tl.constexpr,
+    QUERIES: tl.constexpr,
+    KEYS: tl.constexpr,
+    SPLITS: tl.constexpr,
+):
+    """Computes a tile of queries."""
+    head, row = tl.program_id(1), tl.program_id(2)
+    block, branch = row % blocks, row // blocks
+    top = block - tl.load(table + block * width + BEFORE) // BLOCK_FRAMES  # first row of the chunk
+
+    # The frames of a chunk follow each other, over the borders of its blocks.
+    at = first + tl.arange(0, QUERIES)
+    line, frame = top + at // BLOCK_FRAMES, at % BLOCK_FRAMES
+    header, known = table + line * width, line < blocks
+    valid = tl.load(header + VALID, mask=known, other=0)
+    chunk = tl.load(header + CHUNK, mask=known, other=-1)
+    known = (valid > 0) & (chunk == tl.load(table + block * width + CHUNK))
+    asked = known & (frame < valid)
+    place = ((branch * blocks + top) * BLOCK_FRAMES + at).to(tl.int64)[:, None]
+
+    column = tl.arange(0, DIM)[None, :]
+    given = queries + place * QUERY_WIDTH + head * DIM
+    query = tl.load(given + column, mask=asked[:, None], other=0.0)
+    if head == 0:
+        other = tl.load(given + (column ^ 1), mask=asked[:, None], other=0.0).to(tl.float32)
+        turned = tl.where(column % 2 == 0, -other, other)
+        angle = (top * BLOCK_FRAMES + at)[:, None] * DIM + column
+        c = tl.load(cos + angle, mask=asked[:, None], other=0.0)
+        s = tl.load(sin + angle, mask=asked[:, None], other=0.0)
+        query = (query.to(tl.float32) * c + turned * s).to(query.dtype)
+
+    # The list of keys has the pages of the first block of the tile, then the own pages of the later
+    # blocks. A window that has moved on hides the pages between the shared ones and its own.
+    leader = top + first // BLOCK_FRAMES
+    own = table + leader * width
+    listed = tl.load(own + NUM_CAUSAL_PAGES)
+    causal = tl.load(header + NUM_CAUSAL_PAGES, mask=known, other=0)
+    later = tl.load(header + NUM_PAGES, mask=known, other=0) - causal
+    ahead = line - leader
+    shared = tl.load(own + SHARED_PAGES) * BLOCK_FRAMES
+    hidden = shared + (listed - causal + ahead) * BLOCK_FRAMES
+    stop = (listed - 1 + ahead + later) * BLOCK_FRAMES + valid
+    end = tl.max(tl.where(asked, stop, 0), axis=0)
+
+    if SPLITS > 1:
+        query = tl.broadcast_to(query[None], (SPLITS, QUERIES, DIM))
+        most = tl.full((SPLITS, QUERIES), _LEAST, tl.float32)
+        total = tl.zeros((SPLITS, QUERIES), tl.float32)
+        result = tl.zeros((SPLITS, QUERIES, DIM), tl.float32)
+    else:
+        most = tl.full((QUERIES,), _LEAST, tl.float32)
+        total = tl.zeros((QUERIES,), tl.float32)
+        result = tl.zeros((QUERIES, DIM), tl.float32)
+    start = tl.load(own + PROMPT_PADDING)
+    masked = start + tl.maximum(shared - start, 0) // (SPLITS * KEYS) * (SPLITS * KEYS)
+    branch_pages = branch * pages
+    for begin in range(start, masked, SPLITS * KEYS):
+        most, total, result = _attended(
+            most,
+            total,
+            result,
+            query,
+            hidden,
+            stop,
+            begin,
+            shared,
+            shared,
+            own,
+            width,
+            branch_pages,
+            head,
+            keys,
+            values,
+            key_scales,
+            value_scales,
+            scale,
+            BLOCK_FRAMES,
+            HEADS,
+            DIM,
+            KEYS,
+            SPLITS,
+            True,
+        )
+    for begin in range(masked, end, SPLITS * KEYS):
+        most, total, result = _attended(
+            most,
+            total,
+            result,
+            query,
+            hidden,
+            stop,
+            begin,
+            shared,
+            end,
+            own,
+            width,
+            branch_pages,
+            head,
+            keys,
+            values,
+            key_scales,
+            value_scales,
+            scale,
+            BLOCK_FRAMES,
+            HEADS,
+            DIM,
+            KEYS,
+            SPLITS,
+            False,
+        )
+
+    if SPLITS > 1:
+        weight = tl.exp2(most - tl.max(most, axis=0)[None, :])
+        total = tl.sum(total * weight, axis=0)
+        result = tl.sum(result * weight[:, :, None], axis=0)
+    share = tl.where(asked, 1.0 / tl.where(total > 0.0, total, 1.0), 0.0)
+    # A row that holds no block gets zeros too.
+    written = known | (line == block)
+    tl.store(
+        out + place * (HEADS * DIM) + head * DIM + column,
+        (share[:, None] * result).to(out.dtype.element_ty),
+        mask=written[:, None],
+    )
+
+
+@triton.jit
+def _in_chunk(line, block, table, blocks, width):
+    """Returns whether a row of the table belongs to the chunk of a block."""
+    known = line < blocks
+    valid = tl.load(table + line * width + VALID, mask=known, other=0)
+    chunk = tl.load(table + line * width + CHUNK, mask=known, other=-1)
+    return (line == block) | ((valid > 0) & (chunk == tl.load(table + block * width + CHUNK)))
 
 
 @triton.jit(do_not_specialize=OF_A_BATCH)
@@ -68,64 +348,78 @@ def _paged_attention(
     QUERY_WIDTH: tl.constexpr,
     QUERIES: tl.constexpr,
     KEYS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    HALF: tl.constexpr,  # whether a tile of few frames is computed as half a tile
 ):
-    first, head, row = tl.program_id(0) * QUERIES, tl.program_id(1), tl.program_id(2)
-    block, branch = row % blocks, row // blocks
-    own = table + block * width
-    valid, visible_pages, start = (
-        tl.load(own + VALID),
-        tl.load(own + NUM_PAGES),
-        tl.load(own + PROMPT_PADDING),
-    )
+    block = tl.program_id(2) % blocks
+    # Every block brings as many programs as it needs alone. A chunk of several blocks needs fewer
+    # programs than its blocks bring, so the last of them have nothing to do.
+    index = tl.load(table + block * width + BEFORE) // BLOCK_FRAMES
+    first = (index * tl.num_programs(0) + tl.program_id(0)) * QUERIES
+    top = block - index
+    if _in_chunk(top + first // BLOCK_FRAMES, block, table, blocks, width):
+        middle = top + (first + QUERIES // 2) // BLOCK_FRAMES
+        if HALF and not _in_chunk(middle, block, table, blocks, width):
+            _attend(
+                queries,
+                out,
+                keys,
+                values,
+                key_scales,
+                value_scales,
+                cos,
+                sin,
+                table,
+                blocks,
+                width,
+                pages,
+                scale,
+                first,
+                BLOCK_FRAMES,
+                HEADS,
+                DIM,
+                QUERY_WIDTH,
+                QUERIES // 2,
+                KEYS,
+                SPLITS,
+            )
+        else:
+            _attend(
+                queries,
+                out,
+                keys,
+                values,
+                key_scales,
+                value_scales,
+                cos,
+                sin,
+                table,
+                blocks,
+                width,
+                pages,
+                scale,
+                first,
+                BLOCK_FRAMES,
+                HEADS,
+                DIM,
+                QUERY_WIDTH,
+                QUERIES,
+                KEYS,
+                SPLITS,
+            )
 
-    column = tl.arange(0, DIM)
-    frame = first + tl.arange(0, QUERIES)
-    asked = frame < valid
-    at = (row * BLOCK_FRAMES + frame).to(tl.int64)[:, None] * QUERY_WIDTH + head * DIM
-    query = tl.load(queries + at + column[None, :], mask=asked[:, None], other=0.0)
-    if head == 0:
-        other = tl.load(queries + at + (column ^ 1)[None, :], mask=asked[:, None], other=0.0).to(
-            tl.float32
-        )
-        turned = tl.where(column[None, :] % 2 == 0, -other, other)
-        angle = (block * BLOCK_FRAMES + frame)[:, None] * DIM + column[None, :]
-        c = tl.load(cos + angle, mask=asked[:, None], other=0.0)
-        s = tl.load(sin + angle, mask=asked[:, None], other=0.0)
-        query = (query.to(tl.float32) * c + turned * s).to(query.dtype)
 
-    most = tl.full((QUERIES,), _LEAST, tl.float32)
-    total = tl.zeros((QUERIES,), tl.float32)
-    result = tl.zeros((QUERIES, DIM), tl.float32)
-    # All frames of a block attend to the same keys: from the first frame after the prompt padding
-    # to the valid frames of the last page. Under full prompt attention all pages are full.
-    stop = tl.where(first < valid, (visible_pages - 1) * BLOCK_FRAMES + valid, 0)
-    for begin in range(start, stop, KEYS):
-        key = begin + tl.arange(0, KEYS)
-        visible = key < stop
-        page = tl.load(own + HEADER + key // BLOCK_FRAMES, mask=visible, other=0).to(tl.int64)
-        stored = (branch * pages + page) * BLOCK_FRAMES + key % BLOCK_FRAMES
+def _tile(block_frames: int, heads: int, rows: int) -> _Tile:
+    """Chooses the tile: the widest that gives a large GPU enough programs."""
 
-        k = _loaded(keys, key_scales, stored, head, column, visible, HEADS, DIM).to(query.dtype)
-        scores = tl.dot(query, tl.trans(k), input_precision="tf32x3") * scale
-        scores = tl.where(visible[None, :], scores, _LEAST)
-        higher = tl.maximum(most, tl.max(scores, axis=1))
-        # 0 where a key is not visible, because the first keys are always visible
-        weight = tl.exp2(scores - higher[:, None])
-        shrink = tl.exp2(most - higher)
-        total = total * shrink + tl.sum(weight, axis=1)
-        v = _loaded(values, value_scales, stored, head, column, visible, HEADS, DIM).to(query.dtype)
-        result = result * shrink[:, None] + tl.dot(
-            weight.to(query.dtype), v, input_precision="tf32x3"
-        )
-        most = higher
+    def programs(tile: _Tile) -> tuple[int, int, int]:
+        return triton.cdiv(block_frames, tile.queries), heads, rows
 
-    result = tl.where(asked, 1.0 / tl.where(total > 0.0, total, 1.0), 0.0)[:, None] * result
-    there = (
-        (row * BLOCK_FRAMES + frame).to(tl.int64)[:, None] * (HEADS * DIM)
-        + head * DIM
-        + column[None, :]
-    )
-    tl.store(out + there, result.to(out.dtype.element_ty), mask=(frame < BLOCK_FRAMES)[:, None])
+    # In the best case every second program of the widest tile has nothing to do. Two programs share
+    # a multiprocessor.
+    if tiles.fills_gpu((triton.cdiv(math.prod(programs(_WIDEST)), 4),)):
+        return _WIDEST
+    return _WIDE if tiles.fills_gpu(programs(_WIDE)) else _NARROW
 
 
 def paged_attention(
@@ -150,17 +444,24 @@ def paged_attention(
     pages, block_frames, heads, dim_head = view.data.shape[2:]
     rows = len(queries)
     out = queries.new_empty(rows, block_frames, heads * dim_head)
-    wide = triton.cdiv(block_frames, _QUERIES) * heads * rows >= _ENOUGH_PROGRAMS
-    asked = _QUERIES if wide else _FEW_QUERIES
-    grid, scale = (triton.cdiv(block_frames, asked), heads, rows), _LOG2_E / math.sqrt(dim_head)
-    tile = {
-        "QUERY_WIDTH": queries.shape[-1],
-        "QUERIES": asked,
-        "KEYS": _KEYS,
-        "num_warps": _WARPS,
-        "num_stages": _STAGES,
-    }
+    tile = _tile(block_frames, heads, rows)
+    grid = triton.cdiv(block_frames, tile.queries), heads, rows
     _paged_attention[grid](
-        queries, out, *view.parts, cos, sin, *rows_of(table), pages, scale, **sizes_of(view), **tile
+        queries,
+        out,
+        *view.parts,
+        cos,
+        sin,
+        *rows_of(table),
+        pages,
+        _LOG2_E / math.sqrt(dim_head),
+        QUERY_WIDTH=queries.shape[-1],
+        QUERIES=tile.queries,
+        KEYS=tile.keys,
+        SPLITS=tile.splits,
+        HALF=tile.halved,
+        num_warps=tile.warps,
+        num_stages=_STAGES,
+        **sizes_of(view),
     )
     return out

@@ -17,6 +17,7 @@ CHUNK = tl.constexpr(batch.CHUNK)
 LAST = tl.constexpr(batch.LAST)
 PROMPT_PADDING = tl.constexpr(batch.PROMPT_PADDING)
 NUM_PAGES = tl.constexpr(batch.NUM_PAGES)
+SHARED_PAGES = tl.constexpr(batch.SHARED_PAGES)
 HEADER = tl.constexpr(batch.HEADER)
 
 # Arguments that differ from batch to batch. For other arguments Triton compiles separate binaries
