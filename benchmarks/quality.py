@@ -159,7 +159,11 @@ def ways(folder: Path, prompt: PromptVoice) -> Iterator[tuple[str, Speak]]:
                 partial(_streamed, _load(folder, StreamConfig(steps=(steps,))), voice),
             )
     yield "float16", partial(_streamed, _load(folder, precision="float16"), voice)
-    yield "int8 cache", partial(_streamed, _load(folder, cache_storage="int8"), voice)
+    for storage in ("int8", "float8"):
+        yield (
+            f"{storage} cache",
+            partial(_streamed, _load(folder, cache_storage=storage), voice),
+        )
     with (
         TritonServer(folder, ports=Ports.free(), verbose=False) as server,
         Client(server.grpc_url) as client,

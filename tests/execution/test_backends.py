@@ -7,6 +7,7 @@ import torch
 
 from tests.support.golden import TINY
 from token2wav import RuntimeConfig
+from token2wav.errors import ConfigError
 from token2wav.execution.backends import Backend, LoadContext, choose
 
 
@@ -19,3 +20,13 @@ def test_auto_takes_torch(device: str) -> None:
 
 def test_only_tensorrt_limits_the_streams_of_a_batch() -> None:
     assert [Backend(name).most_streams for name in ("torch", "onnx", "tensorrt")] == [0, 0, 4]
+
+
+def test_float8_needs_a_gpu_that_converts_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime, capability = RuntimeConfig(cache_storage="float8"), (8, 6)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    with pytest.raises(ConfigError, match=r"float8 needs .* 8\.9 or more, but cuda has 8\.6"):
+        choose(LoadContext(TINY, runtime, torch.device("cuda")), ("flow", "vocoder"))
+    choose(LoadContext(TINY, runtime, torch.device("cpu")), ("flow", "vocoder"))
+    capability = (8, 9)
+    choose(LoadContext(TINY, runtime, torch.device("cuda")), ("flow", "vocoder"))

@@ -11,16 +11,16 @@ from tests.support.utterances import Mel, a_voice, off, portions, some_tokens
 from token2wav import StreamConfig
 from token2wav.cache.paged_kv_cache import BRANCHES, CacheLayout, PagedKVCache, Storage
 
-STORAGES: list[Storage] = ["float32", "float16", "int8"]
+STORAGES: list[Storage] = ["float32", "float16", "int8", "float8"]
 # Error of a value relative to the largest of its vector: half a unit of 11 bits of mantissa, half a
-# step of 127.
-ROUNDING = {"float32": 0.0, "float16": 2**-11, "int8": 0.5 / 127 * 1.001}
-# Of the mel, relative to its deviation; measured 5.6e-5 and 1.3e-3.
-ERROR = {"float32": 5e-6, "float16": 1.5e-4, "int8": 3e-3}
+# step of 127, half a unit of 4 bits of mantissa.
+ROUNDING = {"float32": 0.0, "float16": 2**-11, "int8": 0.5 / 127 * 1.001, "float8": 2**-4}
+# Of the mel, relative to its deviation; measured 5.6e-5, 1.3e-3 and 7.0e-3.
+ERROR = {"float32": 5e-6, "float16": 1.5e-4, "int8": 3e-3, "float8": 1.5e-2}
 # Chunks of other lengths round sums differently, and a value beside a rounding step of the storage
 # then moves by a whole step. In double precision the chunks make no difference (4e-15); measured in
 # single 3e-6 and 3e-5.
-CHUNKING = {"float32": 5e-6, "float16": 1e-5, "int8": 1e-4}
+CHUNKING = {"float32": 5e-6, "float16": 1e-5, "int8": 1e-4, "float8": 1e-3}
 
 
 def a_layout(storage: Storage) -> CacheLayout:
@@ -84,6 +84,32 @@ def test_bytes_of_a_page_equal_the_bytes_of_its_tensors() -> None:
         store = PagedKVCache(layout, 3, torch.device("cpu"))
         scale = 0 if store._scales is None else store._scales.nbytes
         assert store._data.nbytes + scale == (3 + 2) * layout.page_bytes  # two are for padding
+
+
+@pytest.mark.parametrize("whole_pages", [True, False])
+def test_frames_behind_the_valid_ones_have_no_effect_on_a_scale(whole_pages: bool) -> None:
+    """float8 has one scale for all frames of a page, and a block may not fill its page."""
+    valid, pages = torch.tensor([4, 1, 2]), torch.tensor([5, 0, 2])
+    given = torch.randn(2, 2, BRANCHES, 3, 4, 2, 8, generator=torch.Generator().manual_seed(0))
+    found = []
+    for padding in (0.0, 1e6, torch.nan):
+        store = PagedKVCache(a_layout("float8"), 6, torch.device("cpu"))
+        for row, frames in enumerate(valid.tolist()):
+            given[:, :, :, row, frames:] = padding
+        if whole_pages:
+            store.scatter(1, pages, given, valid)
+        else:
+            for layer in range(2):
+                k, v = given[layer].flatten(4)
+                store.layer(1, layer).write(pages, k, v, valid)
+        got = torch.empty_like(given)
+        store.gather(1, pages, got)
+        found.append([got[:, :, :, row, :frames] for row, frames in enumerate(valid.tolist())])
+    for row, frames in enumerate(valid.tolist()):
+        wanted = given[:, :, :, row, :frames]
+        assert ((found[0][row] - wanted).abs() <= 2**-4 * wanted.abs() + 1e-4).all()
+        assert torch.equal(found[0][row], found[1][row])
+        assert torch.equal(found[0][row], found[2][row])
 
 
 @pytest.mark.parametrize("storage", STORAGES)

@@ -124,7 +124,7 @@ def _recomputing(parts: Parts, streams: int, monkeypatch: pytest.MonkeyPatch) ->
     return len(seen)
 
 
-@pytest.mark.parametrize("storage", ["float32", "float16", "int8"])
+@pytest.mark.parametrize("storage", ["float32", "float16", "int8", "float8"])
 def test_a_page_is_as_large_as_in_the_store(parts: Parts, storage: Storage) -> None:
     layout = flow_networks(parts.config, storage).layout
     store = PagedKVCache(layout, 3, torch.device("cpu"))

@@ -16,7 +16,7 @@ import torch
 from token2wav.model_config import ModelConfig
 from token2wav.networks.estimator import Estimator
 
-Storage = Literal["float32", "float16", "int8"]
+Storage = Literal["float32", "float16", "int8", "float8"]
 # Page numbers: a slice if they are consecutive, else a tensor (n,) on the device of the cache.
 Pages = slice | torch.Tensor
 
@@ -25,8 +25,11 @@ _TYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
     "float16": torch.float16,
     "int8": torch.int8,
+    "float8": torch.float8_e4m3fn,
 }
-_INT8_MAX = 127.0
+# Largest stored numbers of the types that need scales. A stored number times its scale is the
+# value.
+_LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,8 @@ class CacheLayout:
         heads: number of attention heads.
         dim_head: size of a head.
         block_frames: frames of a page, which holds one attention block.
-        storage: dtype of the stored keys and values. int8 has one scale per frame and head.
+        storage: dtype of the stored keys and values. int8 has one scale per frame and head, and
+            float8 (e4m3) has one scale per page and head.
         branches: number of guidance branches.
         bands: number of mel bands.
         conv_state: shape of the estimator's convolution states at one ODE step, which are stored
@@ -90,10 +94,15 @@ class CacheLayout:
         return self.steps * self.layers * 2 * self.branches * self.block_frames * self.heads
 
     @property
+    def scaled_frames(self) -> int:
+        """Number of scales in a page for each head of the keys or values; 0 without scales."""
+        return {"int8": self.block_frames, "float8": 1}.get(self.storage, 0)
+
+    @property
     def page_bytes(self) -> int:
-        per_vector = self.dim_head * _TYPES[self.storage].itemsize
-        scale = torch.float32.itemsize if self.storage == "int8" else 0
-        return self.vectors_per_page * (per_vector + scale)
+        numbers = self.vectors_per_page * self.dim_head
+        scales = self.vectors_per_page // self.block_frames * self.scaled_frames
+        return numbers * _TYPES[self.storage].itemsize + scales * torch.float32.itemsize
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +111,8 @@ class LayerView:
 
     Attributes:
         data: (2, branches, pages, block_frames, heads, dim_head), contiguous: keys, then values.
-        scales: (2, branches, pages, block_frames, heads), scales of int8; None for other dtypes.
+        scales: (2, branches, pages, scaled_frames, heads), scales of int8 or float8, in float32;
+            None for other dtypes.
     """
 
     data: torch.Tensor
@@ -113,21 +123,25 @@ class LayerView:
         """Keys, values, scales of the keys and scales of the values; the scales may be None."""
         return *self.data.unbind(), *((None, None) if self.scales is None else self.scales.unbind())
 
-    def write(self, pages: Pages, k: torch.Tensor, v: torch.Tensor) -> None:
+    def write(
+        self, pages: Pages, k: torch.Tensor, v: torch.Tensor, valid: torch.Tensor | None = None
+    ) -> None:
         """Stores keys and values in n pages.
 
         Args:
             pages: page numbers.
             k: keys, (branches, n, block_frames, heads * dim_head).
             v: values, of the same shape.
+            valid: (n,) frames of every page that are read later; None for all frames. The other
+                frames have no effect on a scale of a page.
         """
         for which, new in enumerate((k, v)):
             value = new.unflatten(-1, self.data.shape[-2:])
             if self.scales is not None:
-                scale = _scale_of(value)
+                scale = _scales_of(value, self.data.dtype, self.scales.shape[3], valid)
                 _put(self.scales[which], pages, scale)
-                value = (value / scale[..., None]).round()
-            _put(self.data[which], pages, value.to(self.data.dtype))
+                value = value / scale[..., None]
+            _put(self.data[which], pages, _rounded(value, self.data.dtype))
 
     def read(
         self, pages: Pages, frames: int, dtype: torch.dtype = torch.float32
@@ -138,9 +152,12 @@ class LayerView:
             Keys and values, each (branches, frames, heads * dim_head) in `dtype`. They are views of
             the cache if the pages are consecutive and `dtype` is the dtype of the cache.
         """
-        values = _frames(self.data, pages, frames)  # (2, branches, frames, heads, dim_head)
+        # (2, branches, frames, heads, dim_head)
+        values = _of_pages(self.data, pages).flatten(2, 3)[:, :, :frames]
         if self.scales is not None:
-            values = values * _frames(self.scales, pages, frames)[..., None]
+            scales = _of_pages(self.scales, pages)
+            scales = scales.expand(-1, -1, -1, self.data.shape[3], -1)
+            values = _factor(values) * scales.flatten(2, 3)[:, :, :frames, :, None]
         k, v = values.to(dtype).flatten(3).unbind()
         return k, v
 
@@ -177,13 +194,12 @@ class PagedKVCache:
             2,
             layout.branches,
             pages + 2,
-            layout.block_frames,
-            layout.heads,
         )
-        self._data = torch.empty(
-            *shape, layout.dim_head, dtype=_TYPES[layout.storage], device=device
-        )
-        self._scales = torch.empty(shape, device=device) if layout.storage == "int8" else None
+        sizes = layout.block_frames, layout.heads, layout.dim_head
+        self._data = torch.empty(*shape, *sizes, dtype=_TYPES[layout.storage], device=device)
+        self._scales = None
+        if layout.scaled_frames:
+            self._scales = torch.empty(*shape, layout.scaled_frames, layout.heads, device=device)
         self._data[:, :, :, :, self.null] = 0
         if self._scales is not None:
             self._scales[:, :, :, :, self.null] = 0
@@ -216,36 +232,47 @@ class PagedKVCache:
         if out.dtype == self._data.dtype:
             torch.index_select(self._data[step], 3, pages, out=out)
             return
-        values = self._data[step].index_select(3, pages)
+        values = _selected(self._data[step], 3, pages)
         if self._scales is None:
             out.copy_(values)
         else:
-            torch.mul(values, self._scales[step].index_select(3, pages)[..., None], out=out)
+            scales = self._scales[step].index_select(3, pages)
+            torch.mul(_factor(values), scales[..., None], out=out)
 
-    def scatter(self, step: int, pages: torch.Tensor, values: torch.Tensor) -> None:
+    def scatter(
+        self, step: int, pages: torch.Tensor, values: torch.Tensor, valid: torch.Tensor
+    ) -> None:
         """Stores pages of all layers of one ODE step: the inverse of `gather`.
 
         Args:
             step: ODE step.
             pages: (n,) page numbers. If a number occurs twice, either of its values is stored.
             values: (layers, 2, branches, n, block_frames, heads, dim_head).
+            valid: (n,) frames of every page that are read later.
         """
         if self._scales is not None:
-            scale = _scale_of(values)
+            scale = _scales_of(values, self._data.dtype, self._scales.shape[5], valid)
             self._scales[step].index_copy_(3, pages, scale)
-            values = (values / scale[..., None]).round()
-        self._data[step].index_copy_(3, pages, values.to(self._data.dtype))
+            values = values / scale[..., None]
+        new = _rounded(values, self._data.dtype)
+        _indexable(self._data[step]).index_copy_(3, pages, _indexable(new))
 
 
-def _frames(values: torch.Tensor, pages: Pages, frames: int) -> torch.Tensor:
-    """Returns the first `frames` frames (2, branches, frames, ...) of pages, from `values` (2,
-    branches, pages, block_frames, ...).
+def _indexable(values: torch.Tensor) -> torch.Tensor:
+    """Returns a view with a dtype that operators with indices support: torch has none of them for
+    float8.
     """
-    if isinstance(pages, slice):
-        first = pages.start * values.shape[3]
-        return values.flatten(2, 3)[:, :, first : first + frames]
+    return values.view(torch.int8) if values.dtype == torch.float8_e4m3fn else values
+
+
+def _selected(values: torch.Tensor, dim: int, pages: torch.Tensor) -> torch.Tensor:
+    return _indexable(values).index_select(dim, pages).view(values.dtype)
+
+
+def _of_pages(values: torch.Tensor, pages: Pages) -> torch.Tensor:
+    """Returns pages (2, branches, n, ...) of `values` (2, branches, pages, ...)."""
     # `index_select`, because on a CPU indexing with a tensor copies element by element.
-    return values.index_select(2, pages).flatten(2, 3)[:, :, :frames]
+    return values[:, :, pages] if isinstance(pages, slice) else _selected(values, 2, pages)
 
 
 def _put(values: torch.Tensor, pages: Pages, new: torch.Tensor) -> None:
@@ -253,12 +280,33 @@ def _put(values: torch.Tensor, pages: Pages, new: torch.Tensor) -> None:
     if isinstance(pages, slice):
         values[:, pages] = new
     else:
-        values.index_copy_(1, pages, new)
+        _indexable(values).index_copy_(1, pages, _indexable(new))
 
 
-def _scale_of(values: torch.Tensor) -> torch.Tensor:
-    """Computes the int8 scale (...,) of every vector of `values` (..., dim_head).
+def _factor(values: torch.Tensor) -> torch.Tensor:
+    """Returns stored numbers in a dtype that torch multiplies with float32, which float8 is not."""
+    return values.float() if values.dtype == torch.float8_e4m3fn else values
 
-    A stored integer times the scale is the value.
+
+def _rounded(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return (values.round() if dtype == torch.int8 else values).to(dtype)
+
+
+def _scales_of(
+    values: torch.Tensor, dtype: torch.dtype, scaled_frames: int, valid: torch.Tensor | None
+) -> torch.Tensor:
+    """Computes the scales (..., n, scaled_frames, heads) of pages.
+
+    Args:
+        values: (..., n, block_frames, heads, dim_head) values of n pages.
+        dtype: dtype of the store.
+        scaled_frames: number of scales in a page for each head: one for each frame, or one.
+        valid: (n,) frames of every page that have an effect on a scale of the page; None for all.
     """
-    return values.float().abs().amax(dim=-1).clamp(min=1e-12) / _INT8_MAX
+    most = values.float().abs().amax(dim=-1)
+    if scaled_frames == 1:
+        if valid is not None:
+            frames = torch.arange(most.shape[-2], device=most.device)
+            most = most.masked_fill((frames >= valid[:, None])[..., None], 0)
+        most = most.amax(dim=-2, keepdim=True)
+    return most.clamp(min=1e-12) / _LARGEST[dtype]

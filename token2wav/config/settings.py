@@ -112,7 +112,8 @@ class RuntimeConfig:
             CPU, or 80 % of the free memory of a GPU.
         cache_storage: dtype of the cached keys and values; `auto` is the dtype of `precision`.
             Relative to float32, `float16` halves the cache (error of the mel: 4e-5 of its standard
-            deviation), and `int8` quarters it (1e-3).
+            deviation), `int8` quarters it (1e-3), and `float8` is 6 % smaller than `int8` (7e-3). A
+            GPU needs compute capability 8.9 or more for `float8`.
     """
 
     device: str = "auto"
@@ -122,7 +123,7 @@ class RuntimeConfig:
     workers: Annotated[int, Bounds(0, 256)] = 0
     # Up to 16 TiB. The free memory is checked when the cache is allocated.
     cache_mib: Annotated[int, Bounds(0, 1 << 24)] = 0
-    cache_storage: Literal["auto", "float32", "float16", "int8"] = "auto"
+    cache_storage: Literal["auto", "float32", "float16", "int8", "float8"] = "auto"
 
     def __post_init__(self) -> None:
         check_bounds(self, "runtime")

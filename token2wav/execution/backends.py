@@ -62,6 +62,7 @@ _PAST = 2047  # past pages of a block
 _CAPTURED_PAST = (4, 8, 16, 32, 64)
 _CAPTURED_STREAMS = (1, 2, 4)
 _LEAST_CAPABILITY = (8, 0)  # first compute capability with matrix units for TF32
+_FLOAT8_CAPABILITY = (8, 9)  # first compute capability that converts float8; Triton needs it
 _HEAD_SIZES = (16, 32, 64, 128)  # powers of two, because the tiles of a kernel need them
 
 
@@ -126,8 +127,10 @@ def choose(context: LoadContext, stages: Sequence[StageName], *, torch_only: str
         torch_only: name of a feature of the model that runs on torch alone; empty for none.
 
     Raises:
-        ConfigError: the backend of the settings cannot run here, or cannot run the feature.
+        ConfigError: the backend of the settings cannot run here, or cannot run the feature, or the
+            device cannot store the cache as the settings say.
     """
+    _check_storage(context)
     if torch_only:
         if context.runtime.backend not in ("auto", "torch"):
             raise ConfigError(
@@ -147,6 +150,19 @@ def choose(context: LoadContext, stages: Sequence[StageName], *, torch_only: str
         except ConfigError as error:
             log.info("backend %s has priority but cannot be used: %s", name, error)
     raise AssertionError("torch is always available")
+
+
+def _check_storage(context: LoadContext) -> None:
+    """Raises ConfigError if kernels on the device cannot read the storage type of the settings."""
+    storage, device = context.runtime.cache_storage, context.device
+    if storage != "float8" or device.type != "cuda":
+        return
+    found = torch.cuda.get_device_capability(device)
+    if found < _FLOAT8_CAPABILITY:
+        raise ConfigError(
+            "runtime.cache_storage: float8 needs a GPU of compute capability 8.9 or more, but "
+            f"{device} has {found[0]}.{found[1]}; set int8"
+        )
 
 
 def runner(

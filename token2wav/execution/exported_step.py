@@ -112,7 +112,7 @@ class ExportedStep(StepFunction):
                 **dict(zip(MODULATION, self.tables.modulation[step], strict=False)),
             }
             graph.run(given | of_step, outputs)
-            self.cache.scatter(step, new_pages, new)
+            self.cache.scatter(step, new_pages, new, batch.table[:, VALID])
             kept.copy_(outputs["new_conv_state"].view(kept.shape))
             return (
                 outputs["velocity"]

@@ -118,6 +118,7 @@ class EagerContext:
         self._cache = cache
         self._branches, self._frames = cache.layout.branches, batch.block_frames
         self._new = cache.index([block.pages[-1] for block in batch.blocks])
+        self._valid = torch.tensor([block.valid for block in batch.blocks], device=cache.device)
         self._seen = [
             (cache.index(pages), spans)
             for pages, spans in _read_together(batch.blocks, self._frames)
@@ -166,7 +167,7 @@ class EagerContext:
         # (branches, blocks, frames, inner)
         q, k, v = (value.unflatten(0, (self._branches, -1)) for value in (q, k, v))
         view = self._cache.layer(self.step, layer)
-        view.write(self._new, k, v)
+        view.write(self._new, k, v, self._valid)
         results, block = [], 0
         for pages, spans in self._seen:
             k, v = view.read(pages, spans[-1].stop, q.dtype)

@@ -51,7 +51,13 @@ from token2wav.networks.unet import CausalConv
 
 MODEL = CosyVoice3Config.read(Path(__file__).parents[2] / "data" / "full_size")
 CONFIG = MODEL.flow.estimator
-TYPES = {"float32": torch.float32, "float16": torch.float16, "int8": torch.float16}
+TYPES = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "int8": torch.float16,
+    "float8": torch.float16,
+}
+_PRECISIONS = ("float32", "float16")
 FRAMES = CONFIG.static_chunk_size
 # Channels of the U-Net of CosyVoice2 and of the DiT of Step-Audio2, and inputs of convolutions.
 CHANNELS = {256: (256, 320, 512), 512: (512,)}
@@ -237,7 +243,11 @@ def compile_all(capability: str, storages: list[str]) -> None:
     """Compiles every kernel for the active GPU, and prints a line for each binary."""
     works: list[tuple[str, Callable[[], None]]] = [
         *((storage, partial(on_pages, storage)) for storage in storages),
-        *((storage, partial(on_products, storage)) for storage in storages if storage != "int8"),
+        *(
+            (storage, partial(on_products, storage))
+            for storage in storages
+            if storage in _PRECISIONS
+        ),
         ("any", on_positions),
         ("any", on_convolutions),
         ("encoder", on_encoder),

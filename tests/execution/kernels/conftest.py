@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from token2wav.execution.device import keep_arithmetic_exact
 
@@ -16,3 +19,24 @@ if not torch.cuda.is_available():
 def _exact_references() -> None:
     """Computes the reference of every kernel in exact float32, without TF32, on a GPU too."""
     keep_arithmetic_exact(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+@pytest.fixture(autouse=True)
+def _exact_float8(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds to float8 in the interpreter as a GPU does, with torch.
+
+    The interpreter of Triton 3.7 halves numbers that round up to a power of two, because it drops
+    the carry into the exponent.
+    """
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    convert = interpreter._convert_float
+
+    def rounded(values: NDArray[Any], source: Any, target: Any, mode: Any) -> NDArray[Any]:
+        if target != tl.float8e4nv or source != tl.float32:
+            return convert(values, source, target, mode)
+        exact = torch.from_numpy(np.ascontiguousarray(values).view(np.float32))
+        return exact.to(torch.float8_e4m3fn).view(torch.uint8).numpy().reshape(values.shape)
+
+    monkeypatch.setattr(interpreter, "_convert_float", rounded)

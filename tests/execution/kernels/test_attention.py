@@ -85,8 +85,12 @@ def filled(cache: PagedKVCache) -> LayerView:
         seen[pages[:-1]] = True
     for block in BLOCKS:
         seen[(block.chunk_pages or block.pages)[0], : block.prompt_padding] = False
-    values = view.data if view.scales is None else view.scales
-    values[:, :, ~seen] = torch.nan
+    if cache.layout.storage == "float8":
+        view.data.view(torch.uint8)[:, :, ~seen] = 0x7F  # NaN
+        assert view.scales is not None
+        view.scales[:, :, ~seen.any(1)] = torch.nan
+    else:
+        (view.data if view.scales is None else view.scales)[:, :, ~seen] = torch.nan
     return view
 
 
@@ -97,6 +101,7 @@ def filled(cache: PagedKVCache) -> LayerView:
         (attention._WIDE, "float32"),
         (attention._NARROW, "float32"),
         (attention._WIDEST, "int8"),
+        (attention._WIDE, "float8"),
         (attention._NARROW, "float16"),
     ],
 )

@@ -27,10 +27,10 @@ FEW_BYTES = 32  # tolerated spills of registers, because compilers differ a litt
 
 STORAGES = {
     80: ["float16", "int8"],
-    90: ["float32", "float16", "int8"],
-    100: ["float16", "int8"],
+    90: ["float32", "float16", "int8", "float8"],
+    100: ["float16", "int8", "float8"],
 }
-KERNELS = {80: 48 + VOCODER, 90: 63 + VOCODER, 100: 48 + VOCODER}
+KERNELS = {80: 48 + VOCODER, 90: 70 + VOCODER, 100: 55 + VOCODER}
 
 
 def binaries(capability: int, folder: Path) -> list[list[str]]:

@@ -41,7 +41,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 pytestmark = [pytest.mark.gpu] if DEVICE.type == "cuda" else []
 # Tolerance of the mel, which has a spread of about 1. Keys and values round the same way only as
 # long as they are equal.
-MEL = {"float32": 1e-5, "float16": 5e-3}
+MEL = {"float32": 1e-5, "float16": 5e-3, "float8": 2e-3}
 BLOCK = 4  # tokens
 LONGEST = 4 * BLOCK
 PAGES = 32
@@ -136,6 +136,7 @@ def some(random: np.random.Generator, count: int) -> Tokens:
     [
         ("float32", -1, 0.7, False),
         ("float16", 0, 0.0, True),
+        ("float8", 1, 0.7, False),
     ],
 )
 def test_streams_equal_streams_on_torch(

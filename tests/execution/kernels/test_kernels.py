@@ -22,8 +22,8 @@ pytestmark = [pytest.mark.gpu] if DEVICE.type == "cuda" else []
 # been asked yet.
 EXACT = 2e-6 if DEVICE.type == "cpu" else 1e-5
 # Tolerance of keys and values that are rounded to the dtype of the store: the widest step between
-# two numbers around 3.
-STEP = {"float32": 1e-6, "float16": 2e-3, "int8": 2e-2}
+# two numbers around 3, or half of it for float8.
+STEP = {"float32": 1e-6, "float16": 2e-3, "int8": 2e-2, "float8": 0.15}
 HEADS, DIM_HEAD, BLOCK = 3, 16, 10  # heads are no power of two, blocks no multiple of a tile
 INNER = HEADS * DIM_HEAD
 PAGES = 12
@@ -104,11 +104,11 @@ def rotated(x: torch.Tensor) -> torch.Tensor:
     )
 
 
-@pytest.mark.parametrize("storage", ["float32", "float16", "int8"])
+@pytest.mark.parametrize("storage", ["float32", "float16", "int8", "float8"])
 def test_keys_and_values_are_stored_in_the_pages_of_their_blocks(storage: Storage) -> None:
     cache = a_cache(storage)
     view = cache.layer(0, 0)
-    view.data.fill_(77)
+    view.data.fill_(72)
     qkv = random(2 * ROWS, BLOCK, 3 * INNER)
     store_keys_values(qkv, view, *angles(), a_table())
     _, keys, values = qkv.chunk(3, dim=2)
@@ -118,12 +118,17 @@ def test_keys_and_values_are_stored_in_the_pages_of_their_blocks(storage: Storag
             (rotated(keys), values.unflatten(0, (2, ROWS))), found, strict=True
         ):
             assert (kept - wanted[:, row, : block.valid]).abs().max() <= STEP[storage]
-        assert (view.data[:, :, block.pages[-1], block.valid :] == 77).all(), "the rest of a block"
+        rest = view.data[:, :, block.pages[-1], block.valid :].float()
+        assert (rest == 72).all(), "the rest of a block"
+        if storage == "float8":
+            own, heads = rotated(keys)[:, row, : block.valid], view.scales[0, :, block.pages[-1], 0]
+            largest = own.unflatten(2, (HEADS, DIM_HEAD)).abs().amax((1, 3))
+            torch.testing.assert_close(heads, largest / 448)
     untouched = sorted(set(range(PAGES)) - {block.pages[-1] for block in BLOCKS})
-    assert (view.data[:, :, untouched] == 77).all()
+    assert (view.data[:, :, untouched].float() == 72).all()
 
 
-@pytest.mark.parametrize("storage", ["float32", "float16", "int8"])
+@pytest.mark.parametrize("storage", ["float32", "float16", "int8", "float8"])
 @pytest.mark.parametrize(("heads", "wide", "bias"), [(3, False, True), (4, True, False)])
 def test_projections_store_the_keys_and_values_that_separate_launches_store(
     storage: Storage, heads: int, wide: bool, bias: bool, monkeypatch: pytest.MonkeyPatch
@@ -134,7 +139,7 @@ def test_projections_store_the_keys_and_values_that_separate_launches_store(
     layout = CacheLayout(1, 1, heads, DIM_HEAD, BLOCK, storage)
     one, other = (PagedKVCache(layout, PAGES, DEVICE).layer(0, 0) for _ in range(2))
     for view in (one, other):
-        view.data.fill_(77)
+        view.data.fill_(72)
     x = random(2 * ROWS, BLOCK, inputs)
     for row, block in enumerate(BLOCKS):
         x[row::ROWS, block.valid :] = torch.nan
@@ -144,9 +149,9 @@ def test_projections_store_the_keys_and_values_that_separate_launches_store(
     queries = project_heads(x, (layer.weight, layer.bias), other, *angles(), a_table())
     torch.testing.assert_close(queries, qkv[..., :inner], atol=EXACT, rtol=EXACT, equal_nan=True)
     for block in BLOCKS:
-        assert other.data[:, :, block.pages[-1], : block.valid].isfinite().all()
-    # A number halfway between two steps of int8 may be rounded either way.
-    step = 1 if storage == "int8" else STEP[storage]
+        assert other.data[:, :, block.pages[-1], : block.valid].float().isfinite().all()
+    # A number halfway between two steps of int8 or float8 may be rounded either way.
+    step = {"int8": 1, "float8": 32}.get(storage, STEP[storage])
     difference = (one.data.float() - other.data.float()).abs()
     assert difference.max() <= step
     assert (difference > STEP["float16"]).float().mean() < 1e-3

@@ -144,8 +144,10 @@ def _attended(
     """
     key, page = _tile_of_keys(begin, end, own, width, KEYS, SPLITS, BLOCK_FRAMES, WHOLE)
     there = key < end
-    # Vector of the head at a frame of the store, and the numbers of the vector.
-    vector = ((branch_pages + page) * BLOCK_FRAMES + key % BLOCK_FRAMES) * HEADS + head
+    # Vector of the head at a frame of the store, the numbers of the vector, and its scale.
+    page += branch_pages
+    vector = (page * BLOCK_FRAMES + key % BLOCK_FRAMES) * HEADS + head
+    scaled = page * HEADS + head if keys.dtype.element_ty == tl.float8e4nv else vector
     numbers = tl.expand_dims(vector, -1) * DIM + tl.arange(0, DIM)
     in_numbers = tl.expand_dims(there, -1)
 
@@ -153,7 +155,7 @@ def _attended(
     k = tl.permute(k, (0, 2, 1)) if SPLITS > 1 else tl.trans(k)
     scores = tl.dot(query, k, input_precision="tf32x3") * scale
     if key_scales is not None:
-        scores *= tl.expand_dims(_loaded(key_scales + vector, there, WHOLE), -2)
+        scores *= tl.expand_dims(_loaded(key_scales + scaled, there, WHOLE), -2)
     if not WHOLE:
         at = tl.expand_dims(key, -2)
         seen = (at < shared) | (at >= tl.expand_dims(hidden, -1))
@@ -166,7 +168,7 @@ def _attended(
 
     v = _loaded(values + numbers, in_numbers, WHOLE)
     if value_scales is not None:
-        of_vectors = _loaded(value_scales + vector, there, WHOLE)
+        of_vectors = _loaded(value_scales + scaled, there, WHOLE)
         v = v.to(tl.float32) * tl.expand_dims(of_vectors, -1)
     result = result * tl.expand_dims(shrink, -1) + tl.dot(
         weight.to(query.dtype), v.to(query.dtype), input_precision="tf32x3"

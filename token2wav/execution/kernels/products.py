@@ -20,7 +20,7 @@ from token2wav.execution.kernels.block_table import (
     rows_of,
     sizes_of,
 )
-from token2wav.execution.kernels.key_values import widths_of
+from token2wav.execution.kernels.key_values import store_vectors
 from token2wav.execution.kernels.tiles import fills_gpu
 
 # Tiles that fit into the registers of compute capabilities 8.0, 9.0 and 10.0: rows, outputs and
@@ -154,8 +154,10 @@ def _project_heads(
     ROWS_OF_TILE: tl.constexpr,
     HEADS_OF_TILE: tl.constexpr,  # a power of 2 that divides HEADS
     INPUTS_OF_TILE: tl.constexpr,
+    BY_BLOCK: tl.constexpr,  # whether the rows of a tile are those of a block
 ):
-    row = tl.program_id(0) * ROWS_OF_TILE + tl.arange(0, ROWS_OF_TILE)
+    at = tl.arange(0, ROWS_OF_TILE)
+    row = tl.program_id(0) * (BLOCK_FRAMES if BY_BLOCK else ROWS_OF_TILE) + at
     first_head = tl.program_id(1) * HEADS_OF_TILE  # of queries, then of keys, then of values
     output = tl.arange(0, HEADS_OF_TILE * DIM)
     result = _multiplied(
@@ -172,6 +174,8 @@ def _project_heads(
         INPUTS_OF_TILE,
     ).to(queries.dtype.element_ty)
     there = row < rows
+    if BY_BLOCK:
+        there = there & (at < BLOCK_FRAMES)
     if first_head < HEADS:
         place = row.to(tl.int64)[:, None] * (HEADS * DIM) + first_head * DIM + output[None, :]
         tl.store(queries + place, result, mask=there[:, None])
@@ -182,7 +186,7 @@ def _project_heads(
         there = there & (frame < tl.load(own + VALID, mask=there, other=0))
         last = tl.load(own + NUM_CAUSAL_PAGES, mask=there, other=1) - 1
         page = tl.load(own + HEADER + last, mask=there, other=0).to(tl.int64)
-        at = (branch * pages + page) * BLOCK_FRAMES + frame
+        page += branch * pages
         vectors = result.to(tl.float32)
         if first_head == HEADS:  # head 0 of the keys is rotated
             angle = (block * BLOCK_FRAMES + frame)[:, None] * DIM + output[None, :]
@@ -196,48 +200,35 @@ def _project_heads(
             vectors = vectors * c + turned * s
         head = first_head % HEADS
         if first_head < 2 * HEADS:
-            _store_vectors(
-                vectors, keys, key_scales, at, head, there, HEADS, DIM, ROWS_OF_TILE, HEADS_OF_TILE
-            )
-        else:
-            _store_vectors(
+            store_vectors(
                 vectors,
-                values,
-                value_scales,
-                at,
+                keys,
+                key_scales,
+                page,
+                frame,
                 head,
                 there,
+                BLOCK_FRAMES,
                 HEADS,
                 DIM,
                 ROWS_OF_TILE,
                 HEADS_OF_TILE,
             )
-
-
-@triton.jit
-def _store_vectors(
-    vectors,  # (rows, heads of a tile * DIM)
-    data,
-    scales,
-    at,  # positions of the rows in the store, counted in frames
-    first_head,
-    there,
-    HEADS: tl.constexpr,
-    DIM: tl.constexpr,
-    ROWS_OF_TILE: tl.constexpr,
-    HEADS_OF_TILE: tl.constexpr,
-):
-    """Writes some heads of keys or of values, rounded to the storage type."""
-    output = tl.arange(0, HEADS_OF_TILE * DIM)
-    if scales is not None:
-        heads = tl.reshape(vectors, (ROWS_OF_TILE, HEADS_OF_TILE, DIM))
-        widths = widths_of(tl.max(tl.abs(heads), axis=2))
-        head = first_head + tl.arange(0, HEADS_OF_TILE)
-        tl.store(scales + at[:, None] * HEADS + head[None, :], widths, mask=there[:, None])
-        heads = tl.floor(heads / widths[:, :, None] + 0.5)
-        vectors = tl.reshape(heads, (ROWS_OF_TILE, HEADS_OF_TILE * DIM))
-    place = at[:, None] * (HEADS * DIM) + first_head * DIM + output[None, :]
-    tl.store(data + place, vectors.to(data.dtype.element_ty), mask=there[:, None])
+        else:
+            store_vectors(
+                vectors,
+                values,
+                value_scales,
+                page,
+                frame,
+                head,
+                there,
+                BLOCK_FRAMES,
+                HEADS,
+                DIM,
+                ROWS_OF_TILE,
+                HEADS_OF_TILE,
+            )
 
 
 def project_heads(
@@ -265,7 +256,7 @@ def project_heads(
     weight, bias = projections
     assert x.is_contiguous()
     assert weight.is_contiguous()
-    pages, _, heads, dim_head = view.data.shape[2:]
+    pages, block_frames, heads, dim_head = view.data.shape[2:]
     queries = x.new_empty(*x.shape[:-1], heads * dim_head)
     rows, inputs = x.numel() // x.shape[-1], x.shape[-1]
 
@@ -273,10 +264,16 @@ def project_heads(
         # A power of 2, as a tile and the size of a head are.
         return math.gcd(heads, max(1, tile[1] // dim_head))
 
+    # Scales of whole pages need all frames of a block in one tile.
+    by_block = view.scales is not None and view.scales.shape[3] == 1
+
     def grid(tile: tuple[int, int, int]) -> tuple[int, int]:
-        return triton.cdiv(rows, tile[0]), 3 * heads // heads_of(tile)
+        step = block_frames if by_block else tile[0]
+        return triton.cdiv(rows, step), 3 * heads // heads_of(tile)
 
     tile = _WIDE_HEADS if fills_gpu(grid(_WIDE_HEADS)) else _NARROW
+    if by_block:
+        tile = triton.next_power_of_2(block_frames), *_WIDE_HEADS[1:]
     _project_heads[grid(tile)](
         x,
         weight,
@@ -292,6 +289,7 @@ def project_heads(
         ROWS_OF_TILE=tile[0],
         HEADS_OF_TILE=heads_of(tile),
         INPUTS_OF_TILE=tile[2],
+        BY_BLOCK=by_block,
         num_warps=_WARPS,
         num_stages=_STAGES,
         **sizes_of(view),
