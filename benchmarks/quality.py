@@ -9,6 +9,7 @@ JSON.
     .venv/bin/python -m benchmarks.quality --text examples/demo_voice/unseen.txt \\
         --name quality_unseen
     .venv/bin/python -m benchmarks.quality --first-audio --name quality_first_audio
+    .venv/bin/python -m benchmarks.quality --storage --name quality_storage
     .venv/bin/python -m benchmarks.quality --codec --name quality_codec
 
 The recordings need `pip install -e '.[demo]'`.
@@ -60,6 +61,7 @@ FIRST_LOOKAHEADS = (1, 3)
 PACE = 25  # tokens per second; at a higher pace less of the audio is provisional
 WHOLE_BLOCKS = f"whole blocks, {PACE} tokens/s"
 ORIGINAL, VOCODED, WHOLE = "recording", "mel of the recording", "whole sequence"
+STREAMING = "streaming"
 
 Speak = Callable[["Sentence"], list[Signal]]  # returns the audio of every chunk
 
@@ -91,6 +93,9 @@ def main() -> None:
     parser.add_argument(
         "--first-audio", action="store_true", help="measure only streams with provisional chunks"
     )
+    parser.add_argument(
+        "--storage", action="store_true", help="measure only streams with each type of the cache"
+    )
     parser.add_argument("--name", default="quality", help="name of the result files")
     options = parser.parse_args()
 
@@ -103,7 +108,8 @@ def main() -> None:
         front_end = FrontEnd(folder)
         prompt = front_end.voice(Recording.load(PROMPT))
         listen = front_end.tokens
-        rows_of = partial(early if options.first_audio else ways, folder, prompt)
+        selected = early if options.first_audio else storages if options.storage else ways
+        rows_of = partial(selected, folder, prompt)
     paths = record(options.recordings, options.text)[: options.sentences]
     texts = held_out(options.text)[: len(paths)]
     recordings = [Recording.load(path) for path in paths]
@@ -121,7 +127,7 @@ def main() -> None:
     print("mode | WER | STOI | PESQ | MCD dB | jump dB")
     for name, speak in rows_of():
         rows[name] = _measure(name, sentences, speak, recogniser)
-        for other in (ORIGINAL, WHOLE, WHOLE_BLOCKS):
+        for other in (ORIGINAL, WHOLE, WHOLE_BLOCKS, STREAMING):
             if other in rows and other != name and len(texts) > 1:
                 rows[name][f"against {other}"] = resampled(
                     texts, rows[name]["heard"], rows[other]["heard"]
@@ -148,7 +154,7 @@ def ways(folder: Path, prompt: PromptVoice) -> Iterator[tuple[str, Speak]]:
             f"{WHOLE}, {most} steps",
             partial(_whole, _load(folder, StreamConfig(steps=(most,))), voice),
         )
-    yield "streaming", partial(_streamed, _load(folder), voice)
+    yield STREAMING, partial(_streamed, _load(folder), voice)
     for blocks in WINDOWS:
         windowed = StreamConfig(max_hop_tokens=25, left_blocks=blocks)
         yield f"left_blocks {blocks}", partial(_streamed, _load(folder, windowed), voice)
@@ -159,17 +165,27 @@ def ways(folder: Path, prompt: PromptVoice) -> Iterator[tuple[str, Speak]]:
                 partial(_streamed, _load(folder, StreamConfig(steps=(steps,))), voice),
             )
     yield "float16", partial(_streamed, _load(folder, precision="float16"), voice)
-    for storage in ("int8", "float8"):
-        yield (
-            f"{storage} cache",
-            partial(_streamed, _load(folder, cache_storage=storage), voice),
-        )
+    yield from stored(folder, voice)
     with (
         TritonServer(folder, ports=Ports.free(), verbose=False) as server,
         Client(server.grpc_url) as client,
     ):
         served = ClientVoice(prompt.prompt_tokens, prompt.prompt_mel, prompt.speaker_embedding)
         yield "through the server", partial(_served, client, served)
+
+
+def stored(folder: Path, voice: Voice) -> Iterator[tuple[str, Speak]]:
+    """Yields streams with each small type of cached keys and values."""
+    for storage in ("int8", "float8"):
+        yield f"{storage} cache", partial(_streamed, _load(folder, cache_storage=storage), voice)
+
+
+def storages(folder: Path, prompt: PromptVoice) -> Iterator[tuple[str, Speak]]:
+    """Yields streams whose cached keys and values differ in their type alone."""
+    voice = Voice(prompt.prompt_tokens, prompt.prompt_mel, prompt.speaker_embedding)
+    yield ORIGINAL, lambda sentence: [sentence.recording]
+    yield STREAMING, partial(_streamed, _load(folder), voice)
+    yield from stored(folder, voice)
 
 
 def early(folder: Path, prompt: PromptVoice) -> Iterator[tuple[str, Speak]]:
@@ -192,7 +208,7 @@ def codec_ways(folder: Path) -> Iterator[tuple[str, Speak]]:
     yield ORIGINAL, lambda sentence: [sentence.recording]
     model = _load(folder)
     yield WHOLE, lambda sentence: [model.synthesize(sentence.tokens)]
-    yield "streaming", partial(_streamed, model, None)
+    yield STREAMING, partial(_streamed, model, None)
 
 
 def _load(folder: Path, stream: StreamConfig | None = None, **runtime: Any) -> Token2Wav:

@@ -121,6 +121,7 @@ def test_keys_and_values_are_stored_in_the_pages_of_their_blocks(storage: Storag
         rest = view.data[:, :, block.pages[-1], block.valid :].float()
         assert (rest == 72).all(), "the rest of a block"
         if storage == "float8":
+            assert view.scales is not None
             own, heads = rotated(keys)[:, row, : block.valid], view.scales[0, :, block.pages[-1], 0]
             largest = own.unflatten(2, (HEADS, DIM_HEAD)).abs().amax((1, 3))
             torch.testing.assert_close(heads, largest / 448)
