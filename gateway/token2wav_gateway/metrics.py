@@ -22,7 +22,7 @@ class Metrics:
         )
         self.texts = Counter(
             "token2wav_gateway_texts_total",
-            "Texts that ended, by outcome: done, failed or cancelled.",
+            "Texts that ended, by outcome: done, failed, refused or cancelled.",
             ["outcome"],
             registry=self.registry,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -42,7 +42,8 @@ from token2wav_gateway.voices import Voice
 
 log = logging.getLogger(__name__)
 
-_SPEECH_SERVER = "speech server: "  # begins each error of this server
+# Converts an error of the speech server into an error of the gateway.
+ErrorOf = Callable[[ClientError], GatewayError]
 _NO_PROMPT = np.zeros(0, np.int32)
 
 
@@ -151,7 +152,7 @@ class Speech:
                     param=field,
                 )
         tokens = self._tokens(text, progress or Progress())
-        async with aclosing(self._admitted(tokens, text.voice.tensors)) as chunks:
+        async with aclosing(self._admitted(tokens, text.voice.tensors, _speech_error)) as chunks:
             async for chunk in chunks:
                 yield chunk
 
@@ -175,15 +176,12 @@ class Speech:
             batch = as_tokens(codes)
         except TokenError as error:
             raise RequestError(f"codes: {error}", param="codes") from None
-        try:
-            async with aclosing(self._admitted([batch], voice)) as chunks:
-                async for chunk in chunks:
-                    yield chunk
-        except ModelError as error:
-            raise _error_of_codes(error) from None
+        async with aclosing(self._admitted([batch], voice, _error_of_codes)) as chunks:
+            async for chunk in chunks:
+                yield chunk
 
     async def _admitted(
-        self, tokens: TokenBatches, voice: ClientVoice | None
+        self, tokens: TokenBatches, voice: ClientVoice | None, error_of: ErrorOf
     ) -> AsyncGenerator[AudioChunk, None]:
         """Synthesizes tokens within the limit of texts at the same time, and counts the outcome."""
         if self._speaking >= self._limits.streams:
@@ -194,10 +192,13 @@ class Speech:
         self._metrics.speaking.set(self._speaking)
         outcome = "cancelled"
         try:
-            async with aclosing(self._chunks(tokens, voice)) as chunks:
+            async with aclosing(self._chunks(tokens, voice, error_of)) as chunks:
                 async for chunk in chunks:
                     yield chunk
             outcome = "done"
+        except RequestError:
+            outcome = "refused"
+            raise
         except ModelError as error:
             outcome = "failed"
             log.warning("a text failed: %s", error.summary)
@@ -208,7 +209,7 @@ class Speech:
             self._metrics.texts.labels(outcome).inc()
 
     async def _chunks(
-        self, tokens: TokenBatches, voice: ClientVoice | None
+        self, tokens: TokenBatches, voice: ClientVoice | None, error_of: ErrorOf
     ) -> AsyncGenerator[AudioChunk, None]:
         started, heard = time.monotonic(), False
         deadline = started + self._limits.seconds
@@ -236,7 +237,7 @@ class Speech:
                 f"gateway: the text took longer than {self._limits.seconds:g} s"
             ) from None
         except ClientError as error:
-            raise _speech_error(error) from None
+            raise error_of(error) from None
 
     async def _tokens(
         self, text: Text, progress: Progress
@@ -264,14 +265,14 @@ def _speech_error(error: ClientError) -> ModelError:
         kind = ModelTimeoutError
     elif isinstance(error, TransientServerError):
         kind = ModelBusyError
-    return kind(f"{_SPEECH_SERVER}{error}")
+    return kind(f"speech server: {error}")
 
 
-def _error_of_codes(error: ModelError) -> GatewayError:
+def _error_of_codes(error: ClientError) -> GatewayError:
     """Returns the error for a client that has sent codes: the speech server may refuse them."""
-    message = str(error).removeprefix(_SPEECH_SERVER)
+    message = str(error)
     if message.startswith("tokens: "):
         return RequestError(f"codes: {message.removeprefix('tokens: ')}", param="codes")
     if message.startswith("prompt_tokens: missing"):
         return RequestError("voice: missing; this model needs the name of a voice", param="voice")
-    return error
+    return _speech_error(error)

@@ -236,10 +236,10 @@ def test_an_overlay_replaces_the_settings_of_the_gateway(tmp_path: Path) -> None
     generator = "{name: token2wav-gateway, behavior: replace, files: [gateway.yaml]}"
     kustomization = f"resources: [../cpu, ../../gateway]\nconfigMapGenerator: [{generator}]\n"
     overlay = overlay_in(tmp_path, kustomization)
-    (overlay / "gateway.yaml").write_text("log_level: debug\n")
+    (overlay / "gateway.yaml").write_text("log_level: warning\n")
     manifests = kustomize(overlay)
     name = _config_map(manifests, "token2wav-gateway")
-    assert manifests["ConfigMap", name]["data"] == {"gateway.yaml": "log_level: debug\n"}
+    assert manifests["ConfigMap", name]["data"] == {"gateway.yaml": "log_level: warning\n"}
 
 
 def test_the_gateway_accepts_its_settings(manifests: Manifests, tmp_path: Path) -> None:

@@ -296,6 +296,9 @@ def test_codes_become_audio_without_a_language_model(
     gateway: GatewayRig, model: Token2Wav, voice: ClientVoice
 ) -> None:
     codes = tokens_of(TEXT)
+    refused, failed = (
+        gateway.value("texts_total", outcome=outcome) for outcome in ("refused", "failed")
+    )
     sent = {"codes": codes, "voice": VOICE, "response_format": "pcm"}
     with gateway.http() as http:
         for stream in (False, True):
@@ -318,6 +321,9 @@ def test_codes_become_audio_without_a_language_model(
             ({"speed": 2}, 400),
         ):
             assert error_of(http.post("/v1/stage/run", json=sent | wrong), status)["message"]
+    # A failure of a server raises an alert, so wrong codes are no failure.
+    assert gateway.value("texts_total", outcome="refused") == refused + 2
+    assert gateway.value("texts_total", outcome="failed") == failed
 
 
 def test_output_of_a_stage_of_vllm_omni_becomes_audio(
