@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from token2wav_client import AudioChunk
 from token2wav_gateway.access import Access
-from token2wav_gateway.encoding import Encoder
+from token2wav_gateway.encoding import Encoder, whole_file
 from token2wav_gateway.errors import GatewayError, NotFoundError, RequestError
 from token2wav_gateway.guard import Guard, error_response
 from token2wav_gateway.metrics import Metrics
@@ -142,7 +142,8 @@ def create_app(settings: Settings, metrics: Metrics) -> FastAPI:
             if body.stream:
                 response = ClosingResponse(pieces, encoder.format.media_type, stack.pop_all())
             else:
-                whole = await _unless_left(request, _joined(pieces))
+                content = await _unless_left(request, _joined(pieces))
+                whole = whole_file(body.response_format, content)
                 response = Response(whole, media_type=encoder.format.media_type)
             if body.request_id is not None:
                 response.headers["x-request-id"] = body.request_id

@@ -9,6 +9,7 @@ import av
 import numpy as np
 from numpy.typing import NDArray
 
+_FIRST_CHUNK = 12  # position in a WAV file
 RATE_HZ = 24_000  # OpenAI's rate of `pcm`
 
 Samples = NDArray[np.int16]
@@ -82,6 +83,23 @@ class Encoder:
     def finish(self) -> bytes:
         """Ends the audio, and returns the last bytes."""
         return self._encode(None)
+
+
+def whole_file(name: str, content: bytes) -> bytes:
+    """Returns a file with its length in its header, which a WAV file that is sent in pieces lacks.
+
+    Args:
+        name: one of `FORMATS`.
+        content: everything that an encoder returned.
+    """
+    if name != "wav":
+        return content
+    file, chunk = bytearray(content), _FIRST_CHUNK
+    while file[chunk : chunk + 4] != b"data":
+        chunk += 8 + int.from_bytes(file[chunk + 4 : chunk + 8], "little")
+    for place in (0, chunk):  # the whole file, and the samples
+        file[place + 4 : place + 8] = (len(file) - place - 8).to_bytes(4, "little")
+    return bytes(file)
 
 
 def _raw(samples: Samples | None) -> bytes:

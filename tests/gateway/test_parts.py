@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import wave
 from pathlib import Path
 
 import av
@@ -12,7 +13,7 @@ import pytest
 import soundfile
 
 from token2wav_gateway.access import Access
-from token2wav_gateway.encoding import FORMATS, RATE_HZ, Encoder
+from token2wav_gateway.encoding import FORMATS, RATE_HZ, Encoder, whole_file
 from token2wav_gateway.errors import AccessDeniedError, BusyError
 from token2wav_gateway.sentences import SentenceSplitter
 from token2wav_gateway.settings import KeySettings, SettingsError, read_settings
@@ -89,6 +90,16 @@ def test_wav_is_readable_by_soundfile() -> None:
     audio, rate = soundfile.read(io.BytesIO(content), dtype="int16")
     assert rate == RATE_HZ
     assert np.array_equal(audio, tone(0.5))
+
+
+def test_a_whole_wav_file_has_its_length() -> None:
+    encoder = Encoder("wav")
+    content = whole_file("wav", encoder.encode(tone(0.5)) + encoder.finish())
+    with wave.open(io.BytesIO(content)) as file:
+        assert file.getnframes() == len(tone(0.5))
+        assert file.readframes(file.getnframes()) == tone(0.5).tobytes()
+    assert int.from_bytes(content[4:8], "little") == len(content) - 8
+    assert whole_file("pcm", b"ab") == b"ab"
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
+import io
 import json
 import re
+import wave
 from collections.abc import Iterator
 from contextlib import aclosing
 from pathlib import Path
@@ -346,6 +348,9 @@ def test_output_of_a_stage_of_vllm_omni_becomes_audio(
                 "/v1/stage/run", json=form | {"voice": VOICE, "response_format": "pcm"}
             )
             assert_same(answer.content, expected(model, voice, TEXT))
+        file = http.post("/v1/stage/run", json=sent).content
+        with wave.open(io.BytesIO(file)) as opened:
+            assert opened.getnframes() == 960 * len(tokens_of(TEXT))
         outputs: list[dict[str, object]] = [{}, {"codes": {}}, {"codes": {"audio": []}}]
         for wrong in outputs:
             answer = http.post("/v1/stage/run", json=sent | {"stage_output": wrong})
