@@ -18,7 +18,8 @@ from token2wav_gateway.metrics import Metrics
 from token2wav_gateway.settings import LimitSettings
 
 UPLOADS = "/v1/audio/voices"
-_KEYED = "/v1/"  # prefix of the paths that need a key
+# Paths that need no key: health, and the description of the interface. All others need one.
+_OPEN = {"/health/live", "/health/ready", "/docs", "/openapi.json", "/redoc"}
 
 
 class Guard:
@@ -62,7 +63,7 @@ class Guard:
             await answer(scope, receive, send)
 
     def _check_key(self, scope: Scope) -> None:
-        if scope["path"].startswith(_KEYED):
+        if scope["path"] not in _OPEN:
             header = dict(scope["headers"]).get(b"authorization")
             self._access.check(None if header is None else header.decode("latin-1"))
 

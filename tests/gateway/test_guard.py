@@ -7,6 +7,7 @@ import hashlib
 import json
 from typing import Any
 
+import pytest
 from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
@@ -79,9 +80,10 @@ def request(application: Application, client: Client, *, path: str, limits: Limi
     asyncio.run(guard(scope, client.receive, client.send))
 
 
-def test_a_request_without_a_key_is_refused_before_its_body_is_read() -> None:
+@pytest.mark.parametrize("path", ["/v1/audio/voices", "/proxy/v1/audio/voices", "/health/live/x"])
+def test_a_request_without_a_key_is_refused_before_its_body_is_read(path: str) -> None:
     client = Client([b"x"] * 100)
-    request(Application(reads=True), client, path="/v1/audio/voices", limits=LimitSettings())
+    request(Application(reads=True), client, path=path, limits=LimitSettings())
     assert client.status == 401
     assert "a valid key is needed" in client.error["message"]
     assert client.asked == 0

@@ -427,6 +427,8 @@ def test_only_holders_of_keys_are_served(
                 error_of(http.post(f"/v1/audio/{path}", json={}), 401)
             error_of(http.delete(f"/v1/audio/voices/{VOICE}"), 401)
             error_of(http.post("/v1/stage/run", json={"codes": [1], "voice": VOICE}), 401)
+            for path in ("/health/live", "/health/ready", "/docs", "/openapi.json"):
+                assert http.get(path).status_code == 200
             refused = http.get("/v1/models", headers={"authorization": "Bearer two"})
             assert refused.headers["www-authenticate"] == "Bearer"
         with gateway.http(headers={"authorization": "Bearer one"}) as http:
