@@ -7,11 +7,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
 
+from tests.support.batches import spoken_together
 from tests.support.golden import TINY, snr_db
 from tests.support.utterances import a_voice, some_tokens
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
@@ -28,6 +30,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
 ]
 CASES = [(0, 30), (41, 60), (75, 260)]
+MANY_PAGES = 520  # more than 511, the width of the block tables of an earlier version
 
 
 def load(precision: str, stream: StreamConfig | None = None) -> Token2Wav:
@@ -116,6 +119,37 @@ def test_audio_of_a_stream_on_the_gpu(reference: Token2Wav) -> None:
     assert (
         snr_db(load("float32").synthesize(tokens, voice), reference.synthesize(tokens, voice)) >= 35
     )
+
+
+def test_two_threads_with_their_own_step_counts() -> None:
+    """The graphs of both step counts share one pool, and one set of rows for states."""
+    stream = StreamConfig(steps=(10, 5))
+    exact = Token2Wav.load(
+        TINY, stream=stream, runtime=RuntimeConfig(device="cpu", backend="torch")
+    )
+    model, turns = load("float32", stream), [10, 5, 10, 5]
+    tokens, voice = some_tokens(110), a_voice(30)
+    with ThreadPoolExecutor(2) as threads:
+        mels = list(threads.map(lambda steps: stream_mel(model, tokens, voice, steps), turns))
+    for steps, mel in zip(turns, mels, strict=True):
+        assert np.abs(mel - stream_mel(exact, tokens, voice, steps)).max() <= MEL
+
+
+def test_a_batch_above_the_largest_graph(reference: Token2Wav) -> None:
+    """40 chunks of 4 blocks are more than the 128 blocks of the largest graph."""
+    voice, kinds = a_voice(0), [some_tokens(178, seed) for seed in range(3)]
+    wanted = [reference.synthesize(tokens, voice) for tokens in kinds]
+    utterances = [(voice, kinds[index % 3], 0) for index in range(40)]
+    for index, audio in enumerate(spoken_together(load("float32").pipeline, utterances)):
+        assert snr_db(audio, wanted[index % 3]) >= 35
+
+
+def test_a_long_history_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens, voice = some_tokens(25 * MANY_PAGES), a_voice(0)
+    mel = stream_mel(load("float16"), tokens, voice)
+    monkeypatch.setenv(SWITCH, "0")
+    expected = stream_mel(load("float16"), tokens, voice)
+    assert np.sqrt(np.mean((mel - expected) ** 2)) <= HALF * float(expected.std())
 
 
 def test_a_window_on_the_gpu() -> None:

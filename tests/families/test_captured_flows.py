@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from tests.support.caching_families import CPU, WRITERS, write_family
 from tests.support.utterances import a_voice, off, some_tokens, streamed_mels
-from token2wav import RuntimeConfig, Token2Wav
+from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.cache.paged_kv_cache import LayerView
 from token2wav.execution.batch import HEADER, NUM_PAGES, PROMPT_PADDING, VALID, BatchSize
 from token2wav.execution.conditions import BlockConditions
@@ -99,3 +99,24 @@ def test_captured_graphs_equal_the_cpu(folder: Path, precision: str) -> None:
         [mel], wanted = streamed_mels(model, utterance), reference.mel(*utterance)
         bound = DEVICES if precision == "float32" else HALF * float(wanted.std())
         assert np.sqrt(np.mean((mel - wanted) ** 2)) <= bound
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
+def test_captured_windows_on_int8_pages_equal_the_cpu(folder: Path) -> None:
+    stream, utterance = StreamConfig(left_blocks=2), (some_tokens(260), a_voice(30))
+    [mel], [wanted] = (
+        streamed_mels(
+            Token2Wav.load(
+                folder,
+                stream=stream,
+                runtime=RuntimeConfig(
+                    device, "torch", precision="float32", cache_mib=400, cache_storage="int8"
+                ),
+            ),
+            utterance,
+        )
+        for device in ("cuda", "cpu")
+    )
+    # A value beside a rounding step of int8 may move by a whole step.
+    assert np.sqrt(np.mean((mel - wanted) ** 2)) <= HALF * float(wanted.std())

@@ -9,7 +9,10 @@ import torch
 
 from tests.families.bigvgan.rig import SMALL, a_mel, random_bigvgan
 from tests.support.golden import TINY
+from token2wav import StreamConfig
 from token2wav.errors import StreamClosedError
+from token2wav.execution.device import keep_arithmetic_exact
+from token2wav.execution.graphs import GraphPool
 from token2wav.execution.recompute import RecomputeVocoder
 from token2wav.execution.stages import FrameChunk
 from token2wav.execution.vocoder import StreamingVocoder, likely_pieces
@@ -128,3 +131,22 @@ def test_handles(small: BigVGAN) -> None:
 
 def test_device_of_a_module() -> None:
     assert random_bigvgan(SMALL).device == torch.device("cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
+@pytest.mark.parametrize("hold_frames", [0, 1])
+def test_captured_pieces_equal_the_cpu(hold_frames: int) -> None:
+    device, config = torch.device("cuda"), CosyVoice3Config.read(TINY)
+    keep_arithmetic_exact(device)
+    shapes = likely_pieces(AHEAD, config, config.hops(StreamConfig()), 2)
+    captured = StreamingVocoder(
+        random_bigvgan(SMALL).to(device),
+        shapes=shapes,
+        graphs=GraphPool(device),
+        hold_frames=hold_frames,
+    )
+    exact = StreamingVocoder(random_bigvgan(SMALL), hold_frames=hold_frames)
+    mel, sizes = a_mel(230), [50, 37, 100]
+    for one, other in zip(streamed(captured, mel, sizes), streamed(exact, mel, sizes), strict=True):
+        assert float((one.cpu() - other).abs().max()) <= AUDIO
