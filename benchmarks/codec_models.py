@@ -71,6 +71,15 @@ SNAC = {
     "attn_window_size": None,
     "vq_strides": [4, 2, 1],
 }
+SNAC_44 = {
+    "sampling_rate": 44100,
+    "encoder_dim": 64,
+    "encoder_rates": [2, 3, 8, 8],
+    "decoder_dim": 1536,
+    "decoder_rates": [8, 8, 3, 2],
+    "attn_window_size": 32,
+    "vq_strides": [8, 4, 2, 1],
+}
 # Sizes of each codec, by the names of `WRITERS`.
 SIZES: dict[str, dict[str, Any]] = {
     "qwen3_tts": QWEN3_TTS,

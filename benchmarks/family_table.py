@@ -80,6 +80,7 @@ def codec_documents() -> dict[str, tuple[str, dict[str, Any]]]:
         ),
         "Higgs Audio": ("config.json", dac_model.document(codec_models.HIGGS, "higgs")),
         "SNAC": ("config.json", codec_models.SNAC),
+        "SNAC 44.1 kHz": ("config.json", codec_models.SNAC_44),
         "MOSS": ("config.json", {"model_type": "moss-audio-tokenizer"}),
     }
 
@@ -121,7 +122,7 @@ def row(name: str, config: ModelConfig) -> str:
 def first_tokens(config: ModelConfig) -> int:
     """Returns the number of tokens that must arrive before the first audio."""
     if "flow" not in config.stages:
-        return config.hops(_STREAM)[0]
+        return config.grid(0).first_boundary + config.hops(_STREAM)[0]
     if config.speaks_early:
         return _STREAM.first_tokens + min(_STREAM.first_lookahead_tokens, config.lookahead_tokens)
     return config.hops(_STREAM)[0] + config.lookahead_tokens

@@ -268,13 +268,47 @@ _SNAC = {
         "depthwise": False,
     },
 }
+# SNAC with attention. The codes are whole windows, because the public code takes no other number.
+_SNAC_ATTENTION = {
+    "tiny": {
+        "sampling_rate": 2400,
+        "encoder_dim": 2,
+        "encoder_rates": [2, 3],
+        "decoder_dim": 64,
+        "decoder_rates": [3, 2],
+        "attn_window_size": 8,
+        "codebook_size": 16,
+        "codebook_dim": 4,
+        "vq_strides": [4, 2, 1],
+        "noise": True,
+        "depthwise": True,
+    },
+    "small": {
+        "sampling_rate": 4800,
+        "encoder_dim": 4,
+        "encoder_rates": [2, 4],
+        "latent_dim": 12,
+        "decoder_dim": 128,
+        "decoder_rates": [4, 2],
+        "attn_window_size": 12,
+        "codebook_size": 32,
+        "codebook_dim": 6,
+        "vq_strides": [2, 1],
+        "noise": False,
+        "depthwise": False,
+    },
+}
 # Codes of a token, by codebook, in the order in which language models emit them.
-_SNAC_ORDER = {"tiny": [[0], [1, 4], [2, 3, 5, 6]], "small": [[0], [1, 2, 3, 4]]}
+_SNAC_ORDER = {
+    (4, 2, 1): [[0], [1, 4], [2, 3, 5, 6]],
+    (4, 1): [[0], [1, 2, 3, 4]],
+    (2, 1): [[0], [1, 2]],
+}
 
 
 def snac(sizes: dict[str, Any]) -> Golden:
     """Computes the audio of codes by `snac`, with this project's noise and without noise."""
-    [order] = (_SNAC_ORDER[size] for size, other in _SNAC.items() if other == sizes)
+    order = _SNAC_ORDER[tuple(sizes["vq_strides"])]
     codes = codes_of(_FRAMES, sum(map(len, order)), sizes["codebook_size"])
     by_codebook = [codes[:, places].reshape(1, -1) for places in order]
     model = public_snac(sizes)
@@ -309,6 +343,7 @@ FAMILIES: Families = {
     "dac_of_descript": (dac_of_descript, _DESCRIPT),
     "higgs": (higgs, _HIGGS),
     "snac": (snac, _SNAC),
+    "snac_attention": (snac, _SNAC_ATTENTION),
 }
 
 

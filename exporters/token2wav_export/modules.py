@@ -120,8 +120,15 @@ class Vocoder(nn.Module):
 
     @torch.inference_mode()
     def started(self, *signals: torch.Tensor) -> Tensors:
-        """Returns the states after streams have begun with these signals, as inputs by name."""
-        rows, frames = len(signals[0]), signals[0].shape[2]
+        """Returns the states after streams have begun with these signals, as inputs by name.
+
+        The streams end where a step may end.
+        """
+        rows, drawn = len(signals[0]), signals[0].shape[2]
+        vocoder = self.vocoder
+        frames = drawn - (drawn - vocoder.frames_past_window) % vocoder.window_frames
+        # A signal may have several positions for each frame.
+        signals = tuple(signal[:, :, : signal.shape[2] // drawn * frames] for signal in signals)
         state = {
             layer: torch.zeros(rows, *spec.shape, dtype=spec.dtype)
             for layer, spec in self.specs.items()
@@ -174,9 +181,13 @@ def sample_inputs(module: nn.Module, signature: Signature, sizes: Sizes, seed: i
     """Draws random but realistic inputs.
 
     Rows have different lengths and pasts. Rotary angles, modulation and the states of a vocoder are
-    computed by the network.
+    computed by the network. A vocoder that attends to windows gets whole windows: `sizes` are
+    rounded up.
     """
     generator = torch.Generator().manual_seed(seed)
+    if isinstance(module, Vocoder):
+        window = module.vocoder.window_frames
+        sizes = {**sizes, "frames": -(-sizes["frames"] // window) * window}
 
     def normal(spec: TensorSpec) -> torch.Tensor:
         return torch.randn(spec.of(sizes), generator=generator).to(getattr(torch, spec.dtype))

@@ -73,9 +73,7 @@ def test_runs_at_load_write_only_to_the_scratch_page(parts: Parts) -> None:
 
 
 def test_runs_of_the_vocoder_at_load_write_to_no_stream(parts: Parts) -> None:
-    shapes = likely_pieces(
-        parts.hift.lookahead_frames, parts.config, parts.config.hops(StreamConfig()), 1
-    )
+    shapes = likely_pieces(parts.hift, parts.config, parts.config.hops(StreamConfig()), 1)
     stores: list[StateStore] = []
 
     class SpoiltPool(RunningPool):

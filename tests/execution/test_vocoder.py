@@ -41,9 +41,7 @@ def a_mel(frames: int, seed: int = 0) -> torch.Tensor:
 
 
 def prepared(parts: Parts, streams: int = 4) -> list[PieceShape]:
-    return likely_pieces(
-        parts.hift.lookahead_frames, parts.config, parts.config.hops(StreamConfig()), streams
-    )
+    return likely_pieces(parts.hift, parts.config, parts.config.hops(StreamConfig()), streams)
 
 
 @pytest.fixture(scope="module", params=["own lengths", PREPARED])
@@ -168,7 +166,7 @@ def test_another_geometry() -> None:
     """A vocoder streams with STFT windows of two frames, so its holdback exceeds half a frame."""
     config = CosyVoice3Config.read(DEMO)
     hift, noise = load_network(DEMO, config, "vocoder"), load_source_noise(DEMO, config)
-    shapes = likely_pieces(hift.lookahead_frames, config, config.hops(StreamConfig()), 2)
+    shapes = likely_pieces(hift, config, config.hops(StreamConfig()), 2)
     for engine in (StreamingVocoder(hift, noise), StreamingVocoder(hift, noise, shapes=shapes)):
         utterances = [
             Utterance([50, 100, 31], seed=0),

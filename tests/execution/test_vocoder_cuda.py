@@ -48,7 +48,7 @@ def on_gpu() -> Iterator[Parts]:
 def vocoders(on_gpu: Parts) -> dict[bool, StreamingVocoder]:
     """Vocoders by whether their calls are captured."""
     hift, config = on_gpu.hift, on_gpu.config
-    shapes = likely_pieces(hift.lookahead_frames, config, config.hops(StreamConfig()), 4)
+    shapes = likely_pieces(hift, config, config.hops(StreamConfig()), 4)
     return {
         capture: StreamingVocoder(hift, on_gpu.source_noise, shapes=shapes, graphs=graphs)
         for capture, graphs in ((False, None), (True, GraphPool(torch.device("cuda"))))

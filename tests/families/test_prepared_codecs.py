@@ -26,7 +26,7 @@ def test_prepared_batches_equal_the_whole(family: str, tmp_path: Path) -> None:
     config = model.config
     [decoder] = model.pipeline.stages.values()
     network = decoder._frames._net  # type: ignore[attr-defined]
-    shapes = likely_pieces(network.lookahead_frames, config, config.hops(StreamConfig()), 4)
+    shapes = likely_pieces(network, config, config.hops(StreamConfig()), 4)
     engine = StreamingVocoder(network, None, shapes=shapes)
     assert not engine.store._in_place
     frames = [

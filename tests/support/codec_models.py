@@ -31,6 +31,7 @@ WRITERS: dict[str, Callable[[Path, FamilyGolden], Path]] = {
     "qwen3_tts": qwen3_model.write_model,
     "qwen3_omni": qwen3_model.write_model,
     "snac": snac_model.write_snac,
+    "snac_attention": snac_model.write_snac,
 }
 
 

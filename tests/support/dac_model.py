@@ -145,7 +145,7 @@ def _numbered_name(name: str, units: set[str], layers: list[str], in_block: list
     if parts[0] != "decoder":
         return name
     if parts[1] != "block":
-        return f"decoder.model.{layers.index(parts[1])}.{parts[2]}"
+        return f"decoder.model.{layers.index(parts[1])}.{'.'.join(parts[2:])}"
     start = f"decoder.model.{layers.index('block') + int(parts[2])}.block"
     if ".".join(parts[:4]) in units:
         unit = int(parts[3].removeprefix("res_unit")) + len(in_block) - 1

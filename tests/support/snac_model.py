@@ -30,5 +30,6 @@ def published_weights(folder: Path) -> dict[str, torch.Tensor]:
     with torch.device("meta"):
         network = FAMILY.network(config, "decoder")
     first = ["conv0", "conv1"] if config.sizes.depthwise else ["conv1"]
+    first += [] if config.sizes.attn_window_size is None else ["attention"]
     noise = ["noise"] if config.sizes.noise else []
     return fill_dac(numbered_shapes(network, first, ["snake1", "conv_t1", *noise], _NORM))

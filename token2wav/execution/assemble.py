@@ -358,7 +358,7 @@ class Assembly:
         hops = self.config.hops(stream)
         kernels = None if exported else self._vocoder_kernels(vocoder, hops)
         shapes = (
-            likely_pieces(vocoder.lookahead_frames, self.config, hops, CAPTURED_STREAMS)
+            likely_pieces(vocoder, self.config, hops, CAPTURED_STREAMS)
             if pool and not kernels
             else []
         )

@@ -66,32 +66,39 @@ class PieceShape:
 
 
 def likely_pieces(
-    lookahead_frames: int, config: ModelConfig, hops: tuple[int, int], most_streams: int
+    network: VocoderNetwork, config: ModelConfig, hops: tuple[int, int], most_streams: int
 ) -> list[PieceShape]:
     """Lists the shapes to prepare. Every chunk can be assembled from pieces of these shapes.
 
     The list has every shape for 1, 2, 4 ... `most_streams` streams. Hops grow by doubling, and the
     chunk of each hop is one piece. A first chunk is longer than its hop, because it also fills the
     last block of the prompt. A last chunk has any length. Both are assembled from pieces whose
-    lengths are hops or powers of two.
+    lengths are hops or powers of two. If the network attends to windows, pieces inside a stream
+    have whole windows, and the rest of a last chunk is part of the piece that ends the stream.
 
     Args:
-        lookahead_frames: number of frames that the vocoder holds back.
+        network: vocoder.
         config: configuration of the model.
         hops: tokens of the first hop and of the longest hop.
         most_streams: largest number of streams in a batch, a power of two.
     """
+    held, window, past = network.lookahead_frames, network.window_frames, network.frames_past_window
     first, longest = (config.token_mel_ratio * hop for hop in hops)
     doubled = {first << doublings for doublings in range((longest // first).bit_length())} | {
         longest
     }
-    powers = {1 << doublings for doublings in range(first.bit_length())}
+    powers = {window << doublings for doublings in range((first // window).bit_length())}
     # The first piece of a stream must be longer than the part that the network holds back.
-    shortest = 1 << lookahead_frames.bit_length()
-    places = [(True, True, frames) for frames in {shortest, max(first, shortest)}]
+    shortest = 1 << held.bit_length()
+    starts = {shortest, max(first, shortest)}
+    if window > 1:
+        boundary = past % window  # the first end of a piece is `boundary` after a whole window
+        least = window * -(-(held + 1 - boundary) // window)
+        starts = {boundary + max(each, least) for each in (window, first)}
+    places = [(True, True, frames) for frames in starts]
     places += [(False, True, frames) for frames in doubled | powers]
-    if lookahead_frames:
-        places.append((False, False, lookahead_frames))
+    if held:
+        places += [(False, False, held + rest) for rest in range(window)]
     return [
         PieceShape(*place, 1 << doublings)
         for place in places

@@ -103,6 +103,8 @@ class VocoderNetwork(nn.Module):
             reads later frames.
         missing_samples: number of samples at the start of an utterance that the network does not
             make. The audio of a step is late by these samples too.
+        window_frames, frames_past_window: every step that does not end a stream must end
+            `frames_past_window` frames after a multiple of `window_frames` frames.
         m_source: harmonic source (`HarmonicSource`); only in networks that take noise.
     """
 
@@ -110,6 +112,8 @@ class VocoderNetwork(nn.Module):
     frame_samples: int
     output_delay: int
     missing_samples: int = 0
+    window_frames: int = 1
+    frames_past_window: int = 0
     m_source: Any
 
     @property

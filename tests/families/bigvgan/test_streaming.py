@@ -96,7 +96,7 @@ def test_batches_of_streams_that_are_not_alike(small: BigVGAN) -> None:
 def test_prepared_lengths(small: BigVGAN) -> None:
     """Lengths are prepared as on a GPU, where each length is a CUDA graph."""
     config = CosyVoice3Config.read(TINY)
-    engine = StreamingVocoder(small, shapes=likely_pieces(AHEAD, config, (25, 50), 2))
+    engine = StreamingVocoder(small, shapes=likely_pieces(small, config, (25, 50), 2))
     for sizes in ([50, 100], [17, 31, 9], [3, 1]):
         mel = a_mel(sum(sizes) + 20)
         assert off(streamed(engine, mel, sizes), engine.whole(mel)) <= AUDIO

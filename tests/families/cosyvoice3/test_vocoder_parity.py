@@ -119,7 +119,7 @@ def test_audio_of_pieces_of_prepared_lengths(
     golden: GoldenSet, folder: Path, hift: HiFT, noises: Noises
 ) -> None:
     mel, config = on_device(hift, golden["flow.mel.streaming"])[0], CosyVoice3Config.read(folder)
-    shapes = likely_pieces(hift.lookahead_frames, config, config.hops(StreamConfig()), 2)
+    shapes = likely_pieces(hift, config, config.hops(StreamConfig()), 2)
     engine = StreamingVocoder(hift, noises[1], shapes=shapes)
     whole = engine.whole(mel)[None]
     handles, audio = [engine.open(), engine.open()], []

@@ -43,6 +43,7 @@ WRITERS: dict[str, Callable[[Path, FamilyGolden], Path]] = {
     "dac_of_descript": write_descript,
     "higgs": write_higgs,
     "snac": write_snac,
+    "snac_attention": write_snac,
 }
 
 
@@ -119,9 +120,11 @@ def test_stages_with_any_number_of_frames_held_back(
     """
     [decoder] = model.pipeline.stages.values()
     network = decoder._frames._net  # type: ignore[attr-defined]
+    if network.window_frames > 1:
+        pytest.skip("steps end with windows; see tests/families/snac/test_attention.py")
     reach, samples = network.lookahead_frames, network.frame_samples
     assert reach == model.config.reach_frames  # type: ignore[attr-defined]
-    shapes = likely_pieces(reach, model.config, (4, 16), 2) if prepared else []
+    shapes = likely_pieces(network, model.config, (4, 16), 2) if prepared else []
     stage = StreamingVocoder(network, None, shapes=shapes, hold_frames=held)
     stops = [(2, 5, 6, reach + 6, reach + 22, reach + 30), (1, 3, 8, 9, reach + 9, reach + 15)]
     given = [torch.from_numpy(codes(model, each[-1])).float().T for each in stops]
@@ -152,6 +155,8 @@ def test_early_audio_is_exact_if_later_tokens_have_arrived(
     golden: FamilyGolden, tmp_path: Path
 ) -> None:
     """So an utterance that is known as a whole is exact, with any number of frames held back."""
+    if golden.family == "snac_attention":
+        pytest.skip("its audio is never early")
     folder = WRITERS[golden.family](tmp_path, golden)
     model = Token2Wav.load(folder, stream=StreamConfig(hold_frames=2), runtime=CPU)
     [decoder] = model.pipeline.stages.values()

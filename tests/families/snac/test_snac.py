@@ -93,7 +93,6 @@ def test_the_order_of_the_codes_of_four_codebooks(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("attn_window_size", 32, "attn_window_size: 32, expected null"),
         ("vq_strides", [], "vq_strides: empty"),
         ("vq_strides", [4, 3, 1], "vq_strides: 4 is no multiple of 3"),
         ("vq_strides", [1, 2], "vq_strides: 1 is no multiple of 2"),

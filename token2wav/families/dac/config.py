@@ -103,8 +103,13 @@ class DecoderSizes:
     @property
     def output_delay(self) -> int:
         """Samples that the decoder holds back, because its convolutions read later positions."""
-        reach = KERNEL // 2
-        delay = reach
+        return self.delay_after(KERNEL // 2)
+
+    def delay_after(self, latents: int) -> int:
+        """Returns the samples that the decoder holds back if the input of its first upsampling is
+        late by a number of latents.
+        """
+        reach, delay = KERNEL // 2, latents
         for rate in self.rates:
             delay = rate * delay + first_cut(rate) + reach * sum(DILATIONS)
         return delay + reach

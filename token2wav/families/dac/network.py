@@ -5,6 +5,8 @@ Modules have the names of the published weights in the format of `transformers`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 
@@ -16,6 +18,7 @@ from token2wav.networks.streaming import (
     OFFLINE,
     Delay,
     StreamConvTranspose,
+    Streaming,
     StreamStep,
     VocoderNetwork,
     causal_conv,
@@ -65,6 +68,8 @@ class Decoder(nn.Module):
         depthwise: whether the convolutions with a kernel of more than one position, except the
             last, filter every channel by itself.
         noise: whether noise follows every upsampling.
+        attention: makes a layer before the first upsampling, from its channels and its input delay;
+            None for no such layer.
 
     Attributes:
         output_delay: delay of the output of a step, in samples.
@@ -78,6 +83,7 @@ class Decoder(nn.Module):
         whole_frames: bool = False,
         depthwise: bool = False,
         noise: bool = False,
+        attention: Callable[[int, int], Streaming] | None = None,
     ) -> None:
         super().__init__()
         latents, channels = sizes.latents, sizes.decoder_hidden_size
@@ -87,6 +93,9 @@ class Decoder(nn.Module):
         else:
             self.conv1 = causal_conv(latents, channels, 1, input_delay=self.conv0.output_delay)
         delay, extra = self.conv1.output_delay, 0
+        self.attention = attention(channels, delay) if attention else None
+        if self.attention is not None:
+            delay = self.attention.output_delay
         self.block = nn.ModuleList()
         for number, rate in enumerate(sizes.rates):
             block = UpsamplingBlock(
@@ -115,6 +124,7 @@ class Decoder(nn.Module):
         """Computes the audio (B, 1, frame_samples * T) of latents (B, C, T)."""
         x = latents if self.conv0 is None else self.conv0(latents, step)
         x = self.conv1(x, step)
+        x = x if self.attention is None else self.attention(x, step)
         for block in self.block:
             x = block(x, step)
         return self.conv2(x, step, self.snake1)

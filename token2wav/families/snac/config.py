@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
+from token2wav.block_grid import BlockGrid
 from token2wav.config import StreamConfig
 from token2wav.config.transformers_json import CONFIG_JSON, read_json
 from token2wav.config.values import (
@@ -20,7 +21,12 @@ from token2wav.config.values import (
     prefixed,
 )
 from token2wav.errors import CheckpointError, ConfigError
-from token2wav.families.dac.config import DecoderSizes, SymmetricCodecConfig, early_frames
+from token2wav.families.dac.config import (
+    KERNEL,
+    DecoderSizes,
+    SymmetricCodecConfig,
+    early_frames,
+)
 from token2wav.model_config import StageName
 from token2wav.networks.configs import CodebookSize, Rates, SampleRate, TokenRate, Width
 
@@ -30,8 +36,11 @@ FILES: tuple[str, ...] = ()
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # in order of preference
 _MOST_CODES = 64  # codes of one token
 
-# Tokens in the first packet, and in the longest hop (1.4 s at 24 kHz).
-_HOP_BLOCKS = (1, 16)
+HEAD_CHANNELS = 64  # channels of an attention head
+_LONGEST_WINDOW = 1024  # latents of a window; bounds the work of a short stream
+
+# Tokens in the longest hop (1.4 s at 24 kHz).
+_LONGEST_HOP = 16
 
 # Tokens of 85 ms that are held back by default. The decoder reads 198 ms ahead (docs/models.md).
 _EARLY_FRAMES = 2
@@ -46,7 +55,8 @@ class SnacSizes:
     Attributes:
         sampling_rate: samples per second.
         encoder_dim, encoder_rates, latent_dim, decoder_dim, decoder_rates: see `DecoderSizes`.
-        attn_window_size: latents of a window of the attention; None for no attention.
+        attn_window_size: latents of a window of the attention before the first upsampling; None
+            for no attention.
         codebook_size, codebook_dim: entries of a codebook, and their length.
         vq_strides: latents for each code of a codebook, the coarsest first.
         noise: whether the decoder has noise layers.
@@ -59,7 +69,7 @@ class SnacSizes:
     latent_dim: Annotated[int | None, Bounds(1, 1 << 16)] = None
     decoder_dim: Width = 1536
     decoder_rates: Rates = (7, 7, 3, 3)
-    attn_window_size: Annotated[int | None, Bounds(1, 1 << 16)] = 32
+    attn_window_size: Annotated[int | None, Bounds(1, _LONGEST_WINDOW)] = 32
     codebook_size: CodebookSize = 4096
     codebook_dim: Width = 8
     vq_strides: Strides = (8, 4, 2, 1)
@@ -68,12 +78,7 @@ class SnacSizes:
 
     def __post_init__(self) -> None:
         check_bounds(self, "")
-        if self.attn_window_size is not None:
-            raise ConfigError(
-                f"attn_window_size: {self.attn_window_size}, expected null; a decoder with "
-                "attention (SNAC at 32 and 44.1 kHz) cannot be streamed"
-            )
-        strides = self.vq_strides
+        strides, window = self.vq_strides, self.attn_window_size
         if not strides:
             raise ConfigError("vq_strides: empty; at least 1 is needed")
         for above, below in pairwise(strides):
@@ -82,6 +87,17 @@ class SnacSizes:
         if self.codes > _MOST_CODES:
             raise ConfigError(
                 f"vq_strides: {self.codes} codes for each token; at most {_MOST_CODES} are allowed"
+            )
+        if window is None:
+            return
+        if window % strides[0]:
+            raise ConfigError(
+                f"attn_window_size: {window} is no multiple of {strides[0]}, the latents of a token"
+            )
+        if self.decoder_dim % HEAD_CHANNELS:
+            raise ConfigError(
+                f"decoder_dim: {self.decoder_dim} is no multiple of {HEAD_CHANNELS}, the channels "
+                "of an attention head"
             )
 
     @property
@@ -99,6 +115,26 @@ class SnacSizes:
             hidden_size=self.latent_dim,
             upsampling_ratios=self.decoder_rates,
         )
+
+    @property
+    def window_tokens(self) -> int:
+        """Tokens of a window of the attention; 1 without attention."""
+        return (self.attn_window_size or self.vq_strides[0]) // self.vq_strides[0]
+
+    @property
+    def latent_delay(self) -> int:
+        """Latents by which the input of the first upsampling is late.
+
+        The convolutions before it read later latents. With attention the delay is a whole number of
+        tokens, because a chunk of whole tokens has to end so many latents after a window.
+        """
+        reach, stride = KERNEL // 2, self.vq_strides[0]
+        return reach if self.attn_window_size is None else math.ceil(reach / stride) * stride
+
+    @property
+    def output_delay(self) -> int:
+        """Samples that the decoder holds back."""
+        return self.decoder.delay_after(self.latent_delay)
 
     def code_places(self) -> list[list[int]]:
         """Returns the place of every code in a token: for each codebook, and each latent of the
@@ -131,10 +167,39 @@ class SnacConfig(SymmetricCodecConfig):
     Attributes:
         sizes: sizes of the decoder.
         adds_noise: whether the noise layers of the decoder add their noise.
+        tokens_past_window: tokens after the end of a window that the window depends on; 0 without
+            attention. Chunks end so many tokens after windows.
     """
 
     sizes: SnacSizes
     adds_noise: bool = True
+    tokens_past_window: int = 0
+
+    def grid(self, prompt_tokens: int, left_blocks: int = -1) -> BlockGrid:
+        """Returns a grid whose blocks end `tokens_past_window` after the windows of attention."""
+        padding = -self.tokens_past_window % self.block_tokens
+        return BlockGrid(self.block_tokens, prompt_padding=padding, left_blocks=left_blocks)
+
+    def hops(self, stream: StreamConfig) -> tuple[int, int]:
+        """Returns the first and the longest hop, in tokens.
+
+        With attention the first chunk begins before the first boundary of the grid. So it is longer
+        than the first hop, which needs fewer tokens for some audio.
+        """
+        if self.sizes.attn_window_size is None:
+            return super().hops(stream)
+        block, boundary = self.block_tokens, self.grid(0).first_boundary
+        longest = stream.max_hop_tokens or self.hop_blocks[1] * block
+        first = block * max(1, math.ceil((self.reach_frames + 1 - boundary) / block))
+        return min(first, longest), longest
+
+    def check(self, stream: StreamConfig) -> None:
+        super().check(stream)
+        if self.sizes.attn_window_size is not None and stream.hold_frames:
+            raise ConfigError(
+                f"stream.hold_frames: {stream.hold_frames}, expected 0; this model holds back its "
+                "whole look-ahead, because later tokens change whole windows of its attention"
+            )
 
     def with_stream_settings(self, stream: StreamConfig) -> SnacConfig:
         config: Any = super().with_stream_settings(stream)
@@ -160,21 +225,23 @@ def read(folder: Path) -> SnacConfig:
         sizes = from_mapping(SnacSizes, own, "")
         samples = sizes.vq_strides[0] * sizes.decoder.frame_samples
         rate = convert(sizes.sampling_rate / samples, TokenRate, "tokens per second")
-    reach = math.ceil(sizes.decoder.output_delay / samples)
+    reach, block = math.ceil(sizes.output_delay / samples), sizes.window_tokens
+    attends = sizes.attn_window_size is not None
     return SnacConfig(
         vocab_size=sizes.codebook_size,
         token_frame_rate=rate,
         token_shape=(sizes.codes,),
-        block_tokens=1,
+        block_tokens=block,
         token_mel_ratio=1,
         mel_bands=sizes.codes,
         speaker_size=0,
         sample_rate=sizes.sampling_rate,
         stages=("decoder",),
         samples_per_token=samples,
-        hop_blocks=_HOP_BLOCKS,
-        hold_frames=early_frames(_EARLY_FRAMES, reach, rate),
+        hop_blocks=(1, max(1, _LONGEST_HOP // block)),
+        hold_frames=0 if attends else early_frames(_EARLY_FRAMES, reach, rate),
         takes_prompt=False,
         reach_frames=reach,
         sizes=sizes,
+        tokens_past_window=sizes.latent_delay // sizes.vq_strides[0] if attends else 0,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from torch import nn
 from token2wav.execution.family import Family
 from token2wav.families.dac.network import Decoder
 from token2wav.families.dac.published import BOOK, converted, decoder_name
-from token2wav.families.snac.config import SnacConfig
+from token2wav.families.snac.attention import LocalAttention
+from token2wav.families.snac.config import SnacConfig, SnacSizes
 from token2wav.model_config import StageName
 from token2wav.networks.codebooks import ProjectedCodebooks
 from token2wav.networks.position_noise import PositionNoise
@@ -44,9 +46,15 @@ class Snac(VocoderNetwork):
             len(sizes.vq_strides), sizes.codebook_size, sizes.codebook_dim, sizes.decoder.latents
         )
         self.decoder = Decoder(
-            sizes.decoder, whole_frames=True, depthwise=sizes.depthwise, noise=sizes.noise
+            sizes.decoder,
+            whole_frames=True,
+            depthwise=sizes.depthwise,
+            noise=sizes.noise,
+            attention=_attention(sizes),
         )
         self.output_delay = self.decoder.output_delay
+        self.window_frames = sizes.window_tokens
+        self.frames_past_window = config.tokens_past_window
         self._places = sizes.code_places()
         self._adds_noise = config.adds_noise
         self.register_buffer("places", None, persistent=False)  # filled by `freeze`
@@ -69,6 +77,15 @@ class Snac(VocoderNetwork):
         return torch.tanh(self.decoder(self.quantizer(spread), step))
 
 
+def _attention(sizes: SnacSizes) -> Callable[[int, int], LocalAttention] | None:
+    """Returns the maker of the attention layer; None for a model without attention."""
+    if (window := sizes.attn_window_size) is None:
+        return None
+    return lambda channels, delay: LocalAttention(
+        channels, window, input_delay=delay, output_delay=sizes.latent_delay
+    )
+
+
 class SnacFamily(Family):
     """Family of SNAC."""
 
@@ -83,7 +100,8 @@ class SnacFamily(Family):
         }
         decoder = network.decoder
         first = ["conv1"] if decoder.conv0 is None else ["conv0", "conv1"]
-        layers = [*first, *["block"] * len(decoder.block), "snake1", "conv2"]
+        attention = [] if decoder.attention is None else ["attention"]
+        layers = [*first, *attention, *["block"] * len(decoder.block), "snake1", "conv2"]
         noise = ["noise"] if decoder.block[0].noise is not None else []
         in_block = ["snake1", "conv_t1", *noise]
         named = floating_tensors(own, path, lambda name: decoder_name(name, layers, in_block))

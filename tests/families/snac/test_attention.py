@@ -1,0 +1,126 @@
+"""SNAC with attention (32 and 44.1 kHz): steps of whole windows, in prepared shapes too."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.codec_models import drawn_tokens
+from tests.support.family_golden import FamilyGolden
+from tests.support.snac_model import write_snac
+from tests.support.utterances import off
+from token2wav import ConfigError, RuntimeConfig, StreamConfig, Token2Wav
+from token2wav.execution.assemble import family_of
+from token2wav.execution.stages import FrameChunk
+from token2wav.execution.vocoder import PieceInput, StreamingVocoder, likely_pieces
+from token2wav.families import read_config
+
+PARITY = 1e-5  # of the spread of the audio
+PUBLISHED = {  # hubertsiuzdak/snac_44khz; snac_32khz differs in the sample rate alone
+    "sampling_rate": 44100,
+    "encoder_dim": 64,
+    "encoder_rates": [2, 3, 8, 8],
+    "decoder_dim": 1536,
+    "decoder_rates": [8, 8, 3, 2],
+    "attn_window_size": 32,
+    "codebook_size": 4096,
+    "codebook_dim": 8,
+    "vq_strides": [8, 4, 2, 1],
+    "noise": True,
+    "depthwise": True,
+}
+
+
+def config_of(folder: Path, sizes: dict[str, Any]) -> Any:
+    (folder / "config.json").write_text(json.dumps(sizes))
+    return read_config(folder)
+
+
+@pytest.mark.parametrize(("rate", "tokens"), [(44100, 14.36), (32000, 10.42)])
+def test_published_sizes(rate: int, tokens: float, tmp_path: Path) -> None:
+    config = config_of(tmp_path, {**PUBLISHED, "sampling_rate": rate})
+    with torch.device("meta"):
+        network: Any = family_of(config).network(config, "decoder")
+    assert config.token_shape == (15,)
+    assert config.token_frame_rate == pytest.approx(tokens, abs=0.01)
+    assert config.samples_per_token == network.frame_samples == 3072
+    assert network.output_delay == config.sizes.output_delay == 5519
+    assert network.lookahead_frames == config.reach_frames == 2
+    # Chunks end one token after a window of 4 tokens.
+    assert (config.block_tokens, config.tokens_past_window) == (4, 1)
+    assert config.grid(0).first_boundary == 1
+    assert config.hops(StreamConfig()) == (4, 16)
+    layer = network.decoder.attention
+    assert (layer.heads, layer.window) == (24, 32)
+
+
+@pytest.mark.parametrize("size", ["tiny", "small"])
+def test_batches_of_prepared_shapes_equal_the_whole(size: str, tmp_path: Path) -> None:
+    """As on a GPU. The streams end at all places of a window, and share their batches."""
+    folder = write_snac(tmp_path, FamilyGolden("snac_attention", size))
+    model = Token2Wav.load(folder, runtime=RuntimeConfig(device="cpu"))
+    config: Any = model.config
+    [decoder] = model.pipeline.stages.values()
+    network = decoder._frames._net  # type: ignore[attr-defined]
+    hops = config.hops(StreamConfig())
+    stage = StreamingVocoder(network, None, shapes=likely_pieces(network, config, hops, 8))
+    prepared = set(stage._pieces._buckets)  # type: ignore[attr-defined]
+    run, ran = stage._pieces.run, set[tuple[bool, bool, int]]()
+
+    def recorded(items: list[PieceInput]) -> list[torch.Tensor]:
+        ran.update((item.shape.first, item.shape.inside, item.shape.frames) for item in items)
+        return run(items)
+
+    stage._pieces.run = recorded  # type: ignore[method-assign,assignment]
+    block, start = config.block_tokens, config.grid(0).first_boundary + hops[0]
+    ends = [start, start + block, start + block + hops[1]]
+    given = [
+        torch.from_numpy(drawn_tokens(config, ends[-1] + rest)).float().T for rest in range(block)
+    ]
+    handles = [stage.open() for _ in given]
+    audio: list[list[torch.Tensor]] = [[] for _ in given]
+    for begin, end in zip([0, *ends], [*ends, None], strict=True):
+        batch = [FrameChunk(frames[:, begin:end], end is None) for frames in given]
+        for parts, new in zip(
+            audio, stage.advance(list(zip(handles, batch, strict=True))), strict=True
+        ):
+            parts.append(new)
+    for frames, parts in zip(given, audio, strict=True):
+        whole = stage.whole(frames)
+        assert off(torch.cat(parts), whole) <= PARITY * float(whole.std())
+    assert ran <= {(shape.first, shape.inside, shape.frames) for shape in prepared}
+
+
+def test_a_step_that_ends_inside_a_window_is_refused(tmp_path: Path) -> None:
+    folder = write_snac(tmp_path, FamilyGolden("snac_attention", "tiny"))
+    model = Token2Wav.load(folder, runtime=RuntimeConfig(device="cpu"))
+    [decoder] = model.pipeline.stages.values()
+    stage = StreamingVocoder(decoder._frames._net)  # type: ignore[attr-defined]
+    frames = torch.from_numpy(drawn_tokens(model.config, 12)).float().T
+    with pytest.raises(ValueError, match="step of 48 latents: it ends inside a window of 8"):
+        stage.advance([(stage.open(), FrameChunk(frames, False))])
+
+
+def test_early_audio_is_refused(tmp_path: Path) -> None:
+    folder = write_snac(tmp_path, FamilyGolden("snac_attention", "tiny"))
+    with pytest.raises(ConfigError, match=r"stream\.hold_frames: 1, expected 0; this model holds"):
+        Token2Wav.load(folder, stream=StreamConfig(hold_frames=1))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("attn_window_size", 36, "attn_window_size: 36 is no multiple of 8, the latents of a"),
+        ("attn_window_size", 1 << 20, "attn_window_size: 1048576 is not between 1 and 1024"),
+        ("attn_window_size", 0, "attn_window_size: 0 is not between 1 and 1024"),
+        ("attn_window_size", "32", "attn_window_size: expected"),
+        ("decoder_dim", 1520, "decoder_dim: 1520 is no multiple of 64, the channels of an"),
+    ],
+)
+def test_values_that_are_refused(key: str, value: object, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"config.json: .*{message}"):
+        config_of(tmp_path, {**PUBLISHED, key: value})
