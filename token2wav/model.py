@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -115,21 +116,41 @@ class Token2Wav:
         tokens = np.broadcast_to(counted, (*config.token_shape[::-1], len(counted))).T
         self.synthesize(tokens, silent if config.takes_voice else None)
 
-    def stream(self, voice: Voice | None = None, *, steps: int = 0) -> Stream:
+    def stream(
+        self,
+        voice: Voice | None = None,
+        *,
+        steps: int = 0,
+        decoder_noise: bool | None = None,
+        delays: Sequence[int] | None = None,
+    ) -> Stream:
         """Opens a stream.
 
         Args:
             voice: prompt and speaker; None for a model without voices, such as a codec decoder.
             steps: number of ODE steps, one of `StreamConfig.steps`; 0 for the default.
+            decoder_noise: whether the decoder adds its noise, for models with noise (SNAC); None
+                for `StreamConfig.decoder_noise`.
+            delays: delay of every codebook in tokens, if the tokens arrive in a delay pattern; the
+                first is 0. Codes beyond the vocabulary are then marks of start and end. None for
+                codes that are aligned.
 
         Raises:
-            InputError: the voice does not fit the model, or the number of steps is not allowed.
+            InputError: the voice, the delays or the noise does not fit the model, or the number of
+                steps is not allowed.
             LimitError: the cache has no room for another stream.
         """
-        return Stream(self.pipeline, voice_for(self.config, voice), steps)
+        voice = voice_for(self.config, voice)
+        return Stream(self.pipeline, voice, steps, decoder_noise=decoder_noise, delays=delays)
 
     def synthesize(
-        self, tokens: ArrayLike, voice: Voice | None = None, *, steps: int = 0
+        self,
+        tokens: ArrayLike,
+        voice: Voice | None = None,
+        *,
+        steps: int = 0,
+        decoder_noise: bool | None = None,
+        delays: Sequence[int] | None = None,
     ) -> NDArray[np.float32]:
         """Synthesizes a whole utterance.
 
@@ -140,18 +161,18 @@ class Token2Wav:
             tokens: (n,) integers, n >= 1, or (n, codebooks); or (n, size) numbers for a model that
                 takes latents.
             voice: prompt and speaker, as for `stream`.
-            steps: number of ODE steps, as for `stream`.
+            steps, decoder_noise, delays: as for `stream`.
 
         Returns:
             (samples_per_token * n,) float32, minus the leading silence that
             `StreamConfig.trim_silence_ms` removes.
 
         Raises:
-            InputError: a token or the voice does not fit the model, there are no tokens, or the
-                number of steps is not allowed.
+            InputError: a token, the voice, the delays or the noise does not fit the model, there
+                are no tokens, or the number of steps is not allowed.
             LimitError: the cache has no room for another stream.
         """
-        with self.stream(voice, steps=steps) as stream:
+        with self.stream(voice, steps=steps, decoder_noise=decoder_noise, delays=delays) as stream:
             chunks = stream.finish(tokens)
         return np.concatenate([chunk.audio for chunk in chunks])
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from token2wav.block_grid import BlockGrid
 from token2wav.config import StreamConfig
-from token2wav.errors import CheckpointError, ConfigError
+from token2wav.errors import CheckpointError, ConfigError, InputError
 
 StageName = Literal["flow", "vocoder", "decoder"]  # tokens to mel, mel to audio, tokens to audio
 # Names of the weights files of the stages, without suffix.
@@ -42,6 +42,7 @@ class ModelConfig:
             `token_shape` is then its length, and `vocab_size` is 0.
         fewer_codebooks: whether a stream may send only the first codes of each token. Its first
             tokens decide how many.
+        adds_noise: whether the decoder adds noise to its signal, which a request can turn off.
         lookahead_tokens: number of tokens after a chunk that the chunk depends on. They must have
             arrived before the chunk can run.
         ahead_tokens: number of tokens after a chunk that the last stage uses for early audio, as
@@ -75,6 +76,7 @@ class ModelConfig:
     token_shape: tuple[int, ...] = ()
     takes_latents: bool = False
     fewer_codebooks: bool = False
+    adds_noise: bool = False
     lookahead_tokens: int = 0
     ahead_tokens: int = 0
     hop_blocks: tuple[int, int] = (1, 4)
@@ -140,6 +142,20 @@ class ModelConfig:
         model.
         """
         return self.hold_frames if stream.hold_frames is None else stream.hold_frames
+
+    def decoder_noise(self, wanted: bool | None, stream: StreamConfig) -> bool:
+        """Returns whether the decoder adds its noise to a stream.
+
+        Args:
+            wanted: value of the request; None for the default in the settings.
+            stream: settings of streams.
+
+        Raises:
+            InputError: the request has a value, but the model adds no noise.
+        """
+        if wanted is not None and not self.adds_noise:
+            raise InputError("decoder_noise", "given, but the decoder of this model adds no noise")
+        return stream.decoder_noise if wanted is None else wanted
 
     def check(self, stream: StreamConfig) -> None:
         """Raises ConfigError if settings of streams do not fit the model."""

@@ -233,6 +233,12 @@ def _add_utterance(parser: argparse.ArgumentParser) -> None:
         "faster (default: the number of the server)",
         type=count,
     )
+    option(
+        "--decoder-noise",
+        "whether the decoder adds its noise, for models with noise (default: the setting of the "
+        "server)",
+        choices=("on", "off"),
+    )
     option("--json", "print the report as one JSON object instead of a table", action="store_true")
     option("--quiet", "print no progress bar and no table", action="store_true")
     option(

@@ -27,6 +27,7 @@ from token2wav_client.voice import FIELDS, ClientVoice, is_voice_id
 from token2wav_client.writer import STANDARD_OUTPUT, AudioWriter
 
 TOKEN_VARIABLE = "TOKEN2WAV_TOKEN"
+_DECODER_NOISE = {None: None, "on": True, "off": False}  # values of --decoder-noise
 
 
 def synth(options: argparse.Namespace) -> int:
@@ -70,6 +71,7 @@ def synth(options: argparse.Namespace) -> int:
                     audio_format=options.audio_format,
                     steps=options.steps,
                     sample_rate=options.sample_rate,
+                    decoder_noise=_DECODER_NOISE[options.decoder_noise],
                 ):
                     timings.append(ChunkTiming.of(chunk))
                     if writer is not None:

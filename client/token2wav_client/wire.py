@@ -39,12 +39,15 @@ class SpeechOptions(TypedDict, total=False):
         steps: number of ODE steps, one of the numbers that the server allows; None for the default
             of the server.
         sample_rate: 8000, 16000, 22050, 24000, 44100 or 48000; None for the model's own rate.
+        decoder_noise: whether the decoder adds its noise, for models with noise (SNAC); None for
+            the default of the server.
     """
 
     audio_format: AudioFormat
     keep_open: bool
     steps: int | None
     sample_rate: int | None
+    decoder_noise: bool | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,7 @@ class Opening:
     keep_open: bool = True
     steps: int | None = None
     sample_rate: int | None = None
+    decoder_noise: bool | None = None
 
     def __post_init__(self) -> None:
         for name, number in (("steps", self.steps), ("sample_rate", self.sample_rate)):
@@ -129,6 +133,8 @@ def build_request(
             parameters["steps"].int64_param = opening.steps
         if opening.sample_rate is not None:
             parameters["sample_rate"].int64_param = opening.sample_rate
+        if opening.decoder_noise is not None:
+            parameters["decoder_noise"].bool_param = opening.decoder_noise
         _add_voice(request, opening.voice)
     return request
 

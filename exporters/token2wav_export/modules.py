@@ -10,7 +10,14 @@ from torch import nn
 
 from token2wav.execution.artifacts import GraphName, Precision, stage_of
 from token2wav.execution.assemble import Exportable
-from token2wav.execution.exported_graphs import AUDIO, NEW, PAST, exported_states, signals_of
+from token2wav.execution.exported_graphs import (
+    AUDIO,
+    NEW,
+    NOISE_FACTOR,
+    PAST,
+    exported_states,
+    signals_of,
+)
 from token2wav.model_config import ModelConfig, StageName
 from token2wav.networks.dit import DiT
 from token2wav.networks.estimator import MODULATION, PRESENT, ROPE, CachedStep
@@ -97,7 +104,7 @@ class Vocoder(nn.Module):
             return {AUDIO: self._network(*signals)}
         # Outside of an export, attention layers write into their states.
         state = {layer: inputs[f"{PAST}{spec.name}"].clone() for layer, spec in self.specs.items()}
-        step = _Traced(state)
+        step = _Traced(state, noise_factor=inputs.get(NOISE_FACTOR))
         audio = self._network(*signals, step)
         return {
             AUDIO: audio,
@@ -219,6 +226,8 @@ def sample_inputs(module: nn.Module, signature: Signature, sizes: Sizes, seed: i
     elif isinstance(module, Vocoder):
         if "source" in inputs:
             inputs["source"] *= _EXCITATION
+        if NOISE_FACTOR in inputs:
+            inputs[NOISE_FACTOR] = torch.arange(rows) % 2
         if "tokens" in inputs:
             inputs["tokens"] = module.draw_codes(inputs["tokens"], generator)
         if module.specs:

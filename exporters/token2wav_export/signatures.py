@@ -12,7 +12,15 @@ import torch
 
 from token2wav.execution.artifacts import GraphName, Precision, stage_of
 from token2wav.execution.assemble import Exportable
-from token2wav.execution.exported_graphs import AUDIO, NEW, PAST, exported_states, signals_of
+from token2wav.execution.exported_graphs import (
+    AUDIO,
+    NEW,
+    NOISE_FACTOR,
+    PAST,
+    exported_states,
+    signals_of,
+    takes_noise_factor,
+)
 from token2wav.model_config import StageName
 from token2wav.networks.dit import DiT
 from token2wav.networks.estimator import MODULATION, PRESENT, ROPE, Estimator, cache_names
@@ -151,6 +159,7 @@ def _vocoder(model: Exportable, stage: StageName, *, whole: bool) -> Signature:
     return Signature(
         inputs=(
             *(TensorSpec(name, shape) for name, shape in signals),
+            *([TensorSpec(NOISE_FACTOR, (ROWS,), "int64")] if takes_noise_factor(vocoder) else ()),
             *(_state(PAST, spec) for spec in states),
         ),
         outputs=(

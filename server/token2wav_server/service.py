@@ -135,6 +135,8 @@ class Service:
             steps=options.steps,
             client=owner.client,
             audio_format=options.audio_format,
+            decoder_noise=options.decoder_noise,
+            delays=options.delays,
         )
         self._sequences.add(sequence_id, owner, utterance)
         # The voice is registered only after the client was admitted, because a new voice may evict

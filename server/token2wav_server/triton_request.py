@@ -11,6 +11,7 @@ wrong strides, and output arrays lose their bytes. These stubs also crash on ten
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,11 +37,14 @@ PARAMETERS = (
     "sample_rate",
     "keep_open",
     "steps",
+    "decoder_noise",
+    "delays",
     "voice",
     STREAM_KEY,
     CLIENT_HEADER,
 )
 _NAME_CHARS = 128
+_DELAYS = re.compile(r"[0-9]{1,4}(,[0-9]{1,4}){0,63}")
 _START, _END = 1, 2  # bits of InferenceRequest.flags()
 
 Parameters = dict[str, Any]  # parameters of a request by name: strings, numbers and booleans
@@ -56,12 +60,16 @@ class Options:
         audio_format: encoding and sample rate of the audio that the client receives.
         keep_open: whether the reply to the first request stays open until the utterance ends.
         steps: number of ODE steps; 0 for the default of the model.
+        decoder_noise: whether the decoder adds its noise; None for the default of the server.
+        delays: delay of every codebook, if the tokens arrive in a delay pattern; else None.
         voice: name of a voice of the server; empty if the request gives no name.
     """
 
     audio_format: AudioFormat = field(default_factory=AudioFormat)
     keep_open: bool = False
     steps: int = 0
+    decoder_noise: bool | None = None
+    delays: tuple[int, ...] | None = None
     voice: str = ""
 
     @classmethod
@@ -89,10 +97,27 @@ class Options:
         steps = parameters.get("steps")
         if steps is not None and (type(steps) is not int or steps < 1):
             raise InputError("steps", f"{shown(steps)} is not an integer of at least 1")
+        decoder_noise = parameters.get("decoder_noise")
+        if decoder_noise is not None and not isinstance(decoder_noise, bool):
+            raise InputError("decoder_noise", f"{shown(decoder_noise)} is not a boolean")
         voice = parameters.get("voice")
         if voice is not None and (not isinstance(voice, str) or not voice):
             raise InputError("voice", f"{shown(voice)} is not a valid voice name")
-        return cls(audio_format, keep_open, steps or 0, voice or "")
+        delays = _delays(parameters.get("delays"))
+        return cls(audio_format, keep_open, steps or 0, decoder_noise, delays, voice or "")
+
+
+def _delays(value: Any) -> tuple[int, ...] | None:
+    """Reads the delays of the codebooks, integers with commas between them.
+
+    Raises:
+        InputError: the value is not such a text.
+    """
+    if value is None:
+        return None
+    if not isinstance(value, str) or not _DELAYS.fullmatch(value):
+        raise InputError("delays", f"{shown(value)} is not a text of integers such as '0,1,2'")
+    return tuple(map(int, value.split(",")))
 
 
 @dataclass(frozen=True, eq=False)

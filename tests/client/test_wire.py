@@ -57,6 +57,14 @@ def test_a_voice_that_the_server_knows_goes_by_its_id() -> None:
     assert set(sent) == {"tokens", "voice_id"}
 
 
+@pytest.mark.parametrize("switch", [None, True, False])
+def test_noise_is_a_parameter_if_it_is_given(switch: bool | None) -> None:
+    opening = Opening(None, decoder_noise=switch)
+    parameters = build_request("m", "s", "0", as_tokens([7]), opening=opening).parameters
+    assert ("decoder_noise" in parameters) == (switch is not None)
+    assert switch is None or parameters["decoder_noise"].bool_param == switch
+
+
 def test_a_voice_of_the_server_goes_by_its_name() -> None:
     for name in ("anna", "Änne 2", "0123" * 15):
         opening = Opening(name, "float32", keep_open=True)

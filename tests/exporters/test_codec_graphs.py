@@ -62,6 +62,17 @@ def test_streams_equal_torch(folder: Path) -> None:
         assert off(audio, expected) <= PARITY * expected.std()
 
 
+def test_noise_is_turned_off_for_a_stream(folder: Path) -> None:
+    torch_model, exported = load(folder, "torch"), load(folder, "onnx")
+    if not exported.config.adds_noise:
+        pytest.skip("the decoder adds no noise")
+    tokens = drawn_tokens(exported.config, 60)
+    wanted = torch_model.synthesize(tokens, decoder_noise=False)
+    audio = exported.synthesize(tokens, decoder_noise=False)
+    assert off(audio, wanted) <= PARITY * wanted.std()
+    assert off(exported.synthesize(tokens), wanted) > PARITY * wanted.std()
+
+
 def test_verify_compares_the_decoder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["verify", "--model", str(folder), "--device", "cpu", "--seconds", "2", "--json"]
     assert main(command) == DONE
@@ -78,7 +89,7 @@ def test_a_graph_names_its_tokens_and_states(folder: Path) -> None:
     assert inputs[0] == "tokens"
     assert [value.name for value in graph.output] == [
         "audio",
-        *(name.replace("past_", "new_", 1) for name in inputs[1:]),
+        *(name.replace("past_", "new_", 1) for name in inputs[1:] if name != "noise_factor"),
     ]
 
 

@@ -58,6 +58,30 @@ def test_a_stream_is_the_whole(served: Rig, name: str, folder: Path, voice: Clie
     served.wait_until_empty()
 
 
+def test_the_server_undoes_a_delay_pattern(served: Rig, name: str, folder: Path) -> None:
+    model, voice, delays = Token2Wav.load(folder), a_voice(), (0, 2, 1, 3)
+    whole = model.vocode(model.mel(CODES, voice))
+    rows = np.full((len(CODES) + 5, 4), model.config.vocab_size, np.int32)  # marks
+    for k, delay in enumerate(delays):
+        rows[1 + delay : 1 + delay + len(CODES), k] = CODES[:, k]
+    parameters = {"delays": "0,2,1,3"}
+    with served.connect(name) as connection:
+        connection.send(rows[:30], voice, "a", start=True, parameters=parameters)
+        connection.send(rows[30:], None, "a", end=True)
+        answers = connection.answers(2)
+        assert not answers.errors
+        assert snr_db(answers.audio, whole) >= SNR_DB
+        assert sum(answers.spoken[-1]) == len(CODES)
+        connection.send(rows, voice, "b", start=True, end=True, parameters={"delays": "0,1"})
+        [error] = connection.answers().errors
+        assert "delays: 2 given, but the model has 4 codebooks" in error
+        options = {"decoder_noise": False}
+        connection.send(rows, voice, "c", start=True, end=True, parameters=options)
+        [error] = connection.answers().errors
+        assert "decoder_noise: given, but the decoder of this model adds no noise" in error
+    served.wait_until_empty()
+
+
 def test_the_command_takes_them_from_a_file_and_a_pipe(
     served: Rig, name: str, tmp_path: Path
 ) -> None:

@@ -73,6 +73,8 @@ def test_all_values_of_a_first_request(parser: Any) -> None:
         "sample_rate": 16000,
         "keep_open": True,
         "steps": 4,
+        "decoder_noise": False,
+        "delays": "0,1,12",
         "voice": "anna",
         "stream_key": "secret",
         CLIENT_HEADER: "alice",
@@ -86,6 +88,7 @@ def test_all_values_of_a_first_request(parser: Any) -> None:
     options = read.options()
     assert options.audio_format == AudioFormat("int16", 16000)
     assert (options.keep_open, options.steps, options.voice) == (True, 4, "anna")
+    assert (options.decoder_noise, options.delays) == (False, (0, 1, 12))
 
 
 def test_a_request_may_have_neither_tokens_nor_parameters(parser: Any) -> None:
@@ -109,6 +112,10 @@ def test_an_owner_that_cannot_be_read_refuses_the_request(parser: Any, parameter
         ({"speed": 2}, "^parameters: 'speed' is not a request parameter"),
         ({"keep_open": 1}, "^keep_open: 1 is not a boolean"),
         ({"steps": 0}, "^steps: 0 is not an integer of at least 1"),
+        ({"decoder_noise": 0}, "^decoder_noise: 0 is not a boolean"),
+        ({"delays": 3}, "^delays: 3 is not a text of integers such as '0,1,2'"),
+        ({"delays": "0,-1"}, "^delays: '0,-1' is not a text of integers"),
+        ({"delays": "0,1,"}, "^delays: '0,1,' is not a text of integers"),
         ({"voice": ""}, "^voice: '' is not a valid voice name"),
     ],
 )

@@ -412,9 +412,5 @@ def _backend_of(context: LoadContext, config: ModelConfig, stream: StreamConfig)
     family = family_of(config)
     if stream.reference and family.reference is None:
         raise ConfigError("stream.reference: not supported by this family; remove the setting")
-    torch_only = family.torch_only
-    if stream.reference:
-        torch_only = "stream.reference"
-    elif not stream.decoder_noise:  # exported graphs contain the noise
-        torch_only = "stream.decoder_noise: false"
+    torch_only = "stream.reference" if stream.reference else family.torch_only
     return choose(context, config.stages, torch_only=torch_only)

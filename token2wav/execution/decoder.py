@@ -59,7 +59,7 @@ class TokenDecoder(Stage):
 def _frame_chunk(chunk: TokenChunk) -> FrameChunk:
     """Converts the tokens of a chunk, and the tokens that follow it, to frames."""
     frames, count = _as_frames(chunk.tokens), chunk.stop - chunk.start
-    return FrameChunk(frames[:, :count], chunk.last, frames[:, count:])
+    return FrameChunk(frames[:, :count], chunk.last, frames[:, count:], chunk.decoder_noise)
 
 
 def _as_frames(tokens: NDArray[Any]) -> torch.Tensor:

@@ -25,6 +25,7 @@ from token2wav.execution.device import cuda_cache_bytes
 from token2wav.execution.step import ExportedModule
 from token2wav.model_config import StageName
 from token2wav.networks.hift import HiFT
+from token2wav.networks.position_noise import PositionNoise
 from token2wav.networks.streaming import (
     StateSpec,
     StreamStep,
@@ -34,6 +35,7 @@ from token2wav.networks.streaming import (
 
 log = logging.getLogger(__name__)
 
+NOISE_FACTOR = "noise_factor"  # name of the input of a decoder with noise, see `StreamStep`
 AUDIO = "audio"  # name of the output of the graph of a vocoder or of a codec decoder
 # Prefixes of the name of a layer. They make the names of its state as an input and as an output.
 PAST, NEW = "past_", "new_"
@@ -49,6 +51,11 @@ def exported_states(vocoder: VocoderNetwork) -> dict[nn.Module, StateSpec]:
         for layer, spec in state_specs(vocoder).items()
         if not spec.name.startswith(_OUTSIDE)
     }
+
+
+def takes_noise_factor(vocoder: VocoderNetwork) -> bool:
+    """Returns whether the graph of a vocoder has the input `NOISE_FACTOR`."""
+    return any(isinstance(layer, PositionNoise) for layer in vocoder.modules())
 
 
 def signals_of(stage: StageName, network: VocoderNetwork) -> tuple[str, ...]:
@@ -79,6 +86,7 @@ class ExportedVocoder:
             (vocoder.frame_samples,) if isinstance(vocoder, HiFT) else (1, vocoder.frame_samples)
         )
         self._specs = exported_states(vocoder)
+        self._takes_noise_factor = takes_noise_factor(vocoder)
 
     def __call__(self, *arguments: Any) -> torch.Tensor:
         """Computes audio from the arguments of the replaced method, and writes the new states to
@@ -92,6 +100,9 @@ class ExportedVocoder:
         }
         kept = {spec.name: step.state[layer] for layer, spec in self._specs.items()}
         inputs |= {f"{PAST}{name}": state.contiguous() for name, state in kept.items()}
+        if self._takes_noise_factor:
+            assert step.noise_factor is not None
+            inputs[NOISE_FACTOR] = step.noise_factor
         *channels, samples = self._shape
         audio = signals[0].new_empty(len(signals[0]), *channels, signals[0].shape[2] * samples)
         new = {

@@ -51,6 +51,7 @@ class TokenChunk:
             was sent already.
         provisional: whether the last block of the chunk is incomplete. No state of such a chunk is
             stored, and the next chunk starts at the same position.
+        decoder_noise: whether the decoder adds its noise; the same in all chunks of a stream.
     """
 
     tokens: NDArray[Any]
@@ -59,6 +60,7 @@ class TokenChunk:
     last: bool
     skip: int = 0
     provisional: bool = False
+    decoder_noise: bool = True
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,11 +72,13 @@ class FrameChunk:
         last: whether the utterance ends with this chunk.
         ahead: (bands, n) frames of the next chunk that are already known. A stage may compute early
             audio with them. None if there are none.
+        decoder_noise: see `TokenChunk`.
     """
 
     frames: torch.Tensor
     last: bool
     ahead: torch.Tensor | None = None
+    decoder_noise: bool = True
 
 
 @dataclass(frozen=True)

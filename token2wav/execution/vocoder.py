@@ -135,6 +135,7 @@ class PieceInput:
         mel: (bands, n) new frames.
         shape: shape of a batch that holds only this piece.
         provisional: whether the states after the piece are dropped.
+        decoder_noise: see `TokenChunk`.
     """
 
     stream: _Stream
@@ -142,6 +143,7 @@ class PieceInput:
     mel: torch.Tensor
     shape: PieceShape
     provisional: bool = False
+    decoder_noise: bool = True
 
 
 class PieceRunner(Protocol):
@@ -194,13 +196,19 @@ class _Batch:
         self.mel = torch.zeros(streams, network.bands, frames, device=device)
         self.noise = torch.empty(streams * frames, network.frame_samples, device=device)
         self.audio = self.noise  # a placeholder until the first output
-        # Slots and noise rows share one tensor, so that one copy brings both to the device.
-        self._numbers = torch.zeros(streams * (1 + frames), dtype=torch.int64, device=device)
-        self._slots, self._noise_rows = self._numbers[:streams], self._numbers[streams:]
+        # Slots, noise factors and noise rows share one tensor, so that one copy brings them to the
+        # device.
+        self._numbers = torch.zeros(streams * (2 + frames), dtype=torch.int64, device=device)
+        self._slots = self._numbers[:streams]
+        self._noise_rows = self._numbers[2 * streams :]
         self._shape, self._network, self._states, self._rows = shape, network, states, rows
         self._noise_table = noise
         self._step = StreamStep(
-            rows.views, shape.first, frames, 0 if shape.inside else network.lookahead_frames
+            rows.views,
+            shape.first,
+            frames,
+            0 if shape.inside else network.lookahead_frames,
+            noise_factor=self._numbers[streams : 2 * streams],
         )
         self._decode = decode if shape.inside and not shape.first else None
 
@@ -211,13 +219,14 @@ class _Batch:
             self.mel[: len(items), :, :count].copy_(torch.stack([item.mel for item in items]))
         numbers = np.full(len(self._numbers), SCRATCH_SLOT)
         numbers[: len(items)] = [item.stream.slot for item in items]
+        numbers[streams : streams + len(items)] = [item.decoder_noise for item in items]
         states = self._states.states_of(numbers[:streams].tolist(), self._rows)
         self._step = dataclasses.replace(self._step, state=states)
         with noise.lock if noise else nullcontext():
             if noise:
                 starts = np.zeros(streams, np.int64)
                 starts[: len(items)] = [item.start - noise.late for item in items]
-                numbers[streams:] = noise.find(starts, self._shape.frames).ravel()
+                numbers[2 * streams :] = noise.find(starts, self._shape.frames).ravel()
             copy_to(self._numbers, numbers)
             if noise:
                 torch.index_select(noise.rows, 0, self._noise_rows, out=self.noise)
@@ -423,14 +432,14 @@ class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
         repeated = known[:, -1:].expand(-1, count - known.shape[1] + 1)
         mel = torch.cat((mel, known[:, 1:], repeated), dim=1)
         shape = PieceShape(not stream.frames, True, mel.shape[1])
-        return PieceInput(stream, stream.frames, mel, shape, provisional=True)
+        return PieceInput(stream, stream.frames, mel, shape, True, chunk.decoder_noise)
 
     def _parts(self, stream: _Stream, chunk: FrameChunk) -> list[PieceInput]:
         """Cuts a chunk into pieces of prepared shapes, and one piece of the frames that are left.
 
         Returns an empty list while the start of a stream is too short to yield audio.
         """
-        mel = chunk.frames.to(self._device)
+        mel, noise = chunk.frames.to(self._device), chunk.decoder_noise
         if not stream.frames:
             stream.pending_mel = mel = (
                 torch.cat((stream.pending_mel, mel), dim=1) if stream.pending_mel.shape[1] else mel
@@ -450,12 +459,15 @@ class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
                         stream.frames + at,
                         mel[:, at : at + frames],
                         PieceShape(first, True, frames),
+                        decoder_noise=noise,
                     )
                 )
                 at += frames
         if rest := count - at + (holdback if chunk.last else 0):
             shape = PieceShape(stream.frames + at == 0, not chunk.last, rest)
-            parts.append(PieceInput(stream, stream.frames + at, mel[:, at:], shape))
+            parts.append(
+                PieceInput(stream, stream.frames + at, mel[:, at:], shape, decoder_noise=noise)
+            )
         stream.frames += count
         return parts
 

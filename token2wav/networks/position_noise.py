@@ -32,14 +32,10 @@ class PositionNoise(Streaming):
         channels: channels of the signal.
         seed: seed of the noise. Layers of one network have different seeds.
         input_delay: see `Streaming`.
-
-    Attributes:
-        enabled: whether noise is added. If not, the layer returns its input.
     """
 
     table: torch.Tensor
     state_shape = (1,)
-    enabled: bool = True
 
     def __init__(self, channels: int, *, seed: int, input_delay: int) -> None:
         super().__init__()
@@ -52,9 +48,7 @@ class PositionNoise(Streaming):
         self.table = noise_table(self.seed)
 
     def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
-        """Adds noise to x (B, channels, T)."""
-        if not self.enabled:
-            return x
+        """Adds noise to x (B, channels, T), except in the streams that turn it off."""
         positions = torch.arange(x.shape[2], device=x.device)
         if step.state is not None:
             start = x.new_zeros(x.shape[0], 1) if step.first else step.state[self]
@@ -63,4 +57,6 @@ class PositionNoise(Streaming):
                 # A remainder, because float32 holds no position above 2**24 exactly.
                 step.save_state(self, torch.remainder(start + x.shape[2], _PERIOD))
         noise = self.table[torch.remainder(positions, _PERIOD)]  # (T,) or (B, T)
+        if step.noise_factor is not None:
+            noise = noise * step.noise_factor[:, None]
         return torch.addcmul(x, noise[..., None, :], self.linear(x))

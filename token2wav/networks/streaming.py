@@ -171,12 +171,15 @@ class StreamStep:
         frames: number of input frames of the network in this step.
         frames_past_end: number of trailing zero frames after the end of the streams. They flush the
             delay of the network. 0 unless the streams end with this step.
+        noise_factor: (batch,) int64, 0 for streams in which noise layers add no noise, else 1. None
+            is 1 for all streams.
     """
 
     state: Mapping[nn.Module, Any] | None = None
     first: bool = False
     frames: int = 1
     frames_past_end: int = 0
+    noise_factor: torch.Tensor | None = None
 
     def with_context(
         self,

@@ -106,6 +106,7 @@ class Chunker:
         playback: playback clock of the listener; None creates one.
         load: load of the workers that compute the chunks of all streams. It limits the provisional
             chunks. None creates one.
+        decoder_noise: whether the decoder adds its noise.
 
     Attributes:
         prompt_tokens: number of prompt tokens.
@@ -126,6 +127,8 @@ class Chunker:
         schedule: HopSchedule,
         playback: Playback | None = None,
         load: Load | None = None,
+        *,
+        decoder_noise: bool = True,
     ) -> None:
         self.prompt_tokens = self.spoken = len(prompt_tokens)
         self.next_chunk: TokenChunk | None = None
@@ -145,6 +148,7 @@ class Chunker:
         self._latest_seconds = 0.0  # time from the decision about the latest chunk to its end
         self._latest_tokens = 1  # tokens of the latest chunk
         self._load = load or Load()
+        self._decoder_noise = decoder_noise
         self._grid = config.grid(self.prompt_tokens)
         self._start = self._grid.prefix
         self._tokens = np.empty(
@@ -326,7 +330,7 @@ class Chunker:
         if provisional and (missing := stop + self._config.lookahead_tokens - end) > 0:
             absent = np.full((missing, *tokens.shape[1:]), NO_TOKEN, tokens.dtype)
             tokens = np.concatenate((tokens, absent))
-        return TokenChunk(tokens, self._start, stop, last, skip, provisional)
+        return TokenChunk(tokens, self._start, stop, last, skip, provisional, self._decoder_noise)
 
     def _append(self, tokens: NDArray[Any]) -> None:
         count = self.received + len(tokens)

@@ -21,6 +21,7 @@ from token2wav.networks.staging import to_host
 from token2wav.serving.audio_output import AudioChunk, AudioFormat, AudioOutput
 from token2wav.serving.chunking import Chunker, HopSchedule
 from token2wav.serving.clocks import Load, Playback
+from token2wav.serving.delays import DelayPattern
 from token2wav.serving.request import Request
 from token2wav.voice import Voice, check_steps
 
@@ -52,7 +53,7 @@ class Pipeline:
         self.clock: Callable[[], float] = time.monotonic
         self._schedule = HopSchedule.of(stream, config)
         self.load = Load()
-        self._trim_silence_ms = stream.trim_silence_ms
+        self._stream = stream
         self._device = torch.device(device)
         self._dropped: deque[Request] = deque()
 
@@ -63,6 +64,9 @@ class Pipeline:
         clock: Callable[[], float] | None = None,
         buffer_seconds: float = PLAYER_BUFFER_SECONDS,
         audio_format: AudioFormat | None = None,
+        *,
+        decoder_noise: bool | None = None,
+        delays: Sequence[int] | None = None,
     ) -> Request:
         """Creates a request. It has no memory in the stages until `open`.
 
@@ -73,16 +77,23 @@ class Pipeline:
             buffer_seconds: seconds of audio that the listener's player collects before it starts.
             audio_format: format of the audio that is sent; None for float32 at the rate of the
                 model.
+            decoder_noise: whether the decoder adds its noise; None for the default in the settings.
+            delays: delay of every codebook in rows, if the tokens arrive in a delay pattern
+                (`DelayPattern`); None for aligned codes.
 
         Raises:
-            InputError: the number of steps is not allowed, or the audio cannot have the sample rate
-                of `audio_format`.
+            InputError: the number of steps is not allowed, the audio cannot have the sample rate of
+                `audio_format`, the decoder has no noise, or the delays do not fit the model.
         """
         check_steps(steps, self.steps)
         config, playback = self.config, Playback(clock or self.clock, buffer_seconds)
-        chunker = Chunker(voice.prompt_tokens, config, self._schedule, playback, self.load)
-        output = AudioOutput(config, audio_format, self._trim_silence_ms)
-        return Request(voice, steps or self.steps[0], chunker, playback, output)
+        noise = config.decoder_noise(decoder_noise, self._stream)
+        chunker = Chunker(
+            *(voice.prompt_tokens, config, self._schedule, playback, self.load), decoder_noise=noise
+        )
+        output = AudioOutput(config, audio_format, self._stream.trim_silence_ms)
+        pattern = None if delays is None else DelayPattern(delays, config)
+        return Request(voice, steps or self.steps[0], chunker, playback, output, pattern)
 
     def open(self, request: Request) -> None:
         """Opens a request in every stage, and computes the results that depend only on its voice.

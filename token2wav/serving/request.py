@@ -6,12 +6,16 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
+
+from numpy.typing import ArrayLike, NDArray
 
 from token2wav.errors import StreamClosedError, Token2WavError
+from token2wav.model_config import ModelConfig
 from token2wav.serving.audio_output import AudioChunk, AudioOutput
-from token2wav.serving.chunking import Chunker
+from token2wav.serving.chunking import Chunker, checked_tokens
 from token2wav.serving.clocks import Playback
+from token2wav.serving.delays import DelayPattern
 from token2wav.voice import Voice
 
 ENDED = "stream: it has ended, so it accepts no more tokens"
@@ -80,6 +84,7 @@ class Request:
         chunker: collects the tokens, and decides which chunk runs next.
         playback: playback clock of the listener.
         output: trims, resamples and encodes the audio.
+        delays: aligns the codes of the client; None if they arrive aligned.
         handles: handle of the utterance in each stage; empty before the request is opened, and
             after it is closed.
         number: 1, 2, 3 ... in the order of admission, for logs.
@@ -104,6 +109,7 @@ class Request:
     chunker: Chunker
     playback: Playback
     output: AudioOutput
+    delays: DelayPattern | None = None
     handles: tuple[int, ...] = ()
     number: int = 0
     client: str = ""
@@ -117,6 +123,18 @@ class Request:
     ready_since: float = 0.0
     compute_seconds: float = 0.0
     why_closed: str = ENDED
+
+    def checked_tokens(self, tokens: ArrayLike, config: ModelConfig) -> NDArray[Any]:
+        """Aligns tokens that arrive in a delay pattern, and checks them.
+
+        Returns:
+            (n, *token_shape) tokens as `chunking.checked_tokens` returns them. With a delay pattern
+            these are the frames that the tokens complete.
+
+        Raises:
+            InputError: the tokens do not fit the model or the delay pattern.
+        """
+        return checked_tokens(self.delays.frames(tokens) if self.delays else tokens, config)
 
     @property
     def plays_until(self) -> float | None:

@@ -8,14 +8,13 @@ calls may take long.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from numpy.typing import ArrayLike
 
 from token2wav.config import LimitConfig
 from token2wav.errors import DeviceLostError, StreamClosedError, Token2WavError, to_public_error
 from token2wav.serving.audio_output import AudioFormat
-from token2wav.serving.chunking import checked_tokens
 from token2wav.serving.delivery import attempt, fail, finish, is_cancelled
 from token2wav.serving.observer import Observer
 from token2wav.serving.pipeline import Pipeline
@@ -71,6 +70,8 @@ class RequestPool:
         steps: int = 0,
         client: str = "",
         audio_format: AudioFormat | None = None,
+        decoder_noise: bool | None = None,
+        delays: Sequence[int] | None = None,
     ) -> Request:
         """Admits a request. Nothing is computed yet.
 
@@ -81,16 +82,20 @@ class RequestPool:
             client: name of the client; empty if it is not known.
             audio_format: format of the audio that is sent; None for float32 at the rate of the
                 model.
+            decoder_noise, delays: see `Pipeline.request`.
 
         Raises:
-            InputError: the number of steps is not allowed, or the audio cannot have the sample rate
-                of `audio_format`.
+            InputError: an option does not fit the model, see `Pipeline.request`.
             LimitError: too many requests are open, in total or of this client; or the server shuts
                 down.
             EngineError: every worker is hung, so none can compute the request.
         """
         buffer_seconds = self._limits.player_buffer_seconds
-        request = self._pipeline.request(voice, steps, self._clock, buffer_seconds, audio_format)
+        request = self._pipeline.request(
+            *(voice, steps, self._clock, buffer_seconds, audio_format),
+            decoder_noise=decoder_noise,
+            delays=delays,
+        )
         request.on_close, request.client = on_close, client
         with self._wake:
             # This check precedes the limits, because the health check and the canary (the
@@ -131,7 +136,7 @@ class RequestPool:
         """
         request.check_open()
         try:
-            array = checked_tokens(tokens, self._pipeline.config)
+            array = request.checked_tokens(tokens, self._pipeline.config)
             with self._wake:
                 finished = self._scheduler.push(request, array, reply, end=end, keep_open=keep_open)
                 self._wake.notify()

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Any
 
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from token2wav.errors import StreamClosedError, Token2WavError
 from token2wav.serving.audio_output import AudioChunk
-from token2wav.serving.chunking import checked_tokens
 from token2wav.serving.delivery import deliver
 from token2wav.serving.pipeline import Pipeline
 from token2wav.voice import Voice
@@ -33,9 +32,17 @@ class Stream:
     time.
     """
 
-    def __init__(self, pipeline: Pipeline, voice: Voice, steps: int = 0) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        voice: Voice,
+        steps: int = 0,
+        *,
+        decoder_noise: bool | None = None,
+        delays: Sequence[int] | None = None,
+    ) -> None:
         self._pipeline = pipeline
-        self._request = pipeline.request(voice, steps)
+        self._request = pipeline.request(voice, steps, decoder_noise=decoder_noise, delays=delays)
         # Guards the status of the request. The lock is reentrant, because a signal handler may call
         # `cancel` while its own thread holds the lock.
         self._lock = threading.RLock()
@@ -59,7 +66,7 @@ class Stream:
             EngineError: the backend failed; the stream is closed.
         """
         self._request.check_open()
-        return self._run(checked_tokens(tokens, self._pipeline.config), end=False)
+        return self._run(tokens, end=False)
 
     def finish(self, tokens: ArrayLike = ()) -> list[AudioChunk]:
         """Ends the utterance and returns the rest of its audio; the last chunk has `final` set.
@@ -77,7 +84,7 @@ class Stream:
             EngineError: the backend failed; the stream is closed.
         """
         self._request.check_open()
-        return self._run(checked_tokens(tokens, self._pipeline.config), end=True)
+        return self._run(tokens, end=True)
 
     def cancel(self) -> None:
         """Cancels the stream and frees its memory. Safe at any time, from any thread.
@@ -99,9 +106,10 @@ class Stream:
     ) -> None:
         self.cancel()
 
-    def _run(self, tokens: NDArray[Any], *, end: bool) -> list[AudioChunk]:
-        """Takes checked tokens, and computes the chunks that they complete."""
+    def _run(self, given: ArrayLike, *, end: bool) -> list[AudioChunk]:
+        """Takes tokens, and computes the chunks that they complete."""
         request = self._request
+        tokens = request.checked_tokens(given, self._pipeline.config)
         with self._lock:
             request.check_open()
             request.start(threading.get_ident())

@@ -18,8 +18,9 @@ from token2wav.errors import Token2WavError, to_public_error
 from token2wav.execution.stages import TokenChunk
 from token2wav.families import read_config
 from token2wav.serving.audio_output import AudioFormat, AudioOutput
-from token2wav.serving.chunking import Chunker, HopSchedule, checked_tokens
+from token2wav.serving.chunking import Chunker, HopSchedule
 from token2wav.serving.clocks import Playback
+from token2wav.serving.delays import DelayPattern
 from token2wav.serving.delivery import deliver, finish
 from token2wav.serving.request import Request
 from token2wav.serving.scheduler import Scheduler
@@ -104,7 +105,7 @@ class Accumulator:
     def __init__(self, folder: Path, server: ServerConfig) -> None:
         self._config = read_config(folder).with_stream_settings(server.stream)
         self._config.check(server.stream)
-        self._limits = server.limits
+        self._limits, self._stream = server.limits, server.stream
         self._schedule = HopSchedule.of(server.stream, self._config)
         self._steps = self._config.allowed_steps(server.stream.steps)
         self._held_back = held_back_seconds(self._config, server.stream)
@@ -162,9 +163,13 @@ class Accumulator:
         request = Request(
             voice,
             options.steps or self._steps[0],
-            Chunker(voice.prompt_tokens, self._config, self._schedule, playback),
+            Chunker(
+                *(voice.prompt_tokens, self._config, self._schedule, playback),
+                decoder_noise=self._config.decoder_noise(options.decoder_noise, self._stream),
+            ),
             playback,
             AudioOutput(self._config, options.audio_format),  # InputError for a bad sample rate
+            None if options.delays is None else DelayPattern(options.delays, self._config),
             client=owner.client,
         )
         self._scheduler.admit(request)
@@ -188,7 +193,7 @@ class Accumulator:
     ) -> None:
         """Takes the tokens of a message, and sends the chunks that they complete to the flow."""
         request = stream.request
-        tokens = checked_tokens(message.tokens, self._config)
+        tokens = request.checked_tokens(message.tokens, self._config)
         consumed = self._scheduler.push(request, tokens, reply, end=message.end, keep_open=False)
 
         def send(result: _FlowInput, _: float) -> None:

@@ -14,8 +14,17 @@ import torch
 from tests.support.family_golden import FamilyGolden
 from tests.support.snac_model import published_weights, write_snac
 from tests.support.utterances import off
-from token2wav import CheckpointError, ConfigError, RuntimeConfig, StreamConfig, Token2Wav
+from token2wav import (
+    CheckpointError,
+    ConfigError,
+    InputError,
+    RuntimeConfig,
+    StreamConfig,
+    Token2Wav,
+)
 from token2wav.execution.assemble import check_folder, family_of
+from token2wav.execution.stages import FrameChunk
+from token2wav.execution.vocoder import StreamingVocoder, likely_pieces
 from token2wav.families import read_config
 
 PARITY = 1e-5  # of the spread of the audio
@@ -42,24 +51,58 @@ def config_of(folder: Path, sizes: dict[str, Any]) -> Any:
 @pytest.mark.parametrize("size", ["tiny", "small"])
 def test_noise_that_is_turned_off(size: str, tmp_path: Path) -> None:
     golden = FamilyGolden("snac", size)
-    stream = StreamConfig(hold_frames=0, decoder_noise=False)
-    folder = write_snac(tmp_path, golden)
-    model = Token2Wav.load(folder, stream=stream, runtime=RuntimeConfig(device="cpu"))
-    expected = golden["audio_without_noise"].numpy()
-    audio = model.synthesize(golden["codes"].numpy())
+    folder, cpu = write_snac(tmp_path, golden), RuntimeConfig(device="cpu")
+    codes, expected = golden["codes"].numpy(), golden["audio_without_noise"].numpy()
+    silent = StreamConfig(hold_frames=0, decoder_noise=False)
+    audio = Token2Wav.load(folder, stream=silent, runtime=cpu).synthesize(codes)
     assert off(audio, expected) <= PARITY * expected.std()
     has_noise = not torch.equal(golden["audio"], golden["audio_without_noise"])
     assert has_noise == golden.sizes["noise"]
+    model = Token2Wav.load(folder, stream=StreamConfig(hold_frames=0), runtime=cpu)
+    if not has_noise:
+        with pytest.raises(InputError, match="decoder_noise: given, but the decoder of this model"):
+            model.stream(decoder_noise=True)
+        return
+    assert off(model.synthesize(codes, decoder_noise=False), expected) <= PARITY * expected.std()
+    noisy = golden["audio"].numpy()
+    heard = Token2Wav.load(folder, stream=silent, runtime=cpu).synthesize(codes, decoder_noise=True)
+    assert off(heard, noisy) <= PARITY * noisy.std()
 
 
-def test_exported_graphs_contain_the_noise(tmp_path: Path) -> None:
-    write_snac(tmp_path, FamilyGolden("snac", "tiny"))
-    with pytest.raises(ConfigError, match=r"cannot run stream\.decoder_noise: false; set"):
-        Token2Wav.load(
-            tmp_path,
-            stream=StreamConfig(decoder_noise=False),
-            runtime=RuntimeConfig(device="cpu", backend="onnx"),
-        )
+@pytest.mark.parametrize("prepared", [False, True], ids=["own lengths", "prepared lengths"])
+@pytest.mark.parametrize("held", [0, 1])
+def test_streams_of_a_batch_with_and_without_noise(
+    held: int, prepared: bool, tmp_path: Path
+) -> None:
+    """Each stream of a batch gets its own noise, in all pieces: the first, inner ones, the last,
+    and extrapolated ones.
+    """
+    golden = FamilyGolden("snac", "tiny")
+    model = Token2Wav.load(write_snac(tmp_path, golden), runtime=RuntimeConfig(device="cpu"))
+    [decoder] = model.pipeline.stages.values()
+    network = decoder._frames._net  # type: ignore[attr-defined]
+    shapes = likely_pieces(network, model.config, (4, 16), 2) if prepared else []
+    frames = golden["codes"].float().T  # (codes, 24)
+    audio = []
+    for switches in ((True,), (False,), (True, False)):
+        stage = StreamingVocoder(network, shapes=shapes, hold_frames=held)
+        handles, parts = [stage.open() for _ in switches], [list[torch.Tensor]() for _ in switches]
+        for start, stop in ((0, 14), (14, 22), (22, 24)):
+            chunks = [
+                FrameChunk(frames[:, start:stop], stop == 24, decoder_noise=switch)
+                for switch in switches
+            ]
+            for own, new in zip(
+                parts, stage.advance(list(zip(handles, chunks, strict=True))), strict=True
+            ):
+                own.append(new)
+        audio += [torch.cat(own) for own in parts]
+    noisy, silent, *together = audio
+    if not held:
+        assert off(noisy, golden["audio"]) <= PARITY * float(noisy.std())
+        assert off(silent, golden["audio_without_noise"]) <= PARITY * float(noisy.std())
+    for alone, found in zip((noisy, silent), together, strict=True):
+        assert off(found, alone) <= PARITY * float(noisy.std())
 
 
 def test_published_sizes(tmp_path: Path) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from token2wav.block_grid import BlockGrid
 from token2wav.config import StreamConfig
@@ -166,13 +166,11 @@ class SnacConfig(SymmetricCodecConfig):
 
     Attributes:
         sizes: sizes of the decoder.
-        adds_noise: whether the noise layers of the decoder add their noise.
         tokens_past_window: tokens after the end of a window that the window depends on; 0 without
             attention. Chunks end so many tokens after windows.
     """
 
     sizes: SnacSizes
-    adds_noise: bool = True
     tokens_past_window: int = 0
 
     def grid(self, prompt_tokens: int, left_blocks: int = -1) -> BlockGrid:
@@ -200,10 +198,6 @@ class SnacConfig(SymmetricCodecConfig):
                 f"stream.hold_frames: {stream.hold_frames}, expected 0; this model holds back its "
                 "whole look-ahead, because later tokens change whole windows of its attention"
             )
-
-    def with_stream_settings(self, stream: StreamConfig) -> SnacConfig:
-        config: Any = super().with_stream_settings(stream)
-        return replace(config, adds_noise=stream.decoder_noise)
 
     def weights_file(self, folder: Path, stage: StageName) -> Path:
         for name in _WEIGHTS:
@@ -241,6 +235,7 @@ def read(folder: Path) -> SnacConfig:
         hop_blocks=(1, max(1, _LONGEST_HOP // block)),
         hold_frames=0 if attends else early_frames(_EARLY_FRAMES, reach, rate),
         takes_prompt=False,
+        adds_noise=sizes.noise,
         reach_frames=reach,
         sizes=sizes,
         tokens_past_window=sizes.latent_delay // sizes.vq_strides[0] if attends else 0,

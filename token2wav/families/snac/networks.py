@@ -17,7 +17,6 @@ from token2wav.families.snac.attention import LocalAttention
 from token2wav.families.snac.config import SnacConfig, SnacSizes
 from token2wav.model_config import StageName
 from token2wav.networks.codebooks import ProjectedCodebooks
-from token2wav.networks.position_noise import PositionNoise
 from token2wav.networks.streaming import OFFLINE, StreamStep, VocoderNetwork
 from token2wav.networks.weights import (
     fitting_weights,
@@ -56,16 +55,12 @@ class Snac(VocoderNetwork):
         self.window_frames = sizes.window_tokens
         self.frames_past_window = config.tokens_past_window
         self._places = sizes.code_places()
-        self._adds_noise = config.adds_noise
         self.register_buffer("places", None, persistent=False)  # filled by `freeze`
 
     def freeze(self) -> None:
         super().freeze()
         self.decoder.freeze()
         self.places = torch.tensor(self._places)  # (codebooks, latents of a token)
-        for module in self.modules():
-            if isinstance(module, PositionNoise):
-                module.enabled = self._adds_noise
 
     def forward(self, codes: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
         """Computes the audio of codes (B, codes of a token, T), which are whole numbers in float32.

@@ -1,0 +1,105 @@
+"""Codes in a delay pattern: any cut of the rows gives the frames, as in the client."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.dac_model import write_higgs
+from tests.support.family_golden import FamilyGolden
+from token2wav import InputError, RuntimeConfig, Token2Wav
+from token2wav.model_config import ModelConfig
+from token2wav.serving.delays import DelayPattern
+from token2wav_client import CodeAligner
+
+CONFIG = ModelConfig(
+    vocab_size=16,
+    token_frame_rate=25,
+    block_tokens=1,
+    token_mel_ratio=1,
+    mel_bands=3,
+    speaker_size=0,
+    sample_rate=1000,
+    samples_per_token=40,
+    token_shape=(3,),
+)
+START, END = 16, 17
+
+
+def rows_of(frames: Any, delays: tuple[int, ...]) -> Any:
+    """Returns two rows of starts, the pattern, and two rows of ends."""
+    rows = np.full((len(frames) + max(delays) + 4, len(delays)), END)
+    for k, delay in enumerate(delays):
+        rows[: delay + 2, k] = START
+        rows[delay + 2 : delay + 2 + len(frames), k] = frames[:, k]
+    return rows
+
+
+def frames_of(count: int) -> Any:
+    return np.random.default_rng(count).integers(0, 16, (count, 3))
+
+
+@pytest.mark.parametrize("delays", [(0, 1, 2), (0, 8, 3), (0, 0, 0)])
+@pytest.mark.parametrize("count", [0, 1, 7, 30])
+@pytest.mark.parametrize("size", [1, 3, 100])
+def test_any_cut_gives_the_frames(delays: tuple[int, ...], count: int, size: int) -> None:
+    frames = frames_of(count)
+    pattern, client = DelayPattern(delays, CONFIG), CodeAligner(delays, codebook_size=16)
+    rows = rows_of(frames, delays)
+    parts = [rows[start : start + size] for start in range(0, len(rows), size)]
+    own = [pattern.frames(part) for part in parts]
+    np.testing.assert_array_equal(np.concatenate(own), frames)
+    for part, found in zip(parts, own, strict=True):
+        np.testing.assert_array_equal(client.feed(part), found)
+    assert not len(pattern.frames(frames_of(20))) or not count  # rows after the end
+
+
+def test_a_mark_inside_a_frame_is_the_highest_code() -> None:
+    rows = rows_of(frames_of(4), (0, 1, 2))
+    rows[4, 1] = END
+    assert DelayPattern((0, 1, 2), CONFIG).frames(rows)[1, 1] == 15
+
+
+def test_rows_that_are_refused_change_nothing() -> None:
+    frames = frames_of(5)
+    pattern = DelayPattern((0, 1, 2), CONFIG)
+    rows = rows_of(frames, (0, 1, 2))
+    got = [pattern.frames(rows[:4])]
+    for bad, message in (
+        ([[1, 2]], "shape"),
+        ([[1, 2, -1]], "-1 is below 0"),
+        ([[0.5] * 3], "int"),
+    ):
+        with pytest.raises(InputError, match=f"tokens: .*{message}"):
+            pattern.frames(bad)
+    got.append(pattern.frames(rows[4:]))
+    np.testing.assert_array_equal(np.concatenate(got), frames)
+
+
+@pytest.mark.parametrize(
+    ("delays", "config", "message"),
+    [
+        ((0, 1), CONFIG, "2 given, but the model has 3 codebooks"),
+        ((), replace(CONFIG, fewer_codebooks=True), "0 given, but the model has 1 to 3 codebooks"),
+        ((1, 0, 0), CONFIG, "1, 0, 0; the first must be 0, and all between 0 and 100"),
+        ((0, 101, 0), CONFIG, "the first must be 0, and all between 0 and 100"),
+        ((0,), replace(CONFIG, token_shape=()), "a token of this model has no codebooks"),
+        ((0, 0, 0), replace(CONFIG, takes_latents=True), "this model has no codebooks"),
+    ],
+)
+def test_delays_that_are_refused(delays: Any, config: ModelConfig, message: str) -> None:
+    with pytest.raises(InputError, match=f"delays: .*{message}"):
+        DelayPattern(delays, config)
+
+
+def test_a_stream_of_the_library_takes_delayed_codes(tmp_path: Path) -> None:
+    """A stream may have fewer codebooks than the model, also in a delay pattern."""
+    folder = write_higgs(tmp_path, FamilyGolden("higgs", "tiny"))
+    model = Token2Wav.load(folder, runtime=RuntimeConfig(device="cpu"))
+    codes = np.random.default_rng(3).integers(0, 16, (30, 3))
+    rows = rows_of(codes, (0, 1, 2))
+    np.testing.assert_array_equal(model.synthesize(rows, delays=range(3)), model.synthesize(codes))

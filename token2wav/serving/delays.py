@@ -1,0 +1,73 @@
+"""Alignment of codes that a language model emits in a delay pattern."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from token2wav.errors import InputError
+from token2wav.model_config import ModelConfig
+from token2wav.voice import token_array
+
+_LONGEST_DELAY = 100  # rows; bounds the memory of a stream
+
+
+class DelayPattern:
+    """Alignment of the codes of one stream. Code k of a frame arrives `delays[k]` rows after the
+    first code of the frame.
+
+    Codes beyond the vocabulary are marks of start and end. Rows before the first code of codebook 0
+    are skipped, and the next mark in codebook 0 ends the utterance. A mark inside a frame becomes
+    the highest code. The client has the same alignment (`CodeAligner`).
+
+    Args:
+        delays: delay of every codebook in rows; the first is 0.
+        config: configuration of the model.
+
+    Raises:
+        InputError: a token of the model has no codebooks or another number of them, the first delay
+            is not 0, or a delay is out of range.
+    """
+
+    def __init__(self, delays: Sequence[int], config: ModelConfig) -> None:
+        if config.takes_latents or not config.token_shape:
+            raise InputError("delays", "given, but a token of this model has no codebooks")
+        [most] = config.token_shape
+        if len(delays) != most and not (config.fewer_codebooks and 1 <= len(delays) < most):
+            wanted = f"1 to {most}" if config.fewer_codebooks else most
+            raise InputError("delays", f"{len(delays)} given, but the model has {wanted} codebooks")
+        if delays[0] or not 0 <= min(delays) <= max(delays) <= _LONGEST_DELAY:
+            raise InputError(
+                "delays",
+                f"{', '.join(map(str, delays))}; the first must be 0, and all between 0 and "
+                f"{_LONGEST_DELAY}",
+            )
+        self._delays, self._size = tuple(delays), config.vocab_size
+        self._rows = np.zeros((0, len(delays)), np.int32)  # rows of incomplete frames
+        self._started = self._ended = False
+
+    def frames(self, rows: ArrayLike) -> NDArray[Any]:
+        """Takes the next rows (n, codebooks), and returns the frames (m, codebooks) that they
+        complete.
+
+        Raises:
+            InputError: the rows have another shape, or are not integers of at least 0.
+        """
+        given = token_array("tokens", rows, (len(self._delays),))
+        if given.size and given.min() < 0:
+            raise InputError("tokens", f"{given.min()} is below 0")
+        if not self._started:
+            codes = np.flatnonzero(given[:, 0] < self._size)
+            given = given[codes[0] :] if codes.size else given[:0]
+            self._started = bool(codes.size)
+        rows = np.concatenate((self._rows, given))
+        count = max(0, len(rows) - max(self._delays))
+        marks = np.flatnonzero(rows[:count, 0] >= self._size)
+        if marks.size or self._ended:
+            count, self._ended = 0 if self._ended else int(marks[0]), True
+        self._rows = rows[:0] if self._ended else rows[count:]
+        codes_of = [rows[delay : delay + count, k] for k, delay in enumerate(self._delays)]
+        return np.minimum(np.stack(codes_of, axis=1), self._size - 1)
