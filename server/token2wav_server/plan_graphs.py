@@ -47,5 +47,5 @@ def graph_nodes(model: ModelConfig, stream: StreamConfig) -> int:
     nodes = len(CAPTURED_BLOCKS) * (encoder + model.ode_steps * step)
     if isinstance(vocoder, HiFT):
         return nodes + _PIECE_LENGTHS * doublings * _HIFT_NODES
-    pieces = likely_pieces(vocoder.lookahead_frames, model, model.hops(stream), CAPTURED_STREAMS)
+    pieces = likely_pieces(vocoder, model, model.hops(stream), CAPTURED_STREAMS)
     return nodes + len(pieces) * _BIGVGAN_NODES
