@@ -19,7 +19,10 @@ from benchmarks.gpu.pytest_rows import rows_of_tests
 from benchmarks.gpu.settings import Row, Rows, Settings
 from token2wav import Token2Wav
 
-_KERNELS = ROOT / "tests" / "execution" / "kernels" / "test_kernels.py"
+_KERNELS = [
+    ROOT / "tests" / "execution" / "kernels" / name
+    for name in ("test_kernels.py", "test_attention.py")
+]
 
 
 def smoke(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
@@ -32,7 +35,7 @@ def smoke(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
         partial(chunk, model, settings.repeats, 1, hop, 0.0, settings.repeat_s),
     )
     yield "one stream against float32 without graphs", partial(_agreement, model, folder, settings)
-    yield from rows_of_tests([_KERNELS], done)
+    yield from rows_of_tests(_KERNELS, done)
 
 
 def _agreement(model: Token2Wav, folder: Path, settings: Settings) -> Row:

@@ -18,7 +18,10 @@ from benchmarks.gpu.pytest_rows import COMMAND
 from benchmarks.gpu.settings import LeftOut, Row, Rows, Settings
 
 _SANITIZERS = ("memcheck", "racecheck")
-_KERNELS = "tests/execution/kernels/test_kernels.py"
+_KERNELS = (
+    "tests/execution/kernels/test_kernels.py",
+    "tests/execution/kernels/test_attention.py",
+)
 _METRICS = (  # time, memory, arithmetic, registers
     "gpu__time_duration.sum",
     "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",
@@ -39,7 +42,7 @@ def _sanitized(command: list[str], settings: Settings) -> Row:
     # memcheck sees an access beyond a tensor only if every tensor is an allocation of its own
     environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     ended = subprocess.run(
-        [*command, *COMMAND, _KERNELS],
+        [*command, *COMMAND, *_KERNELS],
         cwd=ROOT,
         env=environment,
         capture_output=True,

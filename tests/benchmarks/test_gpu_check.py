@@ -146,7 +146,8 @@ def test_slices_without_the_triton_language(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads((out / RESULTS).read_text())["rows"]
     left_out = {row["key"] for row in rows if row["left_out"] == "not installed: triton"}
-    assert [Path(key).name for key in left_out] == ["test_kernels.py"]
+    names = {Path(key).name for key in left_out}
+    assert names == {"test_kernels.py", "test_attention.py"}
 
 
 @pytest.mark.parametrize(

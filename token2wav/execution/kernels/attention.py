@@ -169,7 +169,8 @@ def _attended(
     v = _loaded(values + numbers, in_numbers, WHOLE)
     if value_scales is not None:
         of_vectors = _loaded(value_scales + scaled, there, WHOLE)
-        v = v.to(tl.float32) * tl.expand_dims(of_vectors, -1)
+        # Not in float32, which needs more registers than compute capability 8.0 has.
+        v = v.to(query.dtype) * tl.expand_dims(of_vectors.to(query.dtype), -1)
     result = result * tl.expand_dims(shrink, -1) + tl.dot(
         weight.to(query.dtype), v.to(query.dtype), input_precision="tf32x3"
     )
