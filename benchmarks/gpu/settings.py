@@ -103,7 +103,7 @@ class Settings:
             small,
             copy_mib=16,
             matrix=128,
-            test_files=8,
+            test_files=9,
             engines=("torch, no graphs",),
             clients=(1,),
         )
