@@ -22,23 +22,37 @@ _MOST_NEW = 32
 
 
 @dataclass(frozen=True, eq=False)
+class StreamKeys:
+    """Keys of one stream in a part of a step.
+
+    Attributes:
+        place: place of the first new position in the ring.
+        count: number of keys. The ring of a young stream is not full.
+        mask: (n, keys) values to add to the scores, 0 or -inf; None if every position attends to
+            all keys.
+    """
+
+    place: int
+    count: int
+    mask: torch.Tensor | None
+
+
+@dataclass(frozen=True, eq=False)
 class StepPart:
     """Positions of a step that are added to the windows at once, and the keys that they attend to.
 
     Attributes:
         start, stop: first position of the part in the step, and the position after its last one.
-        places: (B or 1, n) places of the positions in the rings.
-        masks: values to add to the scores, 0 or -inf, one tensor (n, keys) for each stream, or None
-            if the stream attends to all keys. Empty if `mask` is set.
-        counts: number of keys of each stream. The rings of young streams are not full.
-        mask: (B or 1, n, ring) values to add to the scores of all streams together.
+        streams: keys of each stream, for rings that are a tensor for each stream; else empty.
+        places: (B or 1, n) places of the positions in rings that are one tensor; else None.
+        mask: (B or 1, n, ring) values to add to the scores of all streams together, or None like
+            `places`.
     """
 
     start: int
     stop: int
-    places: torch.Tensor
-    masks: Sequence[torch.Tensor | None] = ()
-    counts: Sequence[int] = ()
+    streams: Sequence[StreamKeys] = ()
+    places: torch.Tensor | None = None
     mask: torch.Tensor | None = None
 
 
@@ -92,8 +106,14 @@ class PositionCounter(Streaming):
             return Positions(values, [self._part_of_graph(values)])
         starts = range(0, x.shape[1], _MOST_NEW)
         parts = [(start, min(start + _MOST_NEW, x.shape[1])) for start in starts]
-        make = self._part_of_each if in_place else self._part_of_all
-        return Positions(values, [make(values[:, start:stop], start) for start, stop in parts])
+        if in_place:
+            each = values.expand(x.shape[0], -1)
+            return Positions(
+                values, [self._part_of_each(each[:, start:stop], start) for start, stop in parts]
+            )
+        return Positions(
+            values, [self._part_of_all(values[:, start:stop], start) for start, stop in parts]
+        )
 
     def _part_of_all(self, positions: torch.Tensor, start: int) -> StepPart:
         """Makes a part for rings that are one tensor."""
@@ -103,7 +123,7 @@ class PositionCounter(Streaming):
         keys = last - (last - torch.arange(ring, device=positions.device)) % ring
         mask = _mask_of(positions[..., None], keys, self.window)
         stop = start + positions.shape[1]
-        return StepPart(start, stop, positions % ring, mask=mask)
+        return StepPart(start, stop, places=positions % ring, mask=mask)
 
     def _part_of_graph(self, positions: torch.Tensor) -> StepPart:
         """Makes the only part of a step in an exported graph, where a step has any length.
@@ -118,12 +138,12 @@ class PositionCounter(Streaming):
         mask = _mask_of(positions[..., None], keys[:, None], self.window)
         kept = last - (last - slots) % ring
         places = torch.where(kept > past, ring + kept - past - 1, slots)
-        return StepPart(0, positions.shape[1], places, mask=mask)
+        return StepPart(0, positions.shape[1], places=places, mask=mask)
 
     def _part_of_each(self, positions: torch.Tensor, start: int) -> StepPart:
         """Makes a part for rings that are a tensor for each stream."""
         ring = ring_length(self.window)
-        made: dict[int, tuple[torch.Tensor | None, int]] = {}  # by last position
+        made: dict[int, StreamKeys] = {}  # by last position
         lasts: list[int] = positions[:, -1].tolist()
         for row, last in enumerate(lasts):
             if last not in made:
@@ -131,9 +151,9 @@ class PositionCounter(Streaming):
                 keys = last - (last - torch.arange(count)) % ring
                 everything = len(queries) == 1 and last < self.window
                 mask = None if everything else _mask_of(queries, keys, self.window)
-                made[last] = mask, count
-        masks, counts = zip(*(made[last] for last in lasts), strict=True)
-        return StepPart(start, start + positions.shape[1], positions % ring, masks, counts)
+                place = (last + 1 - len(queries)) % ring
+                made[last] = StreamKeys(place, count, mask)
+        return StepPart(start, start + positions.shape[1], [made[last] for last in lasts])
 
 
 def ring_length(window: int) -> int:
@@ -215,6 +235,7 @@ class WindowAttention(Streaming):
         if torch.compiler.is_exporting():
             [part] = positions.parts
             joined = torch.cat((rings, kv), dim=2)
+            assert part.places is not None
             index = part.places[:, None, :, None, None].expand(rings.shape)
             step.save_state(self, joined.gather(2, index))
             return _masked_attention(q, joined, part)
@@ -232,6 +253,7 @@ class WindowAttention(Streaming):
         q: torch.Tensor, kv: torch.Tensor, rings: torch.Tensor, part: StepPart
     ) -> torch.Tensor:
         """Computes a part of a step, with rings (B, 2, ring, heads, dim_head)."""
+        assert part.places is not None
         index = part.places[:, None, :, None, None].expand(kv.shape)
         rings.scatter_(2, index, kv.to(rings.dtype))
         return _masked_attention(q, rings.to(q.dtype), part)
@@ -244,20 +266,18 @@ class WindowAttention(Streaming):
 
         It copies the new keys and values, and nothing else.
         """
-        out = torch.empty_like(q)
-        firsts: list[int] = part.places[:, 0].expand(len(q)).tolist()
-        copies = len(q) // len(part.masks)  # streams that begin have equal masks
-        masks, counts = list(part.masks) * copies, list(part.counts) * copies
-        for row, (ring, first) in enumerate(zip(rings, firsts, strict=True)):
-            new, room = kv[row], ring.shape[1] - first
-            ring[:, first : first + new.shape[1]] = new[:, :room]
-            if new.shape[1] > room:
-                ring[:, : new.shape[1] - room] = new[:, room:]
-            keys, values = ring[:, : counts[row]].transpose(1, 2)[:, None]
-            query = q[row].transpose(0, 1)[None]
-            found = F.scaled_dot_product_attention(query, keys, values, masks[row])
-            out[row] = found[0].transpose(0, 1)
-        return out
+        queries = q.transpose(1, 2).split(1)  # (1, heads, n, dim_head) each
+        found = []
+        for ring, new, query, own in zip(rings, kv.unbind(0), queries, part.streams, strict=True):
+            room = ring.shape[1] - own.place
+            if (excess := new.shape[1] - room) > 0:
+                ring[:, own.place :] = new[:, :room]
+                ring[:, :excess] = new[:, room:]
+            else:
+                ring.narrow(1, own.place, new.shape[1]).copy_(new)
+            keys, values = ring.narrow(1, 0, own.count).transpose(1, 2).unsqueeze(1).unbind(0)
+            found.append(F.scaled_dot_product_attention(query, keys, values, own.mask))
+        return torch.cat(found).transpose(1, 2)
 
     def _whole(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Computes attention of whole sequences, some positions at a time."""
