@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from token2wav.networks.streaming import (
     StreamStep,
     causal_conv,
     centred_conv,
+    is_channels_last,
     lookahead_conv,
     state_specs,
 )
@@ -185,42 +187,56 @@ def run(network: Chain, x: torch.Tensor, lengths: Sequence[int], total: int) -> 
     return torch.cat(outputs, dim=2)[:, :, network.output_delay : network.output_delay + total]
 
 
+@pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.parametrize("lengths", [[20, 20, 20], [40, 4, 4, 12], [20, 36, 4], [60]], ids=str)
-def test_pieces_equal_the_whole(name: str, lengths: list[int]) -> None:
+def test_pieces_equal_the_whole(name: str, lengths: list[int], channels_last: bool) -> None:
     torch.manual_seed(0)
     make, ratio = LAYERS[name]
     network = Chain(make, ratio).requires_grad_(False)
     x = torch.randn(2, CHANNELS, 60)
     whole = network(x)
+    x = in_order(x, channels_last)
+    assert off(network(x), whole) <= ROUNDING
     found = run(network, x, lengths, whole.shape[2])
     assert found.shape == whole.shape
     assert float((found - whole).abs().max()) <= ROUNDING
 
 
-@pytest.mark.parametrize("count", [1, 2, 7, 32])
+def in_order(x: torch.Tensor, channels_last: bool) -> torch.Tensor:
+    """Returns x (B, C, T) with memory in the order of the axes, or with channels last."""
+    return x.transpose(1, 2).contiguous().transpose(1, 2) if channels_last else x
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("count", [1, 2, 7, 32, 300])
 @pytest.mark.parametrize(("kernel", "dilation"), [(1, 1), (3, 1), (7, 3)])
-def test_convolutions_of_few_positions_equal_those_of_torch(
-    kernel: int, dilation: int, count: int
+def test_convolutions_equal_those_of_torch(
+    kernel: int, dilation: int, count: int, channels_last: bool
 ) -> None:
-    """A CPU computes them as matrix products."""
+    """A CPU computes those of few positions as matrix products."""
     conv = causal_conv(5, 4, kernel, dilation=dilation).requires_grad_(False)
     x = torch.randn(2, 5, count)
     padded = nn.functional.pad(x, ((kernel - 1) * dilation, 0))
     expected = nn.functional.conv1d(padded, conv.weight, conv.bias, dilation=dilation)
-    assert off(conv(x), expected) <= ROUNDING
+    found = conv(in_order(x, channels_last))
+    assert off(found, expected) <= ROUNDING
+    assert is_channels_last(found) == channels_last or count == 1
 
 
-@pytest.mark.parametrize("count", [1, 2, 7, 32])
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("count", [5, 33])
+@pytest.mark.parametrize("cut", ["end", "both", (2, 1)], ids=str)
 @pytest.mark.parametrize(("kernel", "stride"), [(2, 2), (8, 4), (7, 4), (5, 1), (9, 4)])
-def test_transposed_convolutions_of_few_positions_equal_those_of_torch(
-    kernel: int, stride: int, count: int
+def test_transposed_convolutions_equal_those_of_torch(
+    kernel: int, stride: int, cut: Any, count: int, channels_last: bool
 ) -> None:
-    conv = StreamConvTranspose(5, 4, kernel, stride, cut="end").requires_grad_(False)
+    conv = StreamConvTranspose(5, 4, kernel, stride, cut=cut).requires_grad_(False)
     x = torch.randn(2, 5, count)
     expected = nn.functional.conv_transpose1d(x, conv.weight, conv.bias, stride)
-    found = conv(x)
-    assert off(found, expected[:, :, : found.shape[2]]) <= ROUNDING
+    found = conv(in_order(x, channels_last))
+    overlap = conv.overlap
+    assert off(found, expected[:, :, overlap.cut : expected.shape[2] - overlap.cut_end]) <= ROUNDING
 
 
 def test_the_delay_equals_the_lookahead_of_a_layer() -> None:

@@ -62,9 +62,9 @@ class LatentDecoder(VocoderNetwork):
 
     def decode(self, latents: torch.Tensor, step: StreamStep) -> torch.Tensor:
         """Computes the audio (B, 1, frame_samples * T) of latents (B, hidden_size, T)."""
-        x = self.upsample(latents, step)
-        x = self.decoder_transformer(x.transpose(1, 2), step).transpose(1, 2)
-        return self.decoder(x, step)
+        x = self.upsample(latents, step).transpose(1, 2).contiguous()
+        x = self.decoder_transformer(x, step)
+        return self.decoder(x.transpose(1, 2), step)  # channels last, see `StreamConv`
 
 
 class Mimi(LatentDecoder):
