@@ -124,7 +124,7 @@ def first_tokens(config: ModelConfig) -> int:
     if "flow" not in config.stages:
         return config.grid(0).first_boundary + config.hops(_STREAM)[0]
     if config.speaks_early:
-        return _STREAM.first_tokens + min(_STREAM.first_lookahead_tokens, config.lookahead_tokens)
+        return _STREAM.first_tokens + min(_STREAM.early_lookahead_tokens, config.lookahead_tokens)
     return config.hops(_STREAM)[0] + config.lookahead_tokens
 
 

@@ -2,8 +2,9 @@
 
 The library's own chunker and scheduler select the chunks on a simulated clock, so the speed of the
 machine does not matter. In the simulation, a batch takes 50 ms plus 1 ms for each token of its
-chunks, the vocoder holds back 80 ms, and a player starts 0.2 s after the first audio. Prints
-tables, and writes JSON and a picture.
+chunks, the vocoder holds back 80 ms, and a player starts 0.2 s after the first audio. A token of a
+provisional chunk counts, and takes time, by its share of ODE steps: 3 of 10. Prints tables, and
+writes JSON and a picture.
 
     .venv/bin/python -m benchmarks.pacing
 """
@@ -29,11 +30,11 @@ from matplotlib import pyplot as plt
 TINY = ROOT / "tests" / "data" / "tiny"
 PACES = (15, 20, 25, 30, 35, 40, 50, 75, 100, 200)
 PATTERNS = ("steady", "messages of 5", "bursts of 20", "stalls of 1 s")
-FIRST_TOKENS, PROMPTS = (0, 6, 8, 10, 12, 16, 20, 25), (0, 75, 80)
+FIRST_TOKENS, PROMPTS = (0, 5, 6, 8, 10, 12, 16), (0, 75, 80, 90)
 CROWDS = (1, 2, 4, 6, 8, 12, 16)
 TOKENS, PROMPT = 250, 75
 BUFFER_S = 0.2
-_RATE, _HELD_BACK_S, _SHORT = 25.0, 0.08, 50
+_RATE, _HELD_BACK_S = 25.0, 0.08
 _POLL_S, _FIXED_S, _TOKEN_S = 0.05, 0.05, 0.001
 
 
@@ -45,7 +46,7 @@ class Heard:
     underruns: int  # number of underruns of the player
     silent_s: float  # sum of all silences
     chunks: int
-    computed: float  # tokens of all chunks, relative to the tokens of the utterance
+    computed: float  # work of all chunks, in tokens, relative to the tokens of the utterance
     provisional: float  # share of the audio from provisional chunks
 
 
@@ -73,9 +74,10 @@ class Listener:
         self.coming = list(coming)
         self.playback = Playback(clock, BUFFER_S)
         self.chunker = Chunker(np.zeros(prompt, np.int32), config, schedule, self.playback, load)
-        self.silent = 0.0
-        self.computed = self.provisional = 0
+        self.silent = self.computed = 0.0
+        self.provisional = 0
         self._clock = clock
+        self._early_share = config.early_steps(StreamConfig(), config.ode_steps) / config.ode_steps
 
     def arrive(self) -> None:
         """Pushes the tokens that have arrived by now; the chunker decides on the next chunk."""
@@ -84,17 +86,26 @@ class Listener:
             self.chunker.push(np.zeros(count, np.int32), end=not self.coming)
         self.chunker.decide()
 
+    @property
+    def work(self) -> float:
+        """Work of the next chunk, in tokens that are computed in all ODE steps."""
+        chunk = self.chunker.next_chunk
+        assert chunk is not None
+        share = self._early_share if chunk.provisional else 1.0
+        return share * (chunk.stop - chunk.start)
+
     def hear(self) -> None:
         """Receives the audio of the next chunk."""
         chunk = self.chunker.next_chunk
         assert chunk is not None
         spoken = chunk.stop - chunk.start - chunk.skip
-        self.silent += self.playback.sent(
-            spoken / _RATE - (0.0 if self.chunker.chunks else _HELD_BACK_S)
-        )
-        self.computed += self.chunker.next_tokens
+        if spoken:
+            self.silent += self.playback.sent(
+                spoken / _RATE - (0.0 if self.playback.started else _HELD_BACK_S)
+            )
+        self.computed += self.work
         self.provisional += spoken * chunk.provisional
-        self.chunker.computed()
+        self.chunker.computed(heard=spoken > 0)
 
     def heard(self) -> Heard:
         total = self.chunker.new_tokens
@@ -181,9 +192,10 @@ def run(listeners: list[Listener], clock: Clock, load: Load) -> list[Heard]:
                 [clock.now + _POLL_S, *(each.coming[0][0] for each in listeners if each.coming)]
             )
             continue
-        took = _FIXED_S + _TOKEN_S * sum(listener.chunker.next_tokens for listener in batch)
+        provisional = [chunk.provisional for each in batch if (chunk := each.chunker.next_chunk)]
+        took = _FIXED_S + _TOKEN_S * sum(listener.work for listener in batch)
         clock.now += took
-        if all(listener.chunker.next_tokens <= _SHORT for listener in batch):
+        if all(provisional):
             load.computed(len(batch), took)
         for listener in batch:
             listener.hear()

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -56,10 +55,22 @@ from token2wav_voice.features import prompt_mel
 RECORDINGS = ROOT / "out" / "quality"
 WINDOWS = (1, 2, 4, 8)
 STEPS = (10, 5, 3, 2)  # the model's own number is left out
-FIRST_TOKENS = (6, 8)
-FIRST_LOOKAHEADS = (1, 3)
-PACE = 25  # tokens per second; at a higher pace less of the audio is provisional
-WHOLE_BLOCKS = f"whole blocks, {PACE} tokens/s"
+# Early audio: tokens per second, ODE steps of the stream, `first_tokens`, `early_lookahead_tokens`
+# and `early_steps`. The model has 2 steps. At a higher pace less of the audio is provisional.
+EARLY = (
+    (25, 2, 6, 1, 2),
+    (25, 10, 0, 1, 10),
+    (25, 10, 6, 1, 3),
+    (25, 2, 8, 1, 2),
+    (25, 2, 5, 1, 2),
+    (25, 2, 6, 2, 2),
+    (25, 2, 6, 3, 2),
+    (25, 10, 6, 1, 10),
+    (25, 2, 6, 1, 1),
+    (50, 2, 6, 1, 2),
+    (100, 2, 6, 1, 2),
+)
+WHOLE_BLOCKS = "whole blocks"
 ORIGINAL, VOCODED, WHOLE = "recording", "mel of the recording", "whole sequence"
 STREAMING = "streaming"
 
@@ -191,16 +202,24 @@ def storages(folder: Path, prompt: PromptVoice) -> Iterator[tuple[str, Speak]]:
 def early(folder: Path, prompt: PromptVoice) -> Iterator[tuple[str, Speak]]:
     """Yields streams that send audio before a block is complete.
 
-    At the pace of speech, such streams send provisional chunks all the time.
+    At the pace of speech, 25 tokens a second, such streams send provisional chunks all the time.
     """
     voice = Voice(prompt.prompt_tokens, prompt.prompt_mel, prompt.speaker_embedding)
     yield ORIGINAL, lambda sentence: [sentence.recording]
     whole = _load(folder, StreamConfig(first_tokens=0))
-    yield WHOLE_BLOCKS, partial(_paced, whole, voice, PACE)
-    for count, lookahead in itertools.product(FIRST_TOKENS, FIRST_LOOKAHEADS):
-        stream = StreamConfig(first_tokens=count, first_lookahead_tokens=lookahead)
-        name = f"first_tokens {count}, look-ahead {lookahead}, {PACE} tokens/s"
-        yield name, partial(_paced, _load(folder, stream), voice, PACE)
+    yield WHOLE_BLOCKS, partial(_paced, whole, voice, min(pace for pace, *_ in EARLY))
+    for pace, steps, count, lookahead, early_steps in EARLY:
+        stream = StreamConfig(
+            first_tokens=count,
+            early_lookahead_tokens=lookahead,
+            early_steps=early_steps,
+            steps=(steps,),
+        )
+        name = (
+            f"{pace} tokens/s, {steps} steps, first_tokens {count}, "
+            f"early_lookahead_tokens {lookahead}, early_steps {early_steps}"
+        )
+        yield name, partial(_paced, _load(folder, stream), voice, pace)
 
 
 def codec_ways(folder: Path) -> Iterator[tuple[str, Speak]]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +18,9 @@ StageName = Literal["flow", "vocoder", "decoder"]  # tokens to mel, mel to audio
 # Names of the weights files of the stages, without suffix.
 _STEMS = {"flow": "flow", "vocoder": "hift", "decoder": "decoder"}
 _SUFFIXES = (".safetensors", ".pt")  # in order of preference
+# Share of the ODE steps of a stream that its provisional chunks have, and the least number of them
+# (docs/tuning.md).
+_EARLY_SHARE, _LEAST_EARLY = Fraction(3, 10), 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,6 +190,22 @@ class ModelConfig:
                 f"list of times for {own} steps only"
             )
         return wanted or (own,)
+
+    def early_steps(self, stream: StreamConfig, steps: int) -> int:
+        """Returns the number of ODE steps of the provisional chunks of a stream. It is `steps` if
+        there are no such chunks.
+
+        Args:
+            stream: settings of streams.
+            steps: number of ODE steps of the other chunks of the stream.
+        """
+        if not (stream.first_tokens and self.speaks_early):
+            return steps
+        if stream.early_steps:
+            return min(stream.early_steps, steps)
+        if self.fixed_steps:
+            return steps
+        return min(steps, max(_LEAST_EARLY, math.ceil(_EARLY_SHARE * steps)))
 
     def stage_config(self, stage: StageName) -> Any:
         """Returns the part of the configuration that the network of a stage depends on.

@@ -34,8 +34,26 @@ _OPEN_STREAMS = (
     "Open utterances that each part of the server (label owner) still stores",
     "GAUGE",
 )
+_FIRST_AUDIO = (
+    "first_audio_seconds",
+    "From the admission of an utterance to its first audio",
+    "HISTOGRAM",
+    _SECONDS,
+)
+_FIRST_SOUND = (
+    "first_sound_seconds",
+    "From the admission of an utterance to its first 10 ms above -50 dBFS, if played at once",
+    "HISTOGRAM",
+    _SECONDS,
+)
+_STARTS = (
+    "starts_total",
+    "Utterances with a first chunk, by its kind: provisional or whole",
+    "COUNTER",
+)
 _BATCH_STREAMS = ("batch_streams", "Chunks in each batch", "HISTOGRAM", _STREAMS)
 _REFUSED = ("refused_total", "Rejected requests, by the rejected field", "COUNTER")
+_START_KINDS = ("whole", "provisional")
 _ONE_AT_A_TIME = threading.Lock()
 
 
@@ -111,19 +129,11 @@ class ServerMetrics(Observer):
             "COUNTER",
         )
         self._prompts_recorded = {"hit": 0, "miss": 0}
-        self._first = Family(
-            "first_audio_seconds",
-            "From the admission of an utterance to its first audio",
-            "HISTOGRAM",
-            _SECONDS,
+        self._first, self._sound = Family(*_FIRST_AUDIO), Family(*_FIRST_SOUND)
+        self._early = Family(
+            "early_streams", "Open utterances that may compute provisional chunks", "GAUGE"
         )
-        self._sound = Family(
-            "first_sound_seconds",
-            "From the admission of an utterance to its first 10 ms above -50 dBFS, if played at "
-            "once",
-            "HISTOGRAM",
-            _SECONDS,
-        )
+        self._starts = starts()
         self._stages = Family(
             "chunk_seconds",
             "Time of a chunk in each stage: waiting, flow, vocoder",
@@ -157,6 +167,7 @@ class ServerMetrics(Observer):
         for result, count in (("hit", usage.prompt_hits), ("miss", usage.prompt_misses)):
             self._voices.record(count - self._prompts_recorded[result], result=result)
             self._prompts_recorded[result] = count
+        self._early.record(self._model.pipeline.load.early_streams)
         # These gauges are set last. Once a reader of the metrics port sees that no stream is open,
         # all other values are up to date.
         self._open.record(self._model.pipeline.open_streams, owner="engine")
@@ -178,6 +189,7 @@ class ServerMetrics(Observer):
             self._underruns.record(1)
         if request.playback.seconds_sent == seconds and request.playback.started is not None:
             self._first.record(request.playback.started - request.admitted)
+            self._starts(request.next_provisional)
 
     def ended(self, request: Request, reason: str) -> None:
         self._ended.record(1, reason=reason)
@@ -233,6 +245,29 @@ def batch_streams(model: str) -> Callable[[int], None]:
         A function that records the number of streams of one batch.
     """
     return partial(Family(*_BATCH_STREAMS).record, model=model)
+
+
+def starts() -> Callable[[bool], None]:
+    """Creates the counter of the first chunks of utterances, by their kind.
+
+    Returns:
+        A function that counts a first chunk. Its argument is whether the chunk is provisional.
+    """
+    family = Family(*_STARTS)
+    for kind in _START_KINDS:
+        family.record(0, kind=kind)
+    return lambda provisional: family.record(1, kind=_START_KINDS[provisional])
+
+
+def first_audio() -> Callable[[str, float], None]:
+    """Creates the histograms of the first audio and the first sound of utterances.
+
+    Returns:
+        A function that records the seconds since the admission of an utterance. Its first argument
+        is `audio` or `sound`.
+    """
+    families = {"audio": Family(*_FIRST_AUDIO), "sound": Family(*_FIRST_SOUND)}
+    return lambda kind, seconds: families[kind].record(seconds)
 
 
 def refusals() -> Callable[[Token2WavError], None]:

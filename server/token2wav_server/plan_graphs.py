@@ -8,7 +8,7 @@ import torch
 
 from token2wav.config import StreamConfig
 from token2wav.execution.assemble import CAPTURED_STREAMS, flow_networks
-from token2wav.execution.backends import CAPTURED_BLOCKS
+from token2wav.execution.backends import CAPTURED_BLOCKS, PROVISIONAL_BATCH
 from token2wav.execution.vocoder import likely_pieces
 from token2wav.families import networks_module
 from token2wav.model_config import ModelConfig
@@ -45,6 +45,10 @@ def graph_nodes(model: ModelConfig, stream: StreamConfig) -> int:
         vocoder: Any = flow_networks(model, "float32").vocoder
     doublings = CAPTURED_STREAMS.bit_length()
     nodes = len(CAPTURED_BLOCKS) * (encoder + model.ode_steps * step)
+    early_steps = model.early_steps(stream, model.ode_steps)
+    if early_steps < model.ode_steps:
+        sizes = sum(blocks <= PROVISIONAL_BATCH for blocks in CAPTURED_BLOCKS)
+        nodes += sizes * early_steps * step
     if isinstance(vocoder, HiFT):
         return nodes + _PIECE_LENGTHS * doublings * _HIFT_NODES
     pieces = likely_pieces(vocoder, model, model.hops(stream), CAPTURED_STREAMS)

@@ -26,7 +26,7 @@ from token2wav.execution.assemble import load_network
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.families.cosyvoice3.noise import load_flow_noise
 from token2wav.networks.configs import ScheduleConfig
-from token2wav.networks.ode import solver_times, time_grid
+from token2wav.networks.ode import OdeTables, solver_times, time_grid
 from token2wav_export.verify import stream_mel
 
 COSINE, LINEAR, LIST = "'cosine'", "'linear'", "'cosine'\n                times: [0, 0.4, 0.9, 1]"
@@ -110,6 +110,32 @@ def test_the_usual_schedule_is_untouched() -> None:
     assert time_grid(4, ScheduleConfig("linear")).tolist() == [0, 0.25, 0.5, 0.75, 1]
     times, widths = solver_times(2, ScheduleConfig(times=(0, 0.25, 1)))
     assert (times.tolist(), widths.tolist()) == ([0, 0.25], [0.25, 0.75])
+
+
+def test_fewer_times_of_a_schedule_cover_the_same_range() -> None:
+    flow = load_network(TINY, CosyVoice3Config.read(TINY), "flow")
+    few, usual = (OdeTables.of(flow.estimator, 10, 0.7, evaluated=count) for count in (3, 0))
+    assert (few.stored_steps, usual.stored_steps) == ([0, 3, 7], list(range(10)))
+    assert sum(few.widths) == pytest.approx(1)
+    for step, stored in enumerate(few.stored_steps):
+        for one, other in zip(few.modulation[step], usual.modulation[stored], strict=True):
+            assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("folder_steps", "setting", "early"),
+    [(10, 0, 3), (10, 4, 4), (25, 0, 8), (5, 0, 3), (2, 0, 2), (2, 1, 1), (2, 5, 2)],
+)
+def test_provisional_chunks_have_three_tenths_of_the_steps(
+    folder_steps: int, setting: int, early: int
+) -> None:
+    config = CosyVoice3Config.read(TINY)
+    assert config.early_steps(StreamConfig(early_steps=setting), folder_steps) == early
+
+
+def test_provisional_chunks_of_a_list_of_times_have_all_steps(tmp_path: Path) -> None:
+    config = CosyVoice3Config.read(edited(tmp_path / "model", LIST))
+    assert config.early_steps(StreamConfig(), config.ode_steps) == config.ode_steps == 3
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,11 +14,17 @@ from numpy.typing import NDArray
 from tests.served.test_streaming import SERVER_EQUALS_LIBRARY
 from tests.support.golden import TINY, GoldenSet
 from tests.support.server_rig import Rig
+from tests.support.tiny_model import demo_tokens, demo_voice
 from token2wav import Token2Wav
 from token2wav_client import Client, ClientVoice
 from token2wav_client.stats import ChunkTiming, summarize
 
-FIRST, LOOKAHEAD, HELD_BACK = 8, 1, 1924
+FIRST, LOOKAHEAD, HELD_BACK, BLOCK = 8, 1, 1924, 25
+STARTED = (
+    'starts_total{kind="provisional"}',
+    "first_audio_seconds_count",
+    "first_sound_seconds_count",
+)
 TOKENS_PER_SECOND = 25
 ATTEMPTS = 3
 # a machine on which a chunk of the tiny model takes this long makes gaps that are not the server's
@@ -26,7 +33,7 @@ BUSY_S = 0.1
 
 @pytest.fixture(scope="module")
 def early(both_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    settings = f"stream: {{first_tokens: {FIRST}, first_lookahead_tokens: {LOOKAHEAD}}}"
+    settings = f"stream: {{first_tokens: {FIRST}, early_lookahead_tokens: {LOOKAHEAD}}}"
     with Rig.start(TINY, tmp_path_factory.mktemp("early"), settings, both_models) as rig:
         yield rig
         rig.wait_until_empty()
@@ -58,6 +65,30 @@ def library(golden: GoldenSet, first: int) -> NDArray[np.float32]:
         assert len(chunks) == 1
         chunks += stream.finish(golden.tokens[first:])
     return np.concatenate([chunk.audio for chunk in chunks])
+
+
+def test_provisional_audio_that_passes_the_end_of_a_block(early: Rig, name: str) -> None:
+    """The first chunk ends after the second token's block, which is then computed without audio."""
+    voice, tokens = demo_voice(BLOCK - 2), demo_tokens(40)
+    before = [value(early, metric) for metric in STARTED]
+
+    def paced() -> Iterator[NDArray[np.int32]]:
+        for token in tokens:
+            yield token[None]
+            time.sleep(1 / TOKENS_PER_SECOND)
+
+    with Client(early.server.grpc_url, model=name) as client:
+        chunks = list(client.synthesize(paced(), ClientVoice(**vars(voice))))
+    assert len(chunks[0].audio) == 960 * FIRST - HELD_BACK
+    assert sum(len(chunk.audio) for chunk in chunks) == 960 * len(tokens)
+    early.wait_until_empty()
+    assert [value(early, metric) for metric in STARTED] == [count + 1 for count in before]
+
+
+def value(served: Rig, metric: str) -> float:
+    """Returns the value of a metric, by name and labels; 0 before its first value."""
+    found = re.findall(rf"^token2wav_{re.escape(metric)} (\S+)$", served.metrics(), re.MULTILINE)
+    return float(found[0]) if found else 0.0
 
 
 def test_a_player_that_holds_200_ms_has_no_gap_at_the_pace_of_speech(

@@ -32,7 +32,7 @@ hang = lambda seconds: end_process(f"hangs (its batch has run for {seconds:.0f} 
 ordered = ordered_stage.OrderedStage(stage, LimitConfig(), on_hang=hang)
 ordered_stage.ticker(ordered.expire, 0.1)
 ordered_stage.ticker(ordered.watch, 0.1)
-ordered.run([ordered_stage.Part(ordered_stage.Label(1, 0, True, AudioFormat()), "", print)])
+ordered.run([ordered_stage.Part(ordered_stage.Label(1, 0, True, AudioFormat(), 0.0), "", print)])
 """
     ended = subprocess.run(
         [sys.executable, "-c", code],

@@ -18,6 +18,8 @@ from token2wav import StreamConfig, Token2Wav
 from token2wav.cache.paged_kv_cache import Storage
 from token2wav.execution.stages import FlowStage, TokenChunk
 from token2wav.networks.lookahead import NO_TOKEN
+from token2wav.networks.masks import attention_bias
+from token2wav.networks.ode import OdeTables
 from token2wav.serving.chunking import Chunker, HopSchedule
 
 LOOKAHEAD, FIRST_LOOKAHEAD = 3, 1
@@ -97,10 +99,10 @@ def test_audio_equals_the_whole_except_for_provisional_chunks(
     )
     kept, heard = parts.config.grid(prompt).prefix, prompt
     for chunk in cached.chunks:
-        assert (chunk.start, chunk.start + chunk.skip) == (kept, heard)
-        assert chunk.provisional == (not chunk.last and chunk.stop % BLOCK != 0)
-        assert heard < chunk.stop
-        heard, kept = chunk.stop, kept if chunk.provisional else chunk.stop
+        assert (chunk.start, chunk.start + chunk.skip) == (kept, min(heard, chunk.stop))
+        assert chunk.provisional or chunk.last or chunk.stop % BLOCK == 0
+        assert heard < chunk.stop or not chunk.provisional
+        heard, kept = max(heard, chunk.stop), kept if chunk.provisional else chunk.stop
     assert heard == prompt + count
     exact = provisional_frames(cached, prompt)
     assert exact <= 2 * (BLOCK + 39 + LOOKAHEAD)
@@ -147,9 +149,64 @@ def test_lookahead_that_has_not_arrived_is_silent_as_after_the_end(parts: Parts)
     assert off(mel.numpy(), ended.numpy()) <= MEL
 
 
+def test_fewer_steps_see_the_past_at_their_own_times(parts: Parts) -> None:
+    """A provisional chunk of 3 ODE steps equals the solver with 3 of the 10 times, beside the past
+    that the solver with all times has at these times.
+    """
+    tokens, voice = some_tokens(BLOCK + 8 + LOOKAHEAD), a_voice(0)
+    engine = parts.incremental(early_steps=3)
+    handle = engine.open(voice)
+    [past] = engine.advance(
+        [(handle, TokenChunk(tokens[: BLOCK + LOOKAHEAD], 0, BLOCK, last=False))]
+    )
+    late = TokenChunk(tokens[BLOCK:], BLOCK, BLOCK + 8, last=False, provisional=True)
+    [mel] = engine.advance([(handle, late)])
+    engine.close(handle)
+
+    estimator, frames, count = parts.flow.estimator, 2 * BLOCK, 2 * (BLOCK + 8)
+    solver, early = parts.solver.tables, OdeTables.of(parts.flow.estimator, 10, 0.7, evaluated=3)
+    assert early.stored_steps == [0, 3, 7]
+    with torch.inference_mode():
+        mu = parts.flow.conditions(torch.from_numpy(tokens)[None])[:, :, :count]
+        speaker = parts.flow.speaker(torch.from_numpy(voice.speaker_embedding))[None]
+        conditions = estimator.prepare_conditions(*solver.guided(mu, speaker, torch.zeros_like(mu)))
+        grid = parts.config.grid(0).scaled(2)
+        positions = torch.arange(count)
+        bias, rope = attention_bias(grid.allows(positions, positions)), estimator.rope(positions)
+
+        def advanced(tables: OdeTables, step: int, x: torch.Tensor) -> torch.Tensor:
+            modulation = tables.modulation[step]
+            velocity = estimator.velocity(tables.rows(x), conditions, modulation, bias, rope=rope)
+            return tables.advance(step, x, velocity)
+
+        whole = partial_x = parts.flow_noise.window(0, count)[None]
+        for step in range(10):
+            if step in early.stored_steps:
+                mixed = torch.cat((whole[..., :frames], partial_x[..., frames:]), dim=2)
+                partial_x = advanced(early, early.stored_steps.index(step), mixed)
+            whole = advanced(solver, step, whole)
+    assert off(past.numpy(), whole[0, :, :frames].numpy()) <= MEL
+    assert off(mel.numpy(), partial_x[0, :, frames:].numpy()) <= MEL
+
+
+@pytest.mark.parametrize("early_steps", [1, 3])
+def test_fewer_steps_leave_no_trace(parts: Parts, early_steps: int) -> None:
+    tokens = some_tokens(60)
+    few, all_steps = (
+        speak(parts, parts.incremental(early_steps=steps), 30, len(tokens), [15, 20])
+        for steps in (early_steps, 0)
+    )
+    exact = provisional_frames(few, 30)
+    assert np.array_equal(few.mel[:, exact:], all_steps.mel[:, exact:])
+    assert not np.array_equal(few.mel[:, :exact], all_steps.mel[:, :exact])
+
+
 def test_streams_in_a_batch_equal_streams_alone(parts: Parts) -> None:
     """Provisional chunks beside whole ones, of all lengths."""
-    engine, cases = parts.incremental(), [(30, 15), (75, 28), (0, 15), (99, 40), (25, 53)]
+    engine, cases = (
+        parts.incremental(early_steps=3),
+        [(30, 15), (75, 28), (0, 15), (99, 40), (25, 53)],
+    )
     alone: list[Mel] = []
     for prompt, count in cases:
         stream = FlowStream(engine, a_voice(prompt), parts.config, StreamConfig())

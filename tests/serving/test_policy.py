@@ -25,6 +25,7 @@ class Ready:
     plays_until: float | None = None
     next_tokens: int = 25
     ode_steps: int = 10
+    next_provisional: bool = False
     admitted: float = 0.0
 
 
@@ -154,6 +155,7 @@ class Listener:
     gaps: list[float] = field(default_factory=list)
     first: float = 0.0
     ode_steps: int = 10
+    next_provisional: bool = False
 
     @property
     def next_tokens(self) -> int:

@@ -14,7 +14,7 @@ from token2wav.execution.runner import Runner
 from token2wav.execution.step import TorchStep
 from token2wav.model_config import ModelConfig
 from token2wav.networks.noise import FlowNoise
-from token2wav.networks.ode import EulerSolver
+from token2wav.networks.ode import EulerSolver, OdeTables
 
 
 def cached_flow(
@@ -27,7 +27,11 @@ def cached_flow(
     storage: Storage = "float32",
     left_blocks: int = -1,
     longest_hop: int = 100,
+    early_steps: int = 0,
 ) -> CachedFlow:
+    """Returns an incremental flow on torch. `early_steps` is the number of ODE steps of provisional
+    chunks; 0 for as many as all chunks have.
+    """
     guidance = next(iter(solvers.values())).tables.guidance
     layout = CacheLayout.of(config, flow.estimator, guidance, max(solvers), storage)
     cache = PagedKVCache(layout, pages, flow.device)
@@ -37,5 +41,21 @@ def cached_flow(
             steps: Runner(TorchStep(flow.estimator, each.tables, cache), states)
             for steps, each in solvers.items()
         }
+        early_tables = {
+            steps: OdeTables.of(flow.estimator, steps, guidance, evaluated=early_steps)
+            for steps in solvers
+            if early_steps
+        }
+        early_runners = {
+            steps: Runner(TorchStep(flow.estimator, tables, cache), states)
+            for steps, tables in early_tables.items()
+        }
     recompute = RecomputeFlow(config, flow, noise, solvers, left_blocks=left_blocks)
-    return CachedFlow(recompute, runners, cache, states, longest_hop=longest_hop)
+    return CachedFlow(
+        recompute,
+        runners,
+        cache,
+        states,
+        early_runners=early_runners,
+        longest_hop=longest_hop,
+    )

@@ -130,18 +130,19 @@ class LayerView:
 
         Args:
             pages: page numbers.
-            k: keys, (branches, n, block_frames, heads * dim_head).
+            k: keys, (branches, n, frames, heads * dim_head), for the first frames of the pages.
             v: values, of the same shape.
             valid: (n,) frames of every page that are read later; None for all frames. The other
                 frames have no effect on a scale of a page.
         """
+        frames = k.shape[2]
         for which, new in enumerate((k, v)):
             value = new.unflatten(-1, self.data.shape[-2:])
             if self.scales is not None:
                 scale = _scales_of(value, self.data.dtype, self.scales.shape[3], valid)
-                _put(self.scales[which], pages, scale)
+                _put(self.scales[which][:, :, :frames], pages, scale)
                 value = value / scale[..., None]
-            _put(self.data[which], pages, _rounded(value, self.data.dtype))
+            _put(self.data[which][:, :, :frames], pages, _rounded(value, self.data.dtype))
 
     def read(
         self, pages: Pages, frames: int, dtype: torch.dtype = torch.float32

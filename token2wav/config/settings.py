@@ -40,10 +40,13 @@ class StreamConfig:
             first audio, before its attention block is complete; at least 5. 0 waits for whole
             blocks. Audio of an incomplete block differs a little from the audio of the whole
             utterance.
-        first_lookahead_tokens: number of tokens after the first audio that must have arrived, if
-            the audio ends inside a block. The look-ahead of the model, which all later audio needs,
-            is the upper limit. With fewer tokens the first audio comes earlier, and its last frames
+        early_lookahead_tokens: number of tokens that must follow a provisional chunk, which is a
+            chunk of an incomplete block. The look-ahead of the model, which all other chunks need,
+            is the upper limit. With fewer tokens the audio comes earlier, and its last frames
             differ more from the audio of the whole utterance.
+        early_steps: number of ODE steps of a provisional chunk, at most the number of the stream.
+            Fewer steps cost less. 0 takes three tenths of the steps of the stream, but at least 3,
+            and all steps of a model with a fixed list of times.
         max_hop_tokens: largest hop, a multiple of the attention block. A hop is the usual number of
             new tokens in a chunk. Hops double from chunk to chunk, as long as the listener has
             enough audio to wait for the tokens. 0 takes the value of the model, four blocks for
@@ -74,7 +77,8 @@ class StreamConfig:
     """
 
     first_tokens: Annotated[int, Bounds(0, 1000)] = 8
-    first_lookahead_tokens: Annotated[int, Bounds(1, 1000)] = 1
+    early_lookahead_tokens: Annotated[int, Bounds(1, 1000)] = 1
+    early_steps: Annotated[int, Bounds(0, MOST_STEPS)] = 0
     max_hop_tokens: Annotated[int, Bounds(0, 100_000)] = 0
     left_blocks: Annotated[int | None, Bounds(-1, 1_000_000)] = None
     steps: Annotated[tuple[Steps, ...], Length(MOST_STEPS)] = ()

@@ -43,7 +43,7 @@ from token2wav.model_config import ModelConfig, StageName
 from token2wav.networks.configs import ScheduleConfig
 from token2wav.networks.hift import HiFT
 from token2wav.networks.noise import FlowNoise, NoiseTable, SourceNoise
-from token2wav.networks.ode import EulerSolver
+from token2wav.networks.ode import EulerSolver, OdeTables
 from token2wav.networks.packed_linear import pack_linears
 from token2wav.networks.streaming import VocoderNetwork
 from token2wav.networks.weights import SkipInit, fill
@@ -268,21 +268,25 @@ class Assembly:
 
     def _stage(self, name: StageName, network: Any) -> Stage:
         noise: Any = self.family.noise(self.config, self.context.folder, name)
-        solvers = self._solvers(network) if name == "flow" and hasattr(network, "estimator") else {}
+        solvers: dict[int, EulerSolver] = {}
+        early: dict[int, OdeTables] = {}
+        if name == "flow" and hasattr(network, "estimator"):
+            solvers, early = self._schedules(network)
         if name == "decoder" and self.context.device.type == "cpu":
             pack_linears(network)
         if (own := self.family.own_stage(self.config, name, network, noise, solvers)) is not None:
             return own
         if name == "flow":
-            return self._flow_stage(network, noise, solvers)
+            return self._flow_stage(network, noise, solvers, early)
         stage = self._vocoder_stage(name, network, noise)
         return TokenDecoder(stage) if name == "decoder" else stage
 
-    def _solvers(self, flow: Any) -> dict[int, EulerSolver]:
-        """Makes the solvers of a flow, by number of ODE steps.
+    def _schedules(self, flow: Any) -> tuple[dict[int, EulerSolver], dict[int, OdeTables]]:
+        """Makes the solvers of a flow, and the tables for its provisional chunks, both by number of
+        ODE steps of a stream.
 
-        The solvers hold tables of all results that depend on the ODE time alone. The weights that
-        the tables replace are then dropped from the estimator.
+        The tables hold all results that depend on the ODE time alone. The weights that the tables
+        replace are then dropped from the estimator.
         """
         config, guidance = self.config, self.config.flow.inference_cfg_rate
         allowed = config.allowed_steps(self.stream.steps)
@@ -290,17 +294,33 @@ class Assembly:
             steps: EulerSolver(flow.estimator, steps, guidance, config.schedule)
             for steps in allowed
         }
+        early = {
+            steps: OdeTables.of(flow.estimator, steps, guidance, config.schedule, evaluated)
+            for steps in allowed
+            if (evaluated := config.early_steps(self.stream, steps)) < steps
+        }
         flow.estimator.drop_time_weights()
         if self.context.precision == "float16":
             flow.estimator.halve()
-        return solvers
+        return solvers, early
 
     def _flow_stage(
-        self, flow: Any, noise: FlowNoise, solvers: dict[int, EulerSolver]
+        self,
+        flow: Any,
+        noise: FlowNoise,
+        solvers: dict[int, EulerSolver],
+        early: dict[int, OdeTables],
     ) -> FlowStage:
         """Makes the incremental stage of a flow.
 
         A page of its cache has room for the largest number of ODE steps.
+
+        Args:
+            flow: network of the flow.
+            noise: noise at the start of the ODE.
+            solvers: solvers by number of ODE steps.
+            early: tables for provisional chunks by number of ODE steps of their streams. A number
+                that is missing has no provisional chunks, or they have as many steps as all chunks.
         """
         context, config, hop = self.context, self.config, self.config.hops(self.stream)[1]
         window, reference = config.window(self.stream), self.family.reference
@@ -325,20 +345,26 @@ class Assembly:
         longest = hop // config.block_tokens
         kernel_step = self.family.kernel_step()
         with torch.inference_mode():
+            make = partial(runner, kernel_step=kernel_step, pool=self.pool)
             runners = {
-                steps: runner(
-                    self.backend,
-                    (flow.estimator, solver.tables, cache),
-                    states,
-                    longest,
-                    kernel_step,
-                    self.pool,
-                )
+                steps: make(self.backend, (flow.estimator, solver.tables, cache), states, longest)
                 for steps, solver in solvers.items()
+            }
+            early_runners = {
+                steps: make(self.backend, (flow.estimator, tables, cache), states, provisional=True)
+                for steps, tables in early.items()
             }
         own = encoder_cache(flow, config.block_tokens, cache)
         encoder = conditions(flow, own, states, config.block_tokens, self.pool)
-        return CachedFlow(recompute, runners, cache, states, conditions=encoder, longest_hop=hop)
+        return CachedFlow(
+            recompute,
+            runners,
+            cache,
+            states,
+            early_runners=early_runners,
+            conditions=encoder,
+            longest_hop=hop,
+        )
 
     def _vocoder_stage(
         self, name: StageName, vocoder: VocoderNetwork, noise: SourceNoise | None

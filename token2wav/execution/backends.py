@@ -57,6 +57,9 @@ _ORDER: dict[str, tuple[BackendName, ...]] = {
 # histories would save 6 KB for each row, but double the number of captures.
 CAPTURED_BLOCKS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 _PAST = 2047  # past pages of a block
+# Provisional chunks have few blocks: the end of the prompt, and an incomplete block. Their batches
+# have few blocks too, because the number of streams with such chunks is limited.
+_PROVISIONAL_CHUNK, PROVISIONAL_BATCH = 2, 32
 # Sizes of the CUDA graphs on an exported step, which pads its inputs: numbers of past blocks, up to
 # one minute with the prompt, and numbers of streams. A batch with a longer past runs eagerly.
 _CAPTURED_PAST = (4, 8, 16, 32, 64)
@@ -169,9 +172,11 @@ def runner(
     backend: Backend,
     parts: tuple[Estimator, OdeTables, PagedKVCache],
     states: StateStore,
-    longest_blocks: int,
+    longest_blocks: int = _PROVISIONAL_CHUNK,
     kernel_step: StepMaker | None = None,
     pool: GraphPool | None = None,
+    *,
+    provisional: bool = False,
 ) -> Runner:
     """Makes the runner of a flow on a backend. It uses CUDA graphs if there is a pool for them.
 
@@ -183,13 +188,15 @@ def runner(
         kernel_step: makes the step function on kernels of the family; None to run the estimator
             eagerly on torch.
         pool: memory pool of the CUDA graphs; None to run eagerly.
+        provisional: whether the runner computes provisional chunks only.
     """
     if backend.step is None:
         device, dim_head = parts[-1].device, parts[-1].layout.dim_head
         if kernel_step is None or pool is None or not kernels_run(device, dim_head):
             return Runner(TorchStep(*parts), states)
         step = kernel_step(*parts)
-        buckets = [BatchSize(blocks, 1, _PAST) for blocks in CAPTURED_BLOCKS]
+        most = PROVISIONAL_BATCH if provisional else max(CAPTURED_BLOCKS)
+        buckets = [BatchSize(blocks, 1, _PAST) for blocks in CAPTURED_BLOCKS if blocks <= most]
     else:
         step, buckets = ExportedStep(*parts, backend.step), exported_buckets(longest_blocks)
         if pool is None or backend.name == "onnx":

@@ -191,6 +191,8 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
         recompute: the same flow without cache. It computes whole utterances, and the streams that
             the pool has no room for.
         runners: runners by number of ODE steps; the default number comes first.
+        early_runners: runners of provisional chunks, by number of ODE steps of their streams. The
+            runner of a number that is missing is the one in `runners`.
         cache: keys and values of the estimator, which all runners use.
         states: state store that all runners use, see `flow_states`.
         conditions: runner of the encoder; None to encode chunk by chunk.
@@ -204,6 +206,7 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
         cache: PagedKVCache,
         states: StateStore,
         *,
+        early_runners: Mapping[int, Runner] | None = None,
         conditions: Conditions | None = None,
         longest_hop: int = 100,
     ) -> None:
@@ -216,6 +219,7 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
         self._noise, self._left_blocks = recompute.noise, recompute.left_blocks
         self._recompute = recompute
         self._runners = dict(runners)
+        self._early_runners = {**runners, **(early_runners or {})}
         self._usual = next(iter(runners))
         self._layout = cache.layout
         self.states = states
@@ -360,13 +364,12 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
         if not parts:
             return []
         mus = self.conditions.run([part.placed for part in parts])
-        steps, chunks = [part.steps for part in parts], self._inputs(parts, mus)
-        inputs = list(zip(steps, chunks, strict=True))
-        return map_grouped(inputs, lambda each: each[0], self._run)
-
-    def _run(self, alike: Sequence[tuple[int, ChunkInput]]) -> list[torch.Tensor]:
-        """Computes the mels of chunks that have the same number of ODE steps."""
-        return self._runners[alike[0][0]].run([given for _, given in alike])
+        runners = [
+            (self._early_runners if part.placed.provisional else self._runners)[part.steps]
+            for part in parts
+        ]
+        inputs = list(zip(runners, self._inputs(parts, mus), strict=True))
+        return map_grouped(inputs, lambda each: each[0], _run)
 
     def _inputs(self, parts: Sequence[_PagedChunk], mus: list[torch.Tensor]) -> list[ChunkInput]:
         """Prepares chunks for the ODE from their conditions mu (bands, frames).
@@ -465,3 +468,8 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
             self.states.release(stream.slot)
             self.prefixes.release(stream.prefix)
             stream.prefix = None
+
+
+def _run(alike: Sequence[tuple[Runner, ChunkInput]]) -> list[torch.Tensor]:
+    """Computes the mels of chunks that have the same runner."""
+    return alike[0][0].run([given for _, given in alike])

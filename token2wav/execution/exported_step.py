@@ -104,15 +104,16 @@ class ExportedStep(StepFunction):
         }
 
         def velocity(step: int) -> torch.Tensor:
-            kept = batch.conv_state[:, step].transpose(0, 1)  # (branches, chunks, width)
-            self.cache.gather(step, past_pages, old)
+            stored = self.tables.stored_steps[step]
+            kept = batch.conv_state[:, stored].transpose(0, 1)  # (branches, chunks, width)
+            self.cache.gather(stored, past_pages, old)
             of_step = {
                 "x": self.tables.rows(self._dense(batch.x, size.blocks_per_chunk)),
                 "conv_state": kept.flatten(0, 1).contiguous(),
                 **dict(zip(MODULATION, self.tables.modulation[step], strict=False)),
             }
             graph.run(given | of_step, outputs)
-            self.cache.scatter(step, new_pages, new, batch.table[:, VALID])
+            self.cache.scatter(stored, new_pages, new, batch.table[:, VALID])
             kept.copy_(outputs["new_conv_state"].view(kept.shape))
             return (
                 outputs["velocity"]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 
 from token2wav.cache.paged_kv_cache import PagedKVCache
 from token2wav.execution.batch import Batch, Block, frame_positions
@@ -82,21 +83,28 @@ class ExportedModule(Protocol):
 
 
 class TorchStep(StepFunction):
-    """Step function on torch. It runs eagerly."""
+    """Step function on torch. It runs eagerly.
+
+    If every chunk of a batch has one block, the estimator computes only as many frames as the
+    longest of these blocks has. Provisional chunks are mostly such chunks.
+    """
 
     def __call__(self, batch: Batch) -> Velocity:
+        frames = max(block.valid for block in batch.blocks)
+        if any(block.before for block in batch.blocks):
+            frames = batch.block_frames
+        mu, cond, state = (value[..., :frames] for value in (batch.mu, batch.cond, batch.x))
         conditions = self.estimator.prepare_conditions(
-            *self.tables.guided(batch.mu, batch.speakers, batch.cond)
+            *self.tables.guided(mu, batch.speakers, cond)
         )
-        rope = self.estimator.rope(
-            self.tables.rows(frame_positions(batch.table, batch.block_frames))
-        )
-        context = EagerContext(batch, self.cache, self.estimator)
+        rope = self.estimator.rope(self.tables.rows(frame_positions(batch.table, frames)))
+        context = EagerContext(batch, self.cache, self.estimator, frames)
 
         def velocity(step: int) -> torch.Tensor:
-            context.step = step
-            x, modulation = self.tables.rows(batch.x), self.tables.modulation[step]
-            return self.estimator.velocity(x, conditions, modulation, None, context, rope=rope)
+            context.step = self.tables.stored_steps[step]
+            x, modulation = self.tables.rows(state), self.tables.modulation[step]
+            found = self.estimator.velocity(x, conditions, modulation, None, context, rope=rope)
+            return F.pad(found, (0, batch.block_frames - frames))
 
         return velocity
 
@@ -109,19 +117,28 @@ class EagerContext:
     streams in one call was tried. It needs a copy of the keys and values of these streams in
     one tensor, which costs more than the separate calls.
 
+    Args:
+        batch: batch that is computed.
+        cache: key-value cache.
+        estimator: estimator of the velocity.
+        frames: number of frames of every block that are computed. It is the length of a block, if
+            any chunk has more than one.
+
     Attributes:
-        step: index of the current ODE step.
+        step: index of the stored state of the current ODE step.
     """
 
-    def __init__(self, batch: Batch, cache: PagedKVCache, estimator: Estimator) -> None:
+    def __init__(
+        self, batch: Batch, cache: PagedKVCache, estimator: Estimator, frames: int
+    ) -> None:
         self.step = 0
         self._cache = cache
-        self._branches, self._frames = cache.layout.branches, batch.block_frames
+        self._branches, self._frames = cache.layout.branches, frames
         self._new = cache.index([block.pages[-1] for block in batch.blocks])
         self._valid = torch.tensor([block.valid for block in batch.blocks], device=cache.device)
         self._seen = [
             (cache.index(pages), spans)
-            for pages, spans in _read_together(batch.blocks, self._frames)
+            for pages, spans in _read_together(batch.blocks, batch.block_frames)
         ]
         ends = [(row, block) for row, block in enumerate(batch.blocks) if block.last]
         # For every chunk: the state of the convolutions, the rows of its blocks, the number of its
@@ -137,7 +154,7 @@ class EagerContext:
         ]
 
     def convolve(self, index: int, conv: Convolution, x: torch.Tensor) -> torch.Tensor:
-        x = x.unflatten(0, (self._branches, -1))  # (branches, blocks, channels, block_frames)
+        x = x.unflatten(0, (self._branches, -1))  # (branches, blocks, channels, frames)
         windows = []
         for tails, blocks, frames, prompt_padding in self._chunks:
             state = tails[index][self.step]

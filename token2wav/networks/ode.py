@@ -57,21 +57,47 @@ class OdeTables:
         modulation: modulation of the estimator at every step, for one row; see
             `Estimator.modulation`.
         guidance: classifier-free guidance rate; 0 for no unconditional rows.
+        stored_steps: for every step the index of the stored state that it reads and writes. The
+            stores of a stream have one state for each step of its whole schedule.
     """
 
     widths: list[float]
     modulation: list[Modulation]
     guidance: float
+    stored_steps: list[int]
 
     @classmethod
     @torch.inference_mode()
     def of(
-        cls, estimator: Estimator, steps: int, guidance: float, schedule: ScheduleConfig = _COSINE
+        cls,
+        estimator: Estimator,
+        steps: int,
+        guidance: float,
+        schedule: ScheduleConfig = _COSINE,
+        evaluated: int = 0,
     ) -> OdeTables:
+        """Computes the tables.
+
+        Args:
+            estimator: estimator of the velocity.
+            steps: number of steps of the whole schedule.
+            guidance: classifier-free guidance rate.
+            schedule: start times of the steps.
+            evaluated: number of these times at which the estimator is evaluated; 0 for all of them.
+                Fewer and longer steps then cover the same range of times. For example, 3 of 10
+                times are the times 0, 3 and 7.
+        """
         times, widths = solver_times(steps, schedule)
+        count = evaluated or steps
+        stored = [round(step * steps / count) for step in range(count)]
+        if count < steps:
+            ends = torch.cat((times[stored[1:]], (times + widths)[-1:]))
+            times = times[stored]
+            widths = ends - times
         device = next(estimator.parameters()).device
         each = zip(times[:, None].to(device), (times + widths)[:, None].to(device), strict=True)
-        return cls(widths.tolist(), [estimator.modulation(t, end) for t, end in each], guidance)
+        modulation = [estimator.modulation(t, end) for t, end in each]
+        return cls(widths.tolist(), modulation, guidance, stored)
 
     def advance(self, step: int, x: torch.Tensor, velocity: torch.Tensor) -> torch.Tensor:
         """Advances the state x (B, ...) by one step.

@@ -14,6 +14,7 @@ from token2wav.execution.stages import TokenChunk
 from token2wav.model_config import ModelConfig
 from token2wav.networks.lookahead import NO_TOKEN
 from token2wav.serving.clocks import Arrivals, Load, Playback
+from token2wav.serving.provisional import Pace, next_end
 from token2wav.voice import check_vocabulary, latent_array, token_array
 
 # Margin for the delay of the connection to the client, and for the interval of 0.05 s at which the
@@ -37,9 +38,8 @@ class HopSchedule:
             except the last chunk and provisional chunks.
         first_tokens: number of new tokens, look-ahead not counted, after which a stream may send
             audio of an incomplete block; 0 to wait for whole blocks.
-        first_lookahead: number of tokens of look-ahead that must have arrived for the first audio,
-            if it is of an incomplete block; at least 1. All other audio needs the look-ahead of the
-            model.
+        early_lookahead: number of tokens of look-ahead that a provisional chunk needs; at least 1.
+            All other chunks need the look-ahead of the model.
         adaptive: whether a hop may be shortened when the listener runs out of audio. False if the
             audio of the model depends on where chunks end.
     """
@@ -48,7 +48,7 @@ class HopSchedule:
     longest: int
     block: int
     first_tokens: int = 0
-    first_lookahead: int = 1
+    early_lookahead: int = 1
     adaptive: bool = True
 
     def __post_init__(self) -> None:
@@ -70,7 +70,7 @@ class HopSchedule:
             *config.hops(stream),
             config.block_tokens,
             first_tokens,
-            stream.first_lookahead_tokens,
+            min(stream.early_lookahead_tokens, config.lookahead_tokens),
             adaptive,
         )
 
@@ -212,7 +212,7 @@ class Chunker:
         self._load.delayed(self._latest_seconds)
         self.chunks += 1
         self._heard = self._heard or heard
-        self.spoken, self.done = chunk.stop, chunk.last
+        self.spoken, self.done = max(self.spoken, chunk.stop), chunk.last
         if not chunk.provisional:
             self._start = chunk.stop
             self._hops += 1
@@ -261,11 +261,8 @@ class Chunker:
         if self.ended:
             return self.received
         blocks = self._grid.complete_stop(available)
-        # A provisional chunk leaves one token or more of its block for the chunk that completes the
-        # block, and one for the last chunk of the utterance.
-        partial_stop = min(
-            self.received - max(1, self._lookahead(provisional=True)), blocks + schedule.block - 1
-        )
+        # At least one token is left for the last chunk of the utterance.
+        partial_stop = self.received - max(1, schedule.early_lookahead)
         if not self._heard:
             first = self.spoken + schedule.first_tokens
             if (
@@ -274,7 +271,10 @@ class Chunker:
                 or not self._load.try_admit_early(self)
             ):
                 return None
-            return blocks if blocks >= first else partial_stop
+            if blocks >= first:
+                return blocks
+            # The chunk enters another block only if it would be too short without it.
+            return min(partial_stop, max(first, blocks + schedule.block - 1))
         if not schedule.adaptive:
             return None
         lead = self._playback.lead_seconds
@@ -284,24 +284,46 @@ class Chunker:
             return blocks if spare < self._seconds_until(hop_stop) else None
         # A stream whose listener has run out of audio waits for a whole block. Its tokens arrive
         # too slowly for playback, so every provisional chunk would be followed by another gap.
-        if (
-            not schedule.first_tokens
-            or lead <= 0
-            or partial_stop - self.spoken < schedule.first_tokens // 2
-        ):
+        if not schedule.first_tokens or lead <= 0:
             return None
         complete = self._grid.complete_stop(self.spoken) + schedule.block
-        soon = min(
-            self._seconds_until(complete), self._arrivals.seconds_until_next(self._playback.now())
-        )
-        return partial_stop if spare < soon and self._load.try_admit_early(self) else None
+        stop = min(partial_stop, complete - 1)
+        planned = self._planned_stop(complete, partial_stop, lead)
+        if self._start < blocks and planned > self.spoken:
+            # Provisional chunks have sent the audio of the block. The next ones would compute it
+            # again, because its state is not stored yet.
+            return blocks
+        if self.spoken < planned <= stop:
+            stop = planned
+        else:
+            soon = min(
+                self._seconds_until(complete),
+                self._arrivals.seconds_until_next(self._playback.now()),
+            )
+            if spare >= soon or stop - self.spoken < schedule.first_tokens // 2:
+                return None
+        return stop if self._load.try_admit_early(self) else None
+
+    def _planned_stop(self, complete: int, partial_stop: int, lead: float) -> int:
+        """Returns the position at which the cheapest next provisional chunk ends; at most the
+        position `spoken` for none.
+
+        Args:
+            complete: end of the block that is spoken next.
+            partial_stop: position up to which a provisional chunk could end now.
+            lead: seconds of audio that the listener has left.
+        """
+        token_seconds = self._arrivals.seconds_for(1, self._playback.now())
+        if not token_seconds:  # the pace is not known yet
+            return self.spoken
+        compute = self._seconds_to_compute(1) + _MARGIN_SECONDS
+        pace = Pace(token_seconds, 1 / self._config.token_frame_rate, compute)
+        whole = self._seconds_until(complete) + compute
+        return next_end(pace, self.spoken, partial_stop, lead, whole)
 
     def _lookahead(self, *, provisional: bool) -> int:
-        """Returns the number of look-ahead tokens that the next chunk needs."""
-        lookahead = self._config.lookahead_tokens
-        if provisional and not self._heard:
-            return min(lookahead, self._schedule.first_lookahead)
-        return lookahead
+        """Returns the number of look-ahead tokens that a chunk needs."""
+        return self._schedule.early_lookahead if provisional else self._config.lookahead_tokens
 
     def _seconds_to_compute(self, tokens: int) -> float:
         """Estimates the seconds from the decision about a chunk of `tokens` tokens to its end.
@@ -325,9 +347,10 @@ class Chunker:
         right = 0 if last else self._config.lookahead_tokens + self._config.ahead_tokens
         end = min(stop + right, self.received)
         tokens = self._tokens[self._start - self._first : end - self._first].copy()
-        skip = max(0, self.spoken - self._start)
-        provisional = not last and stop != self._grid.complete_stop(stop)
-        if provisional and (missing := stop + self._config.lookahead_tokens - end) > 0:
+        skip = min(max(0, self.spoken - self._start), stop - self._start)
+        missing = 0 if last else stop + self._config.lookahead_tokens - end
+        provisional = missing > 0 or (not last and stop != self._grid.complete_stop(stop))
+        if missing > 0:
             absent = np.full((missing, *tokens.shape[1:]), NO_TOKEN, tokens.dtype)
             tokens = np.concatenate((tokens, absent))
         return TokenChunk(tokens, self._start, stop, last, skip, provisional, self._decoder_noise)

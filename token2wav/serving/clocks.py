@@ -138,8 +138,7 @@ class Load:
         """Adds the time of a batch to the means over batches.
 
         Args:
-            chunks: number of chunks in the batch, each no longer than a provisional chunk: at most
-                two attention blocks.
+            chunks: number of chunks in the batch, all provisional.
             seconds: time that the worker took.
         """
         self._batches += 1
@@ -151,7 +150,8 @@ class Load:
         """Admits a stream as an early stream, if the workers can serve one more.
 
         No stream is admitted while the mean delay exceeds `SLOW_SECONDS`. Otherwise a stream is
-        always admitted if it is early already, or if no other stream is early.
+        always admitted if it is early already, or if no other stream is early. Before the workers
+        have computed two batches of provisional chunks, only one stream is early.
 
         Returns:
             Whether the stream may compute a provisional chunk. If so, the stream counts as early
@@ -163,11 +163,16 @@ class Load:
         if (
             stream not in self._early
             and others
-            and self._batch_seconds((others + 1) / self.workers) > EARLY_SECONDS
+            and not 0 < self._batch_seconds((others + 1) / self.workers) <= EARLY_SECONDS
         ):
             return False
         self._early.add(stream)
         return True
+
+    @property
+    def early_streams(self) -> int:
+        """Number of early streams."""
+        return len(self._early)
 
     def remove(self, stream: object) -> None:
         """Removes a stream from the early streams, because it needs no more provisional chunks."""

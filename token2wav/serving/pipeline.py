@@ -161,10 +161,7 @@ class Pipeline:
         seconds: dict[StageName, float] = {}
         with self.running():
             audio = self._through_stages(batch, seconds)
-        # The load measures only batches whose chunks are as short as provisional chunks. These have
-        # up to two blocks, because the first chunk of a stream also computes the last, incomplete
-        # block of the prompt.
-        if all(chunk.stop - chunk.start <= 2 * self.config.block_tokens for _, _, chunk in batch):
+        if all(chunk.provisional for _, _, chunk in batch):
             self.load.computed(len(batch), sum(seconds.values()))
         if timed:
             timed(seconds)

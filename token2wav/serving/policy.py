@@ -60,7 +60,11 @@ class Schedulable(Protocol):
 
     @property
     def ode_steps(self) -> int:
-        """Number of ODE steps. All chunks of a batch have the same number."""
+        """Number of ODE steps of the request. All chunks of a batch have the same number."""
+
+    @property
+    def next_provisional(self) -> bool:
+        """Whether the next chunk is provisional. Such a chunk may have fewer ODE steps."""
 
 
 RequestT = TypeVar("RequestT", bound=Schedulable)
@@ -101,8 +105,8 @@ class Policy(Generic[RequestT]):
         """Forms the next batch of a worker. The request of the highest rank is its first request.
 
         A batch holds only chunks that are no longer than its first chunk and use the same number of
-        ODE steps. If several workers are idle, each of them gets an equal share of the ready
-        chunks.
+        ODE steps. Provisional chunks have batches of their own. If several workers are idle, each
+        of them gets an equal share of the ready chunks.
 
         A running batch cannot be interrupted. So a batch of relaxed or ahead chunks is kept small
         enough to finish before the listener of its first chunk runs out of audio. On the last idle
@@ -134,6 +138,7 @@ class Policy(Generic[RequestT]):
             request
             for request in ranked
             if request.ode_steps == head.ode_steps
+            and request.next_provisional == head.next_provisional
             and request.next_tokens <= head.next_tokens
             and _kind(request, now) <= max(kind, _UNHEARD)
         ]

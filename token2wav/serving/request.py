@@ -147,6 +147,11 @@ class Request:
         return self.chunker.next_tokens
 
     @property
+    def next_provisional(self) -> bool:
+        """Whether the next chunk is provisional."""
+        return self.chunker.next_chunk is not None and self.chunker.next_chunk.provisional
+
+    @property
     def over(self) -> bool:
         return self.status in (Status.FINISHED, Status.FAILED)
 

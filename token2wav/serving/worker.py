@@ -233,7 +233,9 @@ class WorkerPool(RequestPool):
 
     def _compute(self, batch: list[Request]) -> None:
         """Computes the next chunk of every request, and sends the audio."""
-        start, tokens = self._clock(), sum(request.next_tokens for request in batch)
+        start = self._clock()
+        # Provisional chunks may have fewer ODE steps, so their time predicts no other chunks.
+        tokens = sum(request.next_tokens for request in batch if not request.next_provisional)
         waited = [start - request.ready_since for request in batch]
         results: Sequence[AudioChunk | Token2WavError | None]
         try:

@@ -28,7 +28,7 @@ from token2wav.voice import check_steps
 from token2wav_server.ensemble.ordered_stage import Label, ticker
 from token2wav_server.ensemble.stages import FlowContent, held_back_seconds
 from token2wav_server.ensemble.wire import ToFlow
-from token2wav_server.metrics import open_streams, refusals
+from token2wav_server.metrics import open_streams, refusals, starts
 from token2wav_server.model_process import check_not_draining
 from token2wav_server.sequences import OPEN_TO_OTHERS, Sequences, started_twice
 from token2wav_server.triton_reply import TritonReply
@@ -77,7 +77,10 @@ class _Stream:
 
     def label(self, *, last: bool) -> Label:
         """Returns the label of the next chunk."""
-        return Label(self.stream_id, self.request.chunker.chunks, last, self.audio_format)
+        request = self.request
+        return Label(
+            self.stream_id, request.chunker.chunks, last, self.audio_format, request.admitted
+        )
 
     def flow_input(self, chunk: TokenChunk) -> _FlowInput:
         """Returns the result for a chunk, and updates `held_back`.
@@ -86,7 +89,8 @@ class _Stream:
         """
         request, chunker = self.request, self.request.chunker
         voice = None if chunker.chunks else request.voice
-        seconds = (chunk.stop - chunker.spoken) / self.token_rate - self.held_back
+        new = max(0, chunk.stop - chunker.spoken)
+        seconds = new / self.token_rate - self.held_back
         self.held_back = max(0.0, -seconds)
         return _FlowInput(FlowContent(chunk, voice, request.ode_steps), max(0.0, seconds))
 
@@ -114,7 +118,7 @@ class Accumulator:
         self._scheduler = Scheduler(server.limits, self._config.token_frame_rate, time.monotonic)
         self._lock = threading.Lock()
         self._open_streams = open_streams("scheduler")
-        self._refused = refusals()
+        self._refused, self._started = refusals(), starts()
         log.info(OPEN_TO_OTHERS)
         self.close = ticker(self._expire, self._limits.idle_seconds)
 
@@ -201,6 +205,8 @@ class Accumulator:
 
         request.start(threading.get_ident())
         while (chunk := request.chunker.next_chunk) is not None:
+            if not request.chunker.chunks:
+                self._started(chunk.provisional)
             deliver(request, stream.flow_input(chunk), send)
         consumed += self._scheduler.finish_consumed_messages(request)
         self._scheduler.release(request)

@@ -41,12 +41,15 @@ class Label:
         index: number of the chunk within the stream: 0, 1, 2 ...
         last: whether the stream ends with this chunk.
         audio_format: encoding and sample rate of the audio that the client receives.
+        admitted: time at which the accumulator admitted the stream, in seconds of the monotonic
+            clock, which all processes of a machine share.
     """
 
     stream_id: int
     index: int
     last: bool
     audio_format: AudioFormat
+    admitted: float
 
 
 @dataclass(frozen=True, eq=False)

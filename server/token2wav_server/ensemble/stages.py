@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from token2wav.families import read_config
 from token2wav.model import Token2Wav
 from token2wav.model_config import ModelConfig, StageName
 from token2wav.serving.audio_output import AudioChunk, AudioOutput
+from token2wav.serving.clocks import Playback
 from token2wav.voice import Voice
 from token2wav_server.ensemble.ordered_stage import Label
 
@@ -68,37 +69,75 @@ class FlowStage:
         self._flow.close(state)
 
 
+class _Vocoding(NamedTuple):
+    """State of a stream in the vocoder stage.
+
+    Attributes:
+        handle: handle of the stream in the vocoder.
+        output: trims, resamples and encodes the audio.
+        playback: playback clock of a listener whose player starts at once.
+        admitted: time at which the accumulator admitted the stream, on the same clock.
+    """
+
+    handle: int
+    output: AudioOutput
+    playback: Playback
+    admitted: float
+
+
 class VocoderStage:
     """Stage that computes chunks of audio from mel.
 
-    The result for a chunk is None if no audio can be sent yet. The state of a stream is a pair: the
-    handle of the stream in the vocoder, and the `AudioOutput` that trims, resamples and encodes its
-    audio.
+    The result for a chunk is None if no audio can be sent yet.
+
+    Args:
+        model: model with the vocoder.
+        trim_silence_ms: see `StreamConfig`.
+        heard: called once with `audio` and once with `sound` for each utterance that has them, and
+            with the seconds from its admission to its first audio or its first sound.
     """
 
-    def __init__(self, model: Token2Wav, trim_silence_ms: float = 0.0) -> None:
+    def __init__(
+        self,
+        model: Token2Wav,
+        trim_silence_ms: float = 0.0,
+        heard: Callable[[str, float], None] = lambda kind, seconds: None,
+    ) -> None:
         self._vocoder, self._running = model.pipeline.vocoder, model.pipeline.running
         self._output = partial(AudioOutput, model.config, trim_silence_ms=trim_silence_ms)
+        self._heard = heard
 
-    def open(self, label: Label, chunk: FrameChunk) -> tuple[int, AudioOutput]:
+    def open(self, label: Label, chunk: FrameChunk) -> _Vocoding:
         output = self._output(label.audio_format)
-        return self._vocoder.open(), output
+        return _Vocoding(self._vocoder.open(), output, Playback(), label.admitted)
 
     def advance(
-        self, batch: Sequence[tuple[tuple[int, AudioOutput], FrameChunk]]
+        self, batch: Sequence[tuple[_Vocoding, FrameChunk]]
     ) -> list[AudioChunk | EngineError | None]:
         with self._running():
-            audio = self._vocoder.advance([(handle, chunk) for (handle, _), chunk in batch])
+            audio = self._vocoder.advance([(state.handle, chunk) for state, chunk in batch])
             finite = [_finite(samples, "audio") for samples in audio]
         results: list[AudioChunk | EngineError | None] = []
-        for ((_, output), chunk), new in zip(batch, finite, strict=True):
-            results.append(
-                new if isinstance(new, EngineError) else output.take(new, last=chunk.last)
+        for (state, chunk), new in zip(batch, finite, strict=True):
+            result = (
+                new if isinstance(new, EngineError) else state.output.take(new, last=chunk.last)
             )
+            if isinstance(result, AudioChunk) and result.duration_s:
+                self._record(state, result)
+            results.append(result)
         return results
 
-    def close(self, state: tuple[int, AudioOutput]) -> None:
-        self._vocoder.close(state[0])
+    def close(self, state: _Vocoding) -> None:
+        self._vocoder.close(state.handle)
+
+    def _record(self, state: _Vocoding, audio: AudioChunk) -> None:
+        """Records audio that is sent now in the playback clock of its stream."""
+        first, playback = state.playback.started is None, state.playback
+        playback.sent(audio.duration_s, audio.sound_s)
+        if first and playback.started is not None:
+            self._heard("audio", playback.started - state.admitted)
+        if audio.sound_s is not None and playback.sound_since is not None:
+            self._heard("sound", playback.sound_since - state.admitted)
 
 
 def held_back_seconds(config: ModelConfig, stream: StreamConfig) -> float:
@@ -126,10 +165,15 @@ def load_flow(folder: Path, server: ServerConfig) -> FlowStage:
     return FlowStage(model)
 
 
-def load_vocoder(folder: Path, server: ServerConfig) -> VocoderStage:
-    """Loads the vocoder stage of a model folder. The flow is released; its cache is 1 MiB."""
+def load_vocoder(
+    folder: Path, server: ServerConfig, heard: Callable[[str, float], None]
+) -> VocoderStage:
+    """Loads the vocoder stage of a model folder, and gives it `heard`.
+
+    The flow is released; its cache is 1 MiB.
+    """
     small = replace(server, runtime=replace(server.runtime, cache_mib=1))
-    return VocoderStage(_load(folder, small, "vocoder"), server.stream.trim_silence_ms)
+    return VocoderStage(_load(folder, small, "vocoder"), server.stream.trim_silence_ms, heard)
 
 
 def _load(folder: Path, server: ServerConfig, stage: StageName) -> Token2Wav:

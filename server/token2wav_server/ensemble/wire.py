@@ -204,6 +204,7 @@ def _header(label: Label, content: object) -> Arrays:
         "chunk_index": np.array([label.index], np.int32),
         "final": np.array([label.last]),
         "audio_format": np.array([list(ENCODERS).index(encoding), sample_rate or 0], np.int32),
+        "admitted": np.array([label.admitted]),
         "error": np.frombuffer(error, np.uint8),
     }
 
@@ -215,6 +216,7 @@ def _label(request: Any) -> Label:
         index=int(_array(request, "chunk_index")[0]),
         last=bool(_array(request, "final")[0]),
         audio_format=AudioFormat(list(ENCODERS)[encoding], sample_rate or None),
+        admitted=float(_array(request, "admitted")[0]),
     )
 
 

@@ -55,7 +55,7 @@ def test_audio_that_the_vocoder_holds_back_does_not_count_as_sent(
         )
 
     try:
-        first = message(config.stream.first_tokens + config.stream.first_lookahead_tokens)
+        first = message(config.stream.first_tokens + config.stream.early_lookahead_tokens)
         stream = made._open(first, first.options())
         assert stream.held_back == pytest.approx(HELD_BACK_SECONDS)
         stream.held_back += more

@@ -75,7 +75,7 @@ class Stage:
     def part(
         self, stream: int, index: int, content: str | Token2WavError = "ok", *, last: bool = False
     ) -> Part:
-        return Part(Label(stream, index, last, AudioFormat()), content, self._answer)
+        return Part(Label(stream, index, last, AudioFormat(), 0.0), content, self._answer)
 
     def run(self, *parts: Part) -> list[str]:
         """Returns the answers to these parts, and to earlier parts that waited for them."""

@@ -28,7 +28,7 @@ from token2wav_server.ensemble.stages import (
     load_flow,
 )
 
-LABEL = Label(1, 0, last=False, audio_format=AudioFormat())
+LABEL = Label(1, 0, last=False, audio_format=AudioFormat(), admitted=0.0)
 
 
 def contents(model: Token2Wav, tokens: NDArray[np.int32], voice: Voice) -> list[FlowContent]:
@@ -45,7 +45,9 @@ def contents(model: Token2Wav, tokens: NDArray[np.int32], voice: Voice) -> list[
 @pytest.mark.parametrize("prompt_tokens", [0, 25, 30])
 def test_stages_give_the_audio_of_the_library(model: Token2Wav, prompt_tokens: int) -> None:
     tokens, voice = demo_tokens(90), demo_voice(prompt_tokens)
-    flow, vocoder = FlowStage(model), VocoderStage(model)
+    heard: list[tuple[str, float]] = []
+    flow = FlowStage(model)
+    vocoder = VocoderStage(model, heard=lambda *times: heard.append(times))
     chunks = contents(model, tokens, voice)
     assert len(chunks) > 1
     flow_state, vocoder_state = (
@@ -63,6 +65,8 @@ def test_stages_give_the_audio_of_the_library(model: Token2Wav, prompt_tokens: i
         audio.append(chunk.audio)
     flow.close(flow_state)
     vocoder.close(vocoder_state)
+    assert [kind for kind, _ in heard] == ["audio", "sound"]  # once for each utterance
+    assert 0 < heard[0][1] <= heard[1][1] < heard[0][1] + 0.1  # the audio is loud from the start
     assert np.array_equal(np.concatenate(audio), model.synthesize(tokens, voice))
 
 

@@ -61,7 +61,7 @@ class KernelStep(StepFunction):
         past = Past(batch, self.cache, self.estimator)
 
         def velocity(step: int) -> torch.Tensor:
-            past.move_to(step)
+            past.move_to(self.tables.stored_steps[step])
             # The state is the same in conditional and unconditional rows.
             inputs[..., :bands] = batch.x.transpose(1, 2)
             [shifts] = self.tables.modulation[step]

@@ -52,7 +52,8 @@ class KernelStep(StepFunction):
 
     def _velocity(self, batch: Batch, step: int, given: torch.Tensor, rope: Rope) -> torch.Tensor:
         blocks, out = self.tables.modulation[step]
-        x = self._embedded(batch, step, given)
+        stored = self.tables.stored_steps[step]
+        x = self._embedded(batch, stored, given)
         # Of every layer: shift, scale and gate of attention, then of the feed-forward layer. Of the
         # final norm: scale and shift.
         vectors = [row[0].unbind() for row in blocks]
@@ -63,28 +64,28 @@ class KernelStep(StepFunction):
         for layer, block in enumerate(self._blocks):
             _, _, gate_att, shift_ff, scale_ff, gate_ff = vectors[layer]
             h = gated_norm(
-                x, self._attended(batch, step, layer, h, rope), gate_att, shift_ff, scale_ff
+                x, self._attended(batch, stored, layer, h, rope), gate_att, shift_ff, scale_ff
             )
             h = gated_norm(x, _fed_forward(block.ff, h), gate_ff, *following[layer])
         return self.estimator.proj_out(h).float().transpose(1, 2)
 
-    def _embedded(self, batch: Batch, step: int, given: torch.Tensor) -> torch.Tensor:
+    def _embedded(self, batch: Batch, stored: int, given: torch.Tensor) -> torch.Tensor:
         """Computes the input (branches * blocks, block_frames, dim) of the first layer."""
         # The state is the same in conditional and unconditional rows.
         h = (given + self.estimator.input_embed.project_state(batch.x.transpose(1, 2))).flatten(
             0, 1
         )
         placed = h
-        tails = self.estimator.tails(batch.conv_state[:, step])
+        tails = self.estimator.tails(batch.conv_state[:, stored])
         for convolution, tail in zip(self._convolutions, tails, strict=True):
             placed = convolution(placed, tail, batch.table)
         return h.add_(placed)
 
     def _attended(
-        self, batch: Batch, step: int, layer: int, h: torch.Tensor, rope: Rope
+        self, batch: Batch, stored: int, layer: int, h: torch.Tensor, rope: Rope
     ) -> torch.Tensor:
         """Computes the output (branches * blocks, block_frames, dim) of attention."""
-        view, (cos, sin) = self.cache.layer(step, layer), rope
+        view, (cos, sin) = self.cache.layer(stored, layer), rope
         queries = project_heads(h, self._projections[layer], view, cos, sin, batch.table)
         seen = paged_attention(queries, view, cos, sin, batch.table)
         return self._blocks[layer].attn.to_out[0](seen)

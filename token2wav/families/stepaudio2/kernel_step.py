@@ -50,7 +50,7 @@ class KernelStep(StepFunction):
         past = Past(batch, self.cache, self.estimator)
 
         def velocity(step: int) -> torch.Tensor:
-            past.move_to(step)
+            past.move_to(self.tables.stored_steps[step])
             # The state is the same in conditional and unconditional rows.
             state = self.estimator.project_state(batch.x.transpose(1, 2))
             return self._velocity((given + state).flatten(0, 1), step, past)
