@@ -161,7 +161,9 @@ class Token2Wav:
             tokens: (n,) integers, n >= 1, or (n, codebooks); or (n, size) numbers for a model that
                 takes latents.
             voice: prompt and speaker, as for `stream`.
-            steps, decoder_noise, delays: as for `stream`.
+            steps: as for `stream`.
+            decoder_noise: as for `stream`.
+            delays: as for `stream`.
 
         Returns:
             (samples_per_token * n,) float32, minus the leading silence that
