@@ -8,8 +8,9 @@ JSON.
     .venv/bin/python -m benchmarks.quality
     .venv/bin/python -m benchmarks.quality --text examples/demo_voice/unseen.txt \\
         --name quality_unseen
-    .venv/bin/python -m benchmarks.quality --first-audio --name quality_first_audio
-    .venv/bin/python -m benchmarks.quality --storage --name quality_storage
+    .venv/bin/python -m benchmarks.quality --only first-audio --name quality_first_audio
+    .venv/bin/python -m benchmarks.quality --only storage --name quality_storage
+    .venv/bin/python -m benchmarks.quality --only tf32 --name quality_tf32
     .venv/bin/python -m benchmarks.quality --codec --name quality_codec
 
 The recordings need `pip install -e '.[demo]'`.
@@ -20,13 +21,16 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
+import torch
+from torch.overrides import TorchFunctionMode
 from tqdm import tqdm
 
 from benchmarks.environment import ROOT, describe, save
@@ -47,6 +51,7 @@ from examples.demo_voice.recordings import PROMPT, record
 from examples.demo_voice.text import HELD_OUT, held_out
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav, Voice
 from token2wav.families import read_config
+from token2wav.networks import streaming
 from token2wav_client import Client, ClientVoice
 from token2wav_server import Ports, TritonServer
 from token2wav_voice import FrontEnd, PromptVoice, Recording
@@ -102,10 +107,10 @@ def main() -> None:
     parser.add_argument("--recordings", type=Path, default=RECORDINGS, help="folder for recordings")
     parser.add_argument("--sentences", type=int, help="number of sentences (default: all)")
     parser.add_argument(
-        "--first-audio", action="store_true", help="measure only streams with provisional chunks"
-    )
-    parser.add_argument(
-        "--storage", action="store_true", help="measure only streams with each type of the cache"
+        "--only",
+        choices=SELECTIONS,
+        help="measure only streams with provisional chunks (first-audio), with each type of the "
+        "cache (storage), or the rounding of the vocoder on a GPU (tf32)",
     )
     parser.add_argument("--name", default="quality", help="name of the result files")
     options = parser.parse_args()
@@ -119,8 +124,7 @@ def main() -> None:
         front_end = FrontEnd(folder)
         prompt = front_end.voice(Recording.load(PROMPT))
         listen = front_end.tokens
-        selected = early if options.first_audio else storages if options.storage else ways
-        rows_of = partial(selected, folder, prompt)
+        rows_of = partial(SELECTIONS[options.only] if options.only else ways, folder, prompt)
     paths = record(options.recordings, options.text)[: options.sentences]
     texts = held_out(options.text)[: len(paths)]
     recordings = [Recording.load(path) for path in paths]
@@ -222,12 +226,23 @@ def early(folder: Path, prompt: PromptVoice) -> Iterator[tuple[str, Speak]]:
         yield name, partial(_paced, _load(folder, stream), voice, pace)
 
 
+def rounded(folder: Path, prompt: PromptVoice) -> Iterator[tuple[str, Speak]]:
+    """Yields whole sequences with the vocoder in float32, and with the rounding of a GPU."""
+    voice = Voice(prompt.prompt_tokens, prompt.prompt_mel, prompt.speaker_embedding)
+    model = _load(folder)
+    yield WHOLE, partial(_whole, model, voice)
+    yield f"{WHOLE}, vocoder in TF32", partial(_whole_in_tf32, model, voice)
+
+
 def codec_ways(folder: Path) -> Iterator[tuple[str, Speak]]:
     """Yields the rows of a codec, which needs no voice."""
     yield ORIGINAL, lambda sentence: [sentence.recording]
     model = _load(folder)
     yield WHOLE, lambda sentence: [model.synthesize(sentence.tokens)]
     yield STREAMING, partial(_streamed, model, None)
+
+
+SELECTIONS = {"first-audio": early, "storage": storages, "tf32": rounded}
 
 
 def _load(folder: Path, stream: StreamConfig | None = None, **runtime: Any) -> Token2Wav:
@@ -242,6 +257,32 @@ def _vocoded(model: Token2Wav, sentence: Sentence) -> list[Signal]:
 
 def _whole(model: Token2Wav, voice: Voice, sentence: Sentence) -> list[Signal]:
     return [model.vocode(model.mel(sentence.tokens, voice, streaming=False))]
+
+
+def _whole_in_tf32(model: Token2Wav, voice: Voice, sentence: Sentence) -> list[Signal]:
+    mel = model.mel(sentence.tokens, voice, streaming=False)
+    # Short convolutions would be products with packed weights, which the mode does not see.
+    with patch.object(streaming, "_multiplies", lambda *_: False), _RoundedProducts():
+        return [model.vocode(mel)]
+
+
+class _RoundedProducts(TorchFunctionMode):
+    """Rounding of the inputs of all convolutions in float32 to the 10 bits of mantissa of TF32.
+
+    A GPU rounds so in the generator of HiFT. F0 is predicted in float64. The kernels of the STFT
+    and of its inverse have one channel, and a GPU does not round them.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        from token2wav.execution.kernels.convolution import tf32  # needs the Triton language
+
+        if func in (torch.conv1d, torch.conv_transpose1d):
+            x, weight, *rest = args
+            if weight.dtype == torch.float32 and 1 not in weight.shape[:2]:
+                args = tf32(x), tf32(weight), *rest
+        return func(*args, **(kwargs or {}))
 
 
 def _streamed(model: Token2Wav, voice: Voice | None, sentence: Sentence) -> list[Signal]:
