@@ -26,7 +26,8 @@ def load(
 
     Returns:
         The model, and a row with the seconds of loading (including the capture of graphs), the
-            size of the cache in MiB, and the CUDA graphs with their nodes and memory.
+            size of the cache in MiB, and the CUDA graphs with their nodes, memory and seconds of
+            capture.
     """
     began = time.monotonic()
     model = Token2Wav.load(folder, stream=stream, runtime=settings.runtime(**runtime))
@@ -38,6 +39,7 @@ def load(
         "graphs": graphs.graphs,
         "graph_nodes": graphs.nodes,
         "graph_mib": graphs.memory >> 20,
+        "graph_s": round(graphs.seconds, 1),
     }
 
 

@@ -201,6 +201,7 @@ def test_a_graph_is_on_the_gpu_before_its_first_batch(
     assert recorded.replays == (0 if uploads else 1)
     assert (pool.summary.graphs, pool.summary.nodes) == (1, 5)
     assert pool.summary.memory == recorded.replays
+    assert pool.summary.seconds > 0
     captured()
     assert recorded.replays == (1 if uploads else 2)
 

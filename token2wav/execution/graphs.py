@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -34,11 +35,14 @@ class GraphSummary:
         graphs: number of graphs.
         nodes: number of their nodes; None without cuda-python.
         memory: bytes of GPU memory that the captures took.
+        seconds: time that the captures took, with the runs before them, in which the Triton
+            language compiles kernels.
     """
 
     graphs: int = 0
     nodes: int | None = None
     memory: int = 0
+    seconds: float = 0.0
 
 
 class GraphPool:
@@ -73,6 +77,7 @@ class GraphPool:
         Raises:
             CaptureError: the capture failed, although the function runs without a capture.
         """
+        began = time.monotonic()
         torch.cuda.empty_cache()  # else the capture itself would free this memory
         free, _ = torch.cuda.mem_get_info(self._device)
         self._stream.wait_stream(torch.cuda.current_stream())
@@ -90,6 +95,7 @@ class GraphPool:
         if nodes is not None:
             summary.nodes = (summary.nodes or 0) + nodes
         summary.memory += free - torch.cuda.mem_get_info(self._device)[0]
+        summary.seconds += time.monotonic() - began
         return CudaGraph(graph, function)
 
     def _captured(self, function: Callable[[], None]) -> tuple[torch.cuda.CUDAGraph, int | None]:
