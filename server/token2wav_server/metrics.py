@@ -53,7 +53,7 @@ _STARTS = (
 )
 _BATCH_STREAMS = ("batch_streams", "Chunks in each batch", "HISTOGRAM", _STREAMS)
 _REFUSED = ("refused_total", "Rejected requests, by the rejected field", "COUNTER")
-_START_KINDS = ("whole", "provisional")
+_START_KINDS = {False: "whole", True: "provisional"}
 _ONE_AT_A_TIME = threading.Lock()
 
 
@@ -254,7 +254,7 @@ def starts() -> Callable[[bool], None]:
         A function that counts a first chunk. Its argument is whether the chunk is provisional.
     """
     family = Family(*_STARTS)
-    for kind in _START_KINDS:
+    for kind in _START_KINDS.values():
         family.record(0, kind=kind)
     return lambda provisional: family.record(1, kind=_START_KINDS[provisional])
 

@@ -393,7 +393,7 @@ def test_a_model_with_graphs_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(assemble, "gpu_runs_kernels", lambda device: False)
     # The flow runs as on a CPU. Padding would change its last digits, which would shift phases and
     # hide the effect of the vocoder.
-    monkeypatch.setattr(assemble, "runner", lambda *given: choice.runner(*given[:5]))
+    monkeypatch.setattr(assemble, "runner", lambda *given, **options: choice.runner(*given))
     monkeypatch.setattr(assemble, "conditions", lambda *given: choice.conditions(*given[:4]))
     runtime = RuntimeConfig(device="cpu", backend="torch")
     captured, tokens, voice = Token2Wav.load(TINY, runtime=runtime), some_tokens(190), a_voice(41)

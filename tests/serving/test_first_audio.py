@@ -168,7 +168,7 @@ def test_fewer_steps_see_the_past_at_their_own_times(parts: Parts) -> None:
     assert early.stored_steps == [0, 3, 7]
     with torch.inference_mode():
         mu = parts.flow.conditions(torch.from_numpy(tokens)[None])[:, :, :count]
-        speaker = parts.flow.speaker(torch.from_numpy(voice.speaker_embedding))[None]
+        speaker = parts.flow.speaker(torch.tensor(voice.speaker_embedding))[None]
         conditions = estimator.prepare_conditions(*solver.guided(mu, speaker, torch.zeros_like(mu)))
         grid = parts.config.grid(0).scaled(2)
         positions = torch.arange(count)

@@ -63,9 +63,8 @@ class StreamConfig:
             earlier, but the last samples of each chunk are computed as if the last frame were
             repeated. A codec uses later tokens instead, as far as they have arrived. None takes the
             value of the model: 0, or fewer frames than the look-ahead for a codec with a long one.
-        decoder_noise: whether the decoder adds the noise that belongs to its model (SNAC), if the
-            request does not say. Models
-            without such noise ignore this setting.
+        decoder_noise: whether the decoder adds the noise that belongs to its model (SNAC). A
+            request may choose otherwise. Models without such noise ignore this setting.
         trim_silence_ms: most milliseconds of leading silence that are removed before the first
             chunk is sent, in windows of 10 ms below -50 dBFS; 0 for none.
         reference: whether to compute as the published streaming loop does. That loop recomputes

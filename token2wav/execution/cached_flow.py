@@ -219,7 +219,7 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
         self._noise, self._left_blocks = recompute.noise, recompute.left_blocks
         self._recompute = recompute
         self._runners = dict(runners)
-        self._early_runners = {**runners, **(early_runners or {})}
+        self._early_runners = dict(early_runners or {})
         self._usual = next(iter(runners))
         self._layout = cache.layout
         self.states = states
@@ -364,12 +364,17 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
         if not parts:
             return []
         mus = self.conditions.run([part.placed for part in parts])
-        runners = [
-            (self._early_runners if part.placed.provisional else self._runners)[part.steps]
-            for part in parts
-        ]
-        inputs = list(zip(runners, self._inputs(parts, mus), strict=True))
-        return map_grouped(inputs, lambda each: each[0], _run)
+        kinds = [(part.steps, part.placed.provisional) for part in parts]
+        inputs = list(zip(kinds, self._inputs(parts, mus), strict=True))
+        return map_grouped(inputs, lambda each: each[0], self._run)
+
+    def _run(self, alike: Sequence[tuple[tuple[int, bool], ChunkInput]]) -> list[torch.Tensor]:
+        """Computes the mels of chunks that have the same number of ODE steps, and that are all
+        provisional or all not.
+        """
+        steps, provisional = alike[0][0]
+        runner = self._early_runners.get(steps) if provisional else None
+        return (runner or self._runners[steps]).run([given for _, given in alike])
 
     def _inputs(self, parts: Sequence[_PagedChunk], mus: list[torch.Tensor]) -> list[ChunkInput]:
         """Prepares chunks for the ODE from their conditions mu (bands, frames).
@@ -468,8 +473,3 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
             self.states.release(stream.slot)
             self.prefixes.release(stream.prefix)
             stream.prefix = None
-
-
-def _run(alike: Sequence[tuple[Runner, ChunkInput]]) -> list[torch.Tensor]:
-    """Computes the mels of chunks that have the same runner."""
-    return alike[0][0].run([given for _, given in alike])

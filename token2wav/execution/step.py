@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 
 from token2wav.cache.paged_kv_cache import PagedKVCache
 from token2wav.execution.batch import Batch, Block, frame_positions
@@ -46,9 +45,10 @@ class StepFunction(ABC):
 
         Returns:
             Function that evaluates the estimator. Its argument is the index of an ODE step. Its
-            result is the velocity (branches * rows, bands, block_frames), with the conditional rows
-            first. Call it for every step in order. It also writes the keys and values of the blocks
-            to the cache, and the state of the convolutions to `conv_state` of the batch.
+            result is the velocity (branches * rows, bands, frames) of the first frames of every
+            block, with the conditional rows first. Call it for every step in order. It also writes
+            the keys and values of the blocks to the cache, and the state of the convolutions to
+            `conv_state` of the batch.
         """
 
     @torch.inference_mode()
@@ -56,7 +56,9 @@ class StepFunction(ABC):
         """Integrates the state of a batch, in place, from noise to mel."""
         velocity = self(batch)
         for step in range(len(self.tables.widths)):
-            batch.x.copy_(self.tables.advance(step, batch.x, velocity(step)))
+            found = velocity(step)
+            x = batch.x[..., : found.shape[-1]]
+            x.copy_(self.tables.advance(step, x, found))
 
 
 StepMaker = Callable[[Estimator, OdeTables, PagedKVCache], StepFunction]
@@ -86,7 +88,7 @@ class TorchStep(StepFunction):
     """Step function on torch. It runs eagerly.
 
     If every chunk of a batch has one block, the estimator computes only as many frames as the
-    longest of these blocks has. Provisional chunks are mostly such chunks.
+    longest of these blocks has. Most provisional chunks have one block.
     """
 
     def __call__(self, batch: Batch) -> Velocity:
@@ -103,8 +105,7 @@ class TorchStep(StepFunction):
         def velocity(step: int) -> torch.Tensor:
             context.step = self.tables.stored_steps[step]
             x, modulation = self.tables.rows(state), self.tables.modulation[step]
-            found = self.estimator.velocity(x, conditions, modulation, None, context, rope=rope)
-            return F.pad(found, (0, batch.block_frames - frames))
+            return self.estimator.velocity(x, conditions, modulation, None, context, rope=rope)
 
         return velocity
 

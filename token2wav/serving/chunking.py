@@ -70,7 +70,7 @@ class HopSchedule:
             *config.hops(stream),
             config.block_tokens,
             first_tokens,
-            min(stream.early_lookahead_tokens, config.lookahead_tokens),
+            max(1, min(stream.early_lookahead_tokens, config.lookahead_tokens)),
             adaptive,
         )
 
@@ -262,7 +262,7 @@ class Chunker:
             return self.received
         blocks = self._grid.complete_stop(available)
         # At least one token is left for the last chunk of the utterance.
-        partial_stop = self.received - max(1, schedule.early_lookahead)
+        partial_stop = self.received - schedule.early_lookahead
         if not self._heard:
             first = self.spoken + schedule.first_tokens
             if (
