@@ -51,13 +51,13 @@ class Heard:
 
 
 class Listener:
-    """Listener of one utterance, whose tokens arrive at given times.
+    """Listener of an utterance. Its tokens arrive at given times.
 
     Args:
         config: configuration of the model.
         schedule: hops of the chunks.
         coming: time of arrival and number of tokens, in order.
-        clock: simulated clock, whose `now` can be set.
+        clock: simulated clock with a `now` that can be set.
         load: load of the machine.
         prompt: number of prompt tokens.
     """

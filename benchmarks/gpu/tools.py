@@ -59,7 +59,7 @@ def _sanitized(command: list[str], settings: Settings) -> Row:
 def counters(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
     """Measures the kernels of a first chunk with Nsight Compute, one after the other.
 
-    Nsight Compute sets clocks and empties caches. So the times are not those of a served chunk.
+    Nsight Compute sets clocks and empties caches. So a served chunk takes other times.
     """
     program = _found("ncu")
     yield "kernels of a first chunk", partial(_counted, program, folder, settings)

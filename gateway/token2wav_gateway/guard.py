@@ -23,10 +23,10 @@ _OPEN = {"/health/live", "/health/ready", "/docs", "/openapi.json", "/redoc"}
 
 
 class Guard:
-    """Middleware that bounds what one HTTP request can occupy.
+    """Middleware that bounds the memory and time of an HTTP request.
 
     It refuses a request without a valid key before its body is read, and a body that is too large
-    or that arrives too slowly. It ends a response whose client takes no more bytes.
+    or that arrives too slowly. It ends a response if the client takes no more bytes.
 
     Args:
         app: application to protect.
@@ -135,7 +135,7 @@ class _Exchange:
 
 
 class _StalledError(OSError):
-    """Error of a response whose client has stopped reading."""
+    """Error of a response: the client has stopped reading."""
 
 
 def error_response(error: GatewayError, metrics: Metrics) -> JSONResponse:

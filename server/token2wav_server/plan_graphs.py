@@ -34,8 +34,8 @@ NODE_BYTES = 64 << 10
 def graph_nodes(model: ModelConfig, stream: StreamConfig) -> int:
     """Estimates the number of nodes of all CUDA graphs of a model.
 
-    Returns 0 for a codec, for a flow without graphs, and for a family outside this project, whose
-    nodes nobody has counted.
+    Returns 0 for a codec, for a flow without graphs, and for a family outside this project,
+    because its nodes were not counted.
     """
     family = networks_module(model).__package__.rpartition(".")[2]
     if family not in _FLOW_NODES:

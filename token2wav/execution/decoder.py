@@ -1,4 +1,4 @@
-"""Stage from tokens to audio: a codec decoder, whose input frames are codes or latents."""
+"""Stage from tokens to audio: a codec decoder with input frames of codes or latents."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from token2wav.voice import Voice
 class TokenDecoder(Stage):
     """Decoder stage, which passes the tokens of each chunk to a vocoder stage as frames.
 
-    The numbers of one token, its codes or its latent, are those of one float32 frame. float32 holds
+    The codes or the latent of a token become the numbers of a float32 frame. float32 holds
     every code below 2**24 exactly. The network looks up the embeddings of the codes.
 
     Args:

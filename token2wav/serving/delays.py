@@ -28,8 +28,8 @@ class DelayPattern:
         config: configuration of the model.
 
     Raises:
-        InputError: a token of the model has no codebooks or another number of them, the first delay
-            is not 0, or a delay is out of range.
+        InputError: a token of the model has no codebooks or another number of codebooks, the first
+            delay is not 0, or a delay is out of range.
     """
 
     def __init__(self, delays: Sequence[int], config: ModelConfig) -> None:

@@ -1,6 +1,6 @@
 """Log of a running server: reads the output of tritonserver and its models, and shows a part of it.
 
-The part is meant for a person who runs the server: warnings, errors and a summary of the model.
+The part is meant for operators of the server: warnings, errors and a summary of the model.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ def frame_phases(
     f0,  # (streams, frame_limit) double, strided: F0 in Hz, with any sign
     f0_stream,
     frame_limit,
-    delay,  # frames by which F0 is late
+    delay,  # delay of F0, in frames
     begins,  # (harmonics,) double: phase of each harmonic at the start of a stream
     phases,  # (streams, frame_limit, harmonics, 2) double: phase at the end of a frame, and advance
     voiced,  # (streams, 1 + frame_limit) float32: 1 or 0, from the last frame of the previous piece
@@ -202,7 +202,7 @@ def excite(
     new,
     state_width,
     pieces,
-    delay,  # samples by which the result is late
+    delay,  # delay of the result, in samples
     TILE: tl.constexpr,
 ):
     """Computes the excitation: tanh of the merged sines of the harmonics and of the noise."""
@@ -261,7 +261,7 @@ def analyse(
     state_width,
     pieces,
     rate,  # windows per frame
-    delay,  # windows by which the result is late
+    delay,  # delay of the result, in windows
     ROUND: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     TILE_BINS: tl.constexpr,
@@ -324,11 +324,11 @@ def synthesise(
     frame_limit,
     pieces,
     rate,
-    delay,  # windows by which the signal is late
+    delay,  # delay of the signal, in windows
     limit,
     gains,  # (most + 1,) gains of the fade-in at the start of a stream, or None
     most,
-    audio_delay,  # samples by which the audio is late
+    audio_delay,  # delay of the audio, in samples
     OVERLAP: tl.constexpr,  # windows that a sample depends on
     TILE_ROWS: tl.constexpr,
     TILE_HOP: tl.constexpr,

@@ -50,7 +50,7 @@ Strides = Annotated[tuple[Annotated[int, Bounds(1, _MOST_CODES)], ...], Length(8
 
 @dataclass(frozen=True, kw_only=True)
 class SnacSizes:
-    """Sizes of SNAC. Fields and defaults equal those of the package.
+    """Sizes of SNAC. The package `snac` has the same fields and defaults.
 
     Attributes:
         sampling_rate: samples per second.
@@ -123,10 +123,10 @@ class SnacSizes:
 
     @property
     def latent_delay(self) -> int:
-        """Latents by which the input of the first upsampling is late.
+        """Delay of the input of the first upsampling, in latents.
 
         The convolutions before it read later latents. With attention the delay is a whole number of
-        tokens, because a chunk of whole tokens has to end so many latents after a window.
+        tokens, because a chunk of whole tokens has to end this number of latents after a window.
         """
         reach, stride = KERNEL // 2, self.vq_strides[0]
         return reach if self.attn_window_size is None else math.ceil(reach / stride) * stride
@@ -167,14 +167,14 @@ class SnacConfig(SymmetricCodecConfig):
     Attributes:
         sizes: sizes of the decoder.
         tokens_past_window: tokens after the end of a window that the window depends on; 0 without
-            attention. Chunks end so many tokens after windows.
+            attention. Chunks end this number of tokens after windows.
     """
 
     sizes: SnacSizes
     tokens_past_window: int = 0
 
     def grid(self, prompt_tokens: int, left_blocks: int = -1) -> BlockGrid:
-        """Returns a grid whose blocks end `tokens_past_window` after the windows of attention."""
+        """Returns a grid with blocks that end `tokens_past_window` after the windows of attention."""
         padding = -self.tokens_past_window % self.block_tokens
         return BlockGrid(self.block_tokens, prompt_padding=padding, left_blocks=left_blocks)
 
