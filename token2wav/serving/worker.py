@@ -63,8 +63,8 @@ class _Worker:
 class WorkerPool(RequestPool):
     """Pool of workers, which compute requests until `close` is called.
 
-    One more thread, the watch thread, ends requests that are idle or open for too long, and requests of
-    clients that have disconnected.
+    One more thread, the watch thread, ends requests that are idle or open for too long, and
+    requests of clients that have disconnected.
 
     If the batch of a worker does not end in time, the worker counts as hung, and its requests fail.
     The memory of these requests is not freed until the worker returns from the backend, because the

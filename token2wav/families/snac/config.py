@@ -174,7 +174,7 @@ class SnacConfig(SymmetricCodecConfig):
     tokens_past_window: int = 0
 
     def grid(self, prompt_tokens: int, left_blocks: int = -1) -> BlockGrid:
-        """Returns a grid with blocks that end `tokens_past_window` after the windows of attention."""
+        """Returns a grid with blocks that end `tokens_past_window` after the windows."""
         padding = -self.tokens_past_window % self.block_tokens
         return BlockGrid(self.block_tokens, prompt_padding=padding, left_blocks=left_blocks)
 
