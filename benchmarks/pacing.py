@@ -30,7 +30,9 @@ from matplotlib import pyplot as plt
 TINY = ROOT / "tests" / "data" / "tiny"
 PACES = (15, 20, 25, 30, 35, 40, 50, 75, 100, 200)
 PATTERNS = ("steady", "messages of 5", "bursts of 20", "stalls of 1 s")
-FIRST_TOKENS, PROMPTS = (0, 5, 6, 8, 10, 12, 16), (0, 75, 80, 90)
+# `first_tokens` and `early_lookahead_tokens` of a stream
+FIRST_TOKENS = ((0, 3), (5, 1), (5, 2), (6, 1), (6, 2), (8, 1), (8, 2), (10, 2), (12, 2), (16, 2))
+PROMPTS = (0, 75, 80, 90)
 CROWDS = (1, 2, 4, 6, 8, 12, 16)
 TOKENS, PROMPT = 250, 75
 BUFFER_S = 0.2
@@ -42,7 +44,7 @@ _POLL_S, _FIXED_S, _TOKEN_S = 0.05, 0.05, 0.001
 class Heard:
     """Playback and cost of one utterance of 10 s."""
 
-    first_s: float  # time of the first audio; the language model begins at 0
+    first_s: float  # time of the first audio; the first token comes at 0
     underruns: int  # number of underruns of the player
     silent_s: float  # sum of all silences
     chunks: int
@@ -146,7 +148,7 @@ def arrivals(
     size = {"messages of 5": 5, "bursts of 20": 20}.get(pattern, 1)
     for stop in range(size, TOKENS + size, size):
         stalled = stop // 60 if pattern == "stalls of 1 s" else 0
-        yield begins + stop / pace + stalled, min(size, TOKENS - stop + size)
+        yield begins + (stop - 1) / pace + stalled, min(size, TOKENS - stop + size)
 
 
 def replay(
@@ -228,19 +230,28 @@ def main() -> None:
                 }
             )
     print(
-        "first_tokens, prompt, tokens/s: first audio, underruns, tokens computed for each, share "
-        "that is provisional"
+        "first_tokens, early_lookahead_tokens, prompt, tokens/s: first audio, underruns, tokens "
+        "computed for each, share that is provisional"
     )
-    for count in FIRST_TOKENS:
-        schedule = HopSchedule.of(StreamConfig(first_tokens=count), config)
+    for count, lookahead in FIRST_TOKENS:
+        stream = StreamConfig(first_tokens=count, early_lookahead_tokens=lookahead)
+        schedule = HopSchedule.of(stream, config)
         for prompt in PROMPTS:
             for pace in (25, 50, 100):
                 h = replay(schedule, config, pace, prompt=prompt)
                 print(
-                    f"{count} | {prompt} | {pace} | {h.first_s:.2f} s, {h.underruns}, "
-                    f"{h.computed}, {h.provisional}"
+                    f"{count} | {lookahead} | {prompt} | {pace} | {h.first_s:.2f} s, "
+                    f"{h.underruns}, {h.computed}, {h.provisional}"
                 )
-                early.append({"first_tokens": count, "prompt": prompt, "pace": pace, **asdict(h)})
+                early.append(
+                    {
+                        "first_tokens": count,
+                        "early_lookahead_tokens": lookahead,
+                        "prompt": prompt,
+                        "pace": pace,
+                        **asdict(h),
+                    }
+                )
     print(
         "streams on one machine at 25 tokens/s, whole blocks and early: first audio, underruns "
         "and silence of each"
@@ -266,7 +277,9 @@ def main() -> None:
             shown = [
                 row
                 for row in early
-                if row["pace"] == pace and row["prompt"] == PROMPT and row["first_tokens"]
+                if (row["pace"], row["prompt"]) == (pace, PROMPT)
+                and row["first_tokens"]
+                and row["early_lookahead_tokens"] == StreamConfig().early_lookahead_tokens
             ]
             panel.plot(
                 [row["first_tokens"] for row in shown],

@@ -33,22 +33,22 @@ def test_omitted_keys_have_defaults(tmp_path: Path, text: str) -> None:
 def test_defaults_equal_the_public_streaming_loop() -> None:
     defaults = ServerConfig()
     assert defaults.stream == StreamConfig(
-        first_tokens=8,
-        early_lookahead_tokens=1,
+        first_tokens=6,
+        early_lookahead_tokens=2,
         early_steps=0,
         max_hop_tokens=0,
         left_blocks=None,
         steps=(),
     )
     assert HopSchedule.of(defaults.stream, CosyVoice3Config.read(TINY)) == HopSchedule(
-        25, 100, 25, first_tokens=8, early_lookahead=1
+        25, 100, 25, first_tokens=6, early_lookahead=2
     )
     assert defaults.runtime == RuntimeConfig("auto", "auto", "", "auto", 0)
     assert defaults.limits.streams > 1
 
 
 FULL = """
-stream: {first_tokens: 12, early_lookahead_tokens: 2, early_steps: 3, max_hop_tokens: 200, \
+stream: {first_tokens: 12, early_lookahead_tokens: 3, early_steps: 3, max_hop_tokens: 200, \
 left_blocks: 8, steps: [10, 4], hold_frames: 8, \
 decoder_noise: false, trim_silence_ms: 200,
          reference: true}
@@ -70,7 +70,7 @@ def test_a_full_file_sets_everything(tmp_path: Path) -> None:
     config = load_server_config(written(tmp_path, FULL))
     assert config == ServerConfig(
         StreamConfig(
-            *(12, 2, 3, 200, 8),
+            *(12, 3, 3, 200, 8),
             steps=(10, 4),
             hold_frames=8,
             decoder_noise=False,

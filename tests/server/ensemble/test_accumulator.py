@@ -62,8 +62,8 @@ def test_audio_that_the_vocoder_holds_back_does_not_count_as_sent(
         chunker, playback = stream.request.chunker, stream.request.playback
         playback.now = lambda: 0.0
         made._push(stream, first, Mock(), Mock())
-        assert chunker.spoken == 8
-        expected = 8 / 25 - HELD_BACK_SECONDS if not more else 0.0
+        assert chunker.spoken == config.stream.first_tokens
+        expected = chunker.spoken / 25 - HELD_BACK_SECONDS if not more else 0.0
         assert playback.seconds_sent == pytest.approx(expected)
         assert (playback.started is None) == bool(more)
         made._push(stream, message(60), Mock(), Mock())
