@@ -35,7 +35,7 @@ test: lint ## lint, then run all tests in four processes (tests wait for servers
 check: lint ## lint, then run the tests that need no server and no export (two minutes)
 	$(BIN)/pytest -n 2 $(addprefix tests/,test_*.py config cache networks serving families/streamflow client voices server/test_*.py server/ensemble docs)
 
-release-test: lint ## run the tests that are too slow for `make test`: kernels for more GPUs, the recipe of the demo (three minutes)
+release-test: lint ## run the tests that are too slow for `make test`: kernels for more GPUs, more exports, soaks (ten minutes)
 	$(BIN)/pytest -m slow
 
 page: ## [PORT=8080]: serve a web page that speaks the text you type, with a Triton server, until Ctrl-C

@@ -84,6 +84,7 @@ def run_on(tree: Path, python: Path, *arguments: str) -> subprocess.CompletedPro
     )
 
 
+@pytest.mark.slow
 def test_all_slices_on_a_bare_machine(tmp_path: Path) -> None:
     run = partial(run_on, *machine(tmp_path, PACKAGES))
     out = tmp_path / "out"

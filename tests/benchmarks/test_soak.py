@@ -14,7 +14,8 @@ from benchmarks.soak.run import Plan, soak
 PLAN = Plan(minutes=1 / 3, clients=12, seed=209)
 
 
-@pytest.mark.parametrize("model", ["cosyvoice3", pytest.param("mimi", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["cosyvoice3", "mimi"])
 def test_some_seconds_among_misbehaving_clients(tmp_path: Path, model: str) -> None:
     """Well-behaved clients lose no sample, and no state is left behind.
 

@@ -86,6 +86,7 @@ def test_a_public_folder_beside_the_yaml(tmp_path: Path) -> None:
     assert model.vocode(mel).shape == (30 * 256,)
 
 
+@pytest.mark.slow
 def test_its_graphs_serve(folder: Path, tmp_path: Path) -> None:
     """Maker accepts a graph only if it equals torch. Then streams run on the graphs."""
     maker = Maker(folder, EngineFolder(tmp_path), ["pytest"])
