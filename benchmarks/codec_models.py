@@ -71,7 +71,7 @@ SNAC = {
     "attn_window_size": None,
     "vq_strides": [4, 2, 1],
 }
-SNAC_44 = {
+SNAC_44: dict[str, Any] = {
     "sampling_rate": 44100,
     "encoder_dim": 64,
     "encoder_rates": [2, 3, 8, 8],

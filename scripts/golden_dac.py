@@ -300,6 +300,7 @@ _SNAC_ATTENTION = {
 }
 # Codes of a token, by codebook, in the order in which language models emit them.
 _SNAC_ORDER = {
+    (8, 4, 2, 1): [[0], [1, 8], [2, 5, 9, 12], [3, 4, 6, 7, 10, 11, 13, 14]],
     (4, 2, 1): [[0], [1, 4], [2, 3, 5, 6]],
     (4, 1): [[0], [1, 2, 3, 4]],
     (2, 1): [[0], [1, 2]],
@@ -308,15 +309,23 @@ _SNAC_ORDER = {
 
 def snac(sizes: dict[str, Any]) -> Golden:
     """Computes the audio of codes by `snac`, with this project's noise and without noise."""
-    order = _SNAC_ORDER[tuple(sizes["vq_strides"])]
-    codes = codes_of(_FRAMES, sum(map(len, order)), sizes["codebook_size"])
-    by_codebook = [codes[:, places].reshape(1, -1) for places in order]
+    strides = sizes["vq_strides"]
+    of_a_token = sum(strides[0] // stride for stride in strides)
+    codes = codes_of(_FRAMES, of_a_token, sizes["codebook_size"])
     model = public_snac(sizes)
     golden = {"codes": codes}
     for name, noise in (("audio", _noise_of_project), ("audio_without_noise", _no_noise)):
         with mock.patch("torch.randn", noise(len(sizes["decoder_rates"]))):
-            golden[name] = model.decode(by_codebook)[0, 0]
+            golden[name] = model.decode(by_codebook(codes.T[None], strides))[0, 0]
     return golden
+
+
+def by_codebook(codes: torch.Tensor, strides: list[int]) -> list[torch.Tensor]:
+    """Splits codes (streams, codes of a token, tokens) into the codes of each codebook, as `snac`
+    takes them: (streams, tokens * codes of the codebook in a token).
+    """
+    order = _SNAC_ORDER[tuple(strides)]
+    return [codes[:, places].transpose(1, 2).flatten(1) for places in order]
 
 
 def public_snac(sizes: dict[str, Any]) -> Any:

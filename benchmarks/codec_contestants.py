@@ -1,0 +1,367 @@
+"""Contestants of `codec_peers`: the public decoders of codecs, and the streams of this library.
+
+Each call receives one new frame of codes of every stream, or a block of frames, and returns their
+audio. Decoders with symmetric convolutions (DAC, Higgs Audio, SNAC) hold back the audio that later
+frames change.
+
+Public decoders without a state recompute: `qwen-tts` decodes the last 25 frames again, as its
+`chunked_decode` does; `snac` decodes as few earlier frames as give the same audio; `transformers`
+and NeMo decode the whole prefix again. `moshi` and `moss-tts-lite` keep a state themselves. All
+contestants compute their streams as one batch, except that `moss-tts-lite` computes them in turns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from benchmarks.codec_models import (
+    DAC,
+    HIGGS,
+    HIGGS_RATES,
+    MIMI,
+    MOSHI,
+    NANOCODEC,
+    QWEN3_OMNI,
+    QWEN3_TTS,
+    SNAC,
+    SNAC_44,
+    moss_sizes,
+)
+from scripts import golden_codecs as public
+from scripts import golden_dac as public_dac
+from scripts import golden_moss as public_moss
+from tests.support import (
+    dac_model,
+    mimi_model,
+    moshi_model,
+    moss_model,
+    nanocodec_model,
+    qwen3_model,
+    snac_model,
+)
+from token2wav import RuntimeConfig, StreamConfig, Token2Wav
+from token2wav.families.dac.config import DacSizes, DecoderSizes
+from token2wav.families.snac.config import SnacSizes
+from token2wav.voice import voice_for
+
+_CONTEXT = 25  # frames that `chunked_decode` of qwen-tts decodes again
+_SNAC_CONTEXT = 5  # the reach of SNAC's decoder to both sides, in frames
+# With attention a chunk ends one token after a window of 4 tokens. The new audio of a call begins
+# two windows before its tokens, and the first of these windows depends on the window before it.
+_SNAC_WINDOW, _SNAC_WINDOWS_BEFORE, _SNAC_PAST_WINDOW = 4, 3, 1
+
+_MOSS_FRAME = 1920  # samples of a frame
+_SNAC_FRAME = 2048  # samples of a frame of seven codes
+_SNAC_44_FRAME = 3072  # samples of a frame of fifteen codes
+
+Audio = NDArray[np.float32]
+
+
+class Contestant(ABC):
+    """Decoder with some streams, which all have the same codes."""
+
+    every_frame = True  # whether frames before a measured one have to be computed
+
+    @abstractmethod
+    def start(self, streams: int) -> None:
+        """Opens new streams, and closes older ones."""
+
+    @abstractmethod
+    def frame(self, index: int) -> Audio:
+        """Decodes frame `index` of every stream, or a block of frames, and returns the new audio of
+        the first stream.
+        """
+
+
+class Recomputing(Contestant):
+    """Public decoder that keeps no state.
+
+    Args:
+        decode: function from codes (streams, codebooks, frames) to audio (streams, samples).
+        codes: (frames, codebooks).
+        context: number of earlier frames that each call decodes again; None for all frames.
+        block: frames of a call.
+        held: samples that later frames still change, which are not returned yet.
+    """
+
+    every_frame = False
+
+    def __init__(
+        self,
+        decode: Callable[[torch.Tensor], torch.Tensor],
+        codes: torch.Tensor,
+        frame_samples: int,
+        context: int | None = None,
+        block: int = 1,
+        held: int = 0,
+    ) -> None:
+        self._decode, self._codes, self._context = decode, codes, context
+        self._frame_samples, self._streams = frame_samples, 1
+        self._block, self._held = block, held
+
+    def start(self, streams: int) -> None:
+        self._streams = streams
+
+    def frame(self, index: int) -> Audio:
+        begin, end = index * self._block, (index + 1) * self._block
+        first = 0 if self._context is None else max(0, begin - self._context)
+        codes = self._codes[first:end].T.expand(self._streams, -1, -1)
+        start, stop = (
+            max(0, (frames - first) * self._frame_samples - self._held) for frames in (begin, end)
+        )
+        return self._decode(codes)[0, start:stop].numpy()
+
+
+class Moshi(Contestant):
+    """Mimi of `moshi`, which keeps a state."""
+
+    def __init__(self, model: Any, codes: torch.Tensor) -> None:
+        self._model, self._codes, self._streams = model, codes, 1
+        self._open = contextlib.ExitStack()
+
+    def start(self, streams: int) -> None:
+        self._open.close()
+        self._open.enter_context(self._model.streaming(streams))
+        self._streams = streams
+
+    def frame(self, index: int) -> Audio:
+        codes = self._codes[index, :, None].expand(self._streams, -1, -1)
+        audio: Audio = self._model.decode(codes)[0, 0].numpy()
+        return audio
+
+
+class MossLite(Contestant):
+    """Streamers of `moss-tts-lite`, which keep a state. Each of them computes one stream.
+
+    Args:
+        decoder: decoder of the package. Its copies share the weights.
+        codes: (frames, codebooks).
+    """
+
+    def __init__(self, decoder: Any, codes: torch.Tensor) -> None:
+        self._decoder, self._codes, self._streamers = decoder, codes, list[Any]()
+
+    def start(self, streams: int) -> None:
+        from moss_tts_lite.codec import MossCodecStreamer  # type: ignore[import-not-found]
+
+        self._streamers = []
+        for _ in range(streams):
+            decoder = copy.copy(self._decoder)
+            decoder.stages = [copy.copy(stage) for stage in decoder.stages]
+            self._streamers.append(MossCodecStreamer(decoder, chunk_duration=_MOSS_FRAME / 24000))
+
+    def frame(self, index: int) -> Audio:
+        codes = self._codes[index : index + 1]
+        audio: list[Audio] = [streamer.push(codes) for streamer in self._streamers]
+        return audio[0]
+
+
+class Ours(Contestant):
+    """Streams of the library.
+
+    Args:
+        folder: model folder.
+        codes: (frames, codebooks).
+        block: frames of a call.
+    """
+
+    def __init__(self, folder: Path, codes: torch.Tensor, block: int) -> None:
+        stream = StreamConfig(max_hop_tokens=block, hold_frames=0)
+        self._block = block
+        self._model = Token2Wav.load(folder, stream=stream, runtime=RuntimeConfig(device="cpu"))
+        self._codes, self._requests = codes.numpy().astype(np.int32), list[Any]()
+
+    def start(self, streams: int) -> None:
+        pipeline, nobody = self._model.pipeline, voice_for(self._model.config, None)
+        for request in self._requests:
+            pipeline.close(request)
+        self._requests = [pipeline.request(nobody) for _ in range(streams)]
+        for request in self._requests:
+            pipeline.open(request)
+
+    def frame(self, index: int) -> Audio:
+        for request in self._requests:
+            start = index * self._block
+            request.chunker.push(self._codes[start : start + self._block], end=False)
+        if self._requests[0].chunker.next_chunk is None:  # waits for the end of an attention block
+            return np.zeros(0, np.float32)
+        chunks = self._model.pipeline.advance(self._requests)
+        for request in self._requests:
+            request.chunker.computed()
+        chunk = chunks[0]
+        if isinstance(chunk, Exception):
+            raise chunk
+        return np.zeros(0, np.float32) if chunk is None else chunk.audio
+
+
+@dataclass(frozen=True)
+class Match:
+    """A public decoder and ours.
+
+    Attributes:
+        family: name of the codec in tables.
+        peer: name of the public code.
+        sizes: sizes of the networks, with published names.
+        codebooks, codebook_size: number of codes of a frame, and entries of a codebook.
+        make: function from the codes to the public contestant.
+        write_model: function that writes the same weights to a folder in the published layout.
+        block: frames of a call.
+        frame_seconds: duration of a frame.
+    """
+
+    family: str
+    peer: str
+    sizes: dict[str, Any]
+    codebooks: int
+    codebook_size: int
+    make: Callable[[torch.Tensor], Contestant]
+    write_model: Callable[[Path, Any], Path]
+    block: int = 1
+    frame_seconds: float = 0.08
+
+    @property
+    def call_seconds(self) -> float:
+        """Seconds of audio of a call."""
+        return self.block * self.frame_seconds
+
+
+def matches() -> list[Match]:
+    """Lists all matches."""
+
+    def qwen3_tts(codes: torch.Tensor) -> Contestant:
+        decoder = public.qwen3_tts_decoder(QWEN3_TTS, "sdpa")
+        return Recomputing(lambda given: decoder(given)[:, 0], codes, 1920, _CONTEXT)
+
+    def qwen3_omni(codes: torch.Tensor) -> Contestant:
+        decoder = public.qwen3_omni_code2wav(QWEN3_OMNI, "sdpa")
+        return Recomputing(lambda given: decoder(given)[:, 0], codes, 1920, _CONTEXT)
+
+    def transformers_mimi(codes: torch.Tensor) -> Contestant:
+        model = public.transformers_mimi(MIMI, "sdpa")
+        return Recomputing(lambda given: model.decode(given).audio_values[:, 0], codes, 1920)
+
+    def moshi_mimi(codes: torch.Tensor) -> Contestant:
+        return Moshi(public.moshi_mimi(MOSHI), codes)
+
+    def nanocodec(codes: torch.Tensor) -> Contestant:
+        quantizer, decoder = public.nemo_modules(NANOCODEC)
+
+        def decode(given: torch.Tensor) -> torch.Tensor:
+            lengths = torch.full((given.shape[0],), given.shape[2])
+            values = quantizer.decode(indices=given.transpose(0, 1), input_len=lengths)
+            audio: torch.Tensor = decoder(inputs=values, input_len=lengths)[0]
+            return audio
+
+        return Recomputing(decode, codes, 1764)
+
+    def dac(codes: torch.Tensor) -> Contestant:
+        model = public_dac.transformers_dac(DAC)
+        return Recomputing(
+            lambda given: model.decode(audio_codes=given).audio_values,
+            codes,
+            512,
+            block=4,
+            held=DacSizes(sampling_rate=44100).output_delay,
+        )
+
+    def higgs(codes: torch.Tensor) -> Contestant:
+        model = public_dac.transformers_higgs(HIGGS)
+        held = DecoderSizes(downsampling_ratios=HIGGS_RATES, upsampling_ratios=HIGGS_RATES)
+        return Recomputing(
+            lambda given: model.decode(given).audio_values[:, 0],
+            codes,
+            960,
+            held=held.output_delay,
+        )
+
+    def snac(codes: torch.Tensor) -> Contestant:
+        held = DecoderSizes(downsampling_ratios=(2, 4, 8, 8)).output_delay
+        return Recomputing(_public_snac(SNAC), codes, _SNAC_FRAME, _SNAC_CONTEXT, held=held)
+
+    def snac_44(codes: torch.Tensor) -> Contestant:
+        held = SnacSizes(**SNAC_44).output_delay
+        held += (_SNAC_WINDOW - _SNAC_PAST_WINDOW) * _SNAC_44_FRAME
+        return Recomputing(
+            _public_snac(SNAC_44),
+            codes,
+            _SNAC_44_FRAME,
+            _SNAC_WINDOWS_BEFORE * _SNAC_WINDOW,
+            block=_SNAC_WINDOW,
+            held=held,
+        )
+
+    def moss(codes: torch.Tensor) -> Contestant:
+        return MossLite(public_moss.public_decoder(moss_sizes()), codes)
+
+    qwen3 = (16, 2048)
+    mimi = (8, 2048)
+    return [
+        Match("Qwen3-TTS", "qwen-tts", QWEN3_TTS, *qwen3, qwen3_tts, qwen3_model.write_model),
+        Match(
+            "Qwen3-Omni", "transformers", QWEN3_OMNI, *qwen3, qwen3_omni, qwen3_model.write_model
+        ),
+        Match("Mimi", "transformers", MIMI, *mimi, transformers_mimi, mimi_model.write_model),
+        Match("Mimi", "moshi", MOSHI, *mimi, moshi_mimi, moshi_model.write_model),
+        Match("NanoCodec", "NeMo", NANOCODEC, 4, 4032, nanocodec, nanocodec_model.write_model),
+        Match("DAC", "transformers", DAC, 9, 1024, dac, dac_model.write_dac, 4, 512 / 44100),
+        Match(
+            *("Higgs Audio", "transformers", HIGGS, 8, 1024),
+            *(higgs, dac_model.write_higgs),
+            frame_seconds=0.04,
+        ),
+        Match(
+            *("SNAC", "snac", SNAC, 7, 4096),
+            *(snac, _write_snac),
+            frame_seconds=_SNAC_FRAME / 24000,
+        ),
+        Match(
+            *("SNAC 44.1 kHz", "snac", SNAC_44, 15, 4096),
+            *(snac_44, _write_snac),
+            block=_SNAC_WINDOW,
+            frame_seconds=_SNAC_44_FRAME / 44100,
+        ),
+        Match(
+            *("MOSS", "moss-tts-lite", moss_sizes(), 32, 1024),
+            *(moss, moss_model.write_model),
+        ),
+    ]
+
+
+def _public_snac(sizes: dict[str, Any]) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Returns the public decoder of SNAC, whose noise is silent."""
+    model = public_dac.public_snac(sizes)
+    _silence_noise(model.state_dict())
+
+    def decode(given: torch.Tensor) -> torch.Tensor:
+        audio: torch.Tensor = model.decode(public_dac.by_codebook(given, sizes["vq_strides"]))[:, 0]
+        return audio
+
+    return decode
+
+
+def _write_snac(folder: Path, golden: Any) -> Path:
+    """Writes a folder of SNAC whose noise is silent."""
+    path = snac_model.write_snac(folder, golden) / "pytorch_model.bin"
+    weights = torch.load(path)
+    _silence_noise(weights)
+    torch.save(weights, path)
+    return folder
+
+
+def _silence_noise(weights: dict[str, torch.Tensor]) -> None:
+    """Makes the noise of SNAC silent, because the public code draws other noise in every call. Both
+    contestants still compute it.
+    """
+    for name, value in weights.items():
+        if ".linear." in name and name.endswith("original0"):
+            value.zero_()
