@@ -33,8 +33,6 @@ from benchmarks.codec_models import (
     NANOCODEC,
     QWEN3_OMNI,
     QWEN3_TTS,
-    SNAC,
-    SNAC_44,
     moss_sizes,
 )
 from scripts import golden_codecs as public
@@ -49,6 +47,7 @@ from tests.support import (
     qwen3_model,
     snac_model,
 )
+from tests.support.snac_model import SNAC_24KHZ, SNAC_44KHZ
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.families.dac.config import DacSizes, DecoderSizes
 from token2wav.families.snac.config import SnacSizes
@@ -286,13 +285,13 @@ def matches() -> list[Match]:
 
     def snac(codes: torch.Tensor) -> Contestant:
         held = DecoderSizes(downsampling_ratios=(2, 4, 8, 8)).output_delay
-        return Recomputing(_public_snac(SNAC), codes, _SNAC_FRAME, _SNAC_CONTEXT, held=held)
+        return Recomputing(_public_snac(SNAC_24KHZ), codes, _SNAC_FRAME, _SNAC_CONTEXT, held=held)
 
     def snac_44(codes: torch.Tensor) -> Contestant:
-        held = SnacSizes(**SNAC_44).output_delay
+        held = SnacSizes(**SNAC_44KHZ).output_delay
         held += (_SNAC_WINDOW - _SNAC_PAST_WINDOW) * _SNAC_44_FRAME
         return Recomputing(
-            _public_snac(SNAC_44),
+            _public_snac(SNAC_44KHZ),
             codes,
             _SNAC_44_FRAME,
             _SNAC_WINDOWS_BEFORE * _SNAC_WINDOW,
@@ -320,12 +319,12 @@ def matches() -> list[Match]:
             frame_seconds=0.04,
         ),
         Match(
-            *("SNAC", "snac", SNAC, 7, 4096),
+            *("SNAC", "snac", SNAC_24KHZ, 7, 4096),
             *(snac, _write_snac),
             frame_seconds=_SNAC_FRAME / 24000,
         ),
         Match(
-            *("SNAC 44.1 kHz", "snac", SNAC_44, 15, 4096),
+            *("SNAC 44.1 kHz", "snac", SNAC_44KHZ, 15, 4096),
             *(snac_44, _write_snac),
             block=_SNAC_WINDOW,
             frame_seconds=_SNAC_44_FRAME / 44100,

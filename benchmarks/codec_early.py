@@ -23,7 +23,7 @@ import torch
 
 from benchmarks.environment import describe, save
 from tests.support.dac_model import write_dac, write_higgs
-from tests.support.snac_model import write_snac
+from tests.support.snac_model import SNAC_24KHZ, write_snac
 from token2wav.execution.assemble import load_network
 from token2wav.families import read_config
 from token2wav.families.dac.network import Decoder, ResidualUnit
@@ -41,15 +41,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
             "upsampling_ratios": _HIGGS_RATES,
         },
     },
-    "SNAC 24 kHz": {
-        "sampling_rate": 24000,
-        "encoder_dim": 48,
-        "encoder_rates": [2, 4, 8, 8],
-        "decoder_dim": 1024,
-        "decoder_rates": [8, 8, 4, 2],
-        "attn_window_size": None,
-        "vq_strides": [4, 2, 1],
-    },
+    "SNAC 24 kHz": SNAC_24KHZ,
 }
 _WRITERS = {"DAC": write_dac, "Higgs": write_higgs, "SNAC": write_snac}
 _FRAMES, _STOPS = 64, (24, 30, 37, 45)

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from tests.support.codec_models import WRITERS
+from tests.support.snac_model import SNAC_24KHZ, SNAC_44KHZ
 from token2wav.families import read_config
 from token2wav.families.moss.config import TransformerPart
 
@@ -62,24 +63,6 @@ HIGGS = {
     },
     "semantic_model_config": {"model_type": "hubert", "hidden_size": 768},
 }
-SNAC = {
-    "sampling_rate": 24000,
-    "encoder_dim": 48,
-    "encoder_rates": [2, 4, 8, 8],
-    "decoder_dim": 1024,
-    "decoder_rates": [8, 8, 4, 2],
-    "attn_window_size": None,
-    "vq_strides": [4, 2, 1],
-}
-SNAC_44: dict[str, Any] = {
-    "sampling_rate": 44100,
-    "encoder_dim": 64,
-    "encoder_rates": [2, 3, 8, 8],
-    "decoder_dim": 1536,
-    "decoder_rates": [8, 8, 3, 2],
-    "attn_window_size": 32,
-    "vq_strides": [8, 4, 2, 1],
-}
 # Sizes of each codec, by the names of `WRITERS`.
 SIZES: dict[str, dict[str, Any]] = {
     "qwen3_tts": QWEN3_TTS,
@@ -88,7 +71,8 @@ SIZES: dict[str, dict[str, Any]] = {
     "nanocodec": NANOCODEC,
     "dac": DAC,
     "higgs": HIGGS,
-    "snac": SNAC,
+    "snac": SNAC_24KHZ,
+    "snac_attention": SNAC_44KHZ,
 }
 
 

@@ -23,6 +23,7 @@ from benchmarks import codec_models
 from benchmarks.environment import RESULTS
 from benchmarks.models import public_configs
 from tests.support import dac_model, mimi_model, nanocodec_model, qwen3_model
+from tests.support.snac_model import SNAC_24KHZ, SNAC_44KHZ
 from token2wav.config import StreamConfig
 from token2wav.execution.assemble import family_of
 from token2wav.families import read_config
@@ -79,8 +80,8 @@ def codec_documents() -> dict[str, tuple[str, dict[str, Any]]]:
             dac_model.document({"sampling_rate": 24000, "n_codebooks": 32, **lower}),
         ),
         "Higgs Audio": ("config.json", dac_model.document(codec_models.HIGGS, "higgs")),
-        "SNAC": ("config.json", codec_models.SNAC),
-        "SNAC 44.1 kHz": ("config.json", codec_models.SNAC_44),
+        "SNAC": ("config.json", SNAC_24KHZ),
+        "SNAC 44.1 kHz": ("config.json", SNAC_44KHZ),
         "MOSS": ("config.json", {"model_type": "moss-audio-tokenizer"}),
     }
 

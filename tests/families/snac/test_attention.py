@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,38 +10,19 @@ import torch
 
 from tests.support.codec_models import drawn_tokens
 from tests.support.family_golden import FamilyGolden
-from tests.support.snac_model import write_snac
+from tests.support.snac_model import SNAC_44KHZ, config_of, write_snac
 from tests.support.utterances import off
 from token2wav import ConfigError, RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.execution.assemble import family_of
 from token2wav.execution.stages import FrameChunk
 from token2wav.execution.vocoder import PieceInput, StreamingVocoder, likely_pieces
-from token2wav.families import read_config
 
 PARITY = 1e-5  # of the spread of the audio
-PUBLISHED = {  # hubertsiuzdak/snac_44khz; snac_32khz differs in the sample rate alone
-    "sampling_rate": 44100,
-    "encoder_dim": 64,
-    "encoder_rates": [2, 3, 8, 8],
-    "decoder_dim": 1536,
-    "decoder_rates": [8, 8, 3, 2],
-    "attn_window_size": 32,
-    "codebook_size": 4096,
-    "codebook_dim": 8,
-    "vq_strides": [8, 4, 2, 1],
-    "noise": True,
-    "depthwise": True,
-}
-
-
-def config_of(folder: Path, sizes: dict[str, Any]) -> Any:
-    (folder / "config.json").write_text(json.dumps(sizes))
-    return read_config(folder)
 
 
 @pytest.mark.parametrize(("rate", "tokens"), [(44100, 14.36), (32000, 10.42)])
 def test_published_sizes(rate: int, tokens: float, tmp_path: Path) -> None:
-    config = config_of(tmp_path, {**PUBLISHED, "sampling_rate": rate})
+    config = config_of(tmp_path, {**SNAC_44KHZ, "sampling_rate": rate})
     with torch.device("meta"):
         network: Any = family_of(config).network(config, "decoder")
     assert config.token_shape == (15,)
@@ -123,4 +103,4 @@ def test_early_audio_is_refused(tmp_path: Path) -> None:
 )
 def test_values_that_are_refused(key: str, value: object, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"config.json: .*{message}"):
-        config_of(tmp_path, {**PUBLISHED, key: value})
+        config_of(tmp_path, {**SNAC_44KHZ, key: value})

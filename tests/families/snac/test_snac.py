@@ -4,7 +4,6 @@ are compared in `tests/families/dac/test_dac.py`, because SNAC has DAC's decoder
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 import torch
 
 from tests.support.family_golden import FamilyGolden
-from tests.support.snac_model import published_weights, write_snac
+from tests.support.snac_model import SNAC_24KHZ, config_of, published_weights, write_snac
 from tests.support.utterances import off
 from token2wav import (
     CheckpointError,
@@ -25,27 +24,8 @@ from token2wav import (
 from token2wav.execution.assemble import check_folder, family_of
 from token2wav.execution.stages import FrameChunk
 from token2wav.execution.vocoder import StreamingVocoder, likely_pieces
-from token2wav.families import read_config
 
 PARITY = 1e-5  # of the spread of the audio
-PUBLISHED = {  # hubertsiuzdak/snac_24khz
-    "sampling_rate": 24000,
-    "encoder_dim": 48,
-    "encoder_rates": [2, 4, 8, 8],
-    "decoder_dim": 1024,
-    "decoder_rates": [8, 8, 4, 2],
-    "attn_window_size": None,
-    "codebook_size": 4096,
-    "codebook_dim": 8,
-    "vq_strides": [4, 2, 1],
-    "noise": True,
-    "depthwise": True,
-}
-
-
-def config_of(folder: Path, sizes: dict[str, Any]) -> Any:
-    (folder / "config.json").write_text(json.dumps(sizes))
-    return read_config(folder)
 
 
 @pytest.mark.parametrize("size", ["tiny", "small"])
@@ -106,7 +86,7 @@ def test_streams_of_a_batch_with_and_without_noise(
 
 
 def test_published_sizes(tmp_path: Path) -> None:
-    config = config_of(tmp_path, PUBLISHED)
+    config = config_of(tmp_path, SNAC_24KHZ)
     with torch.device("meta"):
         network: Any = family_of(config).network(config, "decoder")
     assert config.token_shape == (7,)
@@ -124,7 +104,7 @@ def test_published_sizes(tmp_path: Path) -> None:
 
 
 def test_the_order_of_the_codes_of_four_codebooks(tmp_path: Path) -> None:
-    config = config_of(tmp_path, {**PUBLISHED, "vq_strides": [8, 4, 2, 1]})
+    config = config_of(tmp_path, {**SNAC_24KHZ, "vq_strides": [8, 4, 2, 1]})
     places = config.sizes.code_places()
     assert config.token_shape == (15,)
     assert places[0] == [0] * 8
@@ -153,7 +133,7 @@ def test_the_order_of_the_codes_of_four_codebooks(tmp_path: Path) -> None:
 )
 def test_values_that_are_refused(key: str, value: object, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"config.json: .*{message}"):
-        config_of(tmp_path, {**PUBLISHED, key: value})
+        config_of(tmp_path, {**SNAC_24KHZ, key: value})
 
 
 def test_weights_that_are_refused_and_weights_that_are_not_read(tmp_path: Path) -> None:
