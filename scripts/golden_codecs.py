@@ -13,23 +13,20 @@ the packages:
 from __future__ import annotations
 
 import argparse
-import importlib.machinery
-import importlib.util
 import json
 import logging
 import os
 import sys
-import types
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
+from scripts.public_packages import EmptyModule, bare_package, module_of, package_folder, refilled
 from tests.support.random_weights import SEED, fill, fill_qwen3, fill_state
 
 Golden = dict[str, torch.Tensor]
@@ -99,9 +96,7 @@ def _nemo() -> Any:
     replaced while they load.
     """
     loaded = dict(sys.modules)
-    package = importlib.util.find_spec("nemo")
-    assert package is not None
-    [root] = package.submodule_search_locations or []
+    folder = package_folder("nemo") / "collections"
     for name in (
         *("omegaconf", "hydra", "transformers", "nemo", "nemo.collections", "nemo.core"),
         *("nemo.collections.asr", "nemo.collections.asr.modules", "nemo.collections.audio"),
@@ -111,21 +106,12 @@ def _nemo() -> Any:
         *("nemo.core.classes.module", "nemo.core.neural_types"),
         *("nemo.core.neural_types.elements", "nemo.core.neural_types.neural_type", "nemo.utils"),
     ):
-        sys.modules[name] = _Empty(name)
+        sys.modules[name] = EmptyModule(name)
     sys.modules["nemo.utils"].logging = logging  # type: ignore[attr-defined]
     sys.modules["nemo.core.classes.module"].NeuralModule = torch.nn.Module  # type: ignore[attr-defined]
     sys.modules["nemo.core.classes.common"].typecheck = _no_typecheck  # type: ignore[attr-defined]
-    folder = Path(root) / "collections"
-    for name, path in (
-        ("nemo.collections.common.parts.utils", folder / "common" / "parts" / "utils.py"),
-        ("public_codec", folder / "tts" / "modules" / "audio_codec_modules.py"),
-    ):
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    codec = sys.modules["public_codec"]
+    module_of("nemo.collections.common.parts.utils", folder / "common" / "parts" / "utils.py")
+    codec = module_of("public_codec", folder / "tts" / "modules" / "audio_codec_modules.py")
     sys.modules.clear()
     sys.modules.update(loaded)
     return codec
@@ -187,11 +173,7 @@ def transformers_mimi(sizes: dict[str, Any], attention: str = "eager") -> Any:
     """Makes Mimi of `transformers` with random weights."""
     from transformers import MimiConfig, MimiModel
 
-    with TemporaryDirectory() as folder:
-        MimiModel(MimiConfig(**sizes)).save_pretrained(folder)
-        path = Path(folder) / "model.safetensors"
-        save_file(fill_state(load_file(path)), path, {"format": "pt"})  # by published names
-        return MimiModel.from_pretrained(folder, attn_implementation=attention).eval()
+    return refilled(MimiModel, MimiConfig(**sizes), fill_state, attn_implementation=attention)
 
 
 # The codec of Pocket TTS. The sizes have the names of the published configuration.
@@ -234,12 +216,8 @@ def pocket_tts(sizes: dict[str, Any]) -> Golden:
     """Computes the audio of latents by `transformers`."""
     from transformers import PocketTTSAudioTokenizerConfig, PocketTTSAudioTokenizerModel
 
-    with TemporaryDirectory() as folder:
-        model = PocketTTSAudioTokenizerModel(PocketTTSAudioTokenizerConfig(**sizes))
-        model.save_pretrained(folder)
-        path = Path(folder) / "model.safetensors"
-        save_file(fill_state(load_file(path)), path, {"format": "pt"})  # by published names
-        model = PocketTTSAudioTokenizerModel.from_pretrained(folder).eval()
+    config = PocketTTSAudioTokenizerConfig(**sizes)
+    model = refilled(PocketTTSAudioTokenizerModel, config, fill_state)
     latents = torch.randn(
         2 * _FRAMES, sizes["latent_dim"], generator=torch.Generator().manual_seed(SEED)
     )
@@ -298,7 +276,7 @@ def mimi_of_moshi(sizes: dict[str, Any]) -> Golden:
 def moshi_mimi(sizes: dict[str, Any]) -> Any:
     """Makes Mimi of `moshi` with random weights. Sizes that are missing are the published ones."""
     os.environ["NO_TORCH_COMPILE"] = "1"
-    sys.modules.setdefault("sentencepiece", _Empty("sentencepiece"))  # for the text of Moshi
+    sys.modules.setdefault("sentencepiece", EmptyModule("sentencepiece"))  # for the text of Moshi
     from moshi.models import loaders  # type: ignore[import-not-found]
 
     seanet = loaders._seanet_kwargs | sizes.get("seanet", {})
@@ -375,12 +353,9 @@ def qwen3_tts_decoder(sizes: dict[str, Any], attention: str = "eager") -> Any:
     """Makes the decoder of `qwen-tts`' 12 Hz tokenizer with random weights."""
     # Bare packages, because the real ones import much that decoding does not need.
     if "qwen_tts" not in sys.modules:
-        package = importlib.util.find_spec("qwen_tts")
-        assert package is not None
-        [root] = package.submodule_search_locations or []
-        for name, folder in (("qwen_tts", Path(root)), ("qwen_tts.core", Path(root) / "core")):
-            sys.modules[name] = types.ModuleType(name)
-            sys.modules[name].__path__ = [str(folder)]
+        root = package_folder("qwen_tts")
+        bare_package("qwen_tts", root)
+        bare_package("qwen_tts.core", root / "core")
     from qwen_tts.core.tokenizer_12hz import modeling_qwen3_tts_tokenizer_v2 as public
 
     config = public.Qwen3TTSTokenizerV2DecoderConfig(**sizes)
@@ -420,29 +395,6 @@ def _audio_of(decoder: Any, sizes: dict[str, Any]) -> Golden:
 
 def _no_typecheck(*_: Any, **__: Any) -> Callable[[Any], Any]:
     return lambda function: function
-
-
-def stand_in(name: str) -> types.ModuleType:
-    """Makes a module that stands for a package that decoding does not need."""
-    return _Empty(name)
-
-
-class _Empty(types.ModuleType):
-    """Module in which every name is an empty class that accepts any arguments."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.__path__: list[str] = []
-        self.__spec__ = importlib.machinery.ModuleSpec(name, None)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        anything = {
-            "__init__": lambda *_, **__: None,
-            "__getattr__": lambda *_: lambda *_, **__: None,
-        }
-        return type(name, (), anything)
 
 
 FAMILIES: Families = {

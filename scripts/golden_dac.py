@@ -13,9 +13,7 @@ a package `tests`, which would hide the folder `tests` of this project:
 
 from __future__ import annotations
 
-import importlib.util
 import sys
-import types
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,9 +21,9 @@ from typing import Any
 from unittest import mock
 
 import torch
-from safetensors.torch import load_file, save_file
 
-from scripts.golden_codecs import Families, Golden, codes_of, stand_in, write_families
+from scripts.golden_codecs import Families, Golden, codes_of, write_families
+from scripts.public_packages import EmptyModule, bare_package, module_of, package_folder, refilled
 from tests.support.random_weights import fill_dac
 from token2wav.networks.position_noise import noise_table
 
@@ -70,16 +68,7 @@ def transformers_dac(sizes: dict[str, Any]) -> Any:
     """Makes DAC of `transformers` with random weights."""
     from transformers import DacConfig, DacModel
 
-    return _with_weights(DacModel, DacConfig(**sizes))
-
-
-def _with_weights(kind: Any, config: Any) -> Any:
-    """Makes a model of `transformers` with random weights, which have their published names."""
-    with TemporaryDirectory() as folder:
-        kind(config).save_pretrained(folder)
-        path = Path(folder) / "model.safetensors"
-        save_file(fill_dac(load_file(path)), path, {"format": "pt"})
-        return kind.from_pretrained(folder).eval()
+    return refilled(DacModel, DacConfig(**sizes), fill_dac)
 
 
 # DAC of `descript-audio-codec`. The sizes are the arguments that the package saves.
@@ -130,37 +119,18 @@ def descript_dac(sizes: dict[str, Any]) -> Any:
     """Makes DAC of `descript-audio-codec` with random weights."""
     if "dac" not in sys.modules:
         # Bare packages, because the real ones import much that decoding does not need.
-        root, audiotools = _folder("dac"), _folder("audiotools")
+        root, audiotools = package_folder("dac"), package_folder("audiotools")
         for name in ("dac", "dac.model", "dac.nn"):
-            sys.modules[name] = types.ModuleType(name)
-            sys.modules[name].__path__ = [str(root.joinpath(*name.split(".")[1:]))]
+            bare_package(name, root.joinpath(*name.split(".")[1:]))
         for name in ("audiotools", "audiotools.ml", "tqdm"):
-            sys.modules.setdefault(name, stand_in(name))
-        base = _loaded("audiotools_base", audiotools / "ml" / "layers" / "base.py")
+            sys.modules.setdefault(name, EmptyModule(name))
+        base = module_of("audiotools_base", audiotools / "ml" / "layers" / "base.py")
         sys.modules["audiotools.ml"].BaseModel = base.BaseModel  # type: ignore[attr-defined]
     from dac.model.dac import DAC  # type: ignore[import-not-found]
 
     model = DAC(**sizes).eval()
     fill_dac(model.state_dict())
     return model
-
-
-def _folder(package: str) -> Path:
-    """Finds the folder of an installed package, without importing it."""
-    spec = importlib.util.find_spec(package)
-    assert spec is not None
-    [root] = spec.submodule_search_locations or []
-    return Path(root)
-
-
-def _loaded(name: str, path: Path) -> Any:
-    """Loads one file as a module."""
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 # The Higgs Audio tokenizer. The sizes have the names of the published configuration.
@@ -224,7 +194,7 @@ def transformers_higgs(sizes: dict[str, Any]) -> Any:
     """Makes the Higgs Audio tokenizer of `transformers` with random weights."""
     from transformers.utils import import_utils
 
-    sys.modules.setdefault("torchaudio", stand_in("torchaudio"))  # resamples audio to encode
+    sys.modules.setdefault("torchaudio", EmptyModule("torchaudio"))  # resamples audio to encode
     import_utils.BACKENDS_MAPPING["torchaudio"] = (lambda: True, "")
     from transformers.models.higgs_audio_v2_tokenizer import (
         configuration_higgs_audio_v2_tokenizer as configuration,
@@ -234,7 +204,7 @@ def transformers_higgs(sizes: dict[str, Any]) -> Any:
     )
 
     config = configuration.HiggsAudioV2TokenizerConfig(**sizes)
-    return _with_weights(public.HiggsAudioV2TokenizerModel, config)
+    return refilled(public.HiggsAudioV2TokenizerModel, config, fill_dac)
 
 
 # SNAC. The sizes have the names of the published configuration.

@@ -18,14 +18,14 @@ speed.
 from __future__ import annotations
 
 import importlib
-import importlib.machinery
 import importlib.util
 import sys
-import types
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from scripts.public_packages import EmptyModule, bare_package, package_folder
 
 
 @dataclass(frozen=True)
@@ -59,20 +59,6 @@ SMALL = Sizes(48, 3, 96, (3, 2), 48, 4, 8, (3, 2), (64, 24))
 SIZES = {"tiny": TINY, "small": SMALL}
 
 
-class _Empty(types.ModuleType):
-    """Module in which every name is an empty class."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.__path__: list[str] = []
-        self.__spec__ = importlib.machinery.ModuleSpec(name, None)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return type(name, (), {})
-
-
 def prepare_imports() -> None:
     """Makes the packages' modules importable.
 
@@ -97,16 +83,14 @@ def prepare_imports() -> None:
     ]
     empty += ["s3tokenizer.utils", "s3tokenizer.model_v2", "chatterbox.models.s3tokenizer"]
     for name in empty:
-        module = sys.modules[name] = _Empty(name)
+        module = sys.modules[name] = EmptyModule(name)
         parent, _, own = name.rpartition(".")
-        if isinstance(sys.modules.get(parent), _Empty):
+        if isinstance(sys.modules.get(parent), EmptyModule):
             setattr(sys.modules[parent], own, module)
     sys.modules["matcha.utils.pylogger"].get_pylogger = lambda *_: None  # type: ignore[attr-defined]
     for name in ("stepaudio2", "chatterbox"):  # their `__init__` would import the language models
-        spec = importlib.util.find_spec(name)
-        if spec is not None:
-            sys.modules[name] = types.ModuleType(name)
-            sys.modules[name].__path__ = list(spec.submodule_search_locations or [])
+        if importlib.util.find_spec(name) is not None:
+            bare_package(name, package_folder(name))
 
 
 def _conformer(module: str, sizes: Sizes, **more: Any) -> Any:
