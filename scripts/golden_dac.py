@@ -6,7 +6,7 @@ a package `tests`, which would hide the folder `tests` of this project:
 
     python -m venv public && public/bin/pip install torch numpy einops safetensors transformers
     public/bin/pip install --no-deps descript-audio-codec==1.0.0 descript-audiotools==0.7.2 \
-        snac==1.2.1
+        snac==1.2.1 boson-multimodal==0.1.1
     rm -r public/lib/python3*/site-packages/tests
     public/bin/python -m scripts.golden_dac tests/data/families
 """
@@ -117,6 +117,16 @@ def dac_of_descript(sizes: dict[str, Any]) -> Golden:
 
 def descript_dac(sizes: dict[str, Any]) -> Any:
     """Makes DAC of `descript-audio-codec` with random weights."""
+    _import_descript()
+    from dac.model.dac import DAC  # type: ignore[import-not-found]
+
+    model = DAC(**sizes).eval()
+    fill_dac(model.state_dict())
+    return model
+
+
+def _import_descript() -> None:
+    """Makes the modules of `descript-audio-codec` importable."""
     if "dac" not in sys.modules:
         # Bare packages, because the real ones import much that decoding does not need.
         root, audiotools = package_folder("dac"), package_folder("audiotools")
@@ -126,11 +136,6 @@ def descript_dac(sizes: dict[str, Any]) -> Any:
             sys.modules.setdefault(name, EmptyModule(name))
         base = module_of("audiotools_base", audiotools / "ml" / "layers" / "base.py")
         sys.modules["audiotools.ml"].BaseModel = base.BaseModel  # type: ignore[attr-defined]
-    from dac.model.dac import DAC  # type: ignore[import-not-found]
-
-    model = DAC(**sizes).eval()
-    fill_dac(model.state_dict())
-    return model
 
 
 # The Higgs Audio tokenizer. The sizes have the names of the published configuration.
@@ -205,6 +210,59 @@ def transformers_higgs(sizes: dict[str, Any]) -> Any:
 
     config = configuration.HiggsAudioV2TokenizerConfig(**sizes)
     return refilled(public.HiggsAudioV2TokenizerModel, config, fill_dac)
+
+
+# The first release of the Higgs Audio tokenizer. The sizes are the arguments in `config.json`. The
+# public code fixes the width of the decoder, 1,024 channels.
+
+_HIGGS_FIRST = {
+    "tiny": {
+        "D": 12,
+        "ratios": [3, 2],
+        "sample_rate": 2400,
+        "bins": 16,
+        "n_q": 3,
+        "codebook_dim": 4,
+        "semantic_techer": "hubert_base_general",
+    },
+}
+
+
+def higgs_first_release(sizes: dict[str, Any]) -> Golden:
+    """Computes the audio of codes, of all codebooks and of the first ones, by `boson-multimodal`.
+    Checks that a file of its weights is a pickle of tensors.
+    """
+    model = boson_higgs(sizes)
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "model.pth"
+        torch.save(model.state_dict(), path)
+        assert torch.load(path, weights_only=True).keys() == model.state_dict().keys()
+    codes = codes_of(_FRAMES, sizes["n_q"], sizes["bins"])
+    return {"codes": codes} | {
+        name: torch.from_numpy(model.decode(given.T[None]))[0, 0]
+        for name, given in (("audio", codes), ("audio_of_fewer", codes[:, :-1]))
+    }
+
+
+def boson_higgs(sizes: dict[str, Any]) -> Any:
+    """Makes the Higgs Audio tokenizer of `boson-multimodal` with random weights."""
+    import transformers
+
+    _import_descript()
+    root = package_folder("boson_multimodal")
+    for name in ("boson_multimodal", "boson_multimodal.audio_processing"):
+        bare_package(name, root.joinpath(*name.split(".")[1:]))
+    for name in ("torchaudio", "librosa", "omegaconf", "vector_quantize_pytorch"):
+        sys.modules.setdefault(name, EmptyModule(name))
+    from boson_multimodal.audio_processing.higgs_audio_tokenizer import (  # type: ignore[import-not-found]
+        HiggsAudioTokenizer,
+    )
+
+    semantic_model = mock.Mock(return_value=torch.nn.Identity())  # it only makes codes
+    with mock.patch.object(transformers.AutoModel, "from_pretrained", semantic_model):
+        model = HiggsAudioTokenizer(**sizes, device="cpu").eval()
+    fill_dac(model.state_dict())
+    return model
 
 
 # SNAC. The sizes have the names of the published configuration.
@@ -321,6 +379,7 @@ FAMILIES: Families = {
     "dac": (dac, _DAC),
     "dac_of_descript": (dac_of_descript, _DESCRIPT),
     "higgs": (higgs, _HIGGS),
+    "higgs_first_release": (higgs_first_release, _HIGGS_FIRST),
     "snac": (snac, _SNAC),
     "snac_attention": (snac, _SNAC_ATTENTION),
 }

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from tests.support.family_golden import FamilyGolden
 from tests.support.random_weights import fill_dac
 from token2wav.families import read_config
-from token2wav.families.dac.network import ResidualUnit
+from token2wav.families.dac.network import Decoder, ResidualUnit
 from token2wav.families.dac.networks import FAMILY as DAC
 from token2wav.families.higgs.networks import FAMILY as HIGGS
 from token2wav.networks.codebooks import ProjectedCodebooks
@@ -39,6 +39,31 @@ def write_dac(folder: Path, golden: Any) -> Path:
 def write_higgs(folder: Path, golden: Any) -> Path:
     """Writes a folder of `transformers` with a Higgs Audio tokenizer, and returns it."""
     return _write_transformers(folder, golden.sizes, "higgs")
+
+
+def write_higgs_first_release(folder: Path, golden: Any) -> Path:
+    """Writes a folder of the first release of the Higgs Audio tokenizer, and returns it."""
+    (folder / "config.json").write_text(json.dumps(golden.sizes))
+    torch.save(first_release_weights(folder), folder / "model.pth")
+    return folder
+
+
+def first_release_weights(folder: Path) -> dict[str, torch.Tensor]:
+    """Returns weights of the first release of the Higgs Audio tokenizer, for the `config.json` of a
+    folder. Those of the decoder have a weight norm.
+    """
+    config: Any = read_config(folder)
+    with torch.device("meta"):
+        network: Any = HIGGS.network(config, "decoder")
+    names = ("_codebook.embed", "project_out", "project_in")
+    shapes = numbered_shapes(network, ["conv1"], ["snake1", "conv_t1"], WEIGHT_NORM, names)
+    renamed = {
+        name.replace("quantizer.quantizers.", "quantizer.vq.layers.")
+        .replace("fc2.", "fc_post2.")
+        .replace("acoustic_decoder.", "decoder_2."): value
+        for name, value in shapes.items()
+    }
+    return fill_dac(renamed)
 
 
 def write_descript(folder: Path, golden: FamilyGolden) -> Path:
@@ -107,7 +132,11 @@ def descript_content(folder: Path, sizes: dict[str, Any]) -> dict[str, Any]:
 
 
 def numbered_shapes(
-    network: Any, first: list[str], in_block: list[str], norm: tuple[str, str]
+    network: Any,
+    first: list[str],
+    in_block: list[str],
+    norm: tuple[str, str],
+    book: tuple[str, str, str] = ("codebook.weight", "out_proj", "in_proj"),
 ) -> dict[str, torch.Tensor]:
     """Returns empty weights under the names of packages that number the layers of the decoder.
 
@@ -116,13 +145,15 @@ def numbered_shapes(
         first: layers before the blocks.
         in_block: layers of a block before its residual units.
         norm: endings of the two tensors of a weight norm.
+        book: names of the entries of a codebook, and of the projections from and to them.
     """
     units = {path for path, module in network.named_modules() if isinstance(module, ResidualUnit)}
-    layers = [*first, *["block"] * len(network.decoder.block), "snake1", "conv2"]
+    [decoder] = [module for module in network.modules() if isinstance(module, Decoder)]
+    layers = [*first, *["block"] * len(decoder.block), "snake1", "conv2"]
     shapes: Shapes = {"encoder.block.0.bias": (3,)}  # not read
     for path_of, module in network.named_modules():
         if isinstance(module, ProjectedCodebooks):
-            found = _codebooks(module, "codebook.weight", "out_proj", "in_proj")
+            found = _codebooks(module, *book)
         elif isinstance(module, Snake):
             found = {f"{path_of}.alpha": (1, len(module.alpha), 1)}
         else:
@@ -142,11 +173,11 @@ def numbered_shapes(
 
 def _numbered_name(name: str, units: set[str], layers: list[str], in_block: list[str]) -> str:
     parts = name.split(".")
-    if parts[0] != "decoder":
+    if not parts[0].endswith("decoder"):
         return name
     if parts[1] != "block":
-        return f"decoder.model.{layers.index(parts[1])}.{'.'.join(parts[2:])}"
-    start = f"decoder.model.{layers.index('block') + int(parts[2])}.block"
+        return f"{parts[0]}.model.{layers.index(parts[1])}.{'.'.join(parts[2:])}"
+    start = f"{parts[0]}.model.{layers.index('block') + int(parts[2])}.block"
     if ".".join(parts[:4]) in units:
         unit = int(parts[3].removeprefix("res_unit")) + len(in_block) - 1
         return f"{start}.{unit}.block.{_UNIT_LAYERS[parts[4]]}.{parts[5]}"

@@ -1,5 +1,6 @@
-"""Folders of the Higgs Audio tokenizer that are refused, and weights that stay in the file. Its
-audio is compared in `tests/families/dac/test_dac.py`, because it has DAC's decoder.
+"""Folders of the Higgs Audio tokenizer that are refused, weights that stay in the file, and folders
+of the first release. The audio of folders of `transformers` is compared in
+`tests/families/dac/test_dac.py`, because the tokenizer has DAC's decoder.
 """
 
 from __future__ import annotations
@@ -7,16 +8,25 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.support.dac_model import document, published_weights, write_higgs
+from tests.support.dac_model import (
+    document,
+    first_release_weights,
+    published_weights,
+    write_higgs,
+    write_higgs_first_release,
+)
 from tests.support.family_golden import FamilyGolden
-from token2wav import CheckpointError, ConfigError
+from tests.support.utterances import chunks_of, joined, off, portions
+from token2wav import CheckpointError, ConfigError, RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.execution.assemble import check_folder
 from token2wav.families import read_config
 
+PARITY = 1e-5  # of the spread of the audio
 ACOUSTIC, SEMANTIC = "acoustic_model_config", "semantic_model_config"
 
 
@@ -73,4 +83,80 @@ def test_weights_that_are_refused_and_weights_that_are_not_read(tmp_path: Path) 
             check_folder(tmp_path)
     path.unlink()
     with pytest.raises(CheckpointError, match=r"contains no model\.safetensors"):
+        check_folder(tmp_path)
+
+
+def test_the_first_release_has_the_public_audio_whole_and_streamed(tmp_path: Path) -> None:
+    golden = FamilyGolden("higgs_first_release", "tiny")
+    folder = write_higgs_first_release(tmp_path, golden)
+    exact, cpu = StreamConfig(hold_frames=0), RuntimeConfig(device="cpu")
+    model = Token2Wav.load(folder, stream=exact, runtime=cpu)
+    codes = golden["codes"].numpy().astype(np.int32)
+    for name, used in (("audio", codes), ("audio_of_fewer", codes[:, :-1])):
+        expected = golden[name].numpy()
+        for audio in (model.synthesize(used), joined(chunks_of(model, portions(used, [1, 3])))):
+            assert audio.shape == expected.shape
+            assert off(audio, expected) <= PARITY * expected.std(), name
+
+
+def test_published_sizes_of_the_first_release(tmp_path: Path) -> None:
+    rates, widths = [8, 5, 4, 2, 3], {"D": 256, "codebook_dim": 64, "vq_scale": 1}
+    first = {**widths, "ratios": rates, "sample_rate": 24000, "bins": 1024, "n_q": 8}
+    (tmp_path / "config.json").write_text(json.dumps(first))
+    found = read_config(tmp_path)
+    ratios = {"downsampling_ratios": rates, "upsampling_ratios": rates}
+    (tmp_path / "config.json").write_text(json.dumps(document({ACOUSTIC: ratios}, "higgs")))
+    later = read_config(tmp_path)
+    assert found.stage_config("decoder") == later.stage_config("decoder")
+    assert found.hops(StreamConfig()) == later.hops(StreamConfig())
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("codebook_dim", None, "codebook_dim: missing"),
+        ("codebook_dim", 10**9, "codebook_dim: 1000000000 is not between"),
+        ("bins", [8, 5, 5], "bins: expected int"),
+        ("n_q", 65, "n_q: 65 is not between 1 and 64"),
+        ("ratios", [], "downsampling_ratios: empty"),
+        ("ratios", [3, 10**9], "ratios.* is not between 1 and 4096"),
+        ("D", 0, "D: 0 is not between"),
+        ("vq_scale", 1000, "vq_scale: 1000 leaves no channel of 780"),
+        ("sample_rate", 768_000, "frames per second: 128000.0 is not between"),
+    ],
+)
+def test_values_of_the_first_release_that_are_refused(
+    key: str, value: object, message: str, tmp_path: Path
+) -> None:
+    content = {**FamilyGolden("higgs_first_release", "tiny").sizes, key: value}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=f"config.json: .*{message}"):
+        read_config(tmp_path)
+
+
+def test_a_pickle_of_the_first_release_that_is_refused(tmp_path: Path) -> None:
+    write_higgs_first_release(tmp_path, FamilyGolden("higgs_first_release", "tiny"))
+    path = tmp_path / "model.pth"
+    weights = first_release_weights(tmp_path)
+    torch.save(weights | {"encoder.block.0.bias": torch.full((2,), torch.nan)}, path)
+    check_folder(tmp_path)
+    last = "decoder_2.model.4.bias"
+    for changed, message in (
+        ({"fc_post2.bias": None}, "1 missing: fc2.bias"),
+        ({"quantizer.vq.layers.1._codebook.embed": None}, "codebook 1 lacks codebook.embed"),
+        ({last: torch.tensor([torch.nan])}, r"NaN .* in acoustic_decoder\.conv2\.bias"),
+        ({last: 3}, "is a int, not a tensor"),
+        ({f"decoder_2.model.{'9' * 5000}.bias": torch.ones(1)}, "unexpected: acoustic_decoder"),
+        ({last: Path("/")}, "nothing was executed"),
+    ):
+        others = {name: value for name, value in weights.items() if name not in changed}
+        given = {name: value for name, value in changed.items() if value is not None}
+        torch.save(others | given, path)
+        with pytest.raises(CheckpointError, match=message):
+            check_folder(tmp_path)
+    path.write_bytes(b"no pickle")
+    with pytest.raises(CheckpointError, match=r"nothing was executed|cannot be read"):
+        check_folder(tmp_path)
+    path.unlink()
+    with pytest.raises(CheckpointError, match=r"contains no model\.pth"):
         check_folder(tmp_path)

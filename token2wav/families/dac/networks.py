@@ -12,7 +12,7 @@ from torch import nn
 from token2wav.errors import CheckpointError
 from token2wav.execution.family import Family
 from token2wav.families.dac.network import Dac
-from token2wav.families.dac.published import BOOK, converted, decoder_name
+from token2wav.families.dac.published import BOOK, IN_BLOCK, converted, decoder_name
 from token2wav.model_config import StageName
 from token2wav.networks.weights import (
     fitting_weights,
@@ -22,7 +22,6 @@ from token2wav.networks.weights import (
 
 _PARTS = ("quantizer.", "decoder.")  # the rest makes codes
 _ENCODING = re.compile(r"quantizer\.quantizers\.\d+\.in_proj\.\w+")  # only makes codes
-_IN_BLOCK = ("snake1", "conv_t1")  # layers of a block before its residual units
 
 
 class DacFamily(Family):
@@ -54,7 +53,7 @@ def _transformers_name(name: str, blocks: int) -> str:
         name: name in that format, or in that of `descript-audio-codec`.
         blocks: number of upsampling blocks.
     """
-    return decoder_name(name, ["conv1", *["block"] * blocks, "snake1", "conv2"], _IN_BLOCK)
+    return decoder_name(name, ["conv1", *["block"] * blocks, "snake1", "conv2"], IN_BLOCK)
 
 
 FAMILY = DacFamily()

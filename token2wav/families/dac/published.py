@@ -14,6 +14,7 @@ from token2wav.networks.codebooks import stacked_projections
 from token2wav.networks.weights import fold_weight_norm
 
 BOOK = ("codebook.weight", "out_proj.weight", "out_proj.bias")  # weights of a codebook
+IN_BLOCK = ("snake1", "conv_t1")  # layers of a block before its residual units
 _CODEBOOK = re.compile(r"quantizer\.quantizers\.(\d{1,3})\.(.+)")
 
 # decoder.model.LAYER.NAME, decoder.model.LAYER.block.PLACE.NAME for a layer of a block, and

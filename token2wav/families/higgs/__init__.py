@@ -2,6 +2,6 @@
 with projections, and the decoder of DAC.
 """
 
-from token2wav.families.higgs.config import FILES, MODEL_TYPES, read
+from token2wav.families.higgs.config import CONFIG_KEYS, FILES, MODEL_TYPES, read
 
-__all__ = ["FILES", "MODEL_TYPES", "read"]
+__all__ = ["CONFIG_KEYS", "FILES", "MODEL_TYPES", "read"]

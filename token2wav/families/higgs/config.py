@@ -1,5 +1,5 @@
-"""Configuration of the Higgs Audio tokenizer v2, which is read from `config.json` of a
-`transformers` folder.
+"""Configuration of the Higgs Audio tokenizer v2, which is read from the `config.json` of a
+`transformers` folder, or of the first release.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from token2wav.config.transformers_json import CONFIG_JSON, read_json
+from token2wav.config.transformers_json import CONFIG_JSON, has_model_type, read_json
 from token2wav.config.values import (
     Bounds,
     Length,
@@ -26,8 +26,11 @@ from token2wav.families.dac.config import (
     SymmetricCodecConfig,
     early_frames,
 )
+from token2wav.families.higgs.first_release import CONFIG_KEYS, WEIGHTS, read_arguments
 from token2wav.model_config import StageName
 from token2wav.networks.configs import CodebookCount, CodebookSize, SampleRate, TokenRate, Width
+
+__all__ = ["CONFIG_KEYS", "FILES", "MODEL_TYPES", "HiggsConfig", "HiggsSizes", "read"]
 
 MODEL_TYPES = ("higgs_audio_v2_tokenizer",)
 FILES: tuple[str, ...] = ()
@@ -51,8 +54,8 @@ Bandwidths = Annotated[tuple[Annotated[float, Bounds(0.001, 1000)], ...], Length
 
 
 @dataclass(frozen=True)
-class HiggsSizes:
-    """Sizes of the codebooks. Fields have the published names.
+class PublishedSizes:
+    """Sizes of the codebooks in a `transformers` folder. Fields have the published names.
 
     Attributes:
         sample_rate: samples per second.
@@ -76,13 +79,34 @@ class HiggsSizes:
         """Returns the number of codebooks.
 
         Raises:
-            ConfigError: the bandwidth is too small for one codebook, or asks for too many.
+            ConfigError: the bandwidth is too small for one codebook, or asks for too many, or the
+                number of frames per second is out of range.
         """
         bits = math.ceil(math.log2(self.codebook_size))
-        rate = math.ceil(self.sample_rate / frame_samples)
+        rate = math.ceil(_frame_rate(self.sample_rate, frame_samples))
         count = int(1000 * self.target_bandwidths[-1] // (rate * bits))
         with prefixed("target_bandwidths: "):
             return int(convert(count, CodebookCount, "number of codebooks"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class HiggsSizes:
+    """Sizes of a Higgs Audio tokenizer.
+
+    Attributes:
+        sample_rate: samples per second.
+        codebooks: number of codebooks.
+        codebook_size, codebook_dim: entries of a codebook, and their length.
+        quantizer_width: channels of the sum of the codebooks.
+        decoder: sizes of the decoder.
+    """
+
+    sample_rate: int
+    codebooks: int
+    codebook_size: int
+    codebook_dim: int
+    quantizer_width: int
+    decoder: DecoderSizes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,19 +114,20 @@ class HiggsConfig(SymmetricCodecConfig):
     """Configuration of a Higgs Audio tokenizer.
 
     Attributes:
-        sizes: sizes of the codebooks.
-        decoder: sizes of the decoder.
-        quantizer_width: channels of the sum of the codebooks.
+        sizes: sizes of the model.
+        weights: name of the file of the weights.
     """
 
     sizes: HiggsSizes
-    decoder: DecoderSizes
-    quantizer_width: int
+    weights: str
+
+    def stage_config(self, stage: StageName) -> Any:
+        return self.sizes
 
     def weights_file(self, folder: Path, stage: StageName) -> Path:
-        if (path := folder / _WEIGHTS).is_file():
+        if (path := folder / self.weights).is_file():
             return path
-        raise CheckpointError(f"{folder}: contains no {_WEIGHTS}")
+        raise CheckpointError(f"{folder}: contains no {self.weights}")
 
 
 def read(folder: Path) -> HiggsConfig:
@@ -113,27 +138,20 @@ def read(folder: Path) -> HiggsConfig:
     """
     path = folder / CONFIG_JSON
     document = read_json(path)
+    published = has_model_type(folder, *MODEL_TYPES)
     with prefixed(f"{path}: "):
-        own = {name: value for name, value in document.items() if name in kinds(HiggsSizes)}
-        sizes = from_mapping(HiggsSizes, own, "")
-        acoustic = _DECODER | _section(document, _ACOUSTIC)
-        known = {name: value for name, value in acoustic.items() if name in kinds(DecoderSizes)}
-        with prefixed(f"{_ACOUSTIC}."):
-            decoder = from_mapping(DecoderSizes, known, "")
-        semantic = _section(document, _SEMANTIC).get("hidden_size", _SEMANTIC_WIDTH)
-        width = decoder.latents + int(convert(semantic, Width, f"{_SEMANTIC}.hidden_size"))
-        samples = decoder.frame_samples
-        rate = convert(sizes.sample_rate / samples, TokenRate, "frames per second")
-        count = sizes.codebooks(samples)
-    reach = math.ceil(decoder.output_delay / samples)
+        sizes = _transformers_sizes(document) if published else _first_sizes(document)
+        samples = sizes.decoder.frame_samples
+        rate = _frame_rate(sizes.sample_rate, samples)
+    reach = math.ceil(sizes.decoder.output_delay / samples)
     return HiggsConfig(
         vocab_size=sizes.codebook_size,
         token_frame_rate=rate,
-        token_shape=(count,),
+        token_shape=(sizes.codebooks,),
         fewer_codebooks=True,
         block_tokens=1,
         token_mel_ratio=1,
-        mel_bands=count,
+        mel_bands=sizes.codebooks,
         speaker_size=0,
         sample_rate=sizes.sample_rate,
         stages=("decoder",),
@@ -143,9 +161,42 @@ def read(folder: Path) -> HiggsConfig:
         takes_prompt=False,
         reach_frames=reach,
         sizes=sizes,
-        decoder=decoder,
-        quantizer_width=width,
+        weights=_WEIGHTS if published else WEIGHTS,
     )
+
+
+def _transformers_sizes(document: dict[str, Any]) -> HiggsSizes:
+    own = {name: value for name, value in document.items() if name in kinds(PublishedSizes)}
+    sizes = from_mapping(PublishedSizes, own, "")
+    acoustic = _DECODER | _section(document, _ACOUSTIC)
+    known = {name: value for name, value in acoustic.items() if name in kinds(DecoderSizes)}
+    with prefixed(f"{_ACOUSTIC}."):
+        decoder = from_mapping(DecoderSizes, known, "")
+    semantic = _section(document, _SEMANTIC).get("hidden_size", _SEMANTIC_WIDTH)
+    return HiggsSizes(
+        sample_rate=sizes.sample_rate,
+        codebooks=sizes.codebooks(decoder.frame_samples),
+        codebook_size=sizes.codebook_size,
+        codebook_dim=sizes.codebook_dim,
+        quantizer_width=decoder.latents + int(convert(semantic, Width, f"{_SEMANTIC}.hidden_size")),
+        decoder=decoder,
+    )
+
+
+def _first_sizes(document: dict[str, Any]) -> HiggsSizes:
+    found = read_arguments(document)
+    return HiggsSizes(
+        sample_rate=found.sample_rate,
+        codebooks=found.n_q,
+        codebook_size=found.bins,
+        codebook_dim=found.codebook_dim,
+        quantizer_width=found.quantizer_width,
+        decoder=found.decoder,
+    )
+
+
+def _frame_rate(sample_rate: int, frame_samples: int) -> float:
+    return float(convert(sample_rate / frame_samples, TokenRate, "frames per second"))
 
 
 def _section(document: dict[str, Any], name: str) -> dict[str, Any]:

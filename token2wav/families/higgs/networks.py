@@ -11,7 +11,7 @@ from torch import nn
 
 from token2wav.execution.family import Family
 from token2wav.families.dac.network import Decoder
-from token2wav.families.dac.published import converted
+from token2wav.families.dac.published import IN_BLOCK, converted, decoder_name
 from token2wav.families.higgs.config import HiggsConfig
 from token2wav.model_config import StageName
 from token2wav.networks.codebooks import ProjectedCodebooks
@@ -19,11 +19,19 @@ from token2wav.networks.streaming import OFFLINE, StreamStep, VocoderNetwork
 from token2wav.networks.weights import (
     fitting_weights,
     floating_tensors,
+    read_state,
     read_tensors,
 )
 
+_SAFETENSORS = ".safetensors"
 _QUANTIZER, _PROJECTION, _DECODER = "quantizer.quantizers.", "fc2.", "acoustic_decoder."
 _CODEBOOK = re.compile(r"quantizer\.quantizers\.(\d{1,3})\.(codebook\.embed|project_out\.\w+)")
+# Names in the `model.pth` of the first release
+_FIRST_DECODER = "decoder_2."
+_FIRST_CODEBOOK = re.compile(
+    r"quantizer\.vq\.layers\.(\d{1,3})\.(_codebook\.embed|project_out\.\w+)"
+)
+_FIRST_DECODING = re.compile(rf"{_FIRST_CODEBOOK.pattern}$|fc_post2\.|decoder_2\.")
 _BOOK = ("codebook.embed", "project_out.weight", "project_out.bias")
 
 
@@ -37,13 +45,13 @@ class Higgs(VocoderNetwork):
 
     def __init__(self, config: HiggsConfig) -> None:
         super().__init__()
-        sizes, width = config.sizes, config.quantizer_width
-        self.bands, self.frame_samples = config.mel_bands, config.samples_per_token
+        sizes, width = config.sizes, config.sizes.quantizer_width
+        self.bands, self.frame_samples = sizes.codebooks, config.samples_per_token
         self.quantizer = ProjectedCodebooks(
             self.bands, sizes.codebook_size, sizes.codebook_dim, width
         )
-        self.fc2 = nn.Linear(width, config.decoder.latents)
-        self.acoustic_decoder = Decoder(config.decoder, whole_frames=True)
+        self.fc2 = nn.Linear(width, sizes.decoder.latents)
+        self.acoustic_decoder = Decoder(sizes.decoder, whole_frames=True)
         self.output_delay = self.acoustic_decoder.output_delay
 
     def freeze(self) -> None:
@@ -67,14 +75,43 @@ class HiggsFamily(Family):
 
     def weights(self, network: Any, path: Path, stage: StageName) -> dict[str, torch.Tensor]:
         # The other weights, most of the file, make codes. They stay in the file.
-        own = {
-            name: value
-            for part in (_QUANTIZER, _PROJECTION, _DECODER)
-            for name, value in read_tensors(path, part).items()
-            if part != _QUANTIZER or _CODEBOOK.fullmatch(name)
-        }
-        named = floating_tensors(own, path, str)
+        if path.suffix == _SAFETENSORS:
+            named = floating_tensors(_decoding(path), path, str)
+        else:
+            blocks = len(network.acoustic_decoder.block)
+            first = {
+                name: value
+                for name, value in read_state(path).items()
+                if _FIRST_DECODING.match(str(name))
+            }
+            named = floating_tensors(first, path, lambda name: _current_name(name, blocks))
         return fitting_weights(network, converted(named, _BOOK, path), path)
+
+
+def _decoding(path: Path) -> dict[str, torch.Tensor]:
+    """Reads the weights of a `transformers` folder that decoding needs."""
+    return {
+        name: value
+        for part in (_QUANTIZER, _PROJECTION, _DECODER)
+        for name, value in read_tensors(path, part).items()
+        if part != _QUANTIZER or _CODEBOOK.fullmatch(name)
+    }
+
+
+def _current_name(name: str, blocks: int) -> str:
+    """Returns the name of a weight in the format of `transformers`.
+
+    Args:
+        name: name in the `model.pth` of the first release.
+        blocks: number of upsampling blocks.
+    """
+    if name.startswith(_FIRST_DECODER):
+        layers = ["conv1", *["block"] * blocks, "snake1", "conv2"]
+        own = decoder_name(f"decoder.{name.removeprefix(_FIRST_DECODER)}", layers, IN_BLOCK)
+        return f"acoustic_{own}"
+    if found := _FIRST_CODEBOOK.fullmatch(name):
+        return f"{_QUANTIZER}{found[1]}.{found[2].removeprefix('_')}"
+    return name.replace("fc_post2.", _PROJECTION)
 
 
 FAMILY = HiggsFamily()
