@@ -6,12 +6,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.support import cosyvoice2_model, stepaudio2_model
+from tests.support import cosyvoice2_model, nanocodec_model, stepaudio2_model
+from tests.support.codec_models import WRITERS
+from tests.support.dac_model import write_higgs_first_release
 from tests.support.family_golden import FamilyGolden
 from tests.support.tiny_model import DATA, TINY, one_line, tiny_copy
 from token2wav import CheckpointError, ConfigError
@@ -90,6 +93,52 @@ def test_an_absurd_number_is_refused_by_its_key(
         assert any(re.search(rf"\b{name}\b", message) for name in named), (key, message)
         refused += 1
     assert refused >= 8
+
+
+def numbers(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yields the path of every number in a document; of a list only the first item."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from numbers(item, (*path, key))
+    elif isinstance(value, list):
+        yield from numbers(value[0] if value else None, (*path, 0))
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield path
+
+
+def nanocodec(folder: Path, golden: FamilyGolden) -> Path:
+    (folder / "model_config.yaml").write_text(json.dumps(nanocodec_model.document(golden)))
+    return folder
+
+
+CODECS = {**WRITERS, "higgs_first_release": write_higgs_first_release, "nanocodec": nanocodec}
+# A base of rotary angles has no upper bound. A layer scale is only a sign that there are scales.
+HARMLESS_IN_CODECS = {"rope_theta", "max_period", "layer_scale"}
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_an_absurd_number_in_a_codec_is_refused_by_its_key(name: str, tmp_path: Path) -> None:
+    """A number that the server does not read may have any value."""
+    CODECS[name](tmp_path, FamilyGolden(name, "tiny"))
+    [file] = [path for path in tmp_path.iterdir() if path.suffix in (".json", ".yaml")]
+    text, sound, refused = file.read_text(), read_config(tmp_path), 0
+    absurd = [0, -1, 10**8, 10**9, 10**18, 1e308, float("nan"), "text", [[1]]]
+    for path in numbers(json.loads(text)):
+        key = next(part for part in reversed(path) if isinstance(part, str))
+        for value in absurd if key not in HARMLESS_IN_CODECS else ():
+            document = target = json.loads(text)
+            for part in path[:-1]:
+                target = target[part]
+            target[path[-1]] = value
+            file.write_text(json.dumps(document))
+            try:
+                assert read_config(tmp_path) == sound, f"{path}: {value} was accepted"
+                continue
+            except ConfigError as error:
+                message = str(error).removeprefix(str(file))
+            assert key in message, (path, value)
+            refused += 1
+    assert refused >= 50
 
 
 @pytest.mark.parametrize("absurd", ABSURD)
