@@ -87,7 +87,7 @@ demo-voice: ## DATA=folder: export the newest checkpoints of the recipe as the d
 	@$(BIN)/python examples/demo.py
 	@cp out/demo.png docs/demo.png
 
-soak: ## [MINUTES=10] [CODEC=mimi] [SEED=]: run a real server with misbehaving clients, with results in benchmarks/results
+soak: ## [MINUTES=10] [CODEC=name] [SEED=]: run a real server with misbehaving clients, with results in benchmarks/results
 	$(SETUP)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.soak.run --minutes $(or $(MINUTES),10) $(if $(CODEC),--model $(CODEC)) $(if $(SEED),--seed $(SEED))
 

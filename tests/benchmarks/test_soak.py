@@ -15,7 +15,7 @@ PLAN = Plan(minutes=1 / 3, clients=12, seed=209)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["cosyvoice3", "mimi"])
+@pytest.mark.parametrize("model", ["cosyvoice3", "mimi", "snac_attention"])
 def test_some_seconds_among_misbehaving_clients(tmp_path: Path, model: str) -> None:
     """Well-behaved clients lose no sample, and no state is left behind.
 
