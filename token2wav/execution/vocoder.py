@@ -89,8 +89,7 @@ def likely_pieces(
     }
     powers = {window << doublings for doublings in range((first // window).bit_length())}
     # The first piece of a stream must be longer than the part that the network holds back.
-    shortest = 1 << held.bit_length()
-    starts = {shortest, max(first, shortest)}
+    starts = {held + 1, max(first, held + 1)}
     if window > 1:
         boundary = past % window  # the first end of a piece is `boundary` after a whole window
         least = window * -(-(held + 1 - boundary) // window)
@@ -322,7 +321,10 @@ class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
                 for shape in shapes
                 if not shape.inside
             }
-            shapes = [*{*shapes, *repeated}]
+            # the longest such piece that starts a stream
+            longest = self._net.lookahead_frames + self._repeated
+            starts = {dataclasses.replace(shape, first=True, frames=longest) for shape in repeated}
+            shapes = [*{*shapes, *repeated, *starts}]
         # States in place keep the values of provisional pieces, so streams with such pieces copy.
         # An exported graph takes the states of a batch as one tensor.
         in_place = (
