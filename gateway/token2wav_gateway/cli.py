@@ -105,6 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         port=options.port,
         log_config=None,
         access_log=False,
+        http="h11",  # httptools, which uvicorn prefers if it is installed, does not bound headers
         ws_max_size=settings.limits.body_bytes,
         h11_max_incomplete_event_size=64 << 10,
     )

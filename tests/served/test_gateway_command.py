@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -56,8 +57,12 @@ def test_open_texts_end_before_the_command_ends(
         command = [sys.executable, "-m", "token2wav_gateway.cli", "--port", str(ports.http)]
         command += ["--config", str(tmp_path / "gateway.yaml")]
         command += ["--metrics-port", str(ports.metrics)]
+        # uvicorn prefers this package if it can be imported, but its parser bounds no headers. The
+        # gateway must not use it; an empty module would answer no request.
+        (tmp_path / "httptools.py").touch()
+        env = {**os.environ, "PYTHONPATH": str(tmp_path)}
         with (tmp_path / "log").open("w") as log:
-            process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+            process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=env)
         try:
             speak_until_the_end(process, ports, model, voice)
         finally:
