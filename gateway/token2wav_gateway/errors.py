@@ -24,9 +24,9 @@ class GatewayError(Exception):
     @property
     def body(self) -> dict[str, Any]:
         """Body of the response, in OpenAI's error format."""
-        return {
-            "error": {"message": str(self), "type": self.kind, "param": self.param, "code": None}
-        }
+        # Words of a server may have half of a surrogate pair, which UTF-8 cannot encode.
+        message = str(self).encode(errors="backslashreplace").decode()
+        return {"error": {"message": message, "type": self.kind, "param": self.param, "code": None}}
 
 
 class RequestError(GatewayError):

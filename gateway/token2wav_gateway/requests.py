@@ -182,23 +182,29 @@ class SessionConfig(_Body):
     _format = field_validator("response_format")(_known_format)
 
 
-class SocketText(_Body):
-    """Message of a WebSocket with a piece of text."""
+class SocketMessage(_Body):
+    """Later message of a WebSocket.
 
-    type: Literal["input.text"]
-    text: Words
+    Attributes:
+        type: `input.text` brings a piece of text, `input.done` ends the text, and `cancel` drops
+            everything that was not spoken.
+        text: piece of text of `input.text`; None in other messages.
+    """
 
+    type: Literal["input.text", "input.done", "cancel"]
+    text: Words | None = None
 
-class SocketCommand(_Body):
-    """Message of a WebSocket without content: the text has ended, or everything is cancelled."""
-
-    type: Literal["input.done", "cancel"]
+    @model_validator(mode="after")
+    def _text_where_it_belongs(self) -> SocketMessage:
+        if (self.type == "input.text") != (self.text is not None):
+            raise ValueError("input.text needs the field text, and other messages have none")
+        return self
 
 
 def problem(errors: list[Any]) -> tuple[str, str]:
     """Returns the first problem that pydantic found, as a field and a sentence."""
     first = errors[0]
-    # The other parts of a path are names of the types that pydantic has tried.
-    path = [str(part) for part in first["loc"] if part not in ("body", "query", "path")]
-    field = path[0] if path else "body"
+    # The other parts of a path are names of the types that pydantic has tried, and positions.
+    path = [part for part in first["loc"] if part not in ("body", "query", "path")]
+    field = path[0] if path and isinstance(path[0], str) else "body"
     return field, f"{field}: {first['msg'].removeprefix('Value error, ')}"

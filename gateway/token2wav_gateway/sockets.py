@@ -17,26 +17,27 @@ import base64
 import json
 from collections.abc import Awaitable, Sequence
 from contextlib import aclosing, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 from fastapi import WebSocket, WebSocketDisconnect
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from token2wav_gateway.encoding import Encoder
-from token2wav_gateway.errors import AccessDeniedError, BusyError, GatewayError, RequestError
-from token2wav_gateway.requests import SessionConfig, SocketCommand, SocketText, problem
+from token2wav_gateway.errors import BusyError, GatewayError, RequestError
+from token2wav_gateway.requests import SessionConfig, SocketMessage, problem
 from token2wav_gateway.sentences import SentenceSplitter
 from token2wav_gateway.speech import Progress, Text
 
 if TYPE_CHECKING:
     from token2wav_gateway.app import Gateway
 
-_MESSAGES: TypeAdapter[SocketText | SocketCommand] = TypeAdapter(SocketText | SocketCommand)
+_BodyT = TypeVar("_BodyT", bound=BaseModel)
 _MOST_WAITING = 256  # sentences that wait to be spoken
 _CLOSE_S = 1.0  # for the last messages to a client, which may have stopped reading
 # Codes of RFC 6455 and its registry.
 _POLICY, _INTERNAL, _TRY_LATER, _GOING_AWAY = 1008, 1011, 1013, 1001
+_FIRST_SERVER_ERROR = 500  # HTTP status
 
 
 class Sockets:
@@ -130,8 +131,8 @@ class _Session:
     async def _read(self) -> None:
         """Reads messages until the client disconnects."""
         while True:
-            message = self._checked(_MESSAGES, await self._receive())
-            if isinstance(message, SocketText):
+            message = self._checked(SocketMessage, await self._receive())
+            if message.text is not None:
                 self._append(self._splitter.feed(message.text))
             elif message.type == "input.done":
                 self._append([*self._splitter.close(), None])
@@ -232,14 +233,13 @@ class _Session:
             except TimeoutError:
                 if self._saying is None and self._sentences.empty():
                     raise RequestError(f"socket: no message for {idle_s:g} s") from None
-            except (ValueError, KeyError):
+            except (ValueError, KeyError, RecursionError):  # the last one for too many brackets
                 raise RequestError("socket: expected a JSON object as text") from None
 
     @staticmethod
-    def _checked(kind: Any, message: Any) -> Any:
-        check = kind.validate_python if isinstance(kind, TypeAdapter) else kind.model_validate
+    def _checked(kind: type[_BodyT], message: Any) -> _BodyT:
         try:
-            return check(message)
+            return kind.model_validate(message)
         except ValidationError as error:
             field, sentence = problem(list(error.errors()))
             raise RequestError(sentence, param=field) from None
@@ -248,4 +248,4 @@ class _Session:
 def _close_code(error: GatewayError) -> int:
     if isinstance(error, BusyError):
         return _TRY_LATER
-    return _POLICY if isinstance(error, (RequestError, AccessDeniedError)) else _INTERNAL
+    return _POLICY if error.status < _FIRST_SERVER_ERROR else _INTERNAL

@@ -171,12 +171,34 @@ def test_a_sentence_that_fails_does_not_end_the_session(gateway: GatewayRig) -> 
     assert [event["sentence_index"] for event in socket.of("audio.done")] == [1]
 
 
+def assert_refused(socket: Socket, reason: str) -> None:
+    """Asserts that the session ends with an error that is the client's fault."""
+    error = socket.until("error")["error"]
+    assert reason in error["message"]
+    assert error["param"] in (
+        None,
+        "body",
+        "type",
+        "text",
+        "voice",
+        "model",
+        "response_format",
+        "speed",
+    )
+    with pytest.raises(ConnectionClosed) as closed:
+        socket.until("never")
+    assert closed.value.rcvd is not None
+    assert closed.value.rcvd.code == 1008
+
+
 @pytest.mark.parametrize(
     ("message", "reason"),
     [
         ("{", "expected a JSON object"),
         ('{"type": "input.txt", "text": ""}', "Input should be"),
-        ('{"type": "input.text"}', "Field required"),
+        ('{"type": "input.text"}', "input.text needs the field text"),
+        ('{"type": "cancel", "text": "It rains."}', "other messages have none"),
+        ("[" * 100_000, "expected a JSON object"),
         ('{"type": "input.text", "text": "\\ud83d"}', "valid Unicode"),
         ('["input.text"]', "valid dictionary"),
         ('{"type": "input.text", "text": "%s"}' % ("No. " * 300), "more than 256 sentences wait"),
@@ -188,11 +210,7 @@ def test_a_wrong_message_ends_the_session_with_a_sentence(
 ) -> None:
     with opened(gateway) as socket:
         socket._connection.send(message)
-        assert reason in socket.until("error")["error"]["message"]
-        with pytest.raises(ConnectionClosed) as closed:
-            socket.until("never")
-        assert closed.value.rcvd is not None
-        assert closed.value.rcvd.code == 1008
+        assert_refused(socket, reason)
 
 
 @pytest.mark.parametrize(
@@ -208,7 +226,7 @@ def test_a_wrong_session_is_refused(
     gateway: GatewayRig, config: dict[str, Any], reason: str
 ) -> None:
     with opened(gateway, **config) as socket:
-        assert reason in socket.until("error")["error"]["message"]
+        assert_refused(socket, reason)
 
 
 def test_an_idle_socket_is_closed(gateway: GatewayRig) -> None:
