@@ -21,7 +21,7 @@ from token2wav_gateway.encoding import Encoder, whole_file
 from token2wav_gateway.errors import GatewayError, NotFoundError, RequestError
 from token2wav_gateway.guard import Guard, error_response
 from token2wav_gateway.metrics import Metrics
-from token2wav_gateway.requests import SpeechRequest, StageRequest, problem
+from token2wav_gateway.requests import SpeechRequest, StageRequest, Words, problem
 from token2wav_gateway.settings import Settings
 from token2wav_gateway.sockets import Sockets
 from token2wav_gateway.speech import Progress, Speech, Text
@@ -177,7 +177,7 @@ def create_app(settings: Settings, metrics: Metrics) -> FastAPI:
         request: Request,
         name: Annotated[str, Form()],
         audio_sample: Annotated[UploadFile, File()],
-        ref_text: Annotated[str, Form()] = "",
+        ref_text: Annotated[Words, Form()] = "",
     ) -> dict[str, Any]:
         """Makes a voice of a recording and its text."""
         with admitted(request):

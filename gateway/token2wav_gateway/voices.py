@@ -47,6 +47,7 @@ _OPENAI_VOICES = frozenset(
 _RECORDING_HZ = 16_000  # of recordings in requests of the recipe
 _NO_RECORDING = "default"  # name of the voice of requests without a recording
 _MOST_VOICES = 256  # that are remembered
+_MOST_WAITING = 8  # recordings that clients have sent, each of which is in memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,6 +85,7 @@ class VoiceFolder:
             Listener(settings.model, settings.longest_s) if settings.model is not None else None
         )
         self._creating = asyncio.Lock()  # one recording at a time: it takes all cores
+        self._waiting = 0
         if settings.folder is not None:
             settings.folder.mkdir(parents=True, exist_ok=True)
 
@@ -163,7 +165,7 @@ class VoiceFolder:
 
         Raises:
             RequestError: a field is invalid, the name is taken, or the recording is unusable.
-            BusyError: the folder is full.
+            BusyError: the folder is full, or too many recordings wait.
         """
         folder = self._settings.folder
         if folder is None or self._listener is None:
@@ -178,16 +180,25 @@ class VoiceFolder:
             raise TooLargeError(
                 f"text: {len(text)} characters; at most {_LONGEST_TEXT} are allowed", param="text"
             )
-        async with self._creating:
-            if name in (names := self.names()):
-                raise RequestError(f"name: a voice {name!r} exists; delete it first", param="name")
-            if len(names) >= self._settings.most:
-                raise BusyError(f"voices: {len(names)} exist, and no more are allowed")
-            tensors = await asyncio.to_thread(self._listen, recording)
-            described = {"text": text, "created_at": int(time.time())}
-            _write(folder / f"{name}.json", json.dumps(described).encode())
-            # The voice exists from here on.
-            _write(folder / f"{name}.safetensors", tensors)
+        if self._waiting >= _MOST_WAITING:
+            raise BusyError(f"voices: {_MOST_WAITING} recordings wait; try again later")
+        self._waiting += 1
+        try:
+            async with self._creating:
+                return await self._create(folder, name, text, recording)
+        finally:
+            self._waiting -= 1
+
+    async def _create(self, folder: Path, name: str, text: str, recording: bytes) -> Voice:
+        if name in (names := self.names()):
+            raise RequestError(f"name: a voice {name!r} exists; delete it first", param="name")
+        if len(names) >= self._settings.most:
+            raise BusyError(f"voices: {len(names)} exist, and no more are allowed")
+        tensors = await asyncio.to_thread(self._listen, recording)
+        described = {"text": text, "created_at": int(time.time())}
+        _write(folder / f"{name}.json", json.dumps(described).encode())
+        # The voice exists from here on.
+        _write(folder / f"{name}.safetensors", tensors)
         return self.get(name)
 
     def delete(self, name: str) -> None:

@@ -10,6 +10,7 @@ import json
 import re
 import wave
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -217,8 +218,11 @@ def test_an_unknown_path_and_a_body_that_is_no_json_are_refused(gateway: Gateway
     with gateway.http() as http:
         assert "Not Found" in error_of(http.get("/v1/audio"), 404)["message"]
         assert "Method Not Allowed" in error_of(http.get("/v1/audio/speech"), 405)["message"]
-        wrong = http.post("/v1/audio/speech", content=b"{", headers={"content-type": "text/json"})
-        error_of(wrong, 400)
+        for kind in ("text", "application"):
+            wrong = http.post(
+                "/v1/audio/speech", content=b"{", headers={"content-type": f"{kind}/json"}
+            )
+            assert error_of(wrong, 400)["message"].startswith("body: ")
 
 
 def test_models_and_health(gateway: GatewayRig) -> None:
@@ -397,6 +401,39 @@ def test_an_upload_that_is_no_voice_is_refused(
         answer = http.post("/v1/audio/voices", data=fields, files={"audio_sample": recording})
     assert reason in error_of(answer, 400)["message"]
     assert [path.name for path in gateway.voices.iterdir()] == ["anna.safetensors"]
+
+
+def test_many_recordings_for_one_name_make_one_voice(gateway: GatewayRig) -> None:
+    recording = (DEMO / "recordings" / "prompt.wav").read_bytes()
+
+    def upload(_: int) -> int:
+        with gateway.http() as http:
+            files = {"audio_sample": recording}
+            return http.post("/v1/audio/voices", data={"name": "bob"}, files=files).status_code
+
+    with ThreadPoolExecutor(20) as pool:
+        statuses = sorted(pool.map(upload, range(20)))
+    assert statuses[0] == 201
+    assert set(statuses[1:]) == {400, 429}  # the name is taken, or too many recordings wait
+    with gateway.http() as http:
+        http.delete("/v1/audio/voices/bob")
+
+
+def test_words_of_a_voice_in_a_strange_encoding_are_refused(gateway: GatewayRig) -> None:
+    """Python can decode a form into text that no list of voices could contain."""
+    recording = (DEMO / "recordings" / "prompt.wav").read_bytes()
+    parts = {"name": b"bob", "ref_text": b"half \\ud83d", "audio_sample": recording}
+    form = b"".join(
+        b'--x\r\ncontent-disposition: form-data; name="%s"%s\r\n\r\n%s\r\n'
+        % (name.encode(), b'; filename="a"' if name == "audio_sample" else b"", content)
+        for name, content in parts.items()
+    )
+    kind = "multipart/form-data; boundary=x; charset=unicode_escape"
+    with gateway.http() as http:
+        answer = http.post(
+            "/v1/audio/voices", content=form + b"--x--\r\n", headers={"content-type": kind}
+        )
+    assert "ref_text: must be valid Unicode" in error_of(answer, 400)["message"]
 
 
 def test_a_long_text_of_a_voice_is_refused(gateway: GatewayRig) -> None:
