@@ -37,6 +37,7 @@ QWEN3_OMNI = {
     "decoder_dim": 1536,
 }
 MIMI = {"num_quantizers": 8, "codebook_size": 2048}
+POCKET_TTS: dict[str, Any] = {}  # the library has the published sizes as defaults
 NANOCODEC = {
     "sample_rate": 22050,
     "audio_decoder": {
@@ -50,6 +51,7 @@ NANOCODEC = {
 }
 MOSHI: dict[str, Any] = {"quantizer": {"n_q": 8}}
 DAC: dict[str, Any] = {"sampling_rate": 44100}
+DAC_NARROW: dict[str, Any] = {**DAC, "decoder_hidden_size": 512}  # published: 1536
 HIGGS_RATES = (8, 5, 4, 2, 3)
 HIGGS = {
     "target_bandwidths": [0.5, 1, 1.5, 2],
@@ -68,6 +70,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "qwen3_tts": QWEN3_TTS,
     "qwen3_omni": QWEN3_OMNI,
     "mimi": MIMI,
+    "pocket_tts": POCKET_TTS,
     "nanocodec": NANOCODEC,
     "dac": DAC,
     "higgs": HIGGS,
@@ -103,7 +106,7 @@ def moss_sizes() -> dict[str, Any]:
     }
 
 
-def write_codec(name: str, folder: Path) -> Path:
-    """Writes the folder of a codec of its published size, and returns it."""
-    golden: Any = SimpleNamespace(sizes=SIZES[name])  # a writer reads only the sizes
+def write_codec(name: str, folder: Path, sizes: dict[str, Any] | None = None) -> Path:
+    """Writes the folder of a codec, of its published size if no sizes are given, and returns it."""
+    golden: Any = SimpleNamespace(sizes=sizes or SIZES[name])  # a writer reads only the sizes
     return WRITERS[name](folder, golden)

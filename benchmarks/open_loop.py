@@ -5,10 +5,14 @@ faster than speech, as a language model sends them. docs/benchmarking.md defines
 
     .venv/bin/python -m benchmarks.open_loop --models demo_voice demo_codec --rates 1 2 4
     .venv/bin/python -m benchmarks.open_loop --models demo_voice --gateway --name open_loop_gateway
+    .venv/bin/python -m benchmarks.open_loop --name open_loop_codecs --rates 0.5 1 2 4 8 \
+        --seconds 8 --models mimi pocket_tts snac higgs dac qwen3_tts nanocodec moss bigvgan \
+        streamflow
 
 With `--gateway`, clients send text to a gateway, and a language model server answers the gateway
 with stored tokens. The clients, the gateway and the language model share the cores with the server.
-Prints a line for each rate; writes JSON and a plot.
+Prints a line for each rate, and the rows of the table in the README of the results; writes JSON and
+a plot.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ import argparse
 import asyncio
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -28,17 +32,18 @@ import httpx
 import matplotlib as mpl
 import numpy as np
 from fastapi import FastAPI
-from numpy.typing import NDArray
 from safetensors.numpy import save_file
 from tqdm import tqdm
 
-from benchmarks.codec_models import SIZES, write_codec
+from benchmarks.codec_models import DAC_NARROW, SIZES, moss_sizes, write_codec
 from benchmarks.environment import RESULTS, ROOT, describe, save
 from benchmarks.listening import Heard, Piece, quantiles
 from examples.speech import language_model
 from examples.speech.demo import TEMPLATE
-from tests.support import streamflow_model
+from tests.support import bigvgan_model, streamflow_model
+from tests.support.batches import Tokens
 from tests.support.caching_families import write_family
+from tests.support.codec_models import drawn_tokens
 from tests.support.gateway_rig import serving
 from tests.support.golden import TINY
 from tests.support.utterances import a_voice
@@ -55,12 +60,31 @@ from token2wav_server import Ports, TritonServer
 mpl.use("Agg")
 from matplotlib import pyplot as plt
 
-# Small networks with random weights, at the published rate of tokens.
-FLOWS = ("cosyvoice2", "stepaudio2", "chatterbox", "turbo")
 TRAINED = {
     "demo_voice": ROOT / "examples" / "demo_voice" / "model",
     "demo_codec": ROOT / "examples" / "demo_codec" / "model",
     "cosyvoice3": TINY,
+}
+# Names of the models for tables. A codec has its published size, unless the name says otherwise.
+LABELS = {
+    "demo_voice": "demo voice",
+    "demo_codec": "demo codec",
+    "cosyvoice3": "CosyVoice3, tiny",
+    "cosyvoice2": "CosyVoice2, tiny",
+    "stepaudio2": "Step-Audio2, MiniCPM-o, tiny",
+    "chatterbox": "Chatterbox, tiny",
+    "turbo": "Chatterbox Turbo, tiny",
+    "streamflow": "StreamFlow, tiny",
+    "bigvgan": "CosyVoice3 with BigVGAN at 16 kHz, tiny",
+    "qwen3_tts": "Qwen3-TTS",
+    "qwen3_omni": "Qwen3-Omni",
+    "mimi": "Mimi",
+    "pocket_tts": "Pocket TTS",
+    "nanocodec": "NanoCodec",
+    "dac": "DAC, a third of its width",
+    "higgs": "Higgs Audio",
+    "snac": "SNAC",
+    "moss": "MOSS",
 }
 PLAYERS_MS = (50, 100, 200)  # audio that a player holds before it starts
 _GATEWAY_RATE_HZ = 24_000
@@ -72,6 +96,8 @@ GATEWAY_REQUEST = {
     "input": "Hello.",
     "response_format": "pcm",
 }
+_LEAST_RATE = 0.125  # utterances per second; a model with gaps at this rate gets no lower one
+_LEAST_UTTERANCES = 6  # that are expected at a rate, which lengthens the runs of low rates
 _LAG_S = 0.01  # largest lag of the clients with which figures of a rate are good
 
 # Speaks one utterance, and yields its pieces of audio.
@@ -84,13 +110,13 @@ class Subject:
 
     Attributes:
         config: configuration of the model.
-        tokens: (N,) or (N, codebooks) tokens of the utterance.
+        tokens: (N, *token_shape) tokens of the utterance.
         voice: voice of the utterance; None for a codec.
         speed: pace of the tokens as a multiple of the pace of speech.
     """
 
     config: ModelConfig
-    tokens: NDArray[np.int32]
+    tokens: Tokens
     voice: ClientVoice | None
     speed: float
 
@@ -98,12 +124,12 @@ class Subject:
     def of(cls, folder: Path, seconds: float, speed: float) -> Subject:
         """Makes an utterance of some seconds for a model folder."""
         config = read_config(folder)
-        count = round(seconds * config.token_frame_rate)
-        shape = (count, *config.token_shape)
-        tokens = np.random.default_rng(0).integers(0, config.vocab_size, shape, np.int32)
+        tokens = drawn_tokens(config, round(seconds * config.token_frame_rate))
         voice = None
         if config.takes_voice:
-            made = a_voice(_PROMPT_TOKENS if config.takes_prompt else 0, bands=config.mel_bands)
+            prompt_tokens = _PROMPT_TOKENS if config.takes_prompt else 0
+            sizes = {"bands": config.mel_bands, "ratio": config.token_mel_ratio}
+            made = a_voice(prompt_tokens, **sizes)
             voice = ClientVoice(made.prompt_tokens, made.prompt_mel, made.speaker_embedding)
         return cls(config, tokens, voice, speed)
 
@@ -118,7 +144,7 @@ class Subject:
         samples = len(self.tokens) * config.samples_per_token - config.missing_samples
         return samples / config.sample_rate
 
-    async def paced(self) -> AsyncIterator[NDArray[np.int32]]:
+    async def paced(self) -> AsyncIterator[Tokens]:
         """Yields the tokens one by one at their pace."""
         began = time.monotonic()
         for number, token in enumerate(self.tokens):
@@ -227,15 +253,21 @@ def as_line(result: dict[str, Any]) -> str:
 
 
 def model_folder(name: str, parent: Path) -> Path:
-    """Returns the folder of a model. A family without weights here gets random ones: a flow model
-    of a small size, a codec of its published size.
+    """Returns the folder of a model of `LABELS`. A model that is not in the repository gets random
+    weights.
     """
     if name in TRAINED:
         return TRAINED[name]
     folder = parent / name
     if name == "streamflow":
         return streamflow_model.write_model(folder)
+    if name == "bigvgan":
+        return bigvgan_model.write_model(folder)
     folder.mkdir()
+    if name == "dac":  # two cores do not compute the published width at the pace of speech
+        return write_codec(name, folder, DAC_NARROW)
+    if name == "moss":
+        return write_codec(name, folder, moss_sizes())
     return (write_codec if name in SIZES else write_family)(name, folder)
 
 
@@ -276,8 +308,8 @@ async def measure(
     gateway_url: str | None,
     options: argparse.Namespace,
 ) -> list[dict[str, Any]]:
-    """Measures the rates of one server, from the lowest, until one is not good."""
-    found = []
+    """Measures a server at several rates, and returns a row for each, from the lowest rate."""
+    found: list[dict[str, Any]] = []
     no_limits = httpx.Limits(max_connections=None)
     async with (
         AsyncClient(grpc_url) as client,
@@ -287,15 +319,52 @@ async def measure(
         if gateway_url is not None:
             speak = partial(from_gateway, http)
         await hear(speak, 0.0)  # computes the prompt of the voice once
-        for rate in tqdm(sorted(options.rates), desc=model, unit="rate", leave=False):
-            heard: list[Heard] = []
-            for seed in range(options.repeats):
-                heard += await run_rate(speak, rate, options.seconds, seed)
-            found.append(row(model, rate, heard, subject))
-            tqdm.write(as_line(found[-1]))
-            if not good(found[-1]):
-                break
-    return found
+        with tqdm(total=len(options.rates), desc=model, unit="rate", leave=False) as bar:
+            while (rate := next_rate(options.rates, found)) is not None:
+                seconds = max(options.seconds, _LEAST_UTTERANCES / rate)
+                heard: list[Heard] = []
+                for seed in range(options.repeats):
+                    heard += await run_rate(speak, rate, seconds, seed)
+                found.append(row(model, rate, heard, subject))
+                bar.update()
+                tqdm.write(as_line(found[-1]))
+    return sorted(found, key=lambda result: result["utterances_per_s"])
+
+
+def next_rate(rates: Sequence[float], found: Sequence[dict[str, Any]]) -> float | None:
+    """Returns the rate to measure after the rows that were found; None if the search has ended.
+
+    The rates rise until one is not good. If the lowest one is not good, it is halved until a rate
+    is good.
+    """
+    if not found:
+        return min(rates)
+    last = float(found[-1]["utterances_per_s"])
+    if all(map(good, found)):
+        return min((rate for rate in rates if rate > last), default=None)
+    lower = last / 2
+    return None if any(map(good, found)) or lower < _LEAST_RATE else lower
+
+
+def highest_rate(rows: list[dict[str, Any]]) -> float | None:
+    """Returns the highest rate of one model without a gap; None if all rates have gaps."""
+    return max((row["utterances_per_s"] for row in rows if good(row)), default=None)
+
+
+def as_table_row(rows: list[dict[str, Any]]) -> str:
+    """Returns the row of one model for the README of the results.
+
+    The times and shares are those of the lowest rate that was measured.
+    """
+    highest, lowest = highest_rate(rows), rows[0]
+    times = (lowest["first_byte_ms"], lowest["first_playable_ms"])
+    cells = (
+        LABELS[lowest["model"]],
+        "none" if highest is None else f"{highest:g}",
+        *(f"{found['p50']:.0f} / {found['p99']:.0f} ms" if found else "-" for found in times),
+        " / ".join(f"{100 * lowest[f'c{ms}']:.0f}" for ms in PLAYERS_MS) + " %",
+    )
+    return f"| {' | '.join(cells)} |"
 
 
 def plot(rows: list[dict[str, Any]], path: Path, title: str) -> None:
@@ -326,7 +395,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    names = [*TRAINED, *FLOWS, "streamflow", *SIZES]
+    names = list(LABELS)
     parser.add_argument(
         "--models", nargs="+", choices=names, default=names, metavar="NAME", help=", ".join(names)
     )
@@ -335,10 +404,15 @@ def main() -> None:
         type=float,
         nargs="+",
         default=[0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0],
-        help="utterances per second; a higher rate is skipped if a lower one had gaps",
+        help="utterances per second; a higher rate is skipped if a lower one had gaps, and lower "
+        f"ones, down to {_LEAST_RATE:g}, are added if the lowest one had gaps",
     )
     parser.add_argument(
-        "--seconds", type=float, default=20.0, help="time in which utterances start"
+        "--seconds",
+        type=float,
+        default=20.0,
+        help="time in which utterances start; longer at low rates, so that "
+        f"{_LEAST_UTTERANCES} utterances are expected",
     )
     parser.add_argument("--repeats", type=int, default=1, help="runs of each rate")
     parser.add_argument("--utterance-seconds", type=float, default=6.0)
@@ -350,7 +424,7 @@ def main() -> None:
     )
     parser.add_argument("--name", default="open_loop", help="name of the result files")
     options = parser.parse_args()
-    rows = []
+    rows: dict[str, list[dict[str, Any]]] = {}
     with tempfile.TemporaryDirectory() as temporary:
         for model in options.models:
             folder = model_folder(model, Path(temporary))
@@ -362,19 +436,14 @@ def main() -> None:
                 url = None
                 if options.gateway:
                     url, _ = stack.enter_context(gateway(server.grpc_url, subject))
-                rows += asyncio.run(measure(model, subject, server.grpc_url, url, options))
-    facts = describe()
-    highest = {
-        model: max(
-            (row["utterances_per_s"] for row in rows if row["model"] == model and good(row)),
-            default=None,
-        )
-        for model in options.models
-    }
+                rows[model] = asyncio.run(measure(model, subject, server.grpc_url, url, options))
+    facts, all_rows = describe(), [row for found in rows.values() for row in found]
+    highest = {model: highest_rate(found) for model, found in rows.items()}
     print("highest rate without a gap:", highest)
-    save(options.name, {**facts, "highest_rate_without_gaps": highest, "rows": rows})
+    print(*map(as_table_row, rows.values()), sep="\n")
+    save(options.name, {**facts, "highest_rate_without_gaps": highest, "rows": all_rows})
     way = "text through the gateway" if options.gateway else "tokens to sound"
-    plot(rows, RESULTS / f"{options.name}.png", f"{way}, {facts['cpus']} CPU cores")
+    plot(all_rows, RESULTS / f"{options.name}.png", f"{way}, {facts['cpus']} CPU cores")
 
 
 if __name__ == "__main__":
