@@ -26,7 +26,6 @@ from token2wav.execution.kernels import tiles
 from token2wav.execution.kernels.block_table import (
     BEFORE,
     CHUNK,
-    HEADER,
     NUM_CAUSAL_PAGES,
     NUM_PAGES,
     OF_A_BATCH,
@@ -35,6 +34,7 @@ from token2wav.execution.kernels.block_table import (
     VALID,
     rows_of,
     sizes_of,
+    tile_of_keys,
 )
 
 _LEAST = tl.constexpr(-1.0e30)  # finite, so that a row without keys so far gives no NaN
@@ -65,43 +65,6 @@ _WIDEST = _Tile(queries=128, keys=64, splits=1, warps=8, halved=True)
 _WIDE = _Tile(queries=64, keys=64, splits=1, warps=4)
 _NARROW = _Tile(queries=16, keys=32, splits=4, warps=4)
 _STAGES = 2  # iterations whose loads are in flight
-
-
-@triton.jit
-def _tile_of_keys(
-    begin,
-    end,
-    own,
-    width,
-    KEYS: tl.constexpr,
-    SPLITS: tl.constexpr,
-    BLOCK_FRAMES: tl.constexpr,
-    WHOLE: tl.constexpr,
-):
-    """Returns positions (keys,) or (splits, keys) in the list of keys, and their pages.
-
-    A page is looked up once for all of its frames. The list begins with the pages of the table row
-    `own`. Unless all keys are `WHOLE`, it may go on with the own pages of the rows below.
-    """
-    key = begin + tl.arange(0, KEYS)
-    if SPLITS > 1:
-        key = tl.arange(0, SPLITS)[:, None] * KEYS + key[None, :]
-    index, first = key // BLOCK_FRAMES, begin // BLOCK_FRAMES
-    page = tl.zeros_like(index)
-    listed = tl.load(own + NUM_PAGES)
-    # A tile may begin with the last frame of a page.
-    for part in tl.static_range((SPLITS * KEYS + BLOCK_FRAMES - 2) // BLOCK_FRAMES + 1):
-        at = first + part
-        there = at * BLOCK_FRAMES < end
-        if WHOLE:
-            place = own + HEADER + at
-        else:
-            below = tl.maximum(at - listed + 1, 0)
-            row = own + below * width
-            last = tl.load(row + NUM_CAUSAL_PAGES, mask=there, other=1) - 1
-            place = row + HEADER + tl.where(below > 0, last, at)
-        page = tl.where(index == at, tl.load(place, mask=there, other=0), page)
-    return key, page.to(tl.int64)
 
 
 @triton.jit
@@ -142,7 +105,8 @@ def _attended(
     """Adds the keys of one iteration to the running softmax, which has maxima, sums and results. If
     the keys are `WHOLE`, every query attends to all of them.
     """
-    key, page = _tile_of_keys(begin, end, own, width, KEYS, SPLITS, BLOCK_FRAMES, WHOLE)
+    # If not all keys are whole, the list may go on with the own pages of the rows below.
+    key, page = tile_of_keys(begin, end, own, width, KEYS, SPLITS, BLOCK_FRAMES, not WHOLE)
     there = key < end
     # Vector of the head at a frame of the store, the numbers of the vector, and its scale.
     page += branch_pages

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import triton
 import triton.language as tl
 
 from token2wav.cache.paged_kv_cache import LayerView
@@ -34,3 +35,40 @@ def rows_of(table: torch.Tensor) -> tuple[torch.Tensor, int, int]:
 def sizes_of(view: LayerView) -> dict[str, int]:
     """Returns the arguments of a kernel for the sizes of a page of the cache."""
     return dict(zip(("BLOCK_FRAMES", "HEADS", "DIM"), view.data.shape[3:], strict=True))
+
+
+@triton.jit
+def tile_of_keys(
+    begin,
+    end,
+    own,
+    width,
+    KEYS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK_FRAMES: tl.constexpr,
+    BELOW: tl.constexpr,
+):
+    """Returns positions (keys,) or (splits, keys) in a list of keys, and their pages.
+
+    A page is looked up once for all of its frames. The list begins with the pages of the table row
+    `own`. If `BELOW`, it goes on with the own pages of the rows below.
+    """
+    key = begin + tl.arange(0, KEYS)
+    if SPLITS > 1:
+        key = tl.arange(0, SPLITS)[:, None] * KEYS + key[None, :]
+    index, first = key // BLOCK_FRAMES, begin // BLOCK_FRAMES
+    page = tl.zeros_like(index)
+    listed = tl.load(own + NUM_PAGES)
+    # A tile may begin with the last frame of a page.
+    for part in tl.static_range((SPLITS * KEYS + BLOCK_FRAMES - 2) // BLOCK_FRAMES + 1):
+        at = first + part
+        there = at * BLOCK_FRAMES < end
+        if BELOW:
+            below = tl.maximum(at - listed + 1, 0)
+            row = own + below * width
+            last = tl.load(row + NUM_CAUSAL_PAGES, mask=there, other=1) - 1
+            place = row + HEADER + tl.where(below > 0, last, at)
+        else:
+            place = own + HEADER + at
+        page = tl.where(index == at, tl.load(place, mask=there, other=0), page)
+    return key, page.to(tl.int64)

@@ -16,12 +16,12 @@ import triton.language as tl
 
 from token2wav.cache.paged_kv_cache import LayerView
 from token2wav.execution.kernels.block_table import (
-    HEADER,
     NUM_PAGES,
     OF_A_BATCH,
     PROMPT_PADDING,
     VALID,
     rows_of,
+    tile_of_keys,
 )
 
 # Tiles that keep everything in registers, compiled for compute capabilities 8.0, 9.0 and 10.0.
@@ -73,9 +73,8 @@ def _relative_attention(
     # to the valid ones of the last page.
     stop = tl.where(first < valid, (visible_pages - 1) * POSITIONS + valid, 0)
     for begin in range(start, stop, KEYS):
-        key = begin + tl.arange(0, KEYS)
+        key, page = tile_of_keys(begin, stop, own, width, KEYS, 1, POSITIONS, False)
         visible = key < stop
-        page = tl.load(own + HEADER + key // POSITIONS, mask=visible, other=0).to(tl.int64)
         stored = (page * POSITIONS + key % POSITIONS)[:, None] * (HEADS * DIM)
         at = stored + (head * DIM + column)[None, :]
 
