@@ -218,11 +218,13 @@ class LaunchCounter:
         """Records a kernel of the Triton language in place of its launch."""
         if self._records is None:
             return
-        tensors = [
-            value
+        # A tensor that is two arguments, such as a sum that replaces a summand, counts once.
+        distinct = {
+            id(value): value
             for key, value in arguments.items()
             if isinstance(value, torch.Tensor) and key not in _HALOS
-        ]
+        }
+        tensors = list(distinct.values())
         plain = sum(_bytes(each) for each in tensors if _ALL_PAGES not in each.shape)
         paged = [each for each in tensors if _ALL_PAGES in each.shape]
         if not paged:

@@ -21,7 +21,7 @@ _FLOW_NODES = {
     "cosyvoice3": (34, 170),
     "cosyvoice2": (274, 477),
     "chatterbox": (274, 477),
-    "stepaudio2": (274, 234),
+    "stepaudio2": (274, 186),
 }
 _HIFT_NODES = 61
 _BIGVGAN_NODES = 2056

@@ -34,13 +34,11 @@ from token2wav.execution.channels_last import HiFTPlan
 from token2wav.execution.kernels.attention import paged_attention
 from token2wav.execution.kernels.causal_convolution import CausalConvolution, NormedConvolution
 from token2wav.execution.kernels.convolution import PieceTensors
-from token2wav.execution.kernels.key_values import store_keys_values
 from token2wav.execution.kernels.norms import (
     NormVectors,
     added_norm,
     gated_norm,
     modulated_norm,
-    normalize_heads,
 )
 from token2wav.execution.kernels.position_convolution import PositionConvolution
 from token2wav.execution.kernels.products import gelu_product, project_heads
@@ -110,12 +108,13 @@ def on_pages(storage: str) -> None:
         view = PagedKVCache(layout, 10 + blocks, torch.device("cpu")).layer(0, 0)
         kind, table = TYPES[storage], a_table(blocks)
         cos, sin = (torch.zeros(blocks, FRAMES, CONFIG.dim_head) for _ in range(2))
-        qkv = torch.zeros(2 * blocks, FRAMES, 3 * CONFIG.heads * CONFIG.dim_head, dtype=kind)
-        store_keys_values(qkv, view, cos, sin, table)
-        paged_attention(qkv, view, cos, sin, table)
-        projections = torch.nn.Linear(CONFIG.dim, qkv.shape[2], dtype=kind).requires_grad_(False)
+        linear = torch.nn.Linear(CONFIG.dim, 3 * CONFIG.heads * CONFIG.dim_head, dtype=kind)
+        projections = linear.weight.detach(), linear.bias.detach()
         x = torch.zeros(2 * blocks, FRAMES, CONFIG.dim, dtype=kind)
-        project_heads(x, (projections.weight, projections.bias), view, cos, sin, table)
+        norm = NormVectors.of(torch.nn.LayerNorm(CONFIG.dim_head))
+        project_heads(x, projections, view, cos, sin, table, (norm, norm))
+        queries = project_heads(x, projections, view, cos, sin, table)
+        paged_attention(queries, view, cos, sin, table)
         x, gate = torch.zeros(2 * blocks, FRAMES, CONFIG.dim), torch.zeros(CONFIG.dim)
         gated_norm(x, modulated_norm(x, gate, gate, kind), gate, gate, gate)
 
@@ -156,13 +155,11 @@ def on_products(storage: str) -> None:
     kind = TYPES[storage]
     for channels in CHANNELS:
         linear = torch.nn.Linear(channels, 4 * channels, dtype=kind).requires_grad_(False)
-        norm = torch.nn.LayerNorm(CONFIG.dim_head, dtype=kind).requires_grad_(False)
         vectors = NormVectors.of(torch.nn.LayerNorm(channels))
         for blocks in BATCHES:
             x = torch.zeros(2 * blocks, FRAMES, channels)
             h = added_norm(x, x.to(kind), vectors)
             gelu_product(h, linear, tanh=channels == 512)
-            normalize_heads(torch.zeros(2 * blocks, FRAMES, 3 * 512, dtype=kind), norm, norm)
 
 
 def on_convolutions() -> None:
@@ -176,6 +173,8 @@ def on_convolutions() -> None:
             past: Any = SimpleNamespace(table=a_table(blocks), states=[state])
             x = torch.zeros(2 * blocks, FRAMES, inputs)
             CausalConvolution(conv)(x, past)
+            total, gate = torch.zeros(2 * blocks, FRAMES, channels), vectors.shift
+            CausalConvolution(conv).add_gated(x, past, total, gate, vectors, torch.float16)
             out = NormedConvolution(conv, norm)(x, past, vectors.shift)
             NormedConvolution(conv, norm)(x, past)
             NormedConvolution(conv, norm).with_residual(x, past, out, vectors, torch.float16)

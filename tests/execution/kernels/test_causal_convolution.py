@@ -137,3 +137,21 @@ def test_sum_and_its_norm_follow_the_convolution(dtype: torch.dtype, close: floa
             frames_of(normed, chunk).float(), following(wanted), atol=close, rtol=close
         )
         assert torch.equal(past.states[0][chunk], state)
+
+
+def test_gated_sum_and_its_norm_follow_the_convolution() -> None:
+    """As in Step-Audio2, where the residual is replaced by the sum."""
+    conv, following, past, x = a_convolution(), a_norm(), a_past(), some_inputs()
+    residual, gate = random(BRANCHES * ROWS, BLOCK, OUTPUTS), random(OUTPUTS)
+    before, total = past.states[0].clone(), residual.clone()
+    normed = CausalConvolution(conv).add_gated(
+        x, past, total, gate, NormVectors.of(following), torch.float32
+    )
+    for chunk in range(CHUNKS):
+        wanted, state = convolved(conv, x, before, chunk)
+        wanted = gate * wanted + frames_of(residual, chunk)
+        torch.testing.assert_close(frames_of(total, chunk), wanted, atol=CLOSE, rtol=CLOSE)
+        torch.testing.assert_close(
+            frames_of(normed, chunk), following(wanted), atol=CLOSE, rtol=CLOSE
+        )
+        assert torch.equal(past.states[0][chunk], state)

@@ -30,7 +30,7 @@ STORAGES = {
     90: ["float32", "float16", "int8", "float8"],
     100: ["float16", "int8", "float8"],
 }
-KERNELS = {80: 48 + VOCODER, 90: 70 + VOCODER, 100: 55 + VOCODER}
+KERNELS = {80: 53 + VOCODER, 90: 75 + VOCODER, 100: 60 + VOCODER}
 
 
 def binaries(capability: int, folder: Path) -> list[list[str]]:

@@ -402,7 +402,7 @@ def paged_attention(
     Args:
         queries: (branches * blocks, block_frames, width) contiguous; the first heads * dim_head of
             the width are the queries, so that joined projections can be passed as they are.
-        view, cos, sin, table: see `store_keys_values`.
+        view, cos, sin, table: see `project_heads`.
 
     Returns:
         (branches * blocks, block_frames, heads * dim_head), zeros in padding.

@@ -1,4 +1,5 @@
-"""Causal convolution over blocks that continue from a state, alone or with a norm, Mish and sums.
+"""Causal convolution over blocks that continue from a state, alone or with a norm, Mish, a gate and
+sums.
 
 Each tap is a matrix product. It reads frames of the chunk from the rows, frames before the chunk
 from the state, and frames before the stream as zeros. So the input is neither copied nor
@@ -100,13 +101,15 @@ def _causal_convolution(
 
 
 @triton.jit(do_not_specialize=OF_A_BATCH)
-def _normed_mish(
-    x,  # (branches * blocks, BLOCK_FRAMES, CHANNELS), replaced by the result
-    shift,  # (CHANNELS,)
+def _finish(
+    x,  # (branches * blocks, BLOCK_FRAMES, CHANNELS) results of the convolution
+    shift,  # (CHANNELS,) of the norm before Mish, or None for neither
     scale,
+    gate,  # (CHANNELS,) float32, or None
     added,  # (CHANNELS,) float32, or None
     residual,  # of the shape of x, or None
-    following,  # of the shape of x: norm of the result; only with a residual
+    total,  # of the shape of x: the sum; x or the residual
+    following,  # of the shape of x: norm of the sum; only with a residual
     following_shift,
     following_scale,
     inputs,  # (branches * blocks, BLOCK_FRAMES, INPUTS) of the convolution
@@ -146,7 +149,10 @@ def _normed_mish(
         inside = column < CHANNELS
         at = (row.to(tl.int64) * BLOCK_FRAMES + frame) * CHANNELS + column
         values = tl.load(x + at, mask=inside, other=0.0)
-        values = mish(normalized(values, CHANNELS, shift, scale, column, inside, epsilon))
+        if shift is not None:
+            values = mish(normalized(values, CHANNELS, shift, scale, column, inside, epsilon))
+        if gate is not None:
+            values *= tl.load(gate + column, mask=inside, other=0.0)
         if added is not None:
             values += tl.load(added + column, mask=inside, other=0.0)
         if residual is not None:
@@ -156,7 +162,7 @@ def _normed_mish(
                 values, CHANNELS, following_shift, following_scale, column, inside, epsilon
             )
             tl.store(following + at, normed.to(following.dtype.element_ty), mask=inside)
-        tl.store(x + at, values, mask=inside)
+        tl.store(total + at, values, mask=inside)
 
 
 class CausalConvolution:
@@ -221,6 +227,96 @@ class CausalConvolution:
         )
         return out
 
+    def add_gated(
+        self,
+        x: torch.Tensor,
+        past: Past,
+        residual: torch.Tensor,
+        gate: torch.Tensor,
+        following: NormVectors,
+        dtype: torch.dtype,
+    ) -> torch.Tensor:
+        """Adds gate * convolution to a residual in place, and returns the norm of the sum. It also
+        stores the state of the convolution.
+
+        Args:
+            x, past: as above.
+            residual: (branches * blocks, block_frames, outputs) float32, contiguous.
+            gate: (outputs,) float32, contiguous.
+            following: norm of the sum.
+            dtype: dtype of the norm of the sum.
+        """
+        assert residual.is_contiguous()
+        out = self.convolve(x, past)
+        normed = torch.empty_like(out, dtype=dtype)
+        self.finish(
+            out,
+            x,
+            past,
+            gate=gate,
+            residual=residual,
+            into=residual,
+            following=following,
+            normed=normed,
+        )
+        return normed
+
+    def finish(
+        self,
+        out: torch.Tensor,
+        x: torch.Tensor,
+        past: Past,
+        *,
+        norm: NormVectors | None = None,
+        gate: torch.Tensor | None = None,
+        shift: torch.Tensor | None = None,
+        residual: torch.Tensor | None = None,
+        into: torch.Tensor | None = None,
+        following: NormVectors | None = None,
+        normed: torch.Tensor | None = None,
+    ) -> None:
+        """Computes the operations after the convolution, and stores its state.
+
+        Args:
+            out: results of `convolve`.
+            x, past: its arguments.
+            norm: norm before Mish; None for neither.
+            gate, shift: (outputs,) factor and summand of each channel; None to leave them out.
+            residual: second summand, of the shape of `out`; None to leave it out.
+            into: where the sum is stored; None to replace `out`.
+            following: norm of the sum, with the epsilon of `norm`; only with a residual.
+            normed: where the norm of the sum is stored.
+        """
+        rows, frames, channels = out.shape
+        state = past.states[self.index]
+        _, _, inputs, positions = state.shape
+        norms = [each for each in (norm, following) if each is not None]
+        assert len({each.epsilon for each in norms}) == 1
+        _finish[(frames + 1, rows)](
+            out,
+            norm and norm.shift,
+            norm and norm.scale,
+            gate,
+            shift,
+            residual,
+            out if into is None else into,
+            normed,
+            following and following.shift,
+            following and following.scale,
+            x,
+            state,
+            *rows_of(past.table),
+            *state.stride()[:2],
+            norms[0].epsilon,
+            BLOCK_FRAMES=frames,
+            CHANNELS=channels,
+            INPUTS=inputs,
+            INPUTS_UP=triton.next_power_of_2(inputs),
+            TAPS=positions + 1,
+            TAPS_UP=triton.next_power_of_2(positions),
+            **row_width(channels),
+        )
+
 
 class NormedConvolution:
     """Causal convolution, a norm over channels, and Mish.
@@ -247,7 +343,7 @@ class NormedConvolution:
             (branches * blocks, block_frames, outputs) float32.
         """
         out = self._convolution.convolve(x, past)
-        self._finish(out, x, past, shift=shift)
+        self._convolution.finish(out, x, past, norm=self._norm, shift=shift)
         return out
 
     def with_residual(
@@ -271,45 +367,9 @@ class NormedConvolution:
             The sum in float32, and its norm, both of the shape of `residual`.
         """
         assert residual.is_contiguous()
-        assert following.epsilon == self._norm.epsilon
         out = self._convolution.convolve(x, past)
         normed = torch.empty_like(out, dtype=dtype)
-        self._finish(out, x, past, residual=residual, following=following, normed=normed)
-        return out, normed
-
-    def _finish(
-        self,
-        out: torch.Tensor,
-        x: torch.Tensor,
-        past: Past,
-        *,
-        shift: torch.Tensor | None = None,
-        residual: torch.Tensor | None = None,
-        following: NormVectors | None = None,
-        normed: torch.Tensor | None = None,
-    ) -> None:
-        rows, frames, channels = out.shape
-        state = past.states[self._convolution.index]
-        _, _, inputs, positions = state.shape
-        _normed_mish[(frames + 1, rows)](
-            out,
-            self._norm.shift,
-            self._norm.scale,
-            shift,
-            residual,
-            normed,
-            following and following.shift,
-            following and following.scale,
-            x,
-            state,
-            *rows_of(past.table),
-            *state.stride()[:2],
-            self._norm.epsilon,
-            BLOCK_FRAMES=frames,
-            CHANNELS=channels,
-            INPUTS=inputs,
-            INPUTS_UP=triton.next_power_of_2(inputs),
-            TAPS=positions + 1,
-            TAPS_UP=triton.next_power_of_2(positions),
-            **row_width(channels),
+        self._convolution.finish(
+            out, x, past, norm=self._norm, residual=residual, following=following, normed=normed
         )
+        return out, normed

@@ -1,5 +1,5 @@
 """Norms over channels inside and outside of other kernels: LayerNorm with the modulation of an ODE
-time or with weights, alone or fused with the gate and the sum before it, and the norm of heads.
+time or with weights, alone or fused with the gate and the sum before it.
 
 A row stays in registers between the sum and the norm. So the residual stream is read and written
 once for both.
@@ -70,36 +70,6 @@ def _gated_norm(x, h, gate, shift, scale, out, dim, epsilon, WIDTH: tl.constexpr
     tl.store(x + at, values, mask=inside)
     y = normalized(values, dim, shift, scale, columns, inside, epsilon)
     tl.store(out + at, y.to(out.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def _head_norms(
-    qkv,  # (frames, 3 * HEADS * DIM)
-    query_weight,  # (DIM,)
-    query_bias,
-    key_weight,
-    key_bias,
-    epsilon,
-    HEADS: tl.constexpr,
-    HEADS_UP: tl.constexpr,
-    DIM: tl.constexpr,
-):
-    frame = tl.program_id(0).to(tl.int64)
-    head, column = tl.arange(0, HEADS_UP), tl.arange(0, DIM)  # heads of queries, then of keys
-    inside = (head < 2 * HEADS)[:, None]
-    at = qkv + frame * (3 * HEADS * DIM) + head[:, None] * DIM + column[None, :]
-    x = tl.load(at, mask=inside, other=0.0).to(tl.float32)
-    centred = x - (tl.sum(x, axis=1) / DIM)[:, None]
-    deviation = tl.sqrt(tl.sum(centred * centred, axis=1) / DIM + epsilon)
-    of_query = (head < HEADS)[:, None]
-    weight = tl.where(
-        of_query, tl.load(query_weight + column)[None, :], tl.load(key_weight + column)[None, :]
-    )
-    bias = tl.where(
-        of_query, tl.load(query_bias + column)[None, :], tl.load(key_bias + column)[None, :]
-    )
-    y = centred / deviation[:, None] * weight.to(tl.float32) + bias.to(tl.float32)
-    tl.store(at, y.to(qkv.dtype.element_ty), mask=inside)
 
 
 def row_width(dim: int) -> dict[str, int]:
@@ -177,31 +147,4 @@ def _add_and_norm(
         dim,
         norm.epsilon,
         **row_width(dim),
-    )
-
-
-def normalize_heads(
-    qkv: torch.Tensor, queries: torch.nn.LayerNorm, keys: torch.nn.LayerNorm
-) -> None:
-    """Normalizes queries and keys head by head, in place.
-
-    Args:
-        qkv: (..., 3 * heads * dim_head) projections, contiguous.
-        queries, keys: norms over dim_head, with one epsilon. dim_head is a power of 2.
-    """
-    assert qkv.is_contiguous()
-    assert queries.eps == keys.eps
-    [dim] = queries.weight.shape
-    width = qkv.shape[-1]
-    heads = width // (3 * dim)
-    _head_norms[(qkv.numel() // width,)](
-        qkv,
-        queries.weight,
-        queries.bias,
-        keys.weight,
-        keys.bias,
-        queries.eps,
-        HEADS=heads,
-        HEADS_UP=triton.next_power_of_2(2 * heads),
-        DIM=dim,
     )

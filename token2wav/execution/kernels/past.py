@@ -7,7 +7,7 @@ import torch
 from token2wav.cache.paged_kv_cache import PagedKVCache
 from token2wav.execution.batch import Batch
 from token2wav.execution.kernels.attention import paged_attention
-from token2wav.execution.kernels.key_values import store_keys_values
+from token2wav.execution.kernels.norms import NormVectors
 from token2wav.execution.kernels.products import project_heads
 from token2wav.networks.estimator import Estimator
 
@@ -41,33 +41,25 @@ class Past:
         self._step = step
         self.states = self._estimator.tails(self._batch.conv_state[:, step])
 
-    def attend(self, qkv: torch.Tensor, layer: int) -> torch.Tensor:
-        """Stores keys and values in their pages, and computes attention over all pages.
-
-        Args:
-            qkv: (branches * blocks, block_frames, 3 * heads * dim_head) projections, contiguous.
-            layer: index of the layer.
-
-        Returns:
-            (branches * blocks, block_frames, heads * dim_head), zeros in padding.
-        """
-        view = self._cache.layer(self._step, layer)
-        store_keys_values(qkv, view, self._cos, self._sin, self.table)
-        return paged_attention(qkv, view, self._cos, self._sin, self.table)
-
     def project_and_attend(
         self,
         x: torch.Tensor,
         projections: tuple[torch.Tensor, torch.Tensor | None],
         layer: int,
+        norms: tuple[NormVectors, NormVectors] | None = None,
     ) -> torch.Tensor:
-        """Projects x to queries, keys and values, and then does the same as `attend`.
+        """Projects x to queries, keys and values, stores keys and values in their pages, and
+        computes attention over all pages.
 
         Args:
             x: (branches * blocks, block_frames, inputs) in the dtype of the weights, contiguous.
             projections: weight (3 * heads * dim_head, inputs) and bias.
             layer: index of the layer.
+            norms: norms of the heads of queries and keys, see `project_heads`.
+
+        Returns:
+            (branches * blocks, block_frames, heads * dim_head), zeros in padding.
         """
         view = self._cache.layer(self._step, layer)
-        queries = project_heads(x, projections, view, self._cos, self._sin, self.table)
+        queries = project_heads(x, projections, view, self._cos, self._sin, self.table, norms)
         return paged_attention(queries, view, self._cos, self._sin, self.table)

@@ -1,5 +1,5 @@
-"""Linear layers in one launch with the operations on their results: GELU, or the rotation and the
-storing of keys and values.
+"""Linear layers in one launch with the operations on their results: GELU, or norms of heads, the
+rotation, and the storing of keys and values.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from token2wav.execution.kernels.block_table import (
     sizes_of,
 )
 from token2wav.execution.kernels.key_values import store_vectors
+from token2wav.execution.kernels.norms import NormVectors
 from token2wav.execution.kernels.tiles import fills_gpu
 
 # Tiles that fit into the registers of compute capabilities 8.0, 9.0 and 10.0: rows, outputs and
@@ -130,11 +131,34 @@ def gelu_product(x: torch.Tensor, layer: torch.nn.Linear, *, tanh: bool) -> torc
     return out
 
 
+@triton.jit
+def _normed_heads(
+    vectors,  # (ROWS, HEADS_OF_TILE * DIM) in float32
+    shift,  # (DIM,) float32
+    scale,
+    epsilon,
+    ROWS: tl.constexpr,
+    HEADS_OF_TILE: tl.constexpr,
+    DIM: tl.constexpr,
+):
+    """Computes norm(x) * (1 + scale) + shift of every head."""
+    heads = tl.reshape(vectors, (ROWS, HEADS_OF_TILE, DIM))
+    centred = heads - (tl.sum(heads, axis=2) / DIM)[:, :, None]
+    deviation = tl.sqrt(tl.sum(centred * centred, axis=2) / DIM + epsilon)
+    result = centred / deviation[:, :, None] * (1.0 + scale)[None, None, :] + shift[None, None, :]
+    return tl.reshape(result, (ROWS, HEADS_OF_TILE * DIM))
+
+
 @triton.jit(do_not_specialize=(*OF_A_BATCH, "rows"))
 def _project_heads(
     x,  # (branches * blocks * BLOCK_FRAMES, INPUTS)
     weight,  # (3 * HEADS * DIM, INPUTS) of queries, keys and values
     bias,
+    query_shift,  # (DIM,) of the norm of a head, or None for no norm
+    query_scale,
+    key_shift,
+    key_scale,
+    epsilon,
     queries,  # (branches * blocks * BLOCK_FRAMES, HEADS * DIM)
     keys,  # (branches, pages, BLOCK_FRAMES, HEADS, DIM) of a layer
     values,
@@ -173,6 +197,17 @@ def _project_heads(
         HEADS_OF_TILE * DIM,
         INPUTS_OF_TILE,
     ).to(queries.dtype.element_ty)
+    if query_shift is not None and first_head < 2 * HEADS:
+        column, of_query = tl.arange(0, DIM), first_head < HEADS
+        result = _normed_heads(
+            result.to(tl.float32),
+            tl.where(of_query, tl.load(query_shift + column), tl.load(key_shift + column)),
+            tl.where(of_query, tl.load(query_scale + column), tl.load(key_scale + column)),
+            epsilon,
+            ROWS_OF_TILE,
+            HEADS_OF_TILE,
+            DIM,
+        ).to(queries.dtype.element_ty)
     there = row < rows
     if BY_BLOCK:
         there = there & (at < BLOCK_FRAMES)
@@ -238,6 +273,7 @@ def project_heads(
     cos: torch.Tensor,
     sin: torch.Tensor,
     table: torch.Tensor,
+    norms: tuple[NormVectors, NormVectors] | None = None,
 ) -> torch.Tensor:
     """Projects x to queries, keys and values. Stores the keys and values of the valid frames of
     every block in its own page, with head 0 of the keys rotated.
@@ -249,11 +285,15 @@ def project_heads(
         view: view of a layer; so do the values.
         cos, sin: (blocks, block_frames, dim_head) float32 rotary angles of head 0.
         table: block table of the batch, see `execution/batch.py`.
+        norms: norms over dim_head of each head of the queries, and of the keys, with one epsilon;
+            None for no norms.
 
     Returns:
         (branches * blocks, block_frames, heads * dim_head) queries, not rotated.
     """
     weight, bias = projections
+    query_norm, key_norm = norms or (None, None)
+    assert norms is None or norms[0].epsilon == norms[1].epsilon
     assert x.is_contiguous()
     assert weight.is_contiguous()
     pages, block_frames, heads, dim_head = view.data.shape[2:]
@@ -278,6 +318,11 @@ def project_heads(
         x,
         weight,
         bias,
+        query_norm and query_norm.shift,
+        query_norm and query_norm.scale,
+        key_norm and key_norm.shift,
+        key_norm and key_norm.scale,
+        query_norm.epsilon if query_norm else 0.0,
         queries,
         *view.parts,
         cos,

@@ -1,21 +1,21 @@
 """Step function of Step-Audio2's DiT on Triton-language kernels, for CUDA graphs.
 
-The arithmetic equals `StepAudioDiT.velocity`. A layer has four products and ten other launches. A
-causal convolution reads the frames before a block through the block table. Gate, sum, norm and
-modulation are one launch. The part of the first layer's input that depends on conditions is
-computed once for all ODE steps.
+The arithmetic equals `StepAudioDiT.velocity`. A layer has eleven launches. The projection of
+queries, keys and values also normalizes the heads, and stores keys and values. A causal convolution
+reads the frames before a block through the block table. Gate, sum, norm and modulation are one
+launch, which also stores the state of the convolution before it. The part of the first layer's
+input that depends on conditions is computed once for all ODE steps.
 """
 
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from token2wav.cache.paged_kv_cache import PagedKVCache
 from token2wav.execution.batch import Batch
 from token2wav.execution.kernels.causal_convolution import CausalConvolution, NormedConvolution
-from token2wav.execution.kernels.norms import gated_norm, modulated_norm, normalize_heads
+from token2wav.execution.kernels.norms import NormVectors, gated_norm, modulated_norm
 from token2wav.execution.kernels.past import Past
 from token2wav.execution.kernels.products import gelu_product
 from token2wav.execution.step import StepFunction, Velocity
@@ -90,7 +90,7 @@ class _Layer:
         attention, convolutions = layer.attn, layer.conv.block
         self._index = attention.index
         self._projections = join_projections((attention.to_q, attention.to_k, attention.to_v))
-        self._norms = attention.q_norm, attention.k_norm
+        self._norms = NormVectors.of(attention.q_norm), NormVectors.of(attention.k_norm)
         self._out = attention.proj
         first: CausalConv = convolutions["1"]  # type: ignore[assignment]
         norm: nn.LayerNorm = convolutions["3"]  # type: ignore[assignment]
@@ -115,10 +115,10 @@ class _Layer:
             Output of the feed-forward layer, which is not added yet.
         """
         _, _, gate_att, shift_ff, scale_ff, _, shift_conv, scale_conv, gate_conv = vectors
-        qkv = F.linear(normed, *self._projections)
-        normalize_heads(qkv, *self._norms)
-        h = self._out(past.attend(qkv, self._index))
+        seen = past.project_and_attend(normed, self._projections, self._index, self._norms)
+        h = self._out(seen)
         h = gated_norm(x, h, gate_att, shift_conv, scale_conv, torch.float32)
-        h = self._second(self._first(h, past), past)
-        h = gated_norm(x, h, gate_conv, shift_ff, scale_ff, self.dtype)
+        following = NormVectors(shift_ff, scale_ff)
+        h = self._first(h, past)
+        h = self._second.add_gated(h, past, x, gate_conv, following, self.dtype)
         return self._down(gelu_product(h, self._up, tanh=True))
