@@ -9,6 +9,7 @@ import torch
 from token2wav.config import StreamConfig
 from token2wav.execution.assemble import CAPTURED_STREAMS, flow_networks
 from token2wav.execution.backends import CAPTURED_BLOCKS, PROVISIONAL_BATCH
+from token2wav.execution.piece_sizes import kernel_sizes
 from token2wav.execution.vocoder import likely_pieces
 from token2wav.families import networks_module
 from token2wav.model_config import ModelConfig
@@ -25,7 +26,6 @@ _FLOW_NODES = {
 }
 _HIFT_NODES = 61
 _BIGVGAN_NODES = 2056
-_PIECE_LENGTHS = 2  # lengths of pieces that HiFT on kernels has graphs for, see `kernel_sizes`
 # Memory of a node. A user of driver 470 saw 63 to 66 KB for each node of an empty kernel
 # (https://forums.developer.nvidia.com/t/244901). Newer drivers are said to need less.
 NODE_BYTES = 64 << 10
@@ -43,13 +43,13 @@ def graph_nodes(model: ModelConfig, stream: StreamConfig) -> int:
     encoder, step = _FLOW_NODES[family]
     with torch.device("meta"):
         vocoder: Any = flow_networks(model, "float32").vocoder
-    doublings = CAPTURED_STREAMS.bit_length()
     nodes = len(CAPTURED_BLOCKS) * (encoder + model.ode_steps * step)
     early_steps = model.early_steps(stream, model.ode_steps)
     if early_steps < model.ode_steps:
         sizes = sum(blocks <= PROVISIONAL_BATCH for blocks in CAPTURED_BLOCKS)
         nodes += sizes * early_steps * step
     if isinstance(vocoder, HiFT):
-        return nodes + _PIECE_LENGTHS * doublings * _HIFT_NODES
+        batches = kernel_sizes(vocoder.lookahead_frames, model, model.hops(stream))
+        return nodes + len(batches) * _HIFT_NODES
     pieces = likely_pieces(vocoder, model, model.hops(stream), CAPTURED_STREAMS)
     return nodes + len(pieces) * _BIGVGAN_NODES

@@ -16,13 +16,14 @@ from tests.support.golden import TINY, snr_db
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.execution.device import keep_arithmetic_exact
 from token2wav.execution.graphs import SWITCH, CudaGraph, GraphPool
+from token2wav.execution.piece_sizes import kernel_sizes
 from token2wav.execution.stages import FrameChunk
 from token2wav.execution.vocoder import StreamingVocoder, likely_pieces
 from token2wav.networks.staging import to_host
 
 pytest.importorskip("triton", reason="the Triton language is not installed")
 from token2wav.execution.channels_last import HiFTPlan
-from token2wav.execution.kernel_pieces import PlannedPieces, kernel_sizes
+from token2wav.execution.kernel_pieces import PlannedPieces
 from token2wav.execution.kernels.convolution import Precision
 
 pytestmark = [

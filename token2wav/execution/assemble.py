@@ -35,6 +35,7 @@ from token2wav.execution.device import cache_bytes, device_named, entered, keep_
 from token2wav.execution.exported_graphs import ExportedVocoder, signals_of
 from token2wav.execution.family import Family
 from token2wav.execution.graphs import GraphPool, GraphSummary, graphs_enabled
+from token2wav.execution.piece_sizes import kernel_sizes
 from token2wav.execution.recompute import RecomputeFlow, RecomputeVocoder
 from token2wav.execution.stages import FlowStage, Stage, Stages, StageSummary
 from token2wav.execution.vocoder import KernelPieces, StreamingVocoder, likely_pieces
@@ -52,7 +53,7 @@ log = logging.getLogger(__name__)
 
 # Largest number of streams whose states are allocated at load: 6 GB for public CosyVoice3.
 _MOST_PREPARED = 1024
-# Largest number of streams in a captured batch of the vocoder. Larger batches are split.
+# Largest number of streams in a captured batch of a vocoder on torch. Larger batches are split.
 CAPTURED_STREAMS = 32
 
 
@@ -410,10 +411,10 @@ class Assembly:
             return None
         # Triton-language kernels
         from token2wav.execution.channels_last import HiFTPlan
-        from token2wav.execution.kernel_pieces import PlannedPieces, kernel_sizes
+        from token2wav.execution.kernel_pieces import PlannedPieces
 
         plan = HiFTPlan(vocoder, "tf32" if self.context.precision == "float16" else "tf32x3")
-        sizes = kernel_sizes(vocoder.lookahead_frames, self.config, hops, CAPTURED_STREAMS)
+        sizes = kernel_sizes(vocoder.lookahead_frames, self.config, hops)
         log.info("the vocoder runs on kernels in %d CUDA graphs", len(sizes))
         return partial(PlannedPieces, plan, sizes, self.pool)
 

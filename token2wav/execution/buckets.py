@@ -58,10 +58,9 @@ class Work(Protocol[Given]):
 class BucketRunner(Generic[SizeT, Item]):
     """Runner that computes each batch in the cheapest bucket that the batch fits.
 
-    A batch that has more rows than the largest bucket is split. An item that alone has more rows,
-    or a batch that fits no bucket for another reason, runs in tensors of its own. Without buckets
-    all batches run in tensors of their own, and several threads may run batches at the same time.
-    With buckets one batch runs at a time.
+    A batch that fits no bucket is split. Items that alone fit no bucket run in tensors of their
+    own, neighbours together. Without buckets all batches run in tensors of their own, and several
+    threads may run batches at the same time. With buckets one batch runs at a time.
 
     If a bucket cannot be captured, this bucket and the remaining ones run eagerly.
 
@@ -85,8 +84,8 @@ class BucketRunner(Generic[SizeT, Item]):
         self._lock = threading.Lock() if sizes else nullcontext()
         self._most_rows = max((size.rows for size in sizes), default=None)
         self._buckets: dict[SizeT, tuple[Work[Item], Callable[[], None]]] = {}
-        # The largest size comes first, so that all later graphs reuse the memory of its graph.
-        for size in sorted(sizes, reverse=True):
+        # The most costly size comes first, so that all later graphs reuse the memory of its graph.
+        for size in sorted(sizes, key=lambda each: (each.cost, each), reverse=True):
             work = make(size)
             compute: Callable[[], None] = work.compute
             if graphs:
@@ -119,19 +118,25 @@ class BucketRunner(Generic[SizeT, Item]):
         return work.take(items)
 
     def _parts(self, items: Sequence[Item]) -> list[Sequence[Item]]:
-        """Splits a batch into parts that fit the rows of the largest bucket.
+        """Splits a batch into parts that each fit a bucket, or that have only items that fit none.
 
-        An item with more rows is a part of its own.
+        A part of the second kind has no more rows than the largest bucket, unless it is one item.
         """
-        if self._most_rows is None:
+        if not items or self._most_rows is None or self._fits(items):
             return [items] if items else []
-        parts: list[list[Item]] = []
-        free = 0
+        parts: list[tuple[bool, list[Item]]] = []
         for item in items:
-            rows = self._size_of([item]).rows
-            if rows > free:
-                parts.append([])
-                free = self._most_rows
-            parts[-1].append(item)
-            free -= rows
-        return [*parts]
+            prepared = self._fits([item])
+            if parts and parts[-1][0] == prepared:
+                longer = [*parts[-1][1], item]
+                rows = self._size_of(longer).rows
+                if self._fits(longer) if prepared else rows <= self._most_rows:
+                    parts[-1] = prepared, longer
+                    continue
+            parts.append((prepared, [item]))
+        return [part for _, part in parts]
+
+    def _fits(self, items: Sequence[Item]) -> bool:
+        """Returns whether a batch fits a bucket."""
+        size = self._size_of(items)
+        return any(size.fits(bucket) for bucket in self._buckets)

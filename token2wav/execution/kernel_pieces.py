@@ -7,7 +7,6 @@ from a table on the device. So a few sizes of batches are enough, and each is on
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -17,60 +16,12 @@ from token2wav.execution.buckets import BucketRunner
 from token2wav.execution.channels_last import HiFTPlan
 from token2wav.execution.graphs import GraphPool
 from token2wav.execution.kernels.convolution import COLUMNS, FAR, PieceTensors
+from token2wav.execution.piece_sizes import PieceSize
 from token2wav.execution.vocoder import PieceInput
-from token2wav.model_config import ModelConfig
 from token2wav.networks.noise import NoiseTable
 from token2wav.networks.staging import copy_to
 
 _NETWORK = "vocoder"  # name of the network in its state store
-
-
-@dataclass(frozen=True, order=True)
-class PieceSize:
-    """Size of a batch of pieces.
-
-    Attributes:
-        frames: number of mel frames that a piece has room for.
-        rows: number of streams.
-    """
-
-    frames: int
-    rows: int = 1
-
-    def fits(self, other: PieceSize) -> bool:
-        """Returns whether a batch of this size can run in the tensors of another size."""
-        return self.frames <= other.frames and self.rows <= other.rows
-
-    @property
-    def cost(self) -> int:
-        """Cost of a batch of this size, in arbitrary units."""
-        return self.rows * self.frames
-
-
-def kernel_sizes(
-    lookahead_frames: int, config: ModelConfig, hops: tuple[int, int], most_streams: int
-) -> list[PieceSize]:
-    """Lists sizes for first chunks and for the longest chunks, each for 1, 2, 4 ... streams.
-
-    A first chunk has up to twice the frames of a hop, because it also fills the last block of the
-    prompt. A last chunk is longer by the frames that the vocoder holds back. A chunk needs no
-    size of its own, because instances of a kernel return immediately beyond its rows.
-
-    Args:
-        lookahead_frames: frames that the vocoder holds back.
-        config: configuration of the model.
-        hops: tokens of the first hop and of the longest hop.
-        most_streams: largest number of streams in a batch, a power of two.
-    """
-    first, longest = (config.token_mel_ratio * hop for hop in hops)
-    # The first piece of a stream must be longer than the frames that are held back.
-    longest = max(longest, lookahead_frames + 1)
-    first = max(2 * first, lookahead_frames + 1)
-    return [
-        PieceSize(frames + lookahead_frames, 1 << doublings)
-        for frames in sorted({min(first, longest), longest})
-        for doublings in range(most_streams.bit_length())
-    ]
 
 
 class _KernelBatch:
@@ -158,7 +109,7 @@ class PlannedPieces:
 
     Args:
         plan: plan of the network.
-        sizes: sizes to prepare; see `kernel_sizes`.
+        sizes: sizes to prepare; see `execution/piece_sizes.py`.
         graphs: pool in which the sizes are captured; None to run them eagerly.
         noise: noise of the source.
         slots: slots of the state store, including the scratch slot.

@@ -20,7 +20,7 @@ from tests.support.random_weights import fill
 from token2wav import StreamConfig
 from token2wav.execution.channels_last import HiFTPlan
 from token2wav.execution.graphs import GraphPool, graphs_enabled
-from token2wav.execution.kernel_pieces import PieceSize, PlannedPieces, kernel_sizes
+from token2wav.execution.kernel_pieces import PlannedPieces
 from token2wav.execution.kernels.convolution import (
     PieceTensors,
     Precision,
@@ -28,6 +28,7 @@ from token2wav.execution.kernels.convolution import (
     SignalLayout,
     tf32,
 )
+from token2wav.execution.piece_sizes import PieceSize, kernel_sizes
 from token2wav.execution.stages import FrameChunk
 from token2wav.execution.vocoder import StreamingVocoder
 from token2wav.families.chatterbox.fade import FadedHiFT
@@ -200,10 +201,13 @@ def test_tf32_costs_what_rounded_inputs_of_products_cost(monkeypatch: pytest.Mon
 
 def test_few_sizes_cover_all_chunks() -> None:
     config = CosyVoice3Config.read(TINY)
-    sizes = kernel_sizes(5, config, config.hops(StreamConfig()), 32)
-    assert len(sizes) == 12
+    sizes = kernel_sizes(5, config, config.hops(StreamConfig()))
+    assert len(sizes) == 13
     assert {size.frames for size in sizes} == {105, 205}
-    assert {size.rows for size in sizes} == {1, 2, 4, 8, 16, 32}
+    assert {size.rows for size in sizes if size.frames == 205} == {1, 2, 4, 8, 16, 32}
+    assert max(size.rows for size in sizes) == 64, "first chunks of 64 streams are one batch"
+    # The lean setting has hops of 50 tokens.
+    assert max(kernel_sizes(5, config, (25, 50))) == PieceSize(105, 64)
     # The first piece of a stream must be longer than the frames that are held back.
     [size] = kernel_sizes(21, config, (5, 5), 1)
     assert size.frames == 22 + 21
