@@ -167,7 +167,8 @@ class Token2Wav:
 
         Returns:
             (samples_per_token * n,) float32, minus the leading silence that
-            `StreamConfig.trim_silence_ms` removes.
+            `StreamConfig.trim_silence_ms` removes. For a model with several channels the shape is
+            (samples_per_token * n, channels).
 
         Raises:
             InputError: a token, the voice, the delays or the noise does not fit the model, there

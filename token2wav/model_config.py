@@ -39,7 +39,9 @@ class ModelConfig:
         speaker_size: length of a speaker embedding; 0 for a model without voices.
         sample_rate: samples per second.
         stages: names of the stages, in the order in which they compute a chunk.
-        samples_per_token: audio samples per token.
+        samples_per_token: audio samples per token, of each channel.
+        channels: channels of the audio, 1 or 2. The last stage makes the samples of two channels in
+            turn, and `AudioOutput` separates them.
         missing_samples: samples at the start of an utterance that the decoder does not make. N
             tokens give samples_per_token * N - missing_samples samples.
         token_shape: shape of one token: () for a number, (codebooks,) for several codes.
@@ -77,6 +79,7 @@ class ModelConfig:
     sample_rate: int
     stages: tuple[StageName, ...] = ("flow", "vocoder")
     samples_per_token: int
+    channels: int = 1
     missing_samples: int = 0
     token_shape: tuple[int, ...] = ()
     takes_latents: bool = False

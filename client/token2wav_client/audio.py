@@ -39,7 +39,8 @@ class AudioChunk:
     """Audio chunk of an utterance: its samples and their arrival times.
 
     Attributes:
-        audio: mono samples, shape (samples,): float32 in [-1, 1], int16, or uint8 G.711 codes.
+        audio: samples, shape (samples,), or (samples, channels) for a model with several channels;
+            float32 in [-1, 1], int16, or uint8 G.711 codes.
         index: number of the chunk within the utterance, from 0.
         final: True for the last chunk of the utterance.
         arrival_s: seconds from sending the first tokens to the arrival of this chunk.
@@ -49,8 +50,8 @@ class AudioChunk:
             that the server names in the response with the chunk.
         gap_s: seconds since the arrival of the previous chunk; None for the first chunk.
         sample_rate: samples per second, as reported by the server.
-        samples_per_token: number of samples for each token of the utterance, before silence is
-            trimmed.
+        samples_per_token: number of samples of a channel for each token of the utterance, before
+            silence is trimmed.
         samples_trimmed: samples at the start of the utterance that the server does not send:
             leading silence, and samples that the decoder does not make. The utterance has
             samples_per_token * tokens - samples_trimmed samples.
@@ -80,6 +81,11 @@ class AudioChunk:
         return len(self.audio) / self.sample_rate
 
 
+def channels_of(audio: AudioArray) -> int:
+    """Returns the number of channels of samples, shape (samples,) or (samples, channels)."""
+    return audio.shape[1] if audio.ndim > 1 else 1
+
+
 def decoded(audio: AudioArray, audio_format: AudioFormat) -> Pcm:
     """Decodes G.711 codes to int16, shape (samples,); returns other formats unchanged."""
     if audio_format not in _SILENCE:
@@ -94,7 +100,7 @@ def decoded(audio: AudioArray, audio_format: AudioFormat) -> Pcm:
 def frames(chunks: Iterable[AudioChunk], milliseconds: float = 20) -> Iterator[AudioArray]:
     """Cuts chunks into frames of equal length, as telephony needs them.
 
-    The last frame is padded with silence.
+    A frame has the shape (samples,), or (samples, channels). The last frame is padded with silence.
 
     Args:
         chunks: chunks of one utterance.
@@ -113,11 +119,11 @@ def frames(chunks: Iterable[AudioChunk], milliseconds: float = 20) -> Iterator[A
             )
         audio = chunk.audio if rest is None else np.concatenate((rest, chunk.audio))
         whole = len(audio) // int(size) * int(size)
-        yield from audio[:whole].reshape(-1, int(size))
+        yield from audio[:whole].reshape(-1, int(size), *audio.shape[1:])
         rest = audio[whole:]
         if chunk.final and len(rest):
             yield np.pad(
                 rest,
-                (0, int(size) - len(rest)),
+                [(0, int(size) - len(rest)), *[(0, 0)] * (rest.ndim - 1)],
                 constant_values=_SILENCE.get(chunk.audio_format, 0),
             )

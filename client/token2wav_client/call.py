@@ -15,7 +15,7 @@ from uuid import uuid4
 import numpy as np
 import numpy.typing as npt
 
-from token2wav_client.audio import AudioChunk
+from token2wav_client.audio import AudioChunk, channels_of
 from token2wav_client.errors import InputError, ProtocolError, TokenError, UtteranceClosedError
 from token2wav_client.tokens import TokenArray, as_tokens
 from token2wav_client.voice import ClientVoice
@@ -57,7 +57,7 @@ class Call:
         # Time at which the first tokens were sent, in the first attempt.
         self._started_at: float | None = None
         # Samples per second and samples per token, the same in all chunks.
-        self._rates: tuple[int, int] | None = None
+        self._rates: tuple[int, int, int] | None = None
         self._delivered_samples = self._delivered_chunks = 0
         self._delivered_at: float | None = None
         self._begin()
@@ -187,10 +187,10 @@ class Call:
         self._chunks += 1
         self._samples += len(chunk.audio)
         self._trimmed = chunk.samples_trimmed
-        rates = (chunk.sample_rate, chunk.samples_per_token)
+        rates = (chunk.sample_rate, chunk.samples_per_token, channels_of(chunk.audio))
         if self._rates not in (None, rates):
             raise ProtocolError(
-                f"sample_rate, samples_per_token: the server sent {rates}, but "
+                f"sample_rate, samples_per_token, channels: the server sent {rates}, but "
                 f"{self._rates} in earlier chunks"
             )
         self._rates = rates

@@ -197,8 +197,8 @@ def _add_utterance(parser: argparse.ArgumentParser) -> None:
     endings = ", ".join(FILE_FORMATS)
     option(
         "--out FILE",
-        f"mono audio file, ending in {endings}; - for audio on standard output and the "
-        "report on standard error",
+        f"audio file, ending in {endings}; - for audio on standard output and the report on "
+        "standard error",
     )
     option(
         "--format",

@@ -7,7 +7,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
-from token2wav_client.audio import SAMPLE_RATE, AudioArray, AudioFormat, decoded
+from token2wav_client.audio import SAMPLE_RATE, AudioArray, AudioFormat, channels_of, decoded
 from token2wav_client.errors import OutputError
 
 # Audio that the device buffers before playback starts. It covers variations in the arrival of
@@ -38,15 +38,13 @@ class Player(AbstractContextManager["Player"]):
         self._audio_format = audio_format
         self._error: type[Exception] = sounddevice.PortAudioError
         dtype = "float32" if audio_format == "float32" else "int16"
-        self._open_stream = partial(
-            sounddevice.OutputStream, channels=1, dtype=dtype, latency=_LATENCY_S
-        )
-        self._sample_rate = SAMPLE_RATE
+        self._open_stream = partial(sounddevice.OutputStream, dtype=dtype, latency=_LATENCY_S)
+        self._sample_rate, self._channels = SAMPLE_RATE, 1
         self._stream = self._started()
 
     def _started(self) -> Any:
         try:
-            stream = self._open_stream(samplerate=self._sample_rate)
+            stream = self._open_stream(samplerate=self._sample_rate, channels=self._channels)
             stream.start()
         except self._error as error:
             raise OutputError(
@@ -55,19 +53,22 @@ class Player(AbstractContextManager["Player"]):
         return stream
 
     def write(self, audio: AudioArray, sample_rate: int = SAMPLE_RATE) -> None:
-        """Plays samples, shape (samples,), after all earlier ones; waits while the buffer is full.
+        """Plays samples, shape (samples,) or (samples, channels), after all earlier samples. It
+        waits while the buffer is full.
 
         Raises:
-            OutputError: the device is gone or does not support the sample rate.
+            OutputError: the device is gone, or does not support the sample rate or the channels.
         """
-        # The constructor opened the device at the usual rate, but the samples may have another one.
-        if sample_rate != self._sample_rate:
+        # The constructor opened the device for one channel at the usual rate, but the samples may
+        # have two channels or another rate.
+        channels = channels_of(audio)
+        if (sample_rate, channels) != (self._sample_rate, self._channels):
             self._stream.stop()
             self._stream.close()
-            self._sample_rate = sample_rate
+            self._sample_rate, self._channels = sample_rate, channels
             self._stream = self._started()
         try:
-            self._stream.write(decoded(audio, self._audio_format).reshape(-1, 1))
+            self._stream.write(decoded(audio, self._audio_format).reshape(-1, channels))
         except self._error as error:
             raise OutputError(f"play: the audio device failed ({error})") from None
 

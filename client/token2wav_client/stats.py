@@ -11,7 +11,7 @@ from typing import TextIO
 import numpy as np
 import numpy.typing as npt
 
-from token2wav_client.audio import SAMPLE_RATE, AudioChunk, decoded
+from token2wav_client.audio import SAMPLE_RATE, AudioChunk, channels_of, decoded
 from token2wav_client.errors import OutputError
 
 _PLAYER_BUFFER_S = 0.2  # the server assumes the same value by default
@@ -125,18 +125,19 @@ def _starts(chunks: Sequence[ChunkTiming], buffer_s: float = 0.0) -> list[float]
 
 
 def first_sound(audio: npt.NDArray[np.float32], sample_rate: int) -> float | None:
-    """Finds the first audible sound: 10 ms above -50 dBFS.
+    """Finds the first audible sound: 10 ms above -50 dBFS in any channel.
 
     Args:
-        audio: (samples,) from -1 to 1.
+        audio: (samples,) or (samples, channels) from -1 to 1.
         sample_rate: samples per second.
 
     Returns:
         Seconds from the start to the sound; None without a sound.
     """
     window = max(1, round(_WINDOW_S * sample_rate))
-    whole = audio[: len(audio) // window * window].reshape(-1, window)
-    audible = np.flatnonzero(np.square(whole).mean(axis=1) >= _AUDIBLE)
+    count = len(audio) // window
+    whole = audio[: count * window].reshape(count, window, channels_of(audio))
+    audible = np.flatnonzero(np.square(whole).mean(axis=1).max(axis=1) >= _AUDIBLE)
     return int(audible[0]) * window / sample_rate if audible.size else None
 
 

@@ -175,8 +175,11 @@ def read_response(message: Any, audio_format: AudioFormat) -> Response:
 
 def _read_chunk(result: Any, audio_format: AudioFormat) -> AudioChunk:
     audio = _output(result, "audio", DTYPES[audio_format])
-    if audio.ndim != 1:
-        raise ProtocolError(f"audio: the server sent shape {audio.shape}, expected one dimension")
+    if audio.ndim != 1 and (audio.ndim != 2 or audio.shape[1] < 2):
+        raise ProtocolError(
+            f"audio: the server sent shape {audio.shape}, expected (samples,) or "
+            "(samples, channels)"
+        )
     index = _output(result, "chunk_index", np.dtype(np.int32))
     final = _output(result, "final", np.dtype(np.bool_))
     if index.size != 1 or final.size != 1:

@@ -15,7 +15,15 @@ from typing import IO, Literal, get_args
 
 import soundfile
 
-from token2wav_client.audio import DTYPES, SAMPLE_RATE, SUBTYPES, AudioArray, AudioFormat, decoded
+from token2wav_client.audio import (
+    DTYPES,
+    SAMPLE_RATE,
+    SUBTYPES,
+    AudioArray,
+    AudioFormat,
+    channels_of,
+    decoded,
+)
 from token2wav_client.errors import OutputError
 
 FileFormat = Literal["wav", "flac", "ogg", "opus", "raw"]
@@ -31,7 +39,7 @@ _BLOCK_SAMPLES = 256
 
 
 class AudioWriter(AbstractContextManager["AudioWriter"]):
-    """Writer of mono audio in chunks. The first chunk creates the file or replaces an older one.
+    """Writer of audio in chunks. The first chunk creates the file or replaces an older one.
 
     A WAV file is valid after every chunk. Only closing a file updates its header, so the writer
     reopens the file for each chunk, which costs a third of a millisecond. FLAC and Ogg files are
@@ -61,6 +69,7 @@ class AudioWriter(AbstractContextManager["AudioWriter"]):
         self._audio_format = audio_format
         self._format = file_format or _format_of(self._path)
         self._samples = 0
+        self._channels = 1
         self._begun = False
         self._files = ExitStack()  # closes `_out` and `_encoded` if they were opened
         self._encoder: soundfile.SoundFile | None = None
@@ -74,7 +83,7 @@ class AudioWriter(AbstractContextManager["AudioWriter"]):
 
     @property
     def samples(self) -> int:
-        """Number of samples written; for a file, the number of samples in it.
+        """Number of samples of a channel that were written; for a file, the number in the file.
 
         A FLAC or Ogg file contains its samples only after the writer is closed. If the writing of a
         chunk failed or was interrupted, a part of this chunk may be included.
@@ -84,15 +93,19 @@ class AudioWriter(AbstractContextManager["AudioWriter"]):
         if not (self._begun and self._path.is_file()):
             return 0
         if self._format == "raw":
-            return self._path.stat().st_size // DTYPES[self._audio_format].itemsize
+            sample = self._channels * DTYPES[self._audio_format].itemsize
+            return self._path.stat().st_size // sample
         return _samples_in(self._path)
 
     def write(self, audio: AudioArray, sample_rate: int = SAMPLE_RATE) -> None:
-        """Appends samples of shape (samples,), in the `audio_format` of the constructor.
+        """Appends samples of shape (samples,) or (samples, channels), in the `audio_format` of the
+        constructor.
 
-        Floats outside [-1, 1] may be clipped. The sample rate of the first chunk becomes the sample
-        rate of the file. Some file formats do not support every rate.
+        Floats outside [-1, 1] may be clipped. The sample rate and the channels of the first chunk
+        become those of the file. Some file formats do not support every rate.
         """
+        if not self._begun:
+            self._channels = channels_of(audio)
         try:
             self._write(audio, sample_rate)
         except (OSError, soundfile.SoundFileError) as error:
@@ -129,7 +142,7 @@ class AudioWriter(AbstractContextManager["AudioWriter"]):
                     target,
                     "w",
                     sample_rate,
-                    channels=1,
+                    channels=self._channels,
                     subtype=subtype,
                     format=kind,
                     closefd=False,
@@ -144,7 +157,8 @@ class AudioWriter(AbstractContextManager["AudioWriter"]):
             if not self._begun:
                 self._begun = True
                 if self._format == "wav":
-                    _write_all(out, _endless_header(sample_rate, SUBTYPES[self._audio_format]))
+                    subtype = SUBTYPES[self._audio_format]
+                    _write_all(out, _endless_header(sample_rate, self._channels, subtype))
             _write_all(out, audio.astype(audio.dtype.newbyteorder("<"), copy=False).tobytes())
 
     @cached_property
@@ -191,7 +205,12 @@ class AudioWriter(AbstractContextManager["AudioWriter"]):
         else:
             subtype = SUBTYPES[self._audio_format]
             file = soundfile.SoundFile(
-                path, "w", samplerate=sample_rate, channels=1, format="WAV", subtype=subtype
+                path,
+                "w",
+                samplerate=sample_rate,
+                channels=self._channels,
+                format="WAV",
+                subtype=subtype,
             )
             self._begun = True
         with file:
@@ -226,11 +245,11 @@ def _write_all(file: FileIO, data: bytes) -> None:
         unsent = unsent[file.write(unsent) :]
 
 
-def _endless_header(sample_rate: int, subtype: str) -> bytes:
+def _endless_header(sample_rate: int, channels: int, subtype: str) -> bytes:
     """Returns the header of a WAV stream of unknown length."""
     file = io.BytesIO()
     soundfile.SoundFile(
-        file, "w", samplerate=sample_rate, channels=1, format="WAV", subtype=subtype
+        file, "w", samplerate=sample_rate, channels=channels, format="WAV", subtype=subtype
     ).close()
     header = file.getvalue()
     return header[:4] + _UNKNOWN_SIZE + header[8:-4] + _UNKNOWN_SIZE

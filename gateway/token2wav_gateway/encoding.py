@@ -9,10 +9,13 @@ import av
 import numpy as np
 from numpy.typing import NDArray
 
+from token2wav_client.audio import channels_of
+
 _FIRST_CHUNK = 12  # position in a WAV file
 RATE_HZ = 24_000  # OpenAI's rate of `pcm`
 
-Samples = NDArray[np.int16]
+Samples = NDArray[np.int16]  # (samples,), or (samples, 2) for two channels
+_LAYOUTS = {1: "mono", 2: "stereo"}  # FFmpeg's names, by the number of channels
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,10 @@ class Encoder:
             self._encode = _Container(self.format)
 
     def encode(self, samples: Samples) -> bytes:
-        """Encodes the next samples at 24 kHz, and returns the bytes that are complete."""
+        """Encodes the next samples at 24 kHz, and returns the bytes that are complete.
+
+        The first samples decide the number of channels.
+        """
         return self._encode(samples)
 
     def finish(self) -> bytes:
@@ -116,7 +122,7 @@ class _Container:
         )
         stream = self._container.add_stream(chosen.codec, rate=RATE_HZ)
         assert isinstance(stream, av.AudioStream)
-        stream.layout = "mono"
+        stream.layout = _LAYOUTS[1]
         self._stream: av.AudioStream = stream
         self._samples = 0
 
@@ -125,9 +131,11 @@ class _Container:
         if samples is not None:
             if not len(samples):
                 return self._buffer.take()
-            frame = av.AudioFrame.from_ndarray(
-                np.ascontiguousarray(samples)[None], format="s16", layout="mono"
-            )
+            layout = _LAYOUTS[channels_of(samples)]
+            if not self._samples:
+                self._stream.layout = layout
+            in_turn = np.ascontiguousarray(samples).reshape(1, -1)
+            frame = av.AudioFrame.from_ndarray(in_turn, format="s16", layout=layout)
             frame.rate, frame.pts = RATE_HZ, self._samples
             self._samples += len(samples)
         for packet in self._stream.encode(frame):

@@ -53,6 +53,13 @@ def test_silence_is_that_of_the_format(audio_format: AudioFormat, silence: int) 
     assert frame[-1] == silence
 
 
+def test_frames_of_two_channels() -> None:
+    audio = np.arange(2 * 200, dtype=np.int16).reshape(200, 2)
+    first, second = frames(chunks(audio, [30], "int16"))
+    assert np.array_equal(first, audio[:160])
+    assert np.array_equal(second, np.pad(audio[160:], ((0, 120), (0, 0))))
+
+
 @pytest.mark.parametrize("milliseconds", [0, -20, 0.1, 20.01])
 def test_a_frame_is_a_whole_number_of_samples(milliseconds: float) -> None:
     with pytest.raises(InputError, match="is not a whole number of samples at 8000 Hz"):

@@ -199,9 +199,28 @@ def test_rates_come_from_the_first_answer_and_must_not_change(answered: Call) ->
     chunk = take(answered, audio(0, 0, 1, sample_rate=16_000, samples_per_token=480), 11.0)
     assert (chunk.sample_rate, chunk.samples_per_token, chunk.duration_s) == (16_000, 480, 0.06)
     with pytest.raises(
-        ProtocolError, match=r"the server sent \(24000, 960\), but \(16000, 480\) in earlier chunks"
+        ProtocolError, match=r"sent \(24000, 960, 1\), but \(16000, 480, 1\) in earlier chunks"
     ):
         answered.accept(audio(0, 1, 1, final=True), 12.0)
+
+
+def test_samples_of_two_channels_are_counted_once(answered: Call) -> None:
+    answered.request([1] * 4, 10.0, end=True)
+    both = np.stack((SAMPLES, SAMPLES), axis=1)
+    first = message(0, both[:2880], last=False, chunk_index=0)
+    last = message(0, both[: 960 - 1], last=False, chunk_index=1, final=True, samples_trimmed=1)
+    chunks = [take(answered, first, 11.0), take(answered, last, 12.0)]
+    assert [chunk.audio.shape for chunk in chunks] == [(2880, 2), (959, 2)]
+    assert [(chunk.first_token, chunk.token_count) for chunk in chunks] == [(0, 3), (3, 1)]
+    assert answered.complete
+
+
+def test_the_number_of_channels_must_not_change(answered: Call) -> None:
+    answered.request([1] * 4, 10.0, end=True)
+    take(answered, audio(0, 0, 1), 11.0)
+    both = message(0, np.stack((SAMPLES[:960],) * 2, axis=1), last=False, chunk_index=1)
+    with pytest.raises(ProtocolError, match=r"sent \(24000, 960, 2\), but \(24000, 960, 1\) in"):
+        answered.accept(both, 12.0)
 
 
 def test_silence_that_was_trimmed_is_missing_in_the_sum(answered: Call) -> None:

@@ -96,12 +96,14 @@ class Loudspeaker(ModuleType):
         self.heard: list[Any] = []
         self.calls: list[str] = []
         self.rates: list[int] = []
+        self.channels: list[int] = []
 
     def OutputStream(self, **format: Any) -> Loudspeaker:
         if self.broken:
             raise self.PortAudioError("none")
-        assert (format["channels"], format["dtype"]) == (1, "int16")
+        assert format["dtype"] == "int16"
         self.rates.append(format["samplerate"])
+        self.channels.append(format["channels"])
         return self
 
     def write(self, samples: Any) -> None:
@@ -123,7 +125,7 @@ def test_playing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert speaker.heard[0].ravel().tolist() == [0, 32124, -32124]
     assert speaker.heard[0].shape == (3, 1)
     assert speaker.calls == ["start", "stop", "close"]  # stop waits until all audio has been played
-    assert speaker.rates == [24_000]
+    assert (speaker.rates, speaker.channels) == ([24_000], [1])
     with Player("int16") as player:
         speaker.broken = True
         with pytest.raises(OutputError, match=r"play: the audio device failed \(unplugged\)"):
@@ -138,6 +140,16 @@ def test_playing_at_the_rate_of_another_model(monkeypatch: pytest.MonkeyPatch) -
             player.write(np.arange(3, dtype=np.int16), 16_000)
     assert speaker.rates == [24_000, 16_000]
     assert speaker.calls == ["start", "stop", "close", "start", "stop", "close"]
+
+
+def test_playing_two_channels(monkeypatch: pytest.MonkeyPatch) -> None:
+    speaker, audio = Loudspeaker(broken=False), np.arange(6, dtype=np.int16).reshape(3, 2)
+    monkeypatch.setitem(sys.modules, "sounddevice", speaker)
+    with Player("int16") as player:
+        for _ in range(2):
+            player.write(audio)
+    assert (speaker.rates, speaker.channels) == ([24_000, 24_000], [1, 2])
+    assert all(np.array_equal(heard, audio) for heard in speaker.heard)
 
 
 def test_playing_stops_at_once_when_something_fails(monkeypatch: pytest.MonkeyPatch) -> None:

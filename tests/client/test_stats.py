@@ -55,6 +55,13 @@ def test_sound_is_ten_milliseconds_above_50_db_below_full_scale(audio_format: Au
         assert ChunkTiming.of(chunk).sound_s == sound_s
 
 
+def test_sound_in_one_of_two_channels() -> None:
+    audio = np.zeros((800, 2), np.float32)
+    audio[400:, 1] = 0.0045
+    timed = ChunkTiming.of(AudioChunk(audio, 0, True, 0.0, 0.0, None, 8000, 320))
+    assert (timed.samples, timed.duration_s, timed.sound_s) == (800, 0.1, 0.05)
+
+
 def test_silence_has_neither_a_first_sound_nor_a_factor() -> None:
     stats = summarize([timing(0, 0, 0.5)])
     assert (stats.first_sound_s, stats.real_time_factor) == (None, None)

@@ -116,6 +116,15 @@ def test_a_chunk_is_read_and_may_be_written_to() -> None:
     assert answer.chunk.audio.flags.writeable
 
 
+@pytest.mark.parametrize("samples", [3, 0])
+def test_two_channels_are_two_columns(samples: int) -> None:
+    audio = np.arange(2 * samples, dtype=np.int16).reshape(samples, 2)
+    answer = read_response(chunk(audio=audio), "int16")
+    assert answer.chunk is not None
+    assert np.array_equal(answer.chunk.audio, audio)
+    assert answer.chunk.duration_s == samples / 24_000
+
+
 def test_the_end_of_a_request_may_sit_on_a_chunk_or_come_alone() -> None:
     with_chunk, alone = chunk(), response()
     for message in (with_chunk, alone):
@@ -140,7 +149,8 @@ def test_an_error_response_carries_the_servers_words() -> None:
     ("message", "words"),
     [
         (chunk(audio=np.zeros(3, np.int16)), "audio: the server sent int16, expected float32"),
-        (chunk(audio=np.zeros((1, 3), np.float32)), r"audio: the server sent shape \(1, 3\)"),
+        (chunk(audio=np.zeros((3, 1), np.float32)), r"audio: the server sent shape \(3, 1\)"),
+        (chunk(audio=np.zeros((1, 3, 2), np.float32)), r"the server sent shape \(1, 3, 2\), expec"),
         (chunk(chunk_index=np.array([1], np.int64)), "chunk_index: the server sent int64"),
         (chunk(final=np.array([True, False])), "final: the server sent 1 and 2 values"),
         (

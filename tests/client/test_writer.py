@@ -171,6 +171,33 @@ def test_files_and_pipes_hold_all_received_audio(
         np.testing.assert_allclose(heard, found, atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", ["wav", "flac", "raw"])
+def test_two_channels(tmp_path: Path, kind: FileFormat, capfd: pytest.CaptureFixture[str]) -> None:
+    sent = (3000 * np.random.default_rng(0).standard_normal((900, 2))).astype(np.int16)
+    path = tmp_path / f"out.{kind}"
+    with AudioWriter(path, "int16") as writer:
+        for part in np.split(sent, [0, 100]):
+            writer.write(part, 8000)
+        assert writer.samples == len(sent)
+    with capfd.disabled():
+        with standard_output_in_a_pipe() as reading, AudioWriter("-", "int16", kind) as writer:
+            for part in np.split(sent, [0, 100]):
+                writer.write(part, 8000)
+            assert writer.samples == len(sent)
+        piped = content_of(reading)
+    content = path.read_bytes()
+    if kind == "raw":
+        assert content == piped == sent.tobytes()
+        return
+    found, rate = soundfile.read(path, dtype="int16")
+    assert rate == 8000
+    assert np.array_equal(found, sent)
+    if kind == "wav":
+        assert np.array_equal(soundfile.read(io.BytesIO(piped), dtype="int16")[0], sent)
+    else:  # only FLAC rewrites its header, for sizes and a checksum
+        assert (content[:8], content[42:]) == (piped[:8], piped[42:])
+
+
 def test_a_rate_that_a_format_does_not_know_is_an_error_of_the_output(tmp_path: Path) -> None:
     with (
         AudioWriter(tmp_path / "out.bin", "int16", "opus") as writer,

@@ -75,6 +75,28 @@ def test_a_format_decodes_to_the_same_audio(name: str, sizes: list[int]) -> None
         assert len(found) / rate < len(audio) / RATE_HZ + 0.15
 
 
+@pytest.mark.parametrize("name", FORMATS)
+def test_two_channels(name: str) -> None:
+    audio, encoder = np.stack((tone(1.0), tone(1.0) // 2), axis=1), Encoder(name)
+    parts = np.split(audio, [0, 500])
+    content = b"".join(encoder.encode(part) for part in parts) + encoder.finish()
+    if name == "pcm":
+        assert content == audio.tobytes()
+        return
+    with av.open(io.BytesIO(whole_file(name, content))) as container:
+        stream = container.streams.audio[0]
+        assert (stream.channels, stream.rate) == (2, 48_000 if name == "opus" else RATE_HZ)
+        frames = [
+            frame.to_ndarray().reshape(-1, 2) if frame.format.is_packed else frame.to_ndarray().T
+            for frame in container.decode(stream)
+        ]
+    found = np.concatenate(frames).astype(np.float64)
+    if name in ("wav", "flac"):  # lossless
+        assert np.array_equal(found, audio)
+    else:
+        assert found[:, 0].std() == pytest.approx(2 * found[:, 1].std(), rel=0.05)
+
+
 def test_a_piece_of_audio_is_sent_at_once() -> None:
     """A format may hold back one frame of its own, and no more."""
     for name in FORMATS:

@@ -228,7 +228,7 @@ def test_formats_that_do_not_exist_are_refused(
 
 def test_a_rate_that_a_model_cannot_have_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     class Odd:
-        sample_rate, samples_per_token = 22_050, 512
+        sample_rate, samples_per_token, channels = 22_050, 512, 1
 
     with pytest.raises(
         InputError, match=r"^sample_rate: 8000 gives 185\.76 samples per token of this model"
@@ -241,6 +241,49 @@ def test_a_rate_that_a_model_cannot_have_is_refused(monkeypatch: pytest.MonkeyPa
         match=r"^sample_rate: 8000 needs the library soxr, which is not installed on this server",
     ):
         AudioOutput(CONFIG, AudioFormat(sample_rate=8000))
+
+
+@pytest.mark.parametrize("sample_rate", [None, 16_000])
+@pytest.mark.parametrize("cuts", [[], [1, 700, 701, 5000]], ids=["whole", "portions"])
+def test_two_channels_are_two_outputs_of_one_channel(
+    cuts: list[int], sample_rate: int | None
+) -> None:
+    """Samples of two channels are in turn. The silence of both channels together is trimmed."""
+    audio_format = AudioFormat("float32", sample_rate)
+    left, right = noise(10 * TOKEN, 1), noise(10 * TOKEN, 2)
+    left[: 5 * WINDOW] = right[: 3 * WINDOW] = 0
+    outputs = [
+        AudioOutput(dataclasses.replace(CONFIG, channels=channels), audio_format, 60)
+        for channels in (2, 1)
+    ]
+    both = np.stack((left, right), axis=1)
+    portions = np.split(both, cuts)
+    chunks = [
+        outputs[0].take(portion.ravel(), last=index == len(portions) - 1)
+        for index, portion in enumerate(portions)
+    ]
+    sent = [chunk for chunk in chunks if chunk is not None]
+    expected = taken(outputs[1], right, cuts)
+    assert expected[-1].samples_trimmed > 0
+    assert len(sent) == len(expected)
+    for chunk, other in zip(sent, expected, strict=True):
+        assert chunk.audio.shape == (len(other.audio), 2)
+        assert chunk.duration_s == other.duration_s
+        assert vars(chunk) | {"audio": None} == vars(other) | {"audio": None}
+    assert np.array_equal(joined(sent)[:, 1], joined(expected))
+    # The left channel is not trimmed more than the right one.
+    alone = taken(AudioOutput(CONFIG, audio_format), left, [])
+    trimmed = sent[-1].samples_trimmed
+    difference = np.abs(joined(sent)[:, 0] - joined(alone)[trimmed:]).max()
+    assert difference <= (1e-3 if sample_rate else 0)  # a resampler also sees the silence before
+
+
+@pytest.mark.parametrize("encoding", ["mulaw", "alaw"])
+def test_telephony_has_one_channel(encoding: str) -> None:
+    with pytest.raises(
+        InputError, match=f"^audio_format: {encoding} has one channel, but this model has 2; expec"
+    ):
+        AudioOutput(dataclasses.replace(CONFIG, channels=2), AudioFormat(encoding))
 
 
 def test_trimming_goes_forward_only() -> None:

@@ -49,6 +49,7 @@ ENCODERS: dict[str, Callable[[NDArray[np.float32]], NDArray[Any]]] = {
     "mulaw": _mulaw,
     "alaw": _alaw,
 }
+_ONE_CHANNEL = ("mulaw", "alaw")  # G.711
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +57,8 @@ class AudioChunk:
     """Chunk of audio, as it is sent to the client.
 
     Attributes:
-        audio: (samples,) mono, in the encoding of the request; float32 in the library.
+        audio: (samples,), or (samples, channels) for a model with several channels, in the encoding
+            of the request; float32 in the library.
         index: 0, 1, 2 ... within the utterance.
         final: whether the utterance ends with this chunk.
         sample_rate: samples per second.
@@ -132,7 +134,8 @@ class AudioOutput:
 
     Raises:
         InputError: a token would not have a whole number of samples at the sample rate of
-            `audio_format`; or audio has to be resampled and the library soxr is not installed.
+            `audio_format`; audio has to be resampled and the library soxr is not installed; or
+            `audio_format` is G.711, and the model has several channels.
     """
 
     def __init__(
@@ -142,6 +145,13 @@ class AudioOutput:
         trim_silence_ms: float = 0.0,
     ) -> None:
         audio_format = audio_format or AudioFormat()
+        self._channels = config.channels
+        if config.channels > 1 and audio_format.encoding in _ONE_CHANNEL:
+            raise InputError(
+                "audio_format",
+                f"{audio_format.encoding} has one channel, but this model has {config.channels}; "
+                "expected float32 or int16",
+            )
         self._model_rate = config.sample_rate
         self._sample_rate = audio_format.sample_rate or config.sample_rate
         self._ratio = Fraction(self._sample_rate, config.sample_rate)
@@ -154,15 +164,13 @@ class AudioOutput:
                 f"is {config.sample_rate}",
             )
         self._samples_per_token = int(samples_per_token)
-        self._resampler = (
-            None if self._ratio == 1 else _resampler(config.sample_rate, self._sample_rate)
-        )
+        self._resampler = _resampler(config, self._sample_rate) if self._ratio != 1 else None
         self._encode = ENCODERS[audio_format.encoding]
         self._window = round(_WINDOW_MS * config.sample_rate / 1000)
         self._windows_to_trim = int(trim_silence_ms / _WINDOW_MS)
         self._missing = config.missing_samples
         # Incomplete window at the end of the audio so far, which is kept while silence is trimmed.
-        self._undecided = np.zeros(0, np.float32)
+        self._undecided = np.zeros((0, *self._shape), np.float32)
         self._received = self._kept = self._sent = self._samples_trimmed = self._index = 0
         self._sound_s: float | None = None
 
@@ -170,13 +178,15 @@ class AudioOutput:
         """Converts the next audio of the model to a chunk.
 
         Args:
-            audio: (samples,) at the rate of the model.
+            audio: (samples,) at the rate of the model, or (channels * samples,) with the samples of
+                the channels in turn.
             last: whether the utterance ends with this audio.
 
         Returns:
             Chunk to send; None if no sample can be sent yet. With `last` the result is always a
             chunk, which may be empty.
         """
+        audio = audio.reshape(-1, *self._shape)
         if not self._received and len(audio):
             self._received = self._missing
             self._note_trimmed(self._missing)
@@ -212,6 +222,11 @@ class AudioOutput:
             self._sound_s - start_s if begins and self._sound_s is not None else None,
         )
 
+    @property
+    def _shape(self) -> tuple[int, ...]:
+        """Shape of a sample: (channels,), or () for one channel."""
+        return (self._channels,) if self._channels > 1 else ()
+
     def _trimmed(self, audio: NDArray[np.float32], last: bool) -> NDArray[np.float32]:
         """Removes leading silence: whole windows before the first audible window, up to the limit.
 
@@ -225,7 +240,7 @@ class AudioOutput:
         self._windows_to_trim = 0 if audible.any() else self._windows_to_trim - windows
         self._note_trimmed(self._received - len(audio) + windows * self._window)
         audio = audio[windows * self._window :]
-        self._undecided = np.zeros(0, np.float32)
+        self._undecided = np.zeros_like(audio[:0])
         if self._windows_to_trim and not last:
             self._undecided, audio = audio, self._undecided
         return audio
@@ -236,13 +251,13 @@ class AudioOutput:
         self._samples_trimmed = -int(-samples * self._ratio // 1)
 
     def _audible(self, audio: NDArray[np.float32]) -> NDArray[np.bool_]:
-        """Returns (windows,) bool: whether each whole window is audible."""
+        """Returns (windows,) bool: whether each whole window is audible in any channel."""
         count = len(audio) // self._window
-        windows = audio[: count * self._window].reshape(count, self._window)
-        return np.square(windows).mean(axis=1) >= _AUDIBLE
+        windows = audio[: count * self._window].reshape(count, self._window, self._channels)
+        return np.square(windows).mean(axis=1).max(axis=1) >= _AUDIBLE
 
 
-def _resampler(model_rate: int, sample_rate: int) -> Any:
+def _resampler(config: ModelConfig, sample_rate: int) -> Any:
     try:
         # The import is here, because a machine without soxr can still serve the model's own rate.
         import soxr
@@ -250,6 +265,6 @@ def _resampler(model_rate: int, sample_rate: int) -> Any:
         raise InputError(
             "sample_rate",
             f"{sample_rate} needs the library soxr, which is not installed on this server; "
-            f"the rate of the model is {model_rate}",
+            f"the rate of the model is {config.sample_rate}",
         ) from None
-    return soxr.ResampleStream(model_rate, sample_rate, 1, "float32")
+    return soxr.ResampleStream(config.sample_rate, sample_rate, config.channels, "float32")

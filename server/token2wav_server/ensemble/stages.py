@@ -182,12 +182,18 @@ def _load(folder: Path, server: ServerConfig, stage: StageName) -> Token2Wav:
     Flow and vocoder compute at the same time, in two processes. So each gets half of the cores.
 
     Raises:
-        ConfigError: the model lacks the stage, because it has one stage.
+        ConfigError: the model lacks the stage, because it has one stage; or its audio has several
+            channels.
     """
-    if stage not in (stages := read_config(folder).stages):
+    config = read_config(folder)
+    problem = None
+    if stage not in config.stages:
+        problem = f"has no {stage} stage, only {', '.join(config.stages)}"
+    elif config.channels > 1:
+        problem = f"has {config.channels} channels, but the ensemble has 1"
+    if problem is not None:
         raise ConfigError(
-            f"{folder}: has no {stage} stage, only {', '.join(stages)}; serve it without the "
-            "ensemble, with the model token2wav"
+            f"{folder}: {problem}; serve it without the ensemble, with the model token2wav"
         )
     torch.set_num_threads(max(1, torch.get_num_threads() // 2))
     model = Token2Wav.load(

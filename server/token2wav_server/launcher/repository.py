@@ -1,4 +1,4 @@
-"""Model repository of Triton, adapted to the input shapes of the model that is served.
+"""Model repository of Triton, adapted to the shapes of the model that is served.
 
 Triton compares every request with the shapes in a model's `config.pbtxt`. The files in the checkout
 have the shapes of CosyVoice3. For another model the launcher copies the repository, and replaces
@@ -39,10 +39,8 @@ def fitted(repository: Path, model: Path, folder: Path) -> Path:
         "mel": config.mel_bands,
         "speaker_embedding": config.speaker_size or -1,
     }
-    if not config.token_shape and (config.mel_bands, config.speaker_size) == (
-        _BANDS,
-        _SPEAKER_SIZE,
-    ):
+    usual = (config.mel_bands, config.speaker_size) == (_BANDS, _SPEAKER_SIZE)
+    if usual and not config.token_shape and config.channels == 1:
         return repository
     copy = folder / "model_repository"
     for file in sorted(repository.glob(f"*/{_CONFIG}")):
@@ -63,6 +61,8 @@ def fitted(repository: Path, model: Path, folder: Path) -> Path:
                 rf"\g<1>, {-1 if config.fewer_codebooks else codebooks}",
                 text,
             )
+        if config.channels > 1:
+            text = re.sub(r'(name: "audio"[^}]*?dims: \[ -1)', rf"\1, {config.channels}", text)
         target = copy / file.parent.name
         target.mkdir(parents=True)
         (target / _CONFIG).write_text(text, encoding="utf-8")

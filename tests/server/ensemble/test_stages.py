@@ -17,8 +17,10 @@ from token2wav import AudioChunk, Token2Wav, Voice
 from token2wav.config import ServerConfig, StreamConfig
 from token2wav.errors import ConfigError, EngineError, StreamClosedError
 from token2wav.execution.stages import FrameChunk, TokenChunk
+from token2wav.families import read_config
 from token2wav.serving.audio_output import AudioFormat
 from token2wav.serving.chunking import Chunker
+from token2wav_server.ensemble import stages
 from token2wav_server.ensemble.ordered_stage import Label
 from token2wav_server.ensemble.stages import (
     FlowContent,
@@ -118,3 +120,10 @@ def test_a_codec_has_no_flow(tmp_path: Path) -> None:
     folder = write_model(tmp_path, FamilyGolden("mimi", "tiny"))
     with pytest.raises(ConfigError, match="has no flow stage, only decoder; serve it without the"):
         load_flow(folder, ServerConfig())
+
+
+def test_the_ensemble_has_one_channel(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = replace(read_config(TINY), channels=2)
+    monkeypatch.setattr(stages, "read_config", lambda folder: config)
+    with pytest.raises(ConfigError, match="has 2 channels, but the ensemble has 1; serve it with"):
+        load_flow(TINY, ServerConfig())
