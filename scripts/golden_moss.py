@@ -1,16 +1,22 @@
-"""Golden tensors of the MOSS Audio Tokenizer: results of the package `moss-tts-lite` with random
-weights at two small sizes.
+"""Golden tensors of the MOSS Audio Tokenizer with random weights at two small sizes: results of the
+package `moss-tts-lite` for version 1, and of the published code of version 2, which the package
+`vllm-omni` contains.
 
-The package contains its sizes in the code, which this program replaces. It is installed without its
-dependencies, as for `golden_codecs.py`:
+The first package has its sizes in the code, which this program replaces. Of the second package only
+the published code is loaded. Both are installed without their dependencies, as for
+`golden_codecs.py`:
 
-    python -m venv public && public/bin/pip install torch numpy safetensors
-    public/bin/pip install --no-deps moss-tts-lite==1.1.0
+    python -m venv public && public/bin/pip install torch numpy safetensors transformers
+    public/bin/pip install --no-deps moss-tts-lite==1.1.0 vllm-omni==0.30.0
     public/bin/python -m scripts.golden_moss tests/data/families
 """
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+import sys
+import types
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -19,11 +25,12 @@ from unittest import mock
 import torch
 
 from scripts.golden_codecs import Families, Golden, codes_of, write_families
-from tests.support.moss_model import document, write_weights
+from tests.support.moss_model import document, published_weights, write_weights
 
 _FRAMES = 10
 _FRAMES_OF_FEWER = 4
 _PUBLIC = "moss_tts_lite.codec"
+_CHANNELS = 2  # of version 2
 
 
 def _transformer(inputs: int, outputs: int, width: int, layers: int, heads: int) -> dict[str, Any]:
@@ -123,7 +130,74 @@ def public_decoder(sizes: dict[str, Any]) -> Any:
         return MossCodecDecoder(folder, device="cpu")
 
 
-FAMILIES: Families = {"moss": (moss, _SIZES)}
+# Version 2. One transformer has as many channels at its input as inside, one at its output.
+_STEREO_SIZES = {
+    "tiny": {
+        "sampling_rate": 2400,
+        "downsample_rate": 192,
+        "number_channels": _CHANNELS,
+        "causal_transformer_context_duration": 0.4,
+        "quantizer_kwargs": _SIZES["tiny"]["quantizer_kwargs"],
+        "decoder_kwargs": [
+            _transformer(8, 24, 16, 2, 2),
+            _patches(2),
+            _transformer(12, 192, 12, 1, 3),
+            _patches(192),
+        ],
+    },
+    "small": {
+        "sampling_rate": 4800,
+        "downsample_rate": 384,
+        "number_channels": _CHANNELS,
+        "causal_transformer_context_duration": 0.25,
+        "quantizer_kwargs": _SIZES["small"]["quantizer_kwargs"],
+        "decoder_kwargs": [
+            _transformer(12, 16, 8, 1, 1),
+            _patches(2),
+            _transformer(8, 16, 16, 2, 2),
+            _patches(2),
+            _transformer(8, 192, 8, 1, 2) | {"context_duration": 0.1},
+            _patches(192),
+        ],
+    },
+}
+
+
+def moss_stereo(sizes: dict[str, Any]) -> Golden:
+    """Computes the audio (samples, channels) of codes, of all codebooks and of the first ones."""
+    model = public_stereo(sizes)
+    count = sizes["quantizer_kwargs"]["num_quantizers"]
+    codes = codes_of(_FRAMES, count, sizes["quantizer_kwargs"]["codebook_size"])
+    return {"codes": codes} | {
+        name: model.decode(used.T).audio[0].T.contiguous()
+        for name, used in (("audio", codes), ("audio_of_fewer", codes[:_FRAMES_OF_FEWER, :-1]))
+    }
+
+
+def public_stereo(sizes: dict[str, Any]) -> Any:
+    """Makes the published model of version 2 with random weights in its decoder."""
+    found = importlib.util.find_spec("vllm_omni")
+    assert found is not None
+    [root] = found.submodule_search_locations or []
+    # The package of the file would load the whole server. So the file gets a package of its own.
+    package = sys.modules["public_moss"] = types.ModuleType("public_moss")
+    package.__path__ = [f"{root}/model_executor/models/moss_tts"]
+    public = importlib.import_module("public_moss.audio_tokenizer_v2")
+    # The encoder is not used, but the rate of the decoder follows from its patches.
+    content = document(sizes)
+    content["encoder_kwargs"] = [_patches(_CHANNELS * sizes["downsample_rate"])]
+    model = public.MossAudioTokenizerModel(public.MossAudioTokenizerConfig(**content)).eval()
+    # The file has other names for two layers than the published weights.
+    weights = {
+        name.replace("ffn.0", "linear1").replace("ffn.2", "linear2"): value
+        for name, value in published_weights(content).items()
+    }
+    missing = model.load_state_dict(weights, strict=False).missing_keys
+    assert not [name for name in missing if name.startswith(("decoder", "quantizer"))], missing
+    return model
+
+
+FAMILIES: Families = {"moss": (moss, _SIZES), "moss_stereo": (moss_stereo, _STEREO_SIZES)}
 
 
 if __name__ == "__main__":

@@ -39,6 +39,7 @@ WRITERS: dict[str, Callable[[Path, FamilyGolden], Path]] = {
     "nanocodec": nanocodec_model.write_model,
     "mimi": mimi_model.write_model,
     "moss": moss_model.write_model,
+    "moss_stereo": moss_model.write_model,
     "qwen3_tts": qwen3_model.write_model,
     "qwen3_omni": qwen3_model.write_model,
     "snac": snac_model.write_snac,
@@ -88,6 +89,14 @@ def test_streams_at_once_in_random_portions(served: tuple[Rig, Token2Wav]) -> No
             whole = wholes[seed % 4, switches[seed % 3]]
             assert audio.shape == whole.shape
             assert np.abs(audio - whole).max() <= AUDIO * whole.std()
+
+
+def test_the_metadata_has_the_channels(served: tuple[Rig, Token2Wav]) -> None:
+    rig, model = served
+    with rig.connect() as connection:
+        metadata = connection.client.get_model_metadata("token2wav", as_json=True)
+    [shape] = [item["shape"] for item in metadata["outputs"] if item["name"] == "audio"]
+    assert shape == (["-1"] if model.config.channels == 1 else ["-1", str(model.config.channels)])
 
 
 def test_a_voice_is_refused_and_harms_no_other_stream(served: tuple[Rig, Token2Wav]) -> None:

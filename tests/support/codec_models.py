@@ -26,6 +26,7 @@ WRITERS: dict[str, Callable[[Path, FamilyGolden], Path]] = {
     "higgs": dac_model.write_higgs,
     "mimi": mimi_model.write_model,
     "moss": moss_model.write_model,
+    "moss_stereo": moss_model.write_model,
     "nanocodec": nanocodec_model.write_model,
     "pocket_tts": pocket_model.write_model,
     "qwen3_tts": qwen3_model.write_model,

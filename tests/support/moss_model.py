@@ -1,4 +1,7 @@
-"""Folders of the MOSS Audio Tokenizer with random weights, under their published names."""
+"""Folders of the MOSS Audio Tokenizer with random weights, under their published names.
+
+A folder with two channels has the names of version 2.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +58,7 @@ def published_weights(content: dict[str, Any]) -> dict[str, torch.Tensor]:
         shapes |= _convolution(f"{book}.in_proj", width, codes["codebook_dim"])  # not read
     for index, part in enumerate(content["decoder_kwargs"]):
         if part["module_type"] == "Transformer":
-            shapes |= _transformer(f"decoder.{index}", part)
+            shapes |= _transformer(f"decoder.{index}", part, content["number_channels"] == 2)
     return fill_state({name: torch.empty(shape) for name, shape in shapes.items()})
 
 
@@ -68,20 +71,28 @@ def _convolution(name: str, inputs: int, outputs: int) -> dict[str, tuple[int, .
     }
 
 
-def _transformer(start: str, part: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+def _transformer(start: str, part: dict[str, Any], second: bool) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of a transformer of version 1 or of version 2, which has a projection even
+    between equal numbers of channels.
+    """
     width, inner = part["d_model"], part["dim_feedforward"]
     shapes: dict[str, tuple[int, ...]] = {}
-    if part["input_dimension"] != width:
+    if second or part["input_dimension"] != width:
         shapes[f"{start}.input_proj.weight"] = (width, part["input_dimension"])
-    if part["output_dimension"] != width:
+    if second or part["output_dimension"] != width:
         shapes[f"{start}.output_proj.weight"] = (part["output_dimension"], width)
+    rows, out, first, last = (
+        ("self_attn.in_proj", "self_attn.out_proj", "ffn.0", "ffn.2")
+        if second
+        else ("self_attn.in_projs.0", "self_attn.out_projs.0", "linear1", "linear2")
+    )
     for number in range(part["num_layers"]):
         layer = f"{start}.transformer.layers.{number}"
         shapes |= {
-            f"{layer}.self_attn.in_projs.0.weight": (3 * width, width),
-            f"{layer}.self_attn.out_projs.0.weight": (width, width),
-            f"{layer}.linear1.weight": (inner, width),
-            f"{layer}.linear2.weight": (width, inner),
+            f"{layer}.{rows}.weight": (3 * width, width),
+            f"{layer}.{out}.weight": (width, width),
+            f"{layer}.{first}.weight": (inner, width),
+            f"{layer}.{last}.weight": (width, inner),
         }
         for own in ("norm1.weight", "norm1.bias", "norm2.weight", "norm2.bias"):
             shapes[f"{layer}.{own}"] = (width,)

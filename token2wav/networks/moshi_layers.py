@@ -13,11 +13,14 @@ _RENAMED = (
     (re.compile(r"\.norm1\."), ".input_layernorm."),
     (re.compile(r"\.norm2\."), ".post_attention_layernorm."),
     (re.compile(r"\.linear([12])\."), r".mlp.fc\1."),
+    (re.compile(r"\.ffn\.0\."), ".mlp.fc1."),
+    (re.compile(r"\.ffn\.2\."), ".mlp.fc2."),
     (re.compile(r"\.layer_scale_1\."), ".self_attn_layer_scale."),
     (re.compile(r"\.layer_scale_2\."), ".mlp_layer_scale."),
 )
-# Older files have the first name; newer versions of the package save the second one.
-_QKV = re.compile(r"^(.+\.layers\.\d+\.self_attn\.)in_proj(_weight|s\.0\.weight)$")
+# Older files of the package have the first name, newer files the second one. The third one is that
+# of version 2 of the MOSS Audio Tokenizer.
+_QKV = re.compile(r"^(.+\.layers\.\d+\.self_attn\.)in_proj(_weight|s\.0\.weight|\.weight)$")
 
 
 def layer_name(published: str) -> str:

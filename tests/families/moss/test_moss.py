@@ -28,9 +28,13 @@ PARITY = 1e-5
 CPU = RuntimeConfig(device="cpu")
 
 
-@pytest.fixture(scope="module", params=["tiny", "small"])
+@pytest.fixture(
+    scope="module",
+    params=[(family, size) for family in ("moss", "moss_stereo") for size in ("tiny", "small")],
+    ids="-".join,
+)
 def golden(request: pytest.FixtureRequest) -> FamilyGolden:
-    return FamilyGolden("moss", request.param)
+    return FamilyGolden(*request.param)
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +66,8 @@ def test_a_stream_is_the_whole_in_any_portions(model: Token2Wav, sizes: list[int
     tokens = codes(model, 40)
     [decoder] = model.pipeline.stages.values()
     whole = decoder.whole(tokens).numpy()  # type: ignore[attr-defined]
+    if model.config.channels > 1:
+        whole = whole.reshape(-1, model.config.channels)
     chunks = chunks_of(model, portions(tokens, sizes))
     assert len(chunks) > 1
     assert off(joined(chunks), whole) <= PARITY * whole.std()
@@ -94,11 +100,49 @@ def test_published_sizes(explicit: bool, tmp_path: Path) -> None:
     assert 0.8e9 < sum(weight.numel() for weight in network.parameters()) < 0.9e9
 
 
+def test_published_sizes_of_version_2(tmp_path: Path) -> None:
+    """The patches make the samples of both channels. A transformer may have its own window."""
+    outputs = [1280, 768, 768, 768, 768, 240]
+    inputs = [768, *(before // 2 for before in outputs[:-1])]
+    seconds = [None, None, 8, 4.0, 2, 1]
+    parts: list[dict[str, Any]] = []
+    for count, (before, after, window) in enumerate(zip(inputs, outputs, seconds, strict=True)):
+        width, heads, layers = (768, 12, 12) if count else (1280, 20, 32)
+        parts += [
+            {
+                "module_type": "Transformer",
+                "input_dimension": before,
+                "output_dimension": after,
+                "d_model": width,
+                "num_heads": heads,
+                "num_layers": layers,
+                "dim_feedforward": 4 * width,
+                "layer_scale": 0.01,
+                "context_duration": window,
+            },
+            {"module_type": "PatchedPretransform", "patch_size": 240 if after == 240 else 2},
+        ]
+    content = {"model_type": "moss-audio-tokenizer", "sample_rate": 48_000, "number_channels": 2}
+    content |= {"downsample_rate": 3840, "decoder_kwargs": parts}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    config: Any = read_config(tmp_path)
+    with torch.device("meta"):
+        network: Any = family_of(config).network(config, "decoder")
+    assert (config.channels, config.sample_rate, config.token_frame_rate) == (2, 48_000, 12.5)
+    assert (config.samples_per_token, network.frame_samples) == (3840, 7680)
+    windows = {0: 125, 2: 250, 4: 400, 6: 400, 8: 400, 10: 400}
+    assert dict(config.sizes.windows()) == windows
+    assert 1.0e9 < sum(weight.numel() for weight in network.parameters()) < 1.1e9
+
+
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("number_channels", 2, "number_channels: 2 is not supported; expected 1"),
-        ("downsample_rate", 960, "downsample_rate: 960, but the patches have 1920 samples"),
+        ("number_channels", 0, "number_channels: 0 is not between 1 and 2"),
+        ("number_channels", 3, "number_channels: 3 is not between 1 and 2"),
+        ("number_channels", "2", "number_channels: expected int, got '2'"),
+        ("number_channels", 2, "downsample_rate: 1920, but the patches have 960 samples of each"),
+        ("downsample_rate", 960, "downsample_rate: 960, but the patches have 1920 samples of each"),
         ("downsample_rate", 0, "downsample_rate: 0 is not between 1 and"),
         ("sampling_rate", 10**9, "sampling_rate: 1000000000 is not between"),
         ("causal_transformer_context_duration", 0.05, r"\[0\]: a window of 1 positions"),
@@ -114,6 +158,7 @@ def test_published_sizes(explicit: bool, tmp_path: Path) -> None:
         ("decoder_kwargs.0.num_layers", 10**6, r"\[0\]\.num_layers: 1000000 is not between"),
         ("decoder_kwargs.0.causal", False, r"decoder_kwargs\[0\]\.causal: False is not"),
         ("decoder_kwargs.0.norm", "rms_norm", r"decoder_kwargs\[0\]\.norm: .*layer_norm"),
+        ("decoder_kwargs.0.context_duration", 0, "context_duration: 0.0 is not between 0.001 and"),
         ("decoder_kwargs.0.layer_scale", None, r"decoder_kwargs\[0\]\.layer_scale: expected"),
         ("decoder_kwargs.1.patch_size", 5, "patch_size: 5 does not divide 24 channels"),
         ("decoder_kwargs.3.patch_size", 480, "the last part has 2 channels, expected 1"),
@@ -128,6 +173,14 @@ def test_values_that_are_refused(key: str, value: object, message: str, tmp_path
     target[last] = value
     (tmp_path / "config.json").write_text(json.dumps(content))
     with pytest.raises(ConfigError, match=f"config.json: .*{message}"):
+        read_config(tmp_path)
+
+
+def test_channels_that_are_not_in_turn_are_refused(tmp_path: Path) -> None:
+    content = document(FamilyGolden("moss_stereo", "tiny").sizes)
+    content["enable_channel_interleave"] = False
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=r"config.json: enable_channel_interleave: expected true"):
         read_config(tmp_path)
 
 

@@ -30,6 +30,7 @@ _MOST_PARTS = 64
 _TRANSFORMER, _PATCHES = "Transformer", "PatchedPretransform"
 _CODES, _PARTS = "quantizer_kwargs", "decoder_kwargs"
 Seconds = Annotated[float, Bounds(0.001, 10_000)]
+Channels = Annotated[int, Bounds(1, 2)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +89,7 @@ class TransformerPart:
     num_heads: Heads
     num_layers: Layers
     max_period: Annotated[float, Bounds(1, 1e9)] = 10_000.0
-    context_duration: Seconds | None = None
+    context_duration: Annotated[float | None, Bounds(0.001, 10_000)] = None
     layer_scale: Annotated[float, Bounds(-1e9, 1e9)]
     causal: bool = True
     norm: Literal["layer_norm"] = "layer_norm"
@@ -149,7 +150,9 @@ class MossSizes:
 
     Attributes:
         sampling_rate: samples per second.
-        downsample_rate: samples for each frame of codes.
+        downsample_rate: samples of each channel for a frame of codes.
+        channels: channels of the audio: 1, or 2 in version 2 of the codec. The decoder makes the
+            samples of two channels in turn.
         context_duration: seconds that a position of a transformer attends to.
         quantizer: sizes of the codebooks.
         parts: parts of the decoder, in their order.
@@ -157,6 +160,7 @@ class MossSizes:
 
     sampling_rate: SampleRate
     downsample_rate: Annotated[int, Bounds(1, 1 << 20)]
+    channels: Channels = 1
     context_duration: Seconds
     quantizer: QuantizerSizes
     parts: tuple[Part, ...]
@@ -180,10 +184,10 @@ class MossSizes:
                 channels, samples = channels // part.patch_size, samples * part.patch_size
         if channels != 1:
             raise ConfigError(f"{_PARTS}: the last part has {channels} channels, expected 1")
-        if samples != self.downsample_rate:
+        if samples != self.channels * self.downsample_rate:
             raise ConfigError(
-                f"downsample_rate: {self.downsample_rate}, but the patches have {samples} samples "
-                "for each frame"
+                f"downsample_rate: {self.downsample_rate}, but the patches have "
+                f"{samples / self.channels:g} samples of each channel for a frame"
             )
         for index, window in self.windows():
             if not 2 <= window <= 1 << 16:
@@ -246,6 +250,7 @@ def read(folder: Path) -> MossConfig:
         sample_rate=sizes.sampling_rate,
         stages=("decoder",),
         samples_per_token=sizes.downsample_rate,
+        channels=sizes.channels,
         hop_blocks=_HOP_BLOCKS,
         takes_prompt=False,
         sizes=sizes,
@@ -254,10 +259,11 @@ def read(folder: Path) -> MossConfig:
 
 def _sizes(document: dict[str, Any]) -> MossSizes:
     channels = document.get("number_channels")
-    if channels not in (None, 1):
+    channels = 1 if channels is None else convert(channels, Channels, "number_channels")
+    if channels > 1 and document.get("enable_channel_interleave") not in (None, True):
         raise ConfigError(
-            f"number_channels: {channels!r:.20} is not supported; expected 1 (version 2 of this "
-            "codec has two)"
+            "enable_channel_interleave: expected true; only decoders that make the samples of the "
+            "channels in turn are supported"
         )
     codes = document.get(_CODES) or {}
     if not isinstance(codes, dict):
@@ -270,6 +276,7 @@ def _sizes(document: dict[str, Any]) -> MossSizes:
         downsample_rate=convert(
             document.get(samples, 1920), Annotated[int, Bounds(1, 1 << 20)], samples
         ),
+        channels=channels,
         context_duration=convert(document.get(seconds, 10.0), Seconds, seconds),
         quantizer=from_mapping(QuantizerSizes, own, _CODES),
         parts=_parts(document.get(_PARTS)),

@@ -49,14 +49,15 @@ class Moss(VocoderNetwork):
     def __init__(self, sizes: MossSizes) -> None:
         super().__init__()
         codes, windows = sizes.quantizer, dict(sizes.windows())
-        self.bands, self.frame_samples = codes.num_quantizers, sizes.downsample_rate
+        self.bands = codes.num_quantizers
+        self.frame_samples = sizes.channels * sizes.downsample_rate
         self.quantizer = ProjectedCodebooks(
             codes.num_quantizers, codes.codebook_size, codes.codebook_dim, codes.width
         )
         self.output_proj = _projection(codes.width, codes.latents, bias=True)
         self.decoder = nn.ModuleDict(
             {
-                str(index): ProjectedTransformer(part, windows[index])
+                str(index): ProjectedTransformer(part, windows[index], sizes.channels > 1)
                 if isinstance(part, TransformerPart)
                 else Patches(part.patch_size)
                 for index, part in enumerate(sizes.parts)
@@ -65,7 +66,8 @@ class Moss(VocoderNetwork):
 
     def forward(self, codes: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
         """Computes the audio (B, 1, frame_samples * T) of codes (B, codebooks, T), which are whole
-        numbers in float32, and -1 in codebooks that a stream does not send.
+        numbers in float32, and -1 in codebooks that a stream does not send. If there are two
+        channels, their samples are in turn.
         """
         x = self.output_proj(self.quantizer(codes).transpose(1, 2))
         for part in self.decoder.values():
@@ -79,12 +81,14 @@ class ProjectedTransformer(nn.Module):
     Args:
         part: sizes.
         window: number of positions that a position attends to, itself included.
+        project_always: whether the projections exist even if they keep the number of channels, as
+            in version 2 of the codec.
     """
 
-    def __init__(self, part: TransformerPart, window: int) -> None:
+    def __init__(self, part: TransformerPart, window: int, project_always: bool) -> None:
         super().__init__()
         self.heads = part.num_heads
-        self.input_proj = _projection(part.input_dimension, part.d_model)
+        self.input_proj = _projection(part.input_dimension, part.d_model, always=project_always)
         self.transformer = WindowTransformer(
             TransformerSizes(
                 part.num_layers,
@@ -97,7 +101,7 @@ class ProjectedTransformer(nn.Module):
             partial(nn.LayerNorm, eps=_NORM_EPS),
             lambda: FeedForward(part.d_model, part.dim_feedforward),
         )
-        self.output_proj = _projection(part.d_model, part.output_dimension)
+        self.output_proj = _projection(part.d_model, part.output_dimension, always=project_always)
 
     def forward(self, x: torch.Tensor, step: StreamStep) -> torch.Tensor:
         """Converts x (B, T, input_dimension) to (B, T, output_dimension)."""
@@ -133,9 +137,15 @@ class Patches(nn.Module):
         return x.unflatten(2, (-1, self.size)).transpose(2, 3).flatten(1, 2)
 
 
-def _projection(inputs: int, outputs: int, *, bias: bool = False) -> nn.Module:
-    """Makes a projection; none where the number of channels is the same, as in the public code."""
-    return nn.Identity() if inputs == outputs else nn.Linear(inputs, outputs, bias=bias)
+def _projection(
+    inputs: int, outputs: int, *, bias: bool = False, always: bool = False
+) -> nn.Module:
+    """Makes a projection; none where the number of channels is the same, as in the public code,
+    unless `always` is set.
+    """
+    if inputs == outputs and not always:
+        return nn.Identity()
+    return nn.Linear(inputs, outputs, bias=bias)
 
 
 class MossFamily(Family):
