@@ -130,7 +130,8 @@ def public_decoder(sizes: dict[str, Any]) -> Any:
         return MossCodecDecoder(folder, device="cpu")
 
 
-# Version 2. One transformer has as many channels at its input as inside, one at its output.
+# Version 2. Some transformers have as many channels inside as at their input or at their output,
+# where version 1 has no projection.
 _STEREO_SIZES = {
     "tiny": {
         "sampling_rate": 2400,

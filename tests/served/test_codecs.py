@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -24,6 +26,7 @@ from tests.support import (
     snac_model,
 )
 from tests.support.family_golden import FamilyGolden
+from tests.support.gateway_rig import GatewayRig
 from tests.support.golden import ROOT
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.server_rig import Rig
@@ -115,6 +118,44 @@ def test_a_voice_is_refused_and_harms_no_other_stream(served: tuple[Rig, Token2W
         utterance.finish(codes[1:])
         audio = np.concatenate([chunk.audio for chunk in utterance])
     assert np.abs(audio - model.synthesize(codes)).max() <= AUDIO
+
+
+def audio_seconds(rig: Rig) -> float:
+    """Returns the seconds of audio that the server has sent, as its metrics say."""
+    [seconds] = re.findall(r"^token2wav_audio_seconds_total\S* (\S+)$", rig.metrics(), re.MULTILINE)
+    return float(seconds)
+
+
+@pytest.mark.parametrize("served", ["moss_stereo"], indirect=True)
+def test_the_gateway_sends_both_channels(served: tuple[Rig, Token2Wav], tmp_path: Path) -> None:
+    rig, model = served
+    codes = np.arange(5 * 4, dtype=np.int32).reshape(5, 4) % model.config.vocab_size
+    before = audio_seconds(rig)
+    with Client(rig.server.grpc_url) as client:
+        chunks = client.synthesize([codes], audio_format="int16", sample_rate=24_000)
+        expected = np.concatenate([chunk.audio for chunk in chunks])
+    voice = ClientVoice(  # of the rig; the request names none
+        np.zeros(0, np.int32), np.zeros((0, 80), np.float32), np.ones(192, np.float32)
+    )
+    with (
+        nothing_left(rig),
+        GatewayRig.start(
+            tmp_path,
+            grpc_url=rig.server.grpc_url,
+            language_model_url="http://127.0.0.1:1/v1",
+            voice=voice,
+        ) as gateway,
+        gateway.http() as http,
+    ):
+        answer = http.post("/v1/stage/run", json={"codes": codes.tolist()})
+        assert answer.status_code == 200, answer.text
+        seconds = len(expected) / 24_000
+        assert gateway.value("audio_seconds_total") == pytest.approx(seconds)
+    assert audio_seconds(rig) - before == pytest.approx(2 * seconds)  # of both utterances
+    audio, rate = soundfile.read(io.BytesIO(answer.content), dtype="int16")
+    assert (audio.shape, rate) == (expected.shape, 24_000)
+    assert np.abs(audio.astype(int) - expected).max() <= 1  # other batches round otherwise
+    assert not np.array_equal(audio[:, 0], audio[:, 1])
 
 
 def test_speaking_the_codes_that_a_language_model_prints(

@@ -71,19 +71,19 @@ def _convolution(name: str, inputs: int, outputs: int) -> dict[str, tuple[int, .
     }
 
 
-def _transformer(start: str, part: dict[str, Any], second: bool) -> dict[str, tuple[int, ...]]:
+def _transformer(start: str, part: dict[str, Any], version_2: bool) -> dict[str, tuple[int, ...]]:
     """Returns the shapes of a transformer of version 1 or of version 2, which has a projection even
     between equal numbers of channels.
     """
     width, inner = part["d_model"], part["dim_feedforward"]
     shapes: dict[str, tuple[int, ...]] = {}
-    if second or part["input_dimension"] != width:
+    if version_2 or part["input_dimension"] != width:
         shapes[f"{start}.input_proj.weight"] = (width, part["input_dimension"])
-    if second or part["output_dimension"] != width:
+    if version_2 or part["output_dimension"] != width:
         shapes[f"{start}.output_proj.weight"] = (part["output_dimension"], width)
     rows, out, first, last = (
         ("self_attn.in_proj", "self_attn.out_proj", "ffn.0", "ffn.2")
-        if second
+        if version_2
         else ("self_attn.in_projs.0", "self_attn.out_projs.0", "linear1", "linear2")
     )
     for number in range(part["num_layers"]):
