@@ -56,7 +56,7 @@ class Call:
         self._said: list[tuple[TokenArray, bool]] = []
         # Time at which the first tokens were sent, in the first attempt.
         self._started_at: float | None = None
-        # Samples per second and samples per token, the same in all chunks.
+        # Samples per second, samples per token, and channels: the same in all chunks.
         self._rates: tuple[int, int, int] | None = None
         self._delivered_samples = self._delivered_chunks = 0
         self._delivered_at: float | None = None
