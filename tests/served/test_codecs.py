@@ -31,7 +31,7 @@ from tests.support.golden import ROOT
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.server_rig import Rig
 from token2wav import StreamConfig, Token2Wav
-from token2wav_client import Client, ClientVoice, ServerError
+from token2wav_client import Client, ClientVoice, ServerError, token_source
 
 STREAMS, FRAMES = 32, 30
 AUDIO = 1e-5  # of the spread of the audio: batches sum in another order than single streams
@@ -68,8 +68,10 @@ def nothing_left(rig: Rig) -> Iterator[None]:
     rig.wait_until_empty()
 
 
-def test_streams_at_once_in_random_portions(served: tuple[Rig, Token2Wav]) -> None:
-    """If the decoder adds noise, every third stream turns it off."""
+def test_streams_at_once_at_pace_and_in_random_portions(served: tuple[Rig, Token2Wav]) -> None:
+    """Every second stream sends frame by frame at the pace of speech. If the decoder adds noise,
+    every third stream turns it off.
+    """
     rig, model = served
     config = model.config
     drawn = np.random.default_rng(0).integers(0, config.vocab_size, (FRAMES, *config.token_shape))
@@ -77,7 +79,10 @@ def test_streams_at_once_in_random_portions(served: tuple[Rig, Token2Wav]) -> No
 
     def synthesize(seed: int) -> NDArray[np.float32]:
         with Client(rig.server.grpc_url) as client:
-            portions = random_portions(codes[seed % 4 :], seed % 8)
+            own = codes[seed % 4 :]
+            frames = [[frame] for frame in own.tolist()]
+            paced = token_source.paced(frames, config.token_frame_rate)
+            portions = paced if seed % 2 else random_portions(own, seed % 8)
             chunks = list(client.synthesize(portions, decoder_noise=switches[seed % 3]))
         return np.concatenate([np.asarray(chunk.audio, np.float32) for chunk in chunks])
 
