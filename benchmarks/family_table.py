@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 import yaml
 
 from benchmarks import codec_models
@@ -25,7 +26,7 @@ from benchmarks.models import public_configs
 from tests.support import dac_model, mimi_model, nanocodec_model, qwen3_model
 from tests.support.snac_model import SNAC_24KHZ, SNAC_44KHZ
 from token2wav.config import StreamConfig
-from token2wav.execution.assemble import family_of
+from token2wav.execution.assemble import family_of, flow_networks
 from token2wav.families import read_config
 from token2wav.model_config import ModelConfig
 from token2wav_server.plan_memory import stream_needs
@@ -33,7 +34,7 @@ from token2wav_server.plan_memory import stream_needs
 _SPEECH_SECONDS, _PROMPT_TOKENS = 30, 75
 _STREAM = StreamConfig()
 _HEADER = (
-    "| | tokens a second | first audio after | memory of a stream, MiB "
+    "| | tokens a second | look-ahead, ms | first audio after | memory of a stream, MiB "
     "| seconds of audio a second, 2 cores | lines | in SGLang-Omni | in vLLM-Omni |"
 )
 # Lines of the same decoder in SGLang-Omni 0.1.9 and vLLM-Omni 0.30.
@@ -113,7 +114,8 @@ def row(name: str, config: ModelConfig) -> str:
     size = (needs.pages * needs.page_bytes + needs.context_bytes) / 2**20
     plural = "s" * (tokens > 1)
     cells = (
-        *(name, f"{rate:.4g}", f"{tokens} token{plural}, {1000 * tokens / rate:.0f} ms"),
+        *(name, f"{rate:.4g}", f"{1000 * lookahead_seconds(config):.0f}"),
+        f"{tokens} token{plural}, {1000 * tokens / rate:.0f} ms",
         *(f"{size:,.0f}" if size >= 10 else f"{size:.1f}", streams_in_real_time(name)),
         *(f"{lines(config)}", *_OTHERS.get(name, ("-", "-"))),
     )
@@ -127,6 +129,20 @@ def first_tokens(config: ModelConfig) -> int:
     if config.speaks_early:
         return _STREAM.first_tokens + min(_STREAM.early_lookahead_tokens, config.lookahead_tokens)
     return config.hops(_STREAM)[0] + config.lookahead_tokens
+
+
+def lookahead_seconds(config: ModelConfig) -> float:
+    """Returns the time after a sample in which tokens change the sample: the look-ahead of all
+    layers, without the rest of an attention block.
+    """
+    with torch.device("meta"):
+        network: Any = (
+            flow_networks(config, "float32").vocoder
+            if "flow" in config.stages
+            else family_of(config).network(config, "decoder")
+        )
+    ahead = network.output_delay / config.sample_rate
+    return float(config.lookahead_tokens / config.token_frame_rate + ahead)
 
 
 def streams_in_real_time(name: str) -> str:
