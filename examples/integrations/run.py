@@ -33,7 +33,7 @@ PACKAGES = {
     "livekit": ["livekit-agents>=1.8,<2", "livekit-plugins-openai>=1.8,<2"],
 }
 # The voice that says the sentences varies from call to call. The error rate of the first sentence
-# alone varies from 0.2 to 0.5, that of all of them from 0.2 to 0.35.
+# alone varies from 0.2 to 0.5, that of all three from 0.2 to 0.4.
 TEXT = (
     "The first boats were coming home, and the old man went down to the river to look at them. "
     "His daughter sat in front of the house, and she read a long letter from her brother in the "
