@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 _BodyT = TypeVar("_BodyT", bound=BaseModel)
 _MOST_WAITING = 256  # sentences that wait to be spoken
+_SLICE = 4096  # characters of a message that are split into sentences at once
 _CLOSE_S = 1.0  # for the last messages to a client, which may have stopped reading
 # Codes of RFC 6455 and its registry.
 _POLICY, _INTERNAL, _TRY_LATER, _GOING_AWAY = 1008, 1011, 1013, 1001
@@ -133,7 +134,9 @@ class _Session:
         while True:
             message = self._checked(SocketMessage, await self._receive())
             if message.text is not None:
-                self._append(self._splitter.feed(message.text))
+                for start in range(0, len(message.text), _SLICE):
+                    self._append(self._splitter.feed(message.text[start : start + _SLICE]))
+                    await asyncio.sleep(0)  # lets other clients get their audio
             elif message.type == "input.done":
                 self._append([*self._splitter.close(), None])
             else:
