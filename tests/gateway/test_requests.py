@@ -26,6 +26,11 @@ def test_one_mistake_is_reported_for_any_number_of_wrong_codes(codes: Any, form:
     assert message.endswith("must be a list of integers, or a list of lists of integers")
 
 
+def test_codes_are_needed() -> None:
+    with pytest.raises(ValidationError, match="a code is needed"):
+        StageRequest.model_validate({"codes": []})
+
+
 @pytest.mark.parametrize("codes", [[5, 6], [[5], [6]], [[5, 6], [7, 8]]])
 def test_codes_are_tokens_or_frames(codes: list[Any]) -> None:
     assert StageRequest.model_validate({"codes": codes}).codes == codes
