@@ -21,6 +21,7 @@ from token2wav_gateway.encoding import Encoder, whole_file
 from token2wav_gateway.errors import GatewayError, NotFoundError, RequestError
 from token2wav_gateway.guard import Guard, error_response
 from token2wav_gateway.metrics import Metrics
+from token2wav_gateway.readiness import Readiness
 from token2wav_gateway.requests import SpeechRequest, StageRequest, Words, problem
 from token2wav_gateway.settings import Settings
 from token2wav_gateway.sockets import Sockets
@@ -46,6 +47,7 @@ class Gateway:
         self.access = access
         self.voices = VoiceFolder(settings.voices)
         self.speech = Speech(settings, metrics)
+        self.readiness = Readiness(self.speech.check)
 
     def check_model(self, name: str) -> None:
         """Raises NotFoundError for a model that this gateway does not have."""
@@ -201,7 +203,7 @@ def create_app(settings: Settings, metrics: Metrics) -> FastAPI:
 
     @app.get("/health/ready", include_in_schema=False)
     async def ready(request: Request) -> dict[str, str]:
-        await gateway_of(request).speech.check()
+        await gateway_of(request).readiness.confirm()
         return {"status": "ready"}
 
     return app

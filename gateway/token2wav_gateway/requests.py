@@ -89,7 +89,7 @@ def _plain_codes(codes: Any) -> Any:
     """
     if codes == []:
         raise ValueError("empty; a code is needed")
-    frames = codes if isinstance(codes, list) and codes and isinstance(codes[0], list) else [codes]
+    frames = codes if isinstance(codes, list) and isinstance(codes[0], list) else [codes]
     for frame in frames:
         if not isinstance(frame, list) or not all(type(code) is int for code in frame):
             raise ValueError("must be a list of integers, or a list of lists of integers")
