@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.chunk_batch import ChunkBatch, chunk, chunk_key, spoken
-from benchmarks.gpu.settings import Row, Rows, Settings
+from benchmarks.gpu.settings import LeftOut, Row, Rows, Settings
 from benchmarks.models import a_voice
 from token2wav import StreamConfig, Token2Wav
+from token2wav.execution.backends import FLOAT8_CAPABILITY
 
 
 def load(
@@ -28,7 +30,14 @@ def load(
         The model, and a row with the seconds of loading (including the capture of graphs), the
             size of the cache in MiB, and the CUDA graphs with their nodes, memory and seconds of
             capture.
+
+    Raises:
+        LeftOut: the GPU cannot store the cache in float8.
     """
+    if settings.on_gpu and runtime.get("cache_storage") == "float8":
+        capability = torch.cuda.get_device_capability(settings.device)
+        if capability < FLOAT8_CAPABILITY:
+            raise LeftOut(f"float8 on a GPU of compute capability {capability}")
     began = time.monotonic()
     model = Token2Wav.load(folder, stream=stream, runtime=settings.runtime(**runtime))
     usage = model.pipeline.flow.usage()

@@ -24,8 +24,10 @@ class LeftOut(Exception):  # noqa: N818 (it is no error)
 PROMPT_TOKENS = 75  # 3 s
 # Ways to serve streams: the configuration of chunks (always whole blocks), and the storage type of
 # cached keys and values.
-SETTINGS: dict[str, tuple[StreamConfig, Literal["auto", "int8"]]] = {
-    "lean": (StreamConfig(first_tokens=0, left_blocks=2, max_hop_tokens=50), "int8"),
+_LEAN = StreamConfig(first_tokens=0, left_blocks=2, max_hop_tokens=50)
+SETTINGS: dict[str, tuple[StreamConfig, Literal["auto", "int8", "float8"]]] = {
+    "lean": (_LEAN, "int8"),
+    "lean8": (_LEAN, "float8"),
     "window": (StreamConfig(first_tokens=0, left_blocks=8), "int8"),
     "exact": (StreamConfig(first_tokens=0), "auto"),
 }
@@ -40,7 +42,8 @@ class Settings:
     size: Literal["full", "tiny"] = "full"
     precision: Literal["float16", "float32"] = "float16"
     cache_mib: int = 0
-    setting: Literal["lean", "window", "exact"] = "exact"  # of parity, streams, server
+    # of parity, streams, server
+    setting: Literal["lean", "lean8", "window", "exact"] = "exact"
     batches: tuple[int, ...] = (1, 16, 64)  # batch sizes of the timed chunks
     histories: tuple[float, ...] = (2.0, 10.0, 30.0)  # seconds of audio before a timed chunk
     hops: tuple[int, ...] = (25, 100)  # new tokens of a timed chunk
@@ -103,7 +106,7 @@ class Settings:
             small,
             copy_mib=16,
             matrix=128,
-            test_files=9,
+            test_files=11,
             engines=("torch, no graphs",),
             clients=(1,),
         )
@@ -131,8 +134,10 @@ SLICES: dict[int, list[tuple[str, float, dict[str, Any]]]] = {
     ],
     3: [("streams", 0.65, {"setting": "lean"}), ("recompute", 1.0, {})],
     4: [
-        ("streams", 0.4, {"setting": "window", "streams_from": 64}),
-        ("streams", 0.5, {"streams_from": 32}),
+        ("streams", 0.35, {"setting": "window", "streams_from": 64}),
+        ("streams", 0.4, {"streams_from": 32}),
+        ("parity", 0.35, {"setting": "lean8", "parity_batches": (1, 16, 64)}),
+        ("streams", 0.45, {"setting": "lean8", "streams_from": 300}),
         ("engines", 0.5, {}),
         ("server", 0.6, {"setting": "lean"}),
         ("sanitizer", 0.6, {}),

@@ -124,7 +124,11 @@ def test_all_slices_on_a_bare_machine(tmp_path: Path) -> None:
         rows["parity", "lean, float32, 2 streams"]["mel"]
         > rows["parity", "exact, float32, 2 streams"]["mel"]
     )
-    for setting in ("lean", "window", "exact"):
+    assert (
+        rows["parity", "lean8, float32, 2 streams"]["mel"]
+        > rows["parity", "lean, float32, 2 streams"]["mel"]
+    )
+    for setting in ("lean", "lean8", "window", "exact"):
         heard = rows["streams", f"{setting}: 2 streams"]
         assert (heard["errors"], heard["first_audio_ms"]["p50"] > 0) == ([], True)
     for number in range(1, 5):

@@ -65,7 +65,7 @@ _PROVISIONAL_CHUNK, PROVISIONAL_BATCH = 2, 32
 _CAPTURED_PAST = (4, 8, 16, 32, 64)
 _CAPTURED_STREAMS = (1, 2, 4)
 _LEAST_CAPABILITY = (8, 0)  # first compute capability with matrix units for TF32
-_FLOAT8_CAPABILITY = (8, 9)  # first compute capability that converts float8; Triton needs it
+FLOAT8_CAPABILITY = (8, 9)  # first compute capability that converts float8; Triton needs it
 _HEAD_SIZES = (16, 32, 64, 128)  # powers of two, because the tiles of a kernel need them
 
 
@@ -161,7 +161,7 @@ def _check_storage(context: LoadContext) -> None:
     if storage != "float8" or device.type != "cuda":
         return
     found = torch.cuda.get_device_capability(device)
-    if found < _FLOAT8_CAPABILITY:
+    if found < FLOAT8_CAPABILITY:
         raise ConfigError(
             "runtime.cache_storage: float8 needs a GPU of compute capability 8.9 or more, but "
             f"{device} has {found[0]}.{found[1]}; set int8"
