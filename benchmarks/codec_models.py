@@ -1,4 +1,4 @@
-"""Codecs of published sizes with random weights; speed does not depend on training."""
+"""Codecs of published and of small sizes with random weights; speed does not depend on training."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from tests.support.codec_models import WRITERS
+from tests.support.family_golden import FamilyGolden
 from tests.support.snac_model import SNAC_24KHZ, SNAC_44KHZ
 from token2wav.families import read_config
 from token2wav.families.moss.config import TransformerPart
@@ -38,7 +39,7 @@ QWEN3_OMNI = {
 }
 MIMI = {"num_quantizers": 8, "codebook_size": 2048}
 POCKET_TTS: dict[str, Any] = {}  # the library has the published sizes as defaults
-NANOCODEC = {
+NANOCODEC: dict[str, Any] = {
     "sample_rate": 22050,
     "audio_decoder": {
         "input_dim": 16,
@@ -53,7 +54,7 @@ MOSHI: dict[str, Any] = {"quantizer": {"n_q": 8}}
 DAC: dict[str, Any] = {"sampling_rate": 44100}
 DAC_NARROW: dict[str, Any] = {**DAC, "decoder_hidden_size": 512}  # published: 1536
 HIGGS_RATES = (8, 5, 4, 2, 3)
-HIGGS = {
+HIGGS: dict[str, Any] = {
     "target_bandwidths": [0.5, 1, 1.5, 2],
     "acoustic_model_config": {
         "model_type": "dac",
@@ -76,6 +77,58 @@ SIZES: dict[str, dict[str, Any]] = {
     "higgs": HIGGS,
     "snac": SNAC_24KHZ,
     "snac_attention": SNAC_44KHZ,
+}
+# Sizes with a sixteenth of the channels or so, at the published frame rates, sample rates and
+# numbers of codebooks. The MOSS Audio Tokenizer has the sizes of the golden data.
+_FEW_LAYERS = {
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 2,
+    "intermediate_size": 128,
+}
+SMALL: dict[str, dict[str, Any]] = {
+    "qwen3_tts": {
+        **QWEN3_TTS,
+        **_FEW_LAYERS,
+        "codebook_dim": 64,
+        "latent_dim": 128,
+        "hidden_size": 64,
+        "head_dim": 16,
+        "decoder_dim": 96,
+    },
+    "qwen3_omni": {
+        **QWEN3_OMNI,
+        **_FEW_LAYERS,
+        "hidden_size": 64,
+        "decoder_dim": 96,
+    },
+    "mimi": {
+        **MIMI,
+        **_FEW_LAYERS,
+        "hidden_size": 64,
+        "num_filters": 8,
+        "codebook_dim": 32,
+        "vector_quantization_hidden_dimension": 32,
+        "upsample_groups": 64,
+    },
+    "nanocodec": {
+        **NANOCODEC,
+        "audio_decoder": {**NANOCODEC["audio_decoder"], "base_channels": 64},
+    },
+    "dac": {**DAC, "encoder_hidden_size": 8, "decoder_hidden_size": 48},
+    "higgs": {
+        **HIGGS,
+        "acoustic_model_config": {
+            **HIGGS["acoustic_model_config"],
+            "encoder_hidden_size": 8,
+            "decoder_hidden_size": 32,
+            "hidden_size": 32,
+        },
+        "semantic_model_config": {"model_type": "hubert", "hidden_size": 96},
+    },
+    "snac": {**SNAC_24KHZ, "encoder_dim": 6, "decoder_dim": 32},
+    "snac_attention": {**SNAC_44KHZ, "encoder_dim": 8, "decoder_dim": 64},
+    "moss": FamilyGolden("moss", "small").sizes,
 }
 
 

@@ -1,0 +1,143 @@
+"""Listeners of codecs on a real server at the pace of speech: gaps, and equality with the library.
+
+Starts a server for each codec, at a small size with random weights. All clients send their codes
+when a language model at the pace of speech would have emitted them: frame by frame, or for frames
+that are shorter than 40 ms (DAC) in portions of this length. The audio of every client is compared
+with the library's audio of the whole utterance. The clients share the cores with the server. Prints
+a line for each codec; writes JSON.
+
+    .venv/bin/python -m benchmarks.codec_pace
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import math
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.codec_models import SMALL, write_codec
+from benchmarks.environment import describe, save
+from benchmarks.listening import Heard, Piece, quantiles
+from benchmarks.open_loop import Subject
+from token2wav import StreamConfig, Token2Wav
+from token2wav_client import AsyncClient
+from token2wav_server import Ports, TritonServer
+
+_EXACT = "stream: {hold_frames: 0}"  # early audio depends on the arrival of tokens
+_UTTERANCES = 4  # different utterances; clients share them
+_PORTION_S = 0.04  # shortest audio of a portion of tokens
+_PLAYER_S = 0.2  # audio that a player holds before it starts
+
+Audio = NDArray[np.float32]
+
+
+async def portions(subject: Subject) -> AsyncIterator[NDArray[np.int32]]:
+    """Yields the tokens of an utterance, each portion when its last token is due."""
+    size = max(1, math.ceil(_PORTION_S * subject.tokens_per_second))
+    began = time.monotonic()
+    for start in range(0, len(subject.tokens), size):
+        portion = subject.tokens[start : start + size]
+        due = began + (start + len(portion)) / subject.tokens_per_second
+        await asyncio.sleep(due - time.monotonic())
+        yield portion
+
+
+async def listen(client: AsyncClient, subject: Subject, delay_s: float) -> tuple[Heard, Audio]:
+    """Sends an utterance at the pace of speech, after a delay, and collects its audio."""
+    await asyncio.sleep(delay_s)
+    pieces, audio, began = list[Piece](), list[Audio](), time.monotonic()
+    async for chunk in client.synthesize(portions(subject)):
+        pieces.append(Piece(time.monotonic() - began, chunk.duration_s, None))
+        audio.append(np.asarray(chunk.audio, np.float32))
+    return Heard(tuple(pieces), 0.0), np.concatenate(audio)
+
+
+async def listen_together(
+    url: str, subjects: list[Subject], streams: int
+) -> list[tuple[Heard, Audio]]:
+    """Runs several clients, whose frames are spread over the time of a frame."""
+    frame_s = 1 / subjects[0].tokens_per_second
+    async with AsyncClient(url) as client:
+        return await asyncio.gather(
+            *(
+                listen(client, subjects[index % len(subjects)], frame_s * index / streams)
+                for index in range(streams)
+            )
+        )
+
+
+def measure(name: str, streams: int, seconds: float) -> dict[str, Any]:
+    """Measures one codec."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder, settings = Path(temporary) / name, Path(temporary) / "server.yaml"
+        folder.mkdir()
+        write_codec(name, folder, SMALL[name])
+        settings.write_text(_EXACT)
+        first = Subject.of(folder, seconds, speed=1.0)
+        subjects = [
+            Subject(first.config, np.roll(first.tokens, -shift, axis=0), None, 1.0)
+            for shift in range(_UTTERANCES)
+        ]
+        model = Token2Wav.load(folder, stream=StreamConfig(hold_frames=0))
+        wholes = [model.synthesize(subject.tokens) for subject in subjects]
+        with TritonServer(
+            folder, config=settings, ports=Ports.free(), log_file=Path(temporary) / "triton.log"
+        ) as server:
+            heard = asyncio.run(listen_together(server.grpc_url, subjects, streams))
+    errors = [
+        float(np.abs(audio - wholes[index % _UTTERANCES]).max() / wholes[index % _UTTERANCES].std())
+        for index, (_, audio) in enumerate(heard)
+    ]
+    listeners = [one for one, _ in heard]
+    return {
+        "model": name,
+        "streams": streams,
+        "frames_per_s": round(first.config.token_frame_rate, 2),
+        "seconds": seconds,
+        "complete": sum(
+            one.complete(subject.audio_s)
+            for one, subject in zip(listeners, subjects * streams, strict=False)
+        ),
+        "largest_error": float(f"{max(errors):.2g}"),
+        "first_byte_ms": quantiles([1000 * one.first_byte_s for one in listeners]),
+        "buffer_ms": quantiles([1000 * one.buffer_s for one in listeners]),
+        "without_gap": sum(one.buffer_s <= _PLAYER_S for one in listeners),
+    }
+
+
+def as_line(row: dict[str, Any]) -> str:
+    first, buffer = row["first_byte_ms"], row["buffer_ms"]
+    return (
+        f"{row['model']:14} {row['streams']} streams of {row['frames_per_s']} frames/s: "
+        f"{row['complete']} complete, largest error {row['largest_error']:.0e} of the deviation, "
+        f"first audio {first['p50']:.0f} / {first['p99']:.0f} ms, buffer {buffer['p50']:.0f} / "
+        f"{buffer['max']:.0f} ms, {row['without_gap']} without a gap"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--models", nargs="+", choices=SMALL, default=list(SMALL), metavar="NAME")
+    parser.add_argument("--streams", type=int, default=32)
+    parser.add_argument("--seconds", type=float, default=10.0, help="length of an utterance")
+    parser.add_argument("--name", default="codec_pace", help="name of the result")
+    options = parser.parse_args()
+    rows = []
+    for name in options.models:
+        rows.append(measure(name, options.streams, options.seconds))
+        print(as_line(rows[-1]), flush=True)
+    save(options.name, {**describe(), "player_ms": 1000 * _PLAYER_S, "rows": rows})
+
+
+if __name__ == "__main__":
+    main()
