@@ -424,6 +424,7 @@ def main() -> None:
     )
     parser.add_argument("--name", default="open_loop", help="name of the result files")
     options = parser.parse_args()
+    facts = describe()
     rows: dict[str, list[dict[str, Any]]] = {}
     with tempfile.TemporaryDirectory() as temporary:
         for model in options.models:
@@ -437,11 +438,12 @@ def main() -> None:
                 if options.gateway:
                     url, _ = stack.enter_context(gateway(server.grpc_url, subject))
                 rows[model] = asyncio.run(measure(model, subject, server.grpc_url, url, options))
-    facts, all_rows = describe(), [row for found in rows.values() for row in found]
-    highest = {model: highest_rate(found) for model, found in rows.items()}
+            # After each model, because all models together take many minutes.
+            all_rows = [row for found in rows.values() for row in found]
+            highest = {name: highest_rate(found) for name, found in rows.items()}
+            save(options.name, {**facts, "highest_rate_without_gaps": highest, "rows": all_rows})
     print("highest rate without a gap:", highest)
     print(*map(as_table_row, rows.values()), sep="\n")
-    save(options.name, {**facts, "highest_rate_without_gaps": highest, "rows": all_rows})
     way = "text through the gateway" if options.gateway else "tokens to sound"
     plot(all_rows, RESULTS / f"{options.name}.png", f"{way}, {facts['cpus']} CPU cores")
 
