@@ -63,17 +63,15 @@ STEPS = (10, 5, 3, 2)  # the model's own number is left out
 # Early audio: tokens per second, ODE steps of the stream, `first_tokens`, `early_lookahead_tokens`
 # and `early_steps`. The model has 2 steps. At a higher pace less of the audio is provisional.
 EARLY = (
-    (25, 2, 6, 1, 2),
     (25, 10, 0, 1, 10),
-    (25, 10, 6, 1, 3),
+    *((25, 2, count, lookahead, 2) for count in (5, 6) for lookahead in (1, 2, 3)),
     (25, 2, 8, 1, 2),
-    (25, 2, 5, 1, 2),
-    (25, 2, 6, 2, 2),
-    (25, 2, 6, 3, 2),
-    (25, 10, 6, 1, 10),
-    (25, 2, 6, 1, 1),
-    (50, 2, 6, 1, 2),
-    (100, 2, 6, 1, 2),
+    (25, 2, 8, 2, 2),
+    (50, 2, 6, 2, 2),
+    (100, 2, 6, 2, 2),
+    (25, 10, 5, 2, 3),
+    (25, 10, 6, 2, 3),
+    (25, 10, 8, 1, 3),
 )
 WHOLE_BLOCKS = "whole blocks"
 ORIGINAL, VOCODED, WHOLE = "recording", "mel of the recording", "whole sequence"
