@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 from benchmarks.codec_contestants import Contestant, Match, Ours, matches
-from benchmarks.environment import RESULTS, describe, save
+from benchmarks.environment import RESULTS, describe, save, save_picture
 
 _PACKAGES = ("qwen-tts-compat", "transformers", "moshi", "nemo-toolkit", "snac", "moss-tts-lite")
 _PLOTS_PER_ROW = 4
@@ -183,7 +183,7 @@ def plot(out: str) -> None:
     for axis in axes.flat[len(runs) :]:
         axis.remove()
     figure.tight_layout()
-    figure.savefig(RESULTS / f"{out}.png", dpi=120)
+    save_picture(figure, RESULTS / f"{out}.png", dpi=120)
 
 
 def main() -> None:

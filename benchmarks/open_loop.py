@@ -36,7 +36,7 @@ from safetensors.numpy import save_file
 from tqdm import tqdm
 
 from benchmarks.codec_models import DAC_NARROW, SIZES, moss_sizes, write_codec
-from benchmarks.environment import RESULTS, ROOT, describe, save
+from benchmarks.environment import RESULTS, ROOT, describe, save, save_picture
 from benchmarks.listening import Heard, Piece, quantiles
 from examples.speech import language_model
 from examples.speech.demo import TEMPLATE
@@ -386,7 +386,7 @@ def plot(rows: list[dict[str, Any]], path: Path, title: str) -> None:
         axis.set(xlabel="utterances per second", xlim=0)
     figure.legend(loc="outside lower center", ncols=6, fontsize=9)
     figure.suptitle(title, fontsize=10)
-    figure.savefig(path, dpi=100)
+    save_picture(figure, path, dpi=100)
     plt.close(figure)
 
 

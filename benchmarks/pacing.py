@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 import matplotlib as mpl
 import numpy as np
 
-from benchmarks.environment import RESULTS, ROOT, describe, save
+from benchmarks.environment import RESULTS, ROOT, describe, save, save_picture
 from token2wav import StreamConfig
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.model_config import ModelConfig
@@ -289,7 +289,7 @@ def main() -> None:
             )
         panel.set(xlabel="first_tokens", ylabel=label)
     panels[0].legend()
-    figure.savefig(RESULTS / "pacing.png", dpi=90)
+    save_picture(figure, RESULTS / "pacing.png", dpi=90)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from benchmarks.environment import RESULTS, describe, save
+from benchmarks.environment import RESULTS, describe, save, save_picture
 from scripts import public_families as public
 from tests.support import chatterbox_model, cosyvoice2_model, stepaudio2_model
 from tests.support.random_weights import fill
@@ -418,7 +418,7 @@ def plot(name: str) -> None:
         )
     axes[0][0].legend(fontsize=7)
     figure.tight_layout()
-    figure.savefig(RESULTS / f"{name}.png", dpi=120)
+    save_picture(figure, RESULTS / f"{name}.png", dpi=120)
 
 
 def main() -> None:

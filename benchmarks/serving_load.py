@@ -30,7 +30,7 @@ import matplotlib as mpl
 import numpy as np
 import yaml
 
-from benchmarks.environment import RESULTS, ROOT, describe, save
+from benchmarks.environment import RESULTS, ROOT, describe, save, save_picture
 from benchmarks.listening import PACE, quantiles, silences
 from benchmarks.models import SIZES, random_model
 from token2wav_client import Client, ClientError, ClientVoice, token_source
@@ -291,7 +291,7 @@ def plot(rows: list[dict[str, Any]], path: Path, title: str) -> None:
         *axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=9
     )
     figure.suptitle(title, fontsize=10)
-    figure.savefig(path, dpi=100)
+    save_picture(figure, path, dpi=100)
 
 
 def main() -> None:

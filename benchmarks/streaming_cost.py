@@ -22,7 +22,7 @@ import matplotlib as mpl
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.environment import RESULTS, describe, save
+from benchmarks.environment import RESULTS, describe, save, save_picture
 from benchmarks.models import SIZES, a_voice, random_model
 from token2wav import StreamConfig, Token2Wav
 
@@ -159,7 +159,7 @@ def plot(runs: list[Run], path: Path) -> None:
         axis.set_xlabel("position in the stream (s)")
         axis.set_ylabel("compute per second of audio (s)")
         axis.set_ylim(bottom=0)
-    figure.savefig(path, dpi=110)
+    save_picture(figure, path, dpi=110)
 
 
 def cost(run: Run) -> NDArray[np.float64]:

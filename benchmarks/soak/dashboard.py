@@ -6,17 +6,16 @@ import json
 import math
 import urllib.parse
 import urllib.request
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
 import numpy as np
-from PIL import Image
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
 
+from benchmarks.environment import save_picture
 from tests.support.queries import panels
 
 STEP_SECONDS = 5
@@ -102,10 +101,8 @@ def draw(prometheus: str, start: float, end: float, picture: Path) -> dict[str, 
             if count:
                 axes.legend(fontsize=5, ncols=2, frameon=False)
         shown[f"{panel['id']} {panel['title']}"] = count
-    drawn = BytesIO()
-    figure.savefig(drawn, dpi=76)
+    save_picture(figure, picture, dpi=76)
     plt.close(figure)
-    Image.open(drawn).convert("RGB").quantize(64).save(picture, optimize=True)
     return shown
 
 
