@@ -6,6 +6,7 @@ import io
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -48,8 +49,12 @@ WRITERS: dict[str, Callable[[Path, FamilyGolden], Path]] = {
     "snac": snac_model.write_snac,
     "snac_attention": snac_model.write_snac,
 }
+MOST_TOKENS = 20_000  # which also bounds the time that a stream is open
 # Early audio depends on how tokens are portioned.
-EXACT = "stream: {hold_frames: 0}"
+SETTINGS = f"""
+stream: {{hold_frames: 0}}
+limits: {{stream_tokens: {MOST_TOKENS}}}
+"""
 
 
 @pytest.fixture(scope="module", params=WRITERS)
@@ -58,7 +63,7 @@ def served(
 ) -> Iterator[tuple[Rig, Token2Wav]]:
     golden = FamilyGolden(request.param, "tiny")
     folder = WRITERS[request.param](tmp_path_factory.mktemp(request.param), golden)
-    with Rig.start(folder, tmp_path_factory.mktemp("server"), EXACT) as rig:
+    with Rig.start(folder, tmp_path_factory.mktemp("server"), SETTINGS) as rig:
         yield rig, Token2Wav.load(folder, stream=StreamConfig(hold_frames=0))
 
 
@@ -84,6 +89,7 @@ def test_streams_at_once_at_pace_and_in_random_portions(served: tuple[Rig, Token
             paced = token_source.paced(frames, config.token_frame_rate)
             portions = paced if seed % 2 else random_portions(own, seed % 8)
             chunks = list(client.synthesize(portions, decoder_noise=switches[seed % 3]))
+        assert chunks[-1].samples_trimmed == config.missing_samples  # so the length is known
         return np.concatenate([np.asarray(chunk.audio, np.float32) for chunk in chunks])
 
     switches = (None, True, False) if config.adds_noise else (None, None, None)
@@ -161,6 +167,22 @@ def test_the_gateway_sends_both_channels(served: tuple[Rig, Token2Wav], tmp_path
     assert (audio.shape, rate) == (expected.shape, 24_000)
     assert np.abs(audio.astype(int) - expected).max() <= 1  # other batches round otherwise
     assert not np.array_equal(audio[:, 0], audio[:, 1])
+
+
+def test_health_limits_and_metrics(served: tuple[Rig, Token2Wav]) -> None:
+    rig, model = served
+    codes = np.zeros((MOST_TOKENS + 1, *model.config.token_shape), np.int32)
+    with nothing_left(rig), Client(rig.server.grpc_url) as client:
+        assert client.health(timeout_s=PATIENCE_SECONDS).first_audio_s is not None
+        with pytest.raises(ServerError, match=f"would exceed {MOST_TOKENS} tokens, the limit"):
+            list(client.synthesize([codes]))
+        rig.wait_until_empty()
+        seconds, ended = audio_seconds(rig), rig.ended()
+        assert ended["finished"] > 0
+        samples = sum(len(chunk.audio) for chunk in client.synthesize([codes[:9]]))
+    assert rig.ended() - ended == Counter(finished=1)
+    added = audio_seconds(rig) - seconds
+    assert added == pytest.approx(samples / model.config.sample_rate, abs=1e-5)
 
 
 def test_speaking_the_codes_that_a_language_model_prints(
