@@ -226,7 +226,7 @@ def test_600_lean_streams_of_20_seconds_fit_into_139_gigabytes(
     plan = json.loads(capsys.readouterr().out)
     assert plan["streams"] >= 600
     assert plan["memory"]["graphs"] > 2**30
-    assert plan["graphs"].startswith("estimated for 23,")
+    assert plan["graphs"].startswith("estimated for 21,")
 
 
 def report_in(folder: Path, gpu: str | None = "NVIDIA H200") -> Path:

@@ -23,7 +23,7 @@ from token2wav.execution.batch import (
     VALID,
     Batch,
 )
-from token2wav.execution.step import ExportedModule, StepFunction, Velocity
+from token2wav.execution.step import ExportedModule, Velocity, VelocityStep
 from token2wav.networks.estimator import (
     MODULATION,
     PRESENT,
@@ -54,7 +54,7 @@ class TorchModule:
             outputs[name].copy_(result)
 
 
-class ExportedStep(StepFunction):
+class ExportedStep(VelocityStep):
     """Step function that runs an exported graph. A batch runs on torch if there is no graph, or if
     the graph was not exported for the shapes of the batch.
     """

@@ -24,7 +24,7 @@ _LONG_PAST = 1000
 
 
 class StepFunction(ABC):
-    """Evaluates the estimator on batches. Several threads may share one step function.
+    """Integrates batches from noise to mel. Several threads may share one step function.
 
     The estimator is on the device of the cache.
 
@@ -40,20 +40,29 @@ class StepFunction(ABC):
         self.cache = cache
 
     @abstractmethod
+    def integrate(self, batch: Batch) -> None:
+        """Integrates the state of a batch, in place, from noise to mel.
+
+        It also writes the keys and values of the blocks to the cache, and the state of the
+        convolutions to `conv_state` of the batch.
+        """
+
+
+class VelocityStep(StepFunction):
+    """Step function that returns velocities. torch computes guidance and Euler steps."""
+
+    @abstractmethod
     def __call__(self, batch: Batch) -> Velocity:
         """Computes everything that all ODE steps of a batch share.
 
         Returns:
             Function that evaluates the estimator. Its argument is the index of an ODE step. Its
             result is the velocity (branches * rows, bands, frames) of the first frames of every
-            block, with the conditional rows first. Call it for every step in order. It also writes
-            the keys and values of the blocks to the cache, and the state of the convolutions to
-            `conv_state` of the batch.
+            block, with the conditional rows first. Call it for every step in order.
         """
 
     @torch.inference_mode()
     def integrate(self, batch: Batch) -> None:
-        """Integrates the state of a batch, in place, from noise to mel."""
         velocity = self(batch)
         for step in range(len(self.tables.widths)):
             found = velocity(step)
@@ -84,7 +93,7 @@ class ExportedModule(Protocol):
         """
 
 
-class TorchStep(StepFunction):
+class TorchStep(VelocityStep):
     """Step function on torch. It runs eagerly.
 
     If every chunk of a batch has one block, the estimator computes only as many frames as the

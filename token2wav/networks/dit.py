@@ -121,7 +121,12 @@ class InputEmbedding(nn.Module):
 
         Only this part of the embedding differs between ODE steps.
         """
-        return F.linear(x, self.proj.weight[:, : self._bands])
+        return F.linear(x, self.state_weight)
+
+    @property
+    def state_weight(self) -> torch.Tensor:
+        """Weight (dim, bands) of the state."""
+        return self.proj.weight[:, : self._bands]
 
     def project_conditions(
         self, cond: torch.Tensor | None, mu: torch.Tensor, spks: torch.Tensor

@@ -86,7 +86,12 @@ class StepAudioDiT(Estimator):
 
         Only this part of the input of the first layer differs between ODE steps.
         """
-        return F.linear(x, self.in_proj.weight[:, : x.shape[2]])
+        return F.linear(x, self.state_weight)
+
+    @property
+    def state_weight(self) -> torch.Tensor:
+        """Weight (channels, bands) of the state."""
+        return self.in_proj.weight.chunk(4, dim=1)[0]
 
     def velocity(
         self,

@@ -34,6 +34,7 @@ from token2wav.execution.channels_last import HiFTPlan
 from token2wav.execution.kernels.attention import paged_attention
 from token2wav.execution.kernels.causal_convolution import CausalConvolution, NormedConvolution
 from token2wav.execution.kernels.convolution import PieceTensors
+from token2wav.execution.kernels.euler import integrate
 from token2wav.execution.kernels.norms import (
     NormVectors,
     added_norm,
@@ -45,6 +46,7 @@ from token2wav.execution.kernels.products import gelu_product, project_heads
 from token2wav.execution.kernels.relative_attention import relative_attention
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.networks.hift import HiFT
+from token2wav.networks.ode import OdeTables
 from token2wav.networks.unet import CausalConv
 
 MODEL = CosyVoice3Config.read(Path(__file__).parents[2] / "data" / "full_size")
@@ -162,6 +164,20 @@ def on_products(storage: str) -> None:
             gelu_product(h, linear, tanh=channels == 512)
 
 
+def on_states() -> None:
+    """Calls Euler steps with the product of the state, and with its copy."""
+    bands = CONFIG.mel_dim
+    tables = OdeTables([0.5, 0.5], [], 0.7, [0, 1])
+    weight = torch.zeros(CONFIG.dim, 4 * bands)[:, :bands]
+    for blocks in BATCHES:
+        x = torch.zeros(blocks, bands, FRAMES)
+        # Only the dtypes of velocities matter here.
+        given = torch.zeros(2, blocks, FRAMES, CONFIG.dim)
+        integrate(x, tables, given, weight, lambda step, h: h[0, ..., :bands].half().contiguous())
+        given = torch.zeros(2, blocks, FRAMES, 4 * bands)
+        integrate(x, tables, given, None, lambda step, h: h[0, ..., :bands].contiguous())
+
+
 def on_convolutions() -> None:
     """Calls the kernels of causal convolutions."""
     for channels, all_inputs in CHANNELS.items():
@@ -249,6 +265,7 @@ def compile_all(capability: str, storages: list[str]) -> None:
         ),
         ("any", on_positions),
         ("any", on_convolutions),
+        ("any", on_states),
         ("encoder", on_encoder),
         ("mel", on_mels),
     ]

@@ -19,8 +19,9 @@ SHARED_BYTES = {
 }  # shared memory of a program, by compute capability
 
 VOCODER = 23  # kernels of the vocoder, in the variants of both kinds of HiFT
-# Kernels without tiles of neighbouring numbers to load. A state of two positions has none either.
-NARROW = {"_store_state", "frame_phases", "excite", "synthesise"}
+# Kernels without tiles of neighbouring numbers to load. A state of two positions has none either,
+# and rows of 50 frames do not begin at multiples of 16 bytes.
+NARROW = {"_store_state", "_euler_step", "frame_phases", "excite", "synthesise"}
 SINE_BYTES = 40  # stack of the sine of float32, for angles above 10^5
 FEW_BYTES = 32  # tolerated spills of registers, because compilers differ a little
 
@@ -39,10 +40,10 @@ def binaries(capability: int, storages: list[str], folder: Path) -> list[list[st
 @pytest.mark.parametrize(
     ("capability", "storages", "kernels"),
     [
-        pytest.param(80, ["float16", "int8"], 53, marks=pytest.mark.slow),
-        (90, ["int8"], 38),
-        pytest.param(90, ["float32", "float16", "int8", "float8"], 75, marks=pytest.mark.slow),
-        pytest.param(100, ["float16", "int8", "float8"], 60, marks=pytest.mark.slow),
+        pytest.param(80, ["float16", "int8"], 62, marks=pytest.mark.slow),
+        (90, ["int8"], 47),
+        pytest.param(90, ["float32", "float16", "int8", "float8"], 84, marks=pytest.mark.slow),
+        pytest.param(100, ["float16", "int8", "float8"], 69, marks=pytest.mark.slow),
     ],
 )
 def test_kernels_compile_without_a_gpu(

@@ -100,7 +100,7 @@ def modulated_norm(
 def gated_norm(
     x: torch.Tensor,
     h: torch.Tensor,
-    gate: torch.Tensor,
+    gate: torch.Tensor | None,
     shift: torch.Tensor,
     scale: torch.Tensor,
     dtype: torch.dtype | None = None,
@@ -110,7 +110,7 @@ def gated_norm(
     Args:
         x: (..., dim) float32, contiguous: the residual stream.
         h: (..., dim) contiguous: output of attention, of convolutions or of the feed-forward layer.
-        gate, shift, scale: (dim,) float32, contiguous.
+        gate, shift, scale: (dim,) float32, contiguous; no gate adds h as it is.
         dtype: dtype of the result; None for the dtype of h.
     """
     out = torch.empty_like(h, dtype=dtype)

@@ -2,13 +2,14 @@
 
 The arithmetic equals `UNet.velocity`. A causal convolution reads the frames before a block through
 the block table. A second launch computes its norm, Mish and the sum after it, and stores its state.
-A transformer layer has seven launches. The conditions are laid out once for
-all ODE steps.
+A transformer layer has seven launches. Guidance, Euler step and the copy of the new state are one
+launch. The conditions are laid out once for all ODE steps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from itertools import zip_longest
 
 import torch
@@ -18,10 +19,11 @@ from torch import nn
 from token2wav.cache.paged_kv_cache import PagedKVCache
 from token2wav.execution.batch import Batch
 from token2wav.execution.kernels.causal_convolution import CausalConvolution, NormedConvolution
+from token2wav.execution.kernels.euler import integrate
 from token2wav.execution.kernels.norms import NormVectors, added_norm
 from token2wav.execution.kernels.past import Past
 from token2wav.execution.kernels.products import gelu_product
-from token2wav.execution.step import StepFunction, Velocity
+from token2wav.execution.step import StepFunction
 from token2wav.networks.ode import OdeTables
 from token2wav.networks.projections import join_projections
 from token2wav.networks.unet import (
@@ -50,7 +52,8 @@ class KernelStep(StepFunction):
         self._after_down, self._after_up = _last_convolution(down), _last_convolution(up)
         self._final = _normed(estimator.final_block)
 
-    def __call__(self, batch: Batch) -> Velocity:
+    @torch.inference_mode()
+    def integrate(self, batch: Batch) -> None:
         blocks, bands, frames = batch.x.shape
         # State and conditions of every frame. Only the state differs between ODE steps.
         # Unconditional rows have zero conditions.
@@ -58,26 +61,15 @@ class KernelStep(StepFunction):
         inputs[0, ..., bands:] = self.estimator.prepare_conditions(
             batch.mu, batch.speakers, batch.cond
         )
-        past = Past(batch, self.cache, self.estimator)
+        velocity = partial(self._velocity, Past(batch, self.cache, self.estimator))
+        integrate(batch.x, self.tables, inputs, None, velocity)
 
-        def velocity(step: int) -> torch.Tensor:
-            past.move_to(self.tables.stored_steps[step])
-            # The state is the same in conditional and unconditional rows.
-            inputs[..., :bands] = batch.x.transpose(1, 2)
-            [shifts] = self.tables.modulation[step]
-            return self._velocity(inputs.flatten(0, 1), shifts[:, 0], past)
-
-        return velocity
-
-    def _velocity(self, x: torch.Tensor, shifts: torch.Tensor, past: Past) -> torch.Tensor:
-        """Computes the velocity (branches * blocks, bands, block_frames).
-
-        Args:
-            x: (branches * blocks, block_frames, 4 * bands) state and conditions.
-            shifts: (UNet blocks, channels) shifts of the ODE time.
-            past: past of the batch.
-        """
-        first, *between, last = shifts.unbind()
+    def _velocity(self, past: Past, step: int, inputs: torch.Tensor) -> torch.Tensor:
+        """Computes the velocity (branches * blocks, block_frames, bands), see `integrate`."""
+        past.move_to(self.tables.stored_steps[step])
+        x, [shifts] = inputs.flatten(0, 1), self.tables.modulation[step]
+        # (UNet blocks, channels) shifts of the ODE time
+        first, *between, last = shifts[:, 0].unbind()
         skip = self._down(x, first, past)
         x = self._after_down(skip, past)
         for block, shift in zip(self._middle, between, strict=True):
@@ -86,7 +78,7 @@ class KernelStep(StepFunction):
         x = self._after_up(x, past)
         x = self._final(x, past)
         final = self.estimator.final_proj
-        return F.linear(x, final.weight[:, :, 0], final.bias).transpose(1, 2)
+        return F.linear(x, final.weight[:, :, 0], final.bias)
 
 
 class _Block:

@@ -2,11 +2,14 @@
 
 The arithmetic equals `DiT.velocity`. Operations are fused where torch would write a result and read
 it again: gate, sum, norm and modulation; the projection, rotation, rounding and storing of keys and
-values; a product and its GELU; and the copies of the past for attention. The part of the first
-layer's input that depends on conditions is computed once for all ODE steps.
+values; a product and its GELU; the copies of the past for attention; and guidance, Euler step and
+the product of the new state. The part of the first layer's input that depends on conditions is
+computed once for all ODE steps.
 """
 
 from __future__ import annotations
+
+from functools import partial
 
 import torch
 from torch import nn
@@ -14,10 +17,11 @@ from torch import nn
 from token2wav.cache.paged_kv_cache import PagedKVCache
 from token2wav.execution.batch import Batch, frame_positions
 from token2wav.execution.kernels.attention import paged_attention
-from token2wav.execution.kernels.norms import gated_norm, modulated_norm
+from token2wav.execution.kernels.euler import integrate
+from token2wav.execution.kernels.norms import gated_norm
 from token2wav.execution.kernels.position_convolution import PositionConvolution
 from token2wav.execution.kernels.products import gelu_product, project_heads
-from token2wav.execution.step import StepFunction, Velocity
+from token2wav.execution.step import StepFunction
 from token2wav.networks.dit import DiT, DiTBlock, FeedForward
 from token2wav.networks.estimator import Rope
 from token2wav.networks.ode import OdeTables
@@ -41,45 +45,41 @@ class KernelStep(StepFunction):
             for conv in (positions.conv1, positions.conv2)
         ]
 
-    def __call__(self, batch: Batch) -> Velocity:
-        conditional = self.estimator.prepare_conditions(batch.mu, batch.speakers, batch.cond)
+    @torch.inference_mode()
+    def integrate(self, batch: Batch) -> None:
+        estimator, embedding = self.estimator, self.estimator.input_embed
+        conditional = estimator.prepare_conditions(batch.mu, batch.speakers, batch.cond)
         given = conditional.new_empty(self.cache.layout.branches, *conditional.shape)
         given[0] = conditional
         # an unconditional row has zero conditions, so only the bias is left
-        given[1:] = self.estimator.input_embed.proj.bias
-        rope = self.estimator.rope(frame_positions(batch.table, batch.block_frames))
-        return lambda step: self._velocity(batch, step, given, rope)
+        given[1:] = embedding.proj.bias
+        rope = estimator.rope(frame_positions(batch.table, batch.block_frames))
+        velocity = partial(self._velocity, batch, rope)
+        integrate(batch.x, self.tables, given, embedding.state_weight, velocity)
 
-    def _velocity(self, batch: Batch, step: int, given: torch.Tensor, rope: Rope) -> torch.Tensor:
+    def _velocity(self, batch: Batch, rope: Rope, step: int, inputs: torch.Tensor) -> torch.Tensor:
+        """Computes the velocity (branches * blocks, block_frames, bands), see `integrate`."""
         blocks, out = self.tables.modulation[step]
-        stored = self.tables.stored_steps[step]
-        x = self._embedded(batch, stored, given)
+        stored, x = self.tables.stored_steps[step], inputs.flatten(0, 1)
         # Of every layer: shift, scale and gate of attention, then of the feed-forward layer. Of the
         # final norm: scale and shift.
         vectors = [row[0].unbind() for row in blocks]
         out_scale, out_shift = out[0].unbind()
         following = [(shift, scale) for shift, scale, *_ in vectors[1:]] + [(out_shift, out_scale)]
 
-        h = modulated_norm(x, vectors[0][0], vectors[0][1], self.estimator.proj_out.weight.dtype)
+        h = x
+        tails = self.estimator.tails(batch.conv_state[:, stored])
+        for convolution, tail in zip(self._convolutions, tails, strict=True):
+            h = convolution(h, tail, batch.table)
+        shift, scale, *_ = vectors[0]
+        h = gated_norm(x, h, None, shift, scale, self.estimator.proj_out.weight.dtype)
         for layer, block in enumerate(self._blocks):
             _, _, gate_att, shift_ff, scale_ff, gate_ff = vectors[layer]
             h = gated_norm(
                 x, self._attended(batch, stored, layer, h, rope), gate_att, shift_ff, scale_ff
             )
             h = gated_norm(x, _fed_forward(block.ff, h), gate_ff, *following[layer])
-        return self.estimator.proj_out(h).float().transpose(1, 2)
-
-    def _embedded(self, batch: Batch, stored: int, given: torch.Tensor) -> torch.Tensor:
-        """Computes the input (branches * blocks, block_frames, dim) of the first layer."""
-        # The state is the same in conditional and unconditional rows.
-        h = (given + self.estimator.input_embed.project_state(batch.x.transpose(1, 2))).flatten(
-            0, 1
-        )
-        placed = h
-        tails = self.estimator.tails(batch.conv_state[:, stored])
-        for convolution, tail in zip(self._convolutions, tails, strict=True):
-            placed = convolution(placed, tail, batch.table)
-        return h.add_(placed)
+        return self.estimator.proj_out(h)
 
     def _attended(
         self, batch: Batch, stored: int, layer: int, h: torch.Tensor, rope: Rope

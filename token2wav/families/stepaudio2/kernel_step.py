@@ -3,11 +3,14 @@
 The arithmetic equals `StepAudioDiT.velocity`. A layer has eleven launches. The projection of
 queries, keys and values also normalizes the heads, and stores keys and values. A causal convolution
 reads the frames before a block through the block table. Gate, sum, norm and modulation are one
-launch, which also stores the state of the convolution before it. The part of the first layer's
-input that depends on conditions is computed once for all ODE steps.
+launch, which also stores the state of the convolution before it. Guidance, Euler step and the
+product of the new state are one launch. The part of the first layer's input that depends on
+conditions is computed once for all ODE steps.
 """
 
 from __future__ import annotations
+
+from functools import partial
 
 import torch
 from torch import nn
@@ -15,10 +18,11 @@ from torch import nn
 from token2wav.cache.paged_kv_cache import PagedKVCache
 from token2wav.execution.batch import Batch
 from token2wav.execution.kernels.causal_convolution import CausalConvolution, NormedConvolution
+from token2wav.execution.kernels.euler import integrate
 from token2wav.execution.kernels.norms import NormVectors, gated_norm, modulated_norm
 from token2wav.execution.kernels.past import Past
 from token2wav.execution.kernels.products import gelu_product
-from token2wav.execution.step import StepFunction, Velocity
+from token2wav.execution.step import StepFunction
 from token2wav.networks.ode import OdeTables
 from token2wav.networks.projections import join_projections
 from token2wav.networks.step_audio_dit import StepAudioDiT, StepAudioLayer
@@ -41,30 +45,20 @@ class KernelStep(StepFunction):
         self._layers = [_Layer(layer) for layer in estimator.blocks]  # type: ignore[arg-type]
         self._out: nn.Linear = estimator.final_layer["linear"]  # type: ignore[assignment]
 
-    def __call__(self, batch: Batch) -> Velocity:
+    @torch.inference_mode()
+    def integrate(self, batch: Batch) -> None:
         conditional = self.estimator.prepare_conditions(batch.mu, batch.speakers, batch.cond)
         given = conditional.new_empty(self.cache.layout.branches, *conditional.shape)
         given[0] = conditional
         # an unconditional row has zero conditions, so only the bias is left
         given[1:] = self.estimator.in_proj.bias
-        past = Past(batch, self.cache, self.estimator)
+        velocity = partial(self._velocity, Past(batch, self.cache, self.estimator))
+        integrate(batch.x, self.tables, given, self.estimator.state_weight, velocity)
 
-        def velocity(step: int) -> torch.Tensor:
-            past.move_to(self.tables.stored_steps[step])
-            # The state is the same in conditional and unconditional rows.
-            state = self.estimator.project_state(batch.x.transpose(1, 2))
-            return self._velocity((given + state).flatten(0, 1), step, past)
-
-        return velocity
-
-    def _velocity(self, x: torch.Tensor, step: int, past: Past) -> torch.Tensor:
-        """Computes the velocity (branches * blocks, bands, block_frames).
-
-        Args:
-            x: (branches * blocks, block_frames, channels) input of the first layer.
-            step: index of the ODE step.
-            past: past of the batch.
-        """
+    def _velocity(self, past: Past, step: int, inputs: torch.Tensor) -> torch.Tensor:
+        """Computes the velocity (branches * blocks, block_frames, bands), see `integrate`."""
+        past.move_to(self.tables.stored_steps[step])
+        x = inputs.flatten(0, 1)
         rows, out = self.tables.modulation[step]
         # Of every layer: shift, scale and gate of attention, then of the feed-forward layer, then
         # of the convolutions. Of the final norm: shift and scale.
@@ -76,7 +70,7 @@ class KernelStep(StepFunction):
             self._layers, vectors, following, dtypes, strict=True
         ):
             h = gated_norm(x, layer(x, h, own, past), own[_GATE_FF], shift, scale, dtype)
-        return self._out(h).transpose(1, 2)
+        return self._out(h)
 
 
 class _Layer:
