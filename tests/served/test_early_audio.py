@@ -15,11 +15,12 @@ from tests.served.test_streaming import SERVER_EQUALS_LIBRARY
 from tests.support.golden import TINY, GoldenSet
 from tests.support.server_rig import Rig
 from tests.support.tiny_model import demo_tokens, demo_voice
-from token2wav import Token2Wav
+from token2wav import StreamConfig, Token2Wav
 from token2wav_client import Client, ClientVoice
 from token2wav_client.stats import ChunkTiming, summarize
 
-FIRST, LOOKAHEAD, HELD_BACK, BLOCK = 8, 1, 1924, 25
+FIRST, LOOKAHEAD = StreamConfig().first_tokens, StreamConfig().early_lookahead_tokens
+HELD_BACK, BLOCK = 1924, 25
 STARTED = (
     'starts_total{kind="provisional"}',
     "first_audio_seconds_count",
