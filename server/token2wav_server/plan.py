@@ -20,7 +20,7 @@ from token2wav.config.arguments import CommandParser
 from token2wav.config.values import number
 from token2wav.errors import ConfigError, Token2WavError
 from token2wav.families import read_config
-from token2wav_server.plan_graphs import NODE_BYTES, graph_nodes
+from token2wav_server.plan_graphs import NODE_BYTES, graph_nodes, vocoder_bytes
 from token2wav_server.plan_memory import share_out, stream_needs, weight_bytes
 
 PROGRAM = "token2wav-plan"
@@ -79,6 +79,9 @@ def make_plan(options: argparse.Namespace) -> dict[str, Any]:
         )
         compute = None
     nodes, graph_mib = graph_nodes(model, stream), compute and compute["graph_mib"]
+    # The measured memory of graphs includes their tensors.
+    vocoder, measured = vocoder_bytes(model, stream), (graph_mib or 0) * _MIB
+    vocoder = min(vocoder, measured) if measured else vocoder
     memory = share_out(
         (options.memory_mib or GPU_MIB[options.gpu]) * _MIB,
         options.used_mib * _MIB,
@@ -87,7 +90,8 @@ def make_plan(options: argparse.Namespace) -> dict[str, Any]:
         needs,
         options.voices,
         options.batch_streams,
-        graph_mib * _MIB if graph_mib else nodes * NODE_BYTES,
+        measured - vocoder if measured else nodes * NODE_BYTES,
+        vocoder,
     )
     best = memory.streams if compute is None else max(compute["streams"].values())
     return {
@@ -101,7 +105,7 @@ def make_plan(options: argparse.Namespace) -> dict[str, Any]:
         "precision": options.precision if needs.page_bytes else "float32",
         "voices": options.voices,
         "batch_streams": options.batch_streams,
-        "graphs": "measured" if graph_mib else f"estimated for {nodes:,} nodes",
+        "graphs": "measured" if measured else f"estimated for {nodes:,} nodes",
         "stream": {**asdict(needs), "bytes": needs.pages * needs.page_bytes + needs.context_bytes},
         "bytes_per_second_of_audio": round(needs.page_bytes * rate / model.block_tokens),
         "memory": asdict(memory),
@@ -218,6 +222,11 @@ def as_table(plan: dict[str, Any]) -> str:
             ).strip(),
         ),
         ("  weights", f"{_mib(memory['weights'])} in {plan['precision']}"),
+        *(
+            [("  vocoder", f"{_mib(memory['vocoder'])} for the tensors of its graphs, estimated")]
+            if memory["vocoder"]
+            else []
+        ),
         *([("  cache", _mib(memory["cache"]))] if stream["page_bytes"] else []),
         *(
             [("  graphs", f"{_mib(memory['graphs'])}, {plan['graphs']}")]

@@ -29,6 +29,9 @@ _BIGVGAN_NODES = 2056
 # Memory of a node. A user of driver 470 saw 63 to 66 KB for each node of an empty kernel
 # (https://forums.developer.nvidia.com/t/244901). Newer drivers are said to need less.
 NODE_BYTES = 64 << 10
+# Memory of the tensors of HiFT's graphs for each frame of a batch: tensors of the public model (512
+# channels, 480 samples a frame) that exist at the same time, counted on torch's `meta`.
+_FRAME_BYTES, _CHANNELS, _SAMPLES = 707_000, 512, 480
 
 
 def graph_nodes(model: ModelConfig, stream: StreamConfig) -> int:
@@ -41,8 +44,7 @@ def graph_nodes(model: ModelConfig, stream: StreamConfig) -> int:
     if family not in _FLOW_NODES:
         return 0
     encoder, step = _FLOW_NODES[family]
-    with torch.device("meta"):
-        vocoder: Any = flow_networks(model, "float32").vocoder
+    vocoder = _vocoder(model)
     nodes = len(CAPTURED_BLOCKS) * (encoder + model.ode_steps * step)
     early_steps = model.early_steps(stream, model.ode_steps)
     if early_steps < model.ode_steps:
@@ -53,3 +55,24 @@ def graph_nodes(model: ModelConfig, stream: StreamConfig) -> int:
         return nodes + len(batches) * _HIFT_NODES
     pieces = likely_pieces(vocoder, model, model.hops(stream), CAPTURED_STREAMS)
     return nodes + len(pieces) * _BIGVGAN_NODES
+
+
+def vocoder_bytes(model: ModelConfig, stream: StreamConfig) -> int:
+    """Estimates the bytes of the tensors of HiFT's CUDA graphs, which share the memory of the
+    largest graph.
+
+    Returns 0 for a model without HiFT, because the tensors of other networks were not counted.
+    """
+    vocoder = _vocoder(model) if "flow" in model.stages else None
+    if not isinstance(vocoder, HiFT):
+        return 0
+    batches = kernel_sizes(vocoder.lookahead_frames, model, model.hops(stream))
+    frames = max(batch.rows * batch.frames for batch in batches)
+    size = vocoder.config.base_channels * vocoder.config.samples_per_frame
+    return round(frames * _FRAME_BYTES * size / (_CHANNELS * _SAMPLES))
+
+
+def _vocoder(model: ModelConfig) -> Any:
+    """Makes the vocoder of a model without weights."""
+    with torch.device("meta"):
+        return flow_networks(model, "float32").vocoder

@@ -64,6 +64,7 @@ class GpuMemory:
         total: memory of the GPU.
         taken: memory that CUDA itself and other programs take.
         weights: memory of the weights of all stages, and of the tables computed from weights.
+        vocoder: memory of the tensors of the vocoder's CUDA graphs.
         cache: memory of the pages of keys and values.
         graphs: memory of the nodes of CUDA graphs.
         rest: remaining memory, for batches, activations and contexts of streams.
@@ -74,6 +75,7 @@ class GpuMemory:
     total: int
     taken: int
     weights: int
+    vocoder: int
     cache: int
     graphs: int
     rest: int
@@ -192,6 +194,7 @@ def share_out(
     voices: int,
     chunks: int,
     graphs: int = 0,
+    vocoder: int = 0,
 ) -> GpuMemory:
     """Divides the memory of a GPU into shares, and counts the streams that fit.
 
@@ -204,8 +207,11 @@ def share_out(
         voices: number of voices whose prompts are in the cache.
         chunks: largest number of chunks that are computed at the same time.
         graphs: bytes of the nodes of CUDA graphs. The server allocates them after the cache.
+        vocoder: bytes of the tensors of the vocoder's CUDA graphs. The server allocates them before
+            the cache, which gets a share of the rest.
     """
-    free = max(0, total - taken - weights)
+    vocoder = max(0, min(vocoder, total - taken - weights))
+    free = max(0, total - taken - weights - vocoder)
     cache = min(cache, free) if cache else cuda_cache_bytes(free) if needs.page_bytes else 0
     graphs = min(graphs, free - cache)
     rest = free - cache - graphs
@@ -217,7 +223,7 @@ def share_out(
             streams, binds = by_pages, "cache pages"
     if not free:
         binds = "weights"
-    return GpuMemory(total, taken, weights, cache, graphs, rest, streams, binds)
+    return GpuMemory(total, taken, weights, vocoder, cache, graphs, rest, streams, binds)
 
 
 class _ShapeRunner(Runner):

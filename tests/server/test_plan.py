@@ -25,7 +25,7 @@ from token2wav.execution.assemble import flow_networks, load_network
 from token2wav.execution.cached_flow import CachedFlow
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav_server.plan import main
-from token2wav_server.plan_graphs import graph_nodes
+from token2wav_server.plan_graphs import graph_nodes, vocoder_bytes
 from token2wav_server.plan_memory import StreamNeeds, share_out, stream_needs, weight_bytes
 
 GIB = 2**30
@@ -187,6 +187,16 @@ def test_graphs_leave_less_room_for_the_states_of_streams() -> None:
         assert (plan.graphs, plan.streams) == (min(graphs, 20) * GIB, streams)
 
 
+def test_tensors_of_the_vocoder_leave_less_room_for_the_cache() -> None:
+    needs = StreamNeeds(GIB, prompt_pages=0, pages=1, chunk_pages=0, context_bytes=1)
+    for vocoder, cache in ((0, 80), (50, 40), (200, 0)):
+        plan = share_out(100 * GIB, 0, 0, 0, needs, voices=1, chunks=8, vocoder=vocoder * GIB)
+        assert (plan.cache, plan.streams) == (cache * GIB, cache)
+    # of the public size: 64 first chunks of 100 frames with 5 frames of look-ahead
+    config = CosyVoice3Config.read(FULL)
+    assert vocoder_bytes(config, StreamConfig()) == 64 * 105 * 707_000
+
+
 # Nodes of the CUDA graphs of each family, as `benchmarks.launches` counts them.
 COUNTED = json.loads((RESULTS / "launches.json").read_text())["rows"]
 
@@ -251,7 +261,10 @@ def test_compute_binds_where_it_was_measured(
     assert main(common) == 0
     table = capsys.readouterr().out
     assert "NVIDIA H200, full in float16, chunks of 100 tokens after 33 s" in table
-    assert "graphs    700 MiB, measured" in table
+    assert "MiB, measured" in table
+    # The measured memory of the graphs includes the tensors of the vocoder's graphs.
+    assert plan["memory"]["vocoder"] > 0
+    assert plan["memory"]["vocoder"] + plan["memory"]["graphs"] == 700 << 20
     assert "61; limited by compute" in table
 
 
