@@ -29,8 +29,8 @@ speech: ## [ARGS=]: serve OpenAI's speech interface with the demo voice and a la
 	$(SETUP)
 	@$(BIN)/python -m examples.speech.demo $(ARGS)
 
-test: lint ## lint, then run all tests in four processes (tests wait for servers half of the time)
-	$(BIN)/pytest -n 4
+test: lint ## lint, then run all tests in six processes (many tests wait for servers)
+	$(BIN)/pytest -n 6
 
 check: lint ## lint, then run the tests that need no server and no export (two minutes)
 	$(BIN)/pytest -n 2 $(addprefix tests/,test_*.py config cache networks serving families/streamflow client voices server/test_*.py server/ensemble docs)
