@@ -29,14 +29,14 @@ speech: ## [ARGS=]: serve OpenAI's speech interface with the demo voice and a la
 	$(SETUP)
 	@$(BIN)/python -m examples.speech.demo $(ARGS)
 
-test: lint ## lint, then run all tests in six processes (many tests wait for servers)
-	$(BIN)/pytest -n 6
+test: lint ## lint, then run all tests in five processes (many tests wait for servers)
+	$(BIN)/pytest -n 5
 
 check: lint ## lint, then run the tests that need no server and no export (two minutes)
 	$(BIN)/pytest -n 2 $(addprefix tests/,test_*.py config cache networks serving families/streamflow client voices server/test_*.py server/ensemble docs)
 
-release-test: lint ## run the tests that are too slow for `make test`: kernels for more GPUs, more exports, soaks (ten minutes)
-	$(BIN)/pytest -m slow
+release-test: lint ## run the tests that are too slow for `make test`: kernels compiled for GPUs, most exports, soaks (15 minutes)
+	$(BIN)/pytest -n 2 -m slow
 
 page: ## [PORT=8080]: serve a web page that speaks the text you type, with a Triton server, until Ctrl-C
 	$(SETUP)

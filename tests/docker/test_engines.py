@@ -54,6 +54,7 @@ def leave_vocoder(engines: EngineFolder, model: Path) -> None:
     torch.cuda.is_available(),
     reason="on a machine with a GPU it builds TensorRT engines, in minutes",
 )
+@pytest.mark.slow
 def test_missing_engines_are_built_once(model: Path, tmp_path: Path) -> None:
     root = tmp_path / "engines"
     folder = root / f"cpu-{platform.machine()}_onnx-{version('onnxruntime')}"

@@ -38,7 +38,7 @@ def rtx() -> Package:
         ("tiny", "step", "float16", 3, []),
         ("tiny", "estimator-streaming", "float32", 1, ["8.9", "12.0"]),
         ("tiny", "vocoder", "float32", 1, ["8.9", "12.0"]),
-        ("wide", "step", "float32", 3, ["8.9", "12.0"]),
+        pytest.param("wide", "step", "float32", 3, ["8.9", "12.0"], marks=pytest.mark.slow),
     ],
 )
 def test_graphs_build_with_dynamic_profiles(

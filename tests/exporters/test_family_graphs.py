@@ -49,7 +49,10 @@ def cosyvoice2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session", params=["cosyvoice2", "stepaudio2", "turbo"])
+@pytest.fixture(
+    scope="session",
+    params=[pytest.param("cosyvoice2", marks=pytest.mark.slow), "stepaudio2", "turbo"],
+)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     """A model on torch, and with its exported step.
 
@@ -92,6 +95,7 @@ def test_batched_is_alone(pair: Pair) -> None:
         assert off(mel, alone) <= MEL
 
 
+@pytest.mark.slow
 def test_audio_comes_from_both_graphs(cosyvoice2: Path) -> None:
     reference, exported = load(cosyvoice2, "torch"), load(cosyvoice2, "onnx")
     voice, tokens = a_voice(30), some_tokens(90)
@@ -100,6 +104,7 @@ def test_audio_comes_from_both_graphs(cosyvoice2: Path) -> None:
     assert snr_db(audio, reference.synthesize(tokens, voice)) >= AUDIO_DB
 
 
+@pytest.mark.slow
 def test_an_engine_is_built_of_it(cosyvoice2: Path) -> None:
     pytest.importorskip(
         "tensorrt_rtx", reason="TensorRT-RTX is not installed (pip install tensorrt-rtx-cu13)"

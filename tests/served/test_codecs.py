@@ -57,7 +57,16 @@ limits: {{stream_tokens: {MOST_TOKENS}}}
 """
 
 
-@pytest.fixture(scope="module", params=WRITERS)
+# Decoders that differ little from another one of the list
+_SLOW = ("moss", "qwen3_omni", "snac_attention")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(name, marks=pytest.mark.slow) if name in _SLOW else name for name in WRITERS
+    ],
+)
 def served(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Rig, Token2Wav]]:

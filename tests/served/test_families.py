@@ -54,7 +54,14 @@ class Served:
         )
 
 
-@pytest.fixture(scope="module", params=WRITERS)
+# Four families differ little on the server, so `make test` serves two of them.
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(name, marks=pytest.mark.slow) if name in ("chatterbox", "turbo") else name
+        for name in WRITERS
+    ],
+)
 def served(
     request: pytest.FixtureRequest, both_models: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:

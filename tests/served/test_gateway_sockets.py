@@ -26,7 +26,7 @@ from token2wav_client import ClientVoice
 CONFIG = {"type": "session.config", "voice": VOICE}
 TEXT = "One two three. Four five! Six seven eight nine"
 SENTENCES = ["One two three.", "Four five!", "Six seven eight nine"]
-SLOW = "slow " * 600
+SLOW = "slow " * 790  # nearly the longest input
 
 
 @pytest.fixture(scope="module")

@@ -37,13 +37,13 @@ def binaries(capability: int, storages: list[str], folder: Path) -> list[list[st
     return [line.split()[1:] for line in output.splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("capability", "storages", "kernels"),
     [
-        pytest.param(80, ["float16", "int8"], 62, marks=pytest.mark.slow),
-        (90, ["int8"], 47),
-        pytest.param(90, ["float32", "float16", "int8", "float8"], 84, marks=pytest.mark.slow),
-        pytest.param(100, ["float16", "int8", "float8"], 69, marks=pytest.mark.slow),
+        (80, ["float16", "int8"], 62),
+        (90, ["float32", "float16", "int8", "float8"], 84),
+        (100, ["float16", "int8", "float8"], 69),
     ],
 )
 def test_kernels_compile_without_a_gpu(

@@ -157,7 +157,7 @@ def run_alone(
     ("name", "storage", "guidance", "alone"),
     [
         ("unet", "float32", 0.7, False),
-        ("unet", "float32", 0.7, True),
+        pytest.param("unet", "float32", 0.7, True, marks=pytest.mark.slow),
         ("step audio", "float32", 0.7, False),
         ("step audio", "float32", 0.7, True),
         ("unet", "float16", 0.0, False),

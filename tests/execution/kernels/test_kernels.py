@@ -155,7 +155,7 @@ def test_projected_keys_and_values_are_stored_in_the_pages_of_their_blocks(
     assert (view.data[:, :, untouched].float() == 72).all()
 
 
-@pytest.mark.parametrize("width", [3, 16])
+@pytest.mark.parametrize("width", [3, pytest.param(16, marks=pytest.mark.slow)])
 def test_position_convolution(width: int) -> None:
     groups, taps = 4, 31  # more than two blocks, so that a block looks back on several
     conv = torch.nn.Conv1d(

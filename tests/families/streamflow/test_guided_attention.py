@@ -105,7 +105,11 @@ def test_hops_and_look_ahead_follow_from_the_assignment() -> None:
         config = flow_config(forward=forward)
         assert (config.past_tokens, config.lookahead_tokens) == (2 * BLOCK, future * BLOCK)
         assert HopSchedule.of(StreamConfig(), model_config(config)) == HopSchedule(
-            2 * BLOCK, 2 * BLOCK, BLOCK, adaptive=False
+            2 * BLOCK,
+            2 * BLOCK,
+            BLOCK,
+            early_lookahead=max(1, min(future * BLOCK, StreamConfig().early_lookahead_tokens)),
+            adaptive=False,
         )
 
 
