@@ -56,7 +56,7 @@ from token2wav.voice import voice_for
 _CONTEXT = 25  # frames that `chunked_decode` of qwen-tts decodes again
 _SNAC_CONTEXT = 5  # the reach of SNAC's decoder to both sides, in frames
 # With attention a chunk ends one token after a window of 4 tokens. The new audio of a call begins
-# two windows before its tokens, and the first of these windows depends on the window before it.
+# two windows before its tokens, and the first window depends on the window before it.
 _SNAC_WINDOW, _SNAC_WINDOWS_BEFORE, _SNAC_PAST_WINDOW = 4, 3, 1
 
 _MOSS_FRAME = 1920  # samples of a frame
@@ -140,7 +140,7 @@ class Moshi(Contestant):
 
 
 class MossLite(Contestant):
-    """Streamers of `moss-tts-lite`, which keep a state. Each of them computes one stream.
+    """Streamers of `moss-tts-lite`, with a state. A streamer computes one stream.
 
     Args:
         decoder: decoder of the package. Its copies share the weights.
@@ -337,7 +337,7 @@ def matches() -> list[Match]:
 
 
 def _public_snac(sizes: dict[str, Any]) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Returns the public decoder of SNAC, whose noise is silent."""
+    """Returns the public decoder of SNAC with silent noise."""
     model = public_dac.public_snac(sizes)
     _silence_noise(model.state_dict())
 
@@ -349,7 +349,7 @@ def _public_snac(sizes: dict[str, Any]) -> Callable[[torch.Tensor], torch.Tensor
 
 
 def _write_snac(folder: Path, golden: Any) -> Path:
-    """Writes a folder of SNAC whose noise is silent."""
+    """Writes a folder of SNAC with silent noise."""
     path = snac_model.write_snac(folder, golden) / "pytorch_model.bin"
     weights = torch.load(path)
     _silence_noise(weights)

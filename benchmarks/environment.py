@@ -29,7 +29,7 @@ def describe(*packages: str) -> dict[str, Any]:
     a checkout.
 
     Args:
-        packages: further packages whose versions are included.
+        packages: further packages; their versions are included.
     """
     program = getattr(sys.modules["__main__"].__spec__, "name", sys.argv[0])
     return {

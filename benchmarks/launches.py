@@ -22,15 +22,9 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.counted_stages import counted_stages
 from benchmarks.environment import describe, save
-from benchmarks.launch_counter import (
-    ENCODER,
-    OUTSIDE,
-    Counted,
-    Launch,
-    LaunchCounter,
-    counted_stages,
-)
+from benchmarks.launch_counter import ENCODER, OUTSIDE, Counted, Launch, LaunchCounter
 from benchmarks.models import a_voice, public_configs
 from token2wav import StreamConfig, Voice
 from token2wav.execution.stages import FrameChunk, TokenChunk

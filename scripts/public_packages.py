@@ -72,7 +72,7 @@ def refilled(
     Args:
         kind: class of the model.
         config: configuration of the model.
-        fill: replaces the values of a state dict, whose names are the published ones.
+        fill: replaces the values of a state dict with published names.
         options: options of `from_pretrained`.
     """
     with TemporaryDirectory() as folder:

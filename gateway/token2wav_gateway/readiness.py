@@ -15,7 +15,7 @@ class Readiness:
     """Readiness of the servers behind the gateway, which is checked at most once a second.
 
     A check synthesizes three tokens, and clients need no key for the readiness. If each request had
-    a check of its own, many of them would delay the texts of other clients.
+    a check of its own, many requests would delay the texts of other clients.
 
     Create it in the event loop that uses it.
 

@@ -25,7 +25,7 @@ _FLOW_NODES = {
     "stepaudio2": (274, 179),
 }
 _HIFT_NODES = 61
-_BIGVGAN_NODES = 2056
+_BIGVGAN_NODES = 2049
 # Memory of a node. A user of driver 470 saw 63 to 66 KB for each node of an empty kernel
 # (https://forums.developer.nvidia.com/t/244901). Newer drivers are said to need less.
 NODE_BYTES = 64 << 10

@@ -10,7 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from benchmarks.launch_counter import META, Counted, CountedGraphs, LaunchCounter
+from benchmarks.counted_stages import CountedGraphs
+from benchmarks.launch_counter import META, Counted, LaunchCounter
 from benchmarks.launches import ChunkWork, chunk_works, least_us
 from benchmarks.models import public_configs
 

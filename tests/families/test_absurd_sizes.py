@@ -24,7 +24,7 @@ from token2wav.families.bigvgan.config import BigVGANConfig, read_bigvgan
 from token2wav.families.chatterbox.config import read as read_chatterbox
 from token2wav.families.streamflow.config import StreamFlowSection
 
-ABSURD = ["0", "-1", "1000000000", "1" + "0" * 18, "1.0e+308", ".nan", "text"]
+ABSURD = ["0", "-1", "100000000", "1000000000", "1" + "0" * 18, "1.0e+308", ".nan", "text", "[[1]]"]
 HARMLESS = {("inference_cfg_rate", "0")}  # no guidance
 NUMBER = re.compile(r"^( *)(\w+): (!ref .*|[\[\d].*)$", re.MULTILINE)
 

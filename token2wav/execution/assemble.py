@@ -225,7 +225,7 @@ def flow_networks(config: Any, storage: Storage) -> FlowNetworks:
 class Assembly:
     """Assembly of one model on one device.
 
-    `benchmarks/launch_counter.py` derives from it, to count the work of a GPU without one.
+    `benchmarks/counted_stages.py` derives from it, to count the work of a GPU without one.
     """
 
     def __init__(self, context: LoadContext, config: Any, stream: StreamConfig) -> None:

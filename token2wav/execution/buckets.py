@@ -103,40 +103,54 @@ class BucketRunner(Generic[SizeT, Item]):
     def run(self, items: Sequence[Item]) -> list[torch.Tensor]:
         """Returns the result of every item. It does not depend on the other items."""
         with self._lock:
-            return [result for part in self._parts(items) for result in self._run_together(part)]
+            return [
+                result
+                for part, bucket in self._parts(items)
+                for result in self._run_together(part, bucket)
+            ]
 
-    def _run_together(self, items: Sequence[Item]) -> list[torch.Tensor]:
-        size = self._size_of(items)
-        fitting = [bucket for bucket in self._buckets if size.fits(bucket)]
-        if fitting:
-            work, compute = self._buckets[min(fitting, key=lambda bucket: bucket.cost)]
-        else:
-            work = self._make(size)
+    def _run_together(self, items: Sequence[Item], bucket: SizeT | None) -> list[torch.Tensor]:
+        """Computes items in a bucket, or in tensors of their own."""
+        if bucket is None:
+            work = self._make(self._size_of(items))
             compute = work.compute
+        else:
+            work, compute = self._buckets[bucket]
         work.fill(items)
         compute()
         return work.take(items)
 
-    def _parts(self, items: Sequence[Item]) -> list[Sequence[Item]]:
+    def _parts(self, items: Sequence[Item]) -> list[tuple[Sequence[Item], SizeT | None]]:
         """Splits a batch into parts that each fit a bucket, or that have only items that fit none.
 
         A part of the second kind has no more rows than the largest bucket, unless it is one item.
-        """
-        if not items or self._most_rows is None or self._fits(items):
-            return [items] if items else []
-        parts: list[tuple[bool, list[Item]]] = []
-        for item in items:
-            prepared = self._fits([item])
-            if parts and parts[-1][0] == prepared:
-                longer = [*parts[-1][1], item]
-                rows = self._size_of(longer).rows
-                if self._fits(longer) if prepared else rows <= self._most_rows:
-                    parts[-1] = prepared, longer
-                    continue
-            parts.append((prepared, [item]))
-        return [part for _, part in parts]
 
-    def _fits(self, items: Sequence[Item]) -> bool:
-        """Returns whether a batch fits a bucket."""
+        Returns:
+            Items and bucket of each part; None for a part that fits no bucket.
+        """
+        if not items:
+            return []
+        bucket = self._bucket(items)
+        if bucket is not None or self._most_rows is None:
+            return [(items, bucket)]
+        parts: list[tuple[list[Item], SizeT | None]] = []
+        for item in items:
+            bucket = self._bucket([item])
+            if parts:
+                before, before_bucket = parts[-1]
+                longer = [*before, item]
+                together = self._bucket(longer)
+                fits_none = before_bucket is None and bucket is None
+                if together is not None or (
+                    fits_none and self._size_of(longer).rows <= self._most_rows
+                ):
+                    parts[-1] = longer, together
+                    continue
+            parts.append(([item], bucket))
+        return [*parts]
+
+    def _bucket(self, items: Sequence[Item]) -> SizeT | None:
+        """Returns the cheapest bucket that a batch fits; None if it fits none."""
         size = self._size_of(items)
-        return any(size.fits(bucket) for bucket in self._buckets)
+        fitting = [bucket for bucket in self._buckets if size.fits(bucket)]
+        return min(fitting, key=lambda bucket: bucket.cost, default=None)

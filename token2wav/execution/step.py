@@ -96,8 +96,8 @@ class ExportedModule(Protocol):
 class TorchStep(VelocityStep):
     """Step function on torch. It runs eagerly.
 
-    If every chunk of a batch has one block, the estimator computes only as many frames as the
-    longest of these blocks has. Most provisional chunks have one block.
+    If every chunk of a batch has one block, the estimator computes only the frames of the longest
+    block. Most provisional chunks have one block.
     """
 
     def __call__(self, batch: Batch) -> Velocity:
@@ -124,8 +124,8 @@ class EagerContext:
 
     All other layers run on all blocks at once. They do nearly all of the arithmetic. Attention runs
     block by block, or on a CPU chunk by chunk if a chunk has a long past. Attention of several
-    streams in one call was tried. It needs a copy of the keys and values of these streams in
-    one tensor, which costs more than the separate calls.
+    streams in one call was tried. It needs a copy of all keys and values in one tensor, which costs
+    more than the separate calls.
 
     Args:
         batch: batch that is computed.

@@ -18,7 +18,7 @@ _BANDS, _SPEAKER_SIZE = 80, 192  # sizes in the files of the checkout, where a t
 
 
 def fitted(repository: Path, model: Path, folder: Path) -> Path:
-    """Returns a model repository whose shapes fit a model folder.
+    """Returns a model repository with the shapes of a model folder.
 
     Args:
         repository: model repository of the checkout.

@@ -29,7 +29,7 @@ def store_vectors(
 ):
     """Writes the keys or values of some heads, rounded to the storage type.
 
-    The frames of a tile for float8 are those of one page, because they share the scales.
+    For float8, all frames of a tile belong to one page, because the frames share the scales.
     """
     at = page * BLOCK_FRAMES + frame
     output = tl.arange(0, HEADS_OF_TILE * DIM)

@@ -12,7 +12,7 @@ from torch import nn
 from token2wav.errors import CheckpointError
 from token2wav.execution.family import Family
 from token2wav.families.dac.network import Dac
-from token2wav.families.dac.published import BOOK, IN_BLOCK, converted, decoder_name
+from token2wav.families.dac.published import BOOK, converted, transformers_name
 from token2wav.model_config import StageName
 from token2wav.networks.weights import (
     fitting_weights,
@@ -42,18 +42,8 @@ class DacFamily(Family):
             if str(name).startswith(_PARTS) and not _ENCODING.match(str(name))
         }
         blocks = len(network.decoder.block)
-        named = floating_tensors(own, path, lambda name: _transformers_name(name, blocks))
+        named = floating_tensors(own, path, lambda name: transformers_name(name, blocks))
         return fitting_weights(network, converted(named, BOOK, path), path)
-
-
-def _transformers_name(name: str, blocks: int) -> str:
-    """Returns the name of a weight in the format of `transformers`.
-
-    Args:
-        name: name in that format, or in that of `descript-audio-codec`.
-        blocks: number of upsampling blocks.
-    """
-    return decoder_name(name, ["conv1", *["block"] * blocks, "snake1", "conv2"], IN_BLOCK)
 
 
 FAMILY = DacFamily()

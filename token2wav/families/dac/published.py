@@ -14,7 +14,7 @@ from token2wav.networks.codebooks import stacked_projections
 from token2wav.networks.weights import fold_weight_norm
 
 BOOK = ("codebook.weight", "out_proj.weight", "out_proj.bias")  # weights of a codebook
-IN_BLOCK = ("snake1", "conv_t1")  # layers of a block before its residual units
+_IN_BLOCK = ("snake1", "conv_t1")  # layers of a block before its residual units
 _CODEBOOK = re.compile(r"quantizer\.quantizers\.(\d{1,3})\.(.+)")
 
 # decoder.model.LAYER.NAME, decoder.model.LAYER.block.PLACE.NAME for a layer of a block, and
@@ -47,14 +47,24 @@ def decoder_name(name: str, layers: Sequence[str], in_block: Sequence[str]) -> s
     return f"{start}.res_unit{int(place) - len(in_block) + 1}.{_IN_UNIT[int(inner)]}.{own}"
 
 
+def transformers_name(name: str, blocks: int) -> str:
+    """Returns the name of a weight in the format of `transformers`, for a decoder of plain DAC.
+
+    Args:
+        name: name in the format of `transformers` or of `descript-audio-codec`.
+        blocks: number of upsampling blocks.
+    """
+    return decoder_name(name, ["conv1", *["block"] * blocks, "snake1", "conv2"], _IN_BLOCK)
+
+
 def converted(
     published: Mapping[str, torch.Tensor], book: tuple[str, str, str], path: Path
 ) -> dict[str, torch.Tensor]:
-    """Converts weights to those of a network with `ProjectedCodebooks` and `Decoder`: folds weight
-    norm, joins codebooks, and flattens slopes.
+    """Converts published weights to weights of a network with `ProjectedCodebooks` and `Decoder`:
+    folds weight norm, joins codebooks, and flattens slopes.
 
     Args:
-        published: weights; those of the decoder have the names of `Decoder`.
+        published: published weights. Weights of the decoder have the names of `Decoder`.
         book: names of the weights of a codebook, as for `stacked_projections`.
         path: file of the weights, for messages.
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from token2wav.execution.family import Family
 from token2wav.families.dac.network import Decoder
-from token2wav.families.dac.published import IN_BLOCK, converted, decoder_name
+from token2wav.families.dac.published import converted, transformers_name
 from token2wav.families.higgs.config import HiggsConfig
 from token2wav.model_config import StageName
 from token2wav.networks.codebooks import ProjectedCodebooks
@@ -106,9 +106,8 @@ def _current_name(name: str, blocks: int) -> str:
         blocks: number of upsampling blocks.
     """
     if name.startswith(_FIRST_DECODER):
-        layers = ["conv1", *["block"] * blocks, "snake1", "conv2"]
-        own = decoder_name(f"decoder.{name.removeprefix(_FIRST_DECODER)}", layers, IN_BLOCK)
-        return f"acoustic_{own}"
+        own = f"decoder.{name.removeprefix(_FIRST_DECODER)}"
+        return f"acoustic_{transformers_name(own, blocks)}"
     if found := _FIRST_CODEBOOK.fullmatch(name):
         return f"{_QUANTIZER}{found[1]}.{found[2].removeprefix('_')}"
     return name.replace("fc_post2.", _PROJECTION)
