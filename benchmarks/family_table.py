@@ -127,7 +127,11 @@ def first_tokens(config: ModelConfig) -> int:
     if "flow" not in config.stages:
         return config.grid(0).first_boundary + config.hops(_STREAM)[0]
     if config.speaks_early:
-        return _STREAM.first_tokens + min(_STREAM.early_lookahead_tokens, config.lookahead_tokens)
+        # A chunk has no audio as long as the vocoder holds back all of it. The next one follows
+        # after as many tokens.
+        chunks = output_delay(config) // (_STREAM.first_tokens * config.samples_per_token) + 1
+        lookahead = min(_STREAM.early_lookahead_tokens, config.lookahead_tokens)
+        return chunks * _STREAM.first_tokens + lookahead
     return config.hops(_STREAM)[0] + config.lookahead_tokens
 
 
@@ -135,14 +139,19 @@ def lookahead_seconds(config: ModelConfig) -> float:
     """Returns the time after a sample in which tokens change the sample: the look-ahead of all
     layers, without the rest of an attention block.
     """
+    ahead = output_delay(config) / config.sample_rate
+    return config.lookahead_tokens / config.token_frame_rate + ahead
+
+
+def output_delay(config: ModelConfig) -> int:
+    """Returns the look-ahead of the last stage, in samples."""
     with torch.device("meta"):
         network: Any = (
             flow_networks(config, "float32").vocoder
             if "flow" in config.stages
             else family_of(config).network(config, "decoder")
         )
-    ahead = network.output_delay / config.sample_rate
-    return float(config.lookahead_tokens / config.token_frame_rate + ahead)
+    return int(network.output_delay)
 
 
 def streams_in_real_time(name: str) -> str:

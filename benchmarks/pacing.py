@@ -31,7 +31,7 @@ TINY = ROOT / "tests" / "data" / "tiny"
 PACES = (15, 20, 25, 30, 35, 40, 50, 75, 100, 200)
 PATTERNS = ("steady", "messages of 5", "bursts of 20", "stalls of 1 s")
 # `first_tokens` and `early_lookahead_tokens` of a stream
-FIRST_TOKENS = ((0, 3), (5, 1), (5, 2), (6, 1), (6, 2), (8, 1), (8, 2), (10, 2), (12, 2), (16, 2))
+FIRST_TOKENS = ((0, 3), (5, 1), (5, 2), (6, 1), (6, 2), (8, 1), (8, 2), (10, 1), (12, 1), (16, 1))
 PROMPTS = (0, 75, 80, 90)
 CROWDS = (1, 2, 4, 6, 8, 12, 16)
 TOKENS, PROMPT = 250, 75

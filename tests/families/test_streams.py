@@ -104,7 +104,7 @@ def test_provisional_first_audio_leaves_no_trace_in_later_blocks(folder: Path, p
             provisional = chunk.stop - prompt if chunk.provisional else provisional
             chunker.computed()
     flow.close(handle)
-    assert provisional == schedule.first_tokens == 6
+    assert provisional == schedule.first_tokens == 8
     spoken, whole = np.concatenate(mels, axis=1), model.mel(tokens, voice)
     early = 2 * provisional
     assert spoken.shape == whole.shape
