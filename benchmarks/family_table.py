@@ -17,7 +17,6 @@ from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
-import torch
 import yaml
 
 from benchmarks import codec_models
@@ -26,9 +25,10 @@ from benchmarks.models import public_configs
 from tests.support import dac_model, mimi_model, nanocodec_model, qwen3_model
 from tests.support.snac_model import SNAC_24KHZ, SNAC_44KHZ
 from token2wav.config import StreamConfig
-from token2wav.execution.assemble import family_of, flow_networks
+from token2wav.execution.assemble import family_of, held_seconds
 from token2wav.families import read_config
 from token2wav.model_config import ModelConfig
+from token2wav.serving.chunking import HopSchedule
 from token2wav_server.plan_memory import stream_needs
 
 _SPEECH_SECONDS, _PROMPT_TOKENS = 30, 75
@@ -126,32 +126,18 @@ def first_tokens(config: ModelConfig) -> int:
     """Returns the number of tokens that must arrive before the first audio."""
     if "flow" not in config.stages:
         return config.grid(0).first_boundary + config.hops(_STREAM)[0]
-    if config.speaks_early:
-        # A chunk has no audio as long as the vocoder holds back all of it. The next one follows
-        # after as many tokens.
-        chunks = output_delay(config) // (_STREAM.first_tokens * config.samples_per_token) + 1
-        lookahead = min(_STREAM.early_lookahead_tokens, config.lookahead_tokens)
-        return chunks * _STREAM.first_tokens + lookahead
-    return config.hops(_STREAM)[0] + config.lookahead_tokens
+    schedule = HopSchedule.of(_STREAM, config)
+    if schedule.first_tokens:
+        return schedule.first_tokens + schedule.early_lookahead
+    return schedule.first + config.lookahead_tokens
 
 
 def lookahead_seconds(config: ModelConfig) -> float:
     """Returns the time after a sample in which tokens change the sample: the look-ahead of all
     layers, without the rest of an attention block.
     """
-    ahead = output_delay(config) / config.sample_rate
-    return config.lookahead_tokens / config.token_frame_rate + ahead
-
-
-def output_delay(config: ModelConfig) -> int:
-    """Returns the look-ahead of the last stage, in samples."""
-    with torch.device("meta"):
-        network: Any = (
-            flow_networks(config, "float32").vocoder
-            if "flow" in config.stages
-            else family_of(config).network(config, "decoder")
-        )
-    return int(network.output_delay)
+    exact = StreamConfig(hold_frames=0)
+    return config.lookahead_tokens / config.token_frame_rate + held_seconds(config, exact)
 
 
 def streams_in_real_time(name: str) -> str:

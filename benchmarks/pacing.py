@@ -2,24 +2,26 @@
 
 The library's own chunker and scheduler select the chunks on a simulated clock, so the speed of the
 machine does not matter. In the simulation, a batch takes 50 ms plus 1 ms for each token of its
-chunks, the vocoder holds back 80 ms, and a player starts 0.2 s after the first audio. A token of a
-provisional chunk counts, and takes time, by its share of ODE steps: 3 of 10. Prints tables, and
-writes JSON and a picture.
+chunks, and a player starts 0.2 s after the first audio. The vocoder holds back 80 ms (CosyVoice3),
+in one table also 402 ms (CosyVoice2). A token of a provisional chunk counts, and takes time, by its
+share of ODE steps: 3 of 10. Prints tables, and writes JSON and a picture.
 
     .venv/bin/python -m benchmarks.pacing
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 import matplotlib as mpl
 import numpy as np
 
-from benchmarks.environment import RESULTS, ROOT, describe, save, save_picture
+from benchmarks.environment import RESULTS, describe, save, save_picture
+from benchmarks.models import public_configs
 from token2wav import StreamConfig
-from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.execution.assemble import held_seconds
 from token2wav.model_config import ModelConfig
 from token2wav.serving.chunking import Chunker, HopSchedule
 from token2wav.serving.clocks import Load, Playback
@@ -27,16 +29,15 @@ from token2wav.serving.clocks import Load, Playback
 mpl.use("Agg")
 from matplotlib import pyplot as plt
 
-TINY = ROOT / "tests" / "data" / "tiny"
 PACES = (15, 20, 25, 30, 35, 40, 50, 75, 100, 200)
 PATTERNS = ("steady", "messages of 5", "bursts of 20", "stalls of 1 s")
 # `first_tokens` and `early_lookahead_tokens` of a stream
-FIRST_TOKENS = ((0, 3), (5, 1), (5, 2), (6, 1), (6, 2), (8, 1), (8, 2), (10, 1), (12, 1), (16, 1))
+FIRST_TOKENS = ((0, 3), (5, 1), (5, 2), (6, 1), (6, 2), (8, 1), (8, 2), (10, 2), (12, 2), (16, 2))
 PROMPTS = (0, 75, 80, 90)
 CROWDS = (1, 2, 4, 6, 8, 12, 16)
 TOKENS, PROMPT = 250, 75
 BUFFER_S = 0.2
-_RATE, _HELD_BACK_S = 25.0, 0.08
+_RATE = 25.0
 _POLL_S, _FIXED_S, _TOKEN_S = 0.05, 0.05, 0.001
 
 
@@ -76,6 +77,7 @@ class Listener:
         self.coming = list(coming)
         self.playback = Playback(clock, BUFFER_S)
         self.chunker = Chunker(np.zeros(prompt, np.int32), config, schedule, self.playback, load)
+        self._held_back_s = held_seconds(config, StreamConfig())
         self.silent = self.computed = 0.0
         self.provisional = 0
         self._clock = clock
@@ -103,7 +105,7 @@ class Listener:
         spoken = chunk.stop - chunk.start - chunk.skip
         if spoken:
             self.silent += self.playback.sent(
-                spoken / _RATE - (0.0 if self.playback.started else _HELD_BACK_S)
+                spoken / _RATE - (0.0 if self.playback.started else self._held_back_s)
             )
         self.computed += self.work
         self.provisional += spoken * chunk.provisional
@@ -205,7 +207,8 @@ def run(listeners: list[Listener], clock: Clock, load: Load) -> list[Heard]:
 
 
 def main() -> None:
-    config = CosyVoice3Config.read(TINY)
+    configs = {name: public_configs()[name] for name in ("CosyVoice3", "CosyVoice2")}
+    config = configs["CosyVoice3"]
     rows, early, crowds = [], [], []
     print(
         "first audio, underruns (silence), tokens computed for each: "
@@ -230,21 +233,22 @@ def main() -> None:
                 }
             )
     print(
-        "first_tokens, early_lookahead_tokens, prompt, tokens/s: first audio, underruns, tokens "
-        "computed for each, share that is provisional"
+        "model, first_tokens, early_lookahead_tokens, prompt, tokens/s: first audio, underruns, "
+        "tokens computed for each, share that is provisional"
     )
-    for count, lookahead in FIRST_TOKENS:
+    for model, (count, lookahead) in itertools.product(configs, FIRST_TOKENS):
         stream = StreamConfig(first_tokens=count, early_lookahead_tokens=lookahead)
-        schedule = HopSchedule.of(stream, config)
+        schedule = HopSchedule.of(stream, configs[model])
         for prompt in PROMPTS:
             for pace in (25, 50, 100):
-                h = replay(schedule, config, pace, prompt=prompt)
+                h = replay(schedule, configs[model], pace, prompt=prompt)
                 print(
-                    f"{count} | {lookahead} | {prompt} | {pace} | {h.first_s:.2f} s, "
+                    f"{model} | {count} | {lookahead} | {prompt} | {pace} | {h.first_s:.2f} s, "
                     f"{h.underruns}, {h.computed}, {h.provisional}"
                 )
                 early.append(
                     {
+                        "model": model,
                         "first_tokens": count,
                         "early_lookahead_tokens": lookahead,
                         "prompt": prompt,
@@ -277,7 +281,7 @@ def main() -> None:
             shown = [
                 row
                 for row in early
-                if (row["pace"], row["prompt"]) == (pace, PROMPT)
+                if (row["model"], row["pace"], row["prompt"]) == ("CosyVoice3", pace, PROMPT)
                 and row["first_tokens"]
                 and row["early_lookahead_tokens"] == StreamConfig().early_lookahead_tokens
             ]

@@ -33,15 +33,15 @@ def test_omitted_keys_have_defaults(tmp_path: Path, text: str) -> None:
 def test_defaults_equal_the_public_streaming_loop() -> None:
     defaults = ServerConfig()
     assert defaults.stream == StreamConfig(
-        first_tokens=8,
-        early_lookahead_tokens=1,
+        first_tokens=6,
+        early_lookahead_tokens=2,
         early_steps=0,
         max_hop_tokens=0,
         left_blocks=None,
         steps=(),
     )
     assert HopSchedule.of(defaults.stream, CosyVoice3Config.read(TINY)) == HopSchedule(
-        25, 100, 25, first_tokens=8, early_lookahead=1
+        25, 100, 25, first_tokens=6, early_lookahead=2
     )
     assert defaults.runtime == RuntimeConfig("auto", "auto", "", "auto", 0)
     assert defaults.limits.streams > 1

@@ -96,7 +96,8 @@ def test_provisional_first_audio_leaves_no_trace_in_later_blocks(folder: Path, p
     schedule = HopSchedule.of(StreamConfig(), model.config)
     chunker, handle = Chunker(voice.prompt_tokens, model.config, schedule), flow.open(voice)
     mels, provisional = [], 0
-    for portion in np.split(tokens, [8, 9, 40]):
+    first = schedule.first_tokens + schedule.early_lookahead
+    for portion in np.split(tokens, [first, first + 1, 40]):
         chunker.push(portion, end=chunker.new_tokens >= 40)
         while (chunk := chunker.next_chunk) is not None:
             [mel] = flow.advance([(handle, chunk)])
@@ -104,9 +105,22 @@ def test_provisional_first_audio_leaves_no_trace_in_later_blocks(folder: Path, p
             provisional = chunk.stop - prompt if chunk.provisional else provisional
             chunker.computed()
     flow.close(handle)
-    assert provisional == schedule.first_tokens == 8
+    assert provisional == schedule.first_tokens
     spoken, whole = np.concatenate(mels, axis=1), model.mel(tokens, voice)
     early = 2 * provisional
     assert spoken.shape == whole.shape
     assert off(spoken[:, early:], whole[:, early:]) <= MEL
     assert off(spoken[:, :early], whole[:, :early]) > MEL
+
+
+@pytest.mark.parametrize("hold_frames", [0, 3])
+def test_the_first_chunk_has_audio(folder: Path, hold_frames: int) -> None:
+    """The vocoder holds back the audio of up to 10 tokens, so the first chunk has more tokens."""
+    settings = StreamConfig(hold_frames=hold_frames)
+    model = Token2Wav.load(folder, stream=settings, runtime=CPU)
+    schedule = HopSchedule.of(settings, model.config)
+    tokens = some_tokens(schedule.first_tokens + schedule.early_lookahead)
+    with model.stream(a_voice(30)) as stream:
+        assert not list(stream.push(tokens[:-1]))
+        [chunk] = stream.push(tokens[-1:])
+    assert len(chunk.audio) >= model.config.samples_per_token * settings.first_tokens / 2

@@ -22,7 +22,7 @@ from token2wav.networks.masks import attention_bias
 from token2wav.networks.ode import OdeTables
 from token2wav.serving.chunking import Chunker, HopSchedule
 
-LOOKAHEAD, FIRST_LOOKAHEAD = 3, 1
+LOOKAHEAD, FIRST_LOOKAHEAD = 3, 2
 BLOCK = 25
 FIRST_TOKENS = [5, 6, 8, 10, 12, 16, 25, 40]
 PROMPTS = [0, 1, 24, 25, 30, 75, 99]
@@ -41,7 +41,7 @@ def speak(
     prompt: int,
     count: int,
     sizes: Sequence[int],
-    first_tokens: int = 8,
+    first_tokens: int = 6,
 ) -> FlowStream:
     """Returns an ended stream that got its tokens in portions of these sizes, in a cycle."""
     stream = FlowStream(

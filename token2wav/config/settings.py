@@ -75,8 +75,8 @@ class StreamConfig:
             chunking.
     """
 
-    first_tokens: Annotated[int, Bounds(0, 1000)] = 8
-    early_lookahead_tokens: Annotated[int, Bounds(1, 1000)] = 1
+    first_tokens: Annotated[int, Bounds(0, 1000)] = 6
+    early_lookahead_tokens: Annotated[int, Bounds(1, 1000)] = 2
     early_steps: Annotated[int, Bounds(0, MOST_STEPS)] = 0
     max_hop_tokens: Annotated[int, Bounds(0, 100_000)] = 0
     left_blocks: Annotated[int | None, Bounds(-1, 1_000_000)] = None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -220,6 +220,27 @@ def flow_networks(config: Any, storage: Storage) -> FlowNetworks:
         config.schedule,
         layout.page_bytes + page_bytes(flow.key_value_specs, config.block_tokens),
     )
+
+
+@cache
+def _output_delay(config: ModelConfig) -> int:
+    """Returns the look-ahead of the last stage, in samples. It follows from the sizes of its
+    network, which is built without weights.
+    """
+    with torch.device("meta"):
+        network: Any = family_of(config).network(config, config.stages[-1])
+    return int(network.output_delay)
+
+
+def held_seconds(config: ModelConfig, stream: StreamConfig) -> float:
+    """Returns the duration of the audio that the last stage holds back at the end of a chunk.
+
+    It is the duration of the frames that the settings name, or of the look-ahead of the stage.
+    """
+    frames = config.held_frames(stream)
+    if frames:
+        return frames / (config.token_mel_ratio * config.token_frame_rate)
+    return _output_delay(config) / config.sample_rate
 
 
 class Assembly:

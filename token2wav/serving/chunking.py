@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from token2wav.config import StreamConfig
 from token2wav.errors import ConfigError, InputError
+from token2wav.execution.assemble import held_seconds
 from token2wav.execution.stages import TokenChunk
 from token2wav.model_config import ModelConfig
 from token2wav.networks.lookahead import NO_TOKEN
@@ -65,11 +67,11 @@ class HopSchedule:
     @classmethod
     def of(cls, stream: StreamConfig, config: ModelConfig) -> HopSchedule:
         adaptive = not config.fixed_hops and not stream.reference
-        first_tokens = stream.first_tokens if adaptive and config.speaks_early else 0
+        early = adaptive and config.speaks_early and stream.first_tokens > 0
         return cls(
             *config.hops(stream),
             config.block_tokens,
-            first_tokens,
+            _first_tokens(stream, config) if early else 0,
             max(1, min(stream.early_lookahead_tokens, config.lookahead_tokens)),
             adaptive,
         )
@@ -374,6 +376,17 @@ class Chunker:
         )
         self._tokens[: len(kept)] = kept
         self._first = needed
+
+
+def _first_tokens(stream: StreamConfig, config: ModelConfig) -> int:
+    """Returns the number of tokens of a first chunk whose audio can be sent.
+
+    The last stage holds back the end of each chunk. If less than half of the audio of
+    `stream.first_tokens` tokens is left, the chunk gets more tokens. A shorter chunk would be
+    computed for nothing, or it would be followed by a gap.
+    """
+    held = held_seconds(config, stream) * config.token_frame_rate
+    return max(stream.first_tokens, math.ceil(held + stream.first_tokens / 2))
 
 
 def checked_tokens(tokens: ArrayLike, config: ModelConfig) -> NDArray[Any]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from token2wav.config import ServerConfig, StreamConfig
 from token2wav.errors import ConfigError, EngineError, StreamClosedError
-from token2wav.execution.assemble import flow_networks
+from token2wav.execution.assemble import held_seconds
 from token2wav.execution.stages import FrameChunk, TokenChunk
 from token2wav.families import read_config
 from token2wav.model import Token2Wav
@@ -145,17 +145,9 @@ def held_back_seconds(config: ModelConfig, stream: StreamConfig) -> float:
 
     It is the audio that the vocoder network holds back for its look-ahead, plus the silence that
     the stage may trim at the start of an utterance. The accumulator counts this duration as not
-    sent yet. The look-ahead follows from the sizes of the network, which this function builds
-    without weights. If the network of a model cannot be built in this way, only the silence counts.
+    sent yet.
     """
-    trimmed = stream.trim_silence_ms / 1000
-    try:
-        with torch.device("meta"):
-            vocoder = flow_networks(config, "float32").vocoder
-    except ConfigError:
-        return trimmed
-    samples = config.held_frames(stream) * vocoder.frame_samples or vocoder.output_delay
-    return float(samples / config.sample_rate + trimmed)
+    return held_seconds(config, stream) + stream.trim_silence_ms / 1000
 
 
 def load_flow(folder: Path, server: ServerConfig) -> FlowStage:
