@@ -4,7 +4,7 @@ The table is computed from the configurations, and from the states that the netw
 
     .venv/bin/python -m benchmarks.family_table
 
-It has one column that is measured, from `codec_peers.json` and `peers.json` in
+It has one column that is measured, from `codec_peers.json` and `flow_throughput.json` in
 `benchmarks/results`. The lines of other servers were counted by hand (the README there).
 """
 
@@ -31,6 +31,7 @@ from token2wav.model_config import ModelConfig
 from token2wav.serving.chunking import HopSchedule
 from token2wav_server.plan_memory import stream_needs
 
+_TITLES = {"Step-Audio2": "Step-Audio2, MiniCPM-o"}
 _SPEECH_SECONDS, _PROMPT_TOKENS = 30, 75
 _STREAM = StreamConfig()
 _HEADER = (
@@ -40,7 +41,7 @@ _HEADER = (
 # Lines of the same decoder in SGLang-Omni 0.1.9 and vLLM-Omni 0.30.
 _OTHERS = {
     "CosyVoice3": ("3,809", "2,666"),
-    "Step-Audio2, MiniCPM-o": ("5,048", "1,147 and 2,900"),
+    "Step-Audio2": ("5,048", "1,147 and 2,900"),
     "Qwen3-TTS": ("5,868", "4,511"),
     "Qwen3-Omni": ("3,167", "357"),
     "Mimi": ("1,680", "875"),
@@ -48,14 +49,6 @@ _OTHERS = {
     "DAC": ("658", "-"),
     "Higgs Audio": ("1,049", "1,286"),
     "MOSS": ("6,385", "2,483"),
-}
-
-
-# Names of flows in `peers.json`.
-_IN_PEERS = {
-    "CosyVoice2": "cosyvoice2",
-    "Step-Audio2, MiniCPM-o": "stepaudio2",
-    "Chatterbox": "chatterbox",
 }
 
 
@@ -91,7 +84,7 @@ def configs() -> Iterator[tuple[str, ModelConfig]]:
     """Yields the name and the configuration of every family."""
     for name, config in public_configs().items():
         if name != "BigVGAN":  # a vocoder for the flow of CosyVoice3
-            yield name.replace("Step-Audio2", "Step-Audio2, MiniCPM-o"), config
+            yield name, config
     for name, (file, content) in codec_documents().items():
         with TemporaryDirectory() as folder:
             # YAML contains JSON, so both files may have the same content.
@@ -114,7 +107,7 @@ def row(name: str, config: ModelConfig) -> str:
     size = (needs.pages * needs.page_bytes + needs.context_bytes) / 2**20
     plural = "s" * (tokens > 1)
     cells = (
-        *(name, f"{rate:.4g}", f"{1000 * lookahead_seconds(config):.0f}"),
+        *(_TITLES.get(name, name), f"{rate:.4g}", f"{1000 * lookahead_seconds(config):.0f}"),
         f"{tokens} token{plural}, {1000 * tokens / rate:.0f} ms",
         *(f"{size:,.0f}" if size >= 10 else f"{size:.1f}", streams_in_real_time(name)),
         *(f"{lines(config)}", *_OTHERS.get(name, ("-", "-"))),
@@ -145,23 +138,16 @@ def streams_in_real_time(name: str) -> str:
     highest throughput; a dash if the family was not measured.
     """
     codecs, flows = (
-        json.loads((RESULTS / file).read_text())["runs"]
-        for file in ("codec_peers.json", "peers.json")
+        [run for run in json.loads((RESULTS / file).read_text())["runs"] if run["family"] == name]
+        for file in ("codec_peers.json", "flow_throughput.json")
     )
     found = [
         row["ours_audio_seconds_per_second"]
         for run in codecs
-        if run["family"] == name
         for row in run["rows"]
         if row["frames_before"]
     ]
-    found += [
-        row["streams"] / row["ours_s"][0]  # the time of one second of audio of each stream
-        for run in flows
-        if run["family"] == _IN_PEERS.get(name)
-        for row in run["rows"]
-        if row["position_s"]
-    ]
+    found += [row["audio_seconds_per_second"][0] for run in flows for row in run["rows"]]
     return f"{max(found):.3g}" if found else "-"
 
 

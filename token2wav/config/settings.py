@@ -37,7 +37,8 @@ class StreamConfig:
 
     Attributes:
         first_tokens: number of new tokens, look-ahead not counted, after which a stream sends its
-            first audio, before its attention block is complete; at least 5. 0 waits for whole
+            first audio, before its attention block is complete; at least 5. The number rises if the
+            last stage holds back more than half of the audio of these tokens. 0 waits for whole
             blocks. Audio of an incomplete block differs a little from the audio of the whole
             utterance.
         early_lookahead_tokens: number of tokens that must follow a provisional chunk, which is a

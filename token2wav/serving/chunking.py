@@ -39,7 +39,8 @@ class HopSchedule:
         block: tokens of an attention block. Every chunk ends where a block of the stream ends,
             except the last chunk and provisional chunks.
         first_tokens: number of new tokens, look-ahead not counted, after which a stream may send
-            audio of an incomplete block; 0 to wait for whole blocks.
+            audio of an incomplete block; 0 to wait for whole blocks. So many tokens have audio that
+            the last stage does not hold back.
         early_lookahead: number of tokens of look-ahead that a provisional chunk needs; at least 1.
             All other chunks need the look-ahead of the model.
         adaptive: whether a hop may be shortened when the listener runs out of audio. False if the

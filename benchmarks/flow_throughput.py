@@ -1,0 +1,108 @@
+"""Throughput of the flow decoders at their published sizes, with random weights.
+
+Streams of one voice run in one batch, in chunks of whole attention blocks of about a second, after
+2 s of audio. Prints the seconds of audio that are computed in a second, and writes JSON, which
+`benchmarks.family_table` reads:
+
+    .venv/bin/python -m benchmarks.flow_throughput
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from benchmarks.environment import RESULTS, describe, save
+from benchmarks.models import a_voice, public_configs
+from tests.support.random_weights import fill
+from token2wav import RuntimeConfig, StreamConfig, Token2Wav
+from token2wav.execution.assemble import Assembly
+from token2wav.execution.backends import LoadContext
+from token2wav.model_config import ModelConfig, StageName
+from token2wav.networks.streaming import VocoderNetwork
+
+_STREAMS = (1, 4)
+_WARM_UP_SECONDS, _REPEATS = 2, 3
+
+
+class _RandomAssembly(Assembly):
+    """Assembly of a model with random weights, which needs no model folder."""
+
+    def loaded(self, name: StageName) -> Any:
+        network: Any = fill(self.family.network(self.config, name))
+        if isinstance(network, VocoderNetwork):
+            network.freeze()
+        return network.eval().requires_grad_(False)
+
+
+def random_model(config: ModelConfig) -> Token2Wav:
+    """Makes a model with random weights on the CPU, whose chunks have about a second of audio."""
+    block = config.block_tokens
+    hop = block * max(1, round(config.token_frame_rate / block))
+    stream = StreamConfig(first_tokens=0, max_hop_tokens=max(hop, config.hops(StreamConfig())[0]))
+    context = LoadContext(Path("no folder"), RuntimeConfig("cpu", "torch"), torch.device("cpu"))
+    return Token2Wav(config, _RandomAssembly(context, config, stream).stages(), stream)
+
+
+@torch.inference_mode()
+def throughput(model: Token2Wav, streams: int) -> dict[str, Any]:
+    """Times chunks of several streams, which one batch computes."""
+    config, pipeline = model.config, model.pipeline
+    voice, random = a_voice(config), np.random.default_rng(0)
+    requests = [pipeline.request(voice) for _ in range(streams)]
+    for request in requests:
+        pipeline.open(request)
+    rates, spoken = list[float](), 0.0
+    while len(rates) < _REPEATS:
+        while requests[0].chunker.next_chunk is None:
+            tokens = random.integers(0, config.vocab_size, (1, *config.token_shape), np.int32)
+            for request in requests:
+                request.chunker.push(tokens)
+        seconds = requests[0].next_tokens / config.token_frame_rate
+        begin = time.perf_counter()
+        for chunk in pipeline.advance(requests):
+            if isinstance(chunk, Exception):
+                raise chunk
+        took = time.perf_counter() - begin
+        for request in requests:
+            request.chunker.computed()
+        if spoken >= _WARM_UP_SECONDS:
+            rates.append(streams * seconds / took)
+        spoken += seconds
+    for request in requests:
+        pipeline.close(request)
+    found = (statistics.median(rates), min(rates), max(rates))
+    return {
+        "streams": streams,
+        "chunk_seconds": round(seconds, 2),
+        "audio_seconds_per_second": [round(rate, 3) for rate in found],
+    }
+
+
+def main() -> None:
+    configs = public_configs()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--family", nargs="*", choices=configs, default=list(configs))
+    options = parser.parse_args()
+    path = RESULTS / "flow_throughput.json"
+    runs = json.loads(path.read_text())["runs"] if path.is_file() else []
+    for family in tqdm(options.family, unit="family"):
+        model = random_model(configs[family])
+        rows = [throughput(model, streams) for streams in _STREAMS]
+        tqdm.write(f"{family} {rows}")
+        runs = [run for run in runs if run["family"] != family]
+        runs.append({"family": family, "environment": describe(), "rows": rows})
+        save("flow_throughput", {"runs": runs})
+        del model
+
+
+if __name__ == "__main__":
+    main()
