@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from benchmarks.codec_models import (
     DAC,
+    DAC_24KHZ,
     HIGGS,
     HIGGS_RATES,
     MIMI,
@@ -49,6 +50,7 @@ from tests.support import (
 )
 from tests.support.snac_model import SNAC_24KHZ, SNAC_44KHZ
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
+from token2wav.config.values import from_mapping
 from token2wav.families.dac.config import DacSizes, DecoderSizes
 from token2wav.families.snac.config import SnacSizes
 from token2wav.voice import voice_for
@@ -263,15 +265,20 @@ def matches() -> list[Match]:
 
         return Recomputing(decode, codes, 1764)
 
-    def dac(codes: torch.Tensor) -> Contestant:
-        model = public_dac.transformers_dac(DAC)
-        return Recomputing(
-            lambda given: model.decode(audio_codes=given).audio_values,
-            codes,
-            512,
-            block=4,
-            held=DacSizes(sampling_rate=44100).output_delay,
-        )
+    def dac(published: dict[str, Any], block: int) -> Callable[[torch.Tensor], Contestant]:
+        sizes = from_mapping(DacSizes, published, "")
+
+        def make(codes: torch.Tensor) -> Contestant:
+            model = public_dac.transformers_dac(published)
+            return Recomputing(
+                lambda given: model.decode(audio_codes=given).audio_values,
+                codes,
+                sizes.frame_samples,
+                block=block,
+                held=sizes.output_delay,
+            )
+
+        return make
 
     def higgs(codes: torch.Tensor) -> Contestant:
         model = public_dac.transformers_higgs(HIGGS)
@@ -312,7 +319,13 @@ def matches() -> list[Match]:
         Match("Mimi", "transformers", MIMI, *mimi, transformers_mimi, mimi_model.write_model),
         Match("Mimi", "moshi", MOSHI, *mimi, moshi_mimi, moshi_model.write_model),
         Match("NanoCodec", "NeMo", NANOCODEC, 4, 4032, nanocodec, nanocodec_model.write_model),
-        Match("DAC", "transformers", DAC, 9, 1024, dac, dac_model.write_dac, 4, 512 / 44100),
+        Match(
+            "DAC", "transformers", DAC, 9, 1024, dac(DAC, 4), dac_model.write_dac, 4, 512 / 44100
+        ),
+        Match(
+            *("DAC 24 kHz", "transformers", DAC_24KHZ, 32, 1024),
+            *(dac(DAC_24KHZ, 3), dac_model.write_dac, 3, 320 / 24000),
+        ),
         Match(
             *("Higgs Audio", "transformers", HIGGS, 8, 1024),
             *(higgs, dac_model.write_higgs),

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.codec_models import DAC, DAC_24KHZ
 from benchmarks.environment import describe, save
 from tests.support.dac_model import write_dac, write_higgs
 from tests.support.snac_model import SNAC_24KHZ, write_snac
@@ -28,12 +29,11 @@ from token2wav.execution.assemble import load_network
 from token2wav.families import read_config
 from token2wav.families.dac.network import Decoder, ResidualUnit
 
-_LOWER = {"downsampling_ratios": [2, 4, 5, 8]}
 _HIGGS_RATES = [8, 5, 4, 2, 3]
 PUBLISHED: dict[str, dict[str, Any]] = {
-    "DAC 44.1 kHz": {"sampling_rate": 44100},
-    "DAC 24 kHz": {"sampling_rate": 24000, "n_codebooks": 32, **_LOWER},
-    "DAC 16 kHz": {"sampling_rate": 16000, "n_codebooks": 12, **_LOWER},
+    "DAC 44.1 kHz": DAC,
+    "DAC 24 kHz": DAC_24KHZ,
+    "DAC 16 kHz": {**DAC_24KHZ, "sampling_rate": 16000, "n_codebooks": 12},
     "Higgs Audio": {
         "target_bandwidths": [0.5, 1, 1.5, 2],
         "acoustic_model_config": {

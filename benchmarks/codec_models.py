@@ -52,6 +52,11 @@ NANOCODEC: dict[str, Any] = {
 }
 MOSHI: dict[str, Any] = {"quantizer": {"n_q": 8}}
 DAC: dict[str, Any] = {"sampling_rate": 44100}
+DAC_24KHZ: dict[str, Any] = {
+    "sampling_rate": 24000,
+    "n_codebooks": 32,
+    "downsampling_ratios": [2, 4, 5, 8],
+}
 DAC_NARROW: dict[str, Any] = {**DAC, "decoder_hidden_size": 512}  # published: 1536
 HIGGS_RATES = (8, 5, 4, 2, 3)
 HIGGS: dict[str, Any] = {

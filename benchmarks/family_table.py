@@ -58,8 +58,6 @@ def codec_documents() -> dict[str, tuple[str, dict[str, Any]]]:
     def sizes(of: dict[str, Any]) -> Any:
         return SimpleNamespace(sizes=of)
 
-    dac = {**codec_models.DAC}
-    lower = {"downsampling_ratios": [2, 4, 5, 8]}
     return {
         "Qwen3-TTS": ("config.json", qwen3_model.document(sizes(codec_models.QWEN3_TTS))),
         "Qwen3-Omni": ("config.json", qwen3_model.document(sizes(codec_models.QWEN3_OMNI))),
@@ -68,11 +66,8 @@ def codec_documents() -> dict[str, tuple[str, dict[str, Any]]]:
             "model_config.yaml",
             nanocodec_model.document(sizes(codec_models.NANOCODEC)),
         ),
-        "DAC": ("config.json", dac_model.document(dac)),
-        "DAC 24 kHz": (
-            "config.json",
-            dac_model.document({"sampling_rate": 24000, "n_codebooks": 32, **lower}),
-        ),
+        "DAC": ("config.json", dac_model.document(codec_models.DAC)),
+        "DAC 24 kHz": ("config.json", dac_model.document(codec_models.DAC_24KHZ)),
         "Higgs Audio": ("config.json", dac_model.document(codec_models.HIGGS, "higgs")),
         "SNAC": ("config.json", SNAC_24KHZ),
         "SNAC 44.1 kHz": ("config.json", SNAC_44KHZ),
