@@ -8,7 +8,9 @@ import asyncio
 import json
 import queue
 import re
-from collections.abc import AsyncIterator, Iterator
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,10 +48,19 @@ SAME_AUDIO = 1e-4  # as in test_gateway: batches sum in another order
 
 @dataclass
 class LanguageModel:
-    """Language model server that answers the text after the reference text, and keeps requests."""
+    """Language model server that answers the text after the reference text, and keeps requests.
+
+    Attributes:
+        bodies: bodies of the requests.
+        cancelled: number of cancelled requests.
+        holds_after: number of tokens after which an answer waits for `goes_on`; 0 for never.
+        goes_on: lets a waiting answer continue.
+    """
 
     bodies: list[dict[str, Any]] = field(default_factory=list)
     cancelled: int = 0
+    holds_after: int = 0
+    goes_on: threading.Event = field(default_factory=threading.Event)
 
     def app(self) -> FastAPI:
         app = FastAPI()
@@ -65,8 +76,10 @@ class LanguageModel:
 
     async def _pieces(self, text: str) -> AsyncIterator[str]:
         try:
-            for token in tokens_of(text):
+            for index, token in enumerate(tokens_of(text)):
                 await asyncio.sleep(1 / PACE)
+                while index and index == self.holds_after and not self.goes_on.is_set():
+                    await asyncio.sleep(0.01)
                 choice = {"delta": {"content": f"<|s_{token}|>"}}
                 yield f"data: {json.dumps({'choices': [choice]})}\n\n"
             yield "data: [DONE]\n\n"
@@ -80,21 +93,27 @@ def speaker() -> LanguageModel:
     return LanguageModel()
 
 
-@pytest.fixture(scope="module")
-def recipe(speaker: LanguageModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    folder = tmp_path_factory.mktemp("recipe")
+@contextmanager
+def started(speaker: LanguageModel, folder: Path, settings: str = "") -> Iterator[Rig]:
+    """Starts the recipe's models and the model `token2wav` beside a language model server."""
     with serving(speaker.app()) as port, pytest.MonkeyPatch.context() as patch:
-        settings = {
+        gateway = {
             "language_model": {"url": f"http://127.0.0.1:{port}/v1", "template": "cosyvoice3"},
             "voices": {"model": str(DEMO / "model"), "longest_s": 12},
             "limits": {"text_characters": 2000},
         }
-        (folder / "gateway.yaml").write_text(yaml.safe_dump(settings))
+        (folder / "gateway.yaml").write_text(yaml.safe_dump(gateway))
         patch.setenv("TOKEN2WAV_GATEWAY", str(folder / "gateway.yaml"))
         repository = ROOT / "model_repository_cosyvoice3"
         access = Access(http_inference=True)
-        with Rig.start(DEMO / "model", folder, repository=repository, access=access) as rig:
+        with Rig.start(DEMO / "model", folder, settings, repository, access) as rig:
             yield rig
+
+
+@pytest.fixture(scope="module")
+def recipe(speaker: LanguageModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    with started(speaker, tmp_path_factory.mktemp("recipe")) as rig:
+        yield rig
 
 
 @pytest.fixture(autouse=True)
@@ -141,8 +160,16 @@ def inputs_of(
     return inputs
 
 
-def streamed(rig: Rig, inputs: list[triton.InferInput]) -> list[NDArray[np.float32]]:
-    """Returns the responses of a streamed request, as the recipe's client receives them."""
+def streamed(
+    rig: Rig, inputs: list[triton.InferInput], heard: Callable[[], object] = lambda: None
+) -> list[NDArray[np.float32]]:
+    """Returns the responses of a streamed request, as the recipe's client receives them.
+
+    Args:
+        rig: server.
+        inputs: inputs of the request.
+        heard: called when audio arrives.
+    """
     answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
     with triton.InferenceServerClient(rig.server.grpc_url) as client:
         client.start_stream(callback=lambda result, error: answers.put((result, error)))
@@ -161,6 +188,7 @@ def streamed(rig: Rig, inputs: list[triton.InferInput]) -> list[NDArray[np.float
             if result.get_response().parameters["triton_final_response"].bool_param:
                 return found
             found.append(result.as_numpy("waveform").reshape(-1))
+            heard()
 
 
 def test_streamed_audio_equals_the_library(
@@ -238,6 +266,17 @@ def test_a_client_that_leaves_cancels_both_requests(
         client.stop_stream(cancel_requests=True)
     until(lambda: speaker.cancelled == before + 1)
     until(lambda: recipe.ended()["cancelled"] == ended + 1)
+
+
+def test_first_audio_comes_after_eight_tokens(
+    recording: NDArray[np.float32], tmp_path: Path
+) -> None:
+    """With the default settings. The language model waits after 8 tokens until audio arrives."""
+    speaker = LanguageModel(holds_after=8)
+    inputs = inputs_of(recording, REFERENCE_TEXT, TEXT)
+    with started(speaker, tmp_path, "stream: {}") as rig:
+        chunks = streamed(rig, inputs, heard=speaker.goes_on.set)
+    assert sum(map(len, chunks)) == 960 * TOKENS_OF_A_WORD * len(TEXT.split())
 
 
 @pytest.mark.parametrize(
