@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -23,6 +24,7 @@ from token2wav.execution.device import (
     device_named,
     entered,
     keep_arithmetic_exact,
+    keep_compiled_operations,
 )
 from token2wav.execution.graphs import GraphPool
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
@@ -55,6 +57,20 @@ def _all_allowed() -> Iterator[None]:
 def test_roundings_are_turned_off_for_a_gpu_only(name: str, left: set[str]) -> None:
     keep_arithmetic_exact(torch.device(name))
     assert roundings() == left
+
+
+@pytest.mark.parametrize(
+    ("device", "before", "after"), [("cpu", "", "16384"), ("cpu", "9", "9"), ("cuda", "", None)]
+)
+def test_the_cache_of_compiled_operations_is_enlarged_on_a_cpu_unless_the_environment_sets_it(
+    device: str, before: str, after: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variable = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
+    monkeypatch.setenv(variable, before)  # so that it is restored after the test
+    if not before:
+        monkeypatch.delenv(variable)
+    keep_compiled_operations(torch.device(device))
+    assert os.environ.get(variable) == after
 
 
 def test_before_weights_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:

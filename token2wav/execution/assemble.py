@@ -31,7 +31,13 @@ from token2wav.execution.backends import (
 )
 from token2wav.execution.cached_flow import CachedFlow, encoder_cache, flow_states
 from token2wav.execution.decoder import TokenDecoder
-from token2wav.execution.device import cache_bytes, device_named, entered, keep_arithmetic_exact
+from token2wav.execution.device import (
+    cache_bytes,
+    device_named,
+    entered,
+    keep_arithmetic_exact,
+    keep_compiled_operations,
+)
 from token2wav.execution.exported_graphs import ExportedVocoder, signals_of
 from token2wav.execution.family import Family
 from token2wav.execution.graphs import GraphPool, GraphSummary, graphs_enabled
@@ -263,6 +269,7 @@ class Assembly:
         the vocoder leaves.
         """
         keep_arithmetic_exact(self.context.device)
+        keep_compiled_operations(self.context.device)
         summary = StageSummary(
             self.backend.name,
             self.context.precision,

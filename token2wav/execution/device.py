@@ -5,6 +5,7 @@ memory.
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,6 +30,11 @@ _CUDA_SHARE = 0.8  # largest share of the free memory for the cache
 # The number is calculated, not measured. With 64 KiB for each node, the 23,000 nodes of public
 # CosyVoice3 need 1.4 GiB, and the 66,000 nodes of CosyVoice2's U-Net 4.0 GiB.
 _CUDA_REST = 4 << 30
+# Capacity of oneDNN's cache of compiled operations, and the variable that sets it. An entry belongs
+# to one layer and one shape of its input, and the number of streams in a batch changes the shape.
+# The default of oneDNN, 1024, holds about ten shapes of a decoder.
+_PRIMITIVES = 16384
+_PRIMITIVES_VARIABLE = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
 
 
 def device_named(name: str) -> torch.device:
@@ -83,6 +89,17 @@ def keep_arithmetic_exact(device: torch.device) -> None:
         torch.backends.cudnn.allow_tf32 = False
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+
+
+def keep_compiled_operations(device: torch.device) -> None:
+    """Enlarges the cache of operations that torch compiles on a CPU, for the whole process.
+
+    Batches of many shapes would otherwise compile the same operations again and again. The call has
+    no effect after the first convolution or matrix product of the process, or if the environment
+    sets the capacity.
+    """
+    if device.type == "cpu":
+        os.environ.setdefault(_PRIMITIVES_VARIABLE, str(_PRIMITIVES))
 
 
 def cache_bytes(mib: int, device: torch.device) -> int:
