@@ -116,6 +116,14 @@ class ModelConfig:
         """Duration of the audio of one attention block."""
         return self.block_tokens / self.token_frame_rate
 
+    @property
+    def equal_chunks(self) -> bool:
+        """Whether a batch should hold only chunks of equal length. A decoder of codecs computes the
+        chunks of each length one after another, so a batch of several lengths takes several times
+        as long.
+        """
+        return self.stages == ("decoder",)
+
     def grid(self, prompt_tokens: int, left_blocks: int = -1) -> BlockGrid:
         """Returns the block grid of a stream, in tokens.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,6 +19,15 @@ from token2wav.serving.chunking import Chunker, HopSchedule, checked_tokens
 from token2wav.serving.clocks import Playback
 
 CONFIG = CosyVoice3Config.read(TINY)
+# One token is a block, and hops are 1, 2 and 4 tokens.
+CODEC = replace(
+    CONFIG,
+    stages=("decoder",),
+    block_tokens=1,
+    lookahead_tokens=0,
+    hop_blocks=(1, 4),
+    speaks_early=False,
+)
 LOOKAHEAD = 3
 BLOCK = 25
 NOTHING = np.zeros(0, np.int32)
@@ -201,6 +211,40 @@ def test_a_decision_stands_until_its_chunk_is_computed() -> None:
     chunker.push(numbered(200), end=True)
     assert chunker.next_chunk is first
     assert chunker.chunks == 0
+
+
+def test_a_waiting_chunk_of_a_growing_schedule_takes_tokens_up_to_its_hop_and_the_end() -> None:
+    clock = FakeClock()
+    playback = Playback(clock)
+    chunker = Chunker(NOTHING, CODEC, HopSchedule.of(StreamConfig(), CODEC), playback)
+    chunker.push(numbered(1))
+    playback.sent(0.0)
+    chunker.computed()
+    lengths = []
+    for _ in range(3):  # the listener is out of audio, so one token is enough for a chunk
+        chunker.push(numbered(1))
+        chunker.decide()
+        lengths.append(chunker.next_tokens)
+    assert lengths == [1, 2, 2]
+    chunker.computed()
+    assert ranges([chunk for chunk in [chunker.next_chunk] if chunk]) == [(3, 4, False)]
+    chunker.push(NOTHING, end=True)
+    chunker.decide()
+    assert ranges([chunk for chunk in [chunker.next_chunk] if chunk]) == [(3, 4, True)]
+
+
+def test_a_shortened_chunk_leaves_its_other_tokens_to_the_next_one() -> None:
+    chunker = Chunker(NOTHING, CODEC, HopSchedule.of(StreamConfig(), CODEC))
+    chunker.push(numbered(1 + 2 + 4))
+    for _ in range(2):
+        chunker.computed()
+    chunker.shorten(1)
+    shortened = chunker.next_chunk
+    chunker.computed()
+    chunker.push(NOTHING, end=True)
+    chunks = [chunk for chunk in (shortened, chunker.next_chunk) if chunk]
+    assert ranges(chunks) == [(3, 4, False), (4, 7, True)]
+    assert np.concatenate([chunk.tokens for chunk in chunks]).tolist() == [3, 4, 5, 6]
 
 
 def test_a_message_is_consumed_when_the_next_chunk_needs_more_than_its_tokens() -> None:

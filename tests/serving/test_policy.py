@@ -27,6 +27,7 @@ class Ready:
     ode_steps: int = 10
     next_provisional: bool = False
     admitted: float = 0.0
+    next_divisible: bool = True
 
 
 def heard(name: str, plays_until: float, tokens: int = 25, since: float = 0.0) -> Ready:
@@ -74,6 +75,27 @@ def test_a_batch_is_bounded() -> None:
 def test_idle_workers_share_the_ready_chunks(workers: int, batch: str) -> None:
     requests = [fresh(name, since) for since, name in enumerate("abcde")]
     assert names(Policy[Ready](8).next_batch(requests, 0.0, workers)) == batch
+
+
+@pytest.mark.parametrize(
+    ("chunks", "batch"),
+    [
+        ("a8 b8 c2", "ab"),  # 2 of 8 tokens are more than 3 of 2
+        ("a8 b2 c2 d2 e2", "abcde"),
+        ("a3 b2 c2", "abc"),  # a chunk of 3 is cut to 2
+        ("a2 b4 c2", "ac"),  # no chunk is longer than the first one
+        ("a1! b1 c1! d2!", "ac"),  # a chunk that cannot be cut runs with chunks of its length
+        ("a1 b1! c1", "ac"),
+    ],
+)
+def test_chunks_of_equal_length_share_a_batch_if_the_model_needs_it(
+    chunks: str, batch: str
+) -> None:
+    requests = [
+        Ready(each[0], 0.0, at / 100, int(each[1]), next_divisible=not each.endswith("!"))
+        for at, each in enumerate(chunks.split())
+    ]
+    assert names(Policy[Ready](8, equal_block=1).next_batch(requests, 0.0)) == batch
 
 
 def test_every_fourth_batch_ranks_urgent_and_unheard_chunks_by_waiting_time() -> None:
@@ -156,6 +178,7 @@ class Listener:
     first: float = 0.0
     ode_steps: int = 10
     next_provisional: bool = False
+    next_divisible: bool = False
 
     @property
     def next_tokens(self) -> int:

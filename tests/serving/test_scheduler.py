@@ -7,11 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.support.replies import FIRST, LIMITS, SECOND, FakeClock, RecordingReply
+from tests.support.replies import FIRST, HOP, LIMITS, SECOND, FakeClock, RecordingReply
 from tests.support.tiny_model import TINY, demo_tokens, demo_voice, schedule_of
 from token2wav import LimitError, StreamClosedError
 from token2wav.errors import IdleError
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.model_config import ModelConfig
 from token2wav.serving.audio_output import AudioOutput
 from token2wav.serving.chunking import Chunker
 from token2wav.serving.clocks import Playback
@@ -23,9 +24,9 @@ WORKER = 7
 
 
 class Rig:
-    def __init__(self, **limits: float) -> None:
+    def __init__(self, config: ModelConfig = CONFIG, **limits: float) -> None:
         self.clock = FakeClock()
-        self.scheduler = Scheduler(replace(LIMITS, **limits), 25.0, self.clock)  # type: ignore[arg-type]
+        self.scheduler = Scheduler(replace(LIMITS, **limits), config, self.clock)  # type: ignore[arg-type]
 
     def admitted(self) -> Request:
         voice, playback = demo_voice(25), Playback(self.clock)
@@ -120,6 +121,20 @@ def test_requests_during_a_computation_are_answered() -> None:
     assert rig.push(request, 1) == []
     request.chunker.computed()
     assert len(rig.scheduler.finish_consumed_messages(request)) == 2
+
+
+def test_a_batch_of_a_decoder_has_chunks_of_one_length() -> None:
+    rig = Rig(replace(CONFIG, stages=("decoder",)))
+    requests = [rig.opened() for _ in range(2)]
+    for request in requests:
+        rig.push(request, FIRST)
+        rig.computed(request)
+        request.playback.sent(0.0)  # the listener is out of audio, so one block is enough
+    for request, tokens in zip(requests, (2 * HOP, HOP), strict=True):
+        rig.push(request, tokens)
+    assert [request.next_tokens for request in requests] == [50, 25]
+    assert rig.scheduler.next_batch(WORKER, 1) == requests
+    assert [request.next_tokens for request in requests] == [25, 25]
 
 
 def test_only_a_request_that_awaits_tokens_is_idle() -> None:

@@ -45,6 +45,8 @@ class HopSchedule:
             All other chunks need the look-ahead of the model.
         adaptive: whether a hop may be shortened when the listener runs out of audio. False if the
             audio of the model depends on where chunks end.
+        growing: whether a chunk that waits for a worker takes tokens that arrive meanwhile, up to
+            its hop.
     """
 
     first: int
@@ -53,6 +55,7 @@ class HopSchedule:
     first_tokens: int = 0
     early_lookahead: int = 1
     adaptive: bool = True
+    growing: bool = False
 
     def __post_init__(self) -> None:
         if self.longest % self.block:
@@ -75,6 +78,7 @@ class HopSchedule:
             _first_tokens(stream, config) if early else 0,
             max(1, min(stream.early_lookahead_tokens, config.lookahead_tokens)),
             adaptive,
+            growing=adaptive and config.equal_chunks,
         )
 
     def hop(self, index: int) -> int:
@@ -91,8 +95,8 @@ class Chunker:
 
     Positions are tokens counted from the first prompt token. The chunker decides about the next
     chunk when tokens arrive, when a chunk was computed, and when the listener's audio runs short. A
-    decision about a chunk of whole blocks is final. A decision about a provisional chunk may be
-    revised until the chunk runs.
+    decision about a chunk of whole blocks is final, unless the schedule lets chunks grow. A
+    decision about a provisional chunk may be revised until the chunk runs.
 
     Hops grow from chunk to chunk. If the listener's audio would end before the tokens of a hop
     arrive, the hop is cut to the blocks that are complete. If no block will be complete in time,
@@ -237,17 +241,30 @@ class Chunker:
         return received < chunk.stop + self._lookahead(provisional=chunk.provisional)
 
     def decide(self) -> None:
-        """Decides about the next chunk, if there is none yet, or if it is provisional.
+        """Decides about the next chunk, if there is none yet, or if it may be revised.
 
-        A longer chunk may replace a provisional chunk. The caller makes sure that no worker
-        computes the provisional chunk yet.
+        A longer chunk may replace a provisional chunk, and every chunk of a growing schedule. The
+        caller makes sure that no worker computes the chunk yet.
         """
-        if self.done or (self.next_chunk is not None and not self.next_chunk.provisional):
+        chunk = self.next_chunk
+        final = chunk is not None and not chunk.provisional and not self._schedule.growing
+        if self.done or final or (stop := self._next_stop()) is None:
             return
-        if (stop := self._next_stop()) is not None:
-            if self.next_chunk is None:
-                self._decided_at = self._playback.now()
-            self.next_chunk = self._cut(stop)
+        if chunk is None:
+            self._decided_at = self._playback.now()
+        self.next_chunk = self._cut(stop)
+
+    def shorten(self, tokens: int) -> None:
+        """Shortens the next chunk, so that it runs together with shorter chunks of other streams.
+
+        Args:
+            tokens: number of whole blocks in tokens, at most `next_tokens`. The chunk is neither
+                provisional nor the last one.
+        """
+        chunk = self.next_chunk
+        assert chunk is not None
+        if tokens < self.next_tokens:
+            self.next_chunk = self._cut(chunk.start + tokens)
 
     def _next_stop(self) -> int | None:
         """Returns the position at which the next chunk ends; None to wait for tokens."""

@@ -66,6 +66,10 @@ class Schedulable(Protocol):
     def next_provisional(self) -> bool:
         """Whether the next chunk is provisional. Such a chunk may have fewer ODE steps."""
 
+    @property
+    def next_divisible(self) -> bool:
+        """Whether the next chunk may be shortened: it lies between the first and the last chunk."""
+
 
 RequestT = TypeVar("RequestT", bound=Schedulable)
 
@@ -75,10 +79,13 @@ class Policy(Generic[RequestT]):
 
     Args:
         most: largest number of chunks in a batch.
+        equal_block: tokens of a block, for a model whose batches hold only chunks of equal length
+            (`_alike`); 0 for other models.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, equal_block: int = 0) -> None:
         self._most = most
+        self._equal_block = equal_block
         self._turn = 0
         self._token_seconds = 0.0
 
@@ -142,6 +149,8 @@ class Policy(Generic[RequestT]):
             and request.next_tokens <= head.next_tokens
             and _kind(request, now) <= max(kind, _UNHEARD)
         ]
+        if self._equal_block:
+            candidates = _alike(candidates, self._equal_block)
         batch = candidates[: min(self._most, math.ceil(len(ready) / idle_workers))]
         if not has_time(head, now):
             return batch
@@ -188,6 +197,36 @@ def _rank(request: Schedulable, now: float, *, by_waiting: bool) -> tuple[int, f
     if request.plays_until is None:
         return _UNHEARD, request.ready_since
     return _kind(request, now), request.plays_until
+
+
+def _alike(candidates: Sequence[RequestT], block: int) -> list[RequestT]:
+    """Selects the chunks that run together with the first one if all of them have equal lengths.
+
+    Chunks between the first and the last chunk of a stream can be shortened. Their common length is
+    the one with which the batch has the most tokens. Any other chunk runs together with chunks of
+    its own length.
+
+    Args:
+        candidates: requests in the order of their rank; no chunk is longer than the first one.
+        block: tokens of a block.
+    """
+    head = candidates[0]
+    alike = [each for each in candidates if each.next_divisible == head.next_divisible]
+    if not head.next_divisible:
+        return [each for each in alike if each.next_tokens == head.next_tokens]
+    lengths = sorted((equal_length(each.next_tokens, block) for each in alike), reverse=True)
+    totals = {length: length * (at + 1) for at, length in enumerate(lengths)}
+    chosen = max(reversed(totals), key=lambda length: totals[length])  # the shortest of the best
+    return [each for each in alike if each.next_tokens >= chosen]
+
+
+def equal_length(tokens: int, block: int) -> int:
+    """Returns the longest common length of a chunk that is not longer than `tokens`.
+
+    The lengths are 1, 2, 4 ... blocks. On a CPU each length of a batch has compiled operations of
+    its own (`execution/device.py`), so there are few lengths.
+    """
+    return block << (tokens // block).bit_length() - 1
 
 
 def _within(batch: Sequence[RequestT], tokens: float) -> list[RequestT]:

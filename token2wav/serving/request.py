@@ -152,6 +152,12 @@ class Request:
         return self.chunker.next_chunk is not None and self.chunker.next_chunk.provisional
 
     @property
+    def next_divisible(self) -> bool:
+        """Whether the next chunk may be shortened: it lies between the first and the last chunk."""
+        chunk = self.chunker.next_chunk
+        return chunk is not None and self.chunker.chunks > 0 and not chunk.last
+
+    @property
     def over(self) -> bool:
         return self.status in (Status.FINISHED, Status.FAILED)
 

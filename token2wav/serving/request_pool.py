@@ -54,7 +54,7 @@ class RequestPool:
         self._observer = observer or Observer()
         self._clock = clock
         self._on_device_lost = on_device_lost
-        self._scheduler = Scheduler(limits, pipeline.config.token_frame_rate, clock)
+        self._scheduler = Scheduler(limits, pipeline.config, clock)
         self._wake = threading.Condition()  # guards the scheduler and the state of requests
         self._changed_lock = threading.Lock()
 

@@ -21,7 +21,8 @@ from token2wav.errors import (
     StreamClosedError,
     Token2WavError,
 )
-from token2wav.serving.policy import Policy, has_time
+from token2wav.model_config import ModelConfig
+from token2wav.serving.policy import Policy, equal_length, has_time
 from token2wav.serving.request import Message, Reply, Request, Status
 
 MAX_WAITING_MESSAGES = 1024  # largest number of messages of one request that wait
@@ -32,7 +33,7 @@ class Scheduler:
 
     Args:
         limits: bounds that are checked before work starts.
-        token_rate: tokens per second of audio.
+        config: configuration of the model.
         clock: returns monotonic seconds.
 
     Attributes:
@@ -40,11 +41,14 @@ class Scheduler:
         closing: whether the server shuts down, so that no more requests are admitted.
     """
 
-    def __init__(self, limits: LimitConfig, token_rate: float, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, limits: LimitConfig, config: ModelConfig, clock: Callable[[], float]
+    ) -> None:
         self._limits = limits
-        self._open_seconds = limits.open_seconds(token_rate)
+        self._open_seconds = limits.open_seconds(config.token_frame_rate)
         self._clock = clock
-        self._policy: Policy[Request] = Policy(limits.batch_streams)
+        self._equal_block = config.block_tokens if config.equal_chunks else 0
+        self._policy: Policy[Request] = Policy(limits.batch_streams, self._equal_block)
         self._admitted = 0
         self.requests: list[Request] = []
         self.closing = False
@@ -196,6 +200,10 @@ class Scheduler:
             if request.status in (Status.WAITING, Status.UNOPENED)
         ]
         batch = self._policy.next_batch(self._ready(), self._clock(), idle_workers, waiting)
+        if self._equal_block and batch and batch[0].next_divisible:
+            shortest = min(request.next_tokens for request in batch)
+            for request in batch:
+                request.chunker.shorten(equal_length(shortest, self._equal_block))
         for request in batch:
             request.start(owner)
         return batch

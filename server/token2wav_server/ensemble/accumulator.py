@@ -115,7 +115,7 @@ class Accumulator:
         self._held_back = held_back_seconds(self._config, server.stream)
         self._voices = registry(server, self._config)
         self._streams: Sequences[_Stream] = Sequences()
-        self._scheduler = Scheduler(server.limits, self._config.token_frame_rate, time.monotonic)
+        self._scheduler = Scheduler(server.limits, self._config, time.monotonic)
         self._lock = threading.Lock()
         self._open_streams = open_streams("scheduler")
         self._refused, self._started = refusals(), starts()
