@@ -227,9 +227,11 @@ def token_array(
         return np.zeros((0, *token_shape), np.int32)
     if not np.issubdtype(array.dtype, np.integer):
         raise InputError(field, f"type {array.dtype}, expected integers")
-    limits = np.iinfo(np.int32)
-    if array.min() < limits.min or array.max() > limits.max:
-        raise InputError(field, f"values do not fit 32 bits; found {array.min()} to {array.max()}")
+    if array.dtype != np.int32:
+        limits = np.iinfo(np.int32)
+        if array.min() < limits.min or array.max() > limits.max:
+            found = f"{array.min()} to {array.max()}"
+            raise InputError(field, f"values do not fit 32 bits; found {found}")
     return array.astype(np.int32)
 
 
@@ -250,9 +252,9 @@ def latent_array(latents: ArrayLike, size: int) -> NDArray[np.float32]:
 
 def check_vocabulary(field: str, tokens: NDArray[np.int32], vocab_size: int) -> None:
     """Raises InputError if a token, or a code of a token, is outside 0 to vocab_size - 1."""
-    bad = np.argwhere((tokens < 0) | (tokens >= vocab_size))
-    if bad.size:
-        at = tuple(bad[0].tolist())
+    outside = (tokens < 0) | (tokens >= vocab_size)
+    if outside.any():
+        at = tuple(np.argwhere(outside)[0].tolist())
         where = str(at[0]) if len(at) == 1 else f"{at[0]}, codebook {at[1]},"
         raise InputError(
             field, f"{tokens[at]} at index {where} is outside the vocabulary 0 to {vocab_size - 1}"

@@ -155,11 +155,16 @@ class ServerMetrics(Observer):
         self._audio = Family("audio_seconds_total", "Audio sent to clients", "COUNTER")
         self._ended = Family("streams_ended_total", "Ended utterances, by reason", "COUNTER")
         self._refused = refusals()
+        # Sums of the chunks that were sent since `_record_sent`. Recording a value takes about as
+        # long as sending a chunk, so the counters get one value for all chunks of a batch.
+        self._sent_lock = threading.Lock()
+        self._sent_seconds, self._sent_late = 0.0, 0
         self._underruns.record(0)
         self._audio.record(0)
         self.changed(0)
 
     def changed(self, open_requests: int) -> None:
+        self._record_sent()
         usage = self._model.pipeline.usage()
         for state in ("capacity", "used", "shared", "idle"):
             self._pages.record(getattr(usage, state), state=state)
@@ -184,12 +189,24 @@ class ServerMetrics(Observer):
         self._refused(error)
 
     def sent(self, request: Request, seconds: float, late: float) -> None:
-        self._audio.record(seconds)
-        if late > 0:
-            self._underruns.record(1)
+        with self._sent_lock:
+            self._sent_seconds += seconds
+            self._sent_late += late > 0
         if request.playback.seconds_sent == seconds and request.playback.started is not None:
             self._first.record(request.playback.started - request.admitted)
             self._starts(request.next_provisional)
+
+    def delivered(self) -> None:
+        self._record_sent()
+
+    def _record_sent(self) -> None:
+        with self._sent_lock:
+            seconds, late = self._sent_seconds, self._sent_late
+            self._sent_seconds, self._sent_late = 0.0, 0
+        if seconds:
+            self._audio.record(seconds)
+        if late:
+            self._underruns.record(late)
 
     def ended(self, request: Request, reason: str) -> None:
         self._ended.record(1, reason=reason)

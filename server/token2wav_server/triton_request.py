@@ -165,10 +165,10 @@ class TritonRequest:
             for name, value in json.loads(request.parameters() or "{}").items()
             if not _of_triton(name)
         }
-        inputs = {name: tensor(request, name) for name in (*VOICE_INPUTS, VOICE_ID)}
-        tokens = tensor(request, "tokens")
+        inputs = {each.name(): _array(each) for each in request.inputs()}
+        tokens = inputs.pop("tokens", None)
         if tokens is None:
-            tokens = tensor(request, "latents")  # of a model that takes latents
+            tokens = inputs.pop("latents", None)  # of a model that takes latents
         return cls(
             sequence_id,
             start=whole or bool(flags & _START),
@@ -176,7 +176,7 @@ class TritonRequest:
             owner=_owner(parameters),
             parameters=parameters,
             tokens=np.zeros(0, np.int32) if tokens is None else tokens,
-            voice_inputs={name: array for name, array in inputs.items() if array is not None},
+            voice_inputs=inputs,
         )
 
     def options(self) -> Options:
@@ -264,4 +264,9 @@ def tensor(request: Any, name: str) -> NDArray[Any] | None:
     The array is a view of Triton's memory, which is freed once the request has been answered.
     """
     found = pb_utils.get_input_tensor_by_name(request, name)
-    return None if found is None else from_dlpack(found.to_dlpack()).numpy()
+    return None if found is None else _array(found)
+
+
+def _array(found: Any) -> NDArray[Any]:
+    array: NDArray[Any] = from_dlpack(found.to_dlpack()).numpy()
+    return array

@@ -6,6 +6,7 @@ import importlib
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,6 +28,7 @@ from token2wav.errors import (
     StreamClosedError,
     Token2WavError,
 )
+from token2wav.voice import FIELDS
 
 IMPORTED = [
     f"token2wav_server.{name}"
@@ -90,20 +92,22 @@ class FakeTriton(SimpleNamespace):
         def from_dlpack(name: str, tensor: torch.Tensor) -> None:
             """Makes no tensor: nobody looks at it."""
 
-    @staticmethod
-    def get_input_tensor_by_name(request: FakeRequest, name: str) -> Any:
-        if (array := request.inputs.get(name)) is None:
-            return None
-        return SimpleNamespace(to_dlpack=torch.from_numpy(array.copy()).__dlpack__)
-
 
 class FakeRequest:
     """Request of a whole utterance, or of nothing without inputs; it is its own response sender."""
 
     def __init__(self, **inputs: Any) -> None:
-        self.inputs = inputs
+        self._inputs = inputs
         self.errors: list[str | None] = []  # of all answers except the last, empty one
         self.over = False
+
+    def inputs(self) -> list[SimpleNamespace]:
+        return [
+            SimpleNamespace(
+                name=partial(str, name), to_dlpack=torch.from_numpy(array.copy()).__dlpack__
+            )
+            for name, array in self._inputs.items()
+        ]
 
     def correlation_id(self) -> int:
         return 0
@@ -127,7 +131,11 @@ class FakeRequest:
 
 
 def spoken(voice: Voice) -> FakeRequest:
-    return FakeRequest(tokens=demo_tokens(4), **vars(voice))
+    return FakeRequest(tokens=demo_tokens(4), **tensors_of(voice))
+
+
+def tensors_of(voice: Voice) -> dict[str, Any]:
+    return {name: getattr(voice, name) for name in FIELDS}
 
 
 @pytest.fixture

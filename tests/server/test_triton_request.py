@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.server.test_service import FakeRequest, FakeTriton
+from tests.server.test_service import FakeRequest, FakeTriton, tensors_of
 from tests.support.tiny_model import demo_tokens, demo_voice
 from token2wav import InputError
 from token2wav.serving.audio_output import AudioFormat
@@ -81,7 +81,7 @@ def test_all_values_of_a_first_request(parser: Any) -> None:
         "triton_enable_empty_final_response": True,
         "sequence_id": 7,
     }
-    read = parser.read(Message(7, START, parameters, tokens=demo_tokens(3), **vars(voice)))
+    read = parser.read(Message(7, START, parameters, tokens=demo_tokens(3), **tensors_of(voice)))
     assert read.owner == Owner("alice", "secret")
     assert np.array_equal(read.tokens, demo_tokens(3))
     assert set(read.voice_inputs) == {"prompt_tokens", "prompt_mel", "speaker_embedding"}

@@ -438,5 +438,7 @@ def checked_tokens(tokens: ArrayLike, config: ModelConfig) -> NDArray[Any]:
             f"shape {array.shape}, expected (tokens, codebooks) with 1 to {codebooks} codebooks",
         )
     check_vocabulary("tokens", array, config.vocab_size)
+    if array.shape[1] == codebooks:
+        return array
     absent = codebooks - array.shape[1]
     return np.pad(array, ((0, 0), (0, absent)), constant_values=NO_CODE)

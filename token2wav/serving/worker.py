@@ -249,6 +249,7 @@ class WorkerPool(RequestPool):
             request.compute_seconds += seconds
             send = partial(self._send, request=request)
             self._serve(request, partial(deliver, result=result, send=send, lock=self._wake))
+        attempt(self._observer.delivered)
         with self._wake:
             self._scheduler.computed(tokens, seconds)
 
