@@ -91,7 +91,7 @@ _FEW_LAYERS = {
     "num_hidden_layers": 2,
     "intermediate_size": 128,
 }
-SMALL: dict[str, dict[str, Any]] = {
+SIXTEENTH: dict[str, dict[str, Any]] = {
     "qwen3_tts": {
         **QWEN3_TTS,
         **_FEW_LAYERS,

@@ -1,12 +1,17 @@
 """Listeners of codecs on a real server at the pace of speech: gaps, and equality with the library.
 
-Starts a server for each codec, at a small size with random weights. All clients send their codes
-when a language model at the pace of speech would have emitted them: frame by frame, or for frames
-that are shorter than 40 ms (DAC) in portions of this length. The audio of every client is compared
-with the library's audio of the whole utterance. The clients share the cores with the server. Prints
-a line for each codec; writes JSON.
+Starts a server for each codec, at a small size with random weights. The default is the larger size
+of the golden data, whose frames may be far shorter than the published ones. So clients send
+portions of 80 ms, the frame of most published codecs, and hops last up to a second. `--sizes
+sixteenth` has a sixteenth of the published channels at the published rates. There clients send
+frame by frame, or for frames that are shorter than 40 ms (DAC) portions of this length.
+
+All clients send their codes when a language model at the pace of speech would have emitted them.
+The audio of every client is compared with the library's audio of the whole utterance. The clients
+share the cores with the server. Prints a line for each codec; writes JSON.
 
     .venv/bin/python -m benchmarks.codec_pace
+    .venv/bin/python -m benchmarks.codec_pace --sizes sixteenth --name codec_pace_sixteenth
 """
 
 from __future__ import annotations
@@ -23,25 +28,45 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.codec_models import SMALL, write_codec
+from benchmarks.codec_models import SIXTEENTH, write_codec
 from benchmarks.environment import describe, save
 from benchmarks.listening import Heard, Piece, quantiles
 from benchmarks.open_loop import Subject
+from tests.support.codec_models import WRITERS
+from tests.support.family_golden import FamilyGolden
 from token2wav import StreamConfig, Token2Wav
+from token2wav.model_config import ModelConfig
 from token2wav_client import AsyncClient
 from token2wav_server import Ports, TritonServer
 
-_EXACT = "stream: {hold_frames: 0}"  # early audio depends on the arrival of tokens
 _UTTERANCES = 4  # different utterances; clients share them
-_PORTION_S = 0.04  # shortest audio of a portion of tokens
+_GOLDEN, _SIXTEENTH = "golden", "sixteenth"  # sizes of the models
+_PORTION_S = {_GOLDEN: 0.08, _SIXTEENTH: 0.04}  # shortest audio of a portion of tokens
 _PLAYER_S = 0.2  # audio that a player holds before it starts
 
 Audio = NDArray[np.float32]
 
 
-async def portions(subject: Subject) -> AsyncIterator[NDArray[np.int32]]:
+def sizes_of(sizes: str) -> dict[str, dict[str, Any]]:
+    """Returns the sizes of each codec, by the name of its golden data."""
+    return (
+        SIXTEENTH
+        if sizes == _SIXTEENTH
+        else {name: FamilyGolden(name, "small").sizes for name in WRITERS}
+    )
+
+
+def settings_of(config: ModelConfig, sizes: str) -> StreamConfig:
+    """Returns the settings of streams. Early audio is off, because it depends on arrival times."""
+    if sizes == _SIXTEENTH:
+        return StreamConfig(hold_frames=0)
+    second = math.ceil(config.token_frame_rate / config.block_tokens) * config.block_tokens
+    return StreamConfig(hold_frames=0, max_hop_tokens=second)
+
+
+async def portions(subject: Subject, portion_s: float) -> AsyncIterator[NDArray[np.int32]]:
     """Yields the tokens of an utterance, each portion when its last token is due."""
-    size = max(1, math.ceil(_PORTION_S * subject.tokens_per_second))
+    size = max(1, math.ceil(portion_s * subject.tokens_per_second))
     began = time.monotonic()
     for start in range(0, len(subject.tokens), size):
         portion = subject.tokens[start : start + size]
@@ -50,48 +75,58 @@ async def portions(subject: Subject) -> AsyncIterator[NDArray[np.int32]]:
         yield portion
 
 
-async def listen(client: AsyncClient, subject: Subject, delay_s: float) -> tuple[Heard, Audio]:
+async def listen(
+    client: AsyncClient, subject: Subject, portion_s: float, delay_s: float
+) -> tuple[Heard, Audio]:
     """Sends an utterance at the pace of speech, after a delay, and collects its audio."""
     await asyncio.sleep(delay_s)
     pieces, audio, began = list[Piece](), list[Audio](), time.monotonic()
-    async for chunk in client.synthesize(portions(subject)):
+    async for chunk in client.synthesize(portions(subject, portion_s)):
         pieces.append(Piece(time.monotonic() - began, chunk.duration_s, None))
         audio.append(np.asarray(chunk.audio, np.float32))
     return Heard(tuple(pieces), 0.0), np.concatenate(audio)
 
 
 async def listen_together(
-    url: str, subjects: list[Subject], streams: int
+    url: str, subjects: list[Subject], streams: int, portion_s: float
 ) -> list[tuple[Heard, Audio]]:
-    """Runs several clients, whose frames are spread over the time of a frame."""
-    frame_s = 1 / subjects[0].tokens_per_second
+    """Runs several clients, whose portions are spread over the time of a portion."""
+    spread_s = max(portion_s, 1 / subjects[0].tokens_per_second)
     async with AsyncClient(url) as client:
         return await asyncio.gather(
             *(
-                listen(client, subjects[index % len(subjects)], frame_s * index / streams)
+                listen(
+                    client,
+                    subjects[index % len(subjects)],
+                    portion_s,
+                    spread_s * index / streams,
+                )
                 for index in range(streams)
             )
         )
 
 
-def measure(name: str, streams: int, seconds: float) -> dict[str, Any]:
+def measure(name: str, sizes: str, streams: int, seconds: float) -> dict[str, Any]:
     """Measures one codec."""
     with tempfile.TemporaryDirectory() as temporary:
         folder, settings = Path(temporary) / name, Path(temporary) / "server.yaml"
         folder.mkdir()
-        write_codec(name, folder, SMALL[name])
-        settings.write_text(_EXACT)
+        write_codec(name, folder, sizes_of(sizes)[name])
         first = Subject.of(folder, seconds, speed=1.0)
+        stream = settings_of(first.config, sizes)
+        settings.write_text(f"stream: {{hold_frames: 0, max_hop_tokens: {stream.max_hop_tokens}}}")
         subjects = [
             Subject(first.config, np.roll(first.tokens, -shift, axis=0), None, 1.0)
             for shift in range(_UTTERANCES)
         ]
-        model = Token2Wav.load(folder, stream=StreamConfig(hold_frames=0))
+        model = Token2Wav.load(folder, stream=stream)
         wholes = [model.synthesize(subject.tokens) for subject in subjects]
         with TritonServer(
             folder, config=settings, ports=Ports.free(), log_file=Path(temporary) / "triton.log"
         ) as server:
-            heard = asyncio.run(listen_together(server.grpc_url, subjects, streams))
+            heard = asyncio.run(
+                listen_together(server.grpc_url, subjects, streams, _PORTION_S[sizes])
+            )
     errors = [
         float(np.abs(audio - wholes[index % _UTTERANCES]).max() / wholes[index % _UTTERANCES].std())
         for index, (_, audio) in enumerate(heard)
@@ -99,6 +134,7 @@ def measure(name: str, streams: int, seconds: float) -> dict[str, Any]:
     listeners = [one for one, _ in heard]
     return {
         "model": name,
+        "sizes": sizes,
         "streams": streams,
         "frames_per_s": round(first.config.token_frame_rate, 2),
         "seconds": seconds,
@@ -127,14 +163,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--models", nargs="+", choices=SMALL, default=list(SMALL), metavar="NAME")
+    parser.add_argument("--sizes", choices=_PORTION_S, default=_GOLDEN)
+    parser.add_argument("--models", nargs="+", metavar="NAME", help="default: all codecs")
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--seconds", type=float, default=10.0, help="length of an utterance")
     parser.add_argument("--name", default="codec_pace", help="name of the result")
     options = parser.parse_args()
     rows = []
-    for name in options.models:
-        rows.append(measure(name, options.streams, options.seconds))
+    for name in options.models or sizes_of(options.sizes):
+        rows.append(measure(name, options.sizes, options.streams, options.seconds))
         print(as_line(rows[-1]), flush=True)
     save(options.name, {**describe(), "player_ms": 1000 * _PLAYER_S, "rows": rows})
 
