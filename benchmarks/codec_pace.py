@@ -169,6 +169,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0, help="length of an utterance")
     parser.add_argument("--name", default="codec_pace", help="name of the result")
     options = parser.parse_args()
+    if unknown := set(options.models or ()) - set(sizes_of(options.sizes)):
+        parser.error(f"--models: {', '.join(sorted(unknown))} is no codec of these sizes")
     rows = []
     for name in options.models or sizes_of(options.sizes):
         rows.append(measure(name, options.sizes, options.streams, options.seconds))
