@@ -149,9 +149,10 @@ class Policy(Generic[RequestT]):
             and request.next_tokens <= head.next_tokens
             and _kind(request, now) <= max(kind, _UNHEARD)
         ]
+        room = min(self._most, math.ceil(len(ready) / idle_workers))
         if self._equal_block:
-            candidates = _alike(candidates, self._equal_block)
-        batch = candidates[: min(self._most, math.ceil(len(ready) / idle_workers))]
+            candidates = _alike(candidates, self._equal_block, room)
+        batch = candidates[:room]
         if not has_time(head, now):
             return batch
         fitting = self._fitting_tokens(head, now, waiting if idle_workers == 1 else ())
@@ -199,7 +200,7 @@ def _rank(request: Schedulable, now: float, *, by_waiting: bool) -> tuple[int, f
     return _kind(request, now), request.plays_until
 
 
-def _alike(candidates: Sequence[RequestT], block: int) -> list[RequestT]:
+def _alike(candidates: Sequence[RequestT], block: int, room: int) -> list[RequestT]:
     """Selects the chunks that run together with the first one if all of them have equal lengths.
 
     Chunks between the first and the last chunk of a stream can be shortened. Their common length is
@@ -209,13 +210,14 @@ def _alike(candidates: Sequence[RequestT], block: int) -> list[RequestT]:
     Args:
         candidates: requests in the order of their rank; no chunk is longer than the first one.
         block: tokens of a block.
+        room: largest number of chunks in the batch.
     """
     head = candidates[0]
     alike = [each for each in candidates if each.next_divisible == head.next_divisible]
     if not head.next_divisible:
         return [each for each in alike if each.next_tokens == head.next_tokens]
     lengths = sorted((equal_length(each.next_tokens, block) for each in alike), reverse=True)
-    totals = {length: length * (at + 1) for at, length in enumerate(lengths)}
+    totals = {length: length * min(at + 1, room) for at, length in enumerate(lengths)}
     chosen = max(reversed(totals), key=lambda length: totals[length])  # the shortest of the best
     return [each for each in alike if each.next_tokens >= chosen]
 
@@ -223,10 +225,12 @@ def _alike(candidates: Sequence[RequestT], block: int) -> list[RequestT]:
 def equal_length(tokens: int, block: int) -> int:
     """Returns the longest common length of a chunk that is not longer than `tokens`.
 
-    The lengths are 1, 2, 4 ... blocks. On a CPU each length of a batch has compiled operations of
+    The lengths are 1, 2, 3, 4, 6, 8, 12 ... blocks. On a CPU each length has compiled operations of
     its own (`execution/device.py`), so there are few lengths.
     """
-    return block << (tokens // block).bit_length() - 1
+    blocks = tokens // block
+    shift = max(0, blocks.bit_length() - 2)
+    return (blocks >> shift << shift) * block
 
 
 def _within(batch: Sequence[RequestT], tokens: float) -> list[RequestT]:
