@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -79,6 +80,12 @@ def from_mapping(cls: type[_Config], data: Any, name: str) -> _Config:
 
 def kinds(config: type) -> Mapping[str, Any]:
     """Returns the types of the fields of a dataclass, with the bounds in their annotations."""
+    hashable: Any = config  # the type checker takes a class for one of its instances
+    return _evaluated(hashable)
+
+
+@cache  # because Python evaluates the annotations of all fields at every call
+def _evaluated(config: Any) -> Mapping[str, Any]:
     return get_type_hints(config, include_extras=True)
 
 
