@@ -19,7 +19,7 @@ from tests.support.family_golden import FamilyGolden
 from tests.support.tiny_model import DATA, TINY, one_line, tiny_copy
 from token2wav import CheckpointError, ConfigError
 from token2wav.execution.assemble import check_folder
-from token2wav.families import read_config
+from token2wav.families import family_of
 from token2wav.families.bigvgan.config import BigVGANConfig, read_bigvgan
 from token2wav.families.chatterbox.config import read as read_chatterbox
 from token2wav.families.streamflow.config import StreamFlowSection
@@ -76,14 +76,14 @@ def test_an_absurd_number_is_refused_by_its_key(
     tmp_path: Path, write: Callable[[Path], Path], absurd: str
 ) -> None:
     path = write(tmp_path)
-    text, sound = path.read_text(), read_config(tmp_path)
-    refused = 0
+    read = family_of(tmp_path).read
+    text, sound, refused = path.read_text(), read(tmp_path), 0
     for match in NUMBER.finditer(text):
         key, value = match.group(2), match.group(3)
         other = absurd if value.startswith("!ref") else re.sub(r"[\d.]+", absurd, value, count=1)
         path.write_text(f"{text[: match.start(3)]}{other}{text[match.end(3) :]}")
         try:
-            assert read_config(tmp_path) == sound or (key, absurd) in HARMLESS, (
+            assert read(tmp_path) == sound or (key, absurd) in HARMLESS, (
                 f"{key}: {other} was accepted"
             )
             continue
@@ -121,7 +121,8 @@ def test_an_absurd_number_in_a_codec_is_refused_by_its_key(name: str, tmp_path: 
     """A number that the server does not read may have any value."""
     CODECS[name](tmp_path, FamilyGolden(name, "tiny"))
     [file] = [path for path in tmp_path.iterdir() if path.suffix in (".json", ".yaml")]
-    text, sound, refused = file.read_text(), read_config(tmp_path), 0
+    read = family_of(tmp_path).read
+    text, sound, refused = file.read_text(), read(tmp_path), 0
     absurd = [0, -1, 10**8, 10**9, 10**18, 1e308, float("nan"), "text", [[1]]]
     for path in numbers(json.loads(text)):
         key = next(part for part in reversed(path) if isinstance(part, str))
@@ -132,7 +133,7 @@ def test_an_absurd_number_in_a_codec_is_refused_by_its_key(name: str, tmp_path: 
             target[path[-1]] = value
             file.write_text(json.dumps(document))
             try:
-                assert read_config(tmp_path) == sound, f"{path}: {value} was accepted"
+                assert read(tmp_path) == sound, f"{path}: {value} was accepted"
                 continue
             except ConfigError as error:
                 message = str(error).removeprefix(str(file))
