@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import dataclasses
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,21 @@ def _float8_is_there(request: pytest.FixtureRequest) -> None:
         return
     if torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("float8 needs compute capability 8.9")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_unused_overflow_checks() -> Iterator[None]:
+    """Switches off the overflow checks of the interpreter, which take half of its time.
+
+    Without the option `debug`, the interpreter of Triton 3.7 computes the condition of each check,
+    and ignores it.
+    """
+    from triton.runtime.interpreter import interpreter_builder
+
+    options = dataclasses.replace(interpreter_builder.options, sanitize_overflow=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(interpreter_builder, "options", options)
+        yield
 
 
 @pytest.fixture(autouse=True)
