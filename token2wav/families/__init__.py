@@ -19,6 +19,7 @@ points of the group `token2wav.families`.
 from __future__ import annotations
 
 import pkgutil
+from collections.abc import Iterator
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -40,10 +41,11 @@ def family_of(folder: Path) -> Any:
     """
     if not folder.is_dir():
         raise ConfigError(f"{folder}: no such model folder")
-    families = _families()
-    for family in families:
+    families = []
+    for family in _families():
         if any(path.is_file() for file in family.FILES for path in folder.glob(file)):
             return family
+        families.append(family)
     for family in families:
         if has_model_type(folder, *_model_types(family)):
             return family
@@ -77,10 +79,14 @@ def _model_types(family: Any) -> tuple[str, ...]:
     return getattr(family, "MODEL_TYPES", ())
 
 
-def _families() -> list[ModuleType]:
-    own = [
-        import_module(f"{__name__}.{found.name}")
-        for found in pkgutil.iter_modules(__path__)
-        if found.ispkg
-    ]
-    return [*own, *(point.load() for point in entry_points(group=GROUP))]
+def _families() -> Iterator[ModuleType]:
+    """Yields the families of this package, then those of other distributions.
+
+    Python reads the metadata of all installed distributions to find the latter. This is skipped if
+    the caller stops before.
+    """
+    for found in pkgutil.iter_modules(__path__):
+        if found.ispkg:
+            yield import_module(f"{__name__}.{found.name}")
+    for point in entry_points(group=GROUP):
+        yield point.load()
