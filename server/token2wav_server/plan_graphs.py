@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from token2wav.config import StreamConfig
-from token2wav.execution.assemble import CAPTURED_STREAMS, flow_networks
+from token2wav.execution.assemble import CAPTURED_STREAMS, family_of
 from token2wav.execution.backends import CAPTURED_BLOCKS, PROVISIONAL_BATCH
 from token2wav.execution.piece_sizes import kernel_sizes
 from token2wav.execution.vocoder import likely_pieces
@@ -75,4 +75,4 @@ def vocoder_bytes(model: ModelConfig, stream: StreamConfig) -> int:
 def _vocoder(model: ModelConfig) -> Any:
     """Makes the vocoder of a model without weights."""
     with torch.device("meta"):
-        return flow_networks(model, "float32").vocoder
+        return family_of(model).network(model, "vocoder")
