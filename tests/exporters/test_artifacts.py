@@ -278,7 +278,7 @@ def add_many(path: Path, capabilities: list[str]) -> None:
 
 def test_processes_add_at_the_same_time(engines: EngineFolder) -> None:
     context = multiprocessing.get_context("spawn")
-    theirs = [[f"{worker}.{number}" for number in range(10)] + ["8.9"] for worker in range(3)]
+    theirs = [[f"{worker}.{number}" for number in range(10)] + ["8.9"] for worker in range(2)]
     workers = [
         context.Process(target=add_many, args=(engines.path, capabilities))
         for capabilities in theirs
@@ -287,11 +287,11 @@ def test_processes_add_at_the_same_time(engines: EngineFolder) -> None:
         worker.start()
     for worker in workers:
         worker.join(PATIENCE_SECONDS)
-    assert [worker.exitcode for worker in workers] == [0, 0, 0]
+    assert [worker.exitcode for worker in workers] == [0, 0]
     artifacts = engines.artifacts()
     assert {artifact.target["compute_capability"][0] for artifact in artifacts} == {
         c for cs in theirs for c in cs
     }
-    assert len(artifacts) == 31
+    assert len(artifacts) == 21
     on_disk = {path.name for path in engines.path.iterdir()}
     assert on_disk == {Path(artifact.file).parts[0] for artifact in artifacts}

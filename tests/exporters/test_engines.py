@@ -36,7 +36,9 @@ def rtx() -> Package:
     [
         ("tiny", "step", "float32", 3, ["8.9", "12.0"]),
         ("tiny", "step", "float16", 3, []),
-        ("tiny", "estimator-streaming", "float32", 1, ["8.9", "12.0"]),
+        pytest.param(
+            "tiny", "estimator-streaming", "float32", 1, ["8.9", "12.0"], marks=pytest.mark.slow
+        ),
         ("tiny", "vocoder", "float32", 1, ["8.9", "12.0"]),
         pytest.param("wide", "step", "float32", 3, ["8.9", "12.0"], marks=pytest.mark.slow),
     ],

@@ -33,7 +33,7 @@ CASES: list[Any] = [
     ("tiny", "estimator-streaming", "float32"),
     ("tiny", "vocoder", "float32"),
     pytest.param("tiny", "vocoder-whole", "float32", marks=pytest.mark.slow),
-    ("wide", "step", "float32"),
+    pytest.param("wide", "step", "float32", marks=pytest.mark.slow),
     pytest.param("wide", "estimator-full", "float32", marks=pytest.mark.slow),
 ]
 SIZES = [(2, 50, 0), (4, 100, 50), (2, 33, 301), (6, 1, 3), (2, 200, 1500)]  # rows, frames, past
