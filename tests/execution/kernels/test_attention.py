@@ -98,8 +98,8 @@ def filled(cache: PagedKVCache) -> LayerView:
     ("tile", "storage"),
     [
         (attention._WIDEST, "float32"),
-        (attention._WIDE, "float32"),
-        (attention._NARROW, "float32"),
+        pytest.param(attention._WIDE, "float32", marks=pytest.mark.slow),
+        pytest.param(attention._NARROW, "float32", marks=pytest.mark.slow),
         (attention._WIDEST, "int8"),
         (attention._WIDE, "float8"),
         (attention._NARROW, "float16"),

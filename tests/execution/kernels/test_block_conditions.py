@@ -173,7 +173,7 @@ def test_blocks_equal_streams_alone(kind: str) -> None:
         torch.testing.assert_close(third, other, atol=SAME * spread, rtol=0)
 
 
-@pytest.mark.parametrize("kind", ["cosyvoice2", "stepaudio2"])
+@pytest.mark.parametrize("kind", ["cosyvoice2", pytest.param("stepaudio2", marks=pytest.mark.slow)])
 def test_a_stream_in_a_batch_equals_it_alone(kind: str) -> None:
     flow = a_flow(kind)
     together = Rig.of(flow)

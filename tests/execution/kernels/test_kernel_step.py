@@ -137,7 +137,7 @@ def some(random: np.random.Generator, count: int) -> Tokens:
     [
         ("float32", -1, 0.7, False),
         ("float16", 0, 0.0, True),
-        ("float8", 1, 0.7, False),
+        pytest.param("float8", 1, 0.7, False, marks=pytest.mark.slow),
     ],
 )
 def test_streams_equal_streams_on_torch(
