@@ -24,13 +24,13 @@ from tests.support.server_rig import Connection, Rig
 from token2wav import Token2Wav, Voice
 from token2wav_client import ClientVoice
 
-VOICES = int(os.environ.get("VOICES", "400"))
+VOICES = int(os.environ.get("VOICES", "250"))
 AT_ONCE = 8
 STREAMS = 16
 KEPT = 4 * STREAMS  # voices that this server remembers: at most 26 MB of the large ones
 PROMPT_TOKENS = 625  # 25 s, in a voice of 400 kB
 UNKNOWN_TOKEN = 100_000
-# Growth of the model process after the first voices. All of the others would be over 100 MiB.
+# Growth of the model process after the first voices. All of the others would be over 90 MiB.
 WARM, GROWTH_MIB = 2 * KEPT, 60.0
 
 

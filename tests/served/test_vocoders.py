@@ -15,7 +15,7 @@ import soundfile
 from safetensors.numpy import save_file
 
 from tests.support.bigvgan_model import SAMPLE_RATE, SAMPLES_PER_TOKEN, a_voice, write_model
-from tests.support.golden import GoldenSet
+from tests.support.golden import ROOT, GoldenSet
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.serve_command import synth
 from tests.support.server_rig import Rig
@@ -31,11 +31,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("model") / "bigvgan16k")
 
 
+# test_streamflow.py streams audio of a BigVGAN through both models.
+@pytest.fixture(
+    scope="module", params=["token2wav", pytest.param("token2wav_ensemble", marks=pytest.mark.slow)]
+)
+def name(request: pytest.FixtureRequest) -> str:
+    """Name of the only model on the server."""
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def served(
-    both_models: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Rig]:
-    with Rig.start(folder, tmp_path_factory.mktemp("rig"), None, both_models) as rig:
+def served(name: str, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    repository = ROOT / ("model_repository" + name.removeprefix("token2wav"))
+    with Rig.start(folder, tmp_path_factory.mktemp("rig"), None, repository) as rig:
         yield rig
 
 

@@ -147,14 +147,27 @@ def test_unreadable_config(tmp_path: Path, capfd: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize(
     ("settings", "part"),
     [
-        ("runtime: {device: 'cuda:99'}", "runtime.device: 'cuda:99' is not available; torch finds"),
+        pytest.param(
+            "runtime: {device: 'cuda:99'}",
+            "runtime.device: 'cuda:99' is not available; torch finds",
+            marks=pytest.mark.slow,
+        ),
         ("runtime: {device: cpu, backend: onnx}", "run: token2wav-export onnx --model"),
-        (
+        pytest.param(
             "runtime: {device: cpu, backend: tensorrt}",
             "tensorrt needs an NVIDIA GPU, but the device is cpu",
+            marks=pytest.mark.slow,
         ),
-        ("runtime: {device: cpu, cache_mib: 10000000}", "runtime.cache_mib: 10000000 MiB, but "),
-        ("stream: {max_hop_tokens: 30}", "stream.max_hop_tokens: 30 is not a multiple"),
+        pytest.param(
+            "runtime: {device: cpu, cache_mib: 10000000}",
+            "runtime.cache_mib: 10000000 MiB, but ",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "stream: {max_hop_tokens: 30}",
+            "stream.max_hop_tokens: 30 is not a multiple",
+            marks=pytest.mark.slow,
+        ),
         ("limits: {streams: 100000000}", "limits.streams: 100000000 is not between 1 and 10000"),
         ("limits: {streams: 2, streams: 3}", "key 'streams' appears more than once"),
     ],
