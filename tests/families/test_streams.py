@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -29,23 +31,30 @@ def model(folder: Path) -> Token2Wav:
     return Token2Wav.load(folder, stream=WHOLE_BLOCKS, runtime=CPU)
 
 
+@pytest.fixture(scope="module")
+def windowed(folder: Path) -> Callable[[int | None], Token2Wav]:
+    """Returns the model with an attention window of so many blocks; otherwise with its defaults."""
+    return cache(
+        lambda left_blocks: Token2Wav.load(
+            folder, stream=StreamConfig(left_blocks=left_blocks), runtime=CPU
+        )
+    )
+
+
 @pytest.mark.parametrize("left_blocks", [-1, 1, None])
 @pytest.mark.parametrize(("prompt", "count"), [(0, 53), (1, 1), (30, 128)])
 def test_a_streamed_mel_is_that_of_the_whole(
-    folder: Path, left_blocks: int | None, prompt: int, count: int
+    windowed: Callable[[int | None], Token2Wav], left_blocks: int | None, prompt: int, count: int
 ) -> None:
-    model = Token2Wav.load(folder, stream=StreamConfig(left_blocks=left_blocks), runtime=CPU)
+    model = windowed(left_blocks)
     voice, tokens = a_voice(prompt), some_tokens(count)
     [mel] = streamed_mels(model, (tokens, voice))
     assert off(mel, model.mel(tokens, voice)) <= MEL
 
 
-def test_a_window_changes_the_mel(folder: Path) -> None:
+def test_a_window_changes_the_mel(windowed: Callable[[int | None], Token2Wav]) -> None:
     voice, tokens = a_voice(30), some_tokens(130)
-    narrow, wide = (
-        Token2Wav.load(folder, stream=StreamConfig(left_blocks=blocks), runtime=CPU)
-        for blocks in (1, -1)
-    )
+    narrow, wide = windowed(1), windowed(-1)
     assert off(narrow.mel(tokens, voice), wide.mel(tokens, voice)) > 0.01
 
 
@@ -77,10 +86,10 @@ def test_prompts_are_shared(model: Token2Wav) -> None:
     assert model.pipeline.open_streams == 0
 
 
-def test_a_full_cache(folder: Path) -> None:
+def test_a_full_cache(folder: Path, windowed: Callable[[int | None], Token2Wav]) -> None:
     """A stream without room in the cache continues by recomputing, with the same result."""
     voice, tokens, unbounded = a_voice(30), some_tokens(150), StreamConfig(left_blocks=-1)
-    roomy = Token2Wav.load(folder, stream=unbounded, runtime=CPU)
+    roomy = windowed(-1)
     pages = 5 * roomy.pipeline.flow.usage().page_bytes
     small = RuntimeConfig(device="cpu", cache_mib=-(-pages >> 20))
     model = Token2Wav.load(folder, stream=unbounded, runtime=small)
@@ -90,8 +99,10 @@ def test_a_full_cache(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("prompt", [0, 30, 75])
-def test_provisional_first_audio_leaves_no_trace_in_later_blocks(folder: Path, prompt: int) -> None:
-    model = Token2Wav.load(folder, runtime=CPU)
+def test_provisional_first_audio_leaves_no_trace_in_later_blocks(
+    windowed: Callable[[int | None], Token2Wav], prompt: int
+) -> None:
+    model = windowed(None)
     voice, tokens, flow = a_voice(prompt), some_tokens(120), model.pipeline.flow
     schedule = HopSchedule.of(StreamConfig(), model.config)
     chunker, handle = Chunker(voice.prompt_tokens, model.config, schedule), flow.open(voice)
