@@ -53,6 +53,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Folder that stands for the root of the project."""
     monkeypatch.setattr(pytest_rows, "ROOT", tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(Path(sections.__file__).parents[2]))
+    # The options may name plugins that the new PYTHONPATH does not have.
+    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
     (tmp_path / "tests").mkdir()
     return tmp_path / "tests"
 
