@@ -13,7 +13,7 @@ from benchmarks.soak.operations import SETTINGS, Round
 def test_random_operations_of_many_threads_leave_nothing_and_harm_no_other_stream(
     settings: str,
 ) -> None:
-    played = Round(25, settings)
+    played = Round(15, settings)
     played.run()
     assert played.problems == []
     assert (
