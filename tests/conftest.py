@@ -7,6 +7,7 @@ import random
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -35,7 +36,14 @@ from tests.support.batches import WHOLE_BLOCKS
 from tests.support.flows import cached_flow
 from tests.support.replies import Expected
 from tests.support.stages import two_stages
-from tests.support.tiny_model import TINY, FaultyVocoder, demo_tokens, demo_voice
+from tests.support.tiny_model import (
+    ODE_STEPS,
+    TINY,
+    FaultyVocoder,
+    demo_tokens,
+    demo_voice,
+    tiny_config,
+)
 from token2wav import RuntimeConfig, Token2Wav, Voice
 from token2wav.execution.assemble import load_network
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
@@ -149,7 +157,8 @@ def config() -> CosyVoice3Config:
 @pytest.fixture(scope="session")
 def loaded_model() -> Token2Wav:
     torch.set_num_threads(1)
-    return Token2Wav.load(TINY, stream=WHOLE_BLOCKS, runtime=RuntimeConfig(device="cpu"))
+    stream = replace(WHOLE_BLOCKS, steps=(ODE_STEPS,))
+    return Token2Wav.load(TINY, stream=stream, runtime=RuntimeConfig(device="cpu"))
 
 
 @pytest.fixture
@@ -172,7 +181,8 @@ def expected(loaded_model: Token2Wav, voice: Voice) -> Expected:
 
 
 @pytest.fixture(scope="session")
-def _faulty(config: CosyVoice3Config) -> tuple[Token2Wav, FaultyVocoder]:
+def _faulty() -> tuple[Token2Wav, FaultyVocoder]:
+    config = tiny_config()
     flow_noise, source_noise = load_flow_noise(TINY, config), load_source_noise(TINY, config)
     vocoder = FaultyVocoder(load_network(TINY, config, "vocoder"), source_noise)
     flow = load_network(TINY, config, "flow")

@@ -15,6 +15,7 @@ from tests.support.batches import WHOLE_BLOCKS, mels_together
 from tests.support.flows import cached_flow
 from tests.support.golden import TINY
 from tests.support.stages import two_stages
+from tests.support.tiny_model import ODE_STEPS, tiny_config
 from tests.support.utterances import Mel, Tokens, a_voice, chunks_of, joined, some_tokens
 from token2wav import StreamConfig, Token2Wav, Voice
 from token2wav.cache.paged_kv_cache import CacheLayout, Storage
@@ -42,7 +43,7 @@ Utterance = tuple[int, int]  # prompt tokens, tokens
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """Tiny model, loaded once, from which engines of any kind are made."""
+    """Tiny model with few ODE steps, loaded once, from which engines of any kind are made."""
 
     config: CosyVoice3Config
     flow: Flow
@@ -52,8 +53,8 @@ class Parts:
     solver: EulerSolver
 
     @classmethod
-    def load(cls) -> Parts:
-        config = CosyVoice3Config.read(TINY)
+    def load(cls, ode_steps: int = ODE_STEPS) -> Parts:
+        config = tiny_config(ode_steps)
         flow = load_network(TINY, config, "flow")
         solver = EulerSolver(flow.estimator, config.ode_steps, config.flow.inference_cfg_rate)
         return cls(

@@ -11,9 +11,10 @@ import torch
 
 from tests.execution.rig import MEL, FlowStream, Parts
 from tests.support.golden import TINY
+from tests.support.tiny_model import ODE_STEPS
 from tests.support.utterances import Mel, Tokens, a_voice, off, portions, some_tokens
 from tests.support.yaml_edits import edit_yaml
-from token2wav import RuntimeConfig, Token2Wav, Voice
+from token2wav import RuntimeConfig, StreamConfig, Token2Wav, Voice
 from token2wav.families.cosyvoice3.flow import Flow
 from token2wav.networks.noise import FlowNoise
 from token2wav.networks.ode import EulerSolver
@@ -22,7 +23,11 @@ from token2wav.networks.ode import EulerSolver
 def with_blocks(folder: Path, block_tokens: int) -> Token2Wav:
     shutil.copytree(TINY, folder)
     edit_yaml(folder, "(?m)^chunk_size: 25", f"chunk_size: {block_tokens}")
-    return Token2Wav.load(folder, runtime=RuntimeConfig(device="cpu", cache_mib=64))
+    return Token2Wav.load(
+        folder,
+        stream=StreamConfig(steps=(ODE_STEPS,)),
+        runtime=RuntimeConfig(device="cpu", cache_mib=64),
+    )
 
 
 def mask_frame_by_frame(frames: int, block: int) -> torch.Tensor:

@@ -16,6 +16,7 @@ from tests.execution.rig import (
     unreferenced_evicted,
 )
 from tests.support.golden import TINY
+from tests.support.tiny_model import ODE_STEPS
 from tests.support.utterances import a_voice, off, portions, some_tokens
 from token2wav import LimitError, RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.execution.cached_flow import page_needs
@@ -47,7 +48,8 @@ def test_voice_that_does_not_fit_is_refused_and_leaves_nothing(parts: Parts) -> 
 
 
 def test_cache_size_of_the_configuration_is_the_limit(parts: Parts) -> None:
-    model = Token2Wav.load(TINY, runtime=RuntimeConfig(cache_mib=10))
+    stream = StreamConfig(steps=(ODE_STEPS,))
+    model = Token2Wav.load(TINY, stream=stream, runtime=RuntimeConfig(cache_mib=10))
     pages = (10 << 20) // parts.layout().page_bytes
     with pytest.raises(LimitError, match=rf"of {pages} free; try again later"):
         model.stream(a_voice(25 * pages + 3))

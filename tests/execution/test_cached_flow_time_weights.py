@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from tests.execution.rig import MEL, Parts
 from tests.support.golden import TINY
+from tests.support.tiny_model import ODE_STEPS
 from tests.support.utterances import a_voice, off, some_tokens
-from token2wav import RuntimeConfig, Token2Wav
+from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.execution.cached_flow import CachedFlow
 from token2wav.families.cosyvoice3.flow import Flow
 
 
 def test_loaded_model_holds_no_time_weights(parts: Parts) -> None:
-    model = Token2Wav.load(TINY, runtime=RuntimeConfig(cache_mib=8))
+    stream = StreamConfig(steps=(ODE_STEPS,))
+    model = Token2Wav.load(TINY, stream=stream, runtime=RuntimeConfig(cache_mib=8))
     engine = model.pipeline.flow
     assert isinstance(engine, CachedFlow)
     loaded = engine._encoder

@@ -149,11 +149,11 @@ def test_lookahead_that_has_not_arrived_is_silent_as_after_the_end(parts: Parts)
     assert off(mel.numpy(), ended.numpy()) <= MEL
 
 
-def test_fewer_steps_see_the_past_at_their_own_times(parts: Parts) -> None:
+def test_fewer_steps_see_the_past_at_their_own_times() -> None:
     """A provisional chunk of 3 ODE steps equals the solver with 3 of the 10 times, beside the past
     that the solver with all times has at these times.
     """
-    tokens, voice = some_tokens(BLOCK + 8 + LOOKAHEAD), a_voice(0)
+    parts, tokens, voice = Parts.load(10), some_tokens(BLOCK + 8 + LOOKAHEAD), a_voice(0)
     engine = parts.incremental(early_steps=3)
     handle = engine.open(voice)
     [past] = engine.advance(

@@ -13,8 +13,15 @@ from numpy.typing import NDArray
 
 from tests.support.golden import snr_db
 from tests.support.replies import LIMITS, joined, speak
-from tests.support.tiny_model import TINY, demo_tokens, demo_voice
-from token2wav import InputError, RuntimeConfig, StreamClosedError, Token2Wav, Voice
+from tests.support.tiny_model import ODE_STEPS, TINY, demo_tokens, demo_voice
+from token2wav import (
+    InputError,
+    RuntimeConfig,
+    StreamClosedError,
+    StreamConfig,
+    Token2Wav,
+    Voice,
+)
 from token2wav.serving.worker import WorkerPool
 
 Entry = Callable[[NDArray[np.int32], Voice], NDArray[np.float32]]
@@ -25,8 +32,9 @@ SAME_DB = 55
 
 @pytest.fixture(scope="module")
 def model() -> Token2Wav:
-    """The tiny model with the default settings, under which streams speak early."""
-    return Token2Wav.load(TINY, runtime=RuntimeConfig(device="cpu"))
+    """The tiny model with few steps; with its other default settings, streams speak early."""
+    stream = StreamConfig(steps=(ODE_STEPS,))
+    return Token2Wav.load(TINY, stream=stream, runtime=RuntimeConfig(device="cpu"))
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from token2wav import Voice
 from token2wav.config import StreamConfig
 from token2wav.execution.stages import FrameChunk
 from token2wav.execution.vocoder import StreamingVocoder
+from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.model_config import ModelConfig
 from token2wav.networks.hift import HiFT
 from token2wav.networks.noise import SourceNoise
@@ -25,6 +27,9 @@ DATA = Path(__file__).resolve().parents[1] / "data"
 TINY = DATA / "tiny"
 FULL_SIZE = DATA / "full_size"
 STEMS = ("flow", "hift")
+# Fewer steps than the 10 of the model folder, because the time of a test grows with the steps. Of 4
+# steps, provisional chunks still take fewer than other chunks.
+ODE_STEPS = 4
 # timeout for events that may be slow on a busy machine; a passing test does not wait for it
 WAIT_SECONDS = 60.0
 
@@ -40,6 +45,13 @@ def demo_voice(prompt_tokens: int) -> Voice:
     tokens = np.resize(arrays["prompt_tokens"].numpy(), prompt_tokens)
     mel = np.resize(arrays["prompt_mel"].numpy(), (2 * prompt_tokens, 80))
     return Voice(tokens, mel, arrays["speaker_embedding"].numpy())
+
+
+def tiny_config(ode_steps: int = ODE_STEPS) -> CosyVoice3Config:
+    """Returns the configuration of the tiny model with another number of ODE steps."""
+    config = CosyVoice3Config.read(TINY)
+    flow = replace(config.flow, n_timesteps=ode_steps)
+    return CosyVoice3Config.of(flow, config.vocoder, config.token_frame_rate)
 
 
 def schedule_of(config: ModelConfig, stream: StreamConfig | None = None) -> HopSchedule:
