@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from tests.support.batches import WHOLE_BLOCKS
 from tests.support.caching_families import CPU, WRITERS, write_family
 from tests.support.golden import snr_db
+from tests.support.tiny_model import ODE_STEPS
 from tests.support.utterances import a_voice, off, some_tokens, streamed, streamed_mels
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.serving.chunking import Chunker, HopSchedule
@@ -22,21 +24,33 @@ SNR_DB = 40  # end to end, because F0 turns rounding of the mel into phase
 
 
 @pytest.fixture(scope="module", params=WRITERS)
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_family(request.param, tmp_path_factory.mktemp(request.param))
+def family(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def model(folder: Path) -> Token2Wav:
-    return Token2Wav.load(folder, stream=WHOLE_BLOCKS, runtime=CPU)
+def folder(family: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_family(family, tmp_path_factory.mktemp(family))
 
 
 @pytest.fixture(scope="module")
-def windowed(folder: Path) -> Callable[[int | None], Token2Wav]:
+def few_steps(family: str) -> StreamConfig:
+    """Default settings with few ODE steps. Turbo always has two."""
+    return StreamConfig(steps=() if family == "turbo" else (ODE_STEPS,))
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path, few_steps: StreamConfig) -> Token2Wav:
+    stream = replace(few_steps, first_tokens=WHOLE_BLOCKS.first_tokens)
+    return Token2Wav.load(folder, stream=stream, runtime=CPU)
+
+
+@pytest.fixture(scope="module")
+def windowed(folder: Path, few_steps: StreamConfig) -> Callable[[int | None], Token2Wav]:
     """Returns the model with an attention window of so many blocks; otherwise with its defaults."""
     return cache(
         lambda left_blocks: Token2Wav.load(
-            folder, stream=StreamConfig(left_blocks=left_blocks), runtime=CPU
+            folder, stream=replace(few_steps, left_blocks=left_blocks), runtime=CPU
         )
     )
 
@@ -86,9 +100,11 @@ def test_prompts_are_shared(model: Token2Wav) -> None:
     assert model.pipeline.open_streams == 0
 
 
-def test_a_full_cache(folder: Path, windowed: Callable[[int | None], Token2Wav]) -> None:
+def test_a_full_cache(
+    folder: Path, few_steps: StreamConfig, windowed: Callable[[int | None], Token2Wav]
+) -> None:
     """A stream without room in the cache continues by recomputing, with the same result."""
-    voice, tokens, unbounded = a_voice(30), some_tokens(150), StreamConfig(left_blocks=-1)
+    voice, tokens, unbounded = a_voice(30), some_tokens(150), replace(few_steps, left_blocks=-1)
     roomy = windowed(-1)
     pages = 5 * roomy.pipeline.flow.usage().page_bytes
     small = RuntimeConfig(device="cpu", cache_mib=-(-pages >> 20))
