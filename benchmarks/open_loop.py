@@ -29,7 +29,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import matplotlib as mpl
 import numpy as np
 from fastapi import FastAPI
 from safetensors.numpy import save_file
@@ -56,9 +55,6 @@ from token2wav_gateway.app import create_app
 from token2wav_gateway.metrics import Metrics
 from token2wav_gateway.settings import Settings
 from token2wav_server import Ports, TritonServer
-
-mpl.use("Agg")
-from matplotlib import pyplot as plt
 
 TRAINED = {
     "demo_voice": ROOT / "examples" / "demo_voice" / "model",
@@ -369,6 +365,12 @@ def as_table_row(rows: list[dict[str, Any]]) -> str:
 
 def plot(rows: list[dict[str, Any]], path: Path, title: str) -> None:
     """Draws first audio and continuity over the rate, with a line for each model."""
+    # Imported here, because tests import this module, and drawing takes long to import.
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
     figure, (first, shares) = plt.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
     for model in dict.fromkeys(row["model"] for row in rows):
         own = [row for row in rows if row["model"] == model and row["first_audible_ms"]]

@@ -15,7 +15,6 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
-import matplotlib as mpl
 import numpy as np
 
 from benchmarks.environment import RESULTS, describe, save, save_picture
@@ -25,9 +24,6 @@ from token2wav.execution.assemble import held_seconds
 from token2wav.model_config import ModelConfig
 from token2wav.serving.chunking import Chunker, HopSchedule
 from token2wav.serving.clocks import Load, Playback
-
-mpl.use("Agg")
-from matplotlib import pyplot as plt
 
 PACES = (15, 20, 25, 30, 35, 40, 50, 75, 100, 200)
 PATTERNS = ("steady", "messages of 5", "bursts of 20", "stalls of 1 s")
@@ -273,6 +269,12 @@ def main() -> None:
         print(row)
         crowds.append(row)
     save("pacing", {**describe(), "rows": rows, "first_tokens": early, "crowds": crowds})
+    # Imported here, because tests import this module, and drawing takes long to import.
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
     figure, panels = plt.subplots(1, 2, figsize=(10, 3.2), layout="constrained")
     for panel, field, label in zip(
         panels, ("first_s", "provisional"), ("first audio, s", "provisional share"), strict=True

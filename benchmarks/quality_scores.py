@@ -10,8 +10,6 @@ import numpy as np
 import soxr
 from numpy.typing import NDArray
 from pocketsphinx import Decoder
-from pystoi import stoi
-from scipy.stats import bootstrap
 
 from examples.demo_voice.text import normal
 from token2wav_voice.features import prompt_mel
@@ -74,6 +72,9 @@ def resampled(
     Returns:
         `ratio` and `difference` of the two rates, each as the interval of 95 % of the draws.
     """
+    # Imported here, because tests import this module, and the package takes long to import.
+    from scipy.stats import bootstrap
+
     words = [normal(sentence) for sentence in sentences]
     ours, theirs = (list(map(_wrong, words, texts)) for texts in (heard, other))
     counts = [len(sentence.split()) for sentence in words]
@@ -99,6 +100,9 @@ def resampled(
 
 def intelligibility(original: Signal, result: Signal) -> float:
     """Computes STOI, 0 to 1 (Taal et al., 2011)."""
+    # Imported here, because tests import this module, and the package takes long to import.
+    from pystoi import stoi
+
     return float(stoi(original, result, RATE_HZ))
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import yaml
-from jsonschema import ValidationError, validate
 
 from scripts.kserve_schemas import MANIFESTS, SCHEMAS, cut
 from tests.support.golden import ROOT
@@ -17,6 +16,9 @@ SERVICE = yaml.safe_load((MANIFESTS / "inference_service.yaml").read_text())
 
 
 def checked(manifest: dict[str, Any]) -> None:
+    # Imported here, because it takes a second, and every pytest process imports every test file.
+    from jsonschema import validate
+
     schemas = json.loads(SCHEMAS.read_text())
     validate(manifest, schemas[f"{manifest['apiVersion']} {manifest['kind']}"])
 
@@ -35,6 +37,8 @@ def test_schemas(manifest: dict[str, Any]) -> None:
     ],
 )
 def test_the_schemas_find_mistakes(path: list[str | int], value: object) -> None:
+    from jsonschema import ValidationError
+
     manifest = json.loads(json.dumps(SERVICE))
     place = manifest["spec"]
     for key in path[:-1]:

@@ -13,7 +13,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import kubernetes_validate
 import pytest
 import yaml
 
@@ -69,6 +68,9 @@ def kustomize(overlay: Path) -> Manifests:
 
 
 def test_schemas(manifests: Manifests) -> None:
+    # Imported here, because it takes a second, and every pytest process imports every test file.
+    import kubernetes_validate
+
     for release in RELEASES:
         for manifest in manifests.values():
             kubernetes_validate.validate(manifest, release, strict=True)
