@@ -25,7 +25,7 @@ from benchmarks.models import public_configs
 from tests.support import dac_model, mimi_model, nanocodec_model, qwen3_model
 from tests.support.snac_model import SNAC_24KHZ, SNAC_44KHZ
 from token2wav.config import StreamConfig
-from token2wav.execution.assemble import family_of, held_seconds
+from token2wav.execution.assemble import family_of, held_samples
 from token2wav.families import read_config
 from token2wav.model_config import ModelConfig
 from token2wav.serving.chunking import HopSchedule
@@ -114,7 +114,7 @@ def first_tokens(config: ModelConfig) -> int:
     """Returns the number of tokens that must arrive before the first audio."""
     if "flow" not in config.stages:
         return config.grid(0).first_boundary + config.hops(_STREAM)[0]
-    schedule = HopSchedule.of(_STREAM, config)
+    schedule = HopSchedule.of(_STREAM, config, held_samples(config, _STREAM))
     if schedule.first_tokens:
         return schedule.first_tokens + schedule.early_lookahead
     return schedule.first + config.lookahead_tokens
@@ -124,8 +124,8 @@ def lookahead_seconds(config: ModelConfig) -> float:
     """Returns the time after a sample in which tokens change the sample: the look-ahead of all
     layers, without the rest of an attention block.
     """
-    exact = StreamConfig(hold_frames=0)
-    return config.lookahead_tokens / config.token_frame_rate + held_seconds(config, exact)
+    ahead = held_samples(config, StreamConfig(hold_frames=0))
+    return config.lookahead_tokens / config.token_frame_rate + ahead / config.sample_rate
 
 
 def streams_in_real_time(name: str) -> str:

@@ -14,13 +14,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 
 import numpy as np
 
 from benchmarks.environment import RESULTS, describe, save, save_picture
 from benchmarks.models import public_configs
 from token2wav import StreamConfig
-from token2wav.execution.assemble import held_seconds
+from token2wav.execution.assemble import held_samples
 from token2wav.model_config import ModelConfig
 from token2wav.serving.chunking import Chunker, HopSchedule
 from token2wav.serving.clocks import Load, Playback
@@ -73,7 +74,7 @@ class Listener:
         self.coming = list(coming)
         self.playback = Playback(clock, BUFFER_S)
         self.chunker = Chunker(np.zeros(prompt, np.int32), config, schedule, self.playback, load)
-        self._held_back_s = held_seconds(config, StreamConfig())
+        self._held_back_s = held_back(config) / config.sample_rate
         self.silent = self.computed = 0.0
         self.provisional = 0
         self._clock = clock
@@ -127,6 +128,12 @@ class Clock:
         return self.now
 
 
+@cache
+def held_back(config: ModelConfig) -> int:
+    """Returns the samples that the vocoder holds back with default settings."""
+    return held_samples(config, StreamConfig())
+
+
 def policies(config: ModelConfig) -> dict[str, HopSchedule]:
     """Returns the schedules to compare; the last is the default."""
     first, longest = config.hops(StreamConfig())
@@ -135,7 +142,7 @@ def policies(config: ModelConfig) -> dict[str, HopSchedule]:
         "hops that grow": HopSchedule(first, longest, block, adaptive=False),
         "one block": HopSchedule(block, block, block, adaptive=False),
         "as the listener can wait": HopSchedule.of(StreamConfig(first_tokens=0), config),
-        "the same, and early": HopSchedule.of(StreamConfig(), config),
+        "the same, and early": HopSchedule.of(StreamConfig(), config, held_back(config)),
     }
 
 
@@ -234,7 +241,7 @@ def main() -> None:
     )
     for model, (count, lookahead) in itertools.product(configs, FIRST_TOKENS):
         stream = StreamConfig(first_tokens=count, early_lookahead_tokens=lookahead)
-        schedule = HopSchedule.of(stream, configs[model])
+        schedule = HopSchedule.of(stream, configs[model], held_back(configs[model]))
         for prompt in PROMPTS:
             for pace in (25, 50, 100):
                 h = replay(schedule, configs[model], pace, prompt=prompt)
@@ -260,7 +267,9 @@ def main() -> None:
         row: dict[str, object] = {"streams": count}
         for name, first_tokens in (("whole blocks", 0), ("early", StreamConfig().first_tokens)):
             all_heard = crowd(
-                HopSchedule.of(StreamConfig(first_tokens=first_tokens), config), config, count
+                HopSchedule.of(StreamConfig(first_tokens=first_tokens), config, held_back(config)),
+                config,
+                count,
             )
             row[name] = {
                 field: round(float(np.mean([getattr(each, field) for each in all_heard])), 2)

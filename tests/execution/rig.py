@@ -194,6 +194,10 @@ class MelRecorder:
     def open_streams(self) -> int:
         return self._engine.open_streams
 
+    @property
+    def held_samples(self) -> int:
+        return self._engine.held_samples
+
 
 @dataclass(frozen=True)
 class RecordedModel:

@@ -120,7 +120,8 @@ def test_provisional_first_audio_leaves_no_trace_in_later_blocks(
 ) -> None:
     model = windowed(None)
     voice, tokens, flow = a_voice(prompt), some_tokens(120), model.pipeline.flow
-    schedule = HopSchedule.of(StreamConfig(), model.config)
+    held = model.pipeline.stages["vocoder"].held_samples
+    schedule = HopSchedule.of(StreamConfig(), model.config, held)
     chunker, handle = Chunker(voice.prompt_tokens, model.config, schedule), flow.open(voice)
     mels, provisional = [], 0
     first = schedule.first_tokens + schedule.early_lookahead
@@ -145,7 +146,8 @@ def test_the_first_chunk_has_audio(folder: Path, hold_frames: int) -> None:
     """The vocoder holds back the audio of up to 10 tokens, so the first chunk has more tokens."""
     settings = StreamConfig(hold_frames=hold_frames)
     model = Token2Wav.load(folder, stream=settings, runtime=CPU)
-    schedule = HopSchedule.of(settings, model.config)
+    held = model.pipeline.stages["vocoder"].held_samples
+    schedule = HopSchedule.of(settings, model.config, held)
     tokens = some_tokens(schedule.first_tokens + schedule.early_lookahead)
     with model.stream(a_voice(30)) as stream:
         assert not list(stream.push(tokens[:-1]))

@@ -58,7 +58,7 @@ limits: {{stream_tokens: {MOST_TOKENS}}}
 
 
 # Decoders that differ little from another one of the list
-_SLOW = ("higgs", "moss", "nanocodec", "qwen3_omni", "qwen3_tts", "snac_attention")
+_SLOW = ("higgs", "moss", "nanocodec", "qwen3_omni", "snac_attention")
 
 
 @pytest.fixture(

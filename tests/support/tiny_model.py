@@ -134,5 +134,9 @@ class FaultyVocoder:
     def open_streams(self) -> int:
         return self._stage.open_streams
 
+    @property
+    def held_samples(self) -> int:
+        return self._stage.held_samples
+
     def _happen(self, moment: str) -> None:
         self.meanwhile.pop(moment, lambda: None)()

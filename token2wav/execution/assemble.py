@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -228,25 +228,15 @@ def flow_networks(config: Any, storage: Storage) -> FlowNetworks:
     )
 
 
-@cache
-def _output_delay(config: ModelConfig) -> int:
-    """Returns the look-ahead of the last stage, in samples. It follows from the sizes of its
-    network, which is built without weights.
+def held_samples(config: ModelConfig, stream: StreamConfig) -> int:
+    """Returns the number of samples that the last stage holds back at the end of a chunk.
+
+    The number follows from the sizes of its network, which this function builds without weights. A
+    stage that is loaded knows the number itself (`Stage.held_samples`).
     """
     with torch.device("meta"):
         network: Any = family_of(config).network(config, config.stages[-1])
-    return int(network.output_delay)
-
-
-def held_seconds(config: ModelConfig, stream: StreamConfig) -> float:
-    """Returns the duration of the audio that the last stage holds back at the end of a chunk.
-
-    It is the duration of the frames that the settings name, or of the look-ahead of the stage.
-    """
-    frames = config.held_frames(stream)
-    if frames:
-        return frames / (config.token_mel_ratio * config.token_frame_rate)
-    return _output_delay(config) / config.sample_rate
+    return int(config.held_frames(stream) * network.frame_samples or network.output_delay)
 
 
 class Assembly:

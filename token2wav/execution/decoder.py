@@ -55,6 +55,10 @@ class TokenDecoder(Stage):
     def open_streams(self) -> int:
         return self._frames.open_streams
 
+    @property
+    def held_samples(self) -> int:
+        return self._frames.held_samples
+
 
 def _frame_chunk(chunk: TokenChunk) -> FrameChunk:
     """Converts the tokens of a chunk, and the tokens that follow it, to frames."""

@@ -151,6 +151,13 @@ class Stage(Protocol):
     def open_streams(self) -> int:
         """Number of utterances that hold memory."""
 
+    @property
+    def held_samples(self) -> int:
+        """Number of samples of audio that the last stage holds back at the end of every chunk; 0
+        for another stage, and for one that holds back nothing.
+        """
+        return 0
+
 
 class FlowStage(Stage, Protocol):
     """Stage from tokens to mel. It returns mel (bands, ratio * (stop - start)) for each chunk,

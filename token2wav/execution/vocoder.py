@@ -313,6 +313,10 @@ class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
         else:
             self._prepare(shapes, graphs, 1 + streams)
 
+    @property
+    def held_samples(self) -> int:
+        return self._net.output_delay - self._early
+
     def _prepare(self, shapes: Sequence[PieceShape], graphs: GraphPool | None, slots: int) -> None:
         """Prepares shapes of batches that run on torch or on an exported network."""
         if self._early:

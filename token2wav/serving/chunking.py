@@ -11,7 +11,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from token2wav.config import StreamConfig
 from token2wav.errors import ConfigError, InputError
-from token2wav.execution.assemble import held_seconds
 from token2wav.execution.stages import TokenChunk
 from token2wav.model_config import ModelConfig
 from token2wav.networks.lookahead import NO_TOKEN
@@ -69,13 +68,25 @@ class HopSchedule:
             )
 
     @classmethod
-    def of(cls, stream: StreamConfig, config: ModelConfig) -> HopSchedule:
+    def of(cls, stream: StreamConfig, config: ModelConfig, held_samples: int = 0) -> HopSchedule:
+        """Makes the schedule of a model under settings of streams.
+
+        Args:
+            stream: settings.
+            config: configuration of the model.
+            held_samples: number of samples that the last stage holds back (`Stage.held_samples`).
+
+        Raises:
+            ConfigError: the settings do not fit the model.
+        """
         adaptive = not config.fixed_hops and not stream.reference
         early = adaptive and config.speaks_early and stream.first_tokens > 0
         return cls(
             *config.hops(stream),
             config.block_tokens,
-            _first_tokens(stream, config) if early else 0,
+            _first_tokens(stream.first_tokens, held_samples / config.samples_per_token)
+            if early
+            else 0,
             max(1, min(stream.early_lookahead_tokens, config.lookahead_tokens)),
             adaptive,
             growing=adaptive and config.equal_chunks,
@@ -396,15 +407,17 @@ class Chunker:
         self._first = needed
 
 
-def _first_tokens(stream: StreamConfig, config: ModelConfig) -> int:
-    """Returns the number of tokens of a first chunk whose audio can be sent.
+def _first_tokens(wanted: int, held: float) -> int:
+    """Returns the number of tokens of the first chunk of a stream.
 
-    The last stage holds back the end of each chunk. If less than half of the audio of
-    `stream.first_tokens` tokens is left, the chunk gets more tokens. A shorter chunk would be
-    computed for nothing, or it would be followed by a gap.
+    If the audio of less than half of the wanted tokens could be sent, the chunk gets more tokens. A
+    shorter chunk would be computed for nothing, or it would be followed by a gap.
+
+    Args:
+        wanted: `StreamConfig.first_tokens`.
+        held: tokens whose audio the last stage holds back.
     """
-    held = held_seconds(config, stream) * config.token_frame_rate
-    return max(stream.first_tokens, math.ceil(held + stream.first_tokens / 2))
+    return max(wanted, math.ceil(held + wanted / 2))
 
 
 def checked_tokens(tokens: ArrayLike, config: ModelConfig) -> NDArray[Any]:

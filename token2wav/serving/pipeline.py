@@ -51,7 +51,8 @@ class Pipeline:
         self.stages = stages
         self.steps = config.allowed_steps(stream.steps)
         self.clock: Callable[[], float] = time.monotonic
-        self._schedule = HopSchedule.of(stream, config)
+        last = list(stages.values())[-1]
+        self._schedule = HopSchedule.of(stream, config, last.held_samples)
         self.load = Load()
         self._stream = stream
         self._device = torch.device(device)

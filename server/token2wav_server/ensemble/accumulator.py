@@ -15,6 +15,7 @@ from typing import Any
 
 from token2wav.config import ServerConfig
 from token2wav.errors import Token2WavError, to_public_error
+from token2wav.execution.assemble import held_samples
 from token2wav.execution.stages import TokenChunk
 from token2wav.families import read_config
 from token2wav.serving.audio_output import AudioFormat, AudioOutput
@@ -26,7 +27,7 @@ from token2wav.serving.request import Request
 from token2wav.serving.scheduler import Scheduler
 from token2wav.voice import check_steps
 from token2wav_server.ensemble.ordered_stage import Label, ticker
-from token2wav_server.ensemble.stages import FlowContent, held_back_seconds
+from token2wav_server.ensemble.stages import FlowContent
 from token2wav_server.ensemble.wire import ToFlow
 from token2wav_server.metrics import open_streams, refusals, starts
 from token2wav_server.model_process import check_not_draining
@@ -110,9 +111,11 @@ class Accumulator:
         self._config = read_config(folder).with_stream_settings(server.stream)
         self._config.check(server.stream)
         self._limits, self._stream = server.limits, server.stream
-        self._schedule = HopSchedule.of(server.stream, self._config)
+        held = held_samples(self._config, server.stream)
+        self._schedule = HopSchedule.of(server.stream, self._config, held)
         self._steps = self._config.allowed_steps(server.stream.steps)
-        self._held_back = held_back_seconds(self._config, server.stream)
+        # Audio that the vocoder may not have sent yet: also silence that it may trim.
+        self._held_back = held / self._config.sample_rate + server.stream.trim_silence_ms / 1000
         self._voices = registry(server, self._config)
         self._streams: Sequences[_Stream] = Sequences()
         self._scheduler = Scheduler(server.limits, self._config, time.monotonic)

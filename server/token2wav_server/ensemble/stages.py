@@ -12,13 +12,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from token2wav.config import ServerConfig, StreamConfig
+from token2wav.config import ServerConfig
 from token2wav.errors import ConfigError, EngineError, StreamClosedError
-from token2wav.execution.assemble import held_seconds
 from token2wav.execution.stages import FrameChunk, TokenChunk
 from token2wav.families import read_config
 from token2wav.model import Token2Wav
-from token2wav.model_config import ModelConfig, StageName
+from token2wav.model_config import StageName
 from token2wav.serving.audio_output import AudioChunk, AudioOutput
 from token2wav.serving.clocks import Playback
 from token2wav.voice import Voice
@@ -138,16 +137,6 @@ class VocoderStage:
             self._heard("audio", playback.started - state.admitted)
         if audio.sound_s is not None and playback.sound_since is not None:
             self._heard("sound", playback.sound_since - state.admitted)
-
-
-def held_back_seconds(config: ModelConfig, stream: StreamConfig) -> float:
-    """Returns the largest duration of audio that the vocoder stage holds back, in seconds.
-
-    It is the audio that the vocoder network holds back for its look-ahead, plus the silence that
-    the stage may trim at the start of an utterance. The accumulator counts this duration as not
-    sent yet.
-    """
-    return held_seconds(config, stream) + stream.trim_silence_ms / 1000
 
 
 def load_flow(folder: Path, server: ServerConfig) -> FlowStage:
