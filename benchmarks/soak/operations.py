@@ -161,7 +161,7 @@ class Round:
         self._model.pipeline.clock = lambda: 0.0
         load = self._model.pipeline.load
         load.computed = lambda chunks, seconds: None  # type: ignore[method-assign]
-        load.delayed = lambda seconds: None  # type: ignore[method-assign]
+        load.delayed = lambda seconds, **_: None  # type: ignore[method-assign]
         self._faults = Faults(Random(f"{self._name} faults"))
         self._faults.inject(flow._encoder, "encode")
         self._faults.inject(flow._encoder, "speaker", share=FAULTS_OF_OPENING)

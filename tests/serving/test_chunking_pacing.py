@@ -114,6 +114,25 @@ def test_a_longer_hop_takes_more_time_than_the_latest_chunk() -> None:
     assert (chunker.next_chunk.start, chunker.next_chunk.stop) == (25, 50)
 
 
+@pytest.mark.parametrize(("block_seconds", "most"), [(0.05, 1), (0.35, 2)])
+def test_another_provisional_chunk_fills_the_time_that_a_whole_block_takes(
+    block_seconds: float, most: int
+) -> None:
+    """A whole block has more ODE steps, so the time of a provisional chunk does not estimate it."""
+    clock, load = Clock(), Load()
+    load.delayed(block_seconds, one_block=True)
+    chunker, playback = chunker_of(clock, load=load, prompt=0)
+    provisional = 0
+    for count in range(1, 28):
+        clock.now = 0.01 * count
+        chunker.push(tokens(1))
+        if (chunk := chunker.next_chunk) is not None:
+            provisional += chunk.provisional
+            playback.sent((chunk.stop - chunk.start - chunk.skip) / 25)
+            chunker.computed()
+    assert provisional == most
+
+
 def test_a_piece_that_waited_for_a_worker_becomes_the_block_that_is_complete_by_then() -> None:
     chunker, _ = chunker_of(Clock())
     chunker.push(tokens(15))

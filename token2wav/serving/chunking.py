@@ -163,8 +163,9 @@ class Chunker:
         self._heard = False  # whether audio was sent
         self._was_provisional = False  # whether the latest chunk was provisional
         self._decided_at = 0.0
-        self._latest_seconds = 0.0  # time from the decision about the latest chunk to its end
-        self._latest_tokens = 1  # tokens of the latest chunk
+        # Time from the decision about the latest chunk to its end, and tokens of the chunk; for
+        # whole chunks and for provisional ones, which have fewer ODE steps.
+        self._latest = {False: (0.0, 1), True: (0.0, 1)}
         self._load = load or Load()
         self._decoder_noise = decoder_noise
         self._grid = config.grid(self.prompt_tokens)
@@ -225,9 +226,10 @@ class Chunker:
         """
         chunk, self.next_chunk = self.next_chunk, None
         assert chunk is not None
-        self._latest_seconds = self._playback.now() - self._decided_at
-        self._latest_tokens = max(1, chunk.stop - chunk.start)
-        self._load.delayed(self._latest_seconds)
+        seconds, tokens = self._playback.now() - self._decided_at, chunk.stop - chunk.start
+        self._latest[chunk.provisional] = seconds, max(1, tokens)
+        one_block = not chunk.provisional and tokens == self._schedule.block
+        self._load.delayed(seconds, one_block=one_block)
         self.chunks += 1
         self._heard = self._heard or heard
         self.spoken, self.done = max(self.spoken, chunk.stop), chunk.last
@@ -309,7 +311,6 @@ class Chunker:
         if not schedule.adaptive:
             return None
         lead = self._playback.lead_seconds
-        spare = lead - self._seconds_to_compute(1) - _MARGIN_SECONDS
         if blocks > self.spoken:
             spare = lead - self._seconds_to_compute(hop_stop - self._start) - _MARGIN_SECONDS
             return blocks if spare < self._seconds_until(hop_stop) else None
@@ -327,6 +328,7 @@ class Chunker:
         if self.spoken < planned <= stop:
             stop = planned
         else:
+            spare = lead - self._seconds_to_compute(1, provisional=True) - _MARGIN_SECONDS
             soon = min(
                 self._seconds_until(complete),
                 self._arrivals.seconds_until_next(self._playback.now()),
@@ -347,23 +349,31 @@ class Chunker:
         token_seconds = self._arrivals.seconds_for(1, self._playback.now())
         if not token_seconds:  # the pace is not known yet
             return self.spoken
-        compute = self._seconds_to_compute(1) + _MARGIN_SECONDS
+        compute = self._seconds_to_compute(1, provisional=True) + _MARGIN_SECONDS
         pace = Pace(token_seconds, 1 / self._config.token_frame_rate, compute)
-        whole = self._seconds_until(complete) + compute
+        whole = self._seconds_until(complete) + _MARGIN_SECONDS
+        whole += self._seconds_to_compute(complete - self._start)
         return next_end(pace, self.spoken, partial_stop, lead, whole)
 
     def _lookahead(self, *, provisional: bool) -> int:
         """Returns the number of look-ahead tokens that a chunk needs."""
         return self._schedule.early_lookahead if provisional else self._config.lookahead_tokens
 
-    def _seconds_to_compute(self, tokens: int) -> float:
+    def _seconds_to_compute(self, tokens: int, *, provisional: bool = False) -> float:
         """Estimates the seconds from the decision about a chunk of `tokens` tokens to its end.
 
-        The estimate is the time of the latest chunk, and is larger for a longer chunk in proportion
-        to the tokens.
+        The estimate is the time of the latest chunk of the same kind, and is larger for a longer
+        chunk in proportion to the tokens. Before the first whole chunk of the stream, it is the
+        mean time in which a block of any stream is computed.
+
+        Args:
+            tokens: tokens of the chunk.
+            provisional: whether the chunk is provisional, so that it may have fewer ODE steps.
         """
-        longer = max(1.0, tokens / self._latest_tokens)
-        return max(self._load.delay_seconds, self._latest_seconds * longer)
+        seconds, of = self._latest[provisional]
+        if not (seconds or provisional):
+            seconds, of = self._load.block_seconds, self._schedule.block
+        return max(self._load.delay_seconds, seconds * max(1.0, tokens / of))
 
     def _seconds_until(self, stop: int) -> float:
         """Returns the seconds until a chunk up to `stop` can run, at the mean pace of tokens."""

@@ -116,11 +116,12 @@ class Load:
     Attributes:
         workers: number of batches that are computed at the same time.
         delay_seconds: mean time in seconds from the decision about a chunk until it is computed.
+        block_seconds: the same for chunks of one attention block; 0 before the first one.
     """
 
     def __init__(self) -> None:
         self.workers = 1
-        self.delay_seconds = 0.0
+        self.delay_seconds = self.block_seconds = 0.0
         self._early = weakref.WeakSet[object]()
         # Number of measured batches. The count begins at -1, because the first batch of a process
         # is very slow and is not measured.
@@ -128,11 +129,19 @@ class Load:
         # Means over batches of: chunks, seconds, chunks * chunks, chunks * seconds.
         self._means = np.zeros(4)
 
-    def delayed(self, seconds: float) -> None:
-        """Adds to the mean delay the time from the decision about a chunk until it was computed."""
+    def delayed(self, seconds: float, *, one_block: bool = False) -> None:
+        """Adds to the mean delays the time from the decision about a chunk until it was computed.
+
+        Args:
+            seconds: the time.
+            one_block: whether the chunk is one attention block, and not provisional.
+        """
         # The bound limits the weight of the first chunk of a process, which is very slow.
         seconds = min(seconds, 2 * SLOW_SECONDS)
         self.delay_seconds += _NEWEST * (seconds - self.delay_seconds)
+        if one_block:
+            weight = _NEWEST if self.block_seconds else 1.0
+            self.block_seconds += weight * (seconds - self.block_seconds)
 
     def computed(self, chunks: int, seconds: float) -> None:
         """Adds the time of a batch to the means over batches.
