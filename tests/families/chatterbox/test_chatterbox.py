@@ -6,6 +6,7 @@ tests/families/test_streams.py tests their streams under the block mask.
 from __future__ import annotations
 
 import pickle
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,7 +25,7 @@ from token2wav.errors import CheckpointError, ConfigError, InputError
 from token2wav.execution import assemble
 from token2wav.execution.graphs import GraphSummary
 from token2wav.execution.stages import FrameChunk
-from token2wav.execution.vocoder import StreamingVocoder
+from token2wav.execution.vocoder import PieceShape, StreamingVocoder
 
 MEL = 2e-5  # tolerance between float32 results with values up to 6
 AUDIO = 1e-4
@@ -78,16 +79,17 @@ def test_whole_utterances_prepare_pieces_of_hops(
     A chunk is then a whole utterance of up to a million tokens.
     """
     made: list[int] = []
+
+    def vocoder(*_: object, shapes: Sequence[PieceShape], **rest: object) -> SimpleNamespace:
+        made.extend(shape.frames for shape in shapes)
+        return SimpleNamespace(held_samples=0)
+
     no_graphs = SimpleNamespace(capture=lambda function: function, summary=GraphSummary())
     path = write_model(tmp_path, FamilyGolden("chatterbox", "tiny"))
     monkeypatch.setattr(assemble, "graphs_enabled", lambda device: True)
     monkeypatch.setattr(assemble, "GraphPool", lambda device: no_graphs)
     monkeypatch.setattr(assemble, "gpu_runs_kernels", lambda device: False)
-    monkeypatch.setattr(
-        assemble,
-        "StreamingVocoder",
-        lambda *given, shapes, **rest: made.extend(s.frames for s in shapes),
-    )
+    monkeypatch.setattr(assemble, "StreamingVocoder", vocoder)
     Token2Wav.load(path, stream=StreamConfig(reference=True), runtime=CPU)
     assert 200 in made
     assert max(made) <= 400
