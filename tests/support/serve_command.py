@@ -95,6 +95,8 @@ class Serving:
                 process.terminate()
                 try:
                     process.wait(PATIENCE_SECONDS)
+                except subprocess.TimeoutExpired as error:
+                    raise AssertionError("\n".join(serving.printed)) from error
                 finally:
                     process.kill()
 
