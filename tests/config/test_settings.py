@@ -41,7 +41,7 @@ def test_defaults_equal_the_public_streaming_loop() -> None:
         steps=(),
     )
     assert HopSchedule.of(defaults.stream, CosyVoice3Config.read(TINY)) == HopSchedule(
-        25, 100, 25, first_tokens=6, early_lookahead=2
+        25, 100, 25, first_tokens=6, early_lookahead=2, least_tokens=3
     )
     assert defaults.runtime == RuntimeConfig("auto", "auto", "", "auto", 0)
     assert defaults.limits.streams > 1

@@ -44,6 +44,8 @@ class HopSchedule:
             All other chunks need the look-ahead of the model.
         adaptive: whether a hop may be shortened when the listener runs out of audio. False if the
             audio of the model depends on where chunks end.
+        least_tokens: least number of new tokens of a provisional chunk after the first chunk, if
+            no plan gives its end (`next_end`).
         growing: whether a chunk that waits for a worker takes tokens that arrive meanwhile, up to
             its hop.
     """
@@ -54,6 +56,7 @@ class HopSchedule:
     first_tokens: int = 0
     early_lookahead: int = 1
     adaptive: bool = True
+    least_tokens: int = 0
     growing: bool = False
 
     def __post_init__(self) -> None:
@@ -89,6 +92,7 @@ class HopSchedule:
             else 0,
             max(1, min(stream.early_lookahead_tokens, config.lookahead_tokens)),
             adaptive,
+            least_tokens=stream.first_tokens // 2 if early else 0,
             growing=adaptive and config.equal_chunks,
         )
 
@@ -333,7 +337,7 @@ class Chunker:
                 self._seconds_until(complete),
                 self._arrivals.seconds_until_next(self._playback.now()),
             )
-            if spare >= soon or stop - self.spoken < schedule.first_tokens // 2:
+            if spare >= soon or stop - self.spoken < schedule.least_tokens:
                 return None
         return stop if self._load.try_admit_early(self) else None
 
