@@ -1,8 +1,8 @@
 """Listeners of codecs on a real server at the pace of speech: gaps, and equality with the library.
 
 Starts a server for each codec, at a small size with random weights. The default is the larger size
-of the golden data, whose frames may be far shorter than the published ones. So clients send
-portions of 80 ms, the frame of most published codecs, and hops last up to a second. `--sizes
+of the golden data. Its frames may be far shorter than published frames. So clients send portions of
+80 ms, the frame of most published codecs, and hops last up to a second. `--sizes
 sixteenth` has a sixteenth of the published channels at the published rates. There clients send
 frame by frame, or for frames that are shorter than 40 ms (DAC) portions of this length.
 
@@ -90,7 +90,7 @@ async def listen(
 async def listen_together(
     url: str, subjects: list[Subject], streams: int, portion_s: float
 ) -> list[tuple[Heard, Audio]]:
-    """Runs several clients, whose portions are spread over the time of a portion."""
+    """Runs several clients. Their portions are spread over the time of a portion."""
     spread_s = max(portion_s, 1 / subjects[0].tokens_per_second)
     async with AsyncClient(url) as client:
         return await asyncio.gather(

@@ -1,9 +1,8 @@
 """Throughput of the flow decoders at their published sizes, with random weights.
 
 Streams of one voice run in one batch, in chunks of whole attention blocks of about a second. The
-first chunk is not timed. After it follow three chunks, or as many as a minute takes. Prints the
-seconds of audio that are computed in a second, and writes JSON, which
-`benchmarks.family_table` reads:
+first chunk is not timed. Three chunks are timed, or fewer if they take longer than a minute. Prints
+the seconds of audio that are computed in a second, and writes JSON for `benchmarks.family_table`:
 
     .venv/bin/python -m benchmarks.flow_throughput
 """
@@ -45,7 +44,7 @@ class _RandomAssembly(Assembly):
 
 
 def random_model(config: ModelConfig) -> Token2Wav:
-    """Makes a model with random weights on the CPU, whose chunks have about a second of audio."""
+    """Makes a model with random weights on the CPU. Its chunks have about a second of audio."""
     block = config.block_tokens
     hop = block * max(1, round(config.token_frame_rate / block))
     stream = StreamConfig(first_tokens=0, max_hop_tokens=max(hop, config.hops(StreamConfig())[0]))

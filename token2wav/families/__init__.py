@@ -80,10 +80,10 @@ def _model_types(family: Any) -> tuple[str, ...]:
 
 
 def _families() -> Iterator[ModuleType]:
-    """Yields the families of this package, then those of other distributions.
+    """Yields the families of this package, then the families of other distributions.
 
-    Python reads the metadata of all installed distributions to find the latter. This is skipped if
-    the caller stops before.
+    Python reads the metadata of all installed distributions to find families of others. A caller
+    that stops earlier saves this time.
     """
     for found in pkgutil.iter_modules(__path__):
         if found.ispkg:
