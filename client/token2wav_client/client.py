@@ -54,7 +54,7 @@ class Utterance(BaseUtterance, Iterator[AudioChunk], AbstractContextManager["Utt
         self.close()
 
     def __next__(self) -> AudioChunk:
-        with self._changed:
+        with self._guard:
             while (chunk := self._next_chunk(StopIteration)) is None:
                 patience_s = self._patience_s()
                 if patience_s is None or patience_s > 0:
@@ -64,8 +64,9 @@ class Utterance(BaseUtterance, Iterator[AudioChunk], AbstractContextManager["Utt
             return chunk
 
     def _begin(self, retries: int) -> None:
-        # Every change of the state notifies this condition.
-        self._guard = self._changed = threading.Condition()
+        # A lock of its own, because Ctrl-C can interrupt entering a Condition, and leave it locked.
+        self._guard = lock = threading.RLock()
+        self._changed = threading.Condition(lock)  # notified of every change of the state
         self._retrying = Retrying(sleep=self._pause, **retry_policy(retries))
         self._receiver = threading.Thread(
             target=self._receive, name=f"utterance-{self.id}", daemon=True
@@ -82,7 +83,7 @@ class Utterance(BaseUtterance, Iterator[AudioChunk], AbstractContextManager["Utt
                 self._accept(message)
 
     def _pause(self, seconds: float) -> None:
-        with self._changed:
+        with self._guard:
             self._changed.wait_for(lambda: self._over, seconds)
 
     def _requests(self, outbox: SimpleQueue[Any]) -> Iterator[Any]:

@@ -91,6 +91,7 @@ def _serve(options: argparse.Namespace, extra_args: list[str]) -> int:
             set_status=status.set_status if status else lambda status: None,
             notice_s=options.notice_seconds,
             memory_mib=default_bound_mib() if options.memory_mib is None else options.memory_mib,
+            interrupted=_interrupted,
         )
         if cut_off := supervisor.serve():
             return _failed(f"streams that were cut off: {cut_off}", CUT_OFF)
@@ -259,6 +260,11 @@ def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
     if not first:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     raise KeyboardInterrupt
+
+
+def _interrupted() -> bool:
+    """Returns whether a signal has called `_interrupt`, which then ignores SIGTERM."""
+    return signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
 
 
 def _announce(line: str) -> None:

@@ -9,8 +9,10 @@ behind. When the whole server ends, clients and load balancers notice at once.
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,7 +28,7 @@ MODELS = ("token2wav", "token2wav_ensemble")
 _CANARIES = 2  # failed syntheses in a row after which the server is restarted
 _SETTLED_S = 60.0  # time without failure after which the pause before a restart is reset
 _LONGEST_PAUSE_S = 30.0
-_MEMORY_POLL_S = 1.0  # short, because a flood of HTTP/2 frames takes 240 MB per second
+_POLL_S = 1.0  # short, because a flood of HTTP/2 frames takes 240 MB of memory per second
 
 
 class Canary:
@@ -66,7 +68,23 @@ class Canary:
             self.unavailable_reason = f"the client library is not installed ({error})"
 
     def problem(self, grpc_url: str) -> str:
-        """Runs one synthesis, and returns its error message; an empty string if it succeeded."""
+        """Runs one synthesis, and returns its error message; an empty string if it succeeded.
+
+        The synthesis has a thread of its own. A signal raises KeyboardInterrupt in the main thread.
+        Inside the client or gRPC, it could be dropped, or leave a lock behind that nobody releases.
+        """
+        found = Future[str]()
+
+        def run() -> None:
+            try:
+                found.set_result(self._problem(grpc_url))
+            except Exception as error:
+                found.set_exception(error)
+
+        threading.Thread(target=run, name="canary", daemon=True).start()
+        return found.result()
+
+    def _problem(self, grpc_url: str) -> str:
         from token2wav_client import Client, ClientError
 
         patience_s = self.interval_s
@@ -111,6 +129,8 @@ class Supervisor:
             status port already reports the drain to load balancers.
         memory_mib: limit for the resident memory of the server in MiB; 0 for no limit. A server
             that exceeds it is drained and restarted.
+        interrupted: callback that returns whether a signal has asked to stop. Python drops a
+            KeyboardInterrupt that is raised in a finalizer, so the exception alone is not enough.
         clock: function that returns monotonic seconds.
         sleep: function that waits for a number of seconds.
     """
@@ -122,6 +142,7 @@ class Supervisor:
     set_status: Callable[[Status], None] = lambda status: None
     notice_s: float = 0.0
     memory_mib: int = 0
+    interrupted: Callable[[], bool] = lambda: False
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
 
@@ -206,7 +227,9 @@ class Supervisor:
         """
         left_s = math.inf if seconds is None else seconds
         while True:
-            status = self.server.wait(min(left_s, _MEMORY_POLL_S) if self.memory_mib else seconds)
+            if self.interrupted():
+                raise KeyboardInterrupt
+            status = self.server.wait(min(left_s, _POLL_S))
             if status is not None:
                 return _Failure(
                     f"the server ended by itself (status {status}): {self.server.failure_reason()}"
@@ -217,8 +240,8 @@ class Supervisor:
                     f"--memory-mib={self.memory_mib}",
                     works=True,
                 )
-            left_s -= _MEMORY_POLL_S
-            if not self.memory_mib or left_s <= 0:
+            left_s -= _POLL_S
+            if left_s <= 0:
                 return None
 
     def _drained(self, reason: str = "") -> int:

@@ -5,11 +5,15 @@ tests/served/test_faults_restart.py has real servers.
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
+from tests.support.patience import PATIENCE_SECONDS
 from token2wav_server import PortInUseError, ServerError, TritonServer
 from token2wav_server.launcher.http_ports import Status
 from token2wav_server.launcher.supervisor import Canary, Supervisor
@@ -118,6 +122,13 @@ def test_an_interrupt_while_it_starts() -> None:
     server = Script(starts=[KeyboardInterrupt()])
     assert serve(server) == (0, [])
     assert server.calls == ["start"]
+
+
+def test_a_signal_stops_it_even_if_its_exception_is_dropped() -> None:
+    server, answers = Script(), iter([False, False, True])
+    supervisor = Supervisor(server, None, 0.0, print, interrupted=lambda: next(answers))
+    assert supervisor.serve() == 0
+    assert server.calls == ["start", "wait", "wait", "drain 0", "stop"]
 
 
 def test_a_server_that_cannot_start_is_not_tried_again() -> None:
@@ -247,3 +258,26 @@ def test_the_canary_reports_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Client, "health", health)
     assert Canary(1.0, Path()).problem("localhost:1") == "no voice"
+
+
+def test_the_canary_leaves_the_main_thread_free_for_signals(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from token2wav_client import Client
+
+    threads = list[threading.Thread]()
+
+    def health(self: Client, **options: object) -> None:
+        threads.append(threading.current_thread())
+        os.kill(os.getpid(), signal.SIGINT)  # raises KeyboardInterrupt in the main thread
+        released.wait(PATIENCE_SECONDS)
+
+    released = threading.Event()
+    monkeypatch.setattr(Client, "health", health)
+    with pytest.raises(KeyboardInterrupt):
+        Canary(1.0, Path()).problem("localhost:1")
+    released.set()
+    [thread] = threads
+    assert thread is not threading.main_thread()
+    thread.join(PATIENCE_SECONDS)
+    assert not thread.is_alive()
