@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import platform
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -12,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.tiny_model import TINY
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.errors import ConfigError, DeviceLostError
@@ -71,6 +75,43 @@ def test_the_cache_of_compiled_operations_is_enlarged_on_a_cpu_unless_the_enviro
         monkeypatch.delenv(variable)
     keep_compiled_operations(torch.device(device))
     assert os.environ.get(variable) == after
+
+
+def _has_recent_glibc() -> bool:
+    name, version = platform.libc_ver()
+    return name == "glibc" and tuple(map(int, version.split("."))) >= (2, 35)
+
+
+# Prints the number of pages that the system cleared for eight tensors of 48 MiB, one after another.
+# A few tensors before them take new memory.
+PAGE_FAULTS = """
+import resource, torch
+from token2wav.execution.device import keep_freed_memory
+keep_freed_memory(torch.device("cpu"))
+for turn in range(24):
+    if turn == 16:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.ones(12 << 20)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(not _has_recent_glibc(), reason="needs glibc 2.35")
+@pytest.mark.parametrize(("variable", "kept"), [("", True), ("MALLOC_TRIM_THRESHOLD_", False)])
+def test_freed_memory_is_kept_unless_the_environment_configures_malloc(
+    variable: str, kept: bool
+) -> None:
+    environment = {key: value for key, value in os.environ.items() if "MALLOC" not in key}
+    completed = subprocess.run(
+        [sys.executable, "-c", PAGE_FAULTS],
+        env=environment | ({variable: "131072"} if variable else {}),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=True,
+    )
+    pages = (48 << 20) // os.sysconf("SC_PAGE_SIZE")
+    assert (int(completed.stdout) < pages) == kept
 
 
 def test_before_weights_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:

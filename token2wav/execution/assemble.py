@@ -37,6 +37,7 @@ from token2wav.execution.device import (
     entered,
     keep_arithmetic_exact,
     keep_compiled_operations,
+    keep_freed_memory,
 )
 from token2wav.execution.exported_graphs import ExportedVocoder, signals_of
 from token2wav.execution.family import Family
@@ -152,7 +153,10 @@ def assemble(
     device = device_named(runtime.device)
     context = LoadContext(folder, runtime, device, min(streams, _MOST_PREPARED))
     with entered(device):
-        return Assembly(context, config, stream).stages()
+        stages = Assembly(context, config, stream).stages()
+        # Called last, so that memory which only the load needs is returned.
+        keep_freed_memory(device)
+        return stages
 
 
 def check_runtime(
