@@ -3,8 +3,9 @@
 The library's own chunker and scheduler select the chunks on a simulated clock, so the speed of the
 machine does not matter. In the simulation, a batch takes 50 ms plus 1 ms for each token of its
 chunks, and a player starts 0.2 s after the first audio. The vocoder holds back 80 ms (CosyVoice3),
-in one table also 402 ms (CosyVoice2). A token of a provisional chunk counts, and takes time, by its
-share of ODE steps: 3 of 10. Prints tables, and writes JSON and a picture.
+in one table also 402 ms (CosyVoice2) and 90 ms (the demo voice). A token of a provisional chunk
+counts, and takes time, by its share of ODE steps: 3 of 10, and 2 of 2 for the demo voice. Prints
+tables, and writes JSON and a picture.
 
     .venv/bin/python -m benchmarks.pacing
 """
@@ -18,10 +19,11 @@ from functools import cache
 
 import numpy as np
 
-from benchmarks.environment import RESULTS, describe, save, save_picture
+from benchmarks.environment import RESULTS, ROOT, describe, save, save_picture
 from benchmarks.models import public_configs
 from token2wav import StreamConfig
 from token2wav.execution.assemble import held_samples
+from token2wav.families import read_config
 from token2wav.model_config import ModelConfig
 from token2wav.serving.chunking import Chunker, HopSchedule
 from token2wav.serving.clocks import Load, Playback
@@ -30,7 +32,8 @@ PACES = (15, 20, 25, 30, 35, 40, 50, 75, 100, 200)
 PATTERNS = ("steady", "messages of 5", "bursts of 20", "stalls of 1 s")
 # `first_tokens` and `early_lookahead_tokens` of a stream
 FIRST_TOKENS = ((0, 3), (5, 1), (5, 2), (6, 1), (6, 2), (8, 1), (8, 2), (10, 2), (12, 2), (16, 2))
-PROMPTS = (0, 75, 80, 90)
+FIRST_PACES = (25, 30, 50, 100)  # at which `first_tokens` is compared
+PROMPTS = (0, 75, 80, 90)  # of CosyVoice3; other models have the second one
 CROWDS = (1, 2, 4, 6, 8, 12, 16)
 TOKENS, PROMPT = 250, 75
 BUFFER_S = 0.2
@@ -211,6 +214,7 @@ def run(listeners: list[Listener], clock: Clock, load: Load) -> list[Heard]:
 
 def main() -> None:
     configs = {name: public_configs()[name] for name in ("CosyVoice3", "CosyVoice2")}
+    configs["demo voice"] = read_config(ROOT / "examples" / "demo_voice" / "model")
     config = configs["CosyVoice3"]
     rows, early, crowds = [], [], []
     print(
@@ -242,8 +246,8 @@ def main() -> None:
     for model, (count, lookahead) in itertools.product(configs, FIRST_TOKENS):
         stream = StreamConfig(first_tokens=count, early_lookahead_tokens=lookahead)
         schedule = HopSchedule.of(stream, configs[model], held_back(configs[model]))
-        for prompt in PROMPTS:
-            for pace in (25, 50, 100):
+        for prompt in PROMPTS if model == "CosyVoice3" else (PROMPT,):
+            for pace in FIRST_PACES:
                 h = replay(schedule, configs[model], pace, prompt=prompt)
                 print(
                     f"{model} | {count} | {lookahead} | {prompt} | {pace} | {h.first_s:.2f} s, "
@@ -288,7 +292,7 @@ def main() -> None:
     for panel, field, label in zip(
         panels, ("first_s", "provisional"), ("first audio, s", "provisional share"), strict=True
     ):
-        for pace in (25, 50, 100):
+        for pace in FIRST_PACES:
             shown = [
                 row
                 for row in early
