@@ -64,7 +64,8 @@ class Utterance(BaseUtterance, Iterator[AudioChunk], AbstractContextManager["Utt
             return chunk
 
     def _begin(self, retries: int) -> None:
-        # A lock of its own, because Ctrl-C can interrupt entering a Condition, and leave it locked.
+        # Callers enter this lock, not the Condition. `Condition.__enter__` is Python code, and
+        # Ctrl-C can interrupt it after it has taken the lock.
         self._guard = lock = threading.RLock()
         self._changed = threading.Condition(lock)  # notified of every change of the state
         self._retrying = Retrying(sleep=self._pause, **retry_policy(retries))

@@ -263,7 +263,7 @@ def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _interrupted() -> bool:
-    """Returns whether a signal has called `_interrupt`, which then ignores SIGTERM."""
+    """Returns whether `_interrupt` has run. It sets SIGTERM to be ignored."""
     return signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
 
 

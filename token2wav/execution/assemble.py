@@ -154,7 +154,7 @@ def assemble(
     context = LoadContext(folder, runtime, device, min(streams, _MOST_PREPARED))
     with entered(device):
         stages = Assembly(context, config, stream).stages()
-        # Called last, so that memory which only the load needs is returned.
+        # Called last, so that the memory which only the load needs is returned.
         keep_freed_memory(device)
         return stages
 

@@ -22,12 +22,14 @@ from token2wav_server.launcher.http_ports import Status
 from token2wav_server.launcher.process import TritonServer
 
 if TYPE_CHECKING:
+    from token2wav_client import Client
     from token2wav_server.launcher.access import Certificates
 
 MODELS = ("token2wav", "token2wav_ensemble")
 _CANARIES = 2  # failed syntheses in a row after which the server is restarted
 _SETTLED_S = 60.0  # time without failure after which the pause before a restart is reset
 _LONGEST_PAUSE_S = 30.0
+_CANCEL_S = 2.0  # longest time for the end of a cancelled canary
 _POLL_S = 1.0  # short, because a flood of HTTP/2 frames takes 240 MB of memory per second
 
 
@@ -70,33 +72,43 @@ class Canary:
     def problem(self, grpc_url: str) -> str:
         """Runs one synthesis, and returns its error message; an empty string if it succeeded.
 
-        The synthesis has a thread of its own. A signal raises KeyboardInterrupt in the main thread.
-        Inside the client or gRPC, it could be dropped, or leave a lock behind that nobody releases.
+        The synthesis has a thread of its own, because a signal raises KeyboardInterrupt in the main
+        thread. Inside the client or gRPC, Python could drop this exception. It could also leave a
+        lock held forever. After the exception the synthesis is cancelled, so that a drain does not
+        count it as an open stream.
         """
-        found = Future[str]()
+        from token2wav_client import Client
+
+        found, patience_s = Future[str](), self.interval_s
+        client = Client(
+            grpc_url,
+            model=self._model,
+            connect_timeout_s=patience_s,
+            response_timeout_s=patience_s,
+            tls=self._tls,
+        )
 
         def run() -> None:
             try:
-                found.set_result(self._problem(grpc_url))
-            except Exception as error:
+                found.set_result(self._problem(client))
+            except BaseException as error:  # the main thread waits for a result without a limit
                 found.set_exception(error)
 
-        threading.Thread(target=run, name="canary", daemon=True).start()
-        return found.result()
-
-    def _problem(self, grpc_url: str) -> str:
-        from token2wav_client import Client, ClientError
-
-        patience_s = self.interval_s
+        thread = threading.Thread(target=run, name="canary", daemon=True)
+        thread.start()
         try:
-            with Client(
-                grpc_url,
-                model=self._model,
-                connect_timeout_s=patience_s,
-                response_timeout_s=patience_s,
-                tls=self._tls,
-            ) as client:
-                client.health(timeout_s=patience_s)
+            return found.result()
+        except KeyboardInterrupt:
+            client.close()
+            thread.join(_CANCEL_S)
+            raise
+
+    def _problem(self, client: Client) -> str:
+        from token2wav_client import ClientError
+
+        try:
+            with client:
+                client.health(timeout_s=self.interval_s)
         except ClientError as error:
             return str(error)
         return ""
@@ -167,6 +179,7 @@ class Supervisor:
         server, pause_s = self.server, 0.0
         try:
             while True:
+                self._check_interrupted()
                 server.start()
                 if failure := self._failure(until_ready=True):
                     raise ServerError(
@@ -227,8 +240,7 @@ class Supervisor:
         """
         left_s = math.inf if seconds is None else seconds
         while True:
-            if self.interrupted():
-                raise KeyboardInterrupt
+            self._check_interrupted()
             status = self.server.wait(min(left_s, _POLL_S))
             if status is not None:
                 return _Failure(
@@ -243,6 +255,11 @@ class Supervisor:
             left_s -= _POLL_S
             if left_s <= 0:
                 return None
+
+    def _check_interrupted(self) -> None:
+        """Raises KeyboardInterrupt if a signal has asked to stop."""
+        if self.interrupted():
+            raise KeyboardInterrupt
 
     def _drained(self, reason: str = "") -> int:
         """Drains the server, and returns the number of utterances that did not end in time.

@@ -125,7 +125,7 @@ def test_an_interrupt_while_it_starts() -> None:
 
 
 def test_a_signal_stops_it_even_if_its_exception_is_dropped() -> None:
-    server, answers = Script(), iter([False, False, True])
+    server, answers = Script(), iter([False, False, False, True])
     supervisor = Supervisor(server, None, 0.0, print, interrupted=lambda: next(answers))
     assert supervisor.serve() == 0
     assert server.calls == ["start", "wait", "wait", "drain 0", "stop"]
