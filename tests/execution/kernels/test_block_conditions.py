@@ -43,7 +43,8 @@ pytestmark = [pytest.mark.gpu] if DEVICE.type == "cuda" else []
 # Tolerance of conditions, with a spread of about 1. The sums of a score have another order, and
 # sinusoids of absolute positions are rounded, not sinusoids of distances.
 CLOSE = 1e-5
-SAME = 1e-6  # for equal kernels in batches of other sizes
+# For equal kernels in batches of other sizes: 0 to 1.2e-6, by the processor.
+SAME = 2e-6
 BLOCK, LOOKAHEAD, PAGES, BANDS = 8, 3, 40, 8
 
 

@@ -58,7 +58,8 @@ def test_pieces_equal_the_whole(config: BigVGANConfig) -> None:
         engine.advance([(handle, FrameChunk(part, index == 3))])[0]
         for index, part in enumerate(parts)
     ]
-    assert float((torch.cat(audio) - engine.whole(mel)).abs().max()) <= 1e-5
+    # 1.2e-5 on an Intel Xeon, less on AMD: the layout of a convolution depends on its length.
+    assert float((torch.cat(audio) - engine.whole(mel)).abs().max()) <= 2e-5
 
 
 def test_golden_audio_changes_within_the_look_ahead_only(
