@@ -33,7 +33,7 @@ PATTERNS = ("steady", "messages of 5", "bursts of 20", "stalls of 1 s")
 # `first_tokens` and `early_lookahead_tokens` of a stream
 FIRST_TOKENS = ((0, 3), (5, 1), (5, 2), (6, 1), (6, 2), (8, 1), (8, 2), (10, 2), (12, 2), (16, 2))
 FIRST_PACES = (25, 30, 50, 100)  # at which `first_tokens` is compared
-PROMPTS = (0, 75, 80, 90)  # of CosyVoice3; other models have the second one
+PROMPTS = (0, 75, 80, 90)  # of CosyVoice3; other models have `PROMPT`
 CROWDS = (1, 2, 4, 6, 8, 12, 16)
 TOKENS, PROMPT = 250, 75
 BUFFER_S = 0.2
