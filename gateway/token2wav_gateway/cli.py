@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import hashlib
-import logging
 import secrets
 import signal
 import socket
@@ -21,6 +20,7 @@ from prometheus_client import start_http_server
 
 from token2wav_gateway.app import create_app
 from token2wav_gateway.errors import GatewayError
+from token2wav_gateway.log import configure_log
 from token2wav_gateway.metrics import Metrics
 from token2wav_gateway.settings import read_settings
 from token2wav_gateway.sockets import Sockets
@@ -87,9 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except GatewayError as error:
         print(f"token2wav-gateway: {error}", file=sys.stderr)
         return 2
-    logging.basicConfig(
-        level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    configure_log(settings.log_level)
     if options.metrics_port:
         try:
             start_http_server(options.metrics_port, options.host, metrics.registry)
