@@ -21,7 +21,7 @@ help: ## print this list
 setup: ## create .venv with all dependencies (most other targets do this first)
 	$(SETUP)
 
-demo: ## [WAV=file] [FAMILY=codec]: synthesize a sentence, or a recording, with a real Triton server into out/demo.wav
+demo: ## [WAV=file] [FAMILY=codec]: synthesize a sentence, or a recording, with a real Triton server into out/demo.wav or out/demo_codec.wav
 	$(SETUP)
 	@$(BIN)/python examples/demo.py $(if $(WAV),"$(WAV)") $(if $(FAMILY),--family "$(FAMILY)")
 

@@ -4,14 +4,19 @@ server.
 The demo model was not trained on the sentence. The tokens are sent at the pace of a language model,
 and the audio comes back while tokens are still being sent. A picture shows the recording above the
 synthesized audio. `--family codec` speaks with the demo codec, which needs no voice.
+
+The files of the demo voice are named `demo*`, and those of the demo codec `demo_codec*`. They
+replace the files of an earlier run only when all of them are complete.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import matplotlib as mpl
@@ -31,9 +36,7 @@ MODEL, CODEC = VOICE_FOLDER / "model", ROOT / "examples" / "demo_codec" / "model
 SENTENCE = VOICE_FOLDER / "recordings" / "sentence.wav"
 PROMPT = VOICE_FOLDER / "recordings" / "prompt.wav"
 OUT = ROOT / "out"
-TOKENS, VOICE, WAV, PICTURE = (
-    OUT / f"demo{suffix}" for suffix in ("_tokens.npy", "_voice.safetensors", ".wav", ".png")
-)
+NAMES = {"voice": "demo", "codec": "demo_codec"}  # how the names of the written files begin
 TOKENS_PER_SECOND = 25
 SAMPLES_PER_TOKEN = 960
 FRAMES_PER_SECOND = 50
@@ -57,45 +60,60 @@ def main() -> None:
         default="voice",
         help="model that speaks: the demo voice (default) or the demo codec",
     )
+    parser.add_argument(
+        "--out", type=Path, default=OUT, metavar="FOLDER", help="folder of the files (default: out)"
+    )
     options = parser.parse_args()
-    wav: Path = options.wav.resolve()
-    model, make_tokens = (CODEC, _encode) if options.family == "codec" else (MODEL, _tokenize)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("demo: terminated"))
-    OUT.mkdir(exist_ok=True)
-    for path in (TOKENS, VOICE, WAV, PICTURE):
-        path.unlink(missing_ok=True)
+    out: Path = options.out.resolve()
+    out.mkdir(parents=True, exist_ok=True)
     try:
-        speaker = make_tokens(wav)
-        print(f"demo: starting a Triton server with the demo {options.family}", flush=True)
-        with TritonServer(model, ports=Ports.free(), verbose=False) as server:
-            print(
-                f"demo: ready at {server.grpc_url}; sending {TOKENS_PER_SECOND} tokens per second",
-                flush=True,
-            )
-            synth = ("--tokens", TOKENS, *speaker, "--out", WAV, "--rate", TOKENS_PER_SECOND)
-            _run("token2wav-client", "synth", "--url", server.grpc_url, *synth)
+        with tempfile.TemporaryDirectory(prefix="demo-", dir=out) as folder:
+            _speak(options.wav.resolve(), options.family, Path(folder))
+            for path in Path(folder).iterdir():
+                path.replace(out / path.name)
     except ServerError as error:
         sys.exit(f"demo: {error}")
     except KeyboardInterrupt:
         sys.exit("demo: interrupted")
-    _check()
-    draw(wav, WAV, PICTURE)
-    print(
-        f"demo: {PICTURE.relative_to(ROOT)} shows the recording above the audio that was "
-        "synthesized from its tokens"
+    wav, picture = (
+        os.path.relpath(out / f"{NAMES[options.family]}{suffix}") for suffix in (".wav", ".png")
     )
+    print(f"demo: {wav} is the audio; {picture} shows the recording above it")
 
 
-def _tokenize(wav: Path) -> tuple[object, ...]:
+def _speak(wav: Path, family: str, folder: Path) -> None:
+    """Writes the tokens of a recording, their audio, and the picture of both into a folder."""
+    model, make_tokens = (CODEC, _encode) if family == "codec" else (MODEL, _tokenize)
+    tokens, audio, picture = (
+        folder / f"{NAMES[family]}{suffix}" for suffix in ("_tokens.npy", ".wav", ".png")
+    )
+    speaker = make_tokens(wav, tokens)
+    print(f"demo: starting a Triton server with the demo {family}", flush=True)
+    with TritonServer(model, ports=Ports.free(), verbose=False) as server:
+        print(
+            f"demo: ready at {server.grpc_url}; sending {TOKENS_PER_SECOND} tokens per second",
+            flush=True,
+        )
+        synth = ("--tokens", tokens, *speaker, "--out", audio, "--rate", TOKENS_PER_SECOND)
+        _run(folder, "token2wav-client", "synth", "--url", server.grpc_url, *synth)
+    _check(tokens, audio)
+    draw(wav, audio, picture)
+
+
+def _tokenize(wav: Path, tokens: Path) -> tuple[object, ...]:
     """Writes tokens of a recording and a voice; returns the client's arguments of the voice."""
-    _run("token2wav-tokenize", "--model", MODEL, "--wav", wav, "--out", TOKENS)
-    _run("token2wav-voice", "create", "--model", MODEL, "--wav", PROMPT, "--out", VOICE)
-    return "--voice", VOICE
+    voice = tokens.with_name("demo_voice.safetensors")
+    _run(tokens.parent, "token2wav-tokenize", "--model", MODEL, "--wav", wav, "--out", tokens.name)
+    make_voice = ("token2wav-voice", "create", "--model", MODEL, "--wav", PROMPT)
+    _run(tokens.parent, *make_voice, "--out", voice.name)
+    return "--voice", voice
 
 
-def _encode(wav: Path) -> tuple[object, ...]:
+def _encode(wav: Path, tokens: Path) -> tuple[object, ...]:
     """Writes the codes of a recording. A codec has no voice."""
-    _run("python", "-m", "examples.demo_codec.encode", "--wav", wav, "--out", TOKENS)
+    encode = ("python", "-m", "examples.demo_codec.encode", "--wav", wav)
+    _run(tokens.parent, *encode, "--out", tokens.name)
     return ()
 
 
@@ -116,25 +134,27 @@ def draw(original: Path, result: Path, picture: Path) -> None:
     plt.close(figure)
 
 
-def _run(program: str, *arguments: object) -> None:
+def _run(folder: Path, program: str, *arguments: object) -> None:
+    """Runs a program of this environment in a folder, so that it prints short names of files."""
     done = subprocess.run(
-        [Path(sys.executable).with_name(program), *map(str, arguments)], cwd=ROOT, check=False
+        [Path(sys.executable).with_name(program), *map(str, arguments)],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},  # for the modules of `examples`
+        check=False,
     )
     if done.returncode != 0:
         sys.exit(f"demo: {program} failed with status {done.returncode}")
 
 
-def _check() -> None:
-    tokens = len(np.load(TOKENS))
-    samples = soundfile.info(WAV).frames
-    if samples != tokens * SAMPLES_PER_TOKEN:
+def _check(tokens: Path, audio: Path) -> None:
+    count, samples = len(np.load(tokens)), soundfile.info(audio).frames
+    if samples != count * SAMPLES_PER_TOKEN:
         sys.exit(
-            f"demo: {WAV} has {samples} samples, but {tokens} tokens make "
-            f"{tokens * SAMPLES_PER_TOKEN}"
+            f"demo: {audio.name} has {samples} samples, but {count} tokens make "
+            f"{count * SAMPLES_PER_TOKEN}"
         )
     print(
-        f"demo: {WAV.relative_to(ROOT)} has {samples} samples, {SAMPLES_PER_TOKEN} for each of "
-        f"{tokens} tokens"
+        f"demo: {audio.name} has {samples} samples, {SAMPLES_PER_TOKEN} for each of {count} tokens"
     )
 
 

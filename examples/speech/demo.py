@@ -63,14 +63,18 @@ async def serve(app: FastAPI, listener: socket.socket) -> None:
 
 
 async def run(
-    grpc_url: str, gateway: socket.socket, language_model_server: socket.socket, pace: float
+    grpc_url: str,
+    voice_folder: Path,
+    gateway: socket.socket,
+    language_model_server: socket.socket,
+    pace: float,
 ) -> None:
     """Serves the language model and the gateway until they are stopped."""
     front_end = TextFrontEnd()
     port, language_model_port = (
         listener.getsockname()[1] for listener in (gateway, language_model_server)
     )
-    chosen = settings(grpc_url, language_model_port, OUT / "voices")
+    chosen = settings(grpc_url, language_model_port, voice_folder)
     voices = VoiceFolder(chosen.voices)
     if VOICE not in voices.names():
         await voices.create(VOICE, PROMPT_TEXT, PROMPT.read_bytes())
@@ -107,6 +111,13 @@ def main() -> None:
         default=50.0,
         help="pace of the language model (default: %(default)s)",
     )
+    parser.add_argument(
+        "--voices",
+        type=Path,
+        default=OUT / "voices",
+        metavar="FOLDER",
+        help="folder of the gateway's voices (default: out/voices)",
+    )
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("speech: terminated"))
     gateway = listen("--port", options.port)
@@ -115,7 +126,13 @@ def main() -> None:
         print("speech: starting a Triton server with the demo voice", flush=True)
         with TritonServer(MODEL, ports=Ports.free(), verbose=False) as server:
             asyncio.run(
-                run(server.grpc_url, gateway, language_model_server, options.tokens_per_second)
+                run(
+                    server.grpc_url,
+                    options.voices,
+                    gateway,
+                    language_model_server,
+                    options.tokens_per_second,
+                )
             )
     except (ServerError, OSError) as error:
         sys.exit(f"speech: {error}")

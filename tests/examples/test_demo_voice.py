@@ -78,19 +78,42 @@ def test_leading_silence_can_be_trimmed(front_end: FrontEnd, voice: Voice) -> No
     assert np.array_equal(np.concatenate([chunk.audio for chunk in chunks]), whole[trimmed:])
 
 
-@pytest.mark.parametrize("family", ["voice", "codec"])
-def test_the_demo(family: str, tmp_path: Path) -> None:
-    part, rate = soundfile.read(demo.SENTENCE, frames=36_000)
-    soundfile.write(tmp_path / "part.wav", part, rate)
-    done = subprocess.run(
-        [sys.executable, "examples/demo.py", str(tmp_path / "part.wav"), "--family", family],
+def run_demo(wav: Path, out: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "examples/demo.py", str(wav), f"--out={out}", *options],
         cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=PATIENCE_SECONDS,
         check=False,
     )
+
+
+@pytest.mark.parametrize(
+    ("family", "names"),
+    [
+        ("voice", ["demo.png", "demo.wav", "demo_tokens.npy", "demo_voice.safetensors"]),
+        ("codec", ["demo_codec.png", "demo_codec.wav", "demo_codec_tokens.npy"]),
+    ],
+)
+def test_the_demo(family: str, names: list[str], tmp_path: Path) -> None:
+    part, rate = soundfile.read(demo.SENTENCE, frames=36_000)
+    soundfile.write(tmp_path / "part.wav", part, rate)
+    out = tmp_path / "out"
+    done = run_demo(tmp_path / "part.wav", out, f"--family={family}")
     assert done.returncode == 0, done.stderr
     assert "960 for each of 37 tokens" in done.stdout
-    assert soundfile.info(demo.WAV).frames == 37 * 960
-    assert demo.PICTURE.stat().st_size > 10_000
+    assert sorted(path.name for path in out.iterdir()) == names
+    assert soundfile.info(out / names[1]).frames == 37 * 960
+    assert (out / names[0]).stat().st_size > 10_000
+
+
+def test_a_demo_that_fails_keeps_the_files(tmp_path: Path) -> None:
+    kept = [tmp_path / f"demo{suffix}" for suffix in ("_tokens.npy", "_voice.safetensors", ".wav")]
+    for path in kept:
+        path.write_text("of an earlier run")
+    done = run_demo(tmp_path / "nowhere.wav", tmp_path)
+    assert done.returncode == 1
+    assert "no such file" in done.stderr
+    assert sorted(tmp_path.iterdir()) == sorted(kept)
+    assert {path.read_text() for path in kept} == {"of an earlier run"}

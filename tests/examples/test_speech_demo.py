@@ -6,6 +6,7 @@ import io
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import httpx
 import soundfile
@@ -15,9 +16,10 @@ from tests.support.patience import PATIENCE_SECONDS
 from token2wav_server import Ports
 
 
-def test_a_sentence_is_spoken() -> None:
+def test_a_sentence_is_spoken(tmp_path: Path) -> None:
     ports = Ports.free()
     command = [sys.executable, "-m", "examples.speech.demo", f"--port={ports.http}"]
+    command += [f"--voices={tmp_path}"]
     command += [f"--language-model-port={ports.grpc}", "--tokens-per-second=1000"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as demo:
         try:
