@@ -132,6 +132,8 @@ class TritonServer:
         """Starts the server, and returns when all its models are ready.
 
         If the server crashes during the start (SIGABRT or SIGSEGV), it is started a second time.
+        The same happens if another program takes a port of the loopback interface that was chosen
+        for tritonserver. The second start chooses other ports.
 
         Raises:
             TritonNotFoundError: this machine has no usable tritonserver.
@@ -307,11 +309,16 @@ class TritonServer:
         Triton's Python backend sometimes aborts while a model starts on a busy machine, and starts
         normally the next time (seen with server 2.51: "lock_exception", in 1 of 200 starts).
 
+        Another program can take an inner port between its choice and the end of the load: Triton
+        listens only after it has loaded the models. For example, another server may have been told
+        to listen on this port.
+
         Args:
-            last: whether a crash raises an error instead of returning False.
+            last: whether a crash, or a taken inner port, raises an error instead of returning
+                False.
 
         Returns:
-            Whether the server is ready; False if it crashed.
+            Whether the server is ready; False if it crashed, or if an inner port is taken.
 
         Raises:
             ServerStartError: the server ended, or was not ready in time.
@@ -325,7 +332,7 @@ class TritonServer:
             or fetched(inner.metrics, "/metrics") is None
         ):
             if (status := self.wait(timeout_s=_POLL_S)) is not None:
-                if status in _CRASHES and not last:
+                if not last and (status in _CRASHES or self._inner_port_is_taken()):
                     return False
                 raise ServerStartError(f"tritonserver could not start: {self.failure_reason()}")
             if time.monotonic() > deadline:
@@ -342,6 +349,14 @@ class TritonServer:
         """Reserves a free port of the loopback for tritonserver until the server is stopped."""
         port: int = self._cleanup.enter_context(reserved(LOOPBACK)).getsockname()[1]
         return self._reserve() if port in astuple(self.ports) else port
+
+    def _inner_port_is_taken(self) -> bool:
+        """Returns whether the server ended because another program listens on an inner port."""
+        reason = self.failure_reason()
+        return any(
+            f"Socket '{LOOPBACK}:{port}' already in use" in reason
+            for port in (self._inner.http, self._inner.metrics)
+        )
 
     def _stop_reaper(self, process: subprocess.Popen[bytes]) -> None:
         process.terminate()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -17,6 +18,7 @@ import pytest
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.traces import Traces
 from token2wav_server import PortInUseError, Ports, ServerError, ServerStartError, TritonServer
+from token2wav_server.launcher.ports import reserved
 
 
 def test_serves_and_leaves_nothing_behind(
@@ -203,6 +205,35 @@ def test_port_in_use(
             PortInUseError, match=f"{service} port {port} on 127.0.0.1 .*Address already in use"
         ):
             TritonServer(tmp_path, model_repository=repository, ports=ports).start()
+
+
+@pytest.mark.parametrize("service", [0, 1], ids=["http", "metrics"])
+def test_a_taken_inner_port_costs_a_second_try(
+    service: int,
+    repository: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Another server listens on a port that was chosen for tritonserver and not used yet."""
+    chosen = list[socket.socket]()
+    with contextlib.ExitStack() as stack:
+
+        def reserve_and_lose(host: str) -> socket.socket:
+            chosen.append(reserved(host))
+            if len(chosen) == service + 1:
+                stack.enter_context(socket.create_server(chosen[-1].getsockname()))
+            return chosen[-1]
+
+        monkeypatch.setattr("token2wav_server.launcher.process.reserved", reserve_and_lose)
+        with TritonServer(
+            tmp_path, model_repository=repository, ports=Ports.free(), verbose=False
+        ) as server:
+            assert server.wait(timeout_s=0) is None
+            with urllib.request.urlopen(f"http://{server.http_url}/v2/health/ready") as health:
+                assert health.status == 200
+    assert capfd.readouterr().err.count("already in use; trying once more\n") == 1
+    assert len(chosen) == 4
 
 
 def test_same_port_twice() -> None:
