@@ -26,6 +26,7 @@ FOREIGN = {
 # From the roof to the ground: a module imports from its own floor or from lower ones. A package
 # stands for its modules.
 FLOORS = [
+    {"token2wav.commands"},
     {"token2wav.model"},
     {"token2wav.serving"},
     {

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from token2wav.commands import missing
 from token2wav.config import load_server_config
 from token2wav.errors import ConfigError, Token2WavError
 from token2wav.families import read_config
@@ -64,16 +65,19 @@ def main() -> None:
     The command line holds the model folder, and optionally the settings file. The exit status is 1
     after an error.
     """
-    # These import torch.
-    from token2wav.execution.assemble import check_folder
-    from token2wav.model import check_settings
-
     model, *config = map(Path, sys.argv[1:])
     try:
+        # These import torch.
+        from token2wav.execution.assemble import check_folder
+        from token2wav.model import check_settings
+
         settings = load_server_config(config[0] if config else None, warn=False)
         check_settings(model, settings.stream, settings.runtime)
         check_folder(model)
         voices_in(settings, read_config(model))
     except Token2WavError as error:
         print(error)
+        sys.exit(1)
+    except ModuleNotFoundError as error:
+        print(missing(error, "server"))
         sys.exit(1)

@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
+from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -159,6 +160,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=f"Arguments after -- are passed to tritonserver unchanged.\n\n{_EXIT_CODES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {version('token2wav')}")
     parser.add_argument("--model", type=Path, required=True, metavar="FOLDER", help="model folder")
     parser.add_argument(
         "--config", type=Path, metavar="FILE", help="YAML file with the settings of the server"

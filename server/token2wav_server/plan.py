@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, get_args
 
@@ -275,6 +276,7 @@ def _parser() -> argparse.ArgumentParser:
         "the limit. Memory is counted as the server counts it; compute comes from a "
         "measurement (--costs).",
     )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {version('token2wav')}")
     parser.add_argument(
         "--model", metavar="FOLDER", required=True, help="model folder; weight files are not needed"
     )
