@@ -117,6 +117,11 @@ def test_no_file(file: str, folder: Path, recording: Recording) -> None:
     )
 
 
+def test_a_folder_above_the_model_folder(folder: Path, recording: Recording) -> None:
+    message = f"no such file, but {folder / graphs.SPEAKER} exists; use {folder}$"
+    refused(folder.parent, recording, graphs.SPEAKER, message)
+
+
 @pytest.mark.parametrize("file", [graphs.TOKENIZER, graphs.SPEAKER])
 @pytest.mark.parametrize("content", [b"", b"\x00", b"not a model" * 100])
 def test_invalid_model_files_are_refused(

@@ -37,20 +37,28 @@ def family_of(folder: Path) -> Any:
     """Finds the package of the family that a model folder belongs to.
 
     Raises:
-        ConfigError: the folder does not exist, or has no file of any family.
+        ConfigError: the folder does not exist, or has no file of any family. If one of its
+            subfolders is a model folder, the message names the subfolder.
     """
     if not folder.is_dir():
         raise ConfigError(f"{folder}: no such model folder")
     families = []
     for family in _families():
-        if any(path.is_file() for file in family.FILES for path in folder.glob(file)):
+        if _has_file(folder, family):
             return family
         families.append(family)
     for family in families:
-        if has_model_type(folder, *_model_types(family)):
+        if _has_known_configuration(folder, family):
             return family
-        if has_keys(folder, *getattr(family, "CONFIG_KEYS", ())):
-            return family
+    for subfolder in sorted(path for path in folder.glob("*") if path.is_dir()):
+        if any(
+            _has_file(subfolder, family) or _has_known_configuration(subfolder, family)
+            for family in families
+        ):
+            raise ConfigError(
+                f"{folder}: not a model folder, but its subfolder {subfolder.name} is one; "
+                f"use {subfolder}"
+            )
     files = ", ".join(file for family in families for file in family.FILES)
     types = ", ".join(name for family in families for name in _model_types(family))
     raise ConfigError(
@@ -73,6 +81,16 @@ def read_config(folder: Path) -> ModelConfig:
 def networks_module(config: ModelConfig) -> Any:
     """Imports the module `networks` of the family of a configuration, and torch with it."""
     return import_module(f"{import_module(type(config).__module__).__package__}.networks")
+
+
+def _has_file(folder: Path, family: Any) -> bool:
+    return any(path.is_file() for file in family.FILES for path in folder.glob(file))
+
+
+def _has_known_configuration(folder: Path, family: Any) -> bool:
+    return has_model_type(folder, *_model_types(family)) or has_keys(
+        folder, *getattr(family, "CONFIG_KEYS", ())
+    )
 
 
 def _model_types(family: Any) -> tuple[str, ...]:

@@ -35,6 +35,8 @@ class _Graph:
 
     def __init__(self, path: Path) -> None:
         if not path.is_file():
+            for below in sorted(path.parent.glob(f"*/{path.name}")):
+                raise ModelError(f"{path}: no such file, but {below} exists; use {below.parent}")
             raise ModelError(
                 f"{path}: no such file; voices need this model from the published model folder"
             )

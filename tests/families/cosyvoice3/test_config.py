@@ -206,3 +206,24 @@ def test_a_folder_that_is_no_model_folder_is_named(tmp_path: Path) -> None:
     shutil.copy(TINY / "cosyvoice3.yaml", tmp_path / "file")
     with pytest.raises(ConfigError, match="no such model folder"):
         read_config(tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("cosyvoice3.yaml", ""),
+        ("config.json", '{"model_type": "mimi"}'),
+        ("config.json", '{"vq_strides": [1], "decoder_rates": [2]}'),
+    ],
+)
+def test_a_folder_above_a_model_folder_names_the_model_folder(
+    tmp_path: Path, name: str, content: str
+) -> None:
+    (tmp_path / "assets").mkdir()
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / name).write_text(content)
+    with pytest.raises(
+        ConfigError,
+        match=rf"{tmp_path}: .* its subfolder model is one; use {tmp_path / 'model'}$",
+    ):
+        read_config(tmp_path)
