@@ -216,7 +216,7 @@ def token_array(
         array = np.asarray(tokens)
     # Raised for ragged lists, and for torch tensors that are not on the CPU.
     except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(field, f"not an array: {_one_line(error)}") from error
+        raise InputError(field, _no_array("an array", error)) from error
     if token_shape is None:
         if array.ndim not in (1, 2):
             raise InputError(field, f"shape {array.shape}, expected one or two dimensions")
@@ -225,7 +225,9 @@ def token_array(
         raise InputError(field, _shape_problem(array.shape, token_shape))
     if not array.size:
         return np.zeros((0, *token_shape), np.int32)
-    if not np.issubdtype(array.dtype, np.integer):
+    # NumPy keeps integers of more than 64 bits as Python objects.
+    beyond_64_bits = array.dtype == object and all(type(value) is int for value in array.flat)
+    if not np.issubdtype(array.dtype, np.integer) and not beyond_64_bits:
         raise InputError(field, f"type {array.dtype}, expected integers")
     if array.dtype != np.int32:
         limits = np.iinfo(np.int32)
@@ -295,7 +297,7 @@ def float_array(
         with np.errstate(over="ignore"):
             array = np.asarray(values, dtype=np.float32).copy()
     except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(field, f"not an array of numbers: {_one_line(error)}") from error
+        raise InputError(field, _no_array("an array of numbers", error)) from error
     if dimensions is not None and array.ndim != dimensions:
         raise InputError(
             field, f"shape {array.shape}, expected {dimensions} dimension{'s' * (dimensions > 1)}"
@@ -309,6 +311,11 @@ def float_array(
             field, f"{array[at]:g} at index {where} is outside {-bound:g} to {bound:g}"
         )
     return array
+
+
+def _no_array(wanted: str, error: Exception) -> str:
+    uneven = "inhomogeneous" in str(error)  # NumPy's word for a list of lists of different lengths
+    return "rows of different lengths" if uneven else f"not {wanted}: {_one_line(error)}"
 
 
 def _one_line(error: Exception) -> str:

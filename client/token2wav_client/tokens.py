@@ -137,7 +137,11 @@ def as_tokens(values: npt.ArrayLike) -> TokenArray:
     try:
         array = np.asarray(values)
     except (ValueError, OverflowError) as error:
-        raise TokenError(f"tokens: expected a list of integers ({error})") from None
+        uneven = "inhomogeneous" in str(error)
+        problem = (
+            "rows of different lengths" if uneven else f"expected a list of integers ({error})"
+        )
+        raise TokenError(f"tokens: {problem}") from None
     if array.ndim not in (1, 2):
         hint = "; pass batches of tokens, such as [7]" if array.ndim == 0 else ""
         raise TokenError(
@@ -149,7 +153,9 @@ def as_tokens(values: npt.ArrayLike) -> TokenArray:
         return np.zeros((0, *array.shape[1:]), np.float32 if latents else np.int32)
     if array.ndim == 2 and array.dtype.kind == "f":
         return _as_latents(array)
-    if array.dtype.kind not in "iu":
+    # NumPy keeps integers of more than 64 bits as Python objects.
+    beyond_64_bits = array.dtype.kind == "O" and all(type(value) is int for value in array.flat)
+    if array.dtype.kind not in "iu" and not beyond_64_bits:
         hint = "; pass latents in rows, shape (latents, size)" if array.dtype.kind == "f" else ""
         raise TokenError(f"tokens: dtype {array.dtype}, expected integers{hint}")
     low, high = int(array.min()), int(array.max())

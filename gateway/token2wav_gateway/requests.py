@@ -225,4 +225,11 @@ def problem(errors: list[Any]) -> tuple[str, str]:
     # The other parts of a path are names of the types that pydantic has tried, and positions.
     path = [part for part in first["loc"] if part not in ("body", "query", "path")]
     field = path[0] if path and isinstance(path[0], str) else "body"
-    return field, f"{field}: {first['msg'].removeprefix('Value error, ')}"
+    reason = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "extra_forbidden":
+        reason = "is not a known field"
+    elif first["type"] in ("model_type", "model_attributes_type"):
+        reason = "must be a JSON object"
+        if isinstance(first["input"], bytes):  # FastAPI reads JSON only if the header says so
+            reason += ", with the header Content-Type: application/json"
+    return field, f"{field}: {reason}"

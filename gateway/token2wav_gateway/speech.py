@@ -175,7 +175,8 @@ class Speech:
         try:
             batch = as_tokens(codes)
         except TokenError as error:
-            raise RequestError(f"codes: {error}", param="codes") from None
+            problem = str(error).removeprefix("tokens: ")
+            raise RequestError(f"codes: {problem}", param="codes") from None
         async with aclosing(self._admitted([batch], voice, _error_of_codes)) as chunks:
             async for chunk in chunks:
                 yield chunk

@@ -166,9 +166,13 @@ def test_numbers_in_rows_become_latents() -> None:
         (7, r"shape \(\), .*; pass batches of tokens, such as \[7\]$"),
         ("<|s_1|>", "^tokens: str, expected integers; use TokenParser for text$"),
         (b"1 2", "^tokens: bytes, expected integers"),
-        ([[1], [2, 3]], "expected a list of integers"),
+        ([[1], [2, 3]], "^tokens: rows of different lengths$"),
+        ([[1], 2], "^tokens: rows of different lengths$"),
         (["1"], "dtype"),
-        ([10**30], "dtype object"),
+        ([2**64], "18446744073709551616 is outside"),
+        ([[1, 2**64], [1, 2]], "18446744073709551616 is outside"),
+        ([-(2**64), 1], "-18446744073709551616 is outside"),
+        ([2**64, None], "dtype object"),
     ],
 )
 def test_invalid_token_lists_are_refused(values: object, message: str) -> None:

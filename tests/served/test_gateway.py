@@ -192,7 +192,8 @@ def test_events_carry_the_audio_and_the_usage(
         ({"voice": "../anna"}, 404, "voice", "'../anna' is not one of"),
         ({"voice": {"id": 1}}, 400, "voice", "valid string"),
         ({"model": "gpt-5"}, 404, "model", "'gpt-5' is not one of: token2wav, tts-1"),
-        ({"emotion": "joy"}, 400, "emotion", "Extra inputs"),
+        ({"emotion": "joy"}, 400, "emotion", "^emotion: is not a known field$"),
+        ({"ref_text": "hello"}, 400, "ref_text", "^ref_text: is not a known field$"),
         ({"input": "nothing"}, 502, None, "status 400: .*0 words"),
     ],
 )
@@ -218,11 +219,26 @@ def test_an_unknown_path_and_a_body_that_is_no_json_are_refused(gateway: Gateway
     with gateway.http() as http:
         assert "Not Found" in error_of(http.get("/v1/audio"), 404)["message"]
         assert "Method Not Allowed" in error_of(http.get("/v1/audio/speech"), 405)["message"]
-        for kind in ("text", "application"):
-            wrong = http.post(
-                "/v1/audio/speech", content=b"{", headers={"content-type": f"{kind}/json"}
-            )
-            assert error_of(wrong, 400)["message"].startswith("body: ")
+        wrong = http.post(
+            "/v1/audio/speech", content=b"{", headers={"content-type": "application/json"}
+        )
+        assert error_of(wrong, 400)["message"].startswith("body: ")
+        assert error_of(http.post("/v1/audio/speech", json=[]), 400)["message"] == (
+            "body: must be a JSON object"
+        )
+
+
+@pytest.mark.parametrize("kind", [None, "text/json", "application/x-www-form-urlencoded"])
+@pytest.mark.parametrize("path", ["/v1/audio/speech", "/v1/stage/run"])
+def test_a_body_without_the_header_of_its_type_names_the_header(
+    gateway: GatewayRig, path: str, kind: str | None
+) -> None:
+    headers = {} if kind is None else {"content-type": kind}
+    with gateway.http() as http:
+        answer = http.post(path, content=json.dumps(body()), headers=headers)
+    assert error_of(answer, 400)["message"] == (
+        "body: must be a JSON object, with the header Content-Type: application/json"
+    )
 
 
 def test_models_and_health(gateway: GatewayRig) -> None:
@@ -330,6 +346,21 @@ def test_codes_become_audio_without_a_language_model(
     # A failure of a server raises an alert, so wrong codes are no failure.
     assert gateway.value("texts_total", outcome="refused") == refused + 2
     assert gateway.value("texts_total", outcome="failed") == failed
+
+
+@pytest.mark.parametrize(
+    ("codes", "message"),
+    [
+        ([[1], [1, 2]], "codes: rows of different lengths"),
+        ([2**64], "codes: 18446744073709551616 is outside 0 to 2147483647"),
+        ([[2**64]], "codes: 18446744073709551616 is outside 0 to 2147483647"),
+        ([[1, 2]], "codes: shape (1, 2), expected (any,) for this model"),
+    ],
+)
+def test_wrong_codes_are_named(gateway: GatewayRig, codes: Any, message: str) -> None:
+    with gateway.http() as http:
+        answer = http.post("/v1/stage/run", json={"codes": codes, "voice": VOICE})
+    assert error_of(answer, 400)["message"] == message
 
 
 def test_output_of_a_stage_of_vllm_omni_becomes_audio(
