@@ -28,13 +28,14 @@ class DelayPattern:
         config: configuration of the model.
 
     Raises:
-        InputError: a token of the model has no codebooks or another number of codebooks, the first
-            delay is not 0, or a delay is out of range.
+        InputError: a token of the model has no codebooks or another number of codebooks, a delay is
+            no integer or out of range, or the first delay is not 0.
     """
 
     def __init__(self, delays: Sequence[int], config: ModelConfig) -> None:
         if config.takes_latents or not config.token_shape:
             raise InputError("delays", "given, but a token of this model has no codebooks")
+        delays = token_array("delays", delays).tolist()
         [most] = config.token_shape
         if len(delays) != most and not (config.fewer_codebooks and 1 <= len(delays) < most):
             wanted = f"1 to {most}" if config.fewer_codebooks else most

@@ -48,10 +48,17 @@ def problem_of(body: bytes) -> str:
     for name, allowed in _INTEGERS.items():
         values = utterance.get(name, [])
         for value in values if isinstance(values, list) else [values]:
+            if isinstance(value, list):
+                return f"{name}: {_shown(value)} is a list; expected one flat list of integers"
             if type(value) is not int or value not in allowed:
                 return (
                     f"{name}: {_shown(value)} is not an integer from {allowed[0]} to {allowed[-1]}"
                 )
+    # `generate_stream` has parameters beside the tensors, and `infer` in an object of their own.
+    for parameters in (utterance, utterance.get("parameters")):
+        delays = parameters.get("delays") if isinstance(parameters, dict) else None
+        if isinstance(delays, list):
+            return f"delays: {_shown(delays)} is not a text of integers such as '0,1,2'"
     tensors = utterance.get("inputs", [])
     if not isinstance(tensors, list):
         return "inputs: not a list"
@@ -67,9 +74,13 @@ def _tensor_problem(tensor: Any) -> str:
         type(size) is not int or size not in _INT32 or size < 0 for size in shape
     ):
         return f"{field}: the shape {_shown(shape)} is not a list of sizes"
-    values = _flat(tensor.get("data"))
+    data = tensor.get("data")
+    values = _flat(data)
     if len(values) != math.prod(shape):
         return f"{field}: the shape {_shown(shape)} does not fit {len(values)} values"
+    nested = isinstance(data, list) and any(type(row) is list for row in data)
+    if nested and not _has_shape(data, shape):
+        return f"{field}: rows of different lengths, or of another shape than {_shown(shape)}"
     if tensor.get("datatype") == "INT32":
         for value in values:
             if type(value) is not int or value not in _INT32:
@@ -84,6 +95,17 @@ def _flat(values: Any) -> list[Any]:
     if not isinstance(values, list):
         return [values]
     return [value for part in values for value in (_flat(part) if type(part) is list else [part])]
+
+
+def _has_shape(values: Any, shape: list[int]) -> bool:
+    """Returns whether nested lists have a shape."""
+    if not shape:
+        return type(values) is not list
+    return (
+        type(values) is list
+        and len(values) == shape[0]
+        and all(_has_shape(part, shape[1:]) for part in values)
+    )
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

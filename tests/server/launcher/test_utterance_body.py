@@ -30,6 +30,8 @@ def test_tensors_pass() -> None:
     inputs = [
         tensor(),
         tensor(data=[3, 4]),
+        tensor(shape=[3, 2, 1], data=[[[1], [2]], [[3], [4]], [[5], [6]]]),
+        tensor(shape=[0, 2], data=[]),
         tensor(datatype="FP32", data=[[0.5, -1]]),
         tensor(datatype="BYTES", shape=[1], data=["a: b"]),
     ]
@@ -47,6 +49,12 @@ def test_tensors_pass() -> None:
         ([tensor(shape=[2**40])], "count: the shape [1099511627776] is not a list of sizes"),
         ([tensor(shape=[1, 3])], "count: the shape [1, 3] does not fit 2 values"),
         ([tensor(data=None)], "count: the shape [1, 2] does not fit 1 values"),
+        (
+            [tensor(shape=[2, 2], data=[[1, 2, 3], [4]])],
+            "count: rows of different lengths, or of another shape than [2, 2]",
+        ),
+        ([tensor(shape=[4], data=[[1, 2], [3, 4]])], "count: rows of different lengths, or of"),
+        ([tensor(data=[3, [4]])], "count: rows of different lengths"),
         ([tensor(data=[[3, 2**31]])], "count: 2147483648 is not an integer from"),
         ([tensor(data=[3, "4"])], 'count: "4" is not an integer from'),
     ],
@@ -69,7 +77,9 @@ def test_faults_of_tensors(inputs: object, problem: str) -> None:
         (b'{"tokens":[true]}', "tokens: true is not an integer"),
         (b'{"tokens":[null]}', "tokens: null is not an integer"),
         (b'{"tokens":["1"]}', 'tokens: "1" is not an integer'),
-        (b'{"tokens":[[1,2]]}', "tokens: [1, 2] is not an integer"),
+        (b'{"tokens":[[1,2]]}', "tokens: [1, 2] is a list; expected one flat list of integers"),
+        (b'{"delays":[0,1]}', "delays: [0, 1] is not a text of integers such as '0,1,2'"),
+        (b'{"parameters":{"delays":[0]}}', "delays: [0] is not a text of integers"),
         (b'{"prompt_tokens":[4294967297]}', "prompt_tokens: 4294967297 is not"),
         (b'{"voice_id":[256]}', "voice_id: 256 is not an integer from 0 to 255"),
         (
