@@ -19,15 +19,21 @@ class Holder:
     """Holder of a key, with the requests that it has started.
 
     Args:
-        settings: limits of the key.
+        settings: limits of the key; None for the clients of a gateway without keys, which have no
+            limits.
         clock: returns monotonic seconds.
     """
 
-    def __init__(self, settings: KeySettings, clock: Callable[[], float]) -> None:
+    def __init__(self, settings: KeySettings | None, clock: Callable[[], float]) -> None:
         self._settings = settings
         self._clock = clock
         self._open = 0
         self._started: deque[float] = deque()
+
+    @property
+    def name(self) -> str | None:
+        """Name of the holder; None in a gateway without keys."""
+        return None if self._settings is None else self._settings.name
 
     @contextmanager
     def admitted(self) -> Iterator[None]:
@@ -36,23 +42,34 @@ class Holder:
         Raises:
             BusyError: the key has too many requests, at the same time or within the last minute.
         """
-        limits, now = self._settings, self._clock()
-        while self._started and self._started[0] <= now - _MINUTE_S:
-            self._started.popleft()
-        if self._open >= limits.streams:
+        limits = self._settings
+        if limits is not None and self._open >= limits.streams:
             raise BusyError(
                 f"key {limits.name}: {limits.streams} requests are running, and no more are allowed"
             )
-        if len(self._started) >= limits.requests_per_minute:
-            raise BusyError(
-                f"key {limits.name}: {limits.requests_per_minute} requests a minute are allowed"
-            )
-        self._started.append(now)
+        self.count_request()
         self._open += 1
         try:
             yield
         finally:
             self._open -= 1
+
+    def count_request(self) -> None:
+        """Counts a request, or a sentence of a WebSocket.
+
+        Raises:
+            BusyError: the key has too many requests within the last minute.
+        """
+        limits, now = self._settings, self._clock()
+        if limits is None:
+            return
+        while self._started and self._started[0] <= now - _MINUTE_S:
+            self._started.popleft()
+        if len(self._started) >= limits.requests_per_minute:
+            raise BusyError(
+                f"key {limits.name}: {limits.requests_per_minute} requests a minute are allowed"
+            )
+        self._started.append(now)
 
 
 class Access:
@@ -67,40 +84,35 @@ class Access:
         self, keys: Sequence[KeySettings], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._holders = [(key.sha256, Holder(key, clock)) for key in keys]
+        self._everybody = Holder(None, clock)
 
     @contextmanager
-    def admitted(self, authorization: str | None) -> Iterator[None]:
-        """Context manager of one request with an `Authorization` header.
+    def admitted(self, authorization: str | None) -> Iterator[Holder]:
+        """Context manager of one request with an `Authorization` header; yields the key's holder.
 
         Raises:
             AccessDeniedError: the header is missing, or its key is unknown.
             BusyError: a limit of the key is reached.
         """
-        if not self._holders:
-            yield
-            return
-        with self._holder(authorization).admitted():
-            yield
+        holder = self.check(authorization)
+        with holder.admitted():
+            yield holder
 
-    def check(self, authorization: str | None) -> None:
-        """Checks a key without counting a request.
+    def check(self, authorization: str | None) -> Holder:
+        """Checks a key without counting a request, and returns its holder.
 
         Raises:
             AccessDeniedError: the header is missing, or its key is unknown.
         """
-        if self._holders:
-            self._holder(authorization)
-
-    def _holder(self, authorization: str | None) -> Holder:
+        if not self._holders:
+            return self._everybody
         kind, _, key = (authorization or "").partition(" ")
         digest = hashlib.sha256(key.strip().encode()).hexdigest()
-        found = None
-        for (
-            stored,
-            holder,
-        ) in self._holders:  # every key, so that the time of the check reveals nothing
+        holder = None
+        # Every key is compared, so that the time of the check reveals nothing.
+        for stored, candidate in self._holders:
             if hmac.compare_digest(stored, digest):
-                found = holder
-        if kind.lower() != "bearer" or found is None:
+                holder = candidate
+        if kind.lower() != "bearer" or holder is None:
             raise AccessDeniedError("authorization: a valid key is needed, as 'Bearer KEY'")
-        return found
+        return holder

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import logging
 from collections.abc import AsyncGenerator, Awaitable
 from contextlib import AbstractContextManager, AsyncExitStack, aclosing, asynccontextmanager
 from typing import Annotated, Any
@@ -16,9 +17,9 @@ from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
 from token2wav_client import AudioChunk
-from token2wav_gateway.access import Access
+from token2wav_gateway.access import Access, Holder
 from token2wav_gateway.encoding import Encoder, whole_file
-from token2wav_gateway.errors import GatewayError, NotFoundError, RequestError
+from token2wav_gateway.errors import GatewayError, NotFoundError, RequestError, StorageError
 from token2wav_gateway.guard import Guard, error_response
 from token2wav_gateway.metrics import Metrics
 from token2wav_gateway.readiness import Readiness
@@ -27,7 +28,9 @@ from token2wav_gateway.settings import Settings
 from token2wav_gateway.sockets import Sockets
 from token2wav_gateway.speech import Progress, Speech, Text
 from token2wav_gateway.template import load_template
-from token2wav_gateway.voices import VoiceFolder
+from token2wav_gateway.voices import Voice, VoiceFolder
+
+log = logging.getLogger(__name__)
 
 _EVENTS = "text/event-stream"
 
@@ -97,6 +100,9 @@ def create_app(settings: Settings, metrics: Metrics) -> FastAPI:
 
     @app.exception_handler(HTTPException)
     async def refuse_path(request: Request, error: HTTPException) -> JSONResponse:
+        if isinstance(cause := error.__cause__, OSError):  # a large form is kept in a file
+            log.error("a form cannot be stored: %s", cause)
+            return await refuse(request, StorageError(cause))
         found = GatewayError(f"{request.method} {request.url.path}: {error.detail}")
         found.status, found.kind = error.status_code, "invalid_request_error"
         return await refuse(request, found)
@@ -106,7 +112,7 @@ def create_app(settings: Settings, metrics: Metrics) -> FastAPI:
         return found
 
     # The guard has checked the key of each request. Handlers count requests that need time.
-    def admitted(request: Request) -> AbstractContextManager[None]:
+    def admitted(request: Request) -> AbstractContextManager[Holder]:
         return access.admitted(request.headers.get("authorization"))
 
     @app.post("/v1/audio/speech", response_class=Response)
@@ -182,14 +188,17 @@ def create_app(settings: Settings, metrics: Metrics) -> FastAPI:
         ref_text: Annotated[Words, Form()] = "",
     ) -> dict[str, Any]:
         """Makes a voice of a recording and its text."""
-        with admitted(request):
-            recording = await audio_sample.read()
-            return (await gateway_of(request).voices.create(name, ref_text, recording)).summary
+        with admitted(request) as holder:
+            recording, voices = await audio_sample.read(), gateway_of(request).voices
+            making = voices.create(name, ref_text, recording, holder.name)
+            voice: Voice = await _unless_left(request, making)
+            return voice.summary
 
     @app.delete("/v1/audio/voices/{name}")
     async def delete_voice(name: str, request: Request) -> dict[str, Any]:
-        """Deletes a voice."""
-        gateway_of(request).voices.delete(name)
+        """Deletes a voice that was made with the same key."""
+        holder = access.check(request.headers.get("authorization"))
+        gateway_of(request).voices.delete(name, holder.name)
         return {"id": name, "object": "voice", "deleted": True}
 
     @app.websocket("/v1/audio/speech/stream")

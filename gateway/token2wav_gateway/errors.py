@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 from typing import Any
+
+# Errors of a full disk, of a quota, and of a limit of the size of files.
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class GatewayError(Exception):
@@ -41,6 +45,12 @@ class AccessDeniedError(GatewayError):
     status, kind = 401, "authentication_error"
 
 
+class NotAllowedError(GatewayError):
+    """Error of a request that another key may make, or nobody."""
+
+    status, kind = 403, "permission_error"
+
+
 class NotFoundError(GatewayError):
     """Error of a request for something that does not exist."""
 
@@ -63,6 +73,22 @@ class BusyError(GatewayError):
     """Error of a request above the limit of a key or of the gateway."""
 
     status, kind = 429, "rate_limit_error"
+
+
+class StorageError(GatewayError):
+    """Error of a disk of the gateway: it is full (507), or it cannot be written (503).
+
+    Args:
+        error: error of the operating system. Its path does not reach the client.
+    """
+
+    status = 503
+
+    def __init__(self, error: OSError) -> None:
+        full = error.errno in _FULL
+        super().__init__(f"gateway: its {'disk is full' if full else 'folder cannot be written'}")
+        if full:
+            self.status = 507
 
 
 class ModelError(GatewayError):

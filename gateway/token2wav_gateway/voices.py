@@ -1,44 +1,51 @@
 """Voices: a folder with a file for each voice, which a client chooses by its name.
 
 A voice consists of two files: `NAME.safetensors`, which `token2wav-voice create` also writes, and
-`NAME.json` with the text of its recording and the time of its creation.
+`NAME.json` with its description. A voice of the operator needs no description.
 """
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import io
-import json
 import logging
+import os
 import re
 import tempfile
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any
 
 import numpy as np
 import soundfile
 from numpy.typing import NDArray
+from pydantic import BaseModel, FiniteFloat
+from safetensors.numpy import save
 
 from token2wav_client import ClientVoice, VoiceError
+from token2wav_client.voice import FIELDS
 from token2wav_gateway.errors import (
     BusyError,
     GatewayError,
+    NotAllowedError,
     NotFoundError,
     RequestError,
+    StorageError,
     TooLargeError,
 )
+from token2wav_gateway.listener import Listener
 from token2wav_gateway.settings import VoiceSettings
 
 log = logging.getLogger(__name__)
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _LONGEST_TEXT = 1000
+_LARGEST_DESCRIPTION = 1 << 16  # bytes
 # Names of OpenAI's voices. Some clients send no other names.
 _OPENAI_VOICES = frozenset(
     {"alloy", "ash", "ballad", "cedar", "coral", "echo", "fable", "marin", "nova", "onyx"}
@@ -48,6 +55,38 @@ _RECORDING_HZ = 16_000  # of recordings in requests of the recipe
 _NO_RECORDING = "default"  # name of the voice of requests without a recording
 _MOST_VOICES = 256  # that are remembered
 _MOST_WAITING = 8  # recordings that clients have sent, each of which is in memory
+
+
+class Description(BaseModel):
+    """Content of the file `NAME.json`; further fields of it are ignored.
+
+    Attributes:
+        text: words of the recording.
+        created_at: time of creation, in seconds since 1970.
+        holder: holder of the key that made the voice; None for a voice that was made without a key.
+    """
+
+    text: str
+    created_at: FiniteFloat
+    holder: str | None = None
+
+    @classmethod
+    def of(cls, voice: Path) -> Description | None:
+        """Reads the description of a voice; None if the voice has none.
+
+        Raises:
+            GatewayError: the description is damaged.
+        """
+        path = voice.with_suffix(".json")
+        try:
+            status = path.stat()
+            if not S_ISREG(status.st_mode) or status.st_size > _LARGEST_DESCRIPTION:
+                raise ValueError
+            return cls.model_validate_json(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError):
+            raise GatewayError(f"voice {voice.stem}: its description is damaged") from None
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +123,6 @@ class VoiceFolder:
         self._listener = (
             Listener(settings.model, settings.longest_s) if settings.model is not None else None
         )
-        self._creating = asyncio.Lock()  # one recording at a time: it takes all cores
         self._waiting = 0
         if settings.folder is not None:
             settings.folder.mkdir(parents=True, exist_ok=True)
@@ -94,11 +132,13 @@ class VoiceFolder:
 
         A file whose name no client can send is no voice.
         """
+        return [path.stem for path in self._files()]
+
+    def _files(self) -> list[Path]:
         folder = self._settings.folder
         if folder is None:
             return []
-        stems = (path.stem for path in folder.glob("*.safetensors"))
-        return sorted(stem for stem in stems if _NAME.fullmatch(stem))
+        return sorted(path for path in folder.glob("*.safetensors") if _NAME.fullmatch(path.stem))
 
     def get(self, name: str) -> Voice:
         """Reads a voice.
@@ -113,59 +153,46 @@ class VoiceFolder:
         if folder is None:
             return Voice(name)
         path = folder / f"{name}.safetensors"
-        if name in _OPENAI_VOICES and not path.is_file() and self._settings.default is not None:
+        if name in _OPENAI_VOICES and self._settings.default is not None and not _is_file(path):
             name = self._settings.default
             path = folder / f"{name}.safetensors"
-        if not _NAME.fullmatch(name) or not path.is_file():
+        if not _NAME.fullmatch(name) or not _is_file(path):
             known = ", ".join(self.names()[:10]) or "no voice yet"
             raise NotFoundError(f"voice: {name[:64]!r} is not one of: {known}", param="voice")
         try:
             tensors = ClientVoice.load(path)
-        except VoiceError as error:
-            # The message of the client contains the path, which is nothing for a caller.
+            return replace(_described(path), tensors=tensors)
+        except (VoiceError, OSError) as error:
+            # The message contains the path, which is nothing for a caller.
             log.error("%s", error)
             raise GatewayError(f"voice {name}: its file cannot be read") from None
-        return replace(self._described(path), tensors=tensors)
 
     def list(self) -> list[Voice]:
-        """Reads the descriptions of all voices, without their tensors."""
-        folder = self._settings.folder
-        found = []
-        for name in self.names():
-            assert folder is not None
-            # Another gateway may have deleted the voice meanwhile.
-            with suppress(GatewayError, FileNotFoundError):
-                found.append(self._described(folder / f"{name}.safetensors"))
-        return found
+        """Reads the descriptions of all voices, without their tensors.
 
-    @staticmethod
-    def _described(path: Path) -> Voice:
-        """Reads the description of a voice, which a voice of `token2wav-voice` does not have.
-
-        Raises:
-            GatewayError: the description is damaged.
+        A voice that is damaged, or that another gateway has deleted meanwhile, is left out.
         """
-        created = path.stat().st_mtime
-        try:
-            described = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
-            text, created = str(described["text"]), float(described["created_at"])
-        except FileNotFoundError:
-            text = ""
-        except (ValueError, TypeError, LookupError, RecursionError):
-            raise GatewayError(f"voice {path.stem}: its description is damaged") from None
-        return Voice(path.stem, text, created=int(created))
+        voices = []
+        for path in self._files():
+            with suppress(GatewayError, OSError):
+                voices.append(_described(path))
+        return voices
 
-    async def create(self, name: str, text: str, recording: bytes) -> Voice:
+    async def create(
+        self, name: str, text: str, recording: bytes, holder: str | None = None
+    ) -> Voice:
         """Makes a voice of a recording and its text, and stores it.
 
         Args:
             name: 1 to 64 letters, digits, `-` or `_`.
             text: words of the recording.
             recording: content of a WAV, FLAC, OGG or MP3 file.
+            holder: holder of the key; None without keys.
 
         Raises:
             RequestError: a field is invalid, the name is taken, or the recording is unusable.
-            BusyError: the folder is full, or too many recordings wait.
+            BusyError: the folder has too many voices, or too many recordings wait.
+            StorageError: the disk is full, or the folder cannot be written.
         """
         folder = self._settings.folder
         if folder is None or self._listener is None:
@@ -184,86 +211,55 @@ class VoiceFolder:
             raise BusyError(f"voices: {_MOST_WAITING} recordings wait; try again later")
         self._waiting += 1
         try:
-            async with self._creating:
-                return await self._create(folder, name, text, recording)
+            work = partial(self._create, folder / f"{name}.safetensors", text, recording, holder)
+            return await self._listener.in_turn(work)
         finally:
             self._waiting -= 1
 
-    async def _create(self, folder: Path, name: str, text: str, recording: bytes) -> Voice:
-        if name in (names := self.names()):
-            raise RequestError(f"name: a voice {name!r} exists; delete it first", param="name")
+    def _create(self, path: Path, text: str, recording: bytes, holder: str | None) -> Voice:
+        assert self._listener is not None
+        if path.stem in (names := self.names()):
+            raise RequestError(f"name: a voice {path.stem!r} exists; delete it first", param="name")
         if len(names) >= self._settings.most:
             raise BusyError(f"voices: {len(names)} exist, and no more are allowed")
-        tensors = await asyncio.to_thread(self._listen, recording)
-        described = {"text": text, "created_at": int(time.time())}
-        _write(folder / f"{name}.json", json.dumps(described).encode())
-        # The voice exists from here on.
-        _write(folder / f"{name}.safetensors", tensors)
-        return self.get(name)
+        voice = self._listener.voice_of(recording, "audio_sample")
+        description = Description(text=text, created_at=int(time.time()), holder=holder)
+        try:
+            _write(path.with_suffix(".json"), description.model_dump_json().encode())
+            # The voice exists from here on.
+            _write(path, save({field: getattr(voice, field) for field in FIELDS}))
+        except OSError as error:
+            error.filename = str(path)  # for the log: a full disk names no file
+            path.with_suffix(".json").unlink(missing_ok=True)
+            raise
+        return self.get(path.stem)
 
-    def delete(self, name: str) -> None:
-        """Deletes a voice.
+    def delete(self, name: str, holder: str | None = None) -> None:
+        """Deletes a voice that was made by the same holder of a key, or by nobody without keys.
+
+        A voice without a description belongs to the operator, who alone can delete its file.
 
         Raises:
             NotFoundError: there is no voice with this name.
+            NotAllowedError: the voice was not made by this holder.
+            StorageError: the folder cannot be written.
         """
         folder = self._settings.folder
-        if folder is None or not _NAME.fullmatch(name) or name not in self.names():
+        if folder is None or name not in self.names():
             raise NotFoundError(f"voice: there is no voice {name[:64]!r}", param="voice")
-        for suffix in (".safetensors", ".json"):
-            (folder / f"{name}{suffix}").unlink(missing_ok=True)
-
-    def _listen(self, recording: bytes) -> bytes:
-        """Computes the voice of a recording, and returns it as the content of a file."""
-        assert self._listener is not None
-        with self._listener.voice_of(recording, "audio_sample") as path:
-            return path.read_bytes()
-
-
-class Listener:
-    """Listener to recordings, which turns them into voices by the front end of a model folder.
-
-    Args:
-        model: model folder with a speech tokenizer and `campplus.onnx`.
-        longest_s: longest recording in seconds.
-    """
-
-    def __init__(self, model: Path, longest_s: float) -> None:
-        self._model = model
-        self._longest_s = longest_s
-        self._front_end: Any = None
-
-    @contextmanager
-    def voice_of(self, recording: bytes, field: str) -> Iterator[Path]:
-        """Computes the voice of a recording, and yields its file, which is deleted afterwards.
-
-        Args:
-            recording: content of a WAV, FLAC, OGG or MP3 file.
-            field: name of the recording in the request, for messages.
-
-        Raises:
-            RequestError: the recording is unusable.
-        """
-        from token2wav_voice import FrontEnd, FrontEndError, Recording
-
-        with tempfile.TemporaryDirectory() as folder:
-            heard, made = Path(folder) / "recording", Path(folder) / "voice.safetensors"
-            heard.write_bytes(recording)
-            try:
-                if self._front_end is None:
-                    self._front_end = FrontEnd(self._model)
-                loaded = Recording.load(heard)
-                if loaded.seconds > self._longest_s:
-                    raise RequestError(
-                        f"{field}: {loaded.seconds:.1f} s; at most {self._longest_s:g} s are "
-                        "allowed",
-                        param=field,
-                    )
-                self._front_end.voice(loaded).save(made)
-            except FrontEndError as error:
-                reason = str(error).replace(str(heard), "the recording")
-                raise RequestError(f"{field}: {reason}", param=field) from None
-            yield made
+        path = folder / f"{name}.safetensors"
+        description = Description.of(path)
+        if description is None or description.holder != holder:
+            raise NotAllowedError(
+                f"voice: {name!r} was not made by this client, which therefore cannot delete it",
+                param="voice",
+            )
+        try:
+            path.unlink(missing_ok=True)
+            path.with_suffix(".json").unlink(missing_ok=True)
+        except OSError as error:
+            log.error("a voice cannot be deleted: %s", error)
+            raise StorageError(error) from None
 
 
 class RecordedVoices:
@@ -278,7 +274,6 @@ class RecordedVoices:
         self._folder = VoiceFolder(settings)
         self._listener = Listener(settings.model, settings.longest_s)
         self._known: OrderedDict[str, ClientVoice] = OrderedDict()
-        self._listening = asyncio.Lock()  # one recording at a time: it takes all cores
 
     async def of(self, recording: NDArray[np.float32] | None, text: str) -> Voice:
         """Returns the voice of a recording.
@@ -296,28 +291,48 @@ class RecordedVoices:
                 raise RequestError("reference_wav: missing; there is no default voice")
             return voice
         key = hashlib.sha256(recording.tobytes()).hexdigest()
-        async with self._listening:
-            if key not in self._known:
-                self._known[key] = await asyncio.to_thread(self._listen, recording)
-                if len(self._known) > _MOST_VOICES:
-                    self._known.popitem(last=False)
-            self._known.move_to_end(key)
-        return Voice(key[:12], text, self._known[key])
+        tensors = await self._listener.in_turn(partial(self._remembered, key, recording))
+        return Voice(key[:12], text, tensors)
 
-    def _listen(self, recording: NDArray[np.float32]) -> ClientVoice:
-        file = io.BytesIO()
-        soundfile.write(file, recording, _RECORDING_HZ, format="WAV", subtype="FLOAT")
-        with self._listener.voice_of(file.getvalue(), "reference_wav") as path:
-            return ClientVoice.load(path)
+    def _remembered(self, key: str, recording: NDArray[np.float32]) -> ClientVoice:
+        """Returns the voice of a recording, which is computed unless it is remembered."""
+        if key not in self._known:
+            file = io.BytesIO()
+            soundfile.write(file, recording, _RECORDING_HZ, format="WAV", subtype="FLOAT")
+            self._known[key] = self._listener.voice_of(file.getvalue(), "reference_wav")
+            if len(self._known) > _MOST_VOICES:
+                self._known.popitem(last=False)
+        self._known.move_to_end(key)
+        return self._known[key]
+
+
+def _described(path: Path) -> Voice:
+    """Reads a voice without its tensors.
+
+    Raises:
+        GatewayError: there is no such file, or the description is damaged.
+    """
+    if not _is_file(path):
+        raise GatewayError(f"voice {path.stem}: is no file")
+    created, text = path.stat().st_mtime, ""
+    if (description := Description.of(path)) is not None:
+        created, text = description.created_at, description.text
+    return Voice(path.stem, text, created=int(created))
+
+
+def _is_file(path: Path) -> bool:
+    """Returns whether a path is a file. `Path.is_file` raises for a folder that is closed to us."""
+    with suppress(OSError):
+        return path.is_file()
+    return False
 
 
 def _write(path: Path, content: bytes) -> None:
     """Writes a file that is complete whenever it exists."""
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as draft:
-        try:
-            draft.write(content)
-            draft.flush()
-            Path(draft.name).replace(path)
-        except OSError:  # for example, the disk is full
-            Path(draft.name).unlink()
-            raise
+    handle, draft = tempfile.mkstemp(dir=path.parent, prefix=".")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        Path(draft).replace(path)
+    finally:
+        Path(draft).unlink(missing_ok=True)

@@ -1,22 +1,32 @@
-"""Voices of recordings: each recording becomes a voice once, and the latest ones are remembered."""
+"""Voices: recordings become voices one at a time, and a folder keeps the voices of each key."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import os
+import resource
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from token2wav_client import ClientVoice
 from token2wav_gateway import voices
-from token2wav_gateway.errors import GatewayError, NotFoundError
+from token2wav_gateway.errors import (
+    GatewayError,
+    NotAllowedError,
+    NotFoundError,
+    StorageError,
+)
+from token2wav_gateway.listener import Listener
 from token2wav_gateway.settings import VoiceSettings
-from token2wav_gateway.voices import Listener, RecordedVoices, VoiceFolder
+from token2wav_gateway.voices import RecordedVoices, VoiceFolder
 
-TENSORS = {
+TENSORS: dict[str, Any] = {
     "prompt_tokens": np.zeros(3, np.int32),
     "prompt_mel": np.zeros((6, 80), np.float32),
     "speaker_embedding": np.ones(192, np.float32),
@@ -24,19 +34,26 @@ TENSORS = {
 
 
 @pytest.fixture
-def heard(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[bytes]:
+def heard(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """Recordings that a front end has turned into voices."""
     recordings: list[bytes] = []
 
-    @contextmanager
-    def voice_of(listener: Listener, recording: bytes, field: str) -> Iterator[Path]:
+    def voice_of(listener: Listener, recording: bytes, field: str) -> ClientVoice:
         recordings.append(recording)
-        path = tmp_path / "voice.safetensors"
-        save_file(TENSORS, path)
-        yield path
+        return ClientVoice(**TENSORS)
 
     monkeypatch.setattr(Listener, "voice_of", voice_of)
     return recordings
+
+
+def folder_with_model(path: Path) -> VoiceFolder:
+    return VoiceFolder(VoiceSettings(folder=path, model=path))
+
+
+def create(
+    folder: VoiceFolder, name: str, holder: str | None = None, recording: bytes = b""
+) -> None:
+    asyncio.run(folder.create(name, "words", recording, holder))
 
 
 def test_a_recording_becomes_a_voice_once(
@@ -63,14 +80,13 @@ def test_a_recording_becomes_a_voice_once(
     asyncio.run(listen())
 
 
-def test_the_default_voice_of_the_folder(heard: list[bytes], tmp_path: Path) -> None:
+def test_the_default_voice_of_the_folder(tmp_path: Path) -> None:
     async def default() -> str:
         folder = tmp_path / "voices"
         recorded = RecordedVoices(VoiceSettings(model=tmp_path, folder=folder))
         with pytest.raises(NotFoundError):
             await recorded.of(None, "")
-        with Listener(tmp_path, 1.0).voice_of(b"", "recording") as path:
-            path.rename(folder / "default.safetensors")
+        save_file(TENSORS, folder / "default.safetensors")
         return (await recorded.of(None, "")).name
 
     assert asyncio.run(default()) == "default"
@@ -87,30 +103,144 @@ def test_names_of_openais_voices_select_the_default_voice(tmp_path: Path) -> Non
         VoiceFolder(VoiceSettings(folder=tmp_path)).get("alloy")
 
 
-def test_files_that_are_no_voices_do_not_hide_the_others(tmp_path: Path) -> None:
-    for name in ("Ann Lee", ".hidden", "broken", "eve", "joe"):
+def write(content: bytes) -> Callable[[Path], object]:
+    return lambda path: path.write_bytes(content)
+
+
+def link_to_itself(path: Path) -> None:
+    path.symlink_to(path.name)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        write(b"["),
+        write(b"[" * 100_000),
+        write(b"\xff"),
+        write(b"{}"),
+        write(b'{"text": "\\ud83d", "created_at": 5}'),
+        write(b'{"text": "", "created_at": NaN}'),
+        write(b'{"text": "", "created_at": 1e999}'),
+        write(b'{"text": "%s", "created_at": 5}' % (b"x" * 70_000)),
+        link_to_itself,
+        os.mkfifo,
+        Path.mkdir,
+    ],
+)
+def test_a_damaged_description_hides_one_voice(
+    make: Callable[[Path], object], tmp_path: Path
+) -> None:
+    for name in ("eve", "joe"):
         save_file(TENSORS, tmp_path / f"{name}.safetensors")
-    (tmp_path / "broken.safetensors").write_bytes(b"junk")
-    (tmp_path / "eve.json").write_text("[")
+    make(tmp_path / "eve.json")
     (tmp_path / "joe.json").write_text('{"text": "My words.", "created_at": 5}')
     folder = VoiceFolder(VoiceSettings(folder=tmp_path))
-    assert folder.names() == ["broken", "eve", "joe"]
-    assert [(voice.name, voice.text) for voice in folder.list()] == [
-        ("broken", ""),
-        ("joe", "My words."),
+    assert [(voice.name, voice.text, voice.created) for voice in folder.list()] == [
+        ("joe", "My words.", 5)
     ]
-    assert folder.get("joe").created == 5
-    for name, reason in (("broken", "its file cannot be read"), ("eve", "is damaged")):
-        with pytest.raises(GatewayError, match=f"^voice {name}: its [a-z ]+$") as caught:
-            folder.get(name)
-        assert reason in str(caught.value)
+    with pytest.raises(GatewayError, match=r"^voice eve: its description is damaged$"):
+        folder.get("eve")
 
 
-def test_a_full_disk_leaves_no_draft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
+@pytest.mark.parametrize("make", [link_to_itself, os.mkfifo, Path.mkdir])
+def test_an_entry_that_is_no_file_hides_no_other_voice(
+    make: Callable[[Path], object], tmp_path: Path
+) -> None:
+    for name in ("Ann Lee", ".hidden", "joe"):
+        save_file(TENSORS, tmp_path / f"{name}.safetensors")
+    make(tmp_path / "eve.safetensors")
+    folder = VoiceFolder(VoiceSettings(folder=tmp_path))
+    assert [voice.name for voice in folder.list()] == ["joe"]
+    with pytest.raises(NotFoundError, match="voice: 'eve' is not one of"):
+        folder.get("eve")
 
-    monkeypatch.setattr(Path, "replace", full)
-    with pytest.raises(OSError, match="No space"):
-        voices._write(tmp_path / "joe.safetensors", b"voice")
+
+def test_a_damaged_voice_is_listed_and_cannot_speak(tmp_path: Path) -> None:
+    (tmp_path / "broken.safetensors").write_bytes(b"junk")
+    folder = VoiceFolder(VoiceSettings(folder=tmp_path))
+    assert [voice.name for voice in folder.list()] == ["broken"]
+    with pytest.raises(GatewayError, match=r"^voice broken: its file cannot be read$"):
+        folder.get("broken")
+
+
+@pytest.mark.parametrize(
+    ("maker", "allowed"),
+    [("one", ["one"]), ("two", ["two"]), (None, [None]), ("operator", [])],
+)
+def test_a_voice_is_deleted_by_its_maker_only(
+    heard: list[bytes], maker: str | None, allowed: list[str | None], tmp_path: Path
+) -> None:
+    """A voice of the operator has no description. Without keys, all clients are one maker."""
+    folder = folder_with_model(tmp_path)
+    for holder in ("one", "two", None):
+        if maker == "operator":
+            save_file(TENSORS, tmp_path / "bob.safetensors")
+        elif not folder.names():
+            create(folder, "bob", maker)
+        if holder in allowed:
+            folder.delete("bob", holder)
+            assert list(tmp_path.iterdir()) == []
+        else:
+            with pytest.raises(NotAllowedError, match=r"^voice: 'bob' was not made by this client"):
+                folder.delete("bob", holder)
+            assert folder.names() == ["bob"]
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """Context manager in which files above 1000 bytes cannot be written."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_leaves_no_file(heard: list[bytes], tmp_path: Path) -> None:
+    folder = folder_with_model(tmp_path)
+    # The description fits, and the voice does not.
+    with full_disk(), pytest.raises(StorageError, match=r"its disk is full$") as caught:
+        create(folder, "bob")
+    assert caught.value.status == 507
     assert list(tmp_path.iterdir()) == []
+    create(folder, "bob")
+    assert folder.names() == ["bob"]
+
+
+def test_a_recording_that_does_not_fit_on_the_disk(tmp_path: Path) -> None:
+    recording = np.zeros(10_000, np.float32)
+    with full_disk(), pytest.raises(StorageError, match=r"its disk is full$"):
+        create(folder_with_model(tmp_path), "bob", recording=recording.tobytes())
+    with full_disk(), pytest.raises(StorageError, match=r"its disk is full$"):
+        asyncio.run(RecordedVoices(VoiceSettings(model=tmp_path)).of(recording, "words"))
+
+
+def test_a_folder_that_cannot_be_written(heard: list[bytes], tmp_path: Path) -> None:
+    folder = folder_with_model(tmp_path / "voices")
+    (tmp_path / "voices").rename(tmp_path / "moved")
+    (tmp_path / "voices").write_bytes(b"")
+    with pytest.raises(StorageError, match=r"its folder cannot be written$") as caught:
+        create(folder, "bob")
+    assert caught.value.status == 503
+    assert not any(tmp_path.glob("*/*"))
+
+
+@pytest.mark.parametrize(
+    "error", [PermissionError(13, "Permission denied"), OSError(30, "Read-only")]
+)
+def test_a_voice_that_cannot_be_deleted_stays(
+    heard: list[bytes], error: OSError, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = folder_with_model(tmp_path)
+    create(folder, "bob")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", refuse)
+        with pytest.raises(StorageError, match=r"its folder cannot be written$"):
+            folder.delete("bob")
+    assert [voice.name for voice in folder.list()] == ["bob"]
+    assert folder.get("bob").text == "words"

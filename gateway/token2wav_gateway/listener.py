@@ -1,0 +1,84 @@
+"""Listener to recordings, which the front end of a model folder turns into voices."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from token2wav_client import ClientVoice
+from token2wav_gateway.errors import GatewayError, RequestError, StorageError
+
+log = logging.getLogger(__name__)
+
+_ResultT = TypeVar("_ResultT")
+
+
+class Listener:
+    """Listener to recordings, one at a time, because a recording takes all cores.
+
+    Args:
+        model: model folder with a speech tokenizer and `campplus.onnx`.
+        longest_s: longest recording in seconds.
+    """
+
+    def __init__(self, model: Path, longest_s: float) -> None:
+        self._model = model
+        self._longest_s = longest_s
+        self._front_end: Any = None
+        self._free = asyncio.Lock()
+
+    async def in_turn(self, work: Callable[[], _ResultT]) -> _ResultT:
+        """Runs work that calls `voice_of` in a thread, after the work of earlier callers.
+
+        A thread cannot be stopped. If a caller is cancelled while its work runs, the next work
+        waits until that work ends.
+
+        Raises:
+            StorageError: the work has failed because of a disk.
+        """
+        await self._free.acquire()
+        running = asyncio.get_running_loop().run_in_executor(None, work)
+        running.add_done_callback(lambda _: self._free.release())
+        try:
+            return await asyncio.shield(running)
+        except OSError as error:
+            log.error("a recording cannot be stored: %s", error)
+            raise StorageError(error) from None
+
+    def voice_of(self, recording: bytes, field: str) -> ClientVoice:
+        """Computes the voice of a recording.
+
+        Args:
+            recording: content of a WAV, FLAC, OGG or MP3 file.
+            field: name of the recording in the request, for messages.
+
+        Raises:
+            RequestError: the recording is unusable.
+            GatewayError: the model folder is unusable.
+        """
+        from token2wav_voice import FrontEnd, ModelError, Recording, RecordingError
+
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(recording)
+            file.flush()
+            try:
+                heard = Recording.load(file.name)
+            except RecordingError as error:
+                reason = str(error).replace(file.name, "the recording")
+                raise RequestError(f"{field}: {reason}", param=field) from None
+        if heard.seconds > self._longest_s:
+            raise RequestError(
+                f"{field}: {heard.seconds:.1f} s; at most {self._longest_s:g} s are allowed",
+                param=field,
+            )
+        try:
+            if self._front_end is None:
+                self._front_end = FrontEnd(self._model)
+            return ClientVoice(**vars(self._front_end.voice(heard)))
+        except ModelError as error:
+            log.error("%s", error)
+            raise GatewayError(f"{field}: the model cannot turn it into a voice") from None

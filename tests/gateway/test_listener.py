@@ -1,0 +1,76 @@
+"""Listener: recordings are computed one at a time, whatever their clients do."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.gateway.test_voices import TENSORS
+from tests.support.patience import PATIENCE_SECONDS
+from token2wav_client import ClientVoice
+from token2wav_gateway.listener import Listener
+from token2wav_gateway.settings import VoiceSettings
+from token2wav_gateway.voices import RecordedVoices
+
+
+class SlowFrontEnd:
+    """Front end that computes voices until `goes_on` is set.
+
+    Attributes:
+        count: number of recordings that it has begun to compute.
+        most: largest number of recordings at the same time.
+        goes_on: lets all recordings end.
+    """
+
+    def __init__(self) -> None:
+        self.count = self.most = 0
+        self.goes_on = threading.Event()
+        self._running = 0
+
+    def voice_of(self, recording: bytes, field: str) -> ClientVoice:
+        self.count += 1
+        self._running += 1
+        self.most = max(self.most, self._running)
+        try:
+            assert self.goes_on.wait(PATIENCE_SECONDS)
+        finally:
+            self._running -= 1
+        return ClientVoice(**TENSORS)
+
+
+@pytest.fixture
+def front_end(monkeypatch: pytest.MonkeyPatch) -> SlowFrontEnd:
+    slow = SlowFrontEnd()
+
+    def voice_of(_: Listener, recording: bytes, field: str) -> ClientVoice:
+        return slow.voice_of(recording, field)
+
+    monkeypatch.setattr(Listener, "voice_of", voice_of)
+    return slow
+
+
+def test_cancelled_requests_are_computed_one_at_a_time(
+    front_end: SlowFrontEnd, tmp_path: Path
+) -> None:
+    """A thread cannot be stopped. Requests that are cancelled while they wait for it never run."""
+    recordings = [np.full(4, level / 100, np.float32) for level in range(13)]
+
+    async def listen() -> None:
+        recorded = RecordedVoices(VoiceSettings(model=tmp_path))
+        for recording in recordings[:-1]:
+            task = asyncio.create_task(recorded.of(recording, "words"))
+            await asyncio.sleep(0.02)
+            task.cancel()
+            await asyncio.wait({task})
+        asyncio.get_running_loop().call_later(0.02, front_end.goes_on.set)
+        await recorded.of(recordings[-1], "words")
+        assert (front_end.count, front_end.most) == (2, 1)
+        # The first one was computed although its client has left, so it is remembered.
+        await recorded.of(recordings[0], "words")
+        assert front_end.count == 2
+
+    asyncio.run(listen())
