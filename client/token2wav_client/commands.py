@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -21,12 +22,14 @@ from token2wav_client.errors import InputError, OutputError, ServerError, TokenE
 from token2wav_client.input_file import reason
 from token2wav_client.player import Player
 from token2wav_client.stats import ChunkTiming, as_table, print_report, summarize
-from token2wav_client.token_source import batches, open_tokens, paced
+from token2wav_client.token_source import TokenSource, batches, open_tokens, paced
 from token2wav_client.tokens import LATENTS, as_tokens
 from token2wav_client.voice import FIELDS, ClientVoice, is_voice_id
 from token2wav_client.writer import STANDARD_OUTPUT, AudioWriter
 
 TOKEN_VARIABLE = "TOKEN2WAV_TOKEN"
+_ADD_VOICE = "add --voice FILE, --voice-name NAME or --voice-id ID"
+_SHAPE = re.compile(r"\bshape \([^)]*\)")
 _DECODER_NOISE = {None: None, "on": True, "off": False}  # values of --decoder-noise
 
 
@@ -63,7 +66,7 @@ def synth(options: argparse.Namespace) -> int:
                 tqdm(
                     total=expected_s, unit="s", desc="audio", bar_format=shown, disable=silent
                 ) as bar,
-                _files_named(options),
+                _files_named(options, source),
             ):
                 for chunk in client.synthesize(
                     pieces,
@@ -97,17 +100,27 @@ def synth(options: argparse.Namespace) -> int:
 
 
 @contextmanager
-def _files_named(options: argparse.Namespace) -> Iterator[None]:
-    """Context manager that adds the name of the file to errors in the tokens or in the voice."""
+def _files_named(options: argparse.Namespace, source: TokenSource) -> Iterator[None]:
+    """Context manager that rewrites errors in the tokens or in the voice for the command line.
+
+    They name the file, its shape in place of the shape of a request, or the option for a voice.
+    """
     try:
         yield
     except (InputError, ServerError) as error:
+        text = str(error)
+        field = text.partition(":")[0]
         tokens = "standard input" if options.tokens == "-" else options.tokens
         files = {"tokens": tokens, LATENTS: tokens} | dict.fromkeys(FIELDS, options.voice)
-        file = files.get(str(error).partition(":")[0])
-        if file is None or isinstance(error, OutputError) or str(error).startswith(f"{file}: "):
+        file = files.get(field)
+        speaker = options.voice or options.voice_id or options.voice_name
+        if field in FIELDS and speaker is None:
+            raise type(error)(f"voice: missing, but this model needs one; {_ADD_VOICE}") from None
+        if file is None or isinstance(error, OutputError) or text.startswith(f"{file}: "):
             raise
-        raise type(error)(f"{file}: {error}") from None
+        if source.shape is not None and file == tokens:
+            text = _SHAPE.sub(f"shape {source.shape}", text, count=1)
+        raise type(error)(f"{file}: {text}") from None
 
 
 def _tell_kept(writer: AudioWriter, out: str | None, sample_rate: int) -> None:

@@ -47,6 +47,8 @@ _PORTS = "by default, Triton's gRPC port is 8001, its HTTP port 8000 and its met
 _WRONG_SHAPE = re.compile(
     r"unexpected shape for input '(\w+)' for model '.*'\. Expected \[([\d,-]*)\], got \[([\d,-]*)\]"
 )
+# Triton's message about an input that the model does not have.
+_UNEXPECTED = re.compile(r"unexpected inference input '(\w+)' for model")
 # HTTP/2 terms for a connection that a proxy closed. gRPC reports it as INTERNAL, UNKNOWN or
 # CANCELLED.
 _CONNECTION_LOST = re.compile("RST_STREAM|Stream removed|GOAWAY")
@@ -171,6 +173,9 @@ def error_of_response(message: str) -> ServerError:
         return ServerError(
             f"{name}: shape {_shape(sent)}, expected {_shape(expected)} for this model"
         )
+    if unexpected := _UNEXPECTED.search(message):
+        name = unexpected[1]
+        return ServerError(f"{name}: sent, but this model takes no {name}")
     return TransientServerError(message) if _TRANSIENT.search(message) else ServerError(message)
 
 

@@ -26,13 +26,23 @@ logger = logging.getLogger("token2wav_client")
 
 @dataclass(frozen=True)
 class TokenSource:
-    """Token source: an iterator over tokens, with their number if it is known in advance.
+    """Token source: an iterator over tokens, and the shape of all tokens if it is known.
 
     The iterator yields tokens in pieces, as soon as they are known.
+
+    Attributes:
+        pieces: the tokens.
+        shape: (tokens,), (tokens, codebooks) or (latents, size); None for text, where only its end
+            determines the number of tokens.
     """
 
     pieces: Iterator[Sequence[Token]]
-    count: int | None  # number of tokens; None for text, where only its end determines it
+    shape: tuple[int, ...] | None
+
+    @property
+    def count(self) -> int | None:
+        """Number of tokens; None for text."""
+        return None if self.shape is None else self.shape[0]
 
 
 def open_tokens(name: str, codebooks: int = 1) -> TokenSource:
@@ -64,7 +74,7 @@ def open_tokens(name: str, codebooks: int = 1) -> TokenSource:
         raise TokenError(f"{name}: {error}") from None
     except UNREADABLE as error:
         raise TokenError(f"{name}: cannot read tokens ({reason(error)})") from None
-    return TokenSource(iter([tokens.tolist()]), len(tokens))
+    return TokenSource(iter([tokens.tolist()]), tokens.shape)
 
 
 def _read_json(content: bytes) -> Any:

@@ -184,6 +184,11 @@ def test_tritons_sentence_on_a_shape_is_said_in_words_of_our_own(
     assert (str(error), error.transient) == (sentence, False)
 
 
+def test_tritons_sentence_on_an_input_that_the_model_does_not_have() -> None:
+    error = error_of_response("unexpected inference input 'latents' for model 'token2wav'")
+    assert str(error) == "latents: sent, but this model takes no latents"
+
+
 def test_only_clients_with_retries_try_again(caplog: pytest.LogCaptureFixture) -> None:
     with Client(NOBODY) as client, pytest.raises(ServerUnavailable):
         client.open("0" * 64)

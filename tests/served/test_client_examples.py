@@ -123,7 +123,11 @@ def test_a_full_disk_is_reported_with_the_written_audio(
     ("tokens", "name", "message"),
     [
         ([1, 6561], "tokens.npy", "tokens: 6561 at index 1 is outside the vocabulary 0 to 6560"),
-        ([[1, 2], [3, 4]], "tokens.npy", "tokens: shape (2, 2), expected (any,) for this model"),
+        (
+            [[1, 2]] * 60,  # in requests of 5 tokens
+            "tokens.npy",
+            "tokens: shape (60, 2), expected (any,) for this model",
+        ),
         ("6561", "-", "tokens: 6561 at index 0 is outside the vocabulary 0 to 6560"),
         ("", "tokens.txt", "tokens: 0 sent; an utterance needs at least 1"),
         (
@@ -144,7 +148,7 @@ def test_an_error_in_tokens_names_their_file(
     else:
         Path(source).write_text(tokens)
     out = tmp_path / "out.wav"
-    given = [f"--tokens={source}", f"--voice={VOICE}", f"--out={out}"]
+    given = [f"--tokens={source}", f"--voice={VOICE}", f"--out={out}", "--rate=500"]
     done = run(*synth(rig.server.grpc_url, *given), text=text)
     named = "standard input" if name == "-" else source
     assert done.stderr.decode() == f"token2wav-client: error: {named}: {message}\n"
@@ -166,6 +170,24 @@ def test_an_error_in_a_voice_names_its_file(rig: Rig, tmp_path: Path, voice: Cli
     done = run(*synth(rig.server.grpc_url, *given))
     message = f"{path}: speaker_embedding: shape (9,), expected (192,) for this model"
     assert (done.returncode, done.stderr.decode()) == (4, f"token2wav-client: error: {message}\n")
+
+
+def test_a_missing_voice_is_named_with_its_option(rig: Rig, tmp_path: Path) -> None:
+    given = [f"--tokens={DATA}/demo/tokens.npy", f"--out={tmp_path / 'o.wav'}"]
+    done = run(*synth(rig.server.grpc_url, *given))
+    message = (
+        "voice: missing, but this model needs one; add --voice FILE, --voice-name NAME or "
+        "--voice-id ID"
+    )
+    assert (done.returncode, done.stderr.decode()) == (4, f"token2wav-client: error: {message}\n")
+
+
+def test_latents_for_a_model_of_tokens_are_named(rig: Rig, tmp_path: Path) -> None:
+    np.save(tmp_path / "latents.npy", np.zeros((4, 2), np.float32))
+    given = [f"--tokens={tmp_path}/latents.npy", f"--voice={VOICE}", f"--out={tmp_path / 'o.wav'}"]
+    done = run(*synth(rig.server.grpc_url, *given))
+    message = "latents: sent, but this model takes no latents"
+    assert done.stderr.decode() == f"token2wav-client: error: {tmp_path}/latents.npy: {message}\n"
 
 
 def test_text_of_a_language_model() -> None:
