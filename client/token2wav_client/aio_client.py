@@ -102,9 +102,10 @@ class AsyncUtterance(
             async for message in rpc:
                 self._accept(message)
 
-    async def _requests(self, outbox: asyncio.Queue[Any]) -> AsyncIterator[Any]:
-        while (request := await outbox.get()) is not None:
-            yield request
+    async def _requests(self, outbox: asyncio.Queue[bool]) -> AsyncIterator[Any]:
+        while await outbox.get():
+            if (request := self._next_request(outbox)) is not None:
+                yield request
 
     def _notify(self) -> None:
         self._changed.set()

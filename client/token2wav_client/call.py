@@ -6,6 +6,7 @@ argument.
 
 from __future__ import annotations
 
+import math
 import secrets
 from bisect import bisect_left
 from dataclasses import replace
@@ -23,12 +24,16 @@ from token2wav_client.wire import Opening, build_request, read_response
 
 
 class Call:
-    """Call of one utterance: numbers the requests, checks and times the chunks, supports retries.
+    """Call of one utterance: builds the requests, checks and times the chunks, supports retries.
 
-    A further attempt sends the same tokens in the same requests under a new id, because the server
-    may still have the utterance of the earlier attempt. The server then computes the audio again
-    from the start. The call drops the part that was already delivered. Times are seconds of the
-    caller's monotonic clock.
+    `add` takes tokens, and `next_request` returns the next request. Tokens that are added while
+    earlier tokens wait to be sent share one request with them. So a program that adds single tokens
+    faster than the connection takes them does not send one request for each token.
+
+    A further attempt sends the same tokens under a new id, because the server may still have the
+    utterance of the earlier attempt. The server then computes the audio again from the start. The
+    call drops the part that was already delivered. Times are seconds of the caller's monotonic
+    clock.
 
     Args:
         model: name of the model.
@@ -37,11 +42,12 @@ class Call:
 
     Attributes:
         id: sequence id of the utterance on the server; every attempt has a new one.
-        tokens: number of tokens that this attempt sent.
-        ended: True after the attempt sent its last request.
+        tokens: number of tokens that were added.
+        ended: True after the last tokens were added.
         complete: True after the final chunk arrived with all samples.
         owed_since: time since which the server owes a response and has sent none; None if the
-            server owes no response or no attempt runs.
+            server owes no response or no attempt runs. The server lets a stream with audio to spare
+            wait, so this time is not before the end of the delivered audio.
     """
 
     def __init__(self, model: str, opening: Opening, *, repeatable: bool) -> None:
@@ -60,6 +66,8 @@ class Call:
         self._rates: tuple[int, int, int] | None = None
         self._delivered_samples = self._delivered_chunks = 0
         self._delivered_at: float | None = None
+        # Time at which a listener who plays the delivered audio at once runs out of it.
+        self._plays_until = -math.inf
         self._begin()
 
     def _begin(self) -> None:
@@ -73,21 +81,24 @@ class Call:
         self.owed_since: float | None = None
         self._interrupted = False
         self._samples = self._trimmed = self._chunks = 0
-        self._sent_at: list[float] = []
-        self._tokens_after: list[int] = []  # number of tokens sent up to and including request i
+        # For every call of `add`: its time, and the number of tokens up to and including it.
+        self._added_at: list[float] = []
+        self._tokens_after: list[int] = []
+        self._unsent: list[TokenArray] = []
+        self._first_of_request: list[int] = []  # number of the first `add` in every request
         self._unanswered: set[str] = set()
 
-    def request(self, values: npt.ArrayLike, now: float, *, end: bool) -> Any:
-        """Builds the next request.
+    def add(self, values: npt.ArrayLike, now: float, *, end: bool) -> None:
+        """Adds tokens to the next request.
 
         Args:
-            values: tokens, in a form that `as_tokens` accepts.
-            now: time of sending.
-            end: whether the utterance ends with this request.
+            values: tokens, in a form that `as_tokens` accepts; none for a request without tokens.
+            now: present time.
+            end: whether the utterance ends with these tokens.
 
         Raises:
             TokenError: the tokens are invalid or have another shape than earlier tokens.
-            UtteranceClosedError: the last request was already sent.
+            UtteranceClosedError: the last tokens were already added.
             InputError: the utterance ends without any tokens.
         """
         tokens = as_tokens(values)
@@ -111,44 +122,58 @@ class Call:
             raise InputError("tokens: 0 sent; an utterance needs at least 1")
         if self._repeatable:
             self._said.append((tokens, end))
-        return self._next(tokens, now, end)
+        self._add(tokens, now, end)
 
     def interrupt(self) -> None:
         """Marks the attempt as failed. The server owes no response until `again` is called."""
         self._interrupted, self.owed_since = True, None
 
-    def again(self, now: float) -> list[Any]:
-        """Begins another attempt and returns all earlier requests, which have to be sent first."""
+    def again(self, now: float) -> None:
+        """Begins another attempt. All earlier tokens wait to be sent again."""
         self._begin()
-        return [self._next(tokens, now, end) for tokens, end in self._said]
+        for tokens, end in self._said:
+            self._add(tokens, now, end)
 
-    def _next(self, tokens: TokenArray, now: float, end: bool) -> Any:
-        number = len(self._sent_at)
-        opening = self._opening if number == 0 else None
-        self._sent_at.append(now)
-        self._unanswered.add(str(number))
+    def _add(self, tokens: TokenArray, now: float, end: bool) -> None:
+        self._added_at.append(now)
         self.tokens += len(tokens)
         self._tokens_after.append(self.tokens)
+        self._unsent.append(tokens)
         self.ended = end
         if self._started_at is None and len(tokens):
             self._started_at = now
         if self.owed_since is None and self._owes():
-            self.owed_since = now
+            self.owed_since = max(now, self._plays_until)
+
+    def next_request(self) -> Any:
+        """Builds a request of all tokens that wait to be sent; None if there are none."""
+        if not self._unsent:
+            return None
+        number = len(self._first_of_request)
+        opening = self._opening if number == 0 else None
+        self._first_of_request.append(len(self._added_at) - len(self._unsent))
+        self._unanswered.add(str(number))
+        # The shape of an empty array may be that of an integer, if it was added before any tokens.
+        batches = [tokens for tokens in self._unsent if len(tokens)] or self._unsent[-1:]
+        self._unsent = []
         return build_request(
             self._model,
             self.id,
             str(number),
-            tokens,
+            np.concatenate(batches),
             stream_key=self._stream_key,
             opening=opening,
-            end=end,
+            end=self.ended,
         )
 
     def _owes(self) -> bool:
+        owed = set(self._unanswered)
+        if self._unsent:
+            owed.add(str(len(self._first_of_request)))
         # The server keeps the response stream of a `keep_open` first request open until the
         # utterance ends.
         kept_open = {"0"} if self._opening.keep_open and not self.ended else set()
-        return bool(self._unanswered - kept_open) and not self._interrupted
+        return bool(owed - kept_open) and not self._interrupted
 
     def accept(self, message: Any, now: float) -> AudioChunk | None:
         """Reads a response and checks it.
@@ -167,8 +192,8 @@ class Call:
             chunk = self._timed(response.chunk, response.request_id, now)
         if response.last_of_request:
             self._unanswered.discard(response.request_id)
-        self.owed_since = now if self._owes() else None
-        if self.ended and not self._unanswered and not self.complete:
+        self.owed_since = max(now, self._plays_until) if self._owes() else None
+        if self.ended and not self._unanswered and not self._unsent and not self.complete:
             raise ProtocolError(
                 f"final: the server ended the utterance after {self._chunks} chunks and "
                 "marked no chunk as final"
@@ -194,13 +219,14 @@ class Call:
                 f"{self._rates} in earlier chunks"
             )
         self._rates = rates
-        expected = chunk.samples_per_token * self.tokens - self._trimmed
+        sent_tokens = self.tokens - sum(map(len, self._unsent))
+        expected = chunk.samples_per_token * sent_tokens - self._trimmed
         if self._samples > expected or (chunk.final and self._samples != expected):
             raise ProtocolError(
-                f"audio: the server sent {self._samples} samples for {self.tokens} tokens, "
+                f"audio: the server sent {self._samples} samples for {sent_tokens} tokens, "
                 f"expected {expected}"
             )
-        if chunk.final and not self.ended:
+        if chunk.final and (self._unsent or not self.ended):
             raise ProtocolError(
                 "final: the server ended the utterance before its last request was sent"
             )
@@ -222,21 +248,22 @@ class Call:
             index=self._delivered_chunks,
             arrival_s=0.0 if self._started_at is None else now - self._started_at,
             latency_s=now
-            - self._sent_at[self._made_possible_by(request_id, chunk.samples_per_token)],
+            - self._added_at[self._made_possible_by(request_id, chunk.samples_per_token)],
             gap_s=None if self._delivered_at is None else now - self._delivered_at,
         )
         self._delivered_samples += len(timed.audio)
         self._delivered_chunks += 1
         self._delivered_at = now
+        self._plays_until = max(self._plays_until, now) + timed.duration_s
         return timed
 
     def _made_possible_by(self, request_id: str, samples_per_token: int) -> int:
-        """Returns the number of the request that made the current chunk possible.
+        """Returns the number of the `add` that made the current chunk possible.
 
-        This is the later of two requests: the request with the last token heard so far, and the
-        request that the chunk answers.
+        This is the later of two: the `add` with the last token heard so far, and the first `add` of
+        the request that the chunk answers.
         """
         tokens_heard = -(-(self._samples + self._trimmed) // samples_per_token)
         carrier = bisect_left(self._tokens_after, tokens_heard)
-        answered = int(request_id) if request_id in self._unanswered else 0
+        answered = self._first_of_request[int(request_id)] if request_id in self._unanswered else 0
         return max(carrier, answered)

@@ -87,14 +87,16 @@ class Utterance(BaseUtterance, Iterator[AudioChunk], AbstractContextManager["Utt
         with self._guard:
             self._changed.wait_for(lambda: self._over, seconds)
 
-    def _requests(self, outbox: SimpleQueue[Any]) -> Iterator[Any]:
-        return iter(outbox.get, None)
+    def _requests(self, outbox: SimpleQueue[bool]) -> Iterator[Any]:
+        while outbox.get():
+            if (request := self._next_request(outbox)) is not None:
+                yield request
 
     def _notify(self) -> None:
         self._changed.notify_all()
 
     def _hang_up(self) -> None:
-        self._outbox.put(None)  # releases the thread of gRPC that waits for requests
+        self._outbox.put(False)  # releases the thread of gRPC that waits for requests
         if self._rpc is not None:
             self._rpc.cancel()
 

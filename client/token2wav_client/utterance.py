@@ -52,7 +52,8 @@ class BaseUtterance(ABC):
 
     # Held while the state is read or changed.
     _guard: AbstractContextManager[Any] = nullcontext()
-    # Creates a queue for the requests of an attempt. None in the queue ends the requests.
+    # Creates the outbox of an attempt, a queue. True in the queue announces tokens to send, and
+    # False ends the requests.
     _new_outbox: Any
 
     def __init__(
@@ -147,7 +148,15 @@ class BaseUtterance(ABC):
 
     @abstractmethod
     def _requests(self, outbox: Any) -> Any:
-        """Returns an iterator for gRPC over the requests in an outbox, up to the None."""
+        """Returns an iterator for gRPC over the requests of an attempt, up to the False."""
+
+    def _next_request(self, outbox: Any) -> Any:
+        """Returns the next request of an attempt; None if an earlier request has all tokens.
+
+        gRPC may still iterate over the requests of an attempt that has ended.
+        """
+        with self._guard:
+            return self._call.next_request() if outbox is self._outbox else None
 
     @abstractmethod
     def _notify(self) -> None:
@@ -173,10 +182,15 @@ class BaseUtterance(ABC):
                 raise UtteranceClosedError(
                     "the utterance is cancelled, so it accepts no more tokens"
                 )
-            self._outbox.put_nowait(self._call.request(values, time.monotonic(), end=end))
-            if end:
-                self._outbox.put_nowait(None)
+            self._call.add(values, time.monotonic(), end=end)
+            self._announce()
             self._notify()
+
+    def _announce(self) -> None:
+        """Announces to gRPC that tokens wait to be sent."""
+        self._outbox.put_nowait(True)
+        if self._call.ended:
+            self._outbox.put_nowait(False)
 
     def _next_chunk(self, end: type[Exception]) -> AudioChunk | None:
         """Returns the next chunk, or None if no chunk has arrived. Raises `end` after the last."""
@@ -222,10 +236,8 @@ class BaseUtterance(ABC):
                 raise UtteranceClosedError("the utterance ended before it was sent")
             if self._attempts:
                 self._outbox = self._new_outbox()
-                for request in self._call.again(time.monotonic()):
-                    self._outbox.put_nowait(request)
-                if self._call.ended:
-                    self._outbox.put_nowait(None)
+                self._call.again(time.monotonic())
+                self._announce()
             self._attempts += 1
             self._rpc = self._start_rpc(self._requests(self._outbox))
             self._notify()

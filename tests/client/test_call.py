@@ -53,6 +53,10 @@ def message(
     return service_pb2.ModelStreamInferResponse(infer_response=answer)
 
 
+def tokens_in(message: Any) -> list[int]:
+    return list(np.frombuffer(message.raw_input_contents[0], np.int32))
+
+
 def answer(request: int) -> Any:
     return message(request, None, last=True)
 
@@ -82,11 +86,17 @@ def take(call: Call, message: Any, now: float) -> AudioChunk:
     return chunk
 
 
+def request(call: Call, values: npt.ArrayLike, now: float, *, end: bool) -> Any:
+    """Adds tokens that are sent at once, in a request of their own."""
+    call.add(values, now, end=end)
+    return call.next_request()
+
+
 def sending(call: Call, *requests: tuple[float, int], end: float | None = None) -> Call:
     for now, tokens in requests:
-        call.request([1] * tokens, now, end=False)
+        request(call, [1] * tokens, now, end=False)
     if end is not None:
-        call.request([], end, end=True)
+        request(call, [], end, end=True)
     return call
 
 
@@ -132,7 +142,7 @@ def test_a_whole_utterance_completes(call: Call) -> None:
 def test_nothing_is_owed_while_tokens_are_waited_for(call: Call) -> None:
     sending(call, (0.0, 5))
     assert call.owed_since is None  # only the first request, which stays open
-    call.request([1] * 5, 1.0, end=False)
+    request(call, [1] * 5, 1.0, end=False)
     assert call.owed_since == 1.0
     call.accept(answer(1), 1.5)
     assert call.owed_since is None
@@ -149,7 +159,7 @@ def test_the_first_request_is_owed_once_the_last_is_sent(call: Call) -> None:
     sending(call, (0.0, 5), end=3.0)
     assert call.owed_since == 3.0
     take(call, audio(1, 0, 5, final=True, last=True), 3.1)
-    assert call.owed_since == 3.1
+    assert call.owed_since == pytest.approx(3.3)  # after 0.2 s of audio
 
 
 def test_chunks_must_be_contiguous(answered: Call) -> None:
@@ -195,7 +205,7 @@ def test_an_end_without_a_final_chunk_is_refused(answered: Call) -> None:
 
 
 def test_rates_come_from_the_first_answer_and_must_not_change(answered: Call) -> None:
-    answered.request([1] * 4, 10.0, end=True)
+    request(answered, [1] * 4, 10.0, end=True)
     chunk = take(answered, audio(0, 0, 1, sample_rate=16_000, samples_per_token=480), 11.0)
     assert (chunk.sample_rate, chunk.samples_per_token, chunk.duration_s) == (16_000, 480, 0.06)
     with pytest.raises(
@@ -205,7 +215,7 @@ def test_rates_come_from_the_first_answer_and_must_not_change(answered: Call) ->
 
 
 def test_samples_of_two_channels_are_counted_once(answered: Call) -> None:
-    answered.request([1] * 4, 10.0, end=True)
+    request(answered, [1] * 4, 10.0, end=True)
     both = np.stack((SAMPLES, SAMPLES), axis=1)
     first = message(0, both[:2880], last=False, chunk_index=0)
     last = message(0, both[: 960 - 1], last=False, chunk_index=1, final=True, samples_trimmed=1)
@@ -216,7 +226,7 @@ def test_samples_of_two_channels_are_counted_once(answered: Call) -> None:
 
 
 def test_the_number_of_channels_must_not_change(answered: Call) -> None:
-    answered.request([1] * 4, 10.0, end=True)
+    request(answered, [1] * 4, 10.0, end=True)
     take(answered, audio(0, 0, 1), 11.0)
     both = message(0, np.stack((SAMPLES[:960],) * 2, axis=1), last=False, chunk_index=1)
     with pytest.raises(ProtocolError, match=r"sent \(24000, 960, 2\), but \(24000, 960, 1\) in"):
@@ -224,8 +234,8 @@ def test_the_number_of_channels_must_not_change(answered: Call) -> None:
 
 
 def test_silence_that_was_trimmed_is_missing_in_the_sum(answered: Call) -> None:
-    answered.request([1] * 4, 10.0, end=False)
-    answered.request([1], 11.0, end=True)
+    request(answered, [1] * 4, 10.0, end=False)
+    request(answered, [1], 11.0, end=True)
     chunk = take(answered, audio(0, 0, 3, samples_trimmed=960), 12.0)
     assert (chunk.samples_trimmed, chunk.latency_s) == (960, 2.0)
     assert (chunk.first_token, chunk.token_count) == (1, 3)  # the first token was trimmed
@@ -237,10 +247,11 @@ def test_silence_that_was_trimmed_is_missing_in_the_sum(answered: Call) -> None:
 
 def test_audio_that_was_delivered_is_not_delivered_again(call: Call) -> None:
     """Another attempt delivers only new audio, even if the next server cuts other chunks."""
-    call.request(np.arange(10), 100.0, end=True)
+    request(call, np.arange(10), 100.0, end=True)
     first = [take(call, part(index, index, index + 1), 101.0) for index in range(4)]
     call.interrupt()
     call.again(105.0)
+    call.next_request()
     assert call.accept(part(0, 0, 3), 106.0) is None
     rest = [take(call, part(1, 3, 6), 107.0), take(call, part(2, 6, 10, final=True), 108.0)]
     assert np.array_equal(
@@ -254,62 +265,92 @@ def test_audio_that_was_delivered_is_not_delivered_again(call: Call) -> None:
 
 
 def test_a_final_chunk_is_delivered_even_without_new_audio(call: Call) -> None:
-    call.request([1, 2], 0.0, end=False)
+    request(call, [1, 2], 0.0, end=False)
     call.accept(part(0, 0, 2), 1.0)
     call.again(2.0)
-    call.request([], 3.0, end=True)
+    request(call, [], 3.0, end=True)
+    assert call.next_request() is None
     last = take(call, part(0, 0, 2, final=True), 4.0)
     assert (len(last.audio), last.final) == (0, True)
 
 
 def test_another_attempt_sends_the_same_tokens_under_another_id(call: Call) -> None:
-    before = [call.request(tokens, 0.0, end=False) for tokens in ([], [1, 2], [3])]
+    before = [request(call, tokens, 0.0, end=False) for tokens in ([], [1, 2], [3])]
     call.interrupt()
-    before.append(call.request([4], 1.0, end=True))  # meanwhile
-    after = call.again(2.0)
-    assert [request.raw_input_contents for request in after] == [
-        request.raw_input_contents for request in before
-    ]
-    assert [request.id for request in after] == ["0", "1", "2", "3"]
-    [old], [new] = (
-        {request.parameters["sequence_id"].string_param for request in side}
-        for side in (before, after)
-    )
-    assert old != new == call.id
-    assert [request.parameters["sequence_end"].bool_param for request in after] == [
-        False,
-        False,
+    call.add([4], 1.0, end=True)  # meanwhile
+    call.again(2.0)
+    after = call.next_request()
+    assert tokens_in(after) == [1, 2, 3, 4]
+    assert (after.id, after.parameters["sequence_end"].bool_param) == ("0", True)
+    # The voice is sent again.
+    assert list(after.inputs)[1:] == list(before[0].inputs)[1:]
+    ids = {message.parameters["sequence_id"].string_param for message in (*before, after)}
+    assert len(ids) == 2
+    assert after.parameters["sequence_id"].string_param == call.id
+    with pytest.raises(UtteranceClosedError):
+        call.add([5], 3.0, end=False)
+
+
+def test_tokens_that_wait_to_be_sent_share_a_request(answered: Call) -> None:
+    answered.add([], 1.0, end=False)
+    for token in range(5):
+        answered.add([token], 2.0 + token, end=False)
+    first = answered.next_request()
+    assert answered.next_request() is None
+    answered.add([5], 8.0, end=False)
+    answered.add([], 9.0, end=True)
+    last = answered.next_request()
+    assert [tokens_in(message) for message in (first, last)] == [[0, 1, 2, 3, 4], [5]]
+    assert [message.parameters["sequence_end"].bool_param for message in (first, last)] == [
         False,
         True,
     ]
-    with pytest.raises(UtteranceClosedError):
-        call.request([5], 3.0, end=False)
+    # Token 4 was added at 6.0. Request 1 answers first with the `add` at 8.0.
+    assert take(answered, audio(0, 0, 5), 10.0).latency_s == pytest.approx(4.0)
+    assert take(answered, audio(1, 1, 1, final=True, last=True), 10.0).latency_s == 2.0
+    assert answered.complete
+
+
+def test_audio_of_tokens_that_were_not_sent_is_refused(answered: Call) -> None:
+    sending(answered, (1.0, 2))
+    answered.add([1], 2.0, end=False)
+    with pytest.raises(ProtocolError, match="sent 2880 samples for 2 tokens, expected 1920"):
+        answered.accept(audio(0, 0, 3), 3.0)
+
+
+def test_a_server_may_be_silent_while_the_listener_has_audio(answered: Call) -> None:
+    """A busy server computes a stream with audio to spare later than other streams."""
+    sending(answered, (0.0, 12), (1.0, 12))
+    take(answered, audio(0, 0, 12), 2.0)  # 0.48 s of audio
+    assert answered.owed_since == pytest.approx(2.48)
+    answered.accept(answer(0), 5.0)
+    assert answered.owed_since == 5.0
 
 
 def test_all_requests_of_latents_have_one_type(call: Call) -> None:
-    requests = [call.request([[0.5, 1.5]], 1.0, end=False), call.request([], 2.0, end=True)]
-    for request, count in zip(requests, (1, 0), strict=True):
-        sent = request.inputs[0]
+    requests = [request(call, [[0.5, 1.5]], 1.0, end=False), request(call, [], 2.0, end=True)]
+    for message, count in zip(requests, (1, 0), strict=True):
+        sent = message.inputs[0]
         assert (sent.name, sent.datatype, list(sent.shape)) == ("latents", "FP32", [count, 2])
 
 
 def test_whole_numbers_among_latents_are_latents(call: Call) -> None:
-    call.request([[0.5, 1.5]], 1.0, end=False)
-    request = call.request([[0, 1]], 2.0, end=False)
-    assert (request.inputs[0].name, request.inputs[0].datatype) == ("latents", "FP32")
+    request(call, [[0.5, 1.5]], 1.0, end=False)
+    [sent] = request(call, [[0, 1]], 2.0, end=False).inputs
+    assert (sent.name, sent.datatype) == ("latents", "FP32")
 
 
 def test_latents_after_codes_are_refused(call: Call) -> None:
-    call.request([[3, 4]], 1.0, end=False)
+    request(call, [[3, 4]], 1.0, end=False)
     with pytest.raises(TokenError, match="latents, but this utterance began with integers"):
-        call.request([[0.5, 1.5]], 2.0, end=False)
+        request(call, [[0.5, 1.5]], 2.0, end=False)
 
 
 def test_nothing_is_owed_between_attempts(call: Call) -> None:
-    call.request([1], 1.0, end=False)
+    request(call, [1], 1.0, end=False)
     call.interrupt()
     assert call.owed_since is None
-    call.request([2], 2.0, end=True)
+    request(call, [2], 2.0, end=True)
     assert call.owed_since is None
     call.again(5.0)
     assert call.owed_since == 5.0
