@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import hmac
 import threading
+import time
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -25,6 +27,8 @@ StreamT = TypeVar("StreamT")
 
 # Number of closed streams for which the reason of the end is stored, to answer later requests.
 _REMEMBERED = 1024
+# Number of contested ids that are refused, see `Sequences.start_twice`.
+_MOST_CONTESTED = 4096
 
 
 @dataclass(frozen=True)
@@ -50,14 +54,25 @@ class Owner:
         return same_key and self.client == other.client
 
 
+_NOBODY = Owner()
+
+
 class Sequences(Generic[StreamT]):
     """Registry of the open streams of a server, by sequence id. It is thread-safe.
 
     A sequence id is in use from the first request of a stream until its last request, or until the
     stream is closed. While the last audio is still being computed, the id is already free again.
+
+    Args:
+        contested_s: number of seconds without a request after which a contested id is free again.
+        clock: returns monotonic seconds.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, contested_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._contested_s = contested_s
+        self._clock = clock
+        # Time until which each contested id is refused, in the order of the latest requests.
+        self._contested: OrderedDict[SequenceId, float] = OrderedDict()
         self._open: dict[SequenceId, tuple[Owner, StreamT]] = {}
         # Reason why a stream was closed, by sequence id, in the order of closing.
         self._closed: OrderedDict[SequenceId, str] = OrderedDict()
@@ -70,9 +85,12 @@ class Sequences(Generic[StreamT]):
             The stream, if it has the same owner; None if the id is free.
 
         Raises:
-            InputError: a stream of another client has the id.
+            InputError: a stream of another client has the id; or the owner has neither a name nor a
+                key, and the id is contested.
         """
         with self._lock:
+            if self._refuses(sequence_id) and owner == _NOBODY:
+                raise self._contested_error(sequence_id)
             found = self._open.get(sequence_id)
         if found is None:
             return None
@@ -104,6 +122,7 @@ class Sequences(Generic[StreamT]):
                 known.
         """
         with self._lock:
+            self._refuses(sequence_id)
             found, reason = self._open.get(sequence_id), self._closed.get(sequence_id)
         if found is None:
             raise StreamClosedError(
@@ -137,23 +156,54 @@ class Sequences(Generic[StreamT]):
             if len(self._closed) > _REMEMBERED:
                 self._closed.popitem(last=False)
 
+    def start_twice(self, sequence_id: SequenceId, owner: Owner) -> InputError:
+        """Returns the error for an owner that starts a sequence id again while the stream is open.
+
+        The caller closes the stream, and refuses the new request, with this error. Two clients that
+        send neither a name nor a key look like one owner. The first client may not have noticed
+        that its stream is closed, so it may still send tokens. If the second client could start the
+        id now, these tokens would become its audio. Therefore the id is contested: until nobody has
+        sent a request with it for `contested_s`, owners without name and key cannot start it.
+        """
+        if owner != _NOBODY:
+            return InputError(
+                "sequence_id",
+                f"'{sequence_id}' was started a second time while its stream was open, so the "
+                "stream was closed",
+            )
+        with self._lock:
+            self._contest(sequence_id)
+        return self._contested_error(sequence_id)
+
+    def _contest(self, sequence_id: SequenceId) -> None:
+        self._contested[sequence_id] = self._clock() + self._contested_s
+        self._contested.move_to_end(sequence_id)
+        if len(self._contested) > _MOST_CONTESTED:
+            self._contested.popitem(last=False)
+
+    def _refuses(self, sequence_id: SequenceId) -> bool:
+        """Returns whether an id is contested. If it is, the time of the refusal starts again."""
+        until = self._contested.get(sequence_id)
+        if until is None:
+            return False
+        if self._clock() < until:
+            self._contest(sequence_id)
+            return True
+        del self._contested[sequence_id]
+        return False
+
+    def _contested_error(self, sequence_id: SequenceId) -> InputError:
+        return InputError(
+            "sequence_id",
+            f"'{sequence_id}' was started a second time while its stream was open, by a client "
+            "that sent no stream_key, so the stream was closed. The id is refused until nobody has "
+            f"sent it for {self._contested_s:g} s; choose another id at random, and send a "
+            "stream_key with each request",
+        )
+
 
 OPEN_TO_OTHERS = (
     "a stream without the request parameter stream_key, and without a client name from a "
     "balancer, can be continued by "
     "any client that knows its sequence id (docs/security.md)"
 )
-
-
-def started_twice(sequence_id: SequenceId) -> InputError:
-    """Creates the error for an owner that starts a sequence id again while the stream is open.
-
-    The error closes the stream and refuses the new request. The server cannot distinguish two
-    clients that send neither a name nor a key. Closing the stream ensures that the tokens of one
-    client never become audio of the other client.
-    """
-    return InputError(
-        "sequence_id",
-        f"'{sequence_id}' was started a second time while its stream was open, so the "
-        "stream was closed; choose ids at random, and send a stream_key with each request",
-    )

@@ -30,7 +30,7 @@ from token2wav_server.model_process import (
     end_process,
     read_environment,
 )
-from token2wav_server.sequences import OPEN_TO_OTHERS, Sequences, started_twice
+from token2wav_server.sequences import OPEN_TO_OTHERS, Sequences
 from token2wav_server.triton_reply import TritonReply
 from token2wav_server.triton_request import Options, TritonRequest
 from token2wav_server.voices import registry
@@ -59,7 +59,7 @@ class Service:
         self._model = model
         self._voices = registry(config, model.config)
         _prefill(model, [self._voices.named(Path(file).stem) for file in config.voices])
-        self._sequences: Sequences[Request] = Sequences()
+        self._sequences: Sequences[Request] = Sequences(config.limits.idle_seconds)
         self._metrics = ServerMetrics(model)
         workers = config.runtime.workers or default_workers(model.engine.device)
         _warn_of_small_cache(model, config, workers)
@@ -126,12 +126,13 @@ class Service:
     def _open(self, message: TritonRequest, options: Options) -> Request:
         sequence_id, owner = message.sequence_id, message.owner
         if (open_utterance := self._sequences.started_by(sequence_id, owner)) is not None:
-            self._workers.cancel(open_utterance, started_twice(sequence_id))
-            raise started_twice(sequence_id)
+            error = self._sequences.start_twice(sequence_id, owner)
+            self._workers.cancel(open_utterance, error)
+            raise error
         voice = message.voice(options.voice, self._voices, self._model.config)
         utterance = self._workers.open(
             voice,
-            lambda: self._sequences.remove(sequence_id, utterance, utterance.why_closed),
+            lambda request: self._sequences.remove(sequence_id, request, request.why_closed),
             steps=options.steps,
             client=owner.client,
             audio_format=options.audio_format,
@@ -139,6 +140,9 @@ class Service:
             delays=options.delays,
         )
         self._sequences.add(sequence_id, owner, utterance)
+        # The utterance may have been closed, for example as idle, before it was added.
+        if utterance.over:
+            self._sequences.remove(sequence_id, utterance, utterance.why_closed)
         # The voice is registered only after the client was admitted, because a new voice may evict
         # the voice of another client.
         self._voices.register(voice)

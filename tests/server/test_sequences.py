@@ -8,6 +8,14 @@ from token2wav.errors import InputError, StreamClosedError
 from token2wav_server.sequences import Owner, Sequences
 
 ALICE, BOB = Owner("alice", "key"), Owner("bob", "key")
+NOBODY = Owner()
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
 def test_owners_are_distinguished_by_name_and_key() -> None:
@@ -25,7 +33,7 @@ def test_owners_are_distinguished_by_name_and_key() -> None:
 
 
 def test_a_stream_is_found_by_its_owner_only() -> None:
-    sequences: Sequences[str] = Sequences()
+    sequences: Sequences[str] = Sequences(30.0)
     assert sequences.started_by(1, ALICE) is None
     sequences.add(1, ALICE, "stream")
     assert sequences.find(1, ALICE) == sequences.started_by(1, ALICE) == "stream"
@@ -38,7 +46,7 @@ def test_a_stream_is_found_by_its_owner_only() -> None:
 
 
 def test_a_stream_that_is_closed_late_does_not_take_the_id_of_the_next_one() -> None:
-    sequences: Sequences[str] = Sequences()
+    sequences: Sequences[str] = Sequences(30.0)
     sequences.add(1, ALICE, "first")
     sequences.remove(1, "first", "it ended")
     with pytest.raises(StreamClosedError, match="it ended"):
@@ -49,7 +57,7 @@ def test_a_stream_that_is_closed_late_does_not_take_the_id_of_the_next_one() -> 
 
 
 def test_reasons_of_a_thousand_closed_streams_are_kept() -> None:
-    sequences: Sequences[int] = Sequences()
+    sequences: Sequences[int] = Sequences(30.0)
     for number in range(1, 3001):
         sequences.add(number, ALICE, number)
         sequences.remove(number, number, "it ended")
@@ -59,8 +67,46 @@ def test_reasons_of_a_thousand_closed_streams_are_kept() -> None:
         sequences.find(1, ALICE)
 
 
+def test_a_contested_id_is_refused_while_requests_with_it_arrive() -> None:
+    """Tokens of the first client must not become audio of a client that starts the id later."""
+    clock = Clock()
+    sequences: Sequences[str] = Sequences(30.0, clock)
+    sequences.add(1, NOBODY, "first")
+    assert sequences.started_by(1, NOBODY) == "first"
+    error = sequences.start_twice(1, NOBODY)
+    sequences.remove(1, "first", str(error))
+    for _ in range(3):
+        clock.now += 20
+        with pytest.raises(InputError, match="choose another id"):
+            sequences.started_by(1, NOBODY)
+        clock.now += 20
+        with pytest.raises(StreamClosedError, match="choose another id"):
+            sequences.find(1, NOBODY)  # the first client still sends tokens
+    # The tokens of the first client cannot reach a stream that has a key.
+    assert sequences.started_by(1, ALICE) is None
+    assert sequences.started_by(2, NOBODY) is None
+    clock.now += 31
+    assert sequences.started_by(1, NOBODY) is None
+
+
+def test_an_owner_with_a_key_may_start_its_id_again() -> None:
+    sequences: Sequences[str] = Sequences(30.0, Clock())
+    sequences.add(1, ALICE, "first")
+    sequences.remove(1, "first", str(sequences.start_twice(1, ALICE)))
+    assert sequences.started_by(1, ALICE) is None
+
+
+def test_contested_ids_are_bounded() -> None:
+    sequences: Sequences[int] = Sequences(30.0, Clock())
+    for number in range(1, 10_001):
+        sequences.start_twice(number, NOBODY)
+    assert sequences.started_by(1, NOBODY) is None
+    with pytest.raises(InputError, match="'10000' was started a second time"):
+        sequences.started_by(10_000, NOBODY)
+
+
 def test_whole_utterances_have_no_id() -> None:
-    sequences: Sequences[str] = Sequences()
+    sequences: Sequences[str] = Sequences(30.0)
     for nothing in (0, ""):
         sequences.add(nothing, ALICE, "whole")
         assert sequences.started_by(nothing, ALICE) is None

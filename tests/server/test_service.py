@@ -94,9 +94,13 @@ class FakeTriton(SimpleNamespace):
 
 
 class FakeRequest:
-    """Request of a whole utterance, or of nothing without inputs; it is its own response sender."""
+    """Request of a whole utterance, or of nothing without inputs; it is its own response sender.
 
-    def __init__(self, **inputs: Any) -> None:
+    With a sequence id, it is the first request of an utterance.
+    """
+
+    def __init__(self, sequence_id: int = 0, **inputs: Any) -> None:
+        self._sequence_id = sequence_id
         self._inputs = inputs
         self.errors: list[str | None] = []  # of all answers except the last, empty one
         self.over = False
@@ -110,10 +114,10 @@ class FakeRequest:
         ]
 
     def correlation_id(self) -> int:
-        return 0
+        return self._sequence_id
 
     def flags(self) -> int:
-        return 0
+        return int(self._sequence_id > 0)  # sequence_start
 
     def parameters(self) -> str:
         return "{}"
@@ -198,6 +202,28 @@ def test_an_unexpected_failure_ends_its_request_alone(
     service.handle(request := spoken(voice))
     until(lambda: request.over)
     assert request.errors == [None]  # its audio
+
+
+def test_an_utterance_that_ends_while_it_is_opened_frees_its_id(
+    service: Any, voice: Voice, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A process that stalls for longer than `limits.idle_seconds` closes streams at that moment."""
+    workers, inputs = service._workers, {"tokens": demo_tokens(4), **tensors_of(voice)}
+
+    def stalled(*arguments: Any, **options: Any) -> Any:
+        request = open_request(*arguments, **options)
+        workers.cancel(request, IdleError("stream: no tokens for 30 s, so it was closed"))
+        return request
+
+    open_request = workers.open
+    with monkeypatch.context() as patched:
+        patched.setattr(workers, "open", stalled)
+        service.handle(first := FakeRequest(7, **inputs))
+    assert first.errors == ["NOT_FOUND stream: no tokens for 30 s, so it was closed"]
+    assert not caplog.records
+    service.handle(second := FakeRequest(7, **inputs))
+    until(lambda: second.over)
+    assert second.errors == []
 
 
 def test_metrics_that_fail_harm_no_request(service: Any, triton: FakeTriton, voice: Voice) -> None:

@@ -204,7 +204,7 @@ def test_on_close_is_called_once_and_before_the_last_word(
 ) -> None:
     journal: list[str] = []
     reply = RecordingReply("reply", journal)
-    utterance = workers.open(voice, lambda: journal.append("closed"))
+    utterance = workers.open(voice, lambda _: journal.append("closed"))
     workers.push(utterance, [1, 2, 3], reply, end=how == "ended", keep_open=True)
     if how == "cancelled":
         workers.cancel(utterance)

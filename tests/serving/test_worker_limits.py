@@ -47,7 +47,7 @@ def test_streams_are_limited_and_a_freed_one_can_be_taken(
         ([-1], True, "tokens: -1 at index 0 is outside the vocabulary 0 to 6560"),
         ([[1]], False, "tokens: shape (1, 1), expected one dimension"),
         ([0.5], False, "tokens: type float64, expected integers"),
-        ([[1], [1, 2]], False, "tokens: not an array"),
+        ([[1], [1, 2]], False, "tokens: rows of different lengths"),
         ([], True, "tokens: 0 sent; an utterance needs at least 1"),
     ],
 )
@@ -78,22 +78,26 @@ def test_tokens_of_an_utterance_are_limited_over_all_its_requests(make: Make, vo
     assert utterance.over
 
 
-def test_requests_that_wait_are_limited(make: Make, voice: Voice) -> None:
-    workers = make(stream_tokens=2000)
-    running = GatedReply()
-    # in addition to the running request
-    waiting = [RecordingReply() for _ in range(MAX_WAITING_MESSAGES - 1)]
+def test_requests_above_the_limit_of_waiting_ones_are_merged(
+    make: Make, voice: Voice, expected: Expected
+) -> None:
+    """A client that sends single tokens faster than the server computes them loses nothing."""
+    tokens = demo_tokens(FIRST + 400)
+    workers, running = make(), GatedReply()
     utterance = workers.open(voice)
-    workers.push(utterance, demo_tokens(FIRST), running, end=False)
+    workers.push(utterance, tokens[:FIRST], running, end=False)
     assert running.reached.wait(WAIT_SECONDS)
-    for reply in waiting:
-        workers.push(utterance, [1], reply, end=False)
-    error = refused(workers, utterance, [1])
+    replies = [RecordingReply() for _ in tokens[FIRST:]]
+    for token, reply in zip(tokens[FIRST:], replies, strict=True):
+        workers.push(utterance, [token], reply, end=False)
+    # Besides the running request. The memory of all others is free.
+    waiting = [reply for reply in replies if not reply.over.is_set()]
+    assert len(waiting) == MAX_WAITING_MESSAGES - 1
+    assert not any(reply.chunks for reply in replies)
+    workers.push(utterance, [], last := RecordingReply(), end=True)
     running.gate.set()
-    assert isinstance(error, LimitError)
-    assert str(error).startswith("requests: 1024 requests of this stream are already waiting")
-    assert running.failed() is error
-    assert all(reply.failed() is error for reply in waiting)
+    last.wait()
+    assert np.array_equal(joined(running, *replies, last), expected(len(tokens)))
 
 
 def test_waiting_requests_fail_with_the_reason_of_the_refusal(

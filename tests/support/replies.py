@@ -123,13 +123,13 @@ class BrokenReply(RecordingReply):
 
 
 class Counter:
-    """Counts calls from any thread."""
+    """Counts calls from any thread, with any arguments."""
 
     def __init__(self) -> None:
         self.count = 0
         self._lock = threading.Lock()
 
-    def __call__(self) -> None:
+    def __call__(self, *_: object) -> None:
         with self._lock:
             self.count += 1
 

@@ -89,7 +89,7 @@ class Request:
             after it is closed.
         number: 1, 2, 3 ... in the order of admission, for logs.
         client: name of the client; empty if it has no name.
-        on_close: called once when the request is over.
+        on_close: called with the request, once, when it is over.
         admitted: time of admission.
         status: status of the request.
         owner: thread id of the worker that has started the request and not released it yet; None if
@@ -113,7 +113,7 @@ class Request:
     handles: tuple[int, ...] = ()
     number: int = 0
     client: str = ""
-    on_close: Callable[[], None] = lambda: None
+    on_close: Callable[[Request], None] = lambda _: None
     admitted: float = 0.0
     status: Status = Status.UNOPENED
     owner: int | None = None

@@ -65,7 +65,7 @@ class RequestPool:
     def open(
         self,
         voice: Voice,
-        on_close: Callable[[], None] = lambda: None,
+        on_close: Callable[[Request], None] = lambda _: None,
         *,
         steps: int = 0,
         client: str = "",
@@ -77,7 +77,8 @@ class RequestPool:
 
         Args:
             voice: prompt and speaker, checked against the model.
-            on_close: called once, from any thread, when the request is over for any reason.
+            on_close: called with the request, once and from any thread, when the request is over
+                for any reason. The call may come before this method returns.
             steps: number of ODE steps, one of `Pipeline.steps`; 0 for the default.
             client: name of the client; empty if it is not known.
             audio_format: format of the audio that is sent; None for float32 at the rate of the
@@ -116,8 +117,7 @@ class RequestPool:
     ) -> None:
         """Adds a message of tokens to a request.
 
-        If this method raises, `reply` was not used. After InputError or LimitError the request is
-        over.
+        If this method raises, `reply` was not used. After InputError the request is over.
 
         Args:
             request: request that `open` returned.
@@ -130,7 +130,6 @@ class RequestPool:
         Raises:
             InputError: a token is outside the vocabulary, the utterance would have too many tokens,
                 or would end without any token.
-            LimitError: too many messages of the request wait.
             StreamClosedError: the request is over, or an earlier message has ended the utterance.
                 In the second case the audio of the earlier messages is still computed and sent.
         """
@@ -224,7 +223,7 @@ class RequestPool:
                 return
 
     def _over(self, request: Request, reason: str) -> None:
-        attempt(request.on_close)
+        attempt(request.on_close, request)
         attempt(self._observer.ended, request, reason)
         # This call comes last. So when an observer gets 0 open requests, it has already been called
         # for the end of every request.

@@ -25,7 +25,9 @@ from token2wav.model_config import ModelConfig
 from token2wav.serving.policy import Policy, equal_length, has_time
 from token2wav.serving.request import Message, Reply, Request, Status
 
-MAX_WAITING_MESSAGES = 1024  # largest number of messages of one request that wait
+# Largest number of messages of one request that wait. The server keeps the memory of each waiting
+# message allocated until its reply is finished.
+MAX_WAITING_MESSAGES = 64
 
 
 class Scheduler:
@@ -79,6 +81,10 @@ class Scheduler:
     ) -> list[Reply]:
         """Adds tokens to a request, and returns the replies that the caller must finish now.
 
+        If the largest number of messages waits, the newest waiting message is merged with this one:
+        its reply is finished at once, and `reply` takes its place. A client that sends single
+        tokens faster than the server computes them therefore loses nothing.
+
         Args:
             request: open request.
             tokens: (n, *token_shape), checked by `checked_tokens`.
@@ -88,7 +94,6 @@ class Scheduler:
 
         Raises:
             InputError: the utterance would have too many tokens, or would end without any token.
-            LimitError: too many messages of the request wait.
             StreamClosedError: the request is over, or an earlier message has ended the utterance.
         """
         request.check_open()
@@ -98,15 +103,14 @@ class Scheduler:
                 f"the utterance would exceed {self._limits.stream_tokens} tokens, the limit of "
                 f"one stream",
             )
-        if len(request.messages) >= MAX_WAITING_MESSAGES:
-            raise LimitError(
-                f"requests: {MAX_WAITING_MESSAGES} requests of this stream are already "
-                "waiting; send more tokens in each request"
-            )
         request.chunker.push(tokens, end=end)
         if request.status is not Status.RUNNING:
             # A provisional chunk that waits for a worker may become longer by the new tokens.
             request.chunker.decide()
+        merged = list[Reply]()
+        if len(request.messages) >= MAX_WAITING_MESSAGES:
+            newest = request.messages.pop()
+            merged += [] if newest.keep_open else [newest.reply]
         request.messages.append(Message(request.chunker.received, end, reply, keep_open))
         if keep_open:
             request.kept_open.append(reply)
@@ -116,8 +120,8 @@ class Scheduler:
         # An unopened request keeps all replies, because opening may fail, and a reply is needed to
         # send the error.
         if request.status in (Status.RUNNING, Status.UNOPENED):
-            return []
-        finished = self.finish_consumed_messages(request)
+            return merged
+        finished = merged + self.finish_consumed_messages(request)
         self.release(request)
         return finished
 

@@ -31,7 +31,7 @@ from token2wav_server.ensemble.stages import FlowContent
 from token2wav_server.ensemble.wire import ToFlow
 from token2wav_server.metrics import open_streams, refusals, starts
 from token2wav_server.model_process import check_not_draining
-from token2wav_server.sequences import OPEN_TO_OTHERS, Sequences, started_twice
+from token2wav_server.sequences import OPEN_TO_OTHERS, Sequences
 from token2wav_server.triton_reply import TritonReply
 from token2wav_server.triton_request import Options, TritonRequest
 from token2wav_server.voices import registry
@@ -117,7 +117,7 @@ class Accumulator:
         # Audio that the vocoder may not have sent yet: also silence that it may trim.
         self._held_back = held / self._config.sample_rate + server.stream.trim_silence_ms / 1000
         self._voices = registry(server, self._config)
-        self._streams: Sequences[_Stream] = Sequences()
+        self._streams: Sequences[_Stream] = Sequences(server.limits.idle_seconds)
         self._scheduler = Scheduler(server.limits, self._config, time.monotonic)
         self._lock = threading.Lock()
         self._open_streams = open_streams("scheduler")
@@ -162,8 +162,9 @@ class Accumulator:
         if (open_stream := self._streams.started_by(sequence_id, owner)) is not None:
             # The later stages keep the stream until its idle time has passed. An error could reach
             # them only in the answer to a request that continues the stream.
-            self._fail(open_stream.request, started_twice(sequence_id))
-            raise started_twice(sequence_id)
+            error = self._streams.start_twice(sequence_id, owner)
+            self._fail(open_stream.request, error)
+            raise error
         voice = message.voice(options.voice, self._voices, self._config)
         check_steps(options.steps, self._steps)
         playback = Playback(buffer_seconds=self._limits.player_buffer_seconds)
@@ -188,7 +189,7 @@ class Accumulator:
             self._config.token_frame_rate,
             self._held_back + _RESAMPLER_SECONDS * resampled,
         )
-        request.on_close = lambda: self._streams.remove(sequence_id, stream, request.why_closed)
+        request.on_close = lambda _: self._streams.remove(sequence_id, stream, request.why_closed)
         self._streams.add(sequence_id, owner, stream)
         # The voice is registered only after the client was admitted, because a new voice may evict
         # the voice of another client.
@@ -214,12 +215,12 @@ class Accumulator:
         consumed += self._scheduler.finish_consumed_messages(request)
         self._scheduler.release(request)
         if request.over:
-            request.on_close()
+            request.on_close(request)
         finish(consumed)
 
     def _fail(self, request: Request, error: Token2WavError) -> None:
         self._scheduler.fail(request, error)
-        request.on_close()
+        request.on_close(request)
 
     def _expire(self) -> None:
         with self._lock:

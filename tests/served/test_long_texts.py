@@ -1,0 +1,100 @@
+"""Long utterances whose tokens arrive one by one, faster than the server computes them, are whole."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from examples.speech import language_model
+from tests.served.test_gateway import assert_same, body
+from tests.served.test_streaming import SERVER_EQUALS_LIBRARY
+from tests.support.gateway_rig import TOKENS_OF_A_WORD, GatewayRig, serving, tokens_of
+from tests.support.golden import TINY, GoldenSet
+from tests.support.server_rig import Rig
+from tests.support.tiny_model import demo_tokens
+from token2wav import Token2Wav, Voice
+from token2wav.config import StreamConfig
+from token2wav.serving.scheduler import MAX_WAITING_MESSAGES
+from token2wav_client import ClientVoice
+
+TEXT = "word " * (4096 // TOKENS_OF_A_WORD)
+LEFT_BLOCKS = 4  # so that 64 long streams fit into the cache
+
+
+@pytest.fixture(scope="module")
+def windowed() -> Token2Wav:
+    """The library with the settings of the server, to compare the server with."""
+    return Token2Wav.load(TINY, stream=StreamConfig(first_tokens=0, left_blocks=LEFT_BLOCKS))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    settings = f"stream: {{first_tokens: 0, left_blocks: {LEFT_BLOCKS}}}"
+    with Rig.start(TINY, tmp_path_factory.mktemp("server"), settings) as rig:
+        yield rig
+
+
+def whole(model: Token2Wav, voice: ClientVoice, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
+    library_voice = Voice(voice.prompt_tokens, voice.prompt_mel, voice.speaker_embedding)
+    return model.synthesize(tokens, library_voice)
+
+
+def test_any_client_may_send_single_tokens_faster_than_the_server_computes(
+    server: Rig, windowed: Token2Wav, golden: GoldenSet, voice: ClientVoice
+) -> None:
+    tokens = demo_tokens(20 * MAX_WAITING_MESSAGES)
+    with server.connect() as connection:
+        connection.send(tokens[:1], golden.voice, "singly", start=True)
+        for position in range(1, len(tokens)):
+            connection.send(
+                tokens[position : position + 1], None, "singly", end=position == len(tokens) - 1
+            )
+        answers = connection.answers(len(tokens))
+    assert not answers.errors
+    audio = answers.audio
+    assert audio.shape == (960 * len(tokens),)
+    assert np.abs(audio - whole(windowed, voice, tokens)).max() <= SERVER_EQUALS_LIBRARY
+
+
+@pytest.mark.parametrize(
+    ("texts", "tokens_per_second"),
+    [
+        (2, 1000.0),
+        pytest.param(64, 25.0, marks=pytest.mark.slow),
+        pytest.param(64, 100.0, marks=pytest.mark.slow),
+        pytest.param(64, 1e9, marks=pytest.mark.slow),
+    ],
+)
+def test_long_texts_are_whole_at_any_pace(
+    server: Rig,
+    windowed: Token2Wav,
+    voice: ClientVoice,
+    tmp_path: Path,
+    texts: int,
+    tokens_per_second: float,
+) -> None:
+    async def speak(gateway: GatewayRig) -> list[bytes]:
+        async with gateway.asynchronous_http() as http:
+            posts = (http.post("/v1/audio/speech", json=body(input=TEXT)) for _ in range(texts))
+            return [answer.content for answer in await asyncio.gather(*posts)]
+
+    with (
+        serving(language_model.create_app(tokens_of, tokens_per_second)) as port,
+        GatewayRig.start(
+            tmp_path,
+            grpc_url=server.server.grpc_url,
+            language_model_url=f"http://127.0.0.1:{port}/v1",
+            voice=voice,
+            settings={"limits": {"seconds": 1200}},
+        ) as gateway,
+    ):
+        contents = asyncio.run(speak(gateway))
+    samples = whole(windowed, voice, np.array(tokens_of(TEXT), np.int32))
+    expected = np.rint(np.clip(samples, -1, 1) * 32767).astype(np.int16)
+    for content in contents:
+        assert_same(content, expected)
