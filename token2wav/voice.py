@@ -81,6 +81,8 @@ class Voice:
             return cls(*(arrays[name] for name in FIELDS))
         except InputError as error:
             raise InputError(str(path), str(error)) from error
+        except CheckpointError as error:
+            raise InputError(str(path), str(error).removeprefix(f"{path}: ")) from error
         except (OSError, KeyError, SafetensorError) as error:
             raise InputError(
                 str(path), f"cannot be read as a voice ({_one_line(error)})"
@@ -170,14 +172,12 @@ def _conditionals(path: Path) -> dict[str, NDArray[np.generic]]:
     No code in the file is executed.
 
     Raises:
-        InputError: the file cannot be read, or lacks one of the arrays.
+        CheckpointError: the file cannot be read.
+        InputError: the file lacks one of the arrays.
     """
     from token2wav.networks.weights import read_state  # needs torch; other voices do not
 
-    try:
-        given = read_state(path).get("gen")
-    except CheckpointError as error:
-        raise InputError(str(path), str(error)) from error
+    given = read_state(path).get("gen")
     if (
         not isinstance(given, dict)
         or not {"prompt_token", "prompt_feat", "embedding"} <= given.keys()

@@ -12,7 +12,8 @@ import pickle
 import re
 import warnings
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -43,13 +44,11 @@ def read_state(path: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: the file is unreadable, is no dict, or pickles other objects than tensors.
     """
-    if path.suffix != ".safetensors":
+    with _reading(path):
+        if path.suffix == ".safetensors":
+            return load_file(path)
         # Files older than torch 1.6 are no zip archives and cannot be mapped.
         return read_pickle(path, path, mmap=zipfile.is_zipfile(path))
-    try:
-        return load_file(path)
-    except Exception as error:  # a damaged file makes the library raise several kinds
-        raise CheckpointError(f"{path}: cannot be read: {_one_line(error)}") from error
 
 
 def read_pickle(source: Path | BytesIO, path: Path, *, mmap: bool = False) -> dict[str, Any]:
@@ -87,11 +86,8 @@ def read_pickle(source: Path | BytesIO, path: Path, *, mmap: bool = False) -> di
 
 def read_tensor(path: Path, name: str) -> torch.Tensor | None:
     """Reads one tensor of a `.safetensors` file, on the CPU; None if the file has no such name."""
-    try:
-        with safe_open(path, framework="pt") as tensors:
-            return tensors.get_tensor(name) if name in tensors.keys() else None  # noqa: SIM118 - it is no mapping
-    except Exception as error:
-        raise CheckpointError(f"{path}: cannot be read: {_one_line(error)}") from error
+    with _reading(path), safe_open(path, framework="pt") as tensors:
+        return tensors.get_tensor(name) if name in tensors.keys() else None  # noqa: SIM118 - it is no mapping
 
 
 def read_tensors(path: Path, prefix: str) -> dict[str, torch.Tensor]:
@@ -101,13 +97,26 @@ def read_tensors(path: Path, prefix: str) -> dict[str, torch.Tensor]:
     Raises:
         CheckpointError: the file is unreadable.
     """
+    with _reading(path), safe_open(path, framework="pt") as tensors:
+        return {
+            name: tensors.get_tensor(name)
+            for name in tensors.keys()  # noqa: SIM118 - it is no mapping
+            if name.startswith(prefix)
+        }
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Context manager that turns every error of a reader into a CheckpointError with the path.
+
+    A damaged file makes the readers raise many kinds of errors.
+    """
     try:
-        with safe_open(path, framework="pt") as tensors:
-            return {
-                name: tensors.get_tensor(name)
-                for name in tensors.keys()  # noqa: SIM118 - it is no mapping
-                if name.startswith(prefix)
-            }
+        if path.stat().st_size == 0:
+            raise CheckpointError(f"{path}: the file is empty; download it again")
+        yield
+    except CheckpointError:
+        raise
     except Exception as error:
         raise CheckpointError(f"{path}: cannot be read: {_one_line(error)}") from error
 

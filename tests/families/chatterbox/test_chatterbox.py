@@ -154,6 +154,9 @@ def test_the_fade_in_goes_on_where_the_first_piece_is_shorter(
 
 def test_pickles_are_read_without_running_them(tmp_path: Path) -> None:
     path = tmp_path / "conds.pt"
+    path.touch()
+    with pytest.raises(InputError, match=f"^{path}: the file is empty; download it again$"):
+        Voice.load(path)
     path.write_bytes(pickle.dumps({"gen": Path("x")}))
     with pytest.raises(InputError, match="refused, nothing was executed"):
         Voice.load(path)

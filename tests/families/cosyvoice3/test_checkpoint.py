@@ -276,8 +276,8 @@ BREAKAGES: list[tuple[Breakage, list[str]]] = [
     (truncated("hift.pt", 0.01), ["hift.pt"]),
     (truncated("flow.safetensors", 0.9), ["flow.safetensors", "cannot be read"]),
     (truncated("hift.safetensors", 0.01), ["hift.safetensors", "cannot be read"]),
-    (written("flow.pt", b""), ["flow.pt"]),
-    (written("flow.safetensors", b""), ["flow.safetensors", "cannot be read"]),
+    (written("flow.pt", b""), ["flow.pt: the file is empty; download it again"]),
+    (written("flow.safetensors", b""), ["flow.safetensors: the file is empty"]),
     (written("flow.pt", LFS), ["flow.pt", "not a pickle of tensors"]),
     (written("hift.safetensors", LFS), ["hift.safetensors"]),
     (written("flow.safetensors", b"\xff" * 64), ["flow.safetensors"]),
@@ -291,6 +291,7 @@ BREAKAGES: list[tuple[Breakage, list[str]]] = [
     (noise(**{SINES: torch.zeros(1, 480, 8)}), [SINES, "(1, 480, 8)", "9"]),
     (noise(**TWO_BYTES), [PACKED, "(480, 9, 2)"]),
     (noise(**{PACKED: torch.zeros(480, 9, 3)}), [PACKED, "float32", "uint8"]),
+    (written("noise.safetensors", b""), ["noise.safetensors: the file is empty"]),
     (written("noise.safetensors", b"not tensors"), ["noise.safetensors", "cannot be read"]),
 ]
 
