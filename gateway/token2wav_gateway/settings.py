@@ -180,7 +180,8 @@ class KeySettings(_Section):
         name: name of the holder, for logs and metrics.
         sha256: SHA-256 of the key in hexadecimal digits. The key itself is stored nowhere.
         streams: largest number of requests at the same time.
-        requests_per_minute: largest number of requests that start within a minute.
+        requests_per_minute: largest number of requests that start within a minute. Each sentence of
+            a WebSocket is a request too.
     """
 
     name: str
@@ -200,8 +201,8 @@ class LimitSettings(_Section):
         speech_tokens: largest number of speech tokens that the language model may send for a text.
         seconds: longest duration of a text, and of the arrival of a body.
         sockets: largest number of open WebSockets.
-        idle_s: seconds without a message after which a WebSocket is closed, and seconds in which a
-            client reads none of its audio after which it is dropped.
+        idle_s: seconds without a message after which a WebSocket that speaks nothing is closed, and
+            seconds in which a client reads none of its audio after which it is dropped.
     """
 
     streams: Annotated[int, Field(ge=1)] = 64

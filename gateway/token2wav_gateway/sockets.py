@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import math
 from collections.abc import Awaitable, Sequence
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -23,6 +24,7 @@ import anyio
 from fastapi import WebSocket, WebSocketDisconnect
 from pydantic import BaseModel, ValidationError
 
+from token2wav_gateway.access import Holder
 from token2wav_gateway.encoding import Encoder
 from token2wav_gateway.errors import BusyError, GatewayError, RequestError
 from token2wav_gateway.requests import SessionConfig, SocketMessage, problem
@@ -71,10 +73,10 @@ class Sockets:
                 raise BusyError("gateway: shutting down; try again later")
             if len(self._open) >= gateway.settings.limits.sockets:
                 raise BusyError(f"gateway: {len(self._open)} sockets are open; try again later")
-            with gateway.access.admitted(socket.headers.get("authorization")):
+            with gateway.access.admitted(socket.headers.get("authorization")) as holder:
                 self._open.add(socket)
                 gateway.metrics.sockets.set(len(self._open))
-                await _Session(gateway, socket, self._ending).run()
+                await _Session(gateway, socket, holder, self._ending).run()
         except WebSocketDisconnect:
             pass
         except GatewayError as error:
@@ -101,16 +103,21 @@ class _Session:
     Args:
         gateway: checks and speaks.
         socket: socket of the client.
+        holder: holder of the client's key, for which each sentence counts as a request.
         ending: event after which the session ends as soon as all sentences were spoken.
     """
 
-    def __init__(self, gateway: Gateway, socket: WebSocket, ending: asyncio.Event) -> None:
+    def __init__(
+        self, gateway: Gateway, socket: WebSocket, holder: Holder, ending: asyncio.Event
+    ) -> None:
         self._gateway = gateway
         self._socket = socket
+        self._holder = holder
         self._ending = ending
         self._sentences: asyncio.Queue[str | None] = asyncio.Queue()
         self._splitter = SentenceSplitter(gateway.settings.limits.text_characters)
         self._saying: asyncio.Task[None] | None = None
+        self._waiting = anyio.CancelScope()  # for a message
         self._count = 0
 
     async def run(self) -> None:
@@ -125,7 +132,9 @@ class _Session:
             for task in done:
                 task.result()
         finally:
-            for task in (*tasks, *([self._saying] if self._saying else [])):
+            if self._saying is not None:
+                tasks.add(self._saying)
+            for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
@@ -168,6 +177,7 @@ class _Session:
                 saying.result()
             self._count += 1
             self._sentences.task_done()
+            self._set_idle_clock()
         await self._send("session.done", total_sentences=self._count)
 
     async def _drain(self) -> None:
@@ -184,13 +194,12 @@ class _Session:
         start = {"sentence_text": sentence, "format": config.response_format}
         await self._send("audio.start", **place, **start, sample_rate=24_000)
         try:
+            self._holder.count_request()
             async with aclosing(self._gateway.speech.speak(text, progress)) as chunks:
                 async for chunk in chunks:
-                    await self._send_audio(encoder.encode(chunk.audio))
                     progress.advance(chunk)
-                    sent = {"samples": progress.samples, "tokens": progress.spoken_tokens}
-                    await self._send("audio.progress", **place, **sent)
-                await self._send_audio(encoder.finish())
+                    await self._send_audio(encoder.encode(chunk.audio), progress)
+                await self._send_audio(encoder.finish(), progress)
         except GatewayError as error:
             await self._send("error", **place, **error.body)
             return
@@ -199,13 +208,20 @@ class _Session:
     async def _send(self, kind: str, **content: Any) -> None:
         await self._in_time(self._socket.send_json({"type": kind, **content}))
 
-    async def _send_audio(self, piece: bytes) -> None:
+    async def _send_audio(self, piece: bytes, progress: Progress) -> None:
+        """Sends a piece of audio and the progress with it, unless the encoder keeps all samples."""
         if not piece:
             return
         if self._config.events == "json":
             await self._send("audio.delta", audio=base64.b64encode(piece).decode())
         else:
             await self._in_time(self._socket.send_bytes(piece))
+        await self._send(
+            "audio.progress",
+            sentence_index=self._count,
+            samples=progress.samples,
+            tokens=progress.spoken_tokens,
+        )
 
     async def _in_time(self, sending: Awaitable[None]) -> None:
         """Awaits a message to the client.
@@ -226,18 +242,23 @@ class _Session:
             RequestError: the message is no JSON, or the client sent nothing for too long while
                 nothing is spoken.
         """
+        try:
+            # asyncio.wait_for before Python 3.12 ignores a cancellation that meets a message.
+            with anyio.fail_after(None) as self._waiting:
+                self._set_idle_clock()
+                text = await self._socket.receive_text()
+            return json.loads(text)
+        except TimeoutError:
+            idle_s = self._gateway.settings.limits.idle_s
+            raise RequestError(f"socket: no message for {idle_s:g} s") from None
+        except (ValueError, KeyError, RecursionError):  # the last one for too many brackets
+            raise RequestError("socket: expected a JSON object as text") from None
+
+    def _set_idle_clock(self) -> None:
+        """Starts the idle clock of the client anew, or stops it while sentences are spoken."""
+        speaks = self._saying is not None or not self._sentences.empty()
         idle_s = self._gateway.settings.limits.idle_s
-        while True:
-            try:
-                # asyncio.wait_for before Python 3.12 ignores a cancellation that meets a message.
-                with anyio.fail_after(idle_s):
-                    text = await self._socket.receive_text()
-                return json.loads(text)
-            except TimeoutError:
-                if self._saying is None and self._sentences.empty():
-                    raise RequestError(f"socket: no message for {idle_s:g} s") from None
-            except (ValueError, KeyError, RecursionError):  # the last one for too many brackets
-                raise RequestError("socket: expected a JSON object as text") from None
+        self._waiting.deadline = math.inf if speaks else anyio.current_time() + idle_s
 
     @staticmethod
     def _checked(kind: type[_BodyT], message: Any) -> _BodyT:

@@ -1,23 +1,33 @@
-"""WebSockets of a gateway whose servers never answer: clients that stop reading, long messages."""
+"""WebSockets of a gateway whose servers never answer, or fail: clients that stop reading or
+sending, long messages, and the requests of a key.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fastapi import WebSocket
+import anyio
+import pytest
+from fastapi import FastAPI, WebSocket
+from fastapi.responses import Response
 from safetensors.numpy import save_file
 from starlette.types import Message
 
 from tests.gateway.test_voices import TENSORS
+from tests.support.gateway_rig import serving
 from tests.support.patience import PATIENCE_SECONDS
+from token2wav_gateway import access
 from token2wav_gateway.app import create_app
 from token2wav_gateway.metrics import Metrics
 from token2wav_gateway.settings import Settings
 
-SCOPE = {"type": "websocket", "path": "/v1/audio/speech/stream", "headers": []}
+SCOPE: dict[str, Any] = {"type": "websocket", "path": "/v1/audio/speech/stream", "headers": []}
 
 
 class Client:
@@ -45,15 +55,104 @@ class Client:
             await asyncio.Event().wait()
 
 
-def test_a_client_that_stops_reading_is_left() -> None:
-    async def serve() -> None:
-        app = create_app(Settings.model_validate({"limits": {"idle_s": 0.1}}), Metrics())
-        client = Client({"voice": "anna"}, {"type": "input.text", "text": "It rains. It"})
+class Reader(Client):
+    """Client of a WebSocket, which sends messages and reads everything.
+
+    Attributes:
+        events: events with the times of the event loop at which they were sent, in seconds.
+    """
+
+    def __init__(self, *messages: dict[str, Any]) -> None:
+        super().__init__(*messages)
+        self.events: list[tuple[float, dict[str, Any]]] = []
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "websocket.send":
+            self.events.append((anyio.current_time(), json.loads(message["text"])))
+
+    @property
+    def errors(self) -> list[tuple[float, dict[str, Any]]]:
+        return [(at, event) for at, event in self.events if event["type"] == "error"]
+
+
+@contextmanager
+def failing_language_model(seconds: float) -> Iterator[str]:
+    """Serves a language model that fails after a time, and yields its URL."""
+    app = FastAPI()
+
+    @app.post("/v1/chat/completions")
+    async def complete() -> Response:
+        await asyncio.sleep(seconds)
+        return Response(status_code=500)
+
+    with serving(app) as port:
+        yield f"http://127.0.0.1:{port}/v1"
+
+
+def serve(client: Client, settings: dict[str, Any], headers: Any = ()) -> None:
+    """Serves a client until its socket is closed."""
+
+    async def served() -> None:
+        app = create_app(Settings.model_validate(settings), Metrics())
         async with app.router.lifespan_context(app):
-            socket = WebSocket(SCOPE, client.receive, client.send)
+            scope = SCOPE | {"headers": list(headers)}
+            socket = WebSocket(scope, client.receive, client.send)
             await asyncio.wait_for(app.state.sockets.serve(socket), PATIENCE_SECONDS)
 
-    asyncio.run(serve())
+    asyncio.run(served())
+
+
+def test_a_client_that_stops_reading_is_left() -> None:
+    client = Client({"voice": "anna"}, {"type": "input.text", "text": "It rains. It"})
+    serve(client, {"limits": {"idle_s": 0.1}})
+
+
+def test_the_idle_clock_starts_when_the_last_sentence_has_ended(tmp_path: Path) -> None:
+    save_file(TENSORS, tmp_path / "anna.safetensors")
+    client = Reader({"voice": "anna"}, {"type": "input.text", "text": "It rains.\nIt snows.\n"})
+    idle_s = 0.2
+    with failing_language_model(0.75 * idle_s) as url:
+        serve(
+            client,
+            {
+                "language_model": {"url": url},
+                "voices": {"folder": tmp_path},
+                "limits": {"idle_s": idle_s},
+            },
+        )
+    (_, first), (ended, second), (closed, idle) = client.errors
+    assert (first["sentence_index"], second["sentence_index"]) == (0, 1)
+    assert idle["error"]["message"] == "socket: no message for 0.2 s"
+    assert closed - ended >= idle_s
+
+
+def test_sentences_count_as_requests_of_a_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(access, "_MINUTE_S", PATIENCE_SECONDS)
+    save_file(TENSORS, tmp_path / "anna.safetensors")
+    sha256 = hashlib.sha256(b"secret").hexdigest()
+    client = Reader(
+        {"voice": "anna"},
+        {"type": "input.text", "text": "One.\nTwo.\nThree.\nFour.\n"},
+        {"type": "input.done"},
+    )
+    with failing_language_model(0) as url:
+        serve(
+            client,
+            {
+                "language_model": {"url": url},
+                "voices": {"folder": tmp_path},
+                # The socket itself is a request too.
+                "keys": [{"name": "shop", "sha256": sha256, "requests_per_minute": 3}],
+            },
+            headers=[(b"authorization", b"Bearer secret")],
+        )
+    kinds = [event["error"]["type"] for _, event in client.errors]
+    assert kinds == ["server_error"] * 2 + ["rate_limit_error"] * 2
+    message = client.errors[-1][1]["error"]["message"]
+    assert message == "key shop: 3 requests a minute are allowed"
+    assert client.events[-1][1] == {"type": "session.done", "total_sentences": 4}
 
 
 def test_a_long_message_does_not_hold_up_other_clients(tmp_path: Path) -> None:

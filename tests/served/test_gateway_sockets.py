@@ -116,6 +116,7 @@ def test_text_in_pieces_becomes_the_audio_of_its_sentences(
     assert not socket.of("error")
     deltas = [base64.b64decode(event["audio"]) for event in socket.of("audio.delta")]
     assert bool(deltas) == (events == "json")
+    assert len(socket.of("audio.progress")) == len(socket.audio + deltas)
     audio = np.frombuffer(b"".join(socket.audio + deltas), np.int16)
     whole = np.concatenate([wanted(model, voice, sentence) for sentence in SENTENCES])
     assert audio.shape == whole.shape
