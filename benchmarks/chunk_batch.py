@@ -103,8 +103,10 @@ class ChunkBatch:
         self.close()
 
 
-def chunk_key(streams: int, hop: int, spoken_s: float) -> str:
-    return f"{streams} streams, {hop} tokens after {spoken_s:g} s"
+def chunk_key(streams: int, hop: int, spoken_s: float, storage: str = "auto") -> str:
+    """Returns the key of a row about chunks of a batch, with the storage type of their pages."""
+    pages = "" if storage == "auto" else f", {storage} pages"
+    return f"{streams} streams, {hop} tokens after {spoken_s:g} s{pages}"
 
 
 def chunk(

@@ -55,12 +55,14 @@ def _outcome(process: subprocess.Popen[bytes], output: Any) -> Row:
         output.seek(0)
         text = output.read()
     print(text, flush=True)
-    if missing := re.search(r"No module named '?([\w.]+)", text):
-        raise LeftOut(f"not installed: {missing[1]}")
+    missing = re.search(r"No module named '?([\w.]+)", text)
     outcomes = re.findall(r"^(tests/\S+::.+?) (PASSED|FAILED|ERROR|SKIPPED)\b", text, re.MULTILINE)
     passed, skipped = (
         sum(outcome == word for _, outcome in outcomes) for word in ("PASSED", "SKIPPED")
     )
+    # A missing package explains a file without any test, and nothing else.
+    if missing and not outcomes:
+        raise LeftOut(f"not installed: {missing[1]}")
     failed = [name for name, outcome in outcomes if outcome in ("FAILED", "ERROR")]
     reasons = re.findall(r"^E +(\S.*)", text, re.MULTILINE)
     problem = f"pytest ended with {status}: {', '.join(failed[:5])}: {'; '.join(reasons[:3])}"

@@ -25,6 +25,7 @@ Content = Mapping[str, Any]  # content of one results.json, or of several merged
 
 WORDS = {True: "met", False: "not met", None: "not shown"}
 FIRST_CHUNK_MS, DRIFT, PEER_RATIO, PEER_STREAMS, STREAMS = 10.0, 0.10, 10.0, 64, 300
+PEER_STORAGE = "int8"  # 64 streams need more pages than a GPU has in float16
 _COMMON = ("section", "key", "problem", "left_out", "took_s")  # keys that every row has
 
 
@@ -119,16 +120,20 @@ def _parity(content: Content) -> Verdict:
         "batches of any size equal each of their streams alone on torch in float32, "
         "within the bounds of an engine"
     )
-    rows, ways = (
-        rows_of(content, "parity"),
-        [changes for name, _, changes in SLICES[2] if name == "parity"],
-    )
-    planned = {
-        parity_key(replace(PLANNED, **way), size) for way in ways for size in PLANNED.parity_batches
-    }
+    rows, planned = rows_of(content, "parity"), planned_parity()
     beyond, shown = sum(bool(row["problem"]) for row in rows.values()), len(planned & rows.keys())
     measured = f"{shown} of {len(planned)} batches were compared; {beyond} exceed their bounds"
     return Verdict(aim, measured, False if beyond else True if shown == len(planned) else None)
+
+
+def planned_parity() -> set[str]:
+    """Returns the keys of the batches that the aim needs. Float8 has no aim."""
+    return {
+        parity_key(replace(PLANNED, **changes), size)
+        for name, _, changes in SLICES[2] + SLICES[3]
+        if name == "parity"
+        for size in PLANNED.parity_batches
+    }
 
 
 def _first_chunk(content: Content) -> Verdict:
@@ -160,15 +165,16 @@ def _peer(content: Content) -> Verdict:
     hop, shown = PLANNED.hops[-1], []
     ratios = {row["after (s)"]: row["times as many"] for row in peer_rows(content)}
     for spoken_s, ratio in ratios.items():
-        why = "" if ratio else _why(content, "chunks", chunk_key(PEER_STREAMS, hop, spoken_s))
+        key = chunk_key(PEER_STREAMS, hop, spoken_s, PEER_STORAGE)
+        why = "" if ratio else _why(content, "chunks", key)
         shown.append(
             f"{ratio:.1f} after {spoken_s:g} s"
             if ratio
             else f"not shown after {spoken_s:g} s ({why})"
         )
     aim = (
-        f"{hop}-token chunks of {PEER_STREAMS} streams in one batch: at least {PEER_RATIO:g} "
-        f"times as many as "
+        f"{hop}-token chunks of {PEER_STREAMS} streams in one batch, with int8 pages: at least "
+        f"{PEER_RATIO:g} times as many as "
         f"recomputed one by one, after {', '.join(f'{spoken_s:g}' for spoken_s in ratios)} s each"
     )
     missed = any(ratio and ratio < PEER_RATIO for ratio in ratios.values())
@@ -182,7 +188,7 @@ def peer_rows(content: Content) -> Iterator[Row]:
     ours, theirs, hop = rows_of(content, "chunks"), rows_of(content, "recompute"), PLANNED.hops[-1]
     for spoken_s in PLANNED.histories:
         batch, alone = (
-            ours.get(chunk_key(PEER_STREAMS, hop, spoken_s)),
+            ours.get(chunk_key(PEER_STREAMS, hop, spoken_s, PEER_STORAGE)),
             theirs.get(chunk_key(1, hop, spoken_s)),
         )
         batch_ms, alone_ms = (row["total_ms"][0] if row else None for row in (batch, alone))
@@ -271,8 +277,7 @@ def markdown(content: Content) -> str:
 
 def _launches(content: Content) -> str:
     """Returns the launches and least times of the chunks that were measured."""
-    timed = [row for row in rows_of(content, "chunks").values() if "total_ms" in row]
-    facts = content["facts"]
+    timed, facts = _timed_chunks(content), content["facts"]
     if not timed or (facts["size"], facts["precision"]) != ("full", "float16"):
         return "Nothing: only chunks of the public size in float16 are counted."
     if find_spec("triton") is None:
@@ -281,6 +286,12 @@ def _launches(content: Content) -> str:
         return beside_measured(timed)
     except Exception as error:  # measurements must not be lost because of a prediction
         return f"Not counted: {error!r}"
+
+
+def _timed_chunks(content: Content) -> list[Row]:
+    """Returns the rows of chunks with pages of the default type."""
+    rows = rows_of(content, "chunks").items()
+    return [row for key, row in rows if "total_ms" in row and not key.endswith("pages")]
 
 
 def _tables(content: Content, name: str, rows: Mapping[str, Row]) -> Iterator[str]:
@@ -342,7 +353,7 @@ def _cell(value: Any) -> str:
 def write_report(content: Content, out: Path) -> None:
     """Writes report.md, and report.json for `token2wav-plan --costs`."""
     out.mkdir(parents=True, exist_ok=True)
-    timed = [row for row in rows_of(content, "chunks").values() if "total_ms" in row]
+    timed = _timed_chunks(content)
     (out / "report.md").write_text(markdown(content))
     case = {
         "engine": "torch",

@@ -64,14 +64,15 @@ def recovery(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
 
 def tests(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
     """Runs all test files that have the mark `gpu`."""
-    found = [
-        path for path in sorted((ROOT / "tests").rglob("*.py")) if "mark.gpu" in path.read_text()
-    ]
+    yield from rows_of_tests(files_of_tests()[: settings.test_files or None], done)
+
+
+def files_of_tests() -> list[Path]:
+    """Returns the test files, and folders of test files, that have the mark `gpu`."""
+    paths = sorted((ROOT / "tests").rglob("*.py"))
+    marked = [path for path in paths if "mark.gpu" in path.read_text()]
     # A mark in a conftest.py applies to all tests of its folder.
-    paths = [path if path.name.startswith("test_") else path.parent for path in found][
-        : settings.test_files or None
-    ]
-    yield from rows_of_tests(paths, done)
+    return [path if path.name.startswith("test_") else path.parent for path in marked]
 
 
 def engines(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:

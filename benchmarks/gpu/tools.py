@@ -59,7 +59,7 @@ def _sanitized(command: list[str], settings: Settings) -> Row:
 def counters(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
     """Measures the kernels of a first chunk with Nsight Compute, one after the other.
 
-    Nsight Compute sets clocks and empties caches. So a served chunk takes other times.
+    Nsight Compute empties caches before each kernel. So a served chunk takes other times.
     """
     program = _found("ncu")
     yield "kernels of a first chunk", partial(_counted, program, folder, settings)
@@ -67,6 +67,8 @@ def counters(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
 
 def _counted(program: str, folder: Path, settings: Settings) -> Row:
     command = [program, "--csv", "--page", "raw", "--metrics", ",".join(_METRICS)]
+    # A lent machine does not allow a program to lock the clocks of its GPU.
+    command += ["--clock-control", "none"]
     command += ["--profile-from-start", "off", "--graph-profiling", "node", "--print-units", "base"]
     command += [sys.executable, "-m", "benchmarks.gpu.first_chunk", str(folder), settings.device]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
-from benchmarks.gpu.sections import ON_PURPOSE
+from benchmarks.gpu.sections import ON_PURPOSE, files_of_tests
 from benchmarks.gpu.settings import RESULTS, Settings
 from benchmarks.gpu.worker import Results, run_section
 from tests.support.golden import ROOT, TINY
@@ -137,6 +137,18 @@ def test_all_slices_on_a_bare_machine(tmp_path: Path) -> None:
         assert max(path.stat().st_size for path in files) <= 4_000_000
     assert (out / "report.md").read_text().startswith("# Rehearsal: no GPU")
     assert done.stdout.count("not shown  ") == 6
+
+
+def test_all_tests_for_a_gpu_are_collected_on_a_bare_machine(tmp_path: Path) -> None:
+    tree, python = machine(tmp_path, PACKAGES)
+    run = partial(run_on, tree, python)
+    options = ["--collect-only", "-q", "-m", "gpu", "-o", "pythonpath=. client exporters server"]
+    # tests/conftest.py needs further packages.
+    options.append(f"--confcutdir={tree / 'tests' / 'execution'}")
+    paths = [str(path.relative_to(ROOT)) for path in files_of_tests()]
+    done = run("-m", "pytest", "-p", "no:cacheprovider", *options, *paths)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "tests/execution/test_vocoder_cuda.py::" in done.stdout
 
 
 def test_slices_without_the_triton_language(tmp_path: Path) -> None:

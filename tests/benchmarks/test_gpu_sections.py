@@ -93,6 +93,40 @@ def test_tools_that_are_missing_are_left_out(
             next(section(tmp_path, Settings(), {}))
 
 
+def test_nsight_compute_locks_no_clocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Machines that are lent forbid it."""
+    ncu = tmp_path / "ncu"
+    ncu.write_text(f'#!/bin/sh\necho "$@" > {tmp_path / "arguments"}\nexit 1\n')
+    ncu.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    [(_, measure)] = counters(tmp_path, Settings(), {})
+    with pytest.raises(LeftOut, match="ncu ended with 1"):
+        measure()
+    assert "--clock-control none" in (tmp_path / "arguments").read_text()
+
+
+@pytest.mark.parametrize(
+    ("content", "left_out"),
+    [
+        ("import no_such_package\n", True),
+        ("def test_other():\n    pass\n\n\ndef test_it():\n    import no_such_package\n", False),
+    ],
+)
+def test_a_missing_package_explains_only_a_file_without_tests(
+    folder: Path, content: str, left_out: bool
+) -> None:
+    head = "import pytest\n\npytestmark = MARK\n\n\n".replace("MARK", MARK)
+    (folder / "test_it.py").write_text(head + content)
+    [(_, measure)] = rows_of_tests([folder / "test_it.py"], {})
+    if left_out:
+        with pytest.raises(LeftOut, match="not installed: no_such_package"):
+            measure()
+    else:
+        row = measure()
+        assert row["passed"] == 1
+        assert "test_it: ModuleNotFoundError" in row["problem"].replace("\n", " ")
+
+
 def test_counters_are_summed_by_kernel() -> None:
     names = (
         "gpu__time_duration.sum",

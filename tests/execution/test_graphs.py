@@ -260,6 +260,45 @@ def test_only_errors_of_the_capture_are_forgiven(recorded: SimpleNamespace) -> N
     assert pool.summary.graphs == 0
 
 
+def test_a_failed_capture_spoils_no_later_one(
+    recorded: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The allocator of torch 2.11 records for the pool of a failed capture until it is told to end,
+    and refuses to record for this pool again.
+    """
+    recording, spoilt, handles = set[int](), set[int](), iter(range(10))
+
+    @contextmanager
+    def graph(*_: Any, pool: int, **__: Any) -> Iterator[None]:
+        if recording or pool in spoilt:
+            raise RuntimeError("already recording to mempool_id")
+        recording.add(pool)
+        spoilt.add(pool)
+        yield  # an exception leaves the recording on
+        recording.remove(pool)
+        spoilt.remove(pool)
+
+    def end_recording(device: int, pool: int) -> None:
+        recording.remove(pool)
+
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(handles))
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", end_recording, raising=False)
+    pool, calls = GraphPool(torch.device("cuda")), list[int]()
+
+    def fails_in_capture() -> None:
+        calls.append(1)
+        if len(calls) % 3 == 0:
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    for _ in range(2):
+        with pytest.raises(CaptureError, match="not permitted"):
+            pool.capture(fails_in_capture)
+        pool.capture(lambda: None)
+        pool.capture(lambda: None)
+    assert pool.summary.graphs == 4
+
+
 class TestOnGpu:
     """Captures on a real device."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -54,6 +55,10 @@ class GraphPool:
     all freed. All captures use one CUDA stream, because a library keeps a workspace for every CUDA
     stream that it was ever called on. The workspace of cuBLAS has 32 MiB on a data-centre GPU.
 
+    After a capture that failed, the allocator of torch 2.11 and older still records allocations
+    for the pool, and refuses every later capture into it. So the pool ends the recording, and later
+    captures use another pool.
+
     Attributes:
         summary: summary of the graphs that were captured so far.
     """
@@ -62,6 +67,8 @@ class GraphPool:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(device)
+        # Graphs whose capture failed. Their memory pools may only be freed with the model.
+        self._failed: list[torch.cuda.CUDAGraph] = []
         self.summary = GraphSummary()
 
     def capture(self, function: Callable[[], None]) -> CudaGraph:
@@ -110,9 +117,20 @@ class GraphPool:
                 function()
                 nodes = nodes_in_capture(self._stream.cuda_stream)
         except (EngineError, RuntimeError) as error:
+            self._leave_pool(graph)
             torch.cuda.synchronize()  # fails if the GPU is lost, which is another error
             raise CaptureError(" ".join(str(error).split())[:300]) from error
         return graph, nodes
+
+    def _leave_pool(self, graph: torch.cuda.CUDAGraph) -> None:
+        """Ends the recording of a capture that failed, and takes another memory pool."""
+        self._failed.append(graph)
+        # Missing in builds of torch without CUDA.
+        end_recording = getattr(torch._C, "_cuda_endAllocateToPool", None)
+        if end_recording is not None:
+            with suppress(RuntimeError):  # the allocator has ended the recording already
+                end_recording(self._device.index or 0, self._pool)
+        self._pool = torch.cuda.graph_pool_handle()
 
 
 @dataclass(frozen=True, eq=False)
