@@ -28,9 +28,9 @@ from numpy.typing import NDArray
 
 from token2wav_gateway.errors import GatewayError, RequestError
 from token2wav_gateway.metrics import Metrics
+from token2wav_gateway.recorded_voices import RecordedVoices
 from token2wav_gateway.settings import Settings, SettingsError, read_settings
 from token2wav_gateway.speech import Speech, Text
-from token2wav_gateway.voices import RecordedVoices
 
 _SETTINGS = "TOKEN2WAV_GATEWAY"  # variable that names the settings file of the gateway
 # Variable that names the gRPC endpoint of this server. The command token2wav-serve sets it.

@@ -6,14 +6,11 @@ A voice consists of two files: `NAME.safetensors`, which `token2wav-voice create
 
 from __future__ import annotations
 
-import hashlib
-import io
 import logging
 import os
 import re
 import tempfile
 import time
-from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,9 +18,6 @@ from pathlib import Path
 from stat import S_ISREG
 from typing import Any
 
-import numpy as np
-import soundfile
-from numpy.typing import NDArray
 from pydantic import BaseModel, FiniteFloat
 from safetensors.numpy import save
 
@@ -51,9 +45,6 @@ _OPENAI_VOICES = frozenset(
     {"alloy", "ash", "ballad", "cedar", "coral", "echo", "fable", "marin", "nova", "onyx"}
     | {"sage", "shimmer", "verse"}
 )
-_RECORDING_HZ = 16_000  # of recordings in requests of the recipe
-_NO_RECORDING = "default"  # name of the voice of requests without a recording
-_MOST_VOICES = 256  # that are remembered
 _MOST_WAITING = 8  # recordings that clients have sent, each of which is in memory
 
 
@@ -260,50 +251,6 @@ class VoiceFolder:
         except OSError as error:
             log.error("a voice cannot be deleted: %s", error)
             raise StorageError(error) from None
-
-
-class RecordedVoices:
-    """Voices of recordings. The latest voices are remembered, by the samples of their recordings.
-
-    Args:
-        settings: settings of voices, which name a model folder.
-    """
-
-    def __init__(self, settings: VoiceSettings) -> None:
-        assert settings.model is not None
-        self._folder = VoiceFolder(settings)
-        self._listener = Listener(settings.model, settings.longest_s)
-        self._known: OrderedDict[str, ClientVoice] = OrderedDict()
-
-    async def of(self, recording: NDArray[np.float32] | None, text: str) -> Voice:
-        """Returns the voice of a recording.
-
-        Args:
-            recording: (samples,) at 16 kHz; None for the voice `default` of the voice folder.
-            text: words of the recording.
-
-        Raises:
-            RequestError: the recording is unusable, or there is neither a recording nor a default.
-        """
-        if recording is None:
-            voice = self._folder.get(_NO_RECORDING)
-            if voice.tensors is None:
-                raise RequestError("reference_wav: missing; there is no default voice")
-            return voice
-        key = hashlib.sha256(recording.tobytes()).hexdigest()
-        tensors = await self._listener.in_turn(partial(self._remembered, key, recording))
-        return Voice(key[:12], text, tensors)
-
-    def _remembered(self, key: str, recording: NDArray[np.float32]) -> ClientVoice:
-        """Returns the voice of a recording, which is computed unless it is remembered."""
-        if key not in self._known:
-            file = io.BytesIO()
-            soundfile.write(file, recording, _RECORDING_HZ, format="WAV", subtype="FLOAT")
-            self._known[key] = self._listener.voice_of(file.getvalue(), "reference_wav")
-            if len(self._known) > _MOST_VOICES:
-                self._known.popitem(last=False)
-        self._known.move_to_end(key)
-        return self._known[key]
 
 
 def _described(path: Path) -> Voice:

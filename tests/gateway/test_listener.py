@@ -13,8 +13,8 @@ from tests.gateway.test_voices import TENSORS
 from tests.support.patience import PATIENCE_SECONDS
 from token2wav_client import ClientVoice
 from token2wav_gateway.listener import Listener
+from token2wav_gateway.recorded_voices import RecordedVoices
 from token2wav_gateway.settings import VoiceSettings
-from token2wav_gateway.voices import RecordedVoices
 
 
 class SlowFrontEnd:

@@ -1,4 +1,4 @@
-"""Voices: recordings become voices one at a time, and a folder keeps the voices of each key."""
+"""Folder of voices: damaged files, full disks, and voices that belong to a key."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import pytest
 from safetensors.numpy import save_file
 
 from token2wav_client import ClientVoice
-from token2wav_gateway import voices
 from token2wav_gateway.errors import (
     GatewayError,
     NotAllowedError,
@@ -24,7 +23,7 @@ from token2wav_gateway.errors import (
 )
 from token2wav_gateway.listener import Listener
 from token2wav_gateway.settings import VoiceSettings
-from token2wav_gateway.voices import RecordedVoices, VoiceFolder
+from token2wav_gateway.voices import VoiceFolder
 
 TENSORS: dict[str, Any] = {
     "prompt_tokens": np.zeros(3, np.int32),
@@ -54,42 +53,6 @@ def create(
     folder: VoiceFolder, name: str, holder: str | None = None, recording: bytes = b""
 ) -> None:
     asyncio.run(folder.create(name, "words", recording, holder))
-
-
-def test_a_recording_becomes_a_voice_once(
-    heard: list[bytes], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(voices, "_MOST_VOICES", 2)
-    first, second, third = (np.full(4, level, np.float32) for level in (0.1, 0.2, 0.3))
-
-    async def listen() -> None:
-        recorded = RecordedVoices(VoiceSettings(model=tmp_path))
-        same = await asyncio.gather(*(recorded.of(first, "words") for _ in range(3)))
-        assert len(heard) == 1
-        assert len({voice.name for voice in same}) == 1
-        assert same[0].tensors is same[1].tensors
-        # Two recordings with the same words are two voices.
-        assert (await recorded.of(second, "words")).name != same[0].name
-        await recorded.of(first, "words")
-        await recorded.of(third, "other words")  # the second one is forgotten
-        await recorded.of(first, "words")
-        assert len(heard) == 3
-        await recorded.of(second, "words")
-        assert len(heard) == 4
-
-    asyncio.run(listen())
-
-
-def test_the_default_voice_of_the_folder(tmp_path: Path) -> None:
-    async def default() -> str:
-        folder = tmp_path / "voices"
-        recorded = RecordedVoices(VoiceSettings(model=tmp_path, folder=folder))
-        with pytest.raises(NotFoundError):
-            await recorded.of(None, "")
-        save_file(TENSORS, folder / "default.safetensors")
-        return (await recorded.of(None, "")).name
-
-    assert asyncio.run(default()) == "default"
 
 
 def test_names_of_openais_voices_select_the_default_voice(tmp_path: Path) -> None:
@@ -209,11 +172,8 @@ def test_a_full_disk_leaves_no_file(heard: list[bytes], tmp_path: Path) -> None:
 
 
 def test_a_recording_that_does_not_fit_on_the_disk(tmp_path: Path) -> None:
-    recording = np.zeros(10_000, np.float32)
     with full_disk(), pytest.raises(StorageError, match=r"its disk is full$"):
-        create(folder_with_model(tmp_path), "bob", recording=recording.tobytes())
-    with full_disk(), pytest.raises(StorageError, match=r"its disk is full$"):
-        asyncio.run(RecordedVoices(VoiceSettings(model=tmp_path)).of(recording, "words"))
+        create(folder_with_model(tmp_path), "bob", recording=bytes(10_000))
 
 
 def test_a_folder_that_cannot_be_written(heard: list[bytes], tmp_path: Path) -> None:
