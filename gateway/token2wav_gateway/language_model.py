@@ -4,31 +4,39 @@ events.
 
 from __future__ import annotations
 
+import asyncio
 import json
-import re
+import operator
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-import httpx
+import aiohttp
+import anyio
 import numpy as np
-from httpx_sse import ServerSentEvent, SSEError, aconnect_sse
 from numpy.typing import NDArray
 
 from token2wav_gateway.errors import ModelError, ModelTimeoutError
+from token2wav_gateway.events import EventReader
 from token2wav_gateway.settings import LanguageModelSettings
 from token2wav_gateway.template import Template, TokenReader
 
-_LONGEST_EVENT = 1 << 20  # bytes of one server-sent event
-_END_OF_EVENT = re.compile(rb"\n\r?\n")
+_EVENTS = "text/event-stream"
+_UTF_8 = ("utf-8", "utf8")
 _END = "[DONE]"
+_QUOTED = 1024  # bytes of an answer that is an error
 # Errors of reading a piece of an answer that has another form, huge numbers or too many brackets.
 _NO_PIECE = (ValueError, TypeError, AttributeError, LookupError, OverflowError, RecursionError)
 _REFUSED = (401, 403)  # statuses of a server that does not accept the key
+# Python before 3.11 has two classes for a time-out.
+_TIMEOUTS = (TimeoutError, asyncio.TimeoutError)
+_BROKEN = (aiohttp.ClientError, OSError, *_TIMEOUTS)
 
 
 class LanguageModel:
     """Client of a language model server.
+
+    Create it in the event loop that uses it.
 
     Args:
         settings: address and time-outs of the server.
@@ -42,33 +50,42 @@ class LanguageModel:
         self.template = template
         self._settings = settings
         self._most_tokens = most_tokens
+        self._longest_head_s = settings.connect_timeout_s + settings.token_timeout_s
         key = settings.key()
         # A few compressed bytes can hold gigabytes, so compressed answers are refused.
-        headers = {"accept-encoding": "identity"}
+        headers = {"accept": _EVENTS, "accept-encoding": "identity"}
         if key:
             headers["authorization"] = f"Bearer {key}"
-        self._http = httpx.AsyncClient(
-            base_url=settings.url.rstrip("/") + "/",
+        # Each request has a connection of its own. If connections were kept, a request could meet
+        # the moment in which the server closes one, and its text would fail.
+        self._http = aiohttp.ClientSession(
             headers=headers,
-            timeout=httpx.Timeout(settings.token_timeout_s, connect=settings.connect_timeout_s),
-            limits=httpx.Limits(max_connections=None),
+            timeout=aiohttp.ClientTimeout(
+                connect=settings.connect_timeout_s, sock_read=settings.token_timeout_s
+            ),
+            connector=aiohttp.TCPConnector(limit=0, force_close=True),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
         )
 
     async def close(self) -> None:
-        await self._http.aclose()
+        await self._http.close()
 
     async def check(self) -> None:
-        """Checks that the server answers and accepts the key.
+        """Checks that the server answers and accepts the key. It reads the status alone.
 
         Raises:
             ModelError: it does not.
         """
+        timeout = aiohttp.ClientTimeout(total=self._settings.connect_timeout_s)
+        request = self._http.get(self._url("models"), timeout=timeout, allow_redirects=False)
         try:
-            answer = await self._http.get("models", timeout=self._settings.connect_timeout_s)
-        except httpx.HTTPError as error:
+            async with request as answer:
+                status = answer.status
+        except _BROKEN as error:
             raise _model_error(error) from None
-        if answer.is_server_error or answer.status_code in _REFUSED:
-            raise ModelError(f"language model: status {answer.status_code}")
+        if status >= 500 or status in _REFUSED:
+            raise ModelError(f"language model: status {status}")
 
     async def tokens(self, **prompt: Any) -> AsyncGenerator[NDArray[np.int32], None]:
         """Asks for an answer, and yields its speech tokens as they arrive, (n,) or (n, codebooks).
@@ -87,11 +104,10 @@ class LanguageModel:
         body = self.template.body(model=self._settings.model, **prompt)
         async with aclosing(self._events(body)) as events:
             async for event in events:
-                if event.data.strip() == _END:
+                if event.strip() == _END:
                     complete = True
                     break
-                tokens, last = self._read(event, reader)
-                complete = complete or last
+                tokens, complete = self._read(event, reader)
                 count += len(tokens)
                 if count > self._most_tokens:
                     raise ModelError(
@@ -99,6 +115,8 @@ class LanguageModel:
                     )
                 if len(tokens):
                     yield tokens
+                if complete:
+                    break
         rest = reader.close()
         if len(rest):
             yield rest
@@ -107,77 +125,75 @@ class LanguageModel:
         if not complete:
             raise ModelError("language model: the answer broke off")
 
-    async def _events(self, body: dict[str, Any]) -> AsyncGenerator[ServerSentEvent, None]:
+    async def _events(self, body: dict[str, Any]) -> AsyncGenerator[str, None]:
+        """Sends a request, and yields the data of the events of the answer."""
+        url, reader = self._url(self.template.path), EventReader()
         try:
-            async with aconnect_sse(self._http, "POST", self.template.path, json=body) as source:
-                response = source.response
-                if response.is_error:
-                    text = (await _start_of(response)).decode("utf-8", errors="replace")
-                    raise ModelError(
-                        f"language model: status {response.status_code}",
-                        quote=" ".join(text.split())[:200],
-                    )
-                if coding := response.headers.get("content-encoding"):
-                    raise ModelError(f"language model: the answer is compressed ({coding[:32]})")
-                assert isinstance(response.stream, httpx.AsyncByteStream)
-                response.stream = _BoundedEvents(response.stream)
-                async for event in source.aiter_sse():
-                    yield event
-        except (httpx.HTTPError, SSEError) as error:
+            # The time-out of aiohttp starts again after each 1xx response.
+            with anyio.fail_after(self._longest_head_s):
+                answer = await self._http.post(url, json=body, allow_redirects=False)
+            async with answer:
+                await _check_head(answer)
+                async for piece in answer.content.iter_any():
+                    for event in reader.feed(piece):
+                        yield event
+        except _BROKEN as error:
             raise _model_error(error) from None
 
-    def _read(self, event: ServerSentEvent, reader: TokenReader) -> tuple[NDArray[np.int32], bool]:
+    def _url(self, path: str) -> str:
+        return f"{self._settings.url.rstrip('/')}/{path}"
+
+    def _read(self, event: str, reader: TokenReader) -> tuple[NDArray[np.int32], bool]:
         """Reads the tokens of an event, and whether the event ends the answer.
 
-        An event is a piece of a chat, or of a completion.
+        An event is a piece of a chat, or of a completion. Of several answers to a prompt, the one
+        with index 0 is read.
         """
         try:
-            answer = json.loads(event.data)
-            if "error" in answer:
-                raise ModelError("language model: error", quote=str(answer["error"])[:200])
-            choices = answer.get("choices") or [{}]
-            choice = choices[0]
+            piece = json.loads(event)
+            if error := piece.get("error"):
+                raise ModelError("language model: error", quote=str(error)[:200])
+            choices: list[dict[str, Any]] = piece.get("choices") or []
+            choice = next((choice for choice in choices if not choice.get("index")), {})
             last = bool(choice.get("finish_reason"))
             if self.template.read == "token_ids":
                 ids = choice.get("token_ids") or []
-                return reader.feed_ids([int(number) for number in ids]), last
-            piece = (choice.get("delta") or {}).get("content") or choice.get("text") or ""
-            return reader.feed(str(piece)), last
+                return reader.feed_ids([operator.index(number) for number in ids]), last
+            text = (choice.get("delta") or {}).get("content") or choice.get("text") or ""
+            return reader.feed(str(text)), last
         except _NO_PIECE:
             raise ModelError(
-                "language model: an event is no piece of an answer", quote=repr(event.data[:100])
+                "language model: an event is no piece of an answer", quote=repr(event[:100])
             ) from None
 
 
-class _BoundedEvents(httpx.AsyncByteStream):
-    """Body of a response with bounded events, because a parser keeps all lines of an event."""
+async def _check_head(answer: aiohttp.ClientResponse) -> None:
+    """Checks the status and the headers of an answer that must be a stream of events.
 
-    def __init__(self, stream: httpx.AsyncByteStream) -> None:
-        self._stream = stream
-
-    async def __aiter__(self) -> AsyncGenerator[bytes, None]:
-        length, end = 0, b""
-        async for piece in self._stream:
-            # The line breaks at the end of an event may arrive in two pieces.
-            parts = _END_OF_EVENT.split(end + piece)
-            length = len(parts[-1]) if len(parts) > 1 else length + len(piece)
-            if length > _LONGEST_EVENT:
-                raise ModelError(f"language model: an event is longer than {_LONGEST_EVENT} bytes")
-            end = (end + piece)[-2:]
-            yield piece
-
-    async def aclose(self) -> None:
-        await self._stream.aclose()
-
-
-async def _start_of(response: httpx.Response) -> bytes:
-    async for piece in response.aiter_bytes(1024):
-        return piece
-    return b""
+    Raises:
+        ModelError: they are others.
+    """
+    if answer.status != 200:
+        text = (await answer.content.read(_QUOTED)).decode(errors="replace")
+        raise ModelError(f"language model: status {answer.status}", quote=_line(text))
+    if coding := answer.headers.get("content-encoding"):
+        raise ModelError("language model: the answer is compressed", quote=coding[:32])
+    if answer.content_type != _EVENTS or (answer.charset or "utf-8").lower() not in _UTF_8:
+        raise ModelError(
+            f"language model: the answer is not {_EVENTS} in UTF-8",
+            quote=answer.headers.get("content-type", "")[:100],
+        )
 
 
 def _model_error(error: Exception) -> ModelError:
-    reason = " ".join(str(error).split())[:200] or type(error).__name__
-    if isinstance(error, httpx.TimeoutException):
-        return ModelTimeoutError(f"language model: no answer in time ({type(error).__name__})")
-    return ModelError(f"language model: {reason}")
+    if isinstance(error, _TIMEOUTS):
+        return ModelTimeoutError("language model: no answer in time")
+    if isinstance(error, OSError):
+        return ModelError(f"language model: {_line(error)}")
+    if isinstance(error, aiohttp.ClientResponseError):
+        return ModelError("language model: the answer is not HTTP", quote=_line(error.message))
+    return ModelError("language model: the answer broke off", quote=_line(error))
+
+
+def _line(text: object) -> str:
+    return " ".join(str(text).split())[:200]

@@ -8,11 +8,9 @@ from collections.abc import Callable
 
 _INTERVAL_S = 1.0
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-# Below these levels, libraries log texts, keys and addresses with passwords.
+# Below these levels, libraries log texts, keys and addresses.
 _LEAST_LEVELS = {
     "aiohttp": logging.WARNING,
-    "httpcore": logging.WARNING,
-    "httpx": logging.WARNING,
     "python_multipart": logging.WARNING,
     "uvicorn": logging.INFO,
     "websockets": logging.INFO,
@@ -53,6 +51,12 @@ def quiet_libraries() -> None:
     for name, level in _LEAST_LEVELS.items():
         library = logging.getLogger(name)
         library.setLevel(max(level, library.getEffectiveLevel()))
+    logging.getLogger("uvicorn.error").addFilter(_intended)
+
+
+def _intended(record: logging.LogRecord) -> bool:
+    """Drops the error for a response without an end, which the gateway breaks off on purpose."""
+    return "without completing response" not in str(record.msg)
 
 
 def configure_log(level: str) -> None:

@@ -186,9 +186,9 @@ class TokenReader:
         self._template = template
         before, after = (re.escape(part) for part in template.token.split(_NUMBER))
         # A plain number is complete only when another character follows.
-        end = after or r"(?=\D)"
-        start = before or r"(?<!\d)"
-        self._pattern = re.compile(rf"{start}(\d{{1,{_DIGITS}}}){end}")
+        end = after or "(?=[^0-9])"
+        start = before or "(?<![0-9])"
+        self._pattern = re.compile(f"{start}([0-9]{{1,{_DIGITS}}}){end}")
         self._longest = len(template.token) + _DIGITS
         self._text = ""
         self._frame: list[int] = []

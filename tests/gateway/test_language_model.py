@@ -1,82 +1,230 @@
-"""Client of a language model server: ids of tokens, and the check of a server."""
+"""Client of a language model server: the tokens of an answer, and the check of a server."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import socket
 from contextlib import aclosing
+from typing import Any
 
 import numpy as np
 import pytest
-from fastapi import FastAPI, Request
-from fastapi.responses import Response
 
-from tests.support.gateway_rig import serving
-from token2wav_gateway.errors import ModelError
+from tests.support.patience import PATIENCE_SECONDS, until
+from tests.support.raw_server import (
+    EVENTS_HEAD,
+    Reply,
+    raw_server,
+    read_request,
+    sends,
+    sends_and_waits,
+    sends_forever,
+)
+from token2wav_gateway.errors import ModelError, ModelTimeoutError
 from token2wav_gateway.language_model import LanguageModel
 from token2wav_gateway.settings import LanguageModelSettings
 from token2wav_gateway.template import load_template
 
 KEY = "right"
+PROMPT = {"text": "a", "instructions": None, "voice": "b", "prompt_text": ""}
+SHORT_S = 0.2  # time-out of a server that must run into it
 
 
-def server(ids: str) -> FastAPI:
-    """A server that answers with one event of token ids, and knows one key."""
-    app = FastAPI()
-
-    @app.get("/v1/models")
-    async def models(request: Request) -> Response:
-        known = request.headers.get("authorization") == f"Bearer {KEY}"
-        return Response(status_code=200 if known else 401)
-
-    @app.post("/v1/chat/completions")
-    async def complete() -> Response:
-        event = f'data: {{"choices": [{{"token_ids": {ids}, "finish_reason": "stop"}}]}}\n\n'
-        return Response(event, media_type="text/event-stream")
-
-    return app
+def event(**choice: Any) -> str:
+    return f"data: {json.dumps({'choices': [choice]})}\n\n"
 
 
-def ids_of(port: int) -> list[int]:
+def tokens(*numbers: int, **choice: Any) -> str:
+    return event(delta={"content": "".join(f"<|s_{number}|>" for number in numbers)}, **choice)
+
+
+def ids(numbers: str) -> str:
+    return f'data: {{"choices": [{{"token_ids": {numbers}, "finish_reason": "stop"}}]}}\n\n'
+
+
+def tokens_of(reply: Reply, template: str = "cosyvoice3", **settings: Any) -> list[int]:
     """Reads all tokens of an answer."""
 
-    async def read() -> list[int]:
-        settings = LanguageModelSettings(url=f"http://127.0.0.1:{port}/v1")
-        model = LanguageModel(settings, load_template("cosyvoice3_ids"), 100)
-        prompt = {"text": "a", "instructions": None, "voice": "b", "prompt_text": ""}
-        tokens = model.tokens(**prompt, prompt_tokens=np.zeros(0, np.int32))
+    async def read(port: int) -> list[int]:
+        url = f"http://127.0.0.1:{port}/v1"
+        model = LanguageModel(
+            LanguageModelSettings(url=url, **settings), load_template(template), 100
+        )
+        batches = model.tokens(**PROMPT, prompt_tokens=np.zeros(0, np.int32))
         try:
-            async with aclosing(tokens):
-                return [int(token) async for batch in tokens for token in batch]
+            async with aclosing(batches):
+                return [int(token) async for batch in batches for token in batch]
         finally:
             await model.close()
 
-    return asyncio.run(read())
+    with raw_server(reply) as port:
+        return asyncio.run(read(port))
 
 
-def test_a_finish_reason_ends_an_answer() -> None:
-    with serving(server("[151663, 151668]")) as port:
-        assert ids_of(port) == [0, 5]
+def check(reply: Reply, **settings: Any) -> None:
+    """Checks a server."""
 
-
-@pytest.mark.parametrize("ids", ["[1e400]", "[1099511627776]", '["x"]', "[null]", "{}1"])
-def test_ids_that_are_no_tokens_are_refused(ids: str) -> None:
-    with serving(server(ids)) as port, pytest.raises(ModelError, match="is no piece of an answer"):
-        ids_of(port)
-
-
-@pytest.mark.parametrize("key", [KEY, "wrong"])
-def test_a_server_that_refuses_the_key_does_not_work(key: str) -> None:
-    async def check(port: int) -> None:
-        settings = LanguageModelSettings(url=f"http://127.0.0.1:{port}/v1", api_key=key)
-        model = LanguageModel(settings, load_template("cosyvoice3_ids"), 100)
+    async def run(port: int) -> None:
+        url = f"http://127.0.0.1:{port}/v1/"
+        model = LanguageModel(
+            LanguageModelSettings(url=url, **settings), load_template("cosyvoice3"), 100
+        )
         try:
             await model.check()
         finally:
             await model.close()
 
-    with serving(server("[]")) as port:
-        if key == KEY:
-            asyncio.run(check(port))
-        else:
-            with pytest.raises(ModelError, match="status 401"):
-                asyncio.run(check(port))
+    with raw_server(reply) as port:
+        asyncio.run(run(port))
+
+
+def answer(events: str, content_type: str = "text/event-stream") -> Reply:
+    head = f"HTTP/1.1 200 OK\r\ncontent-type: {content_type}\r\nconnection: close\r\n\r\n"
+    return sends(head.encode() + events.encode())
+
+
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [
+        (tokens(1) + tokens(2) + "data: [DONE]\n\n", [1, 2]),
+        (
+            tokens(1) + "event: ping\n\ndata:\n\n: comment\n\n" + tokens(2, finish_reason="x"),
+            [1, 2],
+        ),
+        (tokens(1, index=0) + tokens(8, index=1) + tokens(2, index=0, finish_reason="x"), [1, 2]),
+        (tokens(8, index=1, finish_reason="x") + tokens(1, index=0, finish_reason="x"), [1]),
+        (tokens(1, finish_reason="stop") + tokens(8) + "data: [DONE]\n\n", [1]),
+        (tokens(1) + 'data: {"choices": [], "error": null}\n\n' + "data: [DONE]\n\n", [1]),
+        (event(text="<|s_4|>", finish_reason="length"), [4]),
+        (tokens(1) + "data: [DONE]\n\n" + tokens(8), [1]),
+    ],
+)
+def test_tokens_of_an_answer(events: str, expected: list[int]) -> None:
+    assert tokens_of(answer(events)) == expected
+
+
+def test_several_choices_in_one_event() -> None:
+    choices = [{"index": 1, "text": "<|s_8|>"}, {"index": 0, "text": "<|s_1|>"}]
+    events = f"data: {json.dumps({'choices': choices})}\n\ndata: [DONE]\n\n"
+    assert tokens_of(answer(events)) == [1]
+
+
+def test_an_answer_ends_with_its_finish_reason() -> None:
+    """The server sends no more, and does not close the connection either."""
+    reply = sends_and_waits(EVENTS_HEAD + tokens(1, finish_reason="stop").encode())
+    assert tokens_of(reply, token_timeout_s=PATIENCE_SECONDS) == [1]
+
+
+def test_ids_of_tokens() -> None:
+    assert tokens_of(answer(ids("[151663, 151668]")), "cosyvoice3_ids") == [0, 5]
+
+
+@pytest.mark.parametrize(
+    "numbers", ["[1e400]", "[1099511627776]", '["x"]', '["\u0665"]', "[1.5]", "[null]", "{}1"]
+)
+def test_ids_that_are_no_tokens_are_refused(numbers: str) -> None:
+    with pytest.raises(ModelError, match="is no piece of an answer"):
+        tokens_of(answer(ids(numbers)), "cosyvoice3_ids")
+
+
+@pytest.mark.parametrize(
+    ("content_type", "good"),
+    [
+        ("text/event-stream", True),
+        ("Text/Event-Stream; charset=UTF-8", True),
+        ('text/event-stream; charset="utf-8"', True),
+        ("text/event-stream; charset=made-up", False),
+        ("text/event-stream; charset=utf-16", False),
+        ("text/html", False),
+        ("text/event-stream-of-another-kind", False),
+    ],
+)
+def test_an_answer_in_another_type_or_charset_is_refused(content_type: str, good: bool) -> None:
+    reply = answer(tokens(1, finish_reason="stop"), content_type)
+    if good:
+        assert tokens_of(reply) == [1]
+        return
+    with pytest.raises(ModelError, match="the answer is not text/event-stream in UTF-8") as caught:
+        tokens_of(reply)
+    assert caught.value.status == 502
+
+
+EARLY = b"HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n"
+STATUS = b"HTTP/1.1 200 OK\r\n"
+
+
+@pytest.mark.parametrize(
+    ("head", "piece", "reason"),
+    [
+        (b"", EARLY, "no answer in time"),
+        (STATUS, b"x: y\r\n", "the answer is not HTTP: Too many headers"),
+        (STATUS + b"x: ", b"y" * 60_000, "the answer is not HTTP: Got more than 8190 bytes"),
+        (b"", b"x" * 60_000, "the answer is not HTTP: "),
+        (EVENTS_HEAD, b"\n" * 60_000, "longer than 1048576 bytes, or the events have no data"),
+        (EVENTS_HEAD, b": ping\n\n" * 6000, "longer than 1048576 bytes, or the events have"),
+        (EVENTS_HEAD, b"event: x\n\n" * 6000, "longer than 1048576 bytes, or the events have"),
+        (EVENTS_HEAD, b"data: x\n" * 6000, "an event is longer than 1048576 bytes"),
+    ],
+)
+def test_an_answer_without_end_is_refused(head: bytes, piece: bytes, reason: str) -> None:
+    timeouts = {"connect_timeout_s": SHORT_S, "token_timeout_s": SHORT_S} if piece == EARLY else {}
+    with pytest.raises(ModelError, match=reason) as caught:
+        tokens_of(sends_forever(head, piece), **timeouts)
+    assert "yyy" not in caught.value.summary
+
+
+def test_a_server_that_sends_nothing() -> None:
+    with pytest.raises(ModelTimeoutError, match="language model: no answer in time"):
+        tokens_of(sends_and_waits(b""), token_timeout_s=SHORT_S)
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"), [(200, ""), (404, ""), (401, "status 401"), (503, "status 503")]
+)
+def test_the_check_of_a_server(status: int, reason: str) -> None:
+    seen = []
+
+    def reply(connection: socket.socket) -> None:
+        seen.append(read_request(connection))
+        connection.sendall(f"HTTP/1.1 {status} x\r\ncontent-length: 5\r\n\r\nwords".encode())
+
+    if reason:
+        with pytest.raises(ModelError, match=f"language model: {reason}"):
+            check(reply, api_key=KEY)
+    else:
+        check(reply, api_key=KEY)
+    assert seen[0].startswith(b"GET /v1/models HTTP/1.1\r\n")
+    assert f"Authorization: Bearer {KEY}".encode().lower() in seen[0].lower()
+
+
+def test_the_check_reads_the_status_alone() -> None:
+    sent, closed = 0, False
+
+    def reply(connection: socket.socket) -> None:
+        nonlocal sent, closed
+        read_request(connection)
+        connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+        try:
+            while True:
+                sent += connection.send(b"x" * 65_536)
+        except OSError:
+            closed = True
+
+    check(reply)
+    until(lambda: closed)
+    assert sent < 32 << 20
+
+
+@pytest.mark.parametrize(
+    ("head", "piece", "reason"),
+    [
+        (b"", EARLY, "no answer in time"),
+        (STATUS, b"x: y\r\n", "the answer is not HTTP: Too many headers"),
+        (STATUS + b"x: ", b"y" * 60_000, "the answer is not HTTP: Got more than 8190 bytes"),
+    ],
+)
+def test_the_check_is_bounded(head: bytes, piece: bytes, reason: str) -> None:
+    timeouts = {"connect_timeout_s": SHORT_S} if piece == EARLY else {}
+    with pytest.raises(ModelError, match=reason):
+        check(sends_forever(head, piece), **timeouts)

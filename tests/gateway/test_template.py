@@ -35,6 +35,8 @@ def read(template: Template, answer: list[str]) -> list[object]:
         ("cosyvoice2", "noise <|s_7|>, <|s_8|", [7]),
         ("stepaudio2", "Hi<audio_5> there<audio_6561><audio_9>", [5, 9]),
         ("numbers", "17 4\n2051", [17, 4, 2051]),
+        ("cosyvoice3", "<|s_\u0661|><|s_1\u0662|><|s_\uff13|><|s_5|>", [5]),
+        ("numbers", "17 \u0661 4\uff12\u00b2 5", [17, 4, 5]),
         (
             "orpheus",
             "<custom_token_1>"
