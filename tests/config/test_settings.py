@@ -11,11 +11,12 @@ import pytest
 
 from tests.support.tables import table
 from tests.support.tiny_model import TINY, one_line
-from token2wav import ConfigError, RuntimeConfig, StreamConfig, Token2Wav
+from token2wav import ConfigError, RuntimeConfig, StreamConfig, Token2Wav, Voice
 from token2wav.config import LimitConfig, ServerConfig, config_hash, load_server_config
 from token2wav.config.strict_yaml import MAX_FILE_BYTES
 from token2wav.config.values import Bounds, kinds
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.model import check_settings
 from token2wav.serving.chunking import HopSchedule
 
 
@@ -221,11 +222,43 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         assert str(path) in one_line(caught.value)
 
 
-@pytest.mark.parametrize("tokens", [90, 110])
-def test_a_hop_that_does_not_fit_the_model_is_refused_when_it_is_loaded(tokens: int) -> None:
-    words = f"stream.max_hop_tokens: {tokens} is not a multiple .* 25 tokens"
+@pytest.mark.parametrize(
+    ("stream", "words"),
+    [
+        (
+            StreamConfig(max_hop_tokens=90),
+            r"stream\.max_hop_tokens: 90 is not a multiple .* 25 tokens",
+        ),
+        (StreamConfig(hold_frames=5), r"stream\.hold_frames: 5, expected 0 to 4; the look-ahead"),
+        (
+            StreamConfig(left_blocks=500),
+            r"stream\.left_blocks: 500 past blocks and a chunk of 100 tokens need 505 pages of the "
+            r"cache, which has 65; lower",
+        ),
+        (
+            StreamConfig(left_blocks=0, max_hop_tokens=10_000),
+            r"stream\.left_blocks: 0 past blocks and a chunk of 10000 tokens need 401 pages",
+        ),
+        (
+            StreamConfig(max_hop_tokens=10_000),
+            r"stream\.max_hop_tokens: 10000 tokens need 401 pages of the cache",
+        ),
+    ],
+)
+def test_settings_beyond_the_model_or_the_cache_are_refused_by_load_and_check(
+    stream: StreamConfig, words: str
+) -> None:
+    runtime = RuntimeConfig(device="cpu", cache_mib=64)  # 65 pages
     with pytest.raises(ConfigError, match=words):
-        Token2Wav.load(TINY, stream=StreamConfig(max_hop_tokens=tokens))
+        check_settings(TINY, stream, runtime)
+    with pytest.raises(ConfigError, match=words):
+        Token2Wav.load(TINY, stream=stream, runtime=runtime)
+
+
+def test_settings_within_the_cache_open_a_stream(voice: Voice) -> None:
+    stream = StreamConfig(left_blocks=30, max_hop_tokens=500, hold_frames=4)
+    model = Token2Wav.load(TINY, stream=stream, runtime=RuntimeConfig(device="cpu", cache_mib=64))
+    model.stream(voice).cancel()
 
 
 @pytest.mark.parametrize("device", ["auto", "cpu", "cuda", "cuda:0", "cuda:12"])

@@ -29,7 +29,12 @@ from token2wav.execution.backends import (
     gpu_runs_kernels,
     runner,
 )
-from token2wav.execution.cached_flow import CachedFlow, encoder_cache, flow_states
+from token2wav.execution.cached_flow import (
+    CachedFlow,
+    check_pages,
+    encoder_cache,
+    flow_states,
+)
 from token2wav.execution.decoder import TokenDecoder
 from token2wav.execution.device import (
     cache_bytes,
@@ -45,7 +50,12 @@ from token2wav.execution.graphs import GraphPool, GraphSummary, graphs_enabled
 from token2wav.execution.piece_sizes import kernel_sizes
 from token2wav.execution.recompute import RecomputeFlow, RecomputeVocoder
 from token2wav.execution.stages import FlowStage, Stage, Stages, StageSummary
-from token2wav.execution.vocoder import KernelPieces, StreamingVocoder, likely_pieces
+from token2wav.execution.vocoder import (
+    KernelPieces,
+    StreamingVocoder,
+    check_hold_frames,
+    likely_pieces,
+)
 from token2wav.families import networks_module, read_config
 from token2wav.model_config import ModelConfig, StageName
 from token2wav.networks.configs import ScheduleConfig
@@ -162,18 +172,54 @@ def assemble(
 def check_runtime(
     folder: Path, config: ModelConfig, stream: StreamConfig, runtime: RuntimeConfig
 ) -> None:
-    """Checks that this machine has the device, memory and backend that the settings name. Loads no
-    weights.
+    """Checks that this machine has the device, memory and backend that the settings name, and that
+    the settings fit the sizes of the model. Loads no weights.
 
     Raises:
-        ConfigError: the device, memory or backend is missing or does not run this model.
+        ConfigError: the device, memory or backend is missing or does not run this model, or a
+            setting of streams does not fit the model or the cache.
     """
     context = LoadContext(folder, runtime, device_named(runtime.device))
     with entered(context.device):
-        cache_bytes(runtime.cache_mib, context.device)
+        _check_sizes(context, config, stream)
         # `auto` never fails: it falls back to torch
         if runtime.backend != "auto" or stream.reference:
             _backend_of(context, config, stream)
+
+
+def _check_sizes(context: LoadContext, config: ModelConfig, stream: StreamConfig) -> None:
+    """Checks the settings of streams against the networks, which are made without weights.
+
+    Raises:
+        ConfigError: the machine has too little memory for the cache, or a setting does not fit the
+            vocoder or the cache.
+    """
+    family, total = family_of(config), cache_bytes(context.runtime.cache_mib, context.device)
+    with torch.device("meta"):
+        last = family.network(config, config.stages[-1])
+        flow = family.network(config, "flow") if "flow" in config.stages else None
+    if isinstance(last, VocoderNetwork):
+        check_hold_frames(config.held_frames(stream), last)
+    # A stage that only the family has may have no pages.
+    shared_stage = type(family).own_stage is Family.own_stage
+    if hasattr(flow, "estimator") and shared_stage and not stream.reference:
+        steps = max(config.allowed_steps(stream.steps))
+        check_pages(config, stream, total // _layout(context, config, flow, steps)[1])
+
+
+def _layout(context: LoadContext, config: Any, flow: Any, steps: int) -> tuple[CacheLayout, int]:
+    """Returns the layout of the cache of a flow, and the bytes of a page with the encoder's share.
+
+    Args:
+        context: settings and device.
+        config: configuration of the model.
+        flow: network of the flow.
+        steps: largest number of ODE steps.
+    """
+    chosen = context.runtime.cache_storage
+    storage = context.precision if chosen == "auto" else chosen
+    layout = CacheLayout.of(config, flow.estimator, config.flow.inference_cfg_rate, steps, storage)
+    return layout, layout.page_bytes + page_bytes(flow.key_value_specs, config.block_tokens)
 
 
 def check_folder(folder: Path) -> None:
@@ -351,20 +397,14 @@ class Assembly:
             options = {"full_tail": reference.full_tail, "windows": reference.windows}
             return RecomputeFlow(config, flow, noise, solvers, left_blocks=window, **options)
         recompute = RecomputeFlow(config, flow, noise, solvers, left_blocks=window)
-        storage = (
-            context.precision
-            if context.runtime.cache_storage == "auto"
-            else context.runtime.cache_storage
-        )
-        layout = CacheLayout.of(
-            config, flow.estimator, config.flow.inference_cfg_rate, max(solvers), storage
-        )
-        per_page = layout.page_bytes + page_bytes(flow.key_value_specs, config.block_tokens)
+        layout, per_page = _layout(context, config, flow, max(solvers))
         # The states are allocated first, so that the cache takes its share of the rest. No more
         # streams can be open than there are pages.
         count = min(context.streams, self.pages(per_page))
         states = flow_states(flow, flow.estimator, layout, count)
-        cache = PagedKVCache(layout, self.pages(per_page), context.device)
+        pages = self.pages(per_page)
+        check_pages(config, self.stream, pages)
+        cache = PagedKVCache(layout, pages, context.device)
         longest = hop // config.block_tokens
         kernel_step = self.family.kernel_step()
         with torch.inference_mode():

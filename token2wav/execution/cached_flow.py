@@ -32,7 +32,8 @@ from token2wav.cache.block_pool import (
 from token2wav.cache.encoder_cache import EncoderCache
 from token2wav.cache.paged_kv_cache import CacheLayout, PagedKVCache
 from token2wav.cache.states import StateStore
-from token2wav.errors import EngineError, StreamClosedError
+from token2wav.config import StreamConfig
+from token2wav.errors import ConfigError, EngineError, StreamClosedError
 from token2wav.execution.batch import ChunkInput
 from token2wav.execution.conditions import ENCODER, Conditions, PlacedChunk, StreamConditions
 from token2wav.execution.recompute import RecomputeFlow
@@ -174,6 +175,35 @@ def page_needs(config: ModelConfig, left_blocks: int, longest_hop: int) -> PageN
     last = ceil(after / block)
     first = config.hop_blocks[0] + last + 1 + ceil(max(0, config.lookahead_tokens - 1) / block)
     return PageNeeds(left_blocks, max(longest_hop // block + last, first - left_blocks))
+
+
+def check_pages(config: ModelConfig, stream: StreamConfig, pages: int) -> None:
+    """Checks that a cache has room for a stream with a window, and for the longest chunk.
+
+    Without a window, a stream that finds too few pages is computed without them. So only a setting
+    is checked there, and not the value of the model.
+
+    Args:
+        config: sizes of the model.
+        stream: settings of streams.
+        pages: number of pages of the cache.
+
+    Raises:
+        ConfigError: the cache has too few pages.
+    """
+    window, hop = config.window(stream), config.hops(stream)[1]
+    if window < 0 and not stream.max_hop_tokens:
+        return
+    needs = page_needs(config, max(0, window), hop)
+    if (least := needs.kept + needs.chunk) <= pages:
+        return
+    problem = f"stream.max_hop_tokens: {hop} tokens"
+    if window >= 0:
+        problem = f"stream.left_blocks: {window} past blocks and a chunk of {hop} tokens"
+    raise ConfigError(
+        f"{problem} need {least} pages of the cache, which has {pages}; lower stream.left_blocks "
+        "or stream.max_hop_tokens, or raise runtime.cache_mib"
+    )
 
 
 class CachedFlow(StatefulStage[_Stream], FlowStage):

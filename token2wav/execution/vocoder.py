@@ -28,7 +28,7 @@ from token2wav.execution.graphs import GraphPool
 from token2wav.execution.stages import FrameChunk, StatefulStage, VocoderStage
 from token2wav.model_config import ModelConfig
 from token2wav.networks.noise import NoiseTable, SourceNoise
-from token2wav.networks.staging import copy_to
+from token2wav.networks.staging import copy_to, frames_to_device
 from token2wav.networks.streaming import StreamStep, VocoderNetwork, state_specs
 from token2wav.voice import Voice
 
@@ -250,6 +250,20 @@ class _Batch:
         return list(self.audio[: len(items), first:last].clone())
 
 
+def check_hold_frames(hold_frames: int, network: VocoderNetwork) -> None:
+    """Raises ConfigError if a vocoder cannot hold back a number of frames, see `StreamingVocoder`.
+
+    Only the sizes of the network are read.
+    """
+    lookahead = network.lookahead_frames
+    if hold_frames and hold_frames >= lookahead:
+        expected = f"0 to {lookahead - 1}" if lookahead > 1 else "0"
+        raise ConfigError(
+            f"stream.hold_frames: {hold_frames}, expected {expected}; the look-ahead of this "
+            f"model has {lookahead} frames"
+        )
+
+
 class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
     """Vocoder stage on a network that runs step by step. The audio of a stream equals the audio of
     `whole` up to float rounding.
@@ -291,12 +305,7 @@ class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
         self._net, self._source_noise, self._decode = network, noise, decode
         self._noise = NoiseTable(noise, network.m_source) if noise else None
         self._device = network.device
-        if hold_frames and hold_frames >= network.lookahead_frames:
-            least = network.lookahead_frames
-            raise ConfigError(
-                f"stream.hold_frames: {hold_frames} must be below {least}, the number of "
-                "frames that are held back"
-            )
+        check_hold_frames(hold_frames, network)
         self._hold = hold_frames
         self._early = (
             network.output_delay - hold_frames * network.frame_samples if hold_frames else 0
@@ -364,9 +373,8 @@ class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
     @torch.inference_mode()
     def advance(self, batch: Sequence[tuple[int, FrameChunk]]) -> list[torch.Tensor]:
         streams = [self.state(handle) for handle, _ in batch]
-        waiting = {
-            index: self._parts(streams[index], chunk) for index, (_, chunk) in enumerate(batch)
-        }
+        chunks = self._on_device([chunk for _, chunk in batch])
+        waiting = {index: self._parts(streams[index], chunk) for index, chunk in enumerate(chunks)}
         audio: list[list[torch.Tensor]] = [[] for _ in batch]
         while waiting := {index: parts for index, parts in waiting.items() if parts}:
             # The largest shape runs first. Starts therefore come before inner pieces, which run
@@ -381,7 +389,7 @@ class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
             for index, new in zip(indices, samples, strict=True):
                 audio[index].append(new)
         if self._early:
-            for index, new in self._extrapolate(streams, [chunk for _, chunk in batch]).items():
+            for index, new in self._extrapolate(streams, chunks).items():
                 audio[index].append(new)
         joined = self._joined(audio)
         if self._early:
@@ -389,9 +397,23 @@ class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
                 samples[stream.early_samples :]
                 for samples, stream in zip(joined, streams, strict=True)
             ]
-            for stream, (_, chunk) in zip(streams, batch, strict=True):
+            for stream, chunk in zip(streams, chunks, strict=True):
                 stream.early_samples = 0 if chunk.last else self._early_of(stream)
         return joined
+
+    def _on_device(self, chunks: Sequence[FrameChunk]) -> list[FrameChunk]:
+        """Returns chunks whose frames are on the device. One copy brings the codes of all codec
+        streams there.
+        """
+        known = [chunk.ahead for chunk in chunks if chunk.ahead is not None]
+        parts = frames_to_device([*(chunk.frames for chunk in chunks), *known], self._device)
+        ahead = iter(parts[len(chunks) :])
+        return [
+            dataclasses.replace(
+                chunk, frames=frames, ahead=None if chunk.ahead is None else next(ahead)
+            )
+            for chunk, frames in zip(chunks, parts, strict=False)
+        ]
 
     def _early_of(self, stream: _Stream) -> int:
         """Returns the number of samples after the exact audio of a stream that are extrapolated."""
@@ -434,7 +456,6 @@ class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
         known = chunk.frames[:, -1:]
         if chunk.ahead is not None:
             known = torch.cat((known, chunk.ahead[:, :count]), dim=1)
-        known = known.to(self._device)
         repeated = known[:, -1:].expand(-1, count - known.shape[1] + 1)
         mel = torch.cat((mel, known[:, 1:], repeated), dim=1)
         shape = PieceShape(not stream.frames, True, mel.shape[1])
@@ -445,7 +466,7 @@ class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
 
         Returns an empty list while the start of a stream is too short to yield audio.
         """
-        mel, noise = chunk.frames.to(self._device), chunk.decoder_noise
+        mel, noise = chunk.frames, chunk.decoder_noise
         if not stream.frames:
             stream.pending_mel = mel = (
                 torch.cat((stream.pending_mel, mel), dim=1) if stream.pending_mel.shape[1] else mel
