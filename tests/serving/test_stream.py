@@ -336,6 +336,24 @@ def test_cancellation_ends_a_call_in_progress_and_frees_the_stream(
         stream.push([1])
 
 
+@pytest.mark.parametrize("call", ["push", "finish"])
+def test_a_call_during_the_call_of_another_thread_is_refused_and_changes_nothing(
+    faulty: tuple[Token2Wav, FaultyVocoder], voice: Voice, expected: Expected, call: str
+) -> None:
+    model, vocoder = faulty
+    stream, refusals = model.stream(voice), list[InputError]()
+
+    def intrude() -> None:
+        with pytest.raises(InputError, match=r"^stream: push or finish runs in another") as caught:
+            getattr(stream, call)([1, 2])
+        refusals.append(caught.value)
+
+    vocoder.meanwhile["advance"] = lambda: run_elsewhere(intrude)
+    chunks = stream.push(demo_tokens(30))
+    assert len(refusals) == 1
+    assert np.array_equal(joined(chunks + stream.finish()), expected(30))
+
+
 def test_a_cancelled_stream_does_not_write_into_the_state_of_the_next(
     faulty: tuple[Token2Wav, FaultyVocoder],
     voice: Voice,

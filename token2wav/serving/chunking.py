@@ -205,7 +205,8 @@ class Chunker:
         if end and not self.new_tokens + len(tokens):
             raise InputError(self._config.token_field, "0 sent; an utterance needs at least 1")
         if self._config.fewer_codebooks and len(tokens):
-            self._check_codebooks(tokens)
+            self.check_codebooks(tokens)
+            self._codebooks = _codebooks(tokens)
         self._append(tokens)
         if len(tokens):
             self._arrivals.add(len(tokens), self._playback.now())
@@ -213,13 +214,12 @@ class Chunker:
         if self.next_chunk is None:
             self.decide()
 
-    def _check_codebooks(self, tokens: NDArray[Any]) -> None:
+    def check_codebooks(self, tokens: NDArray[Any]) -> None:
         """Raises InputError if tokens have another number of codebooks than the first tokens."""
-        found = int((tokens[0] != NO_CODE).sum())
-        self._codebooks = self._codebooks or found
-        if found != self._codebooks:
+        if self._codebooks and len(tokens) and _codebooks(tokens) != self._codebooks:
             raise InputError(
-                "tokens", f"{found} codebooks, but the stream began with {self._codebooks}"
+                "tokens",
+                f"{_codebooks(tokens)} codebooks, but the stream began with {self._codebooks}",
             )
 
     def computed(self, *, heard: bool = True) -> None:
@@ -419,6 +419,11 @@ class Chunker:
         )
         self._tokens[: len(kept)] = kept
         self._first = needed
+
+
+def _codebooks(tokens: NDArray[Any]) -> int:
+    """Returns the number of codebooks of the first token, which is that of all tokens."""
+    return int((tokens[0] != NO_CODE).sum())
 
 
 def _first_tokens(wanted: int, held: float) -> int:

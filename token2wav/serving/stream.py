@@ -9,7 +9,7 @@ from types import TracebackType
 
 from numpy.typing import ArrayLike
 
-from token2wav.errors import StreamClosedError, Token2WavError
+from token2wav.errors import InputError, StreamClosedError, Token2WavError
 from token2wav.serving.audio_output import AudioChunk
 from token2wav.serving.delivery import deliver
 from token2wav.serving.pipeline import Pipeline
@@ -28,8 +28,8 @@ class Stream:
     the stream is cancelled on exit. If an open stream is garbage-collected, its memory is freed the
     next time that a stream of the same model is opened or computes a chunk.
 
-    Only one thread at a time may call `push` and `finish`. Any thread may call `cancel` at any
-    time.
+    Only one thread at a time may call `push` and `finish`: a call during another call raises
+    InputError. Any thread may call `cancel` at any time.
     """
 
     def __init__(
@@ -61,11 +61,12 @@ class Stream:
                 latents.
 
         Raises:
-            InputError: a token is outside the vocabulary of the model; the stream is unchanged.
+            InputError: the tokens do not fit the model, or have another number of codebooks than
+                the first tokens; or another thread is in `push` or `finish`. The stream is
+                unchanged.
             StreamClosedError: the stream has ended, was cancelled, or is cancelled during the call.
             EngineError: the backend failed; the stream is closed.
         """
-        self._request.check_open()
         return self._run(tokens, end=False)
 
     def finish(self, tokens: ArrayLike = ()) -> list[AudioChunk]:
@@ -78,12 +79,11 @@ class Stream:
             tokens: last tokens of the utterance, as for `push`; none by default.
 
         Raises:
-            InputError: a token is outside the vocabulary of the model, and the stream is unchanged;
-                or the utterance has no tokens at all, and the stream is closed.
+            InputError: as for `push`; or the utterance has no tokens at all, and the stream is
+                closed.
             StreamClosedError: the stream has ended, was cancelled, or is cancelled during the call.
             EngineError: the backend failed; the stream is closed.
         """
-        self._request.check_open()
         return self._run(tokens, end=True)
 
     def cancel(self) -> None:
@@ -109,19 +109,25 @@ class Stream:
     def _run(self, given: ArrayLike, *, end: bool) -> list[AudioChunk]:
         """Takes tokens, and computes the chunks that they complete."""
         request = self._request
-        tokens = request.checked_tokens(given, self._pipeline.config)
         with self._lock:
             request.check_open()
+            if request.owner is not None:
+                raise InputError(
+                    "stream", "push or finish runs in another thread; call them from one at a time"
+                )
             request.start(threading.get_ident())
         try:
-            request.chunker.push(tokens, end=end)
-            return self._compute()
-        except BaseException as error:
-            if not isinstance(error, Token2WavError):  # for example KeyboardInterrupt
-                error = StreamClosedError("stream: it was interrupted")
-            with self._lock:
-                self._fail(error)
-            raise
+            tokens = request.checked_tokens(given, self._pipeline.config)
+            request.chunker.check_codebooks(tokens)
+            try:
+                request.chunker.push(tokens, end=end)
+                return self._compute()
+            except BaseException as error:
+                if not isinstance(error, Token2WavError):  # for example KeyboardInterrupt
+                    error = StreamClosedError("stream: it was interrupted")
+                with self._lock:
+                    self._fail(error)
+                raise
         finally:
             with self._lock:
                 if request.chunker.done and not request.over:

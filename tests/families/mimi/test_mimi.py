@@ -99,10 +99,15 @@ def test_the_first_tokens_decide_the_number_of_codebooks(
     golden: FamilyGolden, model: Token2Wav
 ) -> None:
     most = golden.sizes["num_quantizers"]
+    tokens = codes(golden, 9, 3)
     with model.stream() as stream:
-        stream.push(codes(golden, 2, 3))
-        with pytest.raises(InputError, match="tokens: 2 codebooks, but the stream began with 3"):
-            stream.push(codes(golden, 2, 2))
+        chunks = stream.push(tokens[:2])
+        for call in (stream.push, stream.finish):
+            with pytest.raises(InputError, match="tokens: 2 codebooks, but the stream began with"):
+                call(codes(golden, 2, 2))
+        chunks += stream.push(tokens[2:]) + stream.finish()
+    whole = model.synthesize(tokens)
+    assert off(joined(chunks), whole) <= PARITY * whole.std()
     for wrong in (codes(golden, 2, most + 1), codes(golden, 2)[:, 0], np.zeros((2, 0), np.int32)):
         with pytest.raises(InputError, match=f"with 1 to {most} codebooks"):
             model.synthesize(wrong)
