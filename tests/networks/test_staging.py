@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from token2wav.networks.staging import copy_to, to_device, to_host
+from token2wav.networks.staging import copy_to, frames_to_device, to_device, to_host
 
 DEVICES = [
     "cpu",
@@ -33,3 +33,16 @@ def test_round_trip(name: str) -> None:
 
 def test_nothing_to_copy() -> None:
     assert to_host([]) == []
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_frames_from_host_and_device(name: str) -> None:
+    """Tensors on the device stay as they are. Tensors of the host may be views and empty."""
+    device, codes = torch.device(name), torch.arange(8.0).view(4, 2).T
+    there = torch.ones(2, 3, device=device)
+    parts = frames_to_device([codes[:, :3], there, codes[:, 3:], codes[:, :0]], device)
+    assert parts[1] is there
+    assert {part.device.type for part in parts} == {name}
+    expected = [codes[:, :3], torch.ones(2, 3), codes[:, 3:], codes[:, :0]]
+    for part, values in zip(parts, expected, strict=True):
+        assert torch.equal(part.cpu(), values)

@@ -31,6 +31,22 @@ def to_device(values: NDArray[Any], device: torch.device) -> torch.Tensor:
     return out
 
 
+def frames_to_device(parts: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+    """Returns tensors (bands, n) of one dtype on a device. Tensors that lie elsewhere are copied.
+
+    All tensors of the host are copied to a GPU at once. A copy of one tensor, which is not in
+    pinned memory, would wait for the work that runs there.
+    """
+    if device.type == "cpu":
+        return [part.to(device) for part in parts]
+    host = [part for part in parts if part.device.type == "cpu"]
+    if not host:
+        return list(parts)
+    together = to_device(np.concatenate([part.numpy() for part in host], axis=1), device)
+    copies = iter(together.split([part.shape[1] for part in host], dim=1))
+    return [next(copies) if part.device.type == "cpu" else part for part in parts]
+
+
 def to_host(parts: Sequence[torch.Tensor]) -> list[NDArray[Any]]:
     """Returns tensors of one dtype on one device as arrays, after the work on them has ended.
 

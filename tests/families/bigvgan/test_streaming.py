@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.families.bigvgan.rig import SMALL, a_mel, random_bigvgan
 from tests.support.golden import TINY
@@ -114,6 +115,31 @@ def test_cost_stays_the_same(small: BigVGAN) -> None:
         engine.advance([(handle, FrameChunk(part, index == len(parts) - 1)) for handle in handles])
     hook.remove()
     assert shapes == [(3, 1, 50 * HOP)] * 9 + [(3, 1, (50 + AHEAD) * HOP)]
+
+
+def test_one_copy_brings_the_frames_of_all_streams_to_a_gpu() -> None:
+    """The device `meta` stands for a GPU. Early audio takes the frames of the next chunk too."""
+
+    class HostCopies(TorchDispatchMode):
+        total = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            result = func(*args, **(kwargs or {}))
+            tensors = [each for each in args if isinstance(each, torch.Tensor)]
+            moved = isinstance(result, torch.Tensor) and result.device.type == "meta"
+            self.total += moved and any(each.device.type == "cpu" for each in tensors)
+            return result
+
+    engine = StreamingVocoder(random_bigvgan(SMALL).to("meta"), hold_frames=1)
+    totals = []
+    for streams in (1, 5):
+        chunk = FrameChunk(a_mel(20), last=False, ahead=a_mel(2))
+        batch = [(engine.open(), chunk) for _ in range(streams)]
+        with HostCopies() as copies:
+            engine.advance(batch)
+        totals.append(copies.total)
+    # the frames, then slots and noise rows of the batch, and of the batch of early audio
+    assert totals == [3, 3]
 
 
 def test_handles(small: BigVGAN) -> None:
