@@ -131,6 +131,10 @@ def test_the_launcher_starts_without_torch(name: str) -> None:
     assert "torch" not in loaded_after(f"import token2wav_server.{name}")
 
 
+def test_the_gateway_starts_without_torch() -> None:
+    assert "torch" not in loaded_after("import token2wav_gateway.cli")
+
+
 def test_the_launcher_checks_a_model_folder_without_torch() -> None:
     model = ROOT.parent / "tests" / "data" / "tiny"
     serve = (

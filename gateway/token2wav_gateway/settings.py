@@ -5,15 +5,24 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
+from urllib.parse import urlsplit
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
+from token2wav.config import strict_yaml
+from token2wav.config.values import shown
+from token2wav.errors import ConfigError
 from token2wav_client import ClientError, Tls
 from token2wav_client.connection import checked_metadata
 from token2wav_gateway.errors import GatewayError
 
-_LARGEST_FILE = 1 << 20  # bytes
 _LONGEST_SECRET = 4096  # characters
 
 
@@ -21,11 +30,48 @@ class SettingsError(GatewayError):
     """Error of the settings; the message names the file and the key."""
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class Section(BaseModel):
+    """Section of a file, in which an unknown key is an error, and every number is finite."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_keys(cls, values: Any) -> Any:
+        if isinstance(values, dict):
+            for key in values:
+                if key not in cls.model_fields:
+                    known = ", ".join(cls.model_fields)
+                    raise ValueError(f"unknown key {shown(key)}; expected one of {known}")
+        return values
 
 
-_SectionT = TypeVar("_SectionT", bound=BaseModel)
+_SectionT = TypeVar("_SectionT", bound=Section)
+
+
+def _without_user(url: str) -> str:
+    """Checks that an address contains no user and password. The message does not repeat it."""
+    if "@" in url:
+        raise ValueError(
+            "a user or password before @ is not allowed, because addresses appear in logs; set "
+            "api_key for a language model server, and token for a speech server"
+        )
+    return url
+
+
+def _base_url(url: str) -> str:
+    """Checks the base URL of an HTTP server."""
+    parts = urlsplit(url)  # ValueError for wrong brackets
+    plain = not re.search(r"[\s?#]", url) and parts.port != 0  # ValueError for a wrong port
+    if parts.scheme not in ("http", "https") or not parts.hostname or not plain:
+        raise ValueError(
+            "must be http:// or https:// with a host, and perhaps with a port and a path, as in "
+            "http://localhost:9000/v1"
+        )
+    return url
+
+
+_Address = Annotated[str, AfterValidator(_without_user)]
 
 
 def _secret(name: str, value: str | None, file: Path | None) -> str | None:
@@ -50,7 +96,7 @@ def _secret(name: str, value: str | None, file: Path | None) -> str | None:
     return secret
 
 
-class LanguageModelSettings(_Section):
+class LanguageModelSettings(Section):
     """Language model server.
 
     Attributes:
@@ -63,7 +109,7 @@ class LanguageModelSettings(_Section):
         token_timeout_s: seconds without a byte from the server after which the request fails.
     """
 
-    url: str = "http://localhost:9000/v1"
+    url: Annotated[_Address, AfterValidator(_base_url)] = "http://localhost:9000/v1"
     model: str = "speech"
     template: str = "cosyvoice3"
     api_key: str | None = None
@@ -89,7 +135,7 @@ class LanguageModelSettings(_Section):
         return key
 
 
-class TlsSettings(_Section):
+class TlsSettings(Section):
     """Encryption of the connection to the speech server. The fields are those of
     `token2wav_client.Tls`.
 
@@ -122,7 +168,7 @@ class TlsSettings(_Section):
             raise ValueError(str(error)) from None
 
 
-class SpeechServerSettings(_Section):
+class SpeechServerSettings(Section):
     """Speech server, a Triton server with the model `token2wav`.
 
     Attributes:
@@ -133,7 +179,7 @@ class SpeechServerSettings(_Section):
         response_timeout_s: seconds without a response that the server owes.
     """
 
-    url: str = "localhost:8001"
+    url: _Address = "localhost:8001"
     token: str | None = None
     token_file: Path | None = None
     tls: TlsSettings | None = None
@@ -153,7 +199,7 @@ class SpeechServerSettings(_Section):
         return _secret("token", self.token, self.token_file)
 
 
-class VoiceSettings(_Section):
+class VoiceSettings(Section):
     """Voices that clients choose by name.
 
     Attributes:
@@ -173,7 +219,7 @@ class VoiceSettings(_Section):
     longest_s: Annotated[float, Field(gt=0, le=30)] = 30.0
 
 
-class KeySettings(_Section):
+class KeySettings(Section):
     """Access key.
 
     Attributes:
@@ -190,7 +236,7 @@ class KeySettings(_Section):
     requests_per_minute: Annotated[int, Field(ge=1)] = 600
 
 
-class LimitSettings(_Section):
+class LimitSettings(Section):
     """Limits of every request.
 
     Attributes:
@@ -215,12 +261,14 @@ class LimitSettings(_Section):
     idle_s: Annotated[float, Field(gt=0)] = 60.0
 
 
-class Settings(_Section):
+class Settings(Section):
     """Settings of the gateway.
 
     Attributes:
         models: names by which clients may call the model; the first is the name that is reported.
         keys: access keys; empty to admit every client.
+        origins: origins of web pages that may use the gateway from a browser, such as
+            `https://shop.example`, besides pages of the gateway's own host.
         log_level: level of the log. There is no `debug`, because libraries would log the texts and
             the keys of clients.
     """
@@ -230,6 +278,7 @@ class Settings(_Section):
     voices: VoiceSettings = VoiceSettings()
     limits: LimitSettings = LimitSettings()
     keys: tuple[KeySettings, ...] = ()
+    origins: tuple[Annotated[str, Field(pattern=r"^https?://[a-z0-9.:\[\]-]+$")], ...] = ()
     models: Annotated[tuple[str, ...], Field(min_length=1)] = (
         "token2wav",
         "tts-1",
@@ -243,27 +292,54 @@ def read_settings(path: Path | None) -> Settings:
     """Reads a settings file; without a file every setting has its default.
 
     Raises:
-        SettingsError: the file cannot be read, or a value is unknown, of another type or out of
-            range.
+        SettingsError: the file cannot be read, a value is unknown, of another type or out of range,
+            or a folder or file of the voices does not exist.
     """
-    return Settings() if path is None else validated(Settings, read_yaml(path), path)
+    if path is None:
+        return Settings()
+    settings = validated(Settings, read_yaml(path), path)
+    try:
+        _check_voices(settings.voices)
+    except ValueError as error:
+        raise SettingsError(f"{path}: {error}") from None
+    return settings
+
+
+def _check_voices(voices: VoiceSettings) -> None:
+    """Checks the folders of the voices.
+
+    `VoiceSettings` does not check them, because a container's settings are also read on machines
+    without its folders.
+
+    Raises:
+        ValueError: a folder or a file does not exist.
+    """
+    if voices.model is not None and not voices.model.is_dir():
+        raise ValueError(f"voices.model: {voices.model} is no folder")
+    if voices.folder is not None and voices.folder.exists() and not voices.folder.is_dir():
+        raise ValueError(f"voices.folder: {voices.folder} is no folder")
+    if voices.default is None:
+        return
+    if voices.folder is None:
+        raise ValueError("voices.default: needs voices.folder")
+    if voices.default not in {file.stem for file in voices.folder.glob("*.safetensors")}:
+        raise ValueError(
+            f"voices.default: {shown(voices.default)} has no file {voices.default}.safetensors in "
+            f"{voices.folder}"
+        )
 
 
 def read_yaml(path: Path) -> Any:
-    """Reads a YAML file as data.
+    """Reads a YAML file as data; an empty file is an empty mapping.
 
     Raises:
-        SettingsError: the file cannot be read, is too large, or is no YAML.
+        SettingsError: the file cannot be read, is too large, is no YAML, or has a key twice.
     """
     try:
-        with path.open("rb") as file:
-            content = file.read(_LARGEST_FILE + 1)
-        if len(content) > _LARGEST_FILE:
-            raise SettingsError(f"{path}: larger than {_LARGEST_FILE} bytes")
-        return yaml.safe_load(content) or {}
-    # YAML raises ValueError for a date such as 2020-13-45, and open for a path with a zero byte.
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise SettingsError(f"{path}: {' '.join(str(error).split())[:200]}") from None
+        document = strict_yaml.read_yaml(path)
+    except (ConfigError, ValueError) as error:  # ValueError for a path with a zero byte
+        raise SettingsError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from None
+    return {} if document is None else document
 
 
 def validated(kind: type[_SectionT], document: Any, path: Path) -> _SectionT:

@@ -16,8 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import (
     AfterValidator,
-    BaseModel,
-    ConfigDict,
     Field,
     JsonValue,
     field_validator,
@@ -25,7 +23,7 @@ from pydantic import (
 )
 
 from token2wav_gateway.errors import ModelError
-from token2wav_gateway.settings import SettingsError, read_yaml, validated
+from token2wav_gateway.settings import Section, SettingsError, read_yaml, validated
 
 _FOLDER = Path(__file__).with_name("templates")
 _FIELDS = {"text", "instructions", "voice", "prompt_text", "prompt_tokens"}
@@ -47,16 +45,14 @@ def _known_fields(content: str) -> str:
 PromptText: TypeAlias = Annotated[str, AfterValidator(_known_fields)]
 
 
-class Message(BaseModel):
+class Message(Section):
     """Message of a chat. `content` may contain the fields of the prompt in braces."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     role: str
     content: PromptText
 
 
-class Template(BaseModel):
+class Template(Section):
     """Template of a language model.
 
     Attributes:
@@ -76,8 +72,6 @@ class Template(BaseModel):
         request: further fields of the request, such as sampling parameters.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     description: str = ""
     messages: tuple[Message, ...] = ()
     prompt: PromptText | None = None
@@ -88,7 +82,7 @@ class Template(BaseModel):
     codebook_offset: Annotated[int, Field(ge=0)] = 0
     end_numbers: tuple[int, ...] = ()
     read: Literal["text", "token_ids"] = "text"
-    request: dict[str, JsonValue] = {}
+    request: dict[str, JsonValue] = Field(default_factory=dict)
 
     @field_validator("token")
     @classmethod

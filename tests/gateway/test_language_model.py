@@ -168,9 +168,10 @@ STATUS = b"HTTP/1.1 200 OK\r\n"
     ],
 )
 def test_an_answer_without_end_is_refused(head: bytes, piece: bytes, reason: str) -> None:
-    timeouts = {"connect_timeout_s": SHORT_S, "token_timeout_s": SHORT_S} if piece == EARLY else {}
+    short: dict[str, Any] = {"connect_timeout_s": SHORT_S, "token_timeout_s": SHORT_S}
+    options = short if piece == EARLY else {}
     with pytest.raises(ModelError, match=reason) as caught:
-        tokens_of(sends_forever(head, piece), **timeouts)
+        tokens_of(sends_forever(head, piece), **options)
     assert "yyy" not in caught.value.summary
 
 

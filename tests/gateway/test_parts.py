@@ -1,11 +1,10 @@
-"""Parts of the gateway: sentences, formats of audio, settings and access keys."""
+"""Parts of the gateway: sentences, formats of audio and access keys."""
 
 from __future__ import annotations
 
 import hashlib
 import io
 import wave
-from pathlib import Path
 
 import av
 import numpy as np
@@ -16,7 +15,7 @@ from token2wav_gateway.access import Access
 from token2wav_gateway.encoding import FORMATS, RATE_HZ, Encoder, whole_file
 from token2wav_gateway.errors import AccessDeniedError, BusyError
 from token2wav_gateway.sentences import SentenceSplitter
-from token2wav_gateway.settings import KeySettings, SettingsError, read_settings
+from token2wav_gateway.settings import KeySettings
 
 TEXT = 'It rains. "Take 3.5 coats!" she said… 你好。再见！\nNo end'
 SENTENCES = ["It rains.", '"Take 3.5 coats!"', "she said…", "你好。", "再见！", "No end"]
@@ -122,58 +121,6 @@ def test_a_whole_wav_file_has_its_length() -> None:
         assert file.readframes(file.getnframes()) == tone(0.5).tobytes()
     assert int.from_bytes(content[4:8], "little") == len(content) - 8
     assert whole_file("pcm", b"ab") == b"ab"
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("limits: {streams: 0}", r"limits\.streams: .*greater than or equal to 1"),
-        ("limits: {stream: 1}", r"limits\.stream: Extra inputs"),
-        ("keys: [{name: a, sha256: abc}]", r"keys\.0\.sha256: .*pattern"),
-        ("models: []", "models: .*at least 1 item"),
-        ("3", "valid dictionary"),
-        ("a: [", "while parsing"),
-        ("speech_server: {url: nowhere}", "speech_server: .*url: 'nowhere'"),
-        ("speech_server: {token: a, token_file: b}", "token and token_file are both set"),
-        ("speech_server: {token_file: /nowhere}", "token_file: /nowhere cannot be read"),
-        ("speech_server: {token_file: /dev/null}", "token_file: /dev/null is empty"),
-        ("speech_server: {url: 'far:8001', token: a}", "speech_server: .*TLS"),
-        ("speech_server: {tls: {cert: a.crt}}", r"speech_server\.tls: .*key: missing"),
-        ("speech_server: {tls: {ca: /nowhere}}", r"speech_server\.tls: .*ca: cannot"),
-        ("language_model: {api_key_file: /nowhere}", "api_key_file: /nowhere cannot be read"),
-    ],
-)
-def test_wrong_settings_are_refused(tmp_path: Path, text: str, reason: str) -> None:
-    path = tmp_path / "gateway.yaml"
-    path.write_text(text)
-    with pytest.raises(SettingsError, match=reason):
-        read_settings(path)
-
-
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        ("old key\n", "api_key: has a space"),
-        ("old\nnew\n", "api_key: has a space, a line break"),
-        ("schlüssel", "outside ASCII"),
-        ("k" * 5000, "has more than 4096 characters"),
-    ],
-)
-def test_a_key_that_fits_into_no_header_is_refused_and_not_repeated(
-    content: str, reason: str, tmp_path: Path
-) -> None:
-    (tmp_path / "key").write_text(content)
-    path = tmp_path / "gateway.yaml"
-    path.write_text(f"language_model: {{api_key_file: {tmp_path / 'key'}}}")
-    with pytest.raises(SettingsError, match=reason) as caught:
-        read_settings(path)
-    assert content.strip() not in str(caught.value)
-
-
-def test_missing_settings_are_refused_and_none_are_the_defaults(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="No such file"):
-        read_settings(tmp_path / "gateway.yaml")
-    assert read_settings(None).limits.streams == 64
 
 
 def key(name: str, **limits: int) -> KeySettings:

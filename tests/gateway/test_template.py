@@ -114,13 +114,21 @@ def test_every_template_of_the_package_loads(name: str) -> None:
             "{messages: [{role: user, content: '{}'}], token: '{number}'}",
             "messages.0.content: {} is not one of",
         ),
-        ("{prompt: a, token: '{number}', code: x}", "code: Extra inputs"),
+        (
+            "{prompt: a, token: '{number}', code: x}",
+            "unknown key 'code'; expected one of description, m",
+        ),
         ("{prompt: a, token: '{number}', codebooks: 1000}", "codebooks: .*less than or equal"),
         ("{prompt: a, token: '{number}', request: {stream: no}}", "request: stream is set by"),
         ("{prompt: a, token: '{number}', request: {day: 2020-01-02}}", "request.day: .*JSON"),
+        (
+            "{prompt: a, token: '{number}', request: {t: .inf}}",
+            "request.t.float: .*finite number",
+        ),
+        ("{prompt: a, token: a, token: '{number}'}", "line 1: key 'token' appears more than once"),
         ("[1", "while parsing"),
         ("{prompt: a, token: 2020-13-45}", "month must be in 1..12"),
-        ("!!python/object/apply:os.system [ls]", "could not determine a constructor"),
+        ("!!python/object/apply:os.system [ls]", "os.system' is unknown; nothing was executed"),
     ],
 )
 def test_a_wrong_template_is_refused(tmp_path: Path, text: str, reason: str) -> None:
