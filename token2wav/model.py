@@ -154,8 +154,12 @@ class Token2Wav:
     ) -> NDArray[np.float32]:
         """Synthesizes a whole utterance.
 
-        The samples equal `vocode(mel(tokens, voice))` up to float rounding, because no provisional
-        chunks (audio of incomplete attention blocks) are computed.
+        The samples are those of a stream that gets all tokens in one call, so no provisional chunks
+        (audio of incomplete attention blocks) are computed. For a model with flow and vocoder they
+        equal `vocode(mel(tokens, voice))` up to float rounding, with two exceptions. The audio of
+        StreamFlow depends on the ends of chunks (`ModelConfig.fixed_hops`), and `mel` computes one
+        chunk. With `StreamConfig.hold_frames` above 0, a vocoder extrapolates the last samples of
+        each chunk.
 
         Args:
             tokens: (n,) integers, n >= 1, or (n, codebooks); or (n, size) numbers for a model that

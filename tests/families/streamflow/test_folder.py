@@ -117,6 +117,8 @@ def test_published_windows_do_not_depend_on_portions(folder: Path) -> None:
     expected = model.synthesize(TOKENS, voice)
     for size in (1, 17):
         assert off(streamed(model, portions(TOKENS, [size]), voice), expected) <= AUDIO
+    # `mel` computes one chunk, in which all steps reach outside the windows of a stream.
+    assert off(expected, model.vocode(model.mel(TOKENS, voice))) > 10 * AUDIO
 
 
 def test_first_chunk_runs_when_its_look_ahead_is_there(folder: Path) -> None:
