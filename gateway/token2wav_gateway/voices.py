@@ -196,7 +196,8 @@ class VoiceFolder:
             )
         if len(text) > _LONGEST_TEXT:
             raise TooLargeError(
-                f"text: {len(text)} characters; at most {_LONGEST_TEXT} are allowed", param="text"
+                f"ref_text: {len(text)} characters; at most {_LONGEST_TEXT} are allowed",
+                param="ref_text",
             )
         if self._waiting >= _MOST_WAITING:
             raise BusyError(f"voices: {_MOST_WAITING} recordings wait; try again later")

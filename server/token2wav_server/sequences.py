@@ -13,6 +13,7 @@ Every further request of the stream must have the same name and the same key.
 from __future__ import annotations
 
 import hmac
+import logging
 import threading
 import time
 from collections import OrderedDict
@@ -25,6 +26,12 @@ from token2wav.errors import InputError, StreamClosedError
 SequenceId = int | str
 StreamT = TypeVar("StreamT")
 
+log = logging.getLogger(__name__)
+
+_OPEN_TO_OTHERS = (
+    "a stream without the request parameter stream_key, and without a client name from a balancer, "
+    "can be continued by any client that knows its sequence id (docs/security.md)"
+)
 # Number of closed streams for which the reason of the end is stored, to answer later requests.
 _REMEMBERED = 1024
 # Number of contested ids that are refused, see `Sequences.start_twice`.
@@ -76,6 +83,7 @@ class Sequences(Generic[StreamT]):
         self._open: dict[SequenceId, tuple[Owner, StreamT]] = {}
         # Reason why a stream was closed, by sequence id, in the order of closing.
         self._closed: OrderedDict[SequenceId, str] = OrderedDict()
+        self._warned = False  # about a stream without client name and key
         self._lock = threading.Lock()
 
     def started_by(self, sequence_id: SequenceId, owner: Owner) -> StreamT | None:
@@ -107,11 +115,17 @@ class Sequences(Generic[StreamT]):
         """Adds a stream under a free sequence id.
 
         A stream with an empty id is not added, because its only request is the whole utterance.
+        The first stream without client name and key logs a warning.
         """
-        if sequence_id:
-            with self._lock:
-                self._closed.pop(sequence_id, None)
-                self._open[sequence_id] = owner, stream
+        if not sequence_id:
+            return
+        with self._lock:
+            self._closed.pop(sequence_id, None)
+            self._open[sequence_id] = owner, stream
+            first_of_nobody = owner == _NOBODY and not self._warned
+            self._warned |= first_of_nobody
+        if first_of_nobody:
+            log.warning(_OPEN_TO_OTHERS)
 
     def find(self, sequence_id: SequenceId, owner: Owner) -> StreamT:
         """Returns the open stream that a request continues.
@@ -200,10 +214,3 @@ class Sequences(Generic[StreamT]):
             f"sent it for {self._contested_s:g} s; choose another id at random, and send a "
             "stream_key with each request",
         )
-
-
-OPEN_TO_OTHERS = (
-    "a stream without the request parameter stream_key, and without a client name from a "
-    "balancer, can be continued by "
-    "any client that knows its sequence id (docs/security.md)"
-)

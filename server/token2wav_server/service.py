@@ -30,7 +30,7 @@ from token2wav_server.model_process import (
     end_process,
     read_environment,
 )
-from token2wav_server.sequences import OPEN_TO_OTHERS, Sequences
+from token2wav_server.sequences import Sequences
 from token2wav_server.triton_reply import TritonReply
 from token2wav_server.triton_request import Options, TritonRequest
 from token2wav_server.voices import registry
@@ -88,7 +88,6 @@ class Service:
         service = cls(model, config)
         for line in (*str(model).splitlines(), _limits(config.limits)):
             log.info("%s%s", SUMMARY, line)
-        log.info(OPEN_TO_OTHERS)
         return service
 
     def handle(self, request: Any) -> None:

@@ -47,6 +47,8 @@ def test_healthy(serving: Serving, audio_format: str) -> None:
     completed = serving.health(f"--audio-format={audio_format}")
     assert completed.returncode == 0, completed.stderr
     assert completed.stdout.startswith("healthy: first audio after ")
+    # The warning about streams without a key is for clients, and the canary sends a key.
+    assert not [line for line in serving.printed if "stream_key" in line]
 
 
 def test_killed_in_the_middle_of_eight_streams(

@@ -471,7 +471,9 @@ def test_a_long_text_of_a_voice_is_refused(gateway: GatewayRig) -> None:
     fields = {"name": "bob", "ref_text": "x" * 1001}
     with gateway.http() as http:
         answer = http.post("/v1/audio/voices", data=fields, files={"audio_sample": b"x"})
-    assert "1001 characters" in error_of(answer, 413)["message"]
+    error = error_of(answer, 413)
+    assert error["message"] == "ref_text: 1001 characters; at most 1000 are allowed"
+    assert error["param"] == "ref_text"
 
 
 def test_only_holders_of_keys_are_served(

@@ -45,6 +45,20 @@ def test_a_stream_is_found_by_its_owner_only() -> None:
         sequences.find(2, ALICE)
 
 
+def test_the_first_stream_that_anybody_can_continue_logs_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    sequences: Sequences[str] = Sequences(30.0)
+    for sequence_id, owner in ((1, ALICE), (2, Owner("", "key")), (3, Owner("alice")), (0, NOBODY)):
+        sequences.add(sequence_id, owner, "stream")
+    assert not caplog.records
+    for sequence_id in (4, 5):
+        sequences.add(sequence_id, NOBODY, "stream")
+    [record] = caplog.records
+    assert record.levelname == "WARNING"
+    assert "without the request parameter stream_key" in record.message
+
+
 def test_a_stream_that_is_closed_late_does_not_take_the_id_of_the_next_one() -> None:
     sequences: Sequences[str] = Sequences(30.0)
     sequences.add(1, ALICE, "first")

@@ -31,7 +31,7 @@ from token2wav_server.ensemble.stages import FlowContent
 from token2wav_server.ensemble.wire import ToFlow
 from token2wav_server.metrics import open_streams, refusals, starts
 from token2wav_server.model_process import check_not_draining
-from token2wav_server.sequences import OPEN_TO_OTHERS, Sequences
+from token2wav_server.sequences import Sequences
 from token2wav_server.triton_reply import TritonReply
 from token2wav_server.triton_request import Options, TritonRequest
 from token2wav_server.voices import registry
@@ -122,7 +122,6 @@ class Accumulator:
         self._lock = threading.Lock()
         self._open_streams = open_streams("scheduler")
         self._refused, self._started = refusals(), starts()
-        log.info(OPEN_TO_OTHERS)
         self.close = ticker(self._expire, self._limits.idle_seconds)
 
     def handle(self, request: Any) -> None:
