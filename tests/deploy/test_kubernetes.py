@@ -19,7 +19,7 @@ import yaml
 from tests.support.balancer import needs_haproxy
 from tests.support.certificates import self_signed
 from tests.support.patience import PATIENCE_SECONDS
-from token2wav_gateway.cli import DRAIN_S
+from token2wav_gateway.server import DRAIN_S
 from token2wav_gateway.settings import Settings
 from token2wav_server import TritonServer
 
@@ -74,6 +74,16 @@ def test_schemas(manifests: Manifests) -> None:
     for release in RELEASES:
         for manifest in manifests.values():
             kubernetes_validate.validate(manifest, release, strict=True)
+
+
+def test_servers_may_share_a_gpu_by_mps(tmp_path: Path) -> None:
+    needs_kubectl()
+    content = "resources: [../gpu]\ncomponents: [../../components/mps]\n"
+    server = kustomize(overlay_in(tmp_path, content))["Deployment", "token2wav-server"]
+    containers = server["spec"]["template"]["spec"]["containers"]
+    assert [container.get("env") for container in containers if container["name"] == "server"] == [
+        [{"name": "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "value": "50"}]
+    ]
 
 
 def test_every_container_is_without_privileges(manifests: Manifests) -> None:

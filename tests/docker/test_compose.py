@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.container import COMPOSE, WITH_BALANCER, defaults, read_compose
+from tests.support.container import COMPOSE, WITH_BALANCER, WITH_MPS, defaults, read_compose
 from token2wav_client import cli as client_cli
 from token2wav_server import cli as server_cli
 from token2wav_server.launcher.ports import Ports
@@ -43,7 +43,7 @@ def _compose_command() -> list[str]:
     pytest.skip("needs Docker Compose 2.24 or later")
 
 
-@pytest.mark.parametrize("files", [[COMPOSE], [COMPOSE, WITH_BALANCER]])
+@pytest.mark.parametrize("files", [[COMPOSE], [COMPOSE, WITH_BALANCER], [COMPOSE, WITH_MPS]])
 def test_docker_compose_accepts_the_files(files: list[Path]) -> None:
     command = _compose_command()
     options = [f"--file={file}" for file in files]
@@ -59,10 +59,18 @@ def test_docker_compose_accepts_the_files(files: list[Path]) -> None:
     assert "warn" not in done.stderr.lower(), done.stderr
 
 
+def test_a_server_with_mps_keeps_its_cache_of_kernels(compose: dict[str, Any]) -> None:
+    """Compose merges variables only if both files write them in the same form."""
+    changes = read_compose(WITH_MPS)["services"]["server"]["environment"]
+    assert isinstance(compose["services"]["server"]["environment"], dict)
+    assert defaults(changes["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"]) == "50"
+
+
 def test_variables_have_the_defaults_of_the_example_file() -> None:
     lines = COMPOSE.with_name(".env.example").read_text().splitlines()
     example = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
-    found = re.findall(r"\$\{(\w+)(?::([-?])([^}]*))?\}", COMPOSE.read_text())
+    content = COMPOSE.read_text() + WITH_MPS.read_text()
+    found = re.findall(r"\$\{(\w+)(?::([-?])([^}]*))?\}", content)
     assert {name for name, _, _ in found} == set(example) - {"COMPOSE_PROJECT_NAME"}
     for name, kind, default in found:
         assert kind, f"{name} has no default and is not required"

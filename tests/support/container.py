@@ -30,6 +30,7 @@ DOCKER = ROOT / "docker"
 ENTRYPOINT = DOCKER / "entrypoint.sh"
 COMPOSE = DOCKER / "docker-compose.yml"
 WITH_BALANCER = DOCKER / "balancer" / "docker-compose.yml"
+WITH_MPS = DOCKER / "mps.yml"
 
 # Arguments: number of kept paths, the kept paths, and the command. The confinement is that of
 # docker: only small temporary folders are writable, and no program can run from them. The user has
