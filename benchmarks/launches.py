@@ -182,6 +182,8 @@ def chunk_works(
     hop, steps = hop_tokens or first, steps or config.ode_steps
     with LaunchCounter() as counter:
         stages = counted_stages(counter, config, stream).by_name
+        # Not counted: the first chunk of a model fills tables that all later chunks use.
+        Streams(counter, config, stages, 1).advance(first)
         for count in streams:
             batch = Streams(counter, config, stages, count)
             for seconds in spoken_s:

@@ -343,7 +343,16 @@ class Assembly:
             solvers, early = self._schedules(network)
         if name == "decoder" and self.context.device.type == "cpu":
             pack_linears(network)
-        if (own := self.family.own_stage(self.config, name, network, noise, solvers)) is not None:
+        own = self.family.own_stage(
+            self.config,
+            name,
+            network,
+            noise,
+            solvers,
+            longest_hop=self.config.hops(self.stream)[1],
+            graphs=self.pool,
+        )
+        if own is not None:
             return own
         if name == "flow":
             return self._flow_stage(network, noise, solvers, early)

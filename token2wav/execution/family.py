@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from token2wav.execution.graphs import GraphPool
 from token2wav.execution.stages import Stage
 from token2wav.execution.step import StepMaker
 from token2wav.model_config import StageName
@@ -91,6 +92,9 @@ class Family(ABC):
         network: Any,
         noise: Any,
         solvers: Mapping[int, EulerSolver],
+        *,
+        longest_hop: int,
+        graphs: GraphPool | None,
     ) -> Stage | None:
         """Makes a stage that only this family has. Returns None to use the shared stage.
 
@@ -101,5 +105,7 @@ class Family(ABC):
             noise: noise of the network.
             solvers: solvers of the estimator of a flow, by number of ODE steps; the default number
                 comes first. Empty for other stages.
+            longest_hop: tokens of the longest chunk.
+            graphs: memory pool for CUDA graphs; None to run eagerly.
         """
         return None

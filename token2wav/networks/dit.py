@@ -387,12 +387,16 @@ class DiT(Estimator):
         for block in self._blocks():
             del block.attn_norm
 
+    @property
+    def score_dtype(self) -> torch.dtype:
+        """dtype of the scores of attention, and of their biases."""
+        return self.proj_out.weight.dtype
+
     def _layer_biases(self, bias: Bias | LayerBiases) -> Sequence[Bias]:
-        """Returns one bias for each layer, in the dtype of scores. It converts each bias once."""
-        dtype = self.proj_out.weight.dtype
+        """Returns one bias for each layer, in the dtype of scores."""
         if isinstance(bias, tuple):
-            return [own.to(dtype) for own in bias]
-        return [None if bias is None else bias.to(dtype)] * len(self.transformer_blocks)
+            return [own.to(self.score_dtype) for own in bias]
+        return [None if bias is None else bias.to(self.score_dtype)] * len(self.transformer_blocks)
 
     def _blocks(self) -> list[DiTBlock]:
         return list(self.transformer_blocks)  # type: ignore[arg-type]

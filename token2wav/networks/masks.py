@@ -45,11 +45,24 @@ def guided_mask(
 
 
 def guided_biases(
-    attention: GuidedAttention, frames: int, block_frames: int, device: torch.device | None = None
+    attention: GuidedAttention,
+    frames: int,
+    block_frames: int,
+    device: torch.device | None = None,
+    lengths: torch.Tensor | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> tuple[torch.Tensor, ...]:
-    """Computes the biases (frames, frames) of attention scores, one for every layer."""
-    biases = {
-        mask: attention_bias(guided_mask(mask, frames, block_frames, device))
-        for mask in set(attention.layers)
+    """Computes the biases (frames, frames) of attention scores, one for every layer. Layers with
+    the same mask share a tensor.
+
+    With the lengths (B,) of sequences, no frame attends to frames behind the end of its sequence,
+    and the biases have the shape (B, 1, frames, frames).
+    """
+    masks = {
+        mask: guided_mask(mask, frames, block_frames, device) for mask in set(attention.layers)
     }
+    if lengths is not None:
+        real = torch.arange(frames, device=device) < lengths[:, None, None, None]
+        masks = {name: mask & real for name, mask in masks.items()}
+    biases = {name: attention_bias(mask).to(dtype) for name, mask in masks.items()}
     return tuple(biases[mask] for mask in attention.layers)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.execution.kernels.test_family_steps import _NothingCopied, _OnDevice
+from tests.support.captured_code import NothingCopied, OnDevice
 from tests.support.golden import TINY
 from tests.support.launches import Launches
 from token2wav.block_grid import BlockGrid
@@ -206,7 +206,7 @@ def test_launches_do_not_grow_with_the_streams(kind: str, monkeypatch: pytest.Mo
         rows = rig.states.rows(ENCODER, streams)
         batch = EncoderBatch(size, rig.flow, rig.cache, rig.states, rows, BLOCK)
         # without inference mode, in which these modes do not see the parts of an operator
-        with _NothingCopied(), _OnDevice(), torch.no_grad():
+        with NothingCopied(), OnDevice(), torch.no_grad():
             batch.compute()
         chunks = [a_chunk(stream, past=stream % 3) for stream in range(streams)]
         with Launches() as launches, torch.no_grad():

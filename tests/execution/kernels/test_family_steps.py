@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.support.captured_code import NothingCopied, OnDevice
 from token2wav.cache.paged_kv_cache import BRANCHES, CacheLayout, PagedKVCache, Storage
 from token2wav.cache.states import StateStore
 from token2wav.execution.batch import Batch, BatchSize, ChunkInput
@@ -187,45 +186,11 @@ def test_streams_equal_eager_streams(
         torch.testing.assert_close(one, other, atol=CLOSE[storage], rtol=CLOSE[storage])
 
 
-class _NothingCopied(TorchFunctionMode):
-    """Check that no tensor is made from numbers of the host.
-
-    On a GPU, such a copy waits for the device.
-    """
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        assert func not in (torch.tensor, torch.as_tensor, torch.from_numpy), f"{func} copies"
-        index = args[1] if func is torch.Tensor.__getitem__ and len(args) > 1 else ()
-        assert not any(
-            isinstance(each, list) for each in (index if isinstance(index, tuple) else (index,))
-        )
-        return func(*args, **(kwargs or {}))
-
-
-class _OnDevice(TorchDispatchMode):
-    """Check that all tensors are on one device.
-
-    The device is torch's `meta`. The host cannot read its tensors either.
-    """
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        out = func(*args, **(kwargs or {}))
-        for value in torch.utils._pytree.tree_leaves((args, kwargs, out)):
-            assert not isinstance(value, torch.Tensor) or value.device.type == "meta", (
-                f"{func} uses the host's memory"
-            )
-        return out
-
-
 @pytest.mark.parametrize("name", MAKERS)
 @pytest.mark.parametrize("kernels", [True, False])
 def test_captured_code_never_synchronizes(
     name: str, kernels: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Checks, without a GPU, that neither the host nor the device reads the tensors of the other.
-
-    Either access would make a capture fail.
-    """
     meta = torch.device("meta")
     monkeypatch.setattr(
         type(attention._paged_attention),
@@ -243,7 +208,7 @@ def test_captured_code_never_synchronizes(
     step = STEP_MAKERS[name](*parts) if kernels else ExportedStep(*parts)
     store = a_store(estimator, layout, meta)
     batch = Batch(size, layout, store, store.rows(ESTIMATOR, size.rows), step.integrate)
-    with _NothingCopied(), _OnDevice():
+    with NothingCopied(), OnDevice():
         step.integrate(batch)
 
 

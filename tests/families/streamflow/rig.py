@@ -4,7 +4,8 @@ engine.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -14,11 +15,14 @@ import torch
 from tests.support import utterances
 from tests.support.utterances import Mel, Tokens
 from token2wav import StreamConfig, Voice
+from token2wav.execution.graphs import GraphPool
+from token2wav.execution.stages import TokenChunk
 from token2wav.families.bigvgan.config import BigVGANConfig
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.families.cosyvoice3.flow import Flow
 from token2wav.families.streamflow.config import GuidedFlowConfig, StreamFlowConfig
-from token2wav.families.streamflow.flow import GuidedSolver, WindowFlow
+from token2wav.families.streamflow.flow import WindowFlow
+from token2wav.families.streamflow.solver import GuidedSolver
 from token2wav.networks.configs import EstimatorConfig, GuidedAttention
 from token2wav.networks.masks import attention_bias
 from token2wav.networks.noise import FlowNoise
@@ -93,20 +97,28 @@ class Parts:
     solver: EulerSolver
 
     @classmethod
-    def random(cls, config: GuidedFlowConfig) -> Parts:
+    def random(cls, config: GuidedFlowConfig, device: str = "cpu") -> Parts:
         torch.manual_seed(0)
-        flow = Flow(config).eval().requires_grad_(False)
+        flow = Flow(config).eval().requires_grad_(False).to(device)
         for name, weight in flow.named_parameters():
             if "attn.to_" in name:
                 weight.mul_(3)  # makes errors of the attention masks visible
         solver = EulerSolver(flow.estimator, config.n_timesteps, config.inference_cfg_rate)
         return cls(config, flow, FlowNoise(BANDS), solver)
 
-    def engine(self) -> WindowFlow:
+    def engine(self, graphs: GraphPool | None = None) -> WindowFlow:
         solver = GuidedSolver(self.flow.estimator, self.solver.tables)
         solvers = {self.config.n_timesteps: solver}
         config = model_config(self.config)
-        return WindowFlow(config, self.flow, self.noise, solvers, self.config.past_tokens)
+        return WindowFlow(
+            config,
+            self.flow,
+            self.noise,
+            solvers,
+            self.config.past_tokens,
+            graphs=graphs,
+            longest_hop=config.hops(StreamConfig())[1],
+        )
 
     def by_hand(self, tokens: Tokens, voice: Voice, first_block: int = 0) -> Mel:
         """Mel of tokens that begin with a block, computed as if nothing else were there: one call,
@@ -188,3 +200,32 @@ def a_voice(seed: int = 0) -> Voice:
 
 def some_tokens(count: int, seed: int = 0) -> Tokens:
     return utterances.some_tokens(count, seed, vocabulary=VOCABULARY)
+
+
+def chunks_of(tokens: Tokens, stops: Sequence[int]) -> list[TokenChunk]:
+    """Cuts tokens into chunks with look-ahead."""
+    chunks, start = [], 0
+    for stop in stops:
+        last = stop == stops[-1]
+        own = tokens[start : stop if last else stop + BLOCK]
+        chunks.append(TokenChunk(own, start, stop, last=last))
+        start = stop
+    return chunks
+
+
+def spoken(
+    engine: WindowFlow, utterances: Sequence[Sequence[TokenChunk]], voices: Sequence[int]
+) -> list[torch.Tensor]:
+    """Returns the mels (bands, frames) of streams. Their next chunks always run in one batch."""
+    handles = [engine.open(a_voice(seed)) for seed in voices]
+    mels: list[list[torch.Tensor]] = [[] for _ in handles]
+    for row in itertools.zip_longest(*utterances):
+        running = [index for index, chunk in enumerate(row) if chunk is not None]
+        batch = [(handles[index], row[index]) for index in running]
+        for index, mel in zip(running, engine.advance(batch), strict=True):
+            mels[index].append(mel)
+    for handle in handles:
+        engine.close(handle)
+    assert engine.open_streams == 0
+    assert engine.advance([]) == []
+    return [torch.cat(parts, dim=1) for parts in mels]

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
-
 import numpy as np
 import pytest
-import torch
 
 from tests.families.streamflow.rig import (
     BANDS,
@@ -17,14 +13,14 @@ from tests.families.streamflow.rig import (
     GuidedStream,
     Parts,
     a_voice,
+    chunks_of,
     flow_config,
     some_tokens,
+    spoken,
     stream_mel,
 )
-from tests.support.utterances import Tokens, off, portions
+from tests.support.utterances import off, portions
 from token2wav import StreamConfig
-from token2wav.execution.stages import TokenChunk
-from token2wav.families.streamflow.flow import WindowFlow
 
 ASSIGNMENTS = [((2, 4), (1,)), ((2, 4), (1, 5)), ((3,), ()), ((), (2,))]
 
@@ -117,32 +113,3 @@ def test_batched_equals_alone() -> None:
     for found, [expected], each in zip(together, alone, stops, strict=True):
         assert found.shape == (BANDS, RATIO * each[-1])
         assert off(found.numpy(), expected.numpy()) <= MEL
-
-
-def chunks_of(tokens: Tokens, stops: Sequence[int]) -> list[TokenChunk]:
-    """Cuts tokens into chunks with look-ahead."""
-    chunks, start = [], 0
-    for stop in stops:
-        last = stop == stops[-1]
-        own = tokens[start : stop if last else stop + BLOCK]
-        chunks.append(TokenChunk(own, start, stop, last=last))
-        start = stop
-    return chunks
-
-
-def spoken(
-    engine: WindowFlow, utterances: Sequence[Sequence[TokenChunk]], voices: Sequence[int]
-) -> list[torch.Tensor]:
-    """Returns the mels (bands, frames) of streams. Their next chunks always run in one batch."""
-    handles = [engine.open(a_voice(seed)) for seed in voices]
-    mels: list[list[torch.Tensor]] = [[] for _ in handles]
-    for row in itertools.zip_longest(*utterances):
-        running = [index for index, chunk in enumerate(row) if chunk is not None]
-        batch = [(handles[index], row[index]) for index in running]
-        for index, mel in zip(running, engine.advance(batch), strict=True):
-            mels[index].append(mel)
-    for handle in handles:
-        engine.close(handle)
-    assert engine.open_streams == 0
-    assert engine.advance([]) == []
-    return [torch.cat(parts, dim=1) for parts in mels]

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from token2wav.execution.graphs import GraphPool
 from token2wav.execution.stages import Stage
 from token2wav.families.cosyvoice3.networks import CosyVoice3
-from token2wav.families.streamflow.flow import GuidedSolver, WindowFlow
+from token2wav.families.streamflow.flow import WindowFlow
+from token2wav.families.streamflow.solver import GuidedSolver
 from token2wav.model_config import StageName
 from token2wav.networks.ode import EulerSolver
 
@@ -24,6 +26,9 @@ class StreamFlow(CosyVoice3):
         network: Any,
         noise: Any,
         solvers: Mapping[int, EulerSolver],
+        *,
+        longest_hop: int,
+        graphs: GraphPool | None,
     ) -> Stage | None:
         if stage != "flow":
             return None
@@ -31,7 +36,10 @@ class StreamFlow(CosyVoice3):
             steps: GuidedSolver(network.estimator, solver.tables)
             for steps, solver in solvers.items()
         }
-        return WindowFlow(config, network, noise, windows, config.flow.past_tokens)
+        past = config.flow.past_tokens
+        return WindowFlow(
+            config, network, noise, windows, past, graphs=graphs, longest_hop=longest_hop
+        )
 
 
 FAMILY = StreamFlow()

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from token2wav.execution.family import Family
+from token2wav.execution.graphs import GraphPool
 from token2wav.execution.stages import FrameChunk, Stage, StatefulStage, TokenChunk
 from token2wav.model_config import StageName
 from token2wav.voice import Voice
@@ -43,7 +44,15 @@ class Tone(Family):
         return {"loudness": torch.tensor(loudness)} if stage == "vocoder" else {}
 
     def own_stage(
-        self, config: Any, stage: StageName, network: Any, noise: Any, solvers: Mapping[int, Any]
+        self,
+        config: Any,
+        stage: StageName,
+        network: Any,
+        noise: Any,
+        solvers: Mapping[int, Any],
+        *,
+        longest_hop: int,
+        graphs: GraphPool | None,
     ) -> Stage | None:
         return (
             ToneVocoder(float(network.loudness), config.sample_rate)

@@ -1,0 +1,82 @@
+"""Windows in batches of fixed size, as CUDA graphs compute them, against windows of one shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from tests.families.streamflow.rig import (
+    BLOCK,
+    MEL,
+    Parts,
+    a_voice,
+    chunks_of,
+    flow_config,
+    some_tokens,
+    spoken,
+)
+from tests.support.captured_code import NothingCopied, OnDevice
+from tests.support.utterances import off
+from token2wav.execution.graphs import GraphPool, GraphSummary, graphs_enabled
+from token2wav.families.streamflow import flow
+from token2wav.families.streamflow.solver import GuidedSolver
+from token2wav.families.streamflow.window_batch import WindowBatch, WindowSize
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+# on a GPU, the tests belong to the tests that the GPU must pass
+pytestmark = [pytest.mark.gpu] if DEVICE.type == "cuda" else []
+
+
+class RunningPool:
+    """Pool that runs a function as often as a capture does, but captures nothing."""
+
+    def __init__(self) -> None:
+        self.summary, self.captures = GraphSummary(), 0
+
+    def capture(self, function: Callable[[], None]) -> Any:
+        self.captures += 1
+        for _ in range(3):
+            function()
+        return function
+
+
+def a_pool() -> Any:
+    return GraphPool(DEVICE) if graphs_enabled(DEVICE) else RunningPool()
+
+
+def test_streams_in_graphs_equal_eager_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """First, inner and last windows of any length run in one batch. Five streams need two batches,
+    and unused rows keep the windows of earlier batches.
+    """
+    monkeypatch.setattr(flow, "CAPTURED_WINDOWS", (1, 4))
+    parts = Parts.random(flow_config(), str(DEVICE))
+    hop = 2 * BLOCK
+    stops = [(12, 24, 36), (12, 24), (24, 36, 39), (1,), (hop, 2 * hop, 3 * hop + BLOCK - 1)]
+    utterances = [chunks_of(some_tokens(each[-1], seed), each) for seed, each in enumerate(stops)]
+    pool = a_pool()
+    engine = parts.engine(pool)
+    assert DEVICE.type == "cuda" or pool.captures == 2
+    expected = spoken(parts.engine(), utterances, range(len(stops)))
+    for voices in (range(len(stops)), [3], [0, 2]):
+        found = spoken(engine, [utterances[voice] for voice in voices], voices)
+        for voice, mel in zip(voices, found, strict=True):
+            assert off(mel.cpu().numpy(), expected[voice].cpu().numpy()) <= MEL
+
+
+def test_a_window_that_fits_no_graph_runs_eagerly() -> None:
+    parts = Parts.random(flow_config(), str(DEVICE))
+    tokens, voice = some_tokens(45), a_voice()
+    whole = parts.engine(a_pool()).whole(tokens, voice, streaming=True)
+    expected = parts.engine().whole(tokens, voice, streaming=True)
+    assert off(whole.cpu().numpy(), expected.cpu().numpy()) <= MEL
+
+
+def test_captured_code_never_synchronizes() -> None:
+    parts = Parts.random(flow_config(steps=2), "meta")
+    solver = GuidedSolver(parts.flow.estimator, parts.solver.tables)
+    batch = WindowBatch(WindowSize(5 * BLOCK, 2), parts.flow, parts.noise, solver)
+    with NothingCopied(), OnDevice():
+        batch.compute()
