@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from token2wav.config import RuntimeConfig, StreamConfig
     from token2wav.model import Token2Wav
     from token2wav.serving.audio_output import AudioChunk
+    from token2wav.serving.options import UtteranceOptions
     from token2wav.serving.stream import Stream
     from token2wav.voice import Voice
 
@@ -36,6 +37,7 @@ _LAZY = {  # names from modules that need torch or YAML, imported at their first
     "Stream": "token2wav.serving.stream",
     "StreamConfig": "token2wav.config",
     "Token2Wav": "token2wav.model",
+    "UtteranceOptions": "token2wav.serving.options",
     "Voice": "token2wav.voice",
 }
 
@@ -52,6 +54,7 @@ __all__ = [
     "StreamConfig",
     "Token2Wav",
     "Token2WavError",
+    "UtteranceOptions",
     "Voice",
 ]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +17,7 @@ from token2wav.execution.stages import Stages
 from token2wav.families import family_of, read_config
 from token2wav.model_config import ModelConfig
 from token2wav.serving.chunking import HopSchedule, checked_tokens
+from token2wav.serving.options import DEFAULTS, UtteranceOptions
 from token2wav.serving.pipeline import Pipeline
 from token2wav.serving.stream import Stream
 from token2wav.voice import Voice, check_steps, float_array, voice_for
@@ -119,38 +119,25 @@ class Token2Wav:
     def stream(
         self,
         voice: Voice | None = None,
-        *,
-        steps: int = 0,
-        decoder_noise: bool | None = None,
-        delays: Sequence[int] | None = None,
+        options: UtteranceOptions = DEFAULTS,
     ) -> Stream:
         """Opens a stream.
 
         Args:
             voice: prompt and speaker; None for a model without voices, such as a codec decoder.
-            steps: number of ODE steps, one of `StreamConfig.steps`; 0 for the default.
-            decoder_noise: whether the decoder adds its noise, for models with noise (SNAC); None
-                for `StreamConfig.decoder_noise`.
-            delays: delay of every codebook in tokens, if the tokens arrive in a delay pattern; the
-                first is 0. Codes beyond the vocabulary are then marks of start and end. None for
-                codes that are aligned.
+            options: options of the utterance, such as `UtteranceOptions(steps=5)`.
 
         Raises:
-            InputError: the voice, the delays or the noise does not fit the model, or the number of
-                steps is not allowed.
+            InputError: the voice or an option does not fit the model.
             LimitError: the cache has no room for another stream.
         """
-        voice = voice_for(self.config, voice)
-        return Stream(self.pipeline, voice, steps, decoder_noise=decoder_noise, delays=delays)
+        return Stream(self.pipeline, voice_for(self.config, voice), options)
 
     def synthesize(
         self,
         tokens: ArrayLike,
         voice: Voice | None = None,
-        *,
-        steps: int = 0,
-        decoder_noise: bool | None = None,
-        delays: Sequence[int] | None = None,
+        options: UtteranceOptions = DEFAULTS,
     ) -> NDArray[np.float32]:
         """Synthesizes a whole utterance.
 
@@ -165,9 +152,7 @@ class Token2Wav:
             tokens: (n,) integers, n >= 1, or (n, codebooks); or (n, size) numbers for a model that
                 takes latents.
             voice: prompt and speaker, as for `stream`.
-            steps: as for `stream`.
-            decoder_noise: as for `stream`.
-            delays: as for `stream`.
+            options: options of the utterance, as for `stream`.
 
         Returns:
             (samples_per_token * n,) float32, minus the leading silence that
@@ -175,11 +160,11 @@ class Token2Wav:
             (samples_per_token * n, channels).
 
         Raises:
-            InputError: a token, the voice, the delays or the noise does not fit the model, there
-                are no tokens, or the number of steps is not allowed.
+            InputError: a token, the voice or an option does not fit the model, or there are no
+                tokens.
             LimitError: the cache has no room for another stream.
         """
-        with self.stream(voice, steps=steps, decoder_noise=decoder_noise, delays=delays) as stream:
+        with self.stream(voice, options) as stream:
             chunks = stream.finish(tokens)
         return np.concatenate([chunk.audio for chunk in chunks])
 
@@ -193,7 +178,7 @@ class Token2Wav:
             voice: prompt and speaker.
             streaming: True for the attention mask of streams, in which a frame attends to its own
                 block and to earlier blocks; False for full attention.
-            steps: number of ODE steps, as for `stream`.
+            steps: number of ODE steps, one of `StreamConfig.steps`; 0 for the default.
 
         Returns:
             (bands, token_mel_ratio * n) float32; (80, 2 * n) for CosyVoice3.

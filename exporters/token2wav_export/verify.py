@@ -17,6 +17,7 @@ from token2wav.execution.device import device_named
 from token2wav.execution.stages import BackendName, FrameChunk
 from token2wav.model import Token2Wav
 from token2wav.model_config import ModelConfig
+from token2wav.serving.options import UtteranceOptions
 from token2wav.voice import MEL_BOUND, Voice
 
 PROMPT_TOKENS = 75
@@ -242,7 +243,7 @@ def stream_mel(
         steps: number of ODE steps; 0 for the default number.
     """
     flow, config = model.pipeline.flow, model.config
-    chunker = model.pipeline.request(voice, steps).chunker
+    chunker = model.pipeline.request(voice, UtteranceOptions(steps)).chunker
     handle, mels = flow.open(voice, steps), list[torch.Tensor]()
     try:
         chunker.push(tokens, end=True)

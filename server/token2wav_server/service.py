@@ -132,11 +132,8 @@ class Service:
         utterance = self._workers.open(
             voice,
             lambda request: self._sequences.remove(sequence_id, request, request.why_closed),
-            steps=options.steps,
             client=owner.client,
-            audio_format=options.audio_format,
-            decoder_noise=options.decoder_noise,
-            delays=options.delays,
+            options=options.utterance,
         )
         self._sequences.add(sequence_id, owner, utterance)
         # The utterance may have been closed, for example as idle, before it was added.

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from token2wav.config.values import shown
 from token2wav.errors import InputError
 from token2wav.model_config import ModelConfig
 from token2wav.serving.audio_output import AudioFormat
+from token2wav.serving.options import DEFAULTS, UtteranceOptions
 from token2wav.voice import FIELDS, NO_VOICE, Voice, voice_for
 from token2wav_server.launcher.access import CLIENT_HEADER
 from token2wav_server.sequences import Owner, SequenceId
@@ -52,24 +53,18 @@ Parameters = dict[str, Any]  # parameters of a request by name: strings, numbers
 
 @dataclass(frozen=True)
 class Options:
-    """Options of an utterance, from the parameters of its first request.
+    """Options in the parameters of the first request of an utterance.
 
     Later requests may repeat the parameters. They are checked again, but have no effect.
 
     Attributes:
-        audio_format: encoding and sample rate of the audio that the client receives.
+        utterance: options of the utterance.
         keep_open: whether the reply to the first request stays open until the utterance ends.
-        steps: number of ODE steps; 0 for the default of the model.
-        decoder_noise: whether the decoder adds its noise; None for the default of the server.
-        delays: delay of every codebook, if the tokens arrive in a delay pattern; else None.
         voice: name of a voice of the server; empty if the request gives no name.
     """
 
-    audio_format: AudioFormat = field(default_factory=AudioFormat)
+    utterance: UtteranceOptions = DEFAULTS
     keep_open: bool = False
-    steps: int = 0
-    decoder_noise: bool | None = None
-    delays: tuple[int, ...] | None = None
     voice: str = ""
 
     @classmethod
@@ -104,7 +99,8 @@ class Options:
         if voice is not None and (not isinstance(voice, str) or not voice):
             raise InputError("voice", f"{shown(voice)} is not a valid voice name")
         delays = _delays(parameters.get("delays"))
-        return cls(audio_format, keep_open, steps or 0, decoder_noise, delays, voice or "")
+        utterance = UtteranceOptions(steps or 0, decoder_noise, delays, audio_format)
+        return cls(utterance, keep_open, voice or "")
 
 
 def _delays(value: Any) -> tuple[int, ...] | None:

@@ -21,7 +21,15 @@ from tests.support.packing import pad_batches
 from tests.support.recomputing import recomputing
 from tests.support.tiny_model import one_line
 from tests.support.utterances import Mel, a_voice, off, some_tokens
-from token2wav import ConfigError, InputError, RuntimeConfig, StreamConfig, Token2Wav, Voice
+from token2wav import (
+    ConfigError,
+    InputError,
+    RuntimeConfig,
+    StreamConfig,
+    Token2Wav,
+    UtteranceOptions,
+    Voice,
+)
 from token2wav.execution.assemble import load_network
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.families.cosyvoice3.noise import load_flow_noise
@@ -158,7 +166,7 @@ def test_a_batch_of_different_steps_equals_its_streams_alone(model: Token2Wav) -
     ]
     audio = spoken_together(model.pipeline, [(voice, TOKENS, steps) for voice, steps in cases])
     for each, (voice, steps) in zip(audio, cases, strict=True):
-        assert np.abs(each - model.synthesize(TOKENS, voice, steps=steps)).max() <= 1e-3
+        assert np.abs(each - model.synthesize(TOKENS, voice, UtteranceOptions(steps))).max() <= 1e-3
     assert model.pipeline.open_streams == 0
 
 
@@ -219,9 +227,9 @@ def test_padded_batches_without_guidance(tmp_path: Path, guidance: float) -> Non
 
 def test_steps_that_are_not_allowed(model: Token2Wav) -> None:
     for call in (
-        lambda: model.stream(a_voice(30), steps=7),
+        lambda: model.stream(a_voice(30), UtteranceOptions(7)),
         lambda: model.mel(TOKENS, a_voice(30), steps=7),
-        lambda: model.synthesize(TOKENS, a_voice(30), steps=-1),
+        lambda: model.synthesize(TOKENS, a_voice(30), UtteranceOptions(-1)),
     ):
         with pytest.raises(InputError, match=r"steps: -?\d is not one of 10, 5, 2"):
             call()

@@ -12,7 +12,7 @@ from tests.support.batches import spoken_together
 from tests.support.codec_models import WRITERS, drawn_tokens
 from tests.support.family_golden import FamilyGolden
 from tests.support.utterances import chunks_of, joined, off, portions
-from token2wav import ConfigError, RuntimeConfig, StreamConfig, Token2Wav
+from token2wav import ConfigError, RuntimeConfig, StreamConfig, Token2Wav, UtteranceOptions
 from token2wav.execution.artifacts import EngineFolder
 from token2wav.serving.chunking import checked_tokens
 from token2wav.voice import voice_for
@@ -67,8 +67,8 @@ def test_noise_is_turned_off_for_a_stream(folder: Path) -> None:
     if not exported.config.adds_noise:
         pytest.skip("the decoder adds no noise")
     tokens = drawn_tokens(exported.config, 60)
-    wanted = torch_model.synthesize(tokens, decoder_noise=False)
-    audio = exported.synthesize(tokens, decoder_noise=False)
+    wanted = torch_model.synthesize(tokens, options=UtteranceOptions(decoder_noise=False))
+    audio = exported.synthesize(tokens, options=UtteranceOptions(decoder_noise=False))
     assert off(audio, wanted) <= PARITY * wanted.std()
     assert off(exported.synthesize(tokens), wanted) > PARITY * wanted.std()
 

@@ -31,7 +31,7 @@ from tests.support.gateway_rig import GatewayRig
 from tests.support.golden import ROOT
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.server_rig import Rig
-from token2wav import StreamConfig, Token2Wav
+from token2wav import StreamConfig, Token2Wav, UtteranceOptions
 from token2wav_client import Client, ClientVoice, ServerError, token_source
 
 STREAMS, FRAMES = 32, 30
@@ -103,7 +103,9 @@ def test_streams_at_once_at_pace_and_in_random_portions(served: tuple[Rig, Token
 
     switches = (None, True, False) if config.adds_noise else (None, None, None)
     wholes = {
-        (start, switch): model.synthesize(codes[start:], decoder_noise=switch)
+        (start, switch): model.synthesize(
+            codes[start:], options=UtteranceOptions(decoder_noise=switch)
+        )
         for start in range(4)
         for switch in switches
     }

@@ -1,4 +1,4 @@
-"""Long utterances whose tokens arrive one by one, faster than the server computes them, are whole."""
+"""Long utterances are whole, even if their tokens arrive one by one and too fast to be computed."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from tests.support.golden import DATA, TINY, GoldenSet, snr_db
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.serve_command import synth
 from tests.support.server_rig import Rig
-from token2wav import StreamConfig, Token2Wav
+from token2wav import StreamConfig, Token2Wav, UtteranceOptions
 from token2wav_client import Client, ClientVoice, InputError, ServerError
 
 
@@ -53,7 +53,10 @@ def test_each_stream_has_its_own_number(
         heard = list(pool.map(speak, asked))
     for audio, steps in zip(heard, asked, strict=True):
         assert (
-            snr_db(audio, both.synthesize(golden.tokens, golden.voice, steps=steps or 0)) >= SNR_DB
+            snr_db(
+                audio, both.synthesize(golden.tokens, golden.voice, UtteranceOptions(steps or 0))
+            )
+            >= SNR_DB
         )
     assert snr_db(heard[0], heard[1]) < SNR_DB  # the numbers of steps give different audio
     served.wait_until_empty()

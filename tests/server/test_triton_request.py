@@ -15,6 +15,7 @@ from tests.server.test_service import FakeRequest, FakeTriton, tensors_of
 from tests.support.tiny_model import demo_tokens, demo_voice
 from token2wav import InputError
 from token2wav.serving.audio_output import AudioFormat
+from token2wav.serving.options import UtteranceOptions
 from token2wav_server.launcher.access import CLIENT_HEADER
 from token2wav_server.sequences import Owner
 
@@ -28,10 +29,10 @@ class Message(FakeRequest):
         self, sequence_id: int | str = 7, flags: int = 0, parameters: object = None, **inputs: Any
     ) -> None:
         super().__init__(**inputs)
-        self._sequence_id, self._flags, self._parameters = sequence_id, flags, parameters
+        self._id, self._flags, self._parameters = sequence_id, flags, parameters
 
     def correlation_id(self) -> Any:
-        return self._sequence_id
+        return self._id
 
     def flags(self) -> int:
         return self._flags
@@ -86,15 +87,14 @@ def test_all_values_of_a_first_request(parser: Any) -> None:
     assert np.array_equal(read.tokens, demo_tokens(3))
     assert set(read.voice_inputs) == {"prompt_tokens", "prompt_mel", "speaker_embedding"}
     options = read.options()
-    assert options.audio_format == AudioFormat("int16", 16000)
-    assert (options.keep_open, options.steps, options.voice) == (True, 4, "anna")
-    assert (options.decoder_noise, options.delays) == (False, (0, 1, 12))
+    assert (options.keep_open, options.voice) == (True, "anna")
+    assert options.utterance == UtteranceOptions(4, False, (0, 1, 12), AudioFormat("int16", 16000))
 
 
 def test_a_request_may_have_neither_tokens_nor_parameters(parser: Any) -> None:
     read = parser.read(Message())
     assert (read.tokens.shape, read.owner, read.voice_inputs) == ((0,), Owner(), {})
-    assert read.options().audio_format == AudioFormat()
+    assert read.options().utterance == UtteranceOptions()
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.dac_model import write_higgs
 from tests.support.family_golden import FamilyGolden
-from token2wav import InputError, RuntimeConfig, Token2Wav
+from token2wav import InputError, RuntimeConfig, Token2Wav, UtteranceOptions
 from token2wav.model_config import ModelConfig
 from token2wav.serving.delays import DelayPattern
 from token2wav_client import CodeAligner
@@ -106,4 +106,6 @@ def test_a_stream_of_the_library_takes_delayed_codes(tmp_path: Path) -> None:
     model = Token2Wav.load(folder, runtime=RuntimeConfig(device="cpu"))
     codes = np.random.default_rng(3).integers(0, 16, (30, 3))
     rows = rows_of(codes, (0, 1, 2))
-    np.testing.assert_array_equal(model.synthesize(rows, delays=range(3)), model.synthesize(codes))
+    np.testing.assert_array_equal(
+        model.synthesize(rows, options=UtteranceOptions(delays=range(3))), model.synthesize(codes)
+    )

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from token2wav import AudioChunk, StreamConfig
+from token2wav import AudioChunk, StreamConfig, UtteranceOptions
 from token2wav.execution.stages import FlowStage
 from token2wav.serving.chunking import Chunker
 from token2wav.serving.pipeline import Pipeline
@@ -25,7 +25,7 @@ def spoken_together(
     """Audio (n,) of every utterance, of a voice, tokens and ODE steps, each round of chunks in one
     batch.
     """
-    requests = [pipeline.request(voice, steps) for voice, _, steps in utterances]
+    requests = [pipeline.request(voice, UtteranceOptions(steps)) for voice, _, steps in utterances]
     for request, (_, tokens, _) in zip(requests, utterances, strict=True):
         pipeline.open(request)
         request.chunker.push(tokens, end=True)

@@ -18,12 +18,12 @@ from token2wav.execution.device import check_device, entered
 from token2wav.execution.stages import CacheUsage, FrameChunk, Stage, TokenChunk
 from token2wav.model_config import ModelConfig, StageName
 from token2wav.networks.staging import to_host
-from token2wav.serving.audio_output import AudioChunk, AudioFormat, AudioOutput
-from token2wav.serving.chunking import Chunker, HopSchedule
+from token2wav.serving.audio_output import AudioChunk
+from token2wav.serving.chunking import HopSchedule
 from token2wav.serving.clocks import Load, Playback
-from token2wav.serving.delays import DelayPattern
+from token2wav.serving.options import DEFAULTS, UtteranceOptions
 from token2wav.serving.request import Request
-from token2wav.voice import Voice, check_steps
+from token2wav.voice import Voice
 
 _Chunk = tuple[Request, tuple[int, ...], TokenChunk]  # a request, its handles, and its next chunk
 Timed = Callable[[Mapping[StageName, float]], None]  # called with the seconds of each stage
@@ -61,40 +61,25 @@ class Pipeline:
     def request(
         self,
         voice: Voice,
-        steps: int = 0,
+        options: UtteranceOptions = DEFAULTS,
         clock: Callable[[], float] | None = None,
         buffer_seconds: float = PLAYER_BUFFER_SECONDS,
-        audio_format: AudioFormat | None = None,
-        *,
-        decoder_noise: bool | None = None,
-        delays: Sequence[int] | None = None,
     ) -> Request:
         """Creates a request. It has no memory in the stages until `open`.
 
         Args:
             voice: prompt and speaker, checked against the model.
-            steps: number of ODE steps, one of `Pipeline.steps`; 0 for the default.
+            options: options of the utterance.
             clock: function that returns monotonic seconds; None for `Pipeline.clock`.
             buffer_seconds: seconds of audio that the listener's player collects before it starts.
-            audio_format: format of the audio that is sent; None for float32 at the rate of the
-                model.
-            decoder_noise: whether the decoder adds its noise; None for the default in the settings.
-            delays: delay of every codebook in rows, if the tokens arrive in a delay pattern
-                (`DelayPattern`); None for aligned codes.
 
         Raises:
-            InputError: the number of steps is not allowed, the audio cannot have the sample rate of
-                `audio_format`, the decoder has no noise, or the delays do not fit the model.
+            InputError: an option does not fit the model or the settings.
         """
-        check_steps(steps, self.steps)
-        config, playback = self.config, Playback(clock or self.clock, buffer_seconds)
-        noise = config.decoder_noise(decoder_noise, self._stream)
-        chunker = Chunker(
-            *(voice.prompt_tokens, config, self._schedule, playback, self.load), decoder_noise=noise
+        playback = Playback(clock or self.clock, buffer_seconds)
+        return Request.of(
+            voice, options, self.config, self._stream, self._schedule, playback, self.load
         )
-        output = AudioOutput(config, audio_format, self._stream.trim_silence_ms)
-        pattern = None if delays is None else DelayPattern(delays, config)
-        return Request(voice, steps or self.steps[0], chunker, playback, output, pattern)
 
     def open(self, request: Request) -> None:
         """Opens a request in every stage, and computes the results that depend only on its voice.

@@ -10,13 +10,15 @@ from typing import Any, NamedTuple, Protocol
 
 from numpy.typing import ArrayLike, NDArray
 
+from token2wav.config import StreamConfig
 from token2wav.errors import StreamClosedError, Token2WavError
 from token2wav.model_config import ModelConfig
 from token2wav.serving.audio_output import AudioChunk, AudioOutput
-from token2wav.serving.chunking import Chunker, checked_tokens
-from token2wav.serving.clocks import Playback
+from token2wav.serving.chunking import Chunker, HopSchedule, checked_tokens
+from token2wav.serving.clocks import Load, Playback
 from token2wav.serving.delays import DelayPattern
-from token2wav.voice import Voice
+from token2wav.serving.options import UtteranceOptions
+from token2wav.voice import Voice, check_steps
 
 ENDED = "stream: it has ended, so it accepts no more tokens"
 
@@ -123,6 +125,41 @@ class Request:
     ready_since: float = 0.0
     compute_seconds: float = 0.0
     why_closed: str = ENDED
+
+    @classmethod
+    def of(
+        cls,
+        voice: Voice,
+        options: UtteranceOptions,
+        config: ModelConfig,
+        stream: StreamConfig,
+        schedule: HopSchedule,
+        playback: Playback,
+        load: Load | None = None,
+    ) -> Request:
+        """Makes the request of an utterance.
+
+        Args:
+            voice: prompt and speaker, checked against the model.
+            options: options of the utterance.
+            config: configuration of the model.
+            stream: settings of streams.
+            schedule: schedule of hops of the model under these settings.
+            playback: playback clock of the listener.
+            load: load of the workers that compute the chunks, see `Chunker`.
+
+        Raises:
+            InputError: an option does not fit the model or the settings.
+        """
+        steps = config.allowed_steps(stream.steps)
+        check_steps(options.steps, steps)
+        noise = config.decoder_noise(options.decoder_noise, stream)
+        chunker = Chunker(
+            voice.prompt_tokens, config, schedule, playback, load, decoder_noise=noise
+        )
+        output = AudioOutput(config, options.audio_format, stream.trim_silence_ms)
+        delays = None if options.delays is None else DelayPattern(options.delays, config)
+        return cls(voice, options.steps or steps[0], chunker, playback, output, delays)
 
     def checked_tokens(self, tokens: ArrayLike, config: ModelConfig) -> NDArray[Any]:
         """Aligns tokens that arrive in a delay pattern, and checks them.

@@ -8,15 +8,15 @@ calls may take long.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from numpy.typing import ArrayLike
 
 from token2wav.config import LimitConfig
 from token2wav.errors import DeviceLostError, StreamClosedError, Token2WavError, to_public_error
-from token2wav.serving.audio_output import AudioFormat
 from token2wav.serving.delivery import attempt, fail, finish, is_cancelled
 from token2wav.serving.observer import Observer
+from token2wav.serving.options import DEFAULTS, UtteranceOptions
 from token2wav.serving.pipeline import Pipeline
 from token2wav.serving.request import Reply, Request
 from token2wav.serving.scheduler import Scheduler
@@ -67,11 +67,8 @@ class RequestPool:
         voice: Voice,
         on_close: Callable[[Request], None] = lambda _: None,
         *,
-        steps: int = 0,
         client: str = "",
-        audio_format: AudioFormat | None = None,
-        decoder_noise: bool | None = None,
-        delays: Sequence[int] | None = None,
+        options: UtteranceOptions = DEFAULTS,
     ) -> Request:
         """Admits a request. Nothing is computed yet.
 
@@ -79,23 +76,17 @@ class RequestPool:
             voice: prompt and speaker, checked against the model.
             on_close: called with the request, once and from any thread, when the request is over
                 for any reason. The call may come before this method returns.
-            steps: number of ODE steps, one of `Pipeline.steps`; 0 for the default.
             client: name of the client; empty if it is not known.
-            audio_format: format of the audio that is sent; None for float32 at the rate of the
-                model.
-            decoder_noise, delays: see `Pipeline.request`.
+            options: options of the utterance.
 
         Raises:
-            InputError: an option does not fit the model, see `Pipeline.request`.
+            InputError: an option does not fit the model or the settings.
             LimitError: too many requests are open, in total or of this client; or the server shuts
                 down.
             EngineError: every worker is hung, so none can compute the request.
         """
-        buffer_seconds = self._limits.player_buffer_seconds
         request = self._pipeline.request(
-            *(voice, steps, self._clock, buffer_seconds, audio_format),
-            decoder_noise=decoder_noise,
-            delays=delays,
+            voice, options, self._clock, self._limits.player_buffer_seconds
         )
         request.on_close, request.client = on_close, client
         with self._wake:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Sequence
 from types import TracebackType
 
 from numpy.typing import ArrayLike
@@ -12,6 +11,7 @@ from numpy.typing import ArrayLike
 from token2wav.errors import InputError, StreamClosedError, Token2WavError
 from token2wav.serving.audio_output import AudioChunk
 from token2wav.serving.delivery import deliver
+from token2wav.serving.options import DEFAULTS, UtteranceOptions
 from token2wav.serving.pipeline import Pipeline
 from token2wav.voice import Voice
 
@@ -37,13 +37,10 @@ class Stream:
         self,
         pipeline: Pipeline,
         voice: Voice,
-        steps: int = 0,
-        *,
-        decoder_noise: bool | None = None,
-        delays: Sequence[int] | None = None,
+        options: UtteranceOptions = DEFAULTS,
     ) -> None:
         self._pipeline = pipeline
-        self._request = pipeline.request(voice, steps, decoder_noise=decoder_noise, delays=delays)
+        self._request = pipeline.request(voice, options)
         # Guards the status of the request. The lock is reentrant, because a signal handler may call
         # `cancel` while its own thread holds the lock.
         self._lock = threading.RLock()

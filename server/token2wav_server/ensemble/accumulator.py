@@ -18,14 +18,12 @@ from token2wav.errors import Token2WavError, to_public_error
 from token2wav.execution.assemble import held_samples
 from token2wav.execution.stages import TokenChunk
 from token2wav.families import read_config
-from token2wav.serving.audio_output import AudioFormat, AudioOutput
-from token2wav.serving.chunking import Chunker, HopSchedule
+from token2wav.serving.audio_output import AudioFormat
+from token2wav.serving.chunking import HopSchedule
 from token2wav.serving.clocks import Playback
-from token2wav.serving.delays import DelayPattern
 from token2wav.serving.delivery import deliver, finish
 from token2wav.serving.request import Request
 from token2wav.serving.scheduler import Scheduler
-from token2wav.voice import check_steps
 from token2wav_server.ensemble.ordered_stage import Label, ticker
 from token2wav_server.ensemble.stages import FlowContent
 from token2wav_server.ensemble.wire import ToFlow
@@ -113,7 +111,6 @@ class Accumulator:
         self._limits, self._stream = server.limits, server.stream
         held = held_samples(self._config, server.stream)
         self._schedule = HopSchedule.of(server.stream, self._config, held)
-        self._steps = self._config.allowed_steps(server.stream.steps)
         # Audio that the vocoder may not have sent yet: also silence that it may trim.
         self._held_back = held / self._config.sample_rate + server.stream.trim_silence_ms / 1000
         self._voices = registry(server, self._config)
@@ -165,26 +162,18 @@ class Accumulator:
             self._fail(open_stream.request, error)
             raise error
         voice = message.voice(options.voice, self._voices, self._config)
-        check_steps(options.steps, self._steps)
         playback = Playback(buffer_seconds=self._limits.player_buffer_seconds)
-        request = Request(
-            voice,
-            options.steps or self._steps[0],
-            Chunker(
-                *(voice.prompt_tokens, self._config, self._schedule, playback),
-                decoder_noise=self._config.decoder_noise(options.decoder_noise, self._stream),
-            ),
-            playback,
-            AudioOutput(self._config, options.audio_format),  # InputError for a bad sample rate
-            None if options.delays is None else DelayPattern(options.delays, self._config),
-            client=owner.client,
+        request = Request.of(
+            voice, options.utterance, self._config, self._stream, self._schedule, playback
         )
+        request.client = owner.client
         self._scheduler.admit(request)
         self._scheduler.release(request)  # it need not be opened, as this process has no stage
-        resampled = options.audio_format.sample_rate not in (None, self._config.sample_rate)
+        audio_format = options.utterance.audio_format
+        resampled = audio_format.sample_rate not in (None, self._config.sample_rate)
         stream = _Stream(
             request,
-            options.audio_format,
+            audio_format,
             self._config.token_frame_rate,
             self._held_back + _RESAMPLER_SECONDS * resampled,
         )

@@ -20,6 +20,7 @@ from token2wav import (
     RuntimeConfig,
     StreamConfig,
     Token2Wav,
+    UtteranceOptions,
 )
 from token2wav.execution.assemble import check_folder, family_of
 from token2wav.execution.stages import FrameChunk
@@ -41,11 +42,16 @@ def test_noise_that_is_turned_off(size: str, tmp_path: Path) -> None:
     model = Token2Wav.load(folder, stream=StreamConfig(hold_frames=0), runtime=cpu)
     if not has_noise:
         with pytest.raises(InputError, match="decoder_noise: given, but the decoder of this model"):
-            model.stream(decoder_noise=True)
+            model.stream(options=UtteranceOptions(decoder_noise=True))
         return
-    assert off(model.synthesize(codes, decoder_noise=False), expected) <= PARITY * expected.std()
+    assert (
+        off(model.synthesize(codes, options=UtteranceOptions(decoder_noise=False)), expected)
+        <= PARITY * expected.std()
+    )
     noisy = golden["audio"].numpy()
-    heard = Token2Wav.load(folder, stream=silent, runtime=cpu).synthesize(codes, decoder_noise=True)
+    heard = Token2Wav.load(folder, stream=silent, runtime=cpu).synthesize(
+        codes, options=UtteranceOptions(decoder_noise=True)
+    )
     assert off(heard, noisy) <= PARITY * noisy.std()
 
 
