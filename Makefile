@@ -13,7 +13,7 @@ GRPC_PORT ?= 8001
 METRICS_PORT ?= 8002
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo speech test check release-test page integrations lint format serve export gpu-check perf demo-voice soak rehearsal images images-check docs docs-check dist clean
+.PHONY: help setup demo speech test check release-test gpu-stack page integrations lint format serve export gpu-check perf demo-voice soak rehearsal images images-check docs docs-check dist clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -35,12 +35,15 @@ test: lint ## lint, then run all tests in five processes (many tests wait for se
 check: lint ## lint, then run the tests that need no server and no export (two minutes)
 	$(BIN)/pytest -n 2 $(addprefix tests/,test_*.py config cache networks serving families/streamflow client voices server/test_*.py server/ensemble docs)
 
-release-test: lint ## run the tests that are too slow for `make test`: kernels compiled for GPUs, most exports, soaks (15 minutes)
+release-test: lint gpu-stack ## run the tests that are too slow for `make test`: kernels compiled for GPUs, most exports, soaks (25 minutes)
 	$(BIN)/pytest -n 2 -m slow
 
 page: ## [PORT=8080]: serve a web page that speaks the text you type, with a Triton server, until Ctrl-C
 	$(SETUP)
 	@$(BIN)/python -m examples.browser.demo $(if $(PORT),--port $(PORT))
+
+gpu-stack: ## rehearse, collect, compile and emulate the GPU path with the packages of a GPU machine (10 minutes, 5 GB; no GPU)
+	@scripts/gpu_stack.sh
 
 integrations: ## [ARGS=openai pipecat livekit]: speak with libraries of other projects, and check what is heard
 	$(SETUP)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -86,15 +86,21 @@ class _CountedAssembly(Assembly):
         return network.eval().requires_grad_(False)
 
 
-def counted_stages(counter: LaunchCounter, config: ModelConfig, stream: StreamConfig) -> Stages:
+def counted_stages(
+    counter: LaunchCounter,
+    config: ModelConfig,
+    stream: StreamConfig,
+    storage: Literal["auto", "float32", "int8", "float8"] = "auto",
+) -> Stages:
     """Makes the stages of a model on `meta`, in float16, with weights that have no values.
 
     Args:
         counter: counter, which must be active. It counts the chunks that the stages compute.
         config: configuration of the model.
         stream: settings of streams.
+        storage: dtype of the cached keys and values.
     """
-    runtime = RuntimeConfig("auto", "torch", precision="float16")
+    runtime = RuntimeConfig("auto", "torch", precision="float16", cache_storage=storage)
     context = LoadContext(Path("no folder"), runtime, META)
     with counter.collected(None):
         stages = _CountedAssembly(counter, context, config, stream).stages()

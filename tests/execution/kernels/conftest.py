@@ -14,7 +14,7 @@ from token2wav.execution.device import keep_arithmetic_exact
 
 # Before triton is imported: without a GPU its kernels are interpreted.
 if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture(autouse=True)
