@@ -1,11 +1,11 @@
-"""Table of all families at their published sizes: pace, waiting, memory and code.
+"""Table of all families at their published sizes: pace, waiting, memory and throughput.
 
 The table is computed from the configurations, and from the states that the networks declare:
 
     .venv/bin/python -m benchmarks.family_table
 
 It has one column that is measured, from `codec_peers.json` and `flow_throughput.json` in
-`benchmarks/results`. The lines of other servers were counted by hand (the README there).
+`benchmarks/results`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from benchmarks.models import public_configs
 from tests.support import dac_model, mimi_model, nanocodec_model, qwen3_model
 from tests.support.snac_model import SNAC_24KHZ, SNAC_44KHZ
 from token2wav.config import StreamConfig
-from token2wav.execution.assemble import family_of, held_samples
+from token2wav.execution.assemble import held_samples
 from token2wav.families import read_config
 from token2wav.model_config import ModelConfig
 from token2wav.serving.chunking import HopSchedule
@@ -36,20 +36,8 @@ _SPEECH_SECONDS, _PROMPT_TOKENS = 30, 75
 _STREAM = StreamConfig()
 _HEADER = (
     "| | tokens a second | look-ahead, ms | first audio after | memory of a stream, MiB "
-    "| seconds of audio a second, 2 cores | lines | in SGLang-Omni | in vLLM-Omni |"
+    "| seconds of audio a second, 2 cores |"
 )
-# Lines of the same decoder in SGLang-Omni 0.1.9 and vLLM-Omni 0.30.
-_OTHERS = {
-    "CosyVoice3": ("3,809", "2,666"),
-    "Step-Audio2": ("5,048", "1,147 and 2,900"),
-    "Qwen3-TTS": ("5,868", "4,511"),
-    "Qwen3-Omni": ("3,167", "357"),
-    "Mimi": ("1,680", "875"),
-    "NanoCodec": ("-", "172"),
-    "DAC": ("658", "-"),
-    "Higgs Audio": ("1,049", "1,286"),
-    "MOSS": ("6,385", "2,483"),
-}
 
 
 def codec_documents() -> dict[str, tuple[str, dict[str, Any]]]:
@@ -105,7 +93,6 @@ def row(name: str, config: ModelConfig) -> str:
         *(_TITLES.get(name, name), f"{rate:.4g}", f"{1000 * lookahead_seconds(config):.0f}"),
         f"{tokens} token{plural}, {1000 * tokens / rate:.0f} ms",
         *(f"{size:,.0f}" if size >= 10 else f"{size:.1f}", streams_in_real_time(name)),
-        *(f"{lines(config)}", *_OTHERS.get(name, ("-", "-"))),
     )
     return f"| {' | '.join(cells)} |"
 
@@ -144,13 +131,6 @@ def streams_in_real_time(name: str) -> str:
     ]
     found += [row["audio_seconds_per_second"][0] for run in flows for row in run["rows"]]
     return f"{max(found):.3g}" if found else "-"
-
-
-def lines(config: ModelConfig) -> int:
-    """Returns the number of lines of code in the folder of a family."""
-    module = type(family_of(config)).__module__.replace(".", "/")
-    folder = Path(__file__).resolve().parents[1] / f"{module}.py"
-    return sum(len(path.read_text().splitlines()) for path in folder.parent.glob("*.py"))
 
 
 def main() -> None:

@@ -90,7 +90,7 @@ class Voice:
 
     @cached_property
     def content_hash(self) -> str:
-        """SHA-256 of the arrays, 64 hexadecimal digits (docs/architecture.md lists the bytes).
+        """SHA-256 of the arrays, 64 hexadecimal digits (docs/wire.md lists the bytes).
 
         Voices with equal arrays have equal hashes, even if their names differ.
         """

@@ -30,7 +30,7 @@ EXIT_CODES: dict[int, str] = {
 }
 
 # Parts of messages from a server that works but refuses an utterance. A response in a gRPC stream
-# carries no status code, so the client recognizes errors by their text (docs/architecture.md).
+# carries no status code, so the client recognizes errors by their text (docs/wire.md).
 SHUTTING_DOWN = "server: it is shutting down"
 FULL = "try again later"
 _TRANSIENT = re.compile(  # includes messages of Triton itself
