@@ -153,7 +153,7 @@ def _feed(
     tokens = np.random.default_rng(0).integers(0, flow.vocab_size, (number, turns, TOKENS_PER_PUSH))
     begin, spread_s = time.monotonic() + 0.2, min(_STARTS_WITHIN_S, seconds)
     listeners = [Listener(begin + spread_s * index / number) for index in range(number)]
-    utterances = [workers.open(voices[index % _VOICES]) for index in range(number)]
+    utterances = [workers.requests.open(voices[index % _VOICES]) for index in range(number)]
     waits = (np.arange(turns) + 1) * TOKENS_PER_PUSH / PACE
     due = [
         (each.starts + wait, index, turn)
@@ -166,7 +166,7 @@ def _feed(
         listener = listeners[index]
         if listener.error is None:
             try:
-                workers.push(
+                workers.requests.push(
                     utterances[index], tokens[index, turn], listener, end=turn == turns - 1
                 )
             except Token2WavError as error:

@@ -277,7 +277,7 @@ class Round:
         )
         with self._may_fail():
             if random.random() < 0.3:
-                utterance = Utterance(voice, tokens, self._workers.open(voice))
+                utterance = Utterance(voice, tokens, self._workers.requests.open(voice))
             else:
                 stream = self._model.stream(voice)
                 utterance = Utterance(voice, tokens, stream._request, stream)
@@ -324,7 +324,7 @@ class Round:
     def _send(self, utterance: Utterance, tokens: Tokens, *, end: bool) -> None:
         """Sends a message to the workers; the last message waits for the answers to all of them."""
         reply = RecordingReply()
-        self._workers.push(utterance.request, tokens, reply, end=end)
+        self._workers.requests.push(utterance.request, tokens, reply, end=end)
         utterance.replies.append(reply)
         for each in utterance.replies if end else [reply]:
             assert each.over.wait(PATIENCE_SECONDS), "a message was never answered"
@@ -381,7 +381,7 @@ class Round:
         if utterance.stream is not None:
             utterance.stream.cancel()
         else:
-            self._workers.cancel(utterance.request)
+            self._workers.requests.cancel(utterance.request)
         self._count("cancelled")
 
     def _forget(self, utterance: Utterance) -> None:
@@ -444,7 +444,7 @@ class Round:
         gc.collect()
         flow, pipeline = self._flow, self._model.pipeline
         left = {
-            "requests": self._workers.open_requests,
+            "requests": self._workers.requests.open_requests,
             "streams": pipeline.open_streams,
             "streams of the flow": flow.open_streams,
             "streams that recompute": flow._recompute.open_streams,

@@ -71,6 +71,7 @@ class Service:
             workers=workers,
             on_device_lost=end_process,
         )
+        self._requests = self._workers.requests
 
     @classmethod
     def start(cls) -> Service:
@@ -118,7 +119,7 @@ class Service:
             utterance, keep_open = self._open(message, options), options.keep_open
         else:
             utterance, keep_open = self._continued(message), False
-        self._workers.push(utterance, message.tokens, reply, end=message.end, keep_open=keep_open)
+        self._requests.push(utterance, message.tokens, reply, end=message.end, keep_open=keep_open)
         if message.end:
             self._sequences.remove(message.sequence_id, utterance, utterance.why_closed)
 
@@ -126,10 +127,10 @@ class Service:
         sequence_id, owner = message.sequence_id, message.owner
         if (open_utterance := self._sequences.started_by(sequence_id, owner)) is not None:
             error = self._sequences.start_twice(sequence_id, owner)
-            self._workers.cancel(open_utterance, error)
+            self._requests.cancel(open_utterance, error)
             raise error
         voice = message.voice(options.voice, self._voices, self._model.config)
-        utterance = self._workers.open(
+        utterance = self._requests.open(
             voice,
             lambda request: self._sequences.remove(sequence_id, request, request.why_closed),
             client=owner.client,
@@ -150,7 +151,7 @@ class Service:
         try:
             message.options()
         except InputError as error:
-            self._workers.cancel(utterance, error)
+            self._requests.cancel(utterance, error)
             raise
         return utterance
 

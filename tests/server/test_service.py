@@ -194,11 +194,11 @@ def test_an_unexpected_failure_ends_its_request_alone(
     service: Any, triton: FakeTriton, voice: Voice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(service._workers._scheduler, "push", lambda *_, **__: [][0])
+        patched.setattr(service._requests.scheduler, "push", lambda *_, **__: [][0])
         service.handle(request := spoken(voice))
     assert request.errors == ["INTERNAL engine: IndexError: list index out of range"]
     assert triton.values["refused_total", "engine"] == 1
-    assert service._workers.open_requests == 0
+    assert service._requests.open_requests == 0
     service.handle(request := spoken(voice))
     until(lambda: request.over)
     assert request.errors == [None]  # its audio
@@ -208,16 +208,16 @@ def test_an_utterance_that_ends_while_it_is_opened_frees_its_id(
     service: Any, voice: Voice, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A process that stalls for longer than `limits.idle_seconds` closes streams at that moment."""
-    workers, inputs = service._workers, {"tokens": demo_tokens(4), **tensors_of(voice)}
+    requests, inputs = service._requests, {"tokens": demo_tokens(4), **tensors_of(voice)}
 
     def stalled(*arguments: Any, **options: Any) -> Any:
         request = open_request(*arguments, **options)
-        workers.cancel(request, IdleError("stream: no tokens for 30 s, so it was closed"))
+        requests.cancel(request, IdleError("stream: no tokens for 30 s, so it was closed"))
         return request
 
-    open_request = workers.open
+    open_request = requests.open
     with monkeypatch.context() as patched:
-        patched.setattr(workers, "open", stalled)
+        patched.setattr(requests, "open", stalled)
         service.handle(first := FakeRequest(7, **inputs))
     assert first.errors == ["NOT_FOUND stream: no tokens for 30 s, so it was closed"]
     assert not [record for record in caplog.records if record.levelname == "ERROR"]

@@ -27,7 +27,7 @@ def make(model: Token2Wav) -> Iterator[Make]:
         return made[-1]
 
     yield build
-    leftovers = [workers.open_requests for workers in made]
+    leftovers = [workers.requests.open_requests for workers in made]
     for workers in made:
         workers.close()
     assert leftovers == [0] * len(made)

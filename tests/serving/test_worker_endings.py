@@ -33,13 +33,13 @@ from token2wav.serving.worker import WorkerPool
 def test_an_idle_utterance_is_dropped(make: Make, model: Token2Wav, voice: Voice) -> None:
     clock, closed = FakeClock(), Counter()
     workers = make(clock=clock, idle_seconds=30.0)
-    utterance = workers.open(voice, closed)
+    utterance = workers.requests.open(voice, closed)
     kept, reply = RecordingReply(), RecordingReply()
-    workers.push(utterance, [1], kept, end=False, keep_open=True)
-    workers.push(utterance, [1], reply, end=False)
+    workers.requests.push(utterance, [1], kept, end=False, keep_open=True)
+    workers.requests.push(utterance, [1], reply, end=False)
     reply.succeeded()
     clock.now += 29.0
-    workers.push(utterance, [1], again := RecordingReply(), end=False)  # counts from here
+    workers.requests.push(utterance, [1], again := RecordingReply(), end=False)  # counts from here
     again.succeeded()
     clock.now += 29.0
     time.sleep(0.2)  # several polls
@@ -58,19 +58,19 @@ def test_an_utterance_without_any_request_is_dropped_too(make: Make, voice: Voic
     clock, closed = FakeClock(), Counter()
     workers = make(clock=clock, idle_seconds=30.0)
     time.sleep(0.1)  # the scheduler's thread sleeps
-    workers.open(voice, closed)
+    workers.requests.open(voice, closed)
     clock.now += 31.0
     until(lambda: closed.count == 1)
-    assert workers.open_requests == 0
+    assert workers.requests.open_requests == 0
 
 
 def test_requests_without_tokens_are_no_sign_of_life(make: Make, voice: Voice) -> None:
     clock, closed = FakeClock(), Counter()
     workers = make(clock=clock, idle_seconds=30.0)
-    utterance = workers.open(voice, closed)
+    utterance = workers.requests.open(voice, closed)
     for _ in range(3):
         clock.now += 10.0
-        workers.push(utterance, [], reply := RecordingReply(), end=False)
+        workers.requests.push(utterance, [], reply := RecordingReply(), end=False)
         reply.succeeded()
     clock.now += 1.0
     until(lambda: closed.count == 1)
@@ -80,11 +80,11 @@ def test_requests_without_tokens_are_no_sign_of_life(make: Make, voice: Voice) -
 def test_a_stream_has_a_longest_life(make: Make, voice: Voice) -> None:
     clock, closed = FakeClock(), Counter()
     workers = make(clock=clock, idle_seconds=30.0, stream_tokens=850)
-    utterance, kept = workers.open(voice, closed), RecordingReply()
-    workers.push(utterance, [1], kept, end=False, keep_open=True)
+    utterance, kept = workers.requests.open(voice, closed), RecordingReply()
+    workers.requests.push(utterance, [1], kept, end=False, keep_open=True)
     for _ in range(5):
         clock.now += 20.0
-        workers.push(utterance, [1], reply := RecordingReply(), end=False)
+        workers.requests.push(utterance, [1], reply := RecordingReply(), end=False)
         reply.succeeded()
     assert not utterance.over
     clock.now += 3.0
@@ -99,14 +99,14 @@ def test_a_request_that_takes_long_is_not_idleness(
 ) -> None:
     clock = FakeClock()
     workers = make(clock=clock, idle_seconds=30.0)
-    utterance, slow, rest = workers.open(voice), GatedReply(), RecordingReply()
-    workers.push(utterance, demo_tokens(30)[:FIRST], slow, end=False)
+    utterance, slow, rest = workers.requests.open(voice), GatedReply(), RecordingReply()
+    workers.requests.push(utterance, demo_tokens(30)[:FIRST], slow, end=False)
     assert slow.reached.wait(WAIT_SECONDS)
     clock.now += 100.0
     slow.gate.set()
     slow.succeeded()
     time.sleep(0.2)  # several polls; idle time counts from the end of the work
-    workers.push(utterance, demo_tokens(30)[FIRST:], rest, end=True)
+    workers.requests.push(utterance, demo_tokens(30)[FIRST:], rest, end=True)
     assert np.array_equal(joined(slow, rest), expected(30))
 
 
@@ -114,15 +114,15 @@ def test_cancel_fails_waiting_requests_and_is_harmless_after_the_end(
     workers: WorkerPool, model: Token2Wav, voice: Voice
 ) -> None:
     running, waiting, closed = GatedReply(), RecordingReply(), Counter()
-    utterance = workers.open(voice, closed)
-    workers.push(utterance, demo_tokens(SECOND), running, end=False)
-    workers.push(utterance, [1], waiting, end=True)
+    utterance = workers.requests.open(voice, closed)
+    workers.requests.push(utterance, demo_tokens(SECOND), running, end=False)
+    workers.requests.push(utterance, [1], waiting, end=True)
     assert running.reached.wait(WAIT_SECONDS)
-    workers.cancel(utterance)
+    workers.requests.cancel(utterance)
     running.gate.set()
     for reply in (running, waiting):
         assert isinstance(reply.failed(), StreamClosedError)
-    workers.cancel(utterance)
+    workers.requests.cancel(utterance)
     assert closed.count == 1
     assert len(running.chunks) == 1
     until(lambda: model.pipeline.open_streams == 0)  # the worker that was sending frees it
@@ -132,7 +132,9 @@ def test_a_client_that_vanishes_ends_its_utterance(
     workers: WorkerPool, model: Token2Wav, voice: Voice
 ) -> None:
     reply, closed = GatedReply(), Counter()
-    workers.push(workers.open(voice, closed), demo_tokens(SECOND + 100), reply, end=True)
+    workers.requests.push(
+        workers.requests.open(voice, closed), demo_tokens(SECOND + 100), reply, end=True
+    )
     assert reply.reached.wait(WAIT_SECONDS)
     reply.cancelled = True
     assert isinstance(reply.failed(), StreamClosedError)
@@ -149,7 +151,7 @@ def test_idle_and_abandoned_streams_are_freed_while_the_worker_hangs(
     clock, hanging, idle, vanishing = FakeClock(), Hanging(), RecordingReply(), RecordingReply()
     workers = make(model, clock=clock, idle_seconds=30.0)
     for kept in (idle, vanishing):
-        workers.push(workers.open(voice), [1], kept, end=False, keep_open=True)
+        workers.requests.push(workers.requests.open(voice), [1], kept, end=False, keep_open=True)
     until(lambda: model.pipeline.open_streams == 2)
     vocoder.meanwhile["advance"] = hanging
     running = speak(workers, voice, FIRST)
@@ -158,7 +160,7 @@ def test_idle_and_abandoned_streams_are_freed_while_the_worker_hangs(
     assert isinstance(vanishing.failed(), StreamClosedError)
     clock.now += 31.0
     assert isinstance(idle.failed(), IdleError)
-    assert (workers.open_requests, model.pipeline.open_streams) == (1, 1)
+    assert (workers.requests.open_requests, model.pipeline.open_streams) == (1, 1)
     hanging.gate.set()
     assert np.array_equal(joined(running), expected(FIRST))
 
@@ -182,12 +184,12 @@ def test_a_full_server_with_a_hung_worker_does_not_report_that_it_is_full(
     assert hanging.reached.wait(WAIT_SECONDS)
     clock.now += 179.0
     with pytest.raises(LimitError, match=r"try again later$"):
-        workers.open(voice)
+        workers.requests.open(voice)
     clock.now += 2.0
     with pytest.raises(
         EngineError, match=r"^engine: no batch has finished for 181 s; the server hangs$"
     ):
-        workers.open(voice)
+        workers.requests.open(voice)
     assert (
         str(running.failed())
         == "engine: the worker of this stream hangs; its batch has run for 181 s"
@@ -204,14 +206,14 @@ def test_on_close_is_called_once_and_before_the_last_word(
 ) -> None:
     journal: list[str] = []
     reply = RecordingReply("reply", journal)
-    utterance = workers.open(voice, lambda _: journal.append("closed"))
-    workers.push(utterance, [1, 2, 3], reply, end=how == "ended", keep_open=True)
+    utterance = workers.requests.open(voice, lambda _: journal.append("closed"))
+    workers.requests.push(utterance, [1, 2, 3], reply, end=how == "ended", keep_open=True)
     if how == "cancelled":
-        workers.cancel(utterance)
+        workers.requests.cancel(utterance)
     elif how == "failed":
         refused(workers, utterance, [-1])
     reply.wait()
-    workers.cancel(utterance)
+    workers.requests.cancel(utterance)
     assert [entry for entry in journal if entry != "reply0"] in (
         [["closed", "reply finished"]] if how == "ended" else [["closed", "reply failed"]]
     )
@@ -227,11 +229,11 @@ def test_an_observer_sees_utterances_admitted_started_and_ended(
             seen.append((open_requests, model.pipeline.open_streams))
 
     watched = make(observer=Onlooker())
-    first = watched.open(voice)
-    second = watched.open(voice)
-    watched.cancel(first)
+    first = watched.requests.open(voice)
+    second = watched.requests.open(voice)
+    watched.requests.cancel(first)
     reply = RecordingReply()
-    watched.push(second, [1], reply, end=True)
+    watched.requests.push(second, [1], reply, end=True)
     reply.succeeded()
     watched.close()
     assert seen == [(1, 0), (2, 0), (1, 0), (1, 1), (0, 0)]
@@ -247,9 +249,9 @@ def test_a_cancellation_while_the_engine_works_frees_all(
 ) -> None:
     model, vocoder = faulty
     workers, reply, closed = make(model), RecordingReply(), Counter()
-    utterance = workers.open(voice, closed)
-    vocoder.meanwhile[moment] = lambda: workers.cancel(utterance)
-    workers.push(utterance, demo_tokens(SECOND), reply, end=True)
+    utterance = workers.requests.open(voice, closed)
+    vocoder.meanwhile[moment] = lambda: workers.requests.cancel(utterance)
+    workers.requests.push(utterance, demo_tokens(SECOND), reply, end=True)
     assert isinstance(reply.failed(), StreamClosedError)
     assert_serves(workers, voice, expected)  # after it, the cancelled turn is over
     assert reply.chunks == []
@@ -271,9 +273,9 @@ def test_observer_finally_sees_no_open_stream_after_a_cancellation(
             told.append(model.pipeline.open_streams)
 
     workers, reply = make(model, observer=Onlooker()), RecordingReply()
-    utterance = workers.open(voice)
-    vocoder.meanwhile[moment] = lambda: workers.cancel(utterance)
-    workers.push(utterance, demo_tokens(SECOND), reply, end=True)
+    utterance = workers.requests.open(voice)
+    vocoder.meanwhile[moment] = lambda: workers.requests.cancel(utterance)
+    workers.requests.push(utterance, demo_tokens(SECOND), reply, end=True)
     assert isinstance(reply.failed(), StreamClosedError)
     until(lambda: told[-1] == 0)
     workers.close()

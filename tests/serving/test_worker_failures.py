@@ -57,15 +57,15 @@ def test_an_engine_failure_ends_one_utterance_and_no_other(
 ) -> None:
     model, vocoder = faulty
     workers = make(model)
-    other, started = workers.open(voice), RecordingReply()
-    workers.push(other, demo_tokens(FIRST), started, end=False)
+    other, started = workers.requests.open(voice), RecordingReply()
+    workers.requests.push(other, demo_tokens(FIRST), started, end=False)
     started.succeeded()
 
     vocoder.fault = fault
     closed, reply, kept = Counter(), RecordingReply(), RecordingReply()
-    utterance = workers.open(voice, closed)
-    workers.push(utterance, [1], kept, end=False, keep_open=True)
-    workers.push(utterance, demo_tokens(FIRST), reply, end=False)
+    utterance = workers.requests.open(voice, closed)
+    workers.requests.push(utterance, [1], kept, end=False, keep_open=True)
+    workers.requests.push(utterance, demo_tokens(FIRST), reply, end=False)
     error = reply.failed()
     assert isinstance(error, EngineError)
     assert str(error).startswith("engine: ")
@@ -73,7 +73,7 @@ def test_an_engine_failure_ends_one_utterance_and_no_other(
     assert closed.count == 1
 
     rest = RecordingReply()
-    workers.push(other, demo_tokens(40)[FIRST:], rest, end=True)
+    workers.requests.push(other, demo_tokens(40)[FIRST:], rest, end=True)
     assert np.array_equal(joined(started, rest), expected(40))
     assert model.pipeline.open_streams == 0
 
@@ -94,7 +94,7 @@ def test_a_lost_device_is_reported_after_its_utterances_have_failed(
 
     workers = WorkerPool(model.pipeline, LIMITS, on_device_lost=tell)
     vocoder.fault = RuntimeError("CUDA error: device-side assert triggered")
-    workers.push(workers.open(voice), demo_tokens(FIRST), reply, end=False)
+    workers.requests.push(workers.requests.open(voice), demo_tokens(FIRST), reply, end=False)
     assert isinstance(reply.failed(), DeviceLostError)
     assert told.wait(WAIT_SECONDS)
     workers.close()
@@ -115,7 +115,7 @@ def test_a_reply_that_raises_harms_nobody(
     workers: WorkerPool, model: Token2Wav, voice: Voice, expected: Expected
 ) -> None:
     closed, reply = Counter(), BrokenReply()
-    workers.push(workers.open(voice, closed), demo_tokens(FIRST), reply, end=True)
+    workers.requests.push(workers.requests.open(voice, closed), demo_tokens(FIRST), reply, end=True)
     reply.failed()
     assert closed.count == 1
     assert model.pipeline.open_streams == 0
@@ -130,8 +130,8 @@ def test_a_reply_that_cannot_even_be_asked_harms_nobody(
             raise ConnectionError("gone")
 
     reply = Unaskable()
-    utterance = workers.open(voice)
-    workers.push(utterance, [1], reply, end=False, keep_open=True)
+    utterance = workers.requests.open(voice)
+    workers.requests.push(utterance, [1], reply, end=False, keep_open=True)
     reply.failed()
     assert_serves(workers, voice, expected)
 
@@ -147,8 +147,8 @@ def test_an_internal_error_frees_streams_that_were_cancelled_meanwhile(
     model, vocoder = faulty
     workers, reply = make(model), RecordingReply()
     utterance, settle, faults = (
-        workers.open(voice),
-        workers._scheduler.finish_consumed_messages,
+        workers.requests.open(voice),
+        workers.requests.scheduler.finish_consumed_messages,
         [ValueError("a bug")],
     )
 
@@ -158,13 +158,13 @@ def test_an_internal_error_frees_streams_that_were_cancelled_meanwhile(
         return settle(request)
 
     def cancel() -> None:  # not by the worker itself, which would free it at once
-        elsewhere = threading.Thread(target=workers.cancel, args=(utterance,))
+        elsewhere = threading.Thread(target=workers.requests.cancel, args=(utterance,))
         elsewhere.start()
         elsewhere.join()
 
-    monkeypatch.setattr(workers._scheduler, "finish_consumed_messages", failing)
+    monkeypatch.setattr(workers.requests.scheduler, "finish_consumed_messages", failing)
     vocoder.meanwhile["advance"] = cancel
-    workers.push(utterance, demo_tokens(FIRST), reply, end=True)
+    workers.requests.push(utterance, demo_tokens(FIRST), reply, end=True)
     assert isinstance(reply.failed(), StreamClosedError)
     until(lambda: not faults)
     assert_serves(workers, voice, expected)
@@ -213,13 +213,13 @@ def test_an_end_alone_at_a_chunks_border_is_no_fault(
     workers = make(
         Token2Wav(config, two_stages(FlowWithoutLookahead(), TenSamplesOfEachFrame()), WHOLE_BLOCKS)
     )
-    utterance = workers.open(
+    utterance = workers.requests.open(
         Voice(np.zeros(0, np.int32), np.zeros((0, 1), np.float32), np.ones(3, np.float32))
     )
     first, end = RecordingReply(), RecordingReply()
-    workers.push(utterance, np.arange(5), first, end=False)
+    workers.requests.push(utterance, np.arange(5), first, end=False)
     assert [len(chunk.audio) for chunk in first.succeeded()] == [100]
-    workers.push(utterance, [], end, end=True)
+    workers.requests.push(utterance, [], end, end=True)
     assert [(len(chunk.audio), chunk.final) for chunk in end.succeeded()] == [(0, True)]
     workers.close()  # after its last turn
     assert not caplog.records
@@ -236,10 +236,12 @@ def test_an_observer_that_raises_at_every_call_harms_nobody(
         changed = computed = sent = ended = broken  # type: ignore[assignment]
 
     workers = make(observer=Broken())
-    workers.cancel(workers.open(voice))
+    workers.requests.cancel(workers.requests.open(voice))
     replies = {count: RecordingReply() for count in (4, FIRST, SECOND + 1)}
     for count, reply in replies.items():
-        workers.push(workers.open(voice, broken), demo_tokens(count), reply, end=True)
+        workers.requests.push(
+            workers.requests.open(voice, broken), demo_tokens(count), reply, end=True
+        )
         assert np.array_equal(joined(reply), expected(count))
     assert model.pipeline.open_streams == 0
 
@@ -252,16 +254,16 @@ def test_a_worker_survives_an_internal_error(
 ) -> None:
     """The affected request receives an error, or its audio all the same."""
     workers = make()
-    real, faults = getattr(workers._scheduler, call), [ValueError("a bug")]
+    real, faults = getattr(workers.requests.scheduler, call), [ValueError("a bug")]
 
     def once(*given: object) -> object:
         if threading.current_thread().name.startswith("token2wav") and faults:
             raise faults.pop()
         return real(*given)
 
-    monkeypatch.setattr(workers._scheduler, call, once)
-    utterance, reply = workers.open(voice), RecordingReply()
-    workers.push(utterance, demo_tokens(FIRST), reply, end=True, keep_open=True)
+    monkeypatch.setattr(workers.requests.scheduler, call, once)
+    utterance, reply = workers.requests.open(voice), RecordingReply()
+    workers.requests.push(utterance, demo_tokens(FIRST), reply, end=True, keep_open=True)
     reply.wait()
     until(lambda: not faults)
     assert_serves(workers, voice, expected)

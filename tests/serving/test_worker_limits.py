@@ -27,12 +27,12 @@ def test_streams_are_limited_and_a_freed_one_can_be_taken(
     make: Make, voice: Voice, expected: Expected
 ) -> None:
     workers = make(streams=2)
-    first, second = workers.open(voice), workers.open(voice)
+    first, second = workers.requests.open(voice), workers.requests.open(voice)
     with pytest.raises(LimitError, match=r"^streams: all 2 are in use"):
-        workers.open(voice)
-    workers.cancel(first)
+        workers.requests.open(voice)
+    workers.requests.cancel(first)
     assert_serves(workers, voice, expected)
-    workers.cancel(second)
+    workers.requests.cancel(second)
 
 
 @pytest.mark.parametrize(
@@ -54,8 +54,8 @@ def test_streams_are_limited_and_a_freed_one_can_be_taken(
 def test_a_bad_request_ends_its_utterance_alone(
     workers: WorkerPool, voice: Voice, expected: Expected, tokens: object, end: bool, words: str
 ) -> None:
-    closed, other = Counter(), workers.open(voice)
-    utterance = workers.open(voice, closed)
+    closed, other = Counter(), workers.requests.open(voice)
+    utterance = workers.requests.open(voice, closed)
     error = refused(workers, utterance, tokens, end=end)
     assert isinstance(error, InputError)
     assert words in str(error)
@@ -64,15 +64,15 @@ def test_a_bad_request_ends_its_utterance_alone(
     assert isinstance(refused(workers, utterance, [1]), StreamClosedError)
     assert closed.count == 1
     reply = RecordingReply()
-    workers.push(other, demo_tokens(4), reply, end=True)
+    workers.requests.push(other, demo_tokens(4), reply, end=True)
     assert np.array_equal(joined(reply), expected(4))
 
 
 def test_tokens_of_an_utterance_are_limited_over_all_its_requests(make: Make, voice: Voice) -> None:
     workers = make(stream_tokens=30)
-    utterance = workers.open(voice)
+    utterance = workers.requests.open(voice)
     for count in (20, 10):
-        workers.push(utterance, demo_tokens(count), reply := RecordingReply(), end=False)
+        workers.requests.push(utterance, demo_tokens(count), reply := RecordingReply(), end=False)
         reply.succeeded()
     assert "tokens: the utterance would exceed 30 tokens" in str(refused(workers, utterance, [1]))
     assert utterance.over
@@ -84,17 +84,17 @@ def test_requests_above_the_limit_of_waiting_ones_are_merged(
     """A client that sends single tokens faster than the server computes them loses nothing."""
     tokens = demo_tokens(FIRST + 400)
     workers, running = make(), GatedReply()
-    utterance = workers.open(voice)
-    workers.push(utterance, tokens[:FIRST], running, end=False)
+    utterance = workers.requests.open(voice)
+    workers.requests.push(utterance, tokens[:FIRST], running, end=False)
     assert running.reached.wait(WAIT_SECONDS)
     replies = [RecordingReply() for _ in tokens[FIRST:]]
     for token, reply in zip(tokens[FIRST:], replies, strict=True):
-        workers.push(utterance, [token], reply, end=False)
+        workers.requests.push(utterance, [token], reply, end=False)
     # Besides the running request. The memory of all others is free.
     waiting = [reply for reply in replies if not reply.over.is_set()]
     assert len(waiting) == MAX_WAITING_MESSAGES - 1
     assert not any(reply.chunks for reply in replies)
-    workers.push(utterance, [], last := RecordingReply(), end=True)
+    workers.requests.push(utterance, [], last := RecordingReply(), end=True)
     running.gate.set()
     last.wait()
     assert np.array_equal(joined(running, *replies, last), expected(len(tokens)))
@@ -104,8 +104,8 @@ def test_waiting_requests_fail_with_the_reason_of_the_refusal(
     workers: WorkerPool, voice: Voice
 ) -> None:
     kept = RecordingReply()
-    utterance = workers.open(voice)
-    workers.push(utterance, [1, 2], kept, end=False, keep_open=True)
+    utterance = workers.requests.open(voice)
+    workers.requests.push(utterance, [1, 2], kept, end=False, keep_open=True)
     error = refused(workers, utterance, [-5])
     assert kept.failed() is error
 
@@ -115,8 +115,8 @@ def test_tokens_after_the_end_are_refused_and_cost_nothing(
     workers: WorkerPool, voice: Voice, expected: Expected, late: object
 ) -> None:
     running = GatedReply()
-    utterance = workers.open(voice)
-    workers.push(utterance, demo_tokens(SECOND), running, end=True)
+    utterance = workers.requests.open(voice)
+    workers.requests.push(utterance, demo_tokens(SECOND), running, end=True)
     assert running.reached.wait(WAIT_SECONDS)
     for end in (False, True):
         error = refused(workers, utterance, late, end=end)
@@ -128,27 +128,31 @@ def test_tokens_after_the_end_are_refused_and_cost_nothing(
 
 def test_only_named_clients_are_limited(make: Make, voice: Voice) -> None:
     workers = make(streams=5)
-    opened = [workers.open(voice, client="alice") for _ in range(3)]  # half of 5, rounded up
+    opened = [
+        workers.requests.open(voice, client="alice") for _ in range(3)
+    ]  # half of 5, rounded up
     with pytest.raises(
         LimitError,
         match=r"^streams: client 'alice' has 3 open, the most .*try again later$",
     ):
-        workers.open(voice, client="alice")
-    opened += [workers.open(voice, client="bob"), workers.open(voice)]
+        workers.requests.open(voice, client="alice")
+    opened += [workers.requests.open(voice, client="bob"), workers.requests.open(voice)]
     with pytest.raises(LimitError, match=r"^streams: all 5 are in use"):
-        workers.open(voice, client="bob")
-    workers.cancel(opened.pop(0))
-    opened.append(workers.open(voice, client="alice"))
+        workers.requests.open(voice, client="bob")
+    workers.requests.cancel(opened.pop(0))
+    opened.append(workers.requests.open(voice, client="alice"))
     for utterance in opened:
-        workers.cancel(utterance)
-    opened = [workers.open(voice) for _ in range(5)]  # without a balancer, clients have no names
+        workers.requests.cancel(utterance)
+    opened = [
+        workers.requests.open(voice) for _ in range(5)
+    ]  # without a balancer, clients have no names
     for utterance in opened:
-        workers.cancel(utterance)
+        workers.requests.cancel(utterance)
 
 
 def test_the_limit_of_a_client_can_be_set(make: Make, voice: Voice) -> None:
     workers = make(streams=5, streams_per_client=1)
-    utterance = workers.open(voice, client="alice")
+    utterance = workers.requests.open(voice, client="alice")
     with pytest.raises(LimitError, match="has 1 open"):
-        workers.open(voice, client="alice")
-    workers.cancel(utterance)
+        workers.requests.open(voice, client="alice")
+    workers.requests.cancel(utterance)

@@ -41,7 +41,7 @@ def test_an_utterance_in_one_request_is_that_of_the_library(
     assert np.array_equal(joined(reply), expected(count))
     assert [chunk.index for chunk in reply.chunks] == list(range(len(reply.chunks)))
     assert [chunk.final for chunk in reply.chunks] == [False] * (len(reply.chunks) - 1) + [True]
-    assert workers.open_requests == 0
+    assert workers.requests.open_requests == 0
 
 
 def test_every_request_is_answered_in_order_with_the_chunks_it_made_possible(
@@ -49,13 +49,13 @@ def test_every_request_is_answered_in_order_with_the_chunks_it_made_possible(
 ) -> None:
     tokens, journal = demo_tokens(80), list[str]()
     a, b, c, d = (RecordingReply(name, journal) for name in "abcd")
-    utterance = workers.open(voice)
-    workers.push(utterance, tokens[:10], a, end=False)
-    workers.push(utterance, tokens[10:FIRST], b, end=False)
-    workers.push(utterance, tokens[FIRST:], c, end=False)
+    utterance = workers.requests.open(voice)
+    workers.requests.push(utterance, tokens[:10], a, end=False)
+    workers.requests.push(utterance, tokens[10:FIRST], b, end=False)
+    workers.requests.push(utterance, tokens[FIRST:], c, end=False)
     c.wait()
     assert model.pipeline.open_streams == 1
-    workers.push(utterance, [], d, end=True)
+    workers.requests.push(utterance, [], d, end=True)
     assert np.array_equal(joined(a, b, c, d), expected(80))
     assert journal == ["a finished", "b0", "b finished", "c1", "c finished", "d2", "d finished"]
     assert utterance.over
@@ -77,12 +77,12 @@ def test_many_utterances_from_many_threads_equal_the_library(
         generator = random.Random(seed)
         for _ in range(2):
             v, n = generator.randrange(len(voices)), generator.choice(counts)
-            utterance = workers.open(voices[v], closed)
+            utterance = workers.requests.open(voices[v], closed)
             replies, at = [], 0
             while at < n:
                 portion = generator.randint(1, 15)
                 replies.append(RecordingReply())
-                workers.push(
+                workers.requests.push(
                     utterance, tokens[n][at : at + portion], replies[-1], end=at + portion >= n
                 )
                 at += portion
@@ -120,11 +120,11 @@ def test_first_chunks_go_before_second_ones(make: Make, voice: Voice) -> None:
 def test_a_new_utterance_goes_before_an_old_one_that_is_half_done(make: Make, voice: Voice) -> None:
     workers, journal = make(clock=FakeClock()), list[str]()
     old, new = GatedReply("old ", journal), RecordingReply("new ", journal)
-    utterance = workers.open(voice)
-    workers.push(utterance, demo_tokens(FIRST), old, end=False)
+    utterance = workers.requests.open(voice)
+    workers.requests.push(utterance, demo_tokens(FIRST), old, end=False)
     assert old.reached.wait(WAIT_SECONDS)
     rest = RecordingReply("rest ", journal)
-    workers.push(utterance, demo_tokens(60), rest, end=True)
+    workers.requests.push(utterance, demo_tokens(60), rest, end=True)
     speak(workers, voice, 5, new)
     old.gate.set()
     rest.succeeded()
@@ -139,12 +139,12 @@ def test_a_reply_that_is_kept_open_finishes_last(
 ) -> None:
     journal: list[str] = []
     kept, middle, end = (RecordingReply(name, journal) for name in ("kept", "middle", "end"))
-    utterance = workers.open(voice)
-    workers.push(utterance, demo_tokens(30)[:FIRST], kept, end=False, keep_open=True)
-    workers.push(utterance, demo_tokens(30)[FIRST:], middle, end=False)
+    utterance = workers.requests.open(voice)
+    workers.requests.push(utterance, demo_tokens(30)[:FIRST], kept, end=False, keep_open=True)
+    workers.requests.push(utterance, demo_tokens(30)[FIRST:], middle, end=False)
     middle.succeeded()
     assert kept.outcomes == []
-    workers.push(utterance, [], end, end=True)
+    workers.requests.push(utterance, [], end, end=True)
     end.succeeded()
     kept.succeeded()
     assert journal == ["kept0", "middle finished", "end1", "end finished", "kept finished"]
@@ -155,7 +155,9 @@ def test_a_kept_reply_that_is_the_only_one_finishes_once(
     workers: WorkerPool, voice: Voice, expected: Expected
 ) -> None:
     reply = RecordingReply()
-    workers.push(workers.open(voice), demo_tokens(4), reply, end=True, keep_open=True)
+    workers.requests.push(
+        workers.requests.open(voice), demo_tokens(4), reply, end=True, keep_open=True
+    )
     assert np.array_equal(joined(reply), expected(4))
     workers.close()
     assert reply.outcomes == ["finished"]
@@ -164,11 +166,13 @@ def test_a_kept_reply_that_is_the_only_one_finishes_once(
 def test_every_kept_reply_is_finished_or_failed_once(workers: WorkerPool, voice: Voice) -> None:
     for end in (True, False):
         replies = [RecordingReply() for _ in range(3)]
-        utterance = workers.open(voice)
+        utterance = workers.requests.open(voice)
         for reply in replies:
-            workers.push(utterance, [1], reply, end=end and reply is replies[-1], keep_open=True)
+            workers.requests.push(
+                utterance, [1], reply, end=end and reply is replies[-1], keep_open=True
+            )
         if not end:
-            workers.cancel(utterance)
+            workers.requests.cancel(utterance)
         for reply in replies:
             reply.wait()
         assert [reply.outcomes for reply in replies] == [["finished" if end else "failed"]] * 3
@@ -178,13 +182,13 @@ def test_a_client_that_cancels_its_kept_reply_ends_the_utterance(
     workers: WorkerPool, model: Token2Wav, voice: Voice
 ) -> None:
     kept, middle, closed = RecordingReply(), RecordingReply(), Counter()
-    utterance = workers.open(voice, closed)
-    workers.push(utterance, [1], kept, end=False, keep_open=True)
-    workers.push(utterance, [2], middle, end=False)
+    utterance = workers.requests.open(voice, closed)
+    workers.requests.push(utterance, [1], kept, end=False, keep_open=True)
+    workers.requests.push(utterance, [2], middle, end=False)
     middle.succeeded()
     kept.cancelled = True
     assert isinstance(kept.failed(), StreamClosedError)
     assert closed.count == 1
     assert model.pipeline.open_streams == 0
     with pytest.raises(StreamClosedError):
-        workers.push(utterance, [3], RecordingReply(), end=False)
+        workers.requests.push(utterance, [3], RecordingReply(), end=False)

@@ -51,11 +51,13 @@ def test_many_utterances_in_portions_equal_the_library(
     spoken = []
     for _ in range(12):
         count = rng.choice([4, FIRST, SECOND + 1])
-        utterance, replies, sent = several.open(voice), [], 0
+        utterance, replies, sent = several.requests.open(voice), [], 0
         while sent < count:
             stop = min(count, sent + rng.choice([3, 20, 60]))
             replies.append(RecordingReply())
-            several.push(utterance, demo_tokens(count)[sent:stop], replies[-1], end=stop == count)
+            several.requests.push(
+                utterance, demo_tokens(count)[sent:stop], replies[-1], end=stop == count
+            )
             sent = stop
         spoken.append((count, replies))
     for count, replies in spoken:
@@ -78,10 +80,10 @@ def test_workers_compute_at_the_same_time(
 
     workers = WorkerPool(model.pipeline, LIMITS, workers=2)
     try:
-        first = workers.open(voice)
+        first = workers.requests.open(voice)
         vocoder.meanwhile["advance"] = meeting
         reply = RecordingReply()
-        workers.push(first, demo_tokens(FIRST), reply, end=True)
+        workers.requests.push(first, demo_tokens(FIRST), reply, end=True)
         until(lambda: barrier.n_waiting == 1)
         vocoder.meanwhile["advance"] = meeting  # the first call removed the function
         second = speak(workers, voice, FIRST)
@@ -97,9 +99,9 @@ def test_a_stream_cancelled_in_one_worker_is_freed_and_others_go_on(
     model, vocoder = faulty
     workers = WorkerPool(model.pipeline, LIMITS, workers=2)
     try:
-        utterance, reply = workers.open(voice), RecordingReply()
-        vocoder.meanwhile["advance"] = lambda: workers.cancel(utterance)
-        workers.push(utterance, demo_tokens(FIRST), reply, end=False)
+        utterance, reply = workers.requests.open(voice), RecordingReply()
+        vocoder.meanwhile["advance"] = lambda: workers.requests.cancel(utterance)
+        workers.requests.push(utterance, demo_tokens(FIRST), reply, end=False)
         assert isinstance(reply.failed(), StreamClosedError)
         audio = joined(speak(workers, voice, FIRST))
         until(lambda: model.pipeline.open_streams == 0)
@@ -133,7 +135,7 @@ def test_a_worker_that_hangs_loses_its_streams_and_the_others_go_on(
             == "engine: the worker of this stream hangs; its batch has run for 181 s"
         )
         assert np.array_equal(joined(speak(workers, voice, FIRST)), expected(FIRST))
-        assert workers.open_requests == 0
+        assert workers.requests.open_requests == 0
         until(lambda: model.pipeline.open_streams == 1)  # the engines may still write there
 
         vocoder.meanwhile["advance"] = second
@@ -144,7 +146,7 @@ def test_a_worker_that_hangs_loses_its_streams_and_the_others_go_on(
         with pytest.raises(
             EngineError, match=r"^engine: no batch has finished for 181 s; the server hangs$"
         ):
-            workers.open(voice)
+            workers.requests.open(voice)
 
         second.gate.set()
         until(lambda: workers._idle_workers == 1)

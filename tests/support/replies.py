@@ -143,7 +143,7 @@ def speak(
 ) -> RecordingReply:
     """Pushes a whole utterance in one request."""
     reply = reply or RecordingReply()
-    workers.push(workers.open(voice), demo_tokens(count), reply, end=True)
+    workers.requests.push(workers.requests.open(voice), demo_tokens(count), reply, end=True)
     return reply
 
 
@@ -158,7 +158,7 @@ def refused(
     """Returns the error of a push that must be rejected without a call of its reply."""
     reply = RecordingReply()
     with pytest.raises(Token2WavError) as caught:
-        workers.push(utterance, tokens, reply, end=end)  # type: ignore[arg-type]
+        workers.requests.push(utterance, tokens, reply, end=end)  # type: ignore[arg-type]
     assert reply.journal == []
     one_line(caught.value)
     return caught.value

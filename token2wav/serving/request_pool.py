@@ -28,17 +28,24 @@ class RequestPool:
 
     A request belongs to at most one worker at a time. Its messages are consumed in order. The reply
     to a message is finished after all chunks that the tokens of the message make possible were
-    sent. Public methods may be called from any thread, and never wait until a chunk is computed.
-
-    `WorkerPool` derives from this class, and adds the workers, which compute the requests.
+    sent. All methods may be called from any thread. None of them waits until a chunk is computed,
+    except `serve`.
 
     Args:
         pipeline: creates requests and frees their memory.
         limits: bounds that are checked before work starts.
-        observer: called at every admission and end of a request.
+        observer: called at every admission and end of a request; None for nothing.
         clock: returns monotonic seconds.
         on_device_lost: called from any thread after a request has failed because the process lost
             its GPU.
+        check_working: raises EngineError if no worker can compute a request. It is called with the
+            lock.
+
+    Attributes:
+        scheduler: scheduler of the requests. Hold `lock` when you call it.
+        lock: condition that guards the scheduler and the state of requests. It is notified when a
+            worker may find work.
+        observer: called at every admission and end of a request.
     """
 
     def __init__(
@@ -48,19 +55,21 @@ class RequestPool:
         observer: Observer | None,
         clock: Callable[[], float],
         on_device_lost: Callable[[], None],
+        check_working: Callable[[], None],
     ) -> None:
         self._pipeline = pipeline
         self._limits = limits
-        self._observer = observer or Observer()
+        self.observer = observer or Observer()
         self._clock = clock
         self._on_device_lost = on_device_lost
-        self._scheduler = Scheduler(limits, pipeline.config, clock)
-        self._wake = threading.Condition()  # guards the scheduler and the state of requests
+        self._check_working = check_working
+        self.scheduler = Scheduler(limits, pipeline.config, clock)
+        self.lock = threading.Condition()  # guards the scheduler and the state of requests
         self._changed_lock = threading.Lock()
 
     @property
     def open_requests(self) -> int:
-        return len(self._scheduler.requests)
+        return len(self.scheduler.requests)
 
     def open(
         self,
@@ -89,12 +98,12 @@ class RequestPool:
             voice, options, self._clock, self._limits.player_buffer_seconds
         )
         request.on_close, request.client = on_close, client
-        with self._wake:
+        with self.lock:
             # This check precedes the limits, because the health check and the canary (the
             # launcher's test synthesis) regard a server that raises LimitError as healthy.
             self._check_working()
-            self._scheduler.admit(request)
-        self._changed()
+            self.scheduler.admit(request)
+        self.changed()
         return request
 
     def push(
@@ -127,9 +136,9 @@ class RequestPool:
         request.check_open()
         try:
             array = request.checked_tokens(tokens, self._pipeline.config)
-            with self._wake:
-                finished = self._scheduler.push(request, array, reply, end=end, keep_open=keep_open)
-                self._wake.notify()
+            with self.lock:
+                finished = self.scheduler.push(request, array, reply, end=end, keep_open=keep_open)
+                self.lock.notify()
         except StreamClosedError:
             raise
         except Exception as error:
@@ -147,10 +156,10 @@ class RequestPool:
             reason: error for the replies; None if the client has cancelled or disconnected.
         """
         error = reason or StreamClosedError("stream: it was cancelled")
-        with self._wake:
+        with self.lock:
             if request.over:
                 return
-            replies = self._scheduler.fail(request, error)
+            replies = self.scheduler.fail(request, error)
             if request.owner in (None, threading.get_ident()):
                 attempt(self._pipeline.close, request)
         self._over(request, type(reason).__name__ if reason else "cancelled")
@@ -158,19 +167,16 @@ class RequestPool:
         if isinstance(reason, DeviceLostError):
             attempt(self._on_device_lost)
 
-    def _check_working(self) -> None:
-        """Raises EngineError if every worker is hung. The caller holds the lock."""
-
-    def _drop_abandoned(self) -> None:
+    def drop_abandoned(self) -> None:
         """Ends requests that were idle or open for too long, or whose client has disconnected."""
-        with self._wake:
-            overdue: list[tuple[Request, Token2WavError | None]] = [*self._scheduler.overdue()]
+        with self.lock:
+            overdue: list[tuple[Request, Token2WavError | None]] = [*self.scheduler.overdue()]
             waiting = [
                 (
                     request,
                     [message.reply for message in list(request.messages)[:1]] + request.kept_open,
                 )
-                for request in self._scheduler.requests
+                for request in self.scheduler.requests
             ]
         vanished = [
             (request, None) for request, replies in waiting if any(map(is_cancelled, replies))
@@ -178,7 +184,7 @@ class RequestPool:
         for request, error in vanished + overdue:
             self.cancel(request, error)
 
-    def _serve(self, request: Request, work: Callable[[Request], None]) -> None:
+    def serve(self, request: Request, work: Callable[[Request], None]) -> None:
         """Calls `work` for a request of this worker, and then releases the request.
 
         If `work` fails, only this request ends.
@@ -197,30 +203,31 @@ class RequestPool:
         """
         finished: list[Reply] | None = None
         while finished is None or finished:
-            with self._wake:
+            with self.lock:
                 cancelled, had_memory = request.over, bool(request.handles)
-                finished = self._scheduler.finish_consumed_messages(request)
+                finished = self.scheduler.finish_consumed_messages(request)
                 over = request.over
                 if over:
                     attempt(self._pipeline.close, request)
                 if over or not finished:
-                    self._scheduler.release(request)
+                    self.scheduler.release(request)
             if over and not cancelled:
                 self._over(request, "finished")
             elif over and had_memory:  # another thread has cancelled it; its memory is freed now
-                self._changed()
+                self.changed()
             finish(finished)
             if over:
                 return
 
     def _over(self, request: Request, reason: str) -> None:
         attempt(request.on_close, request)
-        attempt(self._observer.ended, request, reason)
+        attempt(self.observer.ended, request, reason)
         # This call comes last. So when an observer gets 0 open requests, it has already been called
         # for the end of every request.
-        self._changed()
+        self.changed()
 
-    def _changed(self) -> None:
+    def changed(self) -> None:
+        """Reports the number of open requests to the observer."""
         # The lock keeps the calls in order. Without it an old number could replace a newer number.
         with self._changed_lock:
-            attempt(self._observer.changed, self.open_requests)
+            attempt(self.observer.changed, self.open_requests)

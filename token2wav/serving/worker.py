@@ -60,7 +60,7 @@ class _Worker:
         return bool(self.taken) and now - self.since > self.hang_seconds
 
 
-class WorkerPool(RequestPool):
+class WorkerPool:
     """Pool of workers, which compute requests until `close` is called.
 
     One more thread, the watch thread, ends requests that are idle or open for too long, and
@@ -80,6 +80,9 @@ class WorkerPool(RequestPool):
             workers share the threads of torch.
         on_device_lost: called from any thread after a request has failed because the process lost
             its GPU.
+
+    Attributes:
+        requests: open requests. Clients open requests there, and push tokens into them.
     """
 
     def __init__(
@@ -91,7 +94,10 @@ class WorkerPool(RequestPool):
         workers: int = 1,
         on_device_lost: Callable[[], None] = lambda: None,
     ) -> None:
-        super().__init__(pipeline, limits, observer, clock, on_device_lost)
+        self.requests = RequestPool(
+            pipeline, limits, observer, clock, on_device_lost, self._check_working
+        )
+        self._pipeline, self._clock = pipeline, clock
         pipeline.load.workers = workers
         pipeline.limit_chunks(workers * limits.batch_streams)
         self._closed = threading.Event()
@@ -115,10 +121,12 @@ class WorkerPool(RequestPool):
 
     def close(self) -> None:
         """Stops the admission of requests, ends the open ones, and waits for all threads to end."""
-        with self._wake:
-            self._scheduler.closing = True
-        for request in list(self._scheduler.requests):
-            self.cancel(request, LimitError("server: it is shutting down; try another one"))
+        with self.requests.lock:
+            self.requests.scheduler.closing = True
+        for request in list(self.requests.scheduler.requests):
+            self.requests.cancel(
+                request, LimitError("server: it is shutting down; try another one")
+            )
         self._closed.set()
         for thread in self._threads:
             thread.join()
@@ -147,7 +155,7 @@ class WorkerPool(RequestPool):
                 self._give_up(worker, to_public_error(error))
                 time.sleep(_POLL_SECONDS)
             finally:
-                with self._wake:
+                with self.requests.lock:
                     seconds, lost = self._clock() - worker.since, worker.lost
                     worker.taken, worker.lost = (), False
                 if lost:
@@ -163,15 +171,15 @@ class WorkerPool(RequestPool):
         Returns:
             False when the pool is closing and no request is open; else True.
         """
-        scheduler, owner = self._scheduler, threading.get_ident()
-        with self._wake:
+        scheduler, owner = self.requests.scheduler, threading.get_ident()
+        with self.requests.lock:
             scheduler.recheck_waiting()
             unopened = scheduler.next_to_open(owner)
             taken = [unopened] if unopened else scheduler.next_batch(owner, self._idle_workers)
             if not taken:
                 if scheduler.closing and not scheduler.requests:
                     return False
-                self._wake.wait(_POLL_SECONDS)
+                self.requests.lock.wait(_POLL_SECONDS)
                 return True
             worker.taken, worker.since = taken, self._clock()
             tokens = [
@@ -179,9 +187,9 @@ class WorkerPool(RequestPool):
             ]
             worker.hang_seconds = hang_seconds(sum(tokens))
             if not unopened:
-                self._wake.notify()  # another worker may compute the remaining chunks
+                self.requests.lock.notify()  # another worker may compute the remaining chunks
         if unopened:
-            self._serve(unopened, self._open)
+            self.requests.serve(unopened, self._open)
         else:
             self._compute(taken)
         return True
@@ -190,21 +198,21 @@ class WorkerPool(RequestPool):
         """Fails the requests that a worker still owns, and frees their memory."""
         for request in worker.taken:
             if request.owner == threading.get_ident():
-                self.cancel(request, error)
-                with self._wake:
+                self.requests.cancel(request, error)
+                with self.requests.lock:
                     # If another thread has cancelled the request, its memory is not freed yet.
                     attempt(self._pipeline.close, request)
-                    self._scheduler.release(request)
-        self._changed()
+                    self.requests.scheduler.release(request)
+        self.requests.changed()
 
     def _watch(self) -> None:
         while not self._closed.wait(_POLL_SECONDS):
-            attempt(self._drop_abandoned)
+            attempt(self.requests.drop_abandoned)
             attempt(self._fail_hung)
 
     def _fail_hung(self) -> None:
         """Fails the requests of hung workers, and logs each of these workers once."""
-        with self._wake:
+        with self.requests.lock:
             now = self._clock()
             hung = [worker for worker in self._workers if worker.hangs(now) and not worker.lost]
             hung_batches = [(worker, list(worker.taken), now - worker.since) for worker in hung]
@@ -221,15 +229,15 @@ class WorkerPool(RequestPool):
                 f"engine: the worker of this stream hangs; its batch has run for {seconds:.0f} s"
             )
             for request in requests:
-                self.cancel(request, error)
+                self.requests.cancel(request, error)
 
     def _open(self, request: Request) -> None:
         try:
             self._pipeline.open(request)
         except LimitError as error:
-            attempt(self._observer.refused, error)
+            attempt(self.requests.observer.refused, error)
             raise
-        self._changed()
+        self.requests.changed()
 
     def _compute(self, batch: list[Request]) -> None:
         """Computes the next chunk of every request, and sends the audio."""
@@ -240,7 +248,7 @@ class WorkerPool(RequestPool):
         results: Sequence[AudioChunk | Token2WavError | None]
         try:
             results = self._pipeline.advance(
-                batch, partial(attempt, self._observer.computed, waited)
+                batch, partial(attempt, self.requests.observer.computed, waited)
             )
         except Exception as error:  # the backend failed, so no request of the batch can continue
             results = [to_public_error(error)] * len(batch)
@@ -248,13 +256,15 @@ class WorkerPool(RequestPool):
         for request, result in zip(batch, results, strict=True):
             request.compute_seconds += seconds
             send = partial(self._send, request=request)
-            self._serve(request, partial(deliver, result=result, send=send, lock=self._wake))
-        attempt(self._observer.delivered)
-        with self._wake:
-            self._scheduler.computed(tokens, seconds)
+            self.requests.serve(
+                request, partial(deliver, result=result, send=send, lock=self.requests.lock)
+            )
+        attempt(self.requests.observer.delivered)
+        with self.requests.lock:
+            self.requests.scheduler.computed(tokens, seconds)
 
     def _send(self, chunk: AudioChunk, late: float, request: Request) -> None:
-        with self._wake:
+        with self.requests.lock:
             reply = request.next_reply()
         reply.send(chunk)
-        attempt(self._observer.sent, request, chunk.duration_s, late)
+        attempt(self.requests.observer.sent, request, chunk.duration_s, late)
