@@ -9,10 +9,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.support.tiles import tiles_of, use_tile
 from token2wav.execution.batch import HEADER, Block
-from token2wav.execution.kernels import tiles
 from token2wav.execution.kernels.causal_convolution import CausalConvolution, NormedConvolution
 from token2wav.execution.kernels.norms import NormVectors
+from token2wav.execution.kernels.tiles import Tile
 from token2wav.networks.unet import CausalConv
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -37,11 +38,9 @@ BLOCKS = [
 CHUNKS, ROWS = 5, len(BLOCKS) + 1
 
 
-@pytest.fixture(autouse=True, params=["narrow tiles", "wide tiles"])
-def tile_width(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True)
+def seed() -> None:
     torch.manual_seed(0)
-    programs = 1 if request.param == "wide tiles" else 1 << 30
-    monkeypatch.setattr(tiles, "ENOUGH_PROGRAMS", programs)
 
 
 def random(*shape: int) -> torch.Tensor:
@@ -97,7 +96,12 @@ def convolved(
     return wanted, extended[:, :, -2:]
 
 
-def test_convolution_continues_from_its_state() -> None:
+@pytest.mark.parametrize(("dtype", "tile"), tiles_of("convolution"))
+def test_convolution_continues_from_its_state(
+    dtype: torch.dtype, tile: Tile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert dtype == torch.float32
+    use_tile(monkeypatch, tile)
     conv, past, x = a_convolution(), a_past(), some_inputs()
     before = past.states[0].clone()
     found = CausalConvolution(conv)(x, past)

@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
+from token2wav.execution.kernels import tiles
 from token2wav.execution.kernels.activations import mish
 from token2wav.execution.kernels.block_table import (
     BEFORE,
@@ -27,16 +28,10 @@ from token2wav.execution.kernels.block_table import (
 from token2wav.execution.kernels.convolution_state import keep_last_inputs, store_state
 from token2wav.execution.kernels.norms import NormVectors, normalized, row_width
 from token2wav.execution.kernels.past import Past
-from token2wav.execution.kernels.tiles import fills_gpu
 from token2wav.networks.unet import CausalConv
 
-# Tiles that fit into registers, for compute capabilities 8.0, 9.0 and 10.0: frames, outputs and
-# inputs of a product. With the narrow tile, a batch of few blocks has enough programs for the GPU.
-_WIDE, _NARROW = (64, 64, 32), (16, 32, 64)
-_WARPS, _STAGES = 4, 3
 
-
-@triton.jit(do_not_specialize=OF_A_BATCH)
+@triton.jit(do_not_specialize=(*OF_A_BATCH, "rows"))
 def _causal_convolution(
     x,  # (branches * blocks, BLOCK_FRAMES, INPUTS)
     weights,  # (TAPS, INPUTS, OUTPUTS)
@@ -48,42 +43,48 @@ def _causal_convolution(
     width,
     chunk_stride,
     branch_stride,
+    rows,  # branches * blocks * BLOCK_FRAMES
     BLOCK_FRAMES: tl.constexpr,
     TAPS: tl.constexpr,
     INPUTS: tl.constexpr,
     OUTPUTS: tl.constexpr,
-    FRAMES_OF_TILE: tl.constexpr,
+    ROWS_OF_TILE: tl.constexpr,
     OUTPUTS_OF_TILE: tl.constexpr,
     INPUTS_OF_TILE: tl.constexpr,
 ):
-    first, row = tl.program_id(0) * FRAMES_OF_TILE, tl.program_id(2)
-    block, branch = row % blocks, row // blocks
-    own = table + block * width
-    valid, before, chunk = tl.load(own + VALID), tl.load(own + BEFORE), tl.load(own + CHUNK)
+    first, in_tile = tl.program_id(0) * ROWS_OF_TILE, tl.arange(0, ROWS_OF_TILE)
+    row = first + in_tile
+    frame, block = row % BLOCK_FRAMES, row // BLOCK_FRAMES % blocks
+    header = table + block * width
+    valid = tl.load(header + VALID, mask=row < rows, other=0)
+    before = tl.load(header + BEFORE)
     # frames before this one are prompt padding
-    start = tl.load(own + PROMPT_PADDING) - tl.load(own + START)
-    frame = first + tl.arange(0, FRAMES_OF_TILE)
+    start = tl.load(header + PROMPT_PADDING) - tl.load(header + START)
+    # a tap reads frames from this one on
+    oldest = tl.maximum(start, -before)
     output = tl.program_id(1) * OUTPUTS_OF_TILE + tl.arange(0, OUTPUTS_OF_TILE)
     column = tl.arange(0, INPUTS_OF_TILE)
-    kept = state + chunk.to(tl.int64) * chunk_stride + branch * branch_stride
-    rows = row.to(tl.int64) * BLOCK_FRAMES
-    result = tl.zeros((FRAMES_OF_TILE, OUTPUTS_OF_TILE), tl.float32)
-    if first < valid:
+    branch = row // BLOCK_FRAMES // blocks
+    stream = tl.load(header + CHUNK).to(tl.int64) * chunk_stride + branch * branch_stride
+    kept = state + stream + frame + before
+    x += first.to(tl.int64) * INPUTS
+    result = tl.zeros((ROWS_OF_TILE, OUTPUTS_OF_TILE), tl.float32)
+    if tl.max((frame < valid).to(tl.int32), axis=0) > 0:
         parts: tl.constexpr = (INPUTS + INPUTS_OF_TILE - 1) // INPUTS_OF_TILE
         for part in range(TAPS * parts):
             tap, channel = part // parts, (part % parts) * INPUTS_OF_TILE + column
             real = channel < INPUTS
             # negative for frames of earlier blocks, which are in earlier rows
             at = frame - (TAPS - 1) + tap
-            inside = (at >= tl.maximum(start, -before)) & (at < valid)
-            given = tl.load(
-                x + (rows + at)[:, None] * INPUTS + channel[None, :],
+            inside = (at >= oldest) & (at < valid)
+            recent = tl.load(
+                x + (in_tile - (TAPS - 1) + tap)[:, None] * INPUTS + channel[None, :],
                 mask=inside[:, None] & real[None, :],
                 other=0.0,
             )
             older = tl.load(
-                kept + (channel * (TAPS - 1))[None, :] + (at + before + TAPS - 1)[:, None],
-                mask=(at < -before)[:, None] & real[None, :],
+                kept[:, None] + (channel * (TAPS - 1) + tap)[None, :],
+                mask=((at < -before) & (frame < valid))[:, None] & real[None, :],
                 other=0.0,
             )
             weight = tl.load(
@@ -91,12 +92,12 @@ def _causal_convolution(
                 mask=real[:, None] & (output < OUTPUTS)[None, :],
                 other=0.0,
             )
-            result += tl.dot(given + older, weight, input_precision="tf32x3")
+            result += tl.dot(recent + older, weight, input_precision="tf32x3")
         result += tl.load(bias + output, mask=output < OUTPUTS, other=0.0)[None, :]
     tl.store(
-        out + (rows + frame)[:, None] * OUTPUTS + output[None, :],
+        out + row.to(tl.int64)[:, None] * OUTPUTS + output[None, :],
         result,
-        mask=(frame < BLOCK_FRAMES)[:, None] & (output < OUTPUTS)[None, :],
+        mask=(row < rows)[:, None] & (output < OUTPUTS)[None, :],
     )
 
 
@@ -198,16 +199,13 @@ class CausalConvolution:
     def convolve(self, x: torch.Tensor, past: Past) -> torch.Tensor:
         """Computes the convolution, without storing its state."""
         assert x.is_contiguous()
-        rows, frames, inputs = x.shape
+        blocks, frames, inputs = x.shape
         taps, _, outputs = self._weights.shape
-        state = past.states[self.index]
-        out = x.new_empty(rows, frames, outputs)
-
-        def grid(tile: tuple[int, int, int]) -> tuple[int, int, int]:
-            return triton.cdiv(frames, tile[0]), triton.cdiv(outputs, tile[1]), rows
-
-        tile = _WIDE if fills_gpu(grid(_WIDE)) else _NARROW
-        _causal_convolution[grid(tile)](
+        state, rows = past.states[self.index], blocks * frames
+        out = x.new_empty(blocks, frames, outputs)
+        size = tiles.ProductSize(rows, outputs, taps * inputs, x.dtype)
+        tile = tiles.choose("convolution", size, x.device)
+        _causal_convolution[triton.cdiv(rows, tile.rows), triton.cdiv(outputs, tile.outputs)](
             x,
             self._weights,
             self._bias,
@@ -215,15 +213,16 @@ class CausalConvolution:
             out,
             *rows_of(past.table),
             *state.stride()[:2],
+            rows,
             BLOCK_FRAMES=frames,
             TAPS=taps,
             INPUTS=inputs,
             OUTPUTS=outputs,
-            FRAMES_OF_TILE=tile[0],
-            OUTPUTS_OF_TILE=tile[1],
-            INPUTS_OF_TILE=tile[2],
-            num_warps=_WARPS,
-            num_stages=_STAGES,
+            ROWS_OF_TILE=tile.rows,
+            OUTPUTS_OF_TILE=tile.outputs,
+            INPUTS_OF_TILE=tile.inputs,
+            num_warps=tile.warps,
+            num_stages=tile.stages,
         )
         return out
 

@@ -25,6 +25,8 @@ import torch
 import triton
 import triton.language as tl
 
+from token2wav.execution.kernels import tiles
+
 Activation = Literal["none", "snake", "leaky", "elu"]
 Precision = Literal["tf32", "tf32x3", "ieee"]
 
@@ -509,12 +511,10 @@ class Convolution:
         )
         written = self.out or self.raw
         assert written is not None
-        tiles = _tiles(self.weights.dtype, outputs)
-        grid = (
-            1 + triton.cdiv(batch.frames * self.rate, tiles["TILE_ROWS"]),
-            triton.cdiv(outputs, tiles["TILE_OUTPUTS"]),
-            branches * batch.streams,
-        )
+        rows, dtype, copies = batch.frames * self.rate, self.weights.dtype, branches * batch.streams
+        size = tiles.ProductSize(rows, outputs, width, dtype, copies)
+        tile = tiles.choose("vocoder", size, self.weights.device)
+        grid = 1 + triton.cdiv(rows, tile.rows), triton.cdiv(outputs, tile.outputs), copies
         _multiply_rows[grid](
             *x.reading,
             self.step,
@@ -539,22 +539,16 @@ class Convolution:
             PRECISION=self.precision,
             ROUND=self.precision == "tf32",
             ALIGNED=alignment(x.layout.channels),
-            **tiles,
+            TILE_ROWS=tile.rows,
+            TILE_OUTPUTS=tile.outputs,
+            TILE_INPUTS=tile.inputs,
+            num_warps=tile.warps,
+            num_stages=tile.stages,
         )
         return raw, out
 
 
 _NOWHERE = (None, 0, 0, 0, 0)  # arguments of a kernel for a signal that it does not write
-
-
-def _tiles(dtype: torch.dtype, outputs: int) -> dict[str, int]:
-    """Returns sizes of tiles: the largest that fit into the registers of compute capabilities 8.0,
-    9.0 and 10.0.
-    """
-    if dtype == torch.float64:
-        return {"TILE_ROWS": 32, "TILE_OUTPUTS": 32, "TILE_INPUTS": 16, "num_stages": 3}
-    narrow = min(64, max(16, triton.next_power_of_2(outputs)))
-    return {"TILE_ROWS": 64, "TILE_OUTPUTS": narrow, "TILE_INPUTS": 32, "num_stages": 3}
 
 
 def fan_out(
@@ -580,9 +574,9 @@ def fan_out(
         precision: with `tf32` the Snakes are rounded.
     """
     total, activated_sum = Signal.empty(raw, batch), Signal.empty(out, batch)
-    tiles = _rows_of(raw.channels)
+    sizes = _rows_of(raw.channels)
     sum_data, sum_stream, _, sum_halo, sum_place = total.writing
-    grid = 1 + triton.cdiv(batch.frames * raw.rate, tiles["TILE_ROWS"]), len(slopes), batch.streams
+    grid = 1 + triton.cdiv(batch.frames * raw.rate, sizes["TILE_ROWS"]), len(slopes), batch.streams
     _fan_out[grid](
         x.data,
         source.data,
@@ -601,7 +595,7 @@ def fan_out(
         raw.delays[0],
         MIRROR=mirror,
         ROUND=precision == "tf32",
-        **tiles,
+        **sizes,
     )
     return total, activated_sum
 
@@ -625,9 +619,9 @@ def mean(
         slope: slope of the leaky ReLU.
         precision: with `tf32` the result is rounded.
     """
-    result, tiles = Signal.empty(out, batch), _rows_of(out.channels)
+    result, sizes = Signal.empty(out, batch), _rows_of(out.channels)
     data, stream, _, halo, place = result.writing
-    _mean[(1 + triton.cdiv(batch.frames * out.rate, tiles["TILE_ROWS"]), batch.streams)](
+    _mean[(1 + triton.cdiv(batch.frames * out.rate, sizes["TILE_ROWS"]), batch.streams)](
         *x.reading,
         geometry,
         len(geometry),
@@ -644,7 +638,7 @@ def mean(
         slope,
         ROUND=precision == "tf32",
         ALIGNED=alignment(x.layout.channels),
-        **tiles,
+        **sizes,
     )
     return result
 

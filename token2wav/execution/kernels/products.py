@@ -5,12 +5,14 @@ rotation, and the storing of keys and values.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 import triton
 import triton.language as tl
 
 from token2wav.cache.paged_kv_cache import LayerView
+from token2wav.execution.kernels import tiles
 from token2wav.execution.kernels.activations import gelu
 from token2wav.execution.kernels.block_table import (
     HEADER,
@@ -22,13 +24,10 @@ from token2wav.execution.kernels.block_table import (
 )
 from token2wav.execution.kernels.key_values import store_vectors
 from token2wav.execution.kernels.norms import NormVectors
-from token2wav.execution.kernels.tiles import fills_gpu
+from token2wav.execution.kernels.tiles import ProductSize
 
-# Tiles that fit into the registers of compute capabilities 8.0, 9.0 and 10.0: rows, outputs and
-# inputs of a product. With the narrow tile, a batch of few rows has enough programs for the GPU.
-_WIDE, _NARROW = (64, 128, 32), (16, 64, 64)
-_WIDE_HEADS = (64, 64, 32)  # rotation and rounding need registers too
-_WARPS, _STAGES = 4, 3
+# Tile of blocks whose pages have one scale: as many rows as a block, and these outputs and inputs.
+_OF_BLOCK = tiles.Tile(rows=0, outputs=64, inputs=32, warps=4, stages=3)
 
 
 @triton.jit
@@ -108,12 +107,8 @@ def gelu_product(x: torch.Tensor, layer: torch.nn.Linear, *, tanh: bool) -> torc
     outputs, inputs = layer.weight.shape
     out = x.new_empty(*x.shape[:-1], outputs)
     rows = x.numel() // inputs
-
-    def grid(tile: tuple[int, int, int]) -> tuple[int, int]:
-        return triton.cdiv(rows, tile[0]), triton.cdiv(outputs, tile[1])
-
-    tile = _WIDE if fills_gpu(grid(_WIDE)) else _NARROW
-    _gelu_product[grid(tile)](
+    tile = tiles.choose("gelu", ProductSize(rows, outputs, inputs, x.dtype), x.device)
+    _gelu_product[triton.cdiv(rows, tile.rows), triton.cdiv(outputs, tile.outputs)](
         x,
         layer.weight,
         layer.bias,
@@ -122,11 +117,11 @@ def gelu_product(x: torch.Tensor, layer: torch.nn.Linear, *, tanh: bool) -> torc
         INPUTS=inputs,
         OUTPUTS=outputs,
         TANH=tanh,
-        ROWS_OF_TILE=tile[0],
-        OUTPUTS_OF_TILE=tile[1],
-        INPUTS_OF_TILE=tile[2],
-        num_warps=_WARPS,
-        num_stages=_STAGES,
+        ROWS_OF_TILE=tile.rows,
+        OUTPUTS_OF_TILE=tile.outputs,
+        INPUTS_OF_TILE=tile.inputs,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
     )
     return out
 
@@ -164,7 +159,7 @@ def _project_heads(
     values,
     key_scales,
     value_scales,
-    cos,  # (blocks, BLOCK_FRAMES, DIM)
+    cos,  # (blocks, BLOCK_FRAMES, DIM), equal in each pair of channels
     sin,
     table,
     blocks,
@@ -224,15 +219,16 @@ def _project_heads(
         page += branch * pages
         vectors = result.to(tl.float32)
         if first_head == HEADS:  # head 0 of the keys is rotated
-            angle = (block * BLOCK_FRAMES + frame)[:, None] * DIM + output[None, :]
-            known = there[:, None] & (output < DIM)[None, :]
+            # Interleaved pairs: (even, odd) turns into (-odd, even). Both have the same angle.
+            pair = tl.arange(0, HEADS_OF_TILE * DIM // 2)
+            angle = (block * BLOCK_FRAMES + frame)[:, None] * DIM + 2 * pair[None, :]
+            known = there[:, None] & (pair < DIM // 2)[None, :]
             c = tl.load(cos + angle, mask=known, other=1.0)
             s = tl.load(sin + angle, mask=known, other=0.0)
-            # Interleaved pairs: (even, odd) turns into (-odd, even).
             pairs = tl.reshape(vectors, (ROWS_OF_TILE, HEADS_OF_TILE * DIM // 2, 2))
             even, odd = tl.split(pairs)
-            turned = tl.reshape(tl.join(-odd, even), (ROWS_OF_TILE, HEADS_OF_TILE * DIM))
-            vectors = vectors * c + turned * s
+            turned = tl.join(even * c - odd * s, odd * c + even * s)
+            vectors = tl.reshape(turned, (ROWS_OF_TILE, HEADS_OF_TILE * DIM))
         head = first_head % HEADS
         if first_head < 2 * HEADS:
             store_vectors(
@@ -283,7 +279,8 @@ def project_heads(
             of a branch are neighbours.
         projections: weight (3 * heads * dim_head, inputs) and bias of queries, keys and values.
         view: view of a layer; so do the values.
-        cos, sin: (blocks, block_frames, dim_head) float32 rotary angles of head 0.
+        cos, sin: (blocks, block_frames, dim_head) float32 rotary angles of head 0, equal in each
+            pair of channels.
         table: block table of the batch, see `execution/batch.py`.
         norms: norms over dim_head of each head of the queries, and of the keys, with one epsilon;
             None for no norms.
@@ -300,21 +297,17 @@ def project_heads(
     queries = x.new_empty(*x.shape[:-1], heads * dim_head)
     rows, inputs = x.numel() // x.shape[-1], x.shape[-1]
 
-    def heads_of(tile: tuple[int, int, int]) -> int:
-        # A power of 2, as a tile and the size of a head are.
-        return math.gcd(heads, max(1, tile[1] // dim_head))
-
+    size = ProductSize(rows, 3 * heads * dim_head, inputs, x.dtype)
     # Scales of whole pages need all frames of a block in one tile.
     by_block = view.scales is not None and view.scales.shape[3] == 1
-
-    def grid(tile: tuple[int, int, int]) -> tuple[int, int]:
-        step = block_frames if by_block else tile[0]
-        return triton.cdiv(rows, step), 3 * heads // heads_of(tile)
-
-    tile = _WIDE_HEADS if fills_gpu(grid(_WIDE_HEADS)) else _NARROW
     if by_block:
-        tile = triton.next_power_of_2(block_frames), *_WIDE_HEADS[1:]
-    _project_heads[grid(tile)](
+        step, tile = block_frames, replace(_OF_BLOCK, rows=triton.next_power_of_2(block_frames))
+    else:
+        tile = tiles.choose("heads", size, x.device)
+        step = tile.rows
+    # A power of 2, as a tile and the size of a head are.
+    heads_of_tile = math.gcd(heads, max(1, tile.outputs // dim_head))
+    _project_heads[triton.cdiv(rows, step), 3 * heads // heads_of_tile](
         x,
         weight,
         bias,
@@ -331,12 +324,12 @@ def project_heads(
         pages,
         rows,
         INPUTS=inputs,
-        ROWS_OF_TILE=tile[0],
-        HEADS_OF_TILE=heads_of(tile),
-        INPUTS_OF_TILE=tile[2],
+        ROWS_OF_TILE=tile.rows,
+        HEADS_OF_TILE=heads_of_tile,
+        INPUTS_OF_TILE=tile.inputs,
         BY_BLOCK=by_block,
-        num_warps=_WARPS,
-        num_stages=_STAGES,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
         **sizes_of(view),
     )
     return queries
