@@ -43,7 +43,7 @@ from tests.support import bigvgan_model, streamflow_model
 from tests.support.batches import Tokens
 from tests.support.caching_families import write_family
 from tests.support.codec_models import drawn_tokens
-from tests.support.gateway_rig import serving
+from tests.support.gateway_rig import serving, serving_gateway
 from tests.support.golden import TINY
 from tests.support.utterances import a_voice
 from token2wav.families import read_config
@@ -51,8 +51,6 @@ from token2wav.model_config import ModelConfig
 from token2wav_client import AsyncClient, ClientError, ClientVoice
 from token2wav_client.stats import first_sound
 from token2wav_client.voice import FIELDS
-from token2wav_gateway.app import create_app
-from token2wav_gateway.metrics import Metrics
 from token2wav_gateway.settings import Settings
 from token2wav_server import Ports, TritonServer
 
@@ -293,7 +291,7 @@ def gateway(grpc_url: str, subject: Subject) -> Iterator[tuple[str, FastAPI]]:
                 "limits": {"streams": 10_000},
             }
         )
-        with serving(create_app(settings, Metrics())) as port:
+        with serving_gateway(settings) as port:
             yield f"http://127.0.0.1:{port}", answer
 
 

@@ -4,55 +4,23 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import hashlib
 import secrets
 import signal
-import socket
 import sys
-import time
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-import uvicorn
-from fastapi import FastAPI
 from prometheus_client import start_http_server
 
 from token2wav_gateway.app import create_app
 from token2wav_gateway.errors import GatewayError
 from token2wav_gateway.log import configure_log
 from token2wav_gateway.metrics import Metrics
+from token2wav_gateway.server import BoundedConfig, DrainingServer
 from token2wav_gateway.settings import read_settings
-from token2wav_gateway.sockets import Sockets
-
-DRAIN_S = 30
-_POLL_S = 0.1
-
-
-class DrainingServer(uvicorn.Server):
-    """Server that lets open requests and WebSockets finish before it ends.
-
-    uvicorn alone closes WebSockets at once, in the middle of their sentences.
-
-    Args:
-        config: configuration of uvicorn.
-        app: application of the gateway.
-    """
-
-    def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
-        super().__init__(config)
-        self._app = app
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        for listener in self.servers:
-            listener.close()
-        deadline = time.monotonic() + DRAIN_S
-        open_sockets: Sockets = self._app.state.sockets
-        open_sockets.drain()
-        while open_sockets.count and time.monotonic() < deadline and not self.force_exit:
-            await asyncio.sleep(_POLL_S)
-        self.config.timeout_graceful_shutdown = max(1, round(deadline - time.monotonic()))
-        await super().shutdown(sockets)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -97,19 +65,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 file=sys.stderr,
             )
             return 2
-    config = uvicorn.Config(
-        app,
-        host=options.host,
-        port=options.port,
-        log_config=None,
-        access_log=False,
-        http="h11",  # httptools, which uvicorn prefers if it is installed, does not bound headers
-        ws_max_size=settings.limits.body_bytes,
-        h11_max_incomplete_event_size=64 << 10,
-    )
+    config = BoundedConfig(app, settings.limits, host=options.host, port=options.port)
     for number in (signal.SIGINT, signal.SIGTERM):
         # uvicorn drains at a signal, and then raises it again.
         signal.signal(number, lambda *_: sys.exit(0))
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as with `nohup`
+        signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
+    gc.freeze()  # a collection does not visit the objects of libraries, which would take 50 ms
     asyncio.run(DrainingServer(config, app).serve())
     return 0
 

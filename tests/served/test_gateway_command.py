@@ -1,10 +1,11 @@
-"""Command `token2wav-gateway` as a process: its metrics, its log, and its end after SIGTERM."""
+"""Command `token2wav-gateway` as a process: its metrics, its log, and its end after a signal."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -39,9 +40,11 @@ def answers(url: str) -> bool:
         return False
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_open_texts_end_before_the_command_ends(
-    rig: Rig, model: Token2Wav, voice: ClientVoice, tmp_path: Path
+    rig: Rig, model: Token2Wav, voice: ClientVoice, tmp_path: Path, number: signal.Signals
 ) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
     (tmp_path / "voices").mkdir()
     tensors = {name: getattr(voice, name) for name in FIELDS}
     save_file(tensors, tmp_path / "voices" / f"{VOICE}.safetensors")
@@ -64,7 +67,7 @@ def test_open_texts_end_before_the_command_ends(
         with (tmp_path / "log").open("w") as log:
             process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=env)
         try:
-            speak_until_the_end(process, ports, model, voice)
+            speak_until_the_end(process, number, ports, model, voice)
         finally:
             process.kill()
             process.wait()
@@ -76,7 +79,11 @@ def test_open_texts_end_before_the_command_ends(
 
 
 def speak_until_the_end(
-    process: subprocess.Popen[bytes], ports: Ports, model: Token2Wav, voice: ClientVoice
+    process: subprocess.Popen[bytes],
+    number: signal.Signals,
+    ports: Ports,
+    model: Token2Wav,
+    voice: ClientVoice,
 ) -> None:
     """Speaks over HTTP and a WebSocket, ends the gateway meanwhile, and checks all audio."""
     url, key = f"http://127.0.0.1:{ports.http}", {"authorization": f"Bearer {KEY}"}
@@ -98,7 +105,7 @@ def speak_until_the_end(
         during.start()
         metrics = f"http://127.0.0.1:{ports.metrics}/metrics"
         until(lambda: "token2wav_gateway_speaking 2.0" in httpx.get(metrics).text)
-        process.terminate()
+        process.send_signal(number)
         messages = list(ws)  # until the gateway closes the socket
         during.join()
         assert ws.close_code == 1001

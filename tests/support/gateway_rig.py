@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from token2wav_client import ClientVoice, TokenError
 from token2wav_client.voice import FIELDS
 from token2wav_gateway.app import create_app
 from token2wav_gateway.metrics import Metrics
+from token2wav_gateway.server import BoundedConfig, DrainingServer
 from token2wav_gateway.settings import Settings
 from token2wav_server import Ports
 
@@ -86,23 +88,36 @@ class GatewayRig:
             own = document.get(section)
             document[section] = {**own, **values} if isinstance(own, dict) else values
         metrics = Metrics()
-        app = create_app(Settings.model_validate(document), metrics)
-        with serving(app) as port:
+        with serving_gateway(Settings.model_validate(document), metrics) as port:
             yield cls(f"http://127.0.0.1:{port}", metrics.registry, voices)
 
 
 @contextmanager
+def serving_gateway(settings: Settings, metrics: Metrics | None = None) -> Iterator[int]:
+    """Serves a gateway as its command does, but in a thread, and yields its port."""
+    app = create_app(settings, metrics or Metrics())
+    config = BoundedConfig(app, settings.limits, host="127.0.0.1", port=Ports.free().http)
+    with _running(DrainingServer(config, app, drain_s=1)) as port:
+        yield port
+
+
+@contextmanager
 def serving(app: FastAPI | Any) -> Iterator[int]:
-    """Serves an ASGI application in a thread, and yields its port."""
-    port = Ports.free().http
-    server = uvicorn.Server(
-        uvicorn.Config(app, port=port, log_level="error", timeout_graceful_shutdown=1)
+    """Serves another ASGI application in a thread, and yields its port."""
+    config = uvicorn.Config(
+        app, port=Ports.free().http, log_level="error", timeout_graceful_shutdown=1
     )
-    thread = threading.Thread(target=server.run, name="uvicorn")
+    with _running(uvicorn.Server(config)) as port:
+        yield port
+
+
+@contextmanager
+def _running(server: uvicorn.Server) -> Iterator[int]:
+    thread = threading.Thread(target=asyncio.run, args=[server.serve()], name="uvicorn")
     thread.start()
     try:
         until(lambda: server.started)
-        yield port
+        yield server.config.port
     finally:
         server.should_exit = True
         thread.join()
