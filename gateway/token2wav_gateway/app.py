@@ -7,13 +7,20 @@ import base64
 import json
 import logging
 from collections.abc import AsyncGenerator, Awaitable
-from contextlib import AbstractContextManager, AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import (
+    AbstractContextManager,
+    AsyncExitStack,
+    aclosing,
+    asynccontextmanager,
+    suppress,
+)
 from typing import Annotated, Any
 
 from fastapi import FastAPI, File, Form, Request, UploadFile, WebSocket
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import Receive, Scope, Send
 
 from token2wav_client import AudioChunk
@@ -22,6 +29,7 @@ from token2wav_gateway.encoding import Encoder, whole_file
 from token2wav_gateway.errors import GatewayError, NotFoundError, RequestError, StorageError
 from token2wav_gateway.guard import Guard, error_response
 from token2wav_gateway.metrics import Metrics
+from token2wav_gateway.origins import OriginCheck
 from token2wav_gateway.readiness import Readiness
 from token2wav_gateway.requests import SpeechRequest, StageRequest, Words, problem
 from token2wav_gateway.settings import Settings
@@ -84,6 +92,15 @@ def create_app(settings: Settings, metrics: Metrics) -> FastAPI:
         lifespan=lifespan,
     )
     app.add_middleware(Guard, access=access, limits=settings.limits, metrics=metrics)
+    app.add_middleware(OriginCheck, origins=settings.origins, metrics=metrics)
+    if settings.origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.origins,
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id"],
+        )
 
     @app.exception_handler(GatewayError)
     async def refuse(_: Request, error: GatewayError) -> JSONResponse:
@@ -236,6 +253,11 @@ class ClosingResponse(StreamingResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._resources:
             await super().__call__(scope, receive, send)
+
+    async def stream_response(self, send: Send) -> None:
+        # The status was sent, so the missing end tells the client. Speech has logged the error.
+        with suppress(GatewayError):
+            await super().stream_response(send)
 
 
 class _ClientLeftError(GatewayError):

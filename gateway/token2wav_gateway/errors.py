@@ -46,7 +46,7 @@ class AccessDeniedError(GatewayError):
 
 
 class NotAllowedError(GatewayError):
-    """Error of a request that another key may make, or nobody."""
+    """Error of a request that another key or another web page may make, or nobody."""
 
     status, kind = 403, "permission_error"
 

@@ -9,8 +9,9 @@ import gzip
 import json
 import socket
 import threading
-from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, closing
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, suppress
+from typing import Any
 
 import httpx
 import numpy as np
@@ -22,11 +23,14 @@ from websockets.sync.client import connect
 from tests.served.test_gateway import TEXT, assert_same, body, error_of, expected
 from tests.support.gateway_rig import VOICE, GatewayRig, serving, tokens_of
 from tests.support.patience import PATIENCE_SECONDS, until
+from tests.support.raw_client import begin_post, begin_websocket, frame, opened, until_closed
 from tests.support.server_rig import Rig
 from token2wav import Token2Wav
 from token2wav_client import ClientVoice
+from token2wav_gateway.log import quiet_libraries
 
 MOST_TOKENS = 200
+HEARD = threading.Event()  # the client has heard the first audio
 
 
 def event(text: str) -> str:
@@ -64,7 +68,8 @@ async def hang() -> AsyncIterator[str]:
 
 
 async def breaks_off() -> AsyncIterator[str]:
-    yield event("<|s_1|>" * 40)
+    yield event("<|s_1|>" * 120)
+    assert await asyncio.to_thread(HEARD.wait, PATIENCE_SECONDS)
     raise ConnectionError("gone")
 
 
@@ -117,6 +122,20 @@ def hostile() -> FastAPI:
     return app
 
 
+def port_of(gateway: GatewayRig) -> int:
+    return int(gateway.url.rpartition(":")[2])
+
+
+def request_of(content: dict[str, Any]) -> bytes:
+    """Request of a text, as bytes."""
+    document = json.dumps(content).encode()
+    head = (
+        "POST /v1/audio/speech HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(document)}\r\n\r\n"
+    )
+    return head.encode() + document
+
+
 @pytest.fixture(scope="module")
 def gateway(
     rig: Rig, voice: ClientVoice, tmp_path_factory: pytest.TempPathFactory
@@ -136,6 +155,7 @@ def gateway(
                     "body_bytes": 100_000,
                     "upload_bytes": 200_000,
                     "streams": 8,
+                    "sockets": 16,
                 },
             },
         ) as started,
@@ -209,17 +229,36 @@ def test_a_hostile_language_model_fails_its_own_text(
     assert "xxx" not in line
 
 
-@pytest.mark.parametrize("attack", ["endless tokens", "breaks off"])
-def test_audio_that_cannot_be_finished_ends_in_a_broken_connection(
-    gateway: GatewayRig, attack: str
-) -> None:
+def test_endless_tokens_end_in_a_broken_connection(gateway: GatewayRig) -> None:
     """The status was sent with the first audio, so only the connection can tell."""
     with gateway.http() as http:
         try:
-            answer = http.post("/v1/audio/speech", json=body(input=attack))
+            answer = http.post("/v1/audio/speech", json=body(input="endless tokens"))
         except httpx.RemoteProtocolError:
             return
         error_of(answer, 502)  # it failed before its first audio
+
+
+def test_a_failure_after_the_first_audio_leaves_one_line_in_the_log(
+    gateway: GatewayRig, caplog: pytest.LogCaptureFixture
+) -> None:
+    quiet_libraries()
+    HEARD.clear()
+    text = body(input="breaks off")
+    with gateway.http() as http, http.stream("POST", "/v1/audio/speech", json=text) as speech:
+        pieces = speech.iter_bytes()
+        assert next(pieces)
+        HEARD.set()
+        with pytest.raises(httpx.RemoteProtocolError):
+            list(pieces)
+    [line] = [
+        record
+        for record in caplog.records
+        # of the gateway, not of the language model server that breaks off
+        if not (record.exc_info and isinstance(record.exc_info[1], ConnectionError))
+    ]
+    assert line.getMessage().startswith("a text failed: language model: ")
+    assert line.exc_info is None
 
 
 def test_text_without_end_and_without_tokens_ends_with_the_request(
@@ -255,33 +294,61 @@ def test_bodies_of_100_mb_are_refused_before_they_are_read(gateway: GatewayRig) 
 
 
 def test_500_sockets_that_send_nothing(gateway: GatewayRig) -> None:
-    port = int(gateway.url.rpartition(":")[2])
     with ExitStack() as stack:
         for number in range(500):
-            connection = stack.enter_context(
-                closing(socket.create_connection(("127.0.0.1", port), PATIENCE_SECONDS))
-            )
+            connection = stack.enter_context(opened(port_of(gateway)))
             if number % 2:
-                connection.sendall(b"POST /v1/audio/speech HTTP/1.1\r\nhost: x\r\n")
+                with suppress(ConnectionError):  # closed for newer connections
+                    connection.sendall(b"POST /v1/audio/speech HTTP/1.1\r\nhost: x\r\n")
         with gateway.http() as http:
             assert http.get("/health/live").status_code == 200
             assert len(http.post("/v1/audio/speech", json=body()).content) > 0
 
 
+@pytest.mark.parametrize(
+    ("begin", "piece"),
+    [(begin_post, b"1\r\nx\r\n"), (begin_websocket, frame(9)), (begin_websocket, frame(10))],
+    ids=["chunks of one byte", "pings", "pongs"],
+)
+def test_floods_of_cheap_bytes_hold_up_nobody(
+    gateway: GatewayRig, begin: Callable[[socket.socket], object], piece: bytes
+) -> None:
+    with ExitStack() as stack:
+        floods = [stack.enter_context(opened(port_of(gateway))) for _ in range(4)]
+        for flood in floods:
+            begin(flood)
+            flood.sendall(piece * 20_000)
+        with gateway.http() as http:
+            assert http.get("/health/live").status_code == 200
+            assert len(http.post("/v1/audio/speech", json=body()).content) > 0
+
+
+def test_a_client_that_sends_no_more_gets_all_audio(
+    gateway: GatewayRig, model: Token2Wav, voice: ClientVoice
+) -> None:
+    with opened(port_of(gateway)) as connection:
+        connection.sendall(request_of(body()).replace(b"HTTP/1.1", b"HTTP/1.0"))
+        connection.shutdown(socket.SHUT_WR)
+        head, _, content = until_closed(connection).partition(b"\r\n\r\n")
+    assert b" 200 " in head
+    assert_same(content, expected(model, voice, TEXT))
+
+
+def test_a_client_that_leaves_before_its_audio_is_noticed(gateway: GatewayRig) -> None:
+    """It closes its side as a client that only sends no more."""
+    before = gateway.value("texts_total", outcome="cancelled")
+    with opened(port_of(gateway)) as connection:
+        connection.sendall(request_of(body(input="hang")))
+        until(lambda: gateway.value("speaking") >= 1)
+    until(lambda: gateway.value("texts_total", outcome="cancelled") == before + 1)
+
+
 def test_a_reader_that_does_not_read_holds_up_nobody(gateway: GatewayRig, rig: Rig) -> None:
     url = gateway.url.replace("http", "ws") + "/v1/audio/speech/stream"
-    port = int(gateway.url.rpartition(":")[2])
-    content = json.dumps(body()).encode()
-    head = (
-        f"POST /v1/audio/speech HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-        f"content-length: {len(content)}\r\n\r\n"
-    )
     with ExitStack() as stack:
         for _ in range(3):
-            reader = stack.enter_context(
-                closing(socket.create_connection(("127.0.0.1", port), PATIENCE_SECONDS))
-            )
-            reader.sendall(head.encode() + content)
+            reader = stack.enter_context(opened(port_of(gateway)))
+            reader.sendall(request_of(body()))
             deaf = stack.enter_context(connect(url, max_queue=1, close_timeout=0.1))
             deaf.send(json.dumps({"type": "session.config", "voice": VOICE}))
             deaf.send(json.dumps({"type": "input.text", "text": f"{TEXT}. " * 5}))
