@@ -12,23 +12,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from types import SimpleNamespace
-from typing import Any
 
-import yaml
-
-from benchmarks import codec_models
+from benchmarks.codec_models import codec_configs
 from benchmarks.environment import RESULTS
 from benchmarks.models import public_configs
-from tests.support import dac_model, mimi_model, nanocodec_model, qwen3_model
-from tests.support.snac_model import SNAC_24KHZ, SNAC_44KHZ
 from token2wav.config import StreamConfig
 from token2wav.execution.assemble import held_samples
-from token2wav.families import read_config
 from token2wav.model_config import ModelConfig
-from token2wav.serving.chunking import HopSchedule
+from token2wav.serving.hops import HopSchedule
 from token2wav_server.plan_memory import stream_needs
 
 _TITLES = {"Step-Audio2": "Step-Audio2, MiniCPM-o"}
@@ -40,40 +31,12 @@ _HEADER = (
 )
 
 
-def codec_documents() -> dict[str, tuple[str, dict[str, Any]]]:
-    """Returns the file of the configuration of each codec, and its content, by names for tables."""
-
-    def sizes(of: dict[str, Any]) -> Any:
-        return SimpleNamespace(sizes=of)
-
-    return {
-        "Qwen3-TTS": ("config.json", qwen3_model.document(sizes(codec_models.QWEN3_TTS))),
-        "Qwen3-Omni": ("config.json", qwen3_model.document(sizes(codec_models.QWEN3_OMNI))),
-        "Mimi": ("config.json", mimi_model.document(sizes(codec_models.MIMI))),
-        "NanoCodec": (
-            "model_config.yaml",
-            nanocodec_model.document(sizes(codec_models.NANOCODEC)),
-        ),
-        "DAC": ("config.json", dac_model.document(codec_models.DAC)),
-        "DAC 24 kHz": ("config.json", dac_model.document(codec_models.DAC_24KHZ)),
-        "Higgs Audio": ("config.json", dac_model.document(codec_models.HIGGS, "higgs")),
-        "SNAC": ("config.json", SNAC_24KHZ),
-        "SNAC 44.1 kHz": ("config.json", SNAC_44KHZ),
-        "MOSS": ("config.json", {"model_type": "moss-audio-tokenizer"}),
-    }
-
-
 def configs() -> Iterator[tuple[str, ModelConfig]]:
     """Yields the name and the configuration of every family."""
     for name, config in public_configs().items():
         if name != "BigVGAN":  # a vocoder for the flow of CosyVoice3
             yield name, config
-    for name, (file, content) in codec_documents().items():
-        with TemporaryDirectory() as folder:
-            # YAML contains JSON, so both files may have the same content.
-            dump = yaml.safe_dump if file.endswith("yaml") else json.dumps
-            (Path(folder) / file).write_text(dump(content))
-            yield name, read_config(Path(folder))
+    yield from codec_configs().items()
 
 
 def row(name: str, config: ModelConfig) -> str:

@@ -25,8 +25,9 @@ from token2wav import StreamConfig
 from token2wav.execution.assemble import held_samples
 from token2wav.families import read_config
 from token2wav.model_config import ModelConfig
-from token2wav.serving.chunking import Chunker, HopSchedule
+from token2wav.serving.chunking import Chunker
 from token2wav.serving.clocks import Load, Playback
+from token2wav.serving.hops import HopSchedule
 
 PACES = (15, 20, 25, 30, 35, 40, 50, 75, 100, 200)
 PATTERNS = ("steady", "messages of 5", "bursts of 20", "stalls of 1 s")

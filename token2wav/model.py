@@ -16,10 +16,11 @@ from token2wav.execution.cuda_facts import device_facts
 from token2wav.execution.stages import Stages
 from token2wav.families import family_of, read_config
 from token2wav.model_config import ModelConfig
-from token2wav.serving.chunking import HopSchedule, checked_tokens
+from token2wav.serving.hops import HopSchedule
 from token2wav.serving.options import DEFAULTS, UtteranceOptions
 from token2wav.serving.pipeline import Pipeline
 from token2wav.serving.stream import Stream
+from token2wav.serving.token_buffer import checked_tokens
 from token2wav.voice import Voice, check_steps, float_array, voice_for
 
 log = logging.getLogger(__name__)

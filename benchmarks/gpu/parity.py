@@ -29,7 +29,8 @@ from token2wav.execution.graphs import SWITCH
 from token2wav.execution.stages import FrameChunk
 from token2wav.families import read_config
 from token2wav.model_config import ModelConfig
-from token2wav.serving.chunking import Chunker, HopSchedule
+from token2wav.serving.chunking import Chunker
+from token2wav.serving.hops import HopSchedule
 
 # Bounds of `token2wav-export verify`. The bound of the mel is a ratio: the root mean square of the
 # error relative to the spread of the mel. The bound of the audio is for vocoders with the same mel.

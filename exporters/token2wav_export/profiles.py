@@ -11,7 +11,7 @@ from token2wav.config import StreamConfig
 from token2wav.execution.artifacts import GraphName
 from token2wav.execution.assemble import Exportable
 from token2wav.model_config import ModelConfig
-from token2wav.serving.chunking import HopSchedule
+from token2wav.serving.hops import HopSchedule
 from token2wav_export.signatures import Axis, Signature
 
 # The smallest, the best and the largest shape of each input.

@@ -29,7 +29,8 @@ from token2wav.model_config import ModelConfig
 from token2wav.networks.noise import FlowNoise
 from token2wav.networks.ode import EulerSolver, OdeTables
 from token2wav.networks.streaming import VocoderNetwork, state_specs
-from token2wav.serving.chunking import Chunker, HopSchedule
+from token2wav.serving.chunking import Chunker
+from token2wav.serving.hops import HopSchedule
 from token2wav.voice import Voice
 
 _META = torch.device("meta")

@@ -17,7 +17,7 @@ from token2wav.config.strict_yaml import MAX_FILE_BYTES
 from token2wav.config.values import Bounds, kinds
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.model import check_settings
-from token2wav.serving.chunking import HopSchedule
+from token2wav.serving.hops import HopSchedule
 
 
 def written(tmp_path: Path, text: str | bytes) -> Path:

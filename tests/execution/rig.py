@@ -32,7 +32,8 @@ from token2wav.model_config import ModelConfig
 from token2wav.networks.hift import HiFT
 from token2wav.networks.noise import FlowNoise, SourceNoise
 from token2wav.networks.ode import EulerSolver
-from token2wav.serving.chunking import Chunker, HopSchedule
+from token2wav.serving.chunking import Chunker
+from token2wav.serving.hops import HopSchedule
 
 MEL = 2e-5  # tolerance in float32, see tests/families/cosyvoice3/tolerances.py
 AUDIO = 1e-4

@@ -12,7 +12,8 @@ from tests.support.utterances import a_voice, off, some_tokens
 from token2wav.execution.backends import exported_buckets
 from token2wav.execution.batch import BatchSize
 from token2wav.execution.cached_flow import CachedFlow
-from token2wav.serving.chunking import Chunker, HopSchedule
+from token2wav.serving.chunking import Chunker
+from token2wav.serving.hops import HopSchedule
 
 # of the mel: sums in another order, which depends on the sizes that a library is asked for
 BATCHED = 1e-5

@@ -9,7 +9,8 @@ from tests.execution.rig import Parts
 from tests.support.utterances import a_voice, some_tokens
 from token2wav import StreamConfig, Token2Wav
 from token2wav.execution.vocoder import StreamingVocoder
-from token2wav.serving.chunking import Chunker, HopSchedule
+from token2wav.serving.chunking import Chunker
+from token2wav.serving.hops import HopSchedule
 
 SECONDS = 40
 
@@ -41,7 +42,7 @@ def test_nothing_grows_in_40_seconds(parts: Parts) -> None:
                 engine.states.used,
                 vocoder.store.used,
                 vocoder._streams[handles[1]].pending_mel.numel(),
-                len(chunker._tokens),
+                len(chunker._tokens._tokens),
             )
         )
     pipeline.close(request)
@@ -61,4 +62,4 @@ def test_chunker_forgets_tokens_of_computed_chunks(parts: Parts, push: int) -> N
             assert np.array_equal(chunk.tokens, tokens[chunk.start : chunk.stop + right])
             chunker.computed()
     assert chunker.done
-    assert len(chunker._tokens) <= 2 * (push + 60) + 200
+    assert len(chunker._tokens._tokens) <= 2 * (push + 60) + 200

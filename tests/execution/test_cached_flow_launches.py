@@ -15,7 +15,8 @@ from token2wav.execution.batch import Batch
 from token2wav.execution.conditions import BlockConditions
 from token2wav.execution.runner import Runner
 from token2wav.execution.step import TorchStep
-from token2wav.serving.chunking import Chunker, HopSchedule
+from token2wav.serving.chunking import Chunker
+from token2wav.serving.hops import HopSchedule
 
 
 class _NoStep(TorchStep):

@@ -14,7 +14,7 @@ from tests.support.family_golden import FamilyGolden
 from tests.support.utterances import chunks_of, joined, off, portions
 from token2wav import ConfigError, RuntimeConfig, StreamConfig, Token2Wav, UtteranceOptions
 from token2wav.execution.artifacts import EngineFolder
-from token2wav.serving.chunking import checked_tokens
+from token2wav.serving.token_buffer import checked_tokens
 from token2wav.voice import voice_for
 from token2wav_export.cli import DONE, FAILED, main
 from token2wav_export.making import Maker

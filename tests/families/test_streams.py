@@ -16,7 +16,8 @@ from tests.support.golden import snr_db
 from tests.support.tiny_model import ODE_STEPS
 from tests.support.utterances import a_voice, off, some_tokens, streamed, streamed_mels
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
-from token2wav.serving.chunking import Chunker, HopSchedule
+from token2wav.serving.chunking import Chunker
+from token2wav.serving.hops import HopSchedule
 
 MEL = 2e-5  # tolerance between float32 results with values up to 7
 AUDIO = 1e-4

@@ -15,8 +15,10 @@ from tests.support.tiny_model import TINY, demo_voice, schedule_of
 from token2wav import ConfigError, InputError, StreamConfig
 from token2wav.execution.stages import TokenChunk
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
-from token2wav.serving.chunking import Chunker, HopSchedule, checked_tokens
+from token2wav.serving.chunking import Chunker
 from token2wav.serving.clocks import Playback
+from token2wav.serving.hops import HopSchedule
+from token2wav.serving.token_buffer import checked_tokens
 
 CONFIG = CosyVoice3Config.read(TINY)
 # One token is a block, and hops are 1, 2 and 4 tokens.

@@ -11,8 +11,9 @@ from benchmarks.pacing import BUFFER_S, PACES, PATTERNS, policies, replay
 from tests.support.tiny_model import TINY
 from token2wav import StreamConfig
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
-from token2wav.serving.chunking import Chunker, HopSchedule
+from token2wav.serving.chunking import Chunker
 from token2wav.serving.clocks import Arrivals, Load, Playback
+from token2wav.serving.hops import HopSchedule
 
 FLOW = CosyVoice3Config.read(TINY)
 GROWING, _, WAITING, EARLY = policies(FLOW).values()

@@ -20,7 +20,8 @@ from token2wav.execution.stages import FlowStage, TokenChunk
 from token2wav.networks.lookahead import NO_TOKEN
 from token2wav.networks.masks import attention_bias
 from token2wav.networks.ode import OdeTables
-from token2wav.serving.chunking import Chunker, HopSchedule
+from token2wav.serving.chunking import Chunker
+from token2wav.serving.hops import HopSchedule
 
 LOOKAHEAD, FIRST_LOOKAHEAD = 3, 2
 BLOCK = 25

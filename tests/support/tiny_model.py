@@ -21,7 +21,7 @@ from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.model_config import ModelConfig
 from token2wav.networks.hift import HiFT
 from token2wav.networks.noise import SourceNoise
-from token2wav.serving.chunking import HopSchedule
+from token2wav.serving.hops import HopSchedule
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 TINY = DATA / "tiny"

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from tests.support.batches import mels_together
 from token2wav import AudioChunk, StreamConfig, Token2Wav, Voice
-from token2wav.serving.chunking import Chunker, HopSchedule
+from token2wav.serving.chunking import Chunker
+from token2wav.serving.hops import HopSchedule
 
 VOCABULARY = 6561
 

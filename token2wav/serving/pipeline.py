@@ -19,8 +19,8 @@ from token2wav.execution.stages import CacheUsage, FrameChunk, Stage, TokenChunk
 from token2wav.model_config import ModelConfig, StageName
 from token2wav.networks.staging import to_host
 from token2wav.serving.audio_output import AudioChunk
-from token2wav.serving.chunking import HopSchedule
 from token2wav.serving.clocks import Load, Playback
+from token2wav.serving.hops import HopSchedule
 from token2wav.serving.options import DEFAULTS, UtteranceOptions
 from token2wav.serving.request import Request
 from token2wav.voice import Voice

@@ -14,10 +14,12 @@ from token2wav.config import StreamConfig
 from token2wav.errors import StreamClosedError, Token2WavError
 from token2wav.model_config import ModelConfig
 from token2wav.serving.audio_output import AudioChunk, AudioOutput
-from token2wav.serving.chunking import Chunker, HopSchedule, checked_tokens
+from token2wav.serving.chunking import Chunker
 from token2wav.serving.clocks import Load, Playback
 from token2wav.serving.delays import DelayPattern
+from token2wav.serving.hops import HopSchedule
 from token2wav.serving.options import UtteranceOptions
+from token2wav.serving.token_buffer import checked_tokens
 from token2wav.voice import Voice, check_steps
 
 ENDED = "stream: it has ended, so it accepts no more tokens"

@@ -19,9 +19,9 @@ from token2wav.execution.assemble import held_samples
 from token2wav.execution.stages import TokenChunk
 from token2wav.families import read_config
 from token2wav.serving.audio_output import AudioFormat
-from token2wav.serving.chunking import HopSchedule
 from token2wav.serving.clocks import Playback
 from token2wav.serving.delivery import deliver, finish
+from token2wav.serving.hops import HopSchedule
 from token2wav.serving.request import Request
 from token2wav.serving.scheduler import Scheduler
 from token2wav_server.ensemble.ordered_stage import Label, ticker

@@ -34,7 +34,8 @@ from token2wav.families.cosyvoice3.kernel_step import KernelStep
 from token2wav.networks import dit
 from token2wav.networks.noise import FlowNoise
 from token2wav.networks.ode import EulerSolver
-from token2wav.serving.chunking import Chunker, HopSchedule
+from token2wav.serving.chunking import Chunker
+from token2wav.serving.hops import HopSchedule
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 # on a GPU, the tests belong to the tests that the GPU must pass

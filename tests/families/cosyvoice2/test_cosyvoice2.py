@@ -14,7 +14,8 @@ from tests.support.cosyvoice2_model import golden_voice, write_model
 from tests.support.family_golden import FamilyGolden
 from tests.support.utterances import a_voice, joined, off, some_tokens, streamed_mels
 from token2wav import StreamConfig, Token2Wav
-from token2wav.serving.chunking import Chunker, HopSchedule
+from token2wav.serving.chunking import Chunker
+from token2wav.serving.hops import HopSchedule
 from token2wav_server.plan_memory import stream_needs
 
 MEL = 2e-5  # tolerance between float32 results with values up to 5

@@ -26,7 +26,7 @@ from token2wav import (
 from token2wav.execution.assemble import check_folder
 from token2wav.families import read_config
 from token2wav.networks.packed_linear import PackedLinear
-from token2wav.serving.chunking import checked_tokens
+from token2wav.serving.token_buffer import checked_tokens
 from token2wav.voice import voice_for
 
 # Of the spread of the audio. Sums are in another order than in the public code.

@@ -20,7 +20,7 @@ from tests.support.utterances import Tokens, chunks_of, joined, off, portions
 from token2wav import CheckpointError, ConfigError, RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.execution.assemble import check_folder, family_of
 from token2wav.families import read_config
-from token2wav.serving.chunking import checked_tokens
+from token2wav.serving.token_buffer import checked_tokens
 from token2wav.voice import voice_for
 
 # Of the spread of the audio. Sums are in another order than in the public code.

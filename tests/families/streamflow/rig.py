@@ -27,7 +27,8 @@ from token2wav.networks.configs import EstimatorConfig, GuidedAttention
 from token2wav.networks.masks import attention_bias
 from token2wav.networks.noise import FlowNoise
 from token2wav.networks.ode import EulerSolver
-from token2wav.serving.chunking import Chunker, HopSchedule
+from token2wav.serving.chunking import Chunker
+from token2wav.serving.hops import HopSchedule
 
 MEL = 1e-5
 BANDS, BLOCK_FRAMES, RATIO = 8, 12, 2

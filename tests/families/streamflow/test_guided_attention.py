@@ -17,7 +17,7 @@ from tests.families.streamflow.rig import (
 from token2wav import ConfigError, StreamConfig
 from token2wav.networks.configs import GuidedAttention, Mask
 from token2wav.networks.masks import guided_biases, guided_mask
-from token2wav.serving.chunking import HopSchedule
+from token2wav.serving.hops import HopSchedule
 
 # Paper: 22 layers, counted from 1.
 SR = GuidedAttention.assigned(22, backward=(7, 14), forward=(1,))

@@ -1,0 +1,72 @@
+"""End of the next chunk, one row for each kind of chunk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+import pytest
+
+from token2wav.block_grid import BlockGrid
+from token2wav.serving.hops import HopSchedule
+from token2wav.serving.next_stop import Stop, StreamFacts, next_stop
+
+LOOKAHEAD, BLOCK = 3, 25
+RATE = 25  # tokens per second of audio
+
+
+@dataclass(frozen=True)
+class Paces:
+    """Estimates for tokens and chunks at constant paces."""
+
+    received: int
+    tokens_per_s: float = 25.0
+    chunk_s: float = 0.02
+
+    def seconds_to_compute(self, tokens: int, *, provisional: bool = False) -> float:
+        return self.chunk_s
+
+    def seconds_until(self, stop: int) -> float:
+        return max(0, stop + LOOKAHEAD - self.received) / self.tokens_per_s
+
+    @property
+    def seconds_until_next(self) -> float:
+        return 1 / self.tokens_per_s
+
+    @property
+    def token_seconds(self) -> float:
+        return 1 / self.tokens_per_s
+
+
+def facts(received: int, first_tokens: int = 6, **changes: Any) -> StreamFacts:
+    """Facts of a stream without a prompt, of which `received` tokens have arrived."""
+    schedule = HopSchedule(25, 100, BLOCK, first_tokens, early_lookahead=2)
+    values: dict[str, Any] = {"start": 0, "spoken": 0, "ended": False, "hops": 0, "heard": False}
+    values |= {"lead": inf, "estimates": Paces(received)} | changes
+    return StreamFacts(
+        schedule, BlockGrid(BLOCK), LOOKAHEAD, 0, 1 / RATE, received=received, **values
+    )
+
+
+HEARD = {"start": 25, "spoken": 25, "hops": 1, "heard": True}
+
+
+@pytest.mark.parametrize(
+    ("stream", "stop"),
+    [
+        pytest.param(facts(28), Stop(25), id="first hop"),
+        pytest.param(facts(53 + 25, **HEARD), Stop(75), id="second hop has two blocks"),
+        pytest.param(facts(10, ended=True), Stop(10), id="end"),
+        pytest.param(facts(7), None, id="too few for early audio"),
+        pytest.param(facts(8), Stop(6, early=True), id="early audio"),
+        pytest.param(facts(27, first_tokens=0), None, id="no early audio wanted"),
+        pytest.param(facts(60, lead=3.0, **HEARD), None, id="the listener can wait for the hop"),
+        pytest.param(facts(60, lead=0.5, **HEARD), Stop(50), id="complete blocks"),
+        pytest.param(facts(30, lead=2.0, **HEARD), None, id="the listener can wait for the block"),
+        pytest.param(facts(38, lead=0.4, **HEARD), Stop(33, early=True), id="provisional"),
+        pytest.param(facts(38, lead=-0.1, **HEARD), None, id="too late for a provisional chunk"),
+    ],
+)
+def test_next_stop(stream: StreamFacts, stop: Stop | None) -> None:
+    assert next_stop(stream) == stop

@@ -1,0 +1,103 @@
+"""Schedule of hops: the numbers of new tokens of a stream's chunks if its tokens arrive in time."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from token2wav.config import StreamConfig
+from token2wav.errors import ConfigError
+from token2wav.model_config import ModelConfig
+
+
+@dataclass(frozen=True)
+class HopSchedule:
+    """Schedule of hops, which all streams share. A hop is the number of new tokens of a chunk.
+
+    The schedule gives the hop of each chunk for the case that tokens arrive in time. For example,
+    with `first=25` and `longest=100` the hops are 25, 50, 100, 100 ...
+
+    Attributes:
+        first: tokens of the first hop.
+        longest: largest number of tokens of a hop.
+        block: tokens of an attention block. Every chunk ends where a block of the stream ends,
+            except the last chunk and provisional chunks.
+        first_tokens: number of new tokens, look-ahead not counted, after which a stream may send
+            audio of an incomplete block; 0 to wait for whole blocks. So many tokens have audio that
+            the last stage does not hold back.
+        early_lookahead: number of tokens of look-ahead that a provisional chunk needs; at least 1.
+            All other chunks need the look-ahead of the model.
+        adaptive: whether a hop may be shortened when the listener runs out of audio. False if the
+            audio of the model depends on where chunks end.
+        least_tokens: least number of new tokens of a provisional chunk after the first chunk, if
+            no plan gives its end (`next_end`).
+        growing: whether a chunk that waits for a worker takes tokens that arrive meanwhile, up to
+            its hop.
+    """
+
+    first: int
+    longest: int
+    block: int
+    first_tokens: int = 0
+    early_lookahead: int = 1
+    adaptive: bool = True
+    least_tokens: int = 0
+    growing: bool = False
+
+    def __post_init__(self) -> None:
+        if self.longest % self.block:
+            raise ConfigError(
+                f"stream.max_hop_tokens: {self.longest} is not a multiple of the attention block, "
+                f"{self.block} tokens"
+            )
+        if self.longest < self.first:
+            raise ConfigError(
+                f"stream.max_hop_tokens: {self.longest} is below the first hop, {self.first} tokens"
+            )
+
+    @classmethod
+    def of(cls, stream: StreamConfig, config: ModelConfig, held_samples: int = 0) -> HopSchedule:
+        """Makes the schedule of a model under settings of streams.
+
+        Args:
+            stream: settings.
+            config: configuration of the model.
+            held_samples: number of samples that the last stage holds back (`Stage.held_samples`).
+
+        Raises:
+            ConfigError: the settings do not fit the model.
+        """
+        adaptive = not config.fixed_hops and not stream.reference
+        early = adaptive and config.speaks_early and stream.first_tokens > 0
+        return cls(
+            *config.hops(stream),
+            config.block_tokens,
+            _first_tokens(stream.first_tokens, held_samples / config.samples_per_token)
+            if early
+            else 0,
+            max(1, min(stream.early_lookahead_tokens, config.lookahead_tokens)),
+            adaptive,
+            least_tokens=stream.first_tokens // 2 if early else 0,
+            growing=adaptive and config.equal_chunks,
+        )
+
+    def hop(self, index: int) -> int:
+        """Returns the hop of a chunk after the first chunk.
+
+        Args:
+            index: number of chunks before it, at least 1; provisional chunks do not count.
+        """
+        return min(self.longest, self.first << index)
+
+
+def _first_tokens(wanted: int, held: float) -> int:
+    """Returns the number of tokens of the first chunk of a stream.
+
+    If the audio of less than half of the wanted tokens could be sent, the chunk gets more tokens. A
+    shorter chunk would be computed for nothing, or it would be followed by a gap.
+
+    Args:
+        wanted: `StreamConfig.first_tokens`.
+        held: tokens whose audio the last stage holds back.
+    """
+    return max(wanted, math.ceil(held + wanted / 2))

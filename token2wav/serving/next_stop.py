@@ -1,0 +1,188 @@
+"""Decision about a stream's next chunk: where it ends, from the facts of the stream.
+
+The decision is a function without state. Hops grow from chunk to chunk. If the listener's audio
+would end before the tokens of a hop arrive, the hop is cut to the blocks that are complete. If no
+block will be complete in time, the next chunk may be provisional: it ends inside a block, and the
+block is computed again when it is complete. The first chunk may be provisional too, so that the
+first audio comes early.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from token2wav.block_grid import BlockGrid
+from token2wav.serving.hops import HopSchedule
+from token2wav.serving.provisional import Pace, next_end
+
+# Margin for the delay of the connection to the client, and for the interval of 0.05 s at which the
+# workers check waiting streams.
+_MARGIN_SECONDS = 0.06
+
+
+class Estimates(Protocol):
+    """Estimates of times of a stream, in seconds from now."""
+
+    def seconds_to_compute(self, tokens: int, *, provisional: bool = False) -> float:
+        """Time from the decision about a chunk of `tokens` tokens to its end."""
+
+    def seconds_until(self, stop: int) -> float:
+        """Time until a whole chunk up to position `stop` can run, at the mean pace of tokens."""
+
+    @property
+    def seconds_until_next(self) -> float:
+        """Time until the next token arrives."""
+
+    @property
+    def token_seconds(self) -> float:
+        """Mean time from one token to the next; 0 if the pace is not known yet."""
+
+
+@dataclass(frozen=True)
+class StreamFacts:
+    """Facts of a stream for the decision. Positions are tokens from the first prompt token.
+
+    Attributes:
+        schedule: schedule of hops.
+        grid: attention blocks of the stream.
+        lookahead: tokens of look-ahead that a whole chunk needs.
+        optional_lookahead: further tokens of look-ahead that a chunk takes if they have arrived.
+        audio_seconds: seconds of audio of a token.
+        start: position at which the next chunk begins.
+        spoken: position after the last token whose frames were computed.
+        received: position after the last token that has arrived.
+        ended: whether no more tokens will arrive.
+        hops: number of computed chunks that were not provisional.
+        heard: whether audio was sent.
+        lead: seconds of audio that the listener has left.
+        estimates: estimates of times.
+    """
+
+    schedule: HopSchedule
+    grid: BlockGrid
+    lookahead: int
+    optional_lookahead: int
+    audio_seconds: float
+    start: int
+    spoken: int
+    received: int
+    ended: bool
+    hops: int
+    heard: bool
+    lead: float
+    estimates: Estimates
+
+    @property
+    def hop_stop(self) -> int:
+        """End of the next hop of the schedule."""
+        if self.hops:
+            return self.start + self.schedule.hop(self.hops)
+        return self.grid.first_boundary + self.schedule.first
+
+    @property
+    def complete_stop(self) -> int:
+        """End of the last block whose tokens and look-ahead have arrived."""
+        return self.grid.complete_stop(self.received - self.lookahead)
+
+    @property
+    def latest_provisional_stop(self) -> int:
+        """Last position at which a provisional chunk can end.
+
+        At least one token is left for the last chunk of the utterance.
+        """
+        return self.received - self.schedule.early_lookahead
+
+
+class Stop(NamedTuple):
+    """End of the next chunk.
+
+    Attributes:
+        position: end of the chunk.
+        early: whether the chunk may run only if the load admits one more early stream.
+    """
+
+    position: int
+    early: bool = False
+
+
+def next_stop(facts: StreamFacts) -> Stop | None:
+    """Returns the end of the next chunk; None to wait for tokens or for a shorter lead."""
+    if facts.received - facts.lookahead >= facts.hop_stop or facts.ended:
+        return Stop(_whole_hop(facts))
+    if not facts.heard:
+        return _first_audio(facts)
+    if not facts.schedule.adaptive:
+        return None
+    if facts.complete_stop > facts.spoken:
+        return _complete_blocks(facts)
+    # A stream whose listener has run out of audio waits for a whole block. Its tokens arrive too
+    # slowly for playback, so every provisional chunk would be followed by another gap.
+    if not facts.schedule.first_tokens or facts.lead <= 0:
+        return None
+    return _provisional(facts)
+
+
+def _whole_hop(facts: StreamFacts) -> int:
+    """Returns the end of a hop whose tokens have arrived, or of the last chunk."""
+    if facts.received - facts.lookahead < facts.hop_stop:
+        return facts.received
+    # A last chunk of few tokens would leave the chunk before it with early audio.
+    few = facts.ended and facts.received - facts.hop_stop < facts.optional_lookahead
+    return facts.received if few else facts.hop_stop
+
+
+def _first_audio(facts: StreamFacts) -> Stop | None:
+    """Returns the end of the first chunk, if it has enough tokens for early audio."""
+    schedule, blocks = facts.schedule, facts.complete_stop
+    first, latest = facts.spoken + schedule.first_tokens, facts.latest_provisional_stop
+    if not schedule.first_tokens or max(blocks, latest) < first:
+        return None
+    if blocks >= first:
+        return Stop(blocks, early=True)
+    # The chunk enters another block only if it would be too short without it.
+    return Stop(min(latest, max(first, blocks + schedule.block - 1)), early=True)
+
+
+def _complete_blocks(facts: StreamFacts) -> Stop | None:
+    """Returns the end of the complete blocks, if the listener cannot wait for the whole hop."""
+    estimates, hop_stop = facts.estimates, facts.hop_stop
+    compute = estimates.seconds_to_compute(hop_stop - facts.start) + _MARGIN_SECONDS
+    waits = facts.lead - compute >= estimates.seconds_until(hop_stop)
+    return None if waits else Stop(facts.complete_stop)
+
+
+def _provisional(facts: StreamFacts) -> Stop | None:
+    """Returns the end of a provisional chunk, if the listener cannot wait for a whole block."""
+    schedule, estimates, blocks = facts.schedule, facts.estimates, facts.complete_stop
+    block_end = facts.grid.complete_stop(facts.spoken) + schedule.block
+    stop = min(facts.latest_provisional_stop, block_end - 1)
+    planned = _planned(facts, block_end)
+    if facts.start < blocks and planned > facts.spoken:
+        # Provisional chunks have sent the audio of the block. The next ones would compute it again,
+        # because its state is not stored yet.
+        return Stop(blocks)
+    if facts.spoken < planned <= stop:
+        return Stop(planned, early=True)
+    spare = facts.lead - estimates.seconds_to_compute(1, provisional=True) - _MARGIN_SECONDS
+    soon = min(estimates.seconds_until(block_end), estimates.seconds_until_next)
+    if spare >= soon or stop - facts.spoken < schedule.least_tokens:
+        return None
+    return Stop(stop, early=True)
+
+
+def _planned(facts: StreamFacts, block_end: int) -> int:
+    """Returns the end of the cheapest next provisional chunk; at most `facts.spoken` for none.
+
+    Args:
+        facts: facts of the stream.
+        block_end: end of the block that is spoken next.
+    """
+    estimates = facts.estimates
+    if not estimates.token_seconds:
+        return facts.spoken
+    compute = estimates.seconds_to_compute(1, provisional=True) + _MARGIN_SECONDS
+    pace = Pace(estimates.token_seconds, facts.audio_seconds, compute)
+    whole = estimates.seconds_until(block_end) + _MARGIN_SECONDS
+    whole += estimates.seconds_to_compute(block_end - facts.start)
+    return next_end(pace, facts.spoken, facts.latest_provisional_stop, facts.lead, whole)
