@@ -51,12 +51,17 @@ def quiet_libraries() -> None:
     for name, level in _LEAST_LEVELS.items():
         library = logging.getLogger(name)
         library.setLevel(max(level, library.getEffectiveLevel()))
-    logging.getLogger("uvicorn.error").addFilter(_intended)
+    logging.getLogger("uvicorn.error").addFilter(_is_news)
 
 
-def _intended(record: logging.LogRecord) -> bool:
-    """Drops the error for a response without an end, which the gateway breaks off on purpose."""
-    return "without completing response" not in str(record.msg)
+def _is_news(record: logging.LogRecord) -> bool:
+    """Drops two kinds of uvicorn's lines.
+
+    The gateway breaks responses off on purpose. The line for a new WebSocket has the whole address,
+    in which some clients send a key.
+    """
+    text = str(record.msg)
+    return "without completing response" not in text and '"WebSocket %s"' not in text
 
 
 def configure_log(level: str) -> None:

@@ -25,6 +25,7 @@ from tests.support.raw_client import (
     until_closed,
 )
 from token2wav_gateway import protocols
+from token2wav_gateway.log import quiet_libraries
 from token2wav_gateway.settings import Settings
 
 HEALTH = b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -198,6 +199,17 @@ def test_health_is_answered_before_a_flood_is_read(
                 while content := flood.recv(1 << 20):
                     read += content
             assert b"error" not in read
+
+
+def test_the_log_has_no_address_of_a_websocket(
+    port: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Some clients send their key in the address."""
+    quiet_libraries()
+    caplog.set_level(logging.INFO)
+    with connect(f"ws://127.0.0.1:{port}{SOCKET_PATH}?key=secret") as client:
+        client.ping().wait(PATIENCE_SECONDS)
+    assert "secret" not in caplog.text
 
 
 def test_messages_of_many_fragments_are_refused(port: int) -> None:
