@@ -201,9 +201,7 @@ def test_health_is_answered_before_a_flood_is_read(
             assert b"error" not in read
 
 
-def test_the_log_has_no_address_of_a_websocket(
-    port: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_log_has_no_address_of_a_websocket(port: int, caplog: pytest.LogCaptureFixture) -> None:
     """Some clients send their key in the address."""
     quiet_libraries()
     caplog.set_level(logging.INFO)
