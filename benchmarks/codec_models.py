@@ -9,11 +9,15 @@ from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
+import yaml
+
+from tests.support import dac_model, mimi_model, nanocodec_model, pocket_model, qwen3_model
 from tests.support.codec_models import WRITERS
 from tests.support.family_golden import FamilyGolden
 from tests.support.snac_model import SNAC_24KHZ, SNAC_44KHZ
 from token2wav.families import read_config
 from token2wav.families.moss.config import TransformerPart
+from token2wav.model_config import ModelConfig
 
 QWEN3_TTS = {
     "codebook_size": 2048,
@@ -135,6 +139,36 @@ SIXTEENTH: dict[str, dict[str, Any]] = {
     "snac_attention": {**SNAC_44KHZ, "encoder_dim": 8, "decoder_dim": 64},
     "moss": FamilyGolden("moss", "small").sizes,
 }
+
+
+def codec_configs() -> dict[str, ModelConfig]:
+    """Makes the configuration of every codec at its published size, by names for tables."""
+
+    def sizes(of: dict[str, Any]) -> Any:
+        return SimpleNamespace(sizes=of)
+
+    nanocodec = nanocodec_model.document(sizes(NANOCODEC))
+    documents: dict[str, tuple[str, dict[str, Any]]] = {
+        "Qwen3-TTS": ("config.json", qwen3_model.document(sizes(QWEN3_TTS))),
+        "Qwen3-Omni": ("config.json", qwen3_model.document(sizes(QWEN3_OMNI))),
+        "Mimi": ("config.json", mimi_model.document(sizes(MIMI))),
+        "Pocket TTS": ("config.json", pocket_model.document(sizes(POCKET_TTS))),
+        "NanoCodec": ("model_config.yaml", nanocodec),
+        "DAC": ("config.json", dac_model.document(DAC)),
+        "DAC 24 kHz": ("config.json", dac_model.document(DAC_24KHZ)),
+        "Higgs Audio": ("config.json", dac_model.document(HIGGS, "higgs")),
+        "SNAC": ("config.json", SNAC_24KHZ),
+        "SNAC 44.1 kHz": ("config.json", SNAC_44KHZ),
+        "MOSS": ("config.json", {"model_type": "moss-audio-tokenizer"}),
+    }
+    configs = {}
+    for name, (file, content) in documents.items():
+        with TemporaryDirectory() as folder:
+            # YAML contains JSON, so both files may have the same content.
+            dump = yaml.safe_dump if file.endswith("yaml") else json.dumps
+            (Path(folder) / file).write_text(dump(content))
+            configs[name] = read_config(Path(folder))
+    return configs
 
 
 def moss_sizes() -> dict[str, Any]:

@@ -28,7 +28,7 @@ from token2wav.execution.graphs import GraphPool
 from token2wav.execution.stages import FrameChunk, StatefulStage, VocoderStage
 from token2wav.model_config import ModelConfig
 from token2wav.networks.noise import NoiseTable, SourceNoise
-from token2wav.networks.staging import copy_to, frames_to_device
+from token2wav.networks.staging import copy_to, frames_to_device, joined
 from token2wav.networks.streaming import StreamStep, VocoderNetwork, state_specs
 from token2wav.voice import Voice
 
@@ -430,21 +430,30 @@ class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
         Returns:
             (samples,) by the index of the stream in the batch.
         """
+        extended = [
+            index
+            for index, (stream, chunk) in enumerate(zip(streams, chunks, strict=True))
+            if chunk.frames.shape[1] and not chunk.last and self._early_of(stream)
+        ]
+        if not extended:
+            return {}
+        # One launch joins the frames of all streams.
+        mels = joined([self._extension(streams[index], chunks[index]) for index in extended])
         groups: dict[PieceShape | None, dict[int, PieceInput]] = {}
-        for index, (stream, chunk) in enumerate(zip(streams, chunks, strict=True)):
-            if chunk.frames.shape[1] and not chunk.last and self._early_of(stream):
-                piece = self._extended(stream, chunk)
-                shape = None if self._mixes_places else piece.shape
-                groups.setdefault(shape, {})[index] = piece
+        for index, mel in zip(extended, mels, strict=True):
+            stream, noise = streams[index], chunks[index].decoder_noise
+            shape = PieceShape(not stream.frames, True, mel.shape[1])
+            piece = PieceInput(stream, stream.frames, mel, shape, True, noise)
+            groups.setdefault(None if self._mixes_places else shape, {})[index] = piece
         return {
             index: new[: self._early_of(streams[index])]
             for pieces in groups.values()
             for index, new in zip(pieces, self._pieces.run(list(pieces.values())), strict=True)
         }
 
-    def _extended(self, stream: _Stream, chunk: FrameChunk) -> PieceInput:
-        """Makes the piece after a chunk: the pending frames of the stream, known frames of the next
-        chunk, and repetitions of the last frame.
+    def _extension(self, stream: _Stream, chunk: FrameChunk) -> list[torch.Tensor]:
+        """Returns the parts of the piece after a chunk: the pending frames of the stream, known
+        frames of the next chunk, and repetitions of the last frame.
         """
         mel, count = stream.pending_mel, self._repeated
         if not stream.frames:
@@ -453,13 +462,9 @@ class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
             prepared = [length for first, length in self._lengths if first and length >= least]
             padded = least if self._mixes_places else min(prepared, default=least)
             count = padded - mel.shape[1]
-        known = chunk.frames[:, -1:]
-        if chunk.ahead is not None:
-            known = torch.cat((known, chunk.ahead[:, :count]), dim=1)
-        repeated = known[:, -1:].expand(-1, count - known.shape[1] + 1)
-        mel = torch.cat((mel, known[:, 1:], repeated), dim=1)
-        shape = PieceShape(not stream.frames, True, mel.shape[1])
-        return PieceInput(stream, stream.frames, mel, shape, True, chunk.decoder_noise)
+        ahead = chunk.frames[:, :0] if chunk.ahead is None else chunk.ahead[:, :count]
+        known = ahead if ahead.shape[1] else chunk.frames
+        return [mel, ahead, known[:, -1:].expand(-1, count - ahead.shape[1])]
 
     def _parts(self, stream: _Stream, chunk: FrameChunk) -> list[PieceInput]:
         """Cuts a chunk into pieces of prepared shapes, and one piece of the frames that are left.
