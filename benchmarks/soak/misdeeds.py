@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
+from benchmarks.soak.crowd import Misdeed, WrongAnswerError
 from benchmarks.soak.lines import Line
 from benchmarks.soak.wire import SMALL_WINDOW, Answers, RawStream, Spoil
 from token2wav.voice import NO_VOICE
@@ -25,7 +25,6 @@ from token2wav_client import Client, ClientVoice, ServerError
 from token2wav_client.voice import FIELDS
 from token2wav_client.wire import Opening
 
-OVERLOAD = "try again later"  # error that any client may receive before its first audio
 NOTHING = "left before any answer"
 AUDIO = "audio"
 
@@ -62,44 +61,6 @@ class Scene:
 
     def moment(self, at_most_s: float = 1.0) -> None:
         time.sleep(self.random.uniform(0.0, at_most_s))
-
-
-class WrongAnswerError(Exception):
-    """Error for a wrong answer of a server to a misbehaving client."""
-
-
-@dataclass(frozen=True)
-class Misdeed:
-    """One way to misbehave.
-
-    Attributes:
-        kind: cancel, vanish, garbage or stall.
-        name: name of the misdeed.
-        act: commits the misdeed, and returns the answer of the server: an error, or one word for
-            other answers.
-        expected: pattern of the right answers. The error "try again later" is always right.
-    """
-
-    kind: str
-    name: str
-    act: Callable[[Scene], str]
-    expected: str
-
-    def commit(self, scene: Scene) -> str:
-        """Commits the misdeed and returns the answer without ids and numbers.
-
-        Raises:
-            WrongAnswerError: the answer does not match `expected`.
-        """
-        answer = self.act(scene)
-        if not re.search(f"{self.expected}|{OVERLOAD}", answer):
-            raise WrongAnswerError(f"the answer was '{answer}', expected '{self.expected}'")
-        return in_general(answer)
-
-
-def in_general(answer: str) -> str:
-    """Replaces the ids and numbers in an answer, so that equal answers can be counted."""
-    return re.sub(r"-?\b\d+(\.\d+)?\b", "N", re.sub(r"'[^']*'", "'...'", answer))
 
 
 def _answer(answers: Answers) -> str:
@@ -444,7 +405,7 @@ _CODES_MIDDLE: dict[str, tuple[Spoil, str]] = {
     ),
 }
 
-_MISDEEDS = [
+_MISDEEDS: list[Misdeed[Scene]] = [
     Misdeed("cancel", "before the first audio", cancel_before_audio, NOTHING),
     Misdeed("cancel", "in the middle", cancel_in_the_middle, AUDIO),
     Misdeed("cancel", "at once after the end", cancel_at_once, NOTHING),
@@ -471,7 +432,7 @@ _MISDEEDS = [
 ]
 
 
-def misdeeds(*, codec: bool) -> list[Misdeed]:
+def misdeeds(*, codec: bool) -> list[Misdeed[Scene]]:
     """Returns all misdeeds against a server of a flow model, or of a codec."""
     first = _GARBAGE_FIRST | (_CODES_FIRST if codec else _TOKENS_FIRST)
     middle = _CODES_MIDDLE if codec else _TOKENS_MIDDLE

@@ -20,30 +20,29 @@ import re
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-import traceback
-from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
 
-import grpc
 import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.environment import ROOT, describe, save
-from benchmarks.soak.lines import MODELS, TOLERANCE, Line, make_lines, model_folder
-from benchmarks.soak.misdeeds import (
+from benchmarks.soak.crowd import (
     OVERLOAD,
-    Misdeed,
-    Scene,
+    Crowd,
+    Deck,
+    Plan,
     WrongAnswerError,
+    as_table,
     in_general,
-    misdeeds,
 )
+from benchmarks.soak.lines import MODELS, TOLERANCE, Line, make_lines, model_folder
+from benchmarks.soak.misdeeds import Scene, misdeeds
 from benchmarks.soak.watch import Log, Watch, as_rows, growth_mib, scrape
 from benchmarks.soak.wire import RawStream
 from token2wav_client import Client, ClientError
@@ -58,7 +57,7 @@ stream: {{first_tokens: 0, hold_frames: 0}}  # so that audio can be compared
 limits: {{streams: {streams}, idle_seconds: {idle}}}
 runtime: {{cache_mib: 64}}
 """
-MISBEHAVING = 0.2
+_KINDS = ("cancel", "vanish", "stall", "garbage", "garbage")
 # Errors after which well-behaved clients try again.
 _AGAIN = re.compile(f"{OVERLOAD}|is not registered here")
 # The allocator of a process with several threads moves by 20 MiB from minute to minute. A leak
@@ -68,23 +67,6 @@ _AGAIN = re.compile(f"{OVERLOAD}|is not registered here")
 JUDGED_MINUTES = 5.0
 GROWTH_MIB = 32.0
 OPERATIONS_SHARE = 0.1
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Plan of a soak: its length, clients and seed.
-
-    Attributes:
-        minutes: time during which clients start utterances.
-        clients: number of concurrent clients.
-        seed: seed of all random choices.
-        model: one of `MODELS`.
-    """
-
-    minutes: float
-    clients: int
-    seed: int
-    model: str = "cosyvoice3"
 
 
 @dataclass(frozen=True)
@@ -115,46 +97,6 @@ class Manner:
             whole=random.random() < 0.25,
             tokens_per_s=random.choice([0.0, 25.0, 60.0]),
         )
-
-
-@dataclass
-class Books:
-    """Counts of all clients so far."""
-
-    spoken: int = 0
-    audio_seconds: float = 0.0
-    tried_again: Counter[str] = field(default_factory=Counter)
-    misdeeds: Counter[tuple[str, str, str]] = field(default_factory=Counter)
-    problems: list[str] = field(default_factory=list)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-
-class Deck:
-    """Deck that deals misdeeds in random order.
-
-    Each kind is as frequent as the others, except that garbage is twice as frequent.
-    """
-
-    def __init__(self, misdeeds: list[Misdeed], random: Random) -> None:
-        self._misdeeds = misdeeds
-        self._random = random
-        self._lock = threading.Lock()
-        self._kinds: list[str] = []
-        self._left: dict[str, list[Misdeed]] = {}
-
-    def deal(self) -> Misdeed:
-        with self._lock:
-            if not self._kinds:
-                self._kinds = self._shuffled(["cancel", "vanish", "stall", "garbage", "garbage"])
-            kind = self._kinds.pop()
-            if not self._left.get(kind):
-                self._left[kind] = self._shuffled(
-                    [misdeed for misdeed in self._misdeeds if misdeed.kind == kind]
-                )
-            return self._left[kind].pop()
-
-    def _shuffled(self, items: list[Any]) -> list[Any]:
-        return self._random.sample(items, len(items))
 
 
 def say(url: str, line: Line, manner: Manner, heard: list[NDArray[Any]], random: Random) -> None:
@@ -203,7 +145,7 @@ def wait_for(portion: NDArray[np.int32], tokens_per_s: float) -> NDArray[np.int3
     return portion
 
 
-class Soak:
+class Soak(Crowd[Scene]):
     """Clients on a running server.
 
     Args:
@@ -213,38 +155,18 @@ class Soak:
     """
 
     def __init__(self, plan: Plan, url: str, lines: list[Line]) -> None:
-        self.books = Books()
-        self._plan = plan
+        codec = all(line.voice is None for line in lines)
+        deck = Deck(misdeeds(codec=codec), _KINDS, Random(f"{plan.seed} misdeeds"))
+        super().__init__(plan, deck)
         self._url = url
         self._lines = lines
-        codec = all(line.voice is None for line in lines)
-        self._deck = Deck(misdeeds(codec=codec), Random(f"{plan.seed} misdeeds"))
-        self._ends_at = time.monotonic() + 60 * plan.minutes
 
-    def run(self) -> None:
-        """Runs all clients until their last utterances have ended."""
-        with ThreadPoolExecutor(self._plan.clients) as pool:
-            list(pool.map(self._client, range(self._plan.clients)))
+    def scene(self, random: Random) -> Scene:
+        return Scene(self._url, self._lines, random, IDLE_SECONDS)
 
-    def _client(self, number: int) -> None:
-        random = Random(f"{self._plan.seed} client {number}")
-        while time.monotonic() < self._ends_at:
-            doing = "?"
-            try:
-                if random.random() < MISBEHAVING:
-                    misdeed = self._deck.deal()
-                    doing = f"{misdeed.kind}, {misdeed.name}"
-                    answer = misdeed.commit(Scene(self._url, self._lines, random, IDLE_SECONDS))
-                    with self.books.lock:
-                        self.books.misdeeds[misdeed.kind, misdeed.name, answer] += 1
-                else:
-                    line, manner = random.choice(self._lines), Manner.draw(random)
-                    doing = f"'{line.name}' {manner}"
-                    self._behave(line, manner, random)
-            except (ClientError, grpc.RpcError, WrongAnswerError) as error:
-                self._problem(number, doing, " ".join(str(error).split()))
-            except Exception:
-                self._problem(number, doing, traceback.format_exc())
+    def utterance(self, random: Random) -> tuple[str, Callable[[], None]]:
+        line, manner = random.choice(self._lines), Manner.draw(random)
+        return f"'{line.name}' {manner}", partial(self._behave, line, manner, random)
 
     def _behave(self, line: Line, manner: Manner, random: Random) -> None:
         give_up_at = time.monotonic() + 120.0
@@ -267,11 +189,6 @@ class Soak:
         with self.books.lock:
             self.books.spoken += 1
             self.books.audio_seconds += line.seconds
-
-    def _problem(self, client: int, doing: str, what: str) -> None:
-        with self.books.lock:
-            self.books.problems.append(f"client {client}, {doing}: {what}")
-        time.sleep(1.0)  # a dead server rejects thousands of connections a second
 
 
 def soak(plan: Plan, folder: Path) -> dict[str, Any]:
@@ -409,14 +326,6 @@ def labelled(metrics: dict[str, float], family: str) -> dict[str, float]:
         (re.fullmatch(rf'{family}\{{\w+="(.*)"\}}', name), value) for name, value in metrics.items()
     )
     return {match[1]: value for match, value in found if match}
-
-
-def as_table(misdeeds: Counter[tuple[str, str, str]]) -> dict[str, dict[str, dict[str, int]]]:
-    """Counts each answer by kind and name of the misdeed."""
-    table: dict[str, dict[str, dict[str, int]]] = {}
-    for (kind, name, answer), count in sorted(misdeeds.items()):
-        table.setdefault(kind, {}).setdefault(name, {})[answer] = count
-    return table
 
 
 def summary(result: dict[str, Any]) -> str:

@@ -6,15 +6,21 @@ import re
 import threading
 import time
 import urllib.request
+from abc import ABC, abstractmethod
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from token2wav_server import TritonServer
 from token2wav_server.launcher.log import is_relevant
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+_EVERY_S = 1.0
 _SHM = Path("/dev/shm")
 _LINE = re.compile(r'\] "stream=(\d+) reason=(\w+) .*underruns=(\d+)"$')
 _WRONG = re.compile(
@@ -22,9 +28,11 @@ _WRONG = re.compile(
 )
 # Triton 2.51 never releases a request that its own front end rejected for a shape or a type. The
 # model can then not be unloaded in good order, and the server ends when its exit timeout expires.
-# The warning about the cache is expected because the cache is small on purpose, so that it fills.
+# The warning about the cache is expected because the cache is small on purpose, so that it fills,
+# and the warning about streams without a key because some misdeeds use no key.
 _EXPECTED = re.compile(
     "failed to stop server: Internal - Exit timeout expired|the cache has pages for"
+    "|a stream without the request parameter stream_key"
 )
 
 
@@ -45,24 +53,50 @@ class Sample:
     cache_pages: int
 
 
-class Watch(threading.Thread):
-    """Thread that samples a server regularly until `stop`.
+SampleT = TypeVar("SampleT")
 
-    Args:
-        server: running server.
-        every_s: seconds between samples.
+
+class Sampler(threading.Thread, ABC, Generic[SampleT]):
+    """Thread that samples a process every second until `stop`.
 
     Attributes:
         samples: all samples so far.
     """
 
-    def __init__(self, server: TritonServer, every_s: float = 1.0) -> None:
+    def __init__(self) -> None:
         super().__init__(name="soak-watch", daemon=True)
-        self.samples: list[Sample] = []
-        self._server = server
-        self._every_s = every_s
+        self.samples: list[SampleT] = []
         self._over = threading.Event()
         self._start = time.monotonic()
+
+    def run(self) -> None:
+        while not self._over.wait(_EVERY_S):
+            self.samples.append(self.look())
+
+    def stop(self) -> None:
+        self._over.set()
+        self.join()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the start."""
+        return round(time.monotonic() - self._start, 1)
+
+    @abstractmethod
+    def look(self) -> SampleT:
+        """Returns a sample."""
+
+
+class Watch(Sampler[Sample]):
+    """Sampler of a server.
+
+    Args:
+        server: running server.
+    """
+
+    def __init__(self, server: TritonServer) -> None:
+        super().__init__()
+        self._server = server
         self._tritonserver = server.pid
         self._model = _model_process(server.pid)
         command = Path(f"/proc/{server.pid}/cmdline").read_text().replace("\0", "\n")
@@ -73,14 +107,6 @@ class Watch(threading.Thread):
             process: _started(process) for process in (reaper, *_descendants(reaper))
         }
 
-    def run(self) -> None:
-        while not self._over.wait(self._every_s):
-            self.samples.append(self.look())
-
-    def stop(self) -> None:
-        self._over.set()
-        self.join()
-
     def look(self) -> Sample:
         """Returns a sample of the server.
 
@@ -90,9 +116,9 @@ class Watch(threading.Thread):
         metrics = scrape(self._server.metrics_url)
         stub = Path(f"/proc/{self._model}")
         return Sample(
-            seconds=round(time.monotonic() - self._start, 1),
-            model_mib=_resident_mib(self._model),
-            tritonserver_mib=_resident_mib(self._tritonserver),
+            seconds=self.seconds,
+            model_mib=resident_mib(self._model),
+            tritonserver_mib=resident_mib(self._tritonserver),
             shared_memory_mib=round(
                 sum(path.stat().st_size for path in self._segments()) / 2**20, 1
             ),
@@ -118,7 +144,7 @@ class Watch(threading.Thread):
         return list(_SHM.glob(f"{self._shm_prefix}*"))
 
 
-def growth_mib(samples: list[Sample]) -> dict[str, float]:
+def growth_mib(samples: Sequence[DataclassInstance]) -> dict[str, float]:
     """Returns the growth of each kind of memory from the middle third to the last third.
 
     The growth is between medians. The first third is warm-up.
@@ -188,7 +214,8 @@ def _model_process(tritonserver: int) -> int:
     return stub
 
 
-def _resident_mib(process: int) -> float:
+def resident_mib(process: int) -> float:
+    """Returns the resident memory of a process in MiB."""
     status = Path(f"/proc/{process}/status").read_text()
     return round(int(_only(r"VmRSS:\s+(\d+) kB", status)) / 1024, 1)
 
@@ -229,7 +256,7 @@ def _only(pattern: str, text: str) -> str:
     return found[1]
 
 
-def as_rows(samples: list[Sample], most: int) -> list[dict[str, Any]]:
+def as_rows(samples: Sequence[DataclassInstance], most: int) -> list[dict[str, Any]]:
     """Returns evenly spaced samples for a report."""
     step = -(-len(samples) // most)
     return [asdict(sample) for sample in samples[::step]]
