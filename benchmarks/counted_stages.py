@@ -12,13 +12,9 @@ from typing import Any, Literal
 
 import torch
 
-from benchmarks.launch_counter import (
-    ALL_PAGES,
-    ENCODER,
-    META,
-    LaunchCounter,
-    Record,
-)
+from benchmarks.kernel_launches import ALL_PAGES
+from benchmarks.launch import Record
+from benchmarks.launch_counter import ENCODER, META, LaunchCounter
 from token2wav import RuntimeConfig, StreamConfig
 from token2wav.execution.assemble import Assembly
 from token2wav.execution.backends import LoadContext
@@ -83,7 +79,8 @@ class _CountedAssembly(Assembly):
             network.freeze()
         if hasattr(network, "encode"):
             network.encode = _counted_encoder(self._counter, network.encode, self.config)
-        return network.eval().requires_grad_(False)
+        # the freezing of noise makes tables on the CPU
+        return network.to(META).eval().requires_grad_(False)
 
 
 def counted_stages(

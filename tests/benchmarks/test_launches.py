@@ -10,9 +10,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from benchmarks.codec_models import codec_configs
+from benchmarks.counted_chunks import ChunkWork, chunk_works
 from benchmarks.counted_stages import CountedGraphs
 from benchmarks.launch_counter import META, Counted, LaunchCounter
-from benchmarks.launches import ChunkWork, chunk_works, least_us
 from benchmarks.models import public_configs
 
 pytest.importorskip("triton")
@@ -30,6 +31,21 @@ LAUNCHES: dict[str, dict[str, int]] = {
     "Chatterbox Turbo": {"encoder": 274, "outside": 27, "flow": 948, "vocoder": 61},
     "StreamFlow": {"encoder": 0, "outside": 10, "flow": 8036, "vocoder": 1373},
     "BigVGAN": {"encoder": 34, "outside": 24, "flow": 1622, "vocoder": 2049},
+}
+# Launches of a later chunk of a codec: outside and decoder, of one stream and of 64 streams, which
+# are two batches of 32.
+CODECS: dict[str, list[tuple[int, int]]] = {
+    "Qwen3-TTS": [(9, 613), (17, 1226)],
+    "Qwen3-Omni": [(9, 593), (17, 1186)],
+    "Mimi": [(9, 333), (17, 666)],
+    "Pocket TTS": [(9, 138), (17, 276)],
+    "NanoCodec": [(7, 1031), (13, 2062)],
+    "DAC": [(7, 263), (13, 528)],
+    "DAC 24 kHz": [(14, 526), (26, 1056)],
+    "Higgs Audio": [(14, 646), (26, 1292)],
+    "SNAC": [(14, 629), (26, 1262)],
+    "SNAC 44.1 kHz": [(7, 338), (13, 678)],
+    "MOSS": [(9, 1938), (17, 3876)],
 }
 # Stages with the same number of launches for any number of streams.
 CONSTANT = [
@@ -58,14 +74,34 @@ def one_step(family: str) -> tuple[ChunkWork, ChunkWork]:
 @pytest.mark.parametrize("family", LAUNCHES)
 def test_no_stage_needs_more_launches(family: str) -> None:
     stages, known = first_chunk(family).stages, LAUNCHES[family]
-    found = {name: stages[name].launches for name in known}
-    more = {name: count for name, count in found.items() if count > known[name]}
+    check_launches(family, {name: stages[name].launches for name in known}, known)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_no_codec_needs_more_launches(codec: str) -> None:
+    """The numbers of copies from the host do not depend on the number of streams of a batch."""
+    one, many = chunk_works(codec, codec_configs()[codec], (1, 64), (2.0,))
+    for work, known in zip((one, many), CODECS[codec], strict=True):
+        names = "outside", "decoder"
+        counts = {name: work.stages[name].launches for name in names}
+        check_launches(
+            f"{codec}, {work.streams} streams", counts, dict(zip(names, known, strict=True))
+        )
+        assert not work.incomplete
+    # codes of all streams; slots and noise rows of each batch, and of a batch of early audio
+    early = codec_configs()[codec].hold_frames > 0
+    copies = [1 + batches * (1 + early) for batches in (1, 2)]
+    assert [work.stages["sum"].from_host for work in (one, many)] == copies
+
+
+def check_launches(title: str, counts: dict[str, int], known: dict[str, int]) -> None:
+    more = {name: count for name, count in counts.items() if count > known[name]}
     assert not more, (
-        f"launches of {family} rose to {more}, from {known}; if that is intended, write the new "
-        f"numbers into LAUNCHES of {__file__}, as the comment there describes"
+        f"launches of {title} rose to {more}, from {known}; if that is intended, write the new "
+        f"numbers into {__file__}, as the comment there describes"
     )
-    if found != known:
-        warnings.warn(f"launches of {family} fell: write {found} into LAUNCHES", stacklevel=1)
+    if counts != known:
+        warnings.warn(f"launches of {title} fell: write {counts} into {__file__}", stacklevel=1)
 
 
 @pytest.mark.parametrize(("family", "stage"), CONSTANT)
@@ -74,8 +110,9 @@ def test_launches_do_not_depend_on_the_number_of_streams(family: str, stage: str
     assert one == two
 
 
-def test_every_family_at_its_published_size_is_counted() -> None:
+def test_every_model_at_its_published_size_is_counted() -> None:
     assert LAUNCHES.keys() == public_configs().keys()
+    assert CODECS.keys() == codec_configs().keys()
 
 
 def test_a_step_and_a_layer_of_the_flow() -> None:
@@ -204,13 +241,3 @@ def test_a_graph_is_recorded_once_and_counted_at_every_replay() -> None:
         ("add", "flow", True),
         ("new_zeros", "outside", False),
     ]
-
-
-def test_a_launch_takes_at_least_its_longest_part() -> None:
-    [small] = launches(lambda: X + 1)
-    [large] = launches(lambda: torch.empty(43_000_000, device=META).add_(1))
-    assert [least_us(small.launch, captured=True), least_us(small.launch, captured=False)] == [
-        2.5,
-        5.0,
-    ]
-    assert least_us(large.launch, captured=True) == pytest.approx(80)

@@ -1,0 +1,303 @@
+"""Launches of the kernels of the Triton language: bytes, operations and expected times, from the
+arguments of a launch and from the tables that were copied from the host.
+
+A table of blocks or of pieces says which part of a batch holds data. A batch has room for more, but
+programs without data return at once. So only blocks and pieces that exist are counted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+
+from benchmarks.launch import Launch, Record
+from token2wav.execution.batch import CHUNK, HEADER, NUM_PAGES, PROMPT_PADDING, VALID
+from token2wav.execution.kernels.tiles import MULTIPROCESSORS, Product, ProductSize, Tile, table
+
+# The number of pages is prime, so a tensor with an axis of this length holds pages of the cache.
+ALL_PAGES = 10_007
+# Arguments for the states of whole streams, of which a launch reads and writes a small part.
+_HALOS = "old", "new", "exact_old", "exact_new"
+# Arguments of kernels on pieces that do not grow with the pieces.
+_SHARED = "weights", "bias", "geometry", "slopes", "kernels", "merge", "gains", "begins", "pieces"
+_PIECE_FRAMES, _TAPS = 1, 0  # columns of the table of pieces, and of a geometry
+# Assumed for attention: reads that wait for one another before the loop (row of the table, number
+# of pages, query, first page), and in each iteration (number of the page, then its keys).
+_READS_BEFORE, _READS_OF_ITERATION = 4, 2
+
+# Names of products in the table of tiles, by kernel.
+_PRODUCTS: dict[str, Product | None] = {
+    "_project_heads": "heads",
+    "_gelu_product": "gelu",
+    "_causal_convolution": "convolution",
+    "_multiply_rows": "vocoder",
+    "_convolve": None,
+}
+
+Contents = Callable[[torch.Tensor], NDArray[Any] | None]
+
+
+def tensors_of(values: Sequence[Any]) -> list[torch.Tensor]:
+    """Lists the tensors among values and in their lists."""
+    tensors: list[torch.Tensor] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            tensors.append(value)
+        elif isinstance(value, (list, tuple)):
+            tensors += tensors_of(value)
+    return tensors
+
+
+def bytes_of(tensor: torch.Tensor) -> int:
+    """Returns the bytes of the numbers of a tensor; numbers that are repeated count once."""
+    sizes = (size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
+    return math.prod(sizes) * tensor.element_size()
+
+
+def kernel_record(name: str, arguments: Mapping[str, Any], contents: Contents) -> Record:
+    """Returns the record of a launch.
+
+    Args:
+        name: name of the kernel.
+        arguments: its arguments, with the sizes of its tile.
+        contents: returns the integers of a tensor that was copied from the host, else None.
+    """
+    # A tensor that is two arguments, such as a sum that replaces a summand, counts once.
+    tensors = {
+        id(value): value
+        for key, value in arguments.items()
+        if isinstance(value, torch.Tensor) and key not in _HALOS
+    }
+    kernel = _Kernel(name, arguments, list(tensors.values()), contents)
+    if any(ALL_PAGES in each.shape for each in kernel.tensors):
+        return kernel.on_pages
+    return kernel.on_pieces if "pieces" in arguments else kernel.plain()
+
+
+@dataclass(frozen=True, eq=False)
+class _Kernel:
+    """Launch of a kernel, before the contents of its tables are known."""
+
+    name: str
+    arguments: Mapping[str, Any]
+    tensors: list[torch.Tensor]
+    contents: Contents
+
+    def plain(self) -> Launch:
+        """Returns the launch of a kernel that computes the whole of its tensors."""
+        given, size = self.arguments, self._product()
+        operations, kind = 0.0, "float32"
+        if size is not None:
+            operations = 2.0 * size.copies * size.rows * size.outputs * size.inputs
+            operations, kind = _on_matrix_units(operations, size.dtype)
+        elif self.name == "_euler_step" and given["weight"] is not None:
+            frames = given["x"].numel() // given["BANDS"]
+            operations, kind = _on_matrix_units(2.0 * frames * given["weight"].numel())
+        total = sum(map(bytes_of, self.tensors))
+        return Launch(self.name, total, operations, kind, self._product_us(size))
+
+    def on_pages(self) -> Launch:
+        """Returns the launch of a kernel that reads or writes pages of the cache."""
+        given, attention = self.arguments, "attention" in self.name
+        plain = sum(bytes_of(each) for each in self.tensors if ALL_PAGES not in each.shape)
+        paged = [each for each in self.tensors if ALL_PAGES in each.shape]
+        rows = self._block_table()
+        if rows is None:
+            return Launch(self.name, plain, attention=attention, complete=False)
+        page_bytes = sum(bytes_of(each) / ALL_PAGES for each in paged)
+        half = any(each.dtype == torch.float16 for each in self.tensors)
+        dtype = torch.float16 if half else torch.float32
+        if not attention:
+            size, operations = self._product(), 0.0
+            if size is not None:
+                operations = 2.0 * size.rows * size.outputs * size.inputs
+            # only the page of the block itself is written
+            total = plain + len(rows) * page_bytes
+            computed = _on_matrix_units(operations, dtype)
+            return Launch(self.name, total, *computed, self._product_us(size))
+        relative = "relative" in self.name
+        rate = given.get("RATE", 1)  # positions for each unit of the table
+        branches, _, positions, heads, dim_head = paged[0].shape
+        pairs = _pairs(rows, positions // rate) * rate * rate
+        operations = 4.0 * branches * heads * dim_head * pairs
+        if relative:  # every head multiplies with whole sinusoids too; the cache has one wide head
+            heads = given["HEADS"]
+            operations += 2.0 * heads * dim_head * pairs
+        pages = int(rows[:, NUM_PAGES].sum()) if relative else _pages_of_chunks(rows)
+        return Launch(
+            self.name,
+            plain + pages * page_bytes,
+            *_on_matrix_units(operations, dtype),
+            self._attention_us(rows, page_bytes, positions, branches * heads),
+            attention=True,
+        )
+
+    def on_pieces(self) -> Launch:
+        """Returns the launch of a kernel of the vocoder, which computes pieces of streams."""
+        given = self.arguments
+        pieces = self.contents(given["pieces"])
+        room = self._room()
+        frames = None if pieces is None else pieces[:, _PIECE_FRAMES]
+        streams = len(given["pieces"])
+        total = streams * room if frames is None else int(frames.sum())
+        active = streams if frames is None else int((frames > 0).sum())
+        total_bytes = sum(
+            bytes_of(each) * (1.0 if self._is_shared(each) else min(1.0, total / (streams * room)))
+            for each in self.tensors
+        )
+        if self.name != "_multiply_rows" or not active:
+            return Launch(self.name, total_bytes, complete=pieces is not None)
+        weights = given["weights"]
+        branches, outputs, width = weights.shape
+        geometry = self.contents(given["geometry"])
+        # Branches have different numbers of taps. The weights of the shorter ones are padded.
+        widths = [width] if geometry is None else geometry[:, _TAPS] * given["channels"]
+        mean = sum(int(each) for each in widths) / len(widths)
+        total_bytes -= bytes_of(weights) * (1 - mean / width)
+        rows = total * given["rate"]
+        operations = 2.0 * branches * rows * outputs * mean
+        if weights.dtype == torch.float64:
+            computed = operations, "float64"
+        else:
+            computed = operations * (3 if given["PRECISION"] == "tf32x3" else 1), "tf32"
+        size = ProductSize(
+            -(-rows // active), outputs, math.ceil(mean), weights.dtype, branches * active
+        )
+        inner = self._product_us(size)
+        return Launch(self.name, total_bytes, *computed, inner, complete=pieces is not None)
+
+    def _product(self) -> ProductSize | None:
+        """Returns the size of the matrix product that the kernel computes; None for none."""
+        given = self.arguments
+        if self.name in ("_gelu_product", "_project_heads"):
+            outputs, inputs = given["weight"].shape
+            return ProductSize(given["rows"], outputs, inputs, given["weight"].dtype)
+        if self.name == "_causal_convolution":
+            taps, inputs, outputs = given["weights"].shape
+            rows = given["out"].numel() // outputs
+            return ProductSize(rows, outputs, taps * inputs, given["weights"].dtype)
+        if self.name == "_convolve":
+            taps, groups, inputs, outputs = given["weights"].shape
+            frames, dtype = given["BLOCK_FRAMES"], given["weights"].dtype
+            blocks = given["out"].numel() // (frames * groups * outputs)
+            return ProductSize(frames, outputs, taps * inputs, dtype, groups * blocks)
+        return None
+
+    def _product_us(self, size: ProductSize | None) -> float:
+        """Returns the expected time of the reads of a product, by the rule that chooses tiles."""
+        if size is None:
+            return 0.0
+        kind, tile = self._tile()
+        # If a GPU has measured the tile, its ratio is in the table.
+        for each in table().variants(kind, size.dtype) if kind else ():
+            if replace(each, outputs=tile.outputs, ratios=()) == tile:
+                tile = replace(tile, ratios=each.ratios)
+        return table().expected_us(tile, size)
+
+    def _tile(self) -> tuple[Product | None, Tile]:
+        """Returns the tile of a product, and the name of the product in the table of tiles."""
+        given, kind = self.arguments, _PRODUCTS[self.name]
+        if self.name == "_multiply_rows":
+            sizes = [given[f"TILE_{name}"] for name in ("ROWS", "OUTPUTS", "INPUTS")]
+        elif self.name == "_convolve":
+            sizes = [given["TILE"], given["WIDTH_UP"], given["WIDTH_UP"]]
+        elif self.name == "_project_heads":
+            outputs = given["HEADS_OF_TILE"] * given["DIM"]
+            sizes = [given["ROWS_OF_TILE"], outputs, given["INPUTS_OF_TILE"]]
+            kind = None if given["BY_BLOCK"] else kind
+        else:
+            sizes = [given[f"{name}_OF_TILE"] for name in ("ROWS", "OUTPUTS", "INPUTS")]
+        rows, outputs, inputs = sizes
+        return kind, Tile(rows, outputs, inputs, given["num_warps"], given["num_stages"])
+
+    def _attention_us(
+        self, rows: NDArray[Any], page_bytes: float, positions: int, heads: int
+    ) -> float:
+        """Returns the expected time of the reads of attention.
+
+        A program computes a tile of queries of one head. It reads all keys that they attend to.
+        """
+        given, relative = self.arguments, "relative" in self.name
+        rate, rates = given.get("RATE", 1), table().rates
+        groups = [[row] for row in rows] if relative else _chunks(rows)
+        tiles = read = most = 0
+        for group in groups:
+            count = -(-rate * sum(int(row[VALID]) for row in group) // given["QUERIES"])
+            pages = len(_pages(group))
+            tiles, read, most = tiles + count, read + count * pages, max(most, pages)
+        if relative:  # each head reads the sinusoids of all heads
+            keys_and_values = 2 * positions * heads * given["DIM"] * 4
+            page_bytes = keys_and_values + heads * (page_bytes - keys_and_values)
+        programs = tiles * heads
+        at_once = given["KEYS"] * given.get("SPLITS", 1)
+        iterations = -(-most * positions // at_once)
+        serial = _READS_OF_ITERATION + (heads if relative else 0)
+        waits = _READS_BEFORE + iterations * serial / (given["num_stages"] - 1)
+        return max(
+            read * page_bytes / rates.l2_bytes_per_us,
+            -(-programs // MULTIPROCESSORS) * read * page_bytes / programs / rates.sm_bytes_per_us,
+            waits * rates.latency_us,
+        )
+
+    def _block_table(self) -> NDArray[Any] | None:
+        """Returns the rows of the block table that hold blocks; None if they are not known."""
+        integers = [each for each in self.tensors if each.dtype == torch.int32]
+        for each in map(self.contents, integers):
+            if each is not None and each.ndim == 2 and each.shape[1] > HEADER:
+                return each[each[:, VALID] > 0].astype(int)
+        return None
+
+    def _room(self) -> int:
+        """Returns the number of frames that a piece of the batch has room for."""
+        given = self.arguments
+        if "frame_limit" in given:
+            return int(given["frame_limit"])
+        signal, name = (
+            (given["out"], "out")
+            if given.get("out") is not None
+            else (
+                given["raw"],
+                "raw",
+            )
+        )
+        halo = given[f"{name}_halo"] // signal.shape[-1]
+        rate = given.get("rate", 1) * given.get("PHASES", 1)
+        return max(1, (signal.shape[2] - halo) // rate)
+
+    def _is_shared(self, tensor: torch.Tensor) -> bool:
+        return any(self.arguments.get(name) is tensor for name in _SHARED)
+
+
+def _on_matrix_units(operations: float, dtype: torch.dtype = torch.float32) -> tuple[float, str]:
+    """Returns operations and their kind. Products of float32 are made of three TF32 products, which
+    together keep its precision.
+    """
+    return (operations, "float16") if dtype == torch.float16 else (3 * operations, "tf32")
+
+
+def _pairs(rows: NDArray[Any], block_frames: int) -> int:
+    """Counts the pairs of query and key of blocks."""
+    keys = (rows[:, NUM_PAGES] - 1) * block_frames + rows[:, VALID] - rows[:, PROMPT_PADDING]
+    return int((rows[:, VALID] * keys).sum())
+
+
+def _pages(rows: Sequence[NDArray[Any]]) -> set[int]:
+    return {int(page) for row in rows for page in row[HEADER : HEADER + row[NUM_PAGES]]}
+
+
+def _chunks(rows: NDArray[Any]) -> list[list[NDArray[Any]]]:
+    """Groups blocks by their chunks, which share their past."""
+    chunks: dict[int, list[NDArray[Any]]] = {}
+    for row in rows:
+        chunks.setdefault(int(row[CHUNK]), []).append(row)
+    return list(chunks.values())
+
+
+def _pages_of_chunks(rows: NDArray[Any]) -> int:
+    """Counts the pages that chunks attend to, each page once for a chunk."""
+    return sum(len(_pages(chunk)) for chunk in _chunks(rows))
