@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -232,3 +232,8 @@ async def _send_all(utterance: AsyncUtterance, token_batches: TokenBatches) -> N
         raise
     except BaseException as error:  # any error must be raised in the task that iterates
         utterance.fail(error)
+    finally:
+        # A failed push leaves the generator suspended, and its connections open, until it is
+        # garbage.
+        if isinstance(token_batches, AsyncGenerator):
+            await token_batches.aclose()

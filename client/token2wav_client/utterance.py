@@ -257,6 +257,8 @@ class BaseUtterance(ABC):
             error = self._broken
         finally:
             self._hang_up()
+            # If the server ended the stream, gRPC waits for further requests all the same.
+            self._outbox.put_nowait(False)
         with self._guard:
             if self._over:
                 return

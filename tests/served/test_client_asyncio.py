@@ -184,6 +184,29 @@ def test_errors_equal_the_synchronous_client(rig: Rig, voice: ClientVoice) -> No
     asyncio.run(run())
 
 
+def test_a_generator_of_tokens_is_closed_when_its_tokens_are_wrong(
+    rig: Rig, voice: ClientVoice
+) -> None:
+    closed = False
+
+    async def wrong() -> AsyncIterator[list[Any]]:
+        nonlocal closed
+        try:
+            yield [1, 2]
+            yield [[1, 2]]
+        finally:
+            closed = True
+
+    async def run() -> None:
+        async with AsyncClient(rig.server.grpc_url) as client:
+            # The error refers to the generator, which is therefore not garbage yet.
+            with pytest.raises(TokenError) as caught:
+                [chunk async for chunk in client.synthesize(wrong(), voice)]
+            assert closed, caught
+
+    asyncio.run(run())
+
+
 def test_a_server_that_stops_answering_is_asked_again(
     rig: Rig,
     golden: GoldenSet,

@@ -1,0 +1,133 @@
+"""Texts that fail between a language model and a real speech server keep no resources."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import random
+import time
+from collections.abc import Iterator
+from contextlib import aclosing, contextmanager
+
+import pytest
+
+from tests.support.forwarder import Forwarder
+from tests.support.gateway_rig import TEMPLATE, VOICE
+from tests.support.patience import PATIENCE_SECONDS
+from tests.support.raw_server import EVENTS_HEAD, raw_server, resets, sends, sends_and_waits
+from tests.support.resources import check_nothing_kept
+from tests.support.server_rig import Rig
+from token2wav_client import ClientVoice
+from token2wav_gateway.errors import ModelError
+from token2wav_gateway.metrics import Metrics
+from token2wav_gateway.settings import Settings
+from token2wav_gateway.speech import Speech, Text
+from token2wav_gateway.voices import Voice
+
+TOKENS = "".join(f"<|s_{number}|>" for number in range(12))
+PIECE = f"data: {json.dumps({'choices': [{'text': TOKENS}]})}\n\n".encode()
+WHOLE = EVENTS_HEAD + PIECE + b"data: [DONE]\n\n"
+# The outages of both servers, and clients that leave, at any time of a text.
+FAILURES = {
+    "language model resets": resets,
+    "language model breaks off": sends(EVENTS_HEAD + PIECE),
+    "speech server is down": sends_and_waits(EVENTS_HEAD + PIECE),
+    "client leaves": sends(WHOLE),
+}
+CODES = list(range(12))
+LONGEST_S = 0.03  # before a client leaves; a text takes less than twice as long
+WARM_UP = 50
+
+
+@contextmanager
+def serving_speech(rig: Rig, failure: str) -> Iterator[tuple[Forwarder, Settings]]:
+    """Serves both servers behind the gateway, and yields the settings for them."""
+    forwarder = Forwarder(rig.server.grpc_url)
+    with forwarder.listening() as url, raw_server(FAILURES[failure]) as port:
+        yield (
+            forwarder,
+            Settings.model_validate(
+                {
+                    "language_model": {
+                        "url": f"http://127.0.0.1:{port}/v1",
+                        "template": str(TEMPLATE),
+                        "token_timeout_s": PATIENCE_SECONDS,
+                    },
+                    "speech_server": {"url": url, "response_timeout_s": PATIENCE_SECONDS},
+                }
+            ),
+        )
+
+
+class Failing:
+    """Speech in front of servers that fail.
+
+    Args:
+        failure: name of the failure.
+        forwarder: connection to the speech server.
+        settings: settings for both servers.
+        voice: voice to speak in.
+    """
+
+    def __init__(
+        self, failure: str, forwarder: Forwarder, settings: Settings, voice: ClientVoice
+    ) -> None:
+        self._leaves = failure == "client leaves"
+        self._down = failure == "speech server is down"
+        self._forwarder = forwarder
+        self._settings = settings
+        self._text = Text("words", Voice(VOICE, tensors=voice))
+        self._pauses = random.Random(1)
+
+    async def check(self, count: int) -> None:
+        """Checks that a number of failures keeps nothing, and that the speech server works then."""
+        self._speech = Speech(self._settings, Metrics())
+        try:
+            await self._speak_codes()
+            if self._down:
+                self._forwarder.stop()
+            await check_nothing_kept(self._repeat, WARM_UP, count)
+            self._forwarder.down = False
+            await self._speak_codes()
+        finally:
+            await self._speech.close()
+
+    async def _repeat(self, times: int) -> None:
+        for _ in range(times):
+            speaking = asyncio.create_task(self._speak())
+            if self._leaves:
+                await asyncio.sleep(self._pauses.uniform(0, LONGEST_S))
+                speaking.cancel()
+            await asyncio.wait({speaking})
+            if not self._leaves:
+                assert isinstance(speaking.exception(), ModelError)
+
+    async def _speak(self) -> None:
+        async with aclosing(self._speech.speak(self._text)) as chunks:
+            async for _ in chunks:
+                pass
+
+    async def _speak_codes(self) -> None:
+        voice = self._text.voice.tensors
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            try:
+                async with aclosing(self._speech.speak_codes(CODES, voice)) as chunks:
+                    assert sum([len(chunk.audio) async for chunk in chunks]) == 960 * len(CODES)
+                return
+            except ModelError:  # gRPC has not connected again yet
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.1)
+
+
+@pytest.mark.parametrize("count", [50, pytest.param(5000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("failure", FAILURES)
+def test_failed_texts_keep_nothing(
+    rig: Rig, voice: ClientVoice, failure: str, count: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with serving_speech(rig, failure) as (forwarder, settings):
+        asyncio.run(Failing(failure, forwarder, settings, voice).check(count))
+    # asyncio reports errors of tasks that nobody awaits.
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+    rig.wait_until_empty()
