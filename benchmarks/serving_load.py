@@ -54,10 +54,6 @@ MODES: dict[str, tuple[dict[str, dict[str, int]], str]] = {
     ),
     "ensemble": ({}, "token2wav_ensemble"),
 }
-REPOSITORIES = {
-    "token2wav": ROOT / "model_repository",
-    "token2wav_ensemble": ROOT / "model_repository_ensemble",
-}
 GAPS_S = (0.05, 0.1, 0.2)
 AT_ONCE = 1e6
 _MOST_AT_ONCE = 1024  # open utterances of an open loop; further ones wait until one ends
@@ -231,7 +227,7 @@ def measure(
         with TritonServer(
             folder,
             config=config,
-            model_repository=REPOSITORIES[model],
+            models=[model],
             ports=Ports.free(),
             verbose=False,
         ) as server:

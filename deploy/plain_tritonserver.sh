@@ -14,7 +14,8 @@ ln -sf "$triton/python_backend_stubs/$(python3 -c 'import sysconfig; print(sysco
 python_libraries=$(python3 -c 'import sysconfig; print(sysconfig.get_config_var("LIBDIR"))')
 export LD_LIBRARY_PATH=$python_libraries:$site/nvidia_pytriton.libs
 export TOKEN2WAV_MODEL=$MODEL TOKEN2WAV_CONFIG=$CONFIG
-exec "$triton/bin/tritonserver" --model-repository=model_repository --backend-directory=backends \
+exec "$triton/bin/tritonserver" --model-repository=model_repository --model-control-mode=explicit --load-model=token2wav \
+    --backend-directory=backends \
     --disable-auto-complete-config --exit-timeout-secs=5 --allow-http=false \
     --grpc-address="${TOKEN2WAV_HOST:-127.0.0.1}" --grpc-port=8001 --metrics-address=127.0.0.1 --metrics-port=8002 \
     --grpc-restricted-protocol="model-repository,shared-memory,trace,logging:admin-key=$(openssl rand -hex 32)"

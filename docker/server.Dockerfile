@@ -100,7 +100,6 @@ RUN if [ -d "$(echo /opt/token2wav/venv/lib/python3*/site-packages/triton)" ] \
     fi \
     && rm -rf /tmp/probe
 COPY model_repository /opt/token2wav/model_repository
-COPY model_repository_cosyvoice3 /opt/token2wav/model_repository_cosyvoice3
 COPY docker/entrypoint.sh docker/engines.py docker/server.yaml /opt/token2wav/docker/
 # A new volume has the owner of the folder on which it is mounted.
 RUN install --directory --owner=10001 --group=10001 /engines /run/token2wav
@@ -131,7 +130,6 @@ ENV PATH=/opt/token2wav/venv/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     HOME=/tmp
 COPY model_repository /opt/token2wav/model_repository
-COPY model_repository_cosyvoice3 /opt/token2wav/model_repository_cosyvoice3
 COPY docker/entrypoint.sh docker/engines.py docker/server.yaml /opt/token2wav/docker/
 RUN install --directory --owner=10001 --group=10001 /engines /run/token2wav
 # If a package is missing, the build fails here and not in a container.

@@ -76,6 +76,7 @@ def _serve(options: argparse.Namespace, extra_args: list[str]) -> int:
         options.model,
         config=options.config,
         model_repository=options.model_repository,
+        models=options.models,
         ports=Ports(options.http_port, options.grpc_port, options.metrics_port),
         host=options.host,
         access=_access(options),
@@ -143,7 +144,7 @@ def _access(options: argparse.Namespace) -> Access:
 def _canary(interval_s: float, server: TritonServer) -> Canary | None:
     if not interval_s:
         return None
-    canary = Canary(interval_s, server.model_repository, server.access.certificates)
+    canary = Canary(interval_s, server.models, server.access.certificates)
     if canary.unavailable_reason:
         _announce(
             "the canary is off, so a hanging model process is not detected: "
@@ -181,6 +182,13 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         metavar="DIR",
         help="folder of Triton models (default: model_repository of this checkout)",
+    )
+    parser.add_argument(
+        "--models",
+        nargs="+",
+        default=(),
+        metavar="NAME",
+        help="Triton models to load, such as token2wav_ensemble (default: token2wav)",
     )
     for option, text in (
         (

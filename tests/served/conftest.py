@@ -1,12 +1,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.support.batches import WHOLE_BLOCKS
-from tests.support.golden import ROOT, TINY, GoldenSet
+from tests.support.golden import TINY, GoldenSet
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.server_rig import Rig
 from token2wav import Token2Wav
@@ -65,19 +64,9 @@ def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
         yield rig
 
 
-@pytest.fixture(scope="session")
-def both_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Repository with both models of the project, for a server with both."""
-    repository = tmp_path_factory.mktemp("repository")
-    for folder in ("model_repository", "model_repository_ensemble"):
-        for model in (ROOT / folder).iterdir():
-            (repository / model.name).symlink_to(model)
-    return repository
-
-
 @pytest.fixture(params=["token2wav", "token2wav_ensemble"])
 def name(request: pytest.FixtureRequest) -> str:
-    """Name of a model on a server with `both_models`."""
+    """Name of a model on a server with `BOTH_MODELS`."""
     return str(request.param)
 
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from examples import demo
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.serve_command import synth
-from tests.support.server_rig import Rig
+from tests.support.server_rig import BOTH_MODELS, Rig
 from token2wav import Token2Wav, Voice
 from token2wav_client import AsyncClient, AudioChunk, Client, ClientVoice, ServerError, frames
 from token2wav_client import audio as client_audio
@@ -34,9 +34,11 @@ NEAR_DB = 40.0  # tolerance: batches on a server sum in another order
 
 
 @pytest.fixture(scope="module")
-def served(both_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     settings = f"stream: {{first_tokens: 0, trim_silence_ms: {TRIM_MS}}}"
-    with Rig.start(demo.MODEL, tmp_path_factory.mktemp("served"), settings, both_models) as rig:
+    with Rig.start(
+        demo.MODEL, tmp_path_factory.mktemp("served"), settings, models=BOTH_MODELS
+    ) as rig:
         yield rig
 
 

@@ -18,7 +18,7 @@ from tests.support.codebook_model import SAMPLES_PER_TOKEN, a_voice, some_codes,
 from tests.support.golden import snr_db
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.serve_command import synth
-from tests.support.server_rig import Rig
+from tests.support.server_rig import BOTH_MODELS, Rig
 from token2wav import Token2Wav
 from token2wav_client import Client, ClientVoice, ServerError, TokenError
 
@@ -31,10 +31,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def served(
-    both_models: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Rig]:
-    with Rig.start(folder, tmp_path_factory.mktemp("rig"), None, both_models) as rig:
+def served(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    with Rig.start(folder, tmp_path_factory.mktemp("rig"), models=BOTH_MODELS) as rig:
         yield rig
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 
 from tests.served.test_streaming import SERVER_EQUALS_LIBRARY
 from tests.support.golden import TINY, GoldenSet
-from tests.support.server_rig import Rig
+from tests.support.server_rig import BOTH_MODELS, Rig
 from tests.support.tiny_model import demo_tokens, demo_voice
 from token2wav import StreamConfig, Token2Wav
 from token2wav_client import Client, ClientVoice
@@ -33,9 +32,9 @@ BUSY_S = 0.1
 
 
 @pytest.fixture(scope="module")
-def early(both_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+def early(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     settings = f"stream: {{first_tokens: {FIRST}, early_lookahead_tokens: {LOOKAHEAD}}}"
-    with Rig.start(TINY, tmp_path_factory.mktemp("early"), settings, both_models) as rig:
+    with Rig.start(TINY, tmp_path_factory.mktemp("early"), settings, models=BOTH_MODELS) as rig:
         yield rig
         rig.wait_until_empty()
 

@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 from tests.families.cosyvoice3.tolerances import SNR_DB
 from tests.served.takeover import ATTACKS, IDENTITIES, Attack, Identity, attempt
 from tests.served.test_streaming import SERVER_EQUALS_LIBRARY, random_portions
-from tests.support.golden import ROOT, TINY, GoldenSet, snr_db
+from tests.support.golden import TINY, GoldenSet, snr_db
 from tests.support.server_rig import Connection, Rig, voice_inputs
 from token2wav import Token2Wav
 from token2wav_client import Client, ClientVoice
@@ -39,7 +39,7 @@ def ensemble(golden: GoldenSet, tmp_path_factory: pytest.TempPathFactory) -> Ite
     )
     folder = tmp_path_factory.mktemp("ensemble")
     save_file(voice_inputs(golden.voice), folder / "anna.safetensors")
-    with Rig.start(TINY, folder, settings, ROOT / "model_repository_ensemble") as rig:
+    with Rig.start(TINY, folder, settings, models=(MODEL,)) as rig:
         yield rig
 
 
@@ -69,7 +69,7 @@ def batches(ensemble: Rig, stage: str) -> tuple[int, int]:
 
 
 def test_the_canary_of_the_supervisor_can_speak_with_it(ensemble: Rig) -> None:
-    canary = Canary(60.0, ensemble.server.model_repository)
+    canary = Canary(60.0, ensemble.server.models)
     assert canary.problem(ensemble.server.grpc_url) == ""
 
 

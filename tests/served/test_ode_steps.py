@@ -18,15 +18,15 @@ from tests.families.cosyvoice3.tolerances import SNR_DB
 from tests.support.golden import DATA, TINY, GoldenSet, snr_db
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.serve_command import synth
-from tests.support.server_rig import Rig
+from tests.support.server_rig import BOTH_MODELS, Rig
 from token2wav import StreamConfig, Token2Wav, UtteranceOptions
 from token2wav_client import Client, ClientVoice, InputError, ServerError
 
 
 @pytest.fixture(scope="module")
-def served(both_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     settings = "stream: {first_tokens: 0, steps: [10, 3]}"
-    with Rig.start(TINY, tmp_path_factory.mktemp("rig"), settings, both_models) as rig:
+    with Rig.start(TINY, tmp_path_factory.mktemp("rig"), settings, models=BOTH_MODELS) as rig:
         yield rig
 
 

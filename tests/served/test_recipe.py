@@ -40,6 +40,7 @@ from token2wav_server.launcher.process import TritonServer
 from token2wav_voice import FrontEnd, Recording
 
 DEMO = ROOT / "examples" / "demo_voice"
+MODELS = ("token2wav", "cosyvoice3", "cosyvoice3_offline")
 REFERENCE_TEXT = "the words of the prompt"
 TEXT = " one two three four five six"
 PACE = 500.0  # tokens per second
@@ -104,9 +105,8 @@ def started(speaker: LanguageModel, folder: Path, settings: str = "") -> Iterato
         }
         (folder / "gateway.yaml").write_text(yaml.safe_dump(gateway))
         patch.setenv("TOKEN2WAV_GATEWAY", str(folder / "gateway.yaml"))
-        repository = ROOT / "model_repository_cosyvoice3"
         access = Access(http_inference=True)
-        with Rig.start(DEMO / "model", folder, settings, repository, access) as rig:
+        with Rig.start(DEMO / "model", folder, settings, access=access, models=MODELS) as rig:
             yield rig
 
 
@@ -312,7 +312,7 @@ def test_a_triton_that_cannot_read_strings_is_refused(
     monkeypatch.setenv("TOKEN2WAV_GATEWAY", str(tmp_path / "gateway.yaml"))
     server = TritonServer(
         DEMO / "model",
-        model_repository=ROOT / "model_repository_cosyvoice3",
+        models=MODELS,
         ports=Ports.free(),
         log_file=tmp_path / "triton.log",
     )

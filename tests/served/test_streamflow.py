@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.support.patience import PATIENCE_SECONDS
-from tests.support.server_rig import Rig
+from tests.support.server_rig import BOTH_MODELS, Rig
 from tests.support.streamflow_model import SAMPLE_RATE, SAMPLES_PER_TOKEN, a_voice, write_model
 from token2wav import RuntimeConfig, Token2Wav, Voice
 from token2wav_client import Client, ClientVoice, ServerError
@@ -26,10 +26,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def served(
-    both_models: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Rig]:
-    with Rig.start(folder, tmp_path_factory.mktemp("rig"), None, both_models) as rig:
+def served(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    with Rig.start(folder, tmp_path_factory.mktemp("rig"), models=BOTH_MODELS) as rig:
         yield rig
 
 

@@ -39,7 +39,7 @@ from token2wav_server.launcher.supervisor import Canary
 ADDRESS, OTHER = "127.0.0.2", "127.0.0.3"
 TOKEN = "a-token-for-tests-only"
 MESSAGE_BYTES = 200_000
-REPOSITORY = Path(__file__).resolve().parents[2] / "model_repository"
+MODELS = ("token2wav",)
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +142,7 @@ def test_tls_without_certificates_of_clients(
     certificates = Certificates(
         authority.certificate("token2wav.test"), authority.key("token2wav.test")
     )
-    canary = Canary(60.0, REPOSITORY, certificates)
+    canary = Canary(60.0, MODELS, certificates)
     assert canary.problem(url) == ""
 
 
@@ -202,7 +202,7 @@ def test_the_canary_gets_through_mutual_tls(server: Serving, authority: Authorit
     certificates = Certificates(
         authority.certificate("token2wav.test"), authority.key("token2wav.test"), authority.ca
     )
-    canary = Canary(60.0, REPOSITORY, certificates)
+    canary = Canary(60.0, MODELS, certificates)
     assert canary.problem(server.url) == ""
 
 

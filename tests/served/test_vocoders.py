@@ -15,7 +15,7 @@ import soundfile
 from safetensors.numpy import save_file
 
 from tests.support.bigvgan_model import SAMPLE_RATE, SAMPLES_PER_TOKEN, a_voice, write_model
-from tests.support.golden import ROOT, GoldenSet
+from tests.support.golden import GoldenSet
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.serve_command import synth
 from tests.support.server_rig import Rig
@@ -42,8 +42,7 @@ def name(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def served(name: str, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    repository = ROOT / ("model_repository" + name.removeprefix("token2wav"))
-    with Rig.start(folder, tmp_path_factory.mktemp("rig"), None, repository) as rig:
+    with Rig.start(folder, tmp_path_factory.mktemp("rig"), models=(name,)) as rig:
         yield rig
 
 

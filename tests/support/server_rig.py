@@ -11,7 +11,7 @@ import re
 import urllib.request
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,6 +36,7 @@ _TYPES = {
     "float64": "FP64",
 }
 _START_SECONDS = 150.0
+BOTH_MODELS = ("token2wav", "token2wav_ensemble")
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class Rig:
         settings: str | None = None,
         repository: Path | None = None,
         access: Access | None = None,
+        models: Sequence[str] = (),
     ) -> Iterator[Rig]:
         """Starts it.
 
@@ -66,6 +68,7 @@ class Rig:
             model,
             config=config,
             model_repository=repository,
+            models=models,
             ports=Ports.free(),
             access=access,
             log_file=folder / "triton.log",

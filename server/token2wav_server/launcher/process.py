@@ -23,7 +23,7 @@ from token2wav_server.launcher.errors import ServerError, ServerStartError
 from token2wav_server.launcher.log import LogPump, failure_reason, is_relevant, last_lines, show
 from token2wav_server.launcher.memory import resident_mib
 from token2wav_server.launcher.ports import LOOPBACK, Ports, fetched, reserved
-from token2wav_server.launcher.repository import fitted
+from token2wav_server.launcher.repository import fitted, models_in, usual_models
 from token2wav_server.model_process import DRAIN_VARIABLE
 
 _CHECKOUT_REPOSITORY = Path(__file__).resolve().parents[3] / "model_repository"
@@ -56,6 +56,8 @@ class TritonServer:
             the default settings. Then the variable is not set.
         model_repository: model repository of Triton; by default the repository in the checkout that
             contains this package.
+        models: names of the models that Triton loads from the repository; none for `token2wav`, or
+            for all models of a repository without it. With an ensemble Triton loads its stages.
         ports: ports to listen on; use ``Ports.free()`` if the numbers do not matter.
         host: address to listen on.
         access: TLS settings and admin key; by default no TLS, and a random key that is not
@@ -79,6 +81,7 @@ class TritonServer:
         *,
         config: Path | str | None = None,
         model_repository: Path | str | None = None,
+        models: Sequence[str] = (),
         ports: Ports | None = None,
         host: str = "127.0.0.1",
         access: Access | None = None,
@@ -90,6 +93,7 @@ class TritonServer:
         self.model = Path(model).resolve()
         self.config = Path(config).resolve() if config is not None else None
         self.model_repository = Path(model_repository or _CHECKOUT_REPOSITORY).resolve()
+        self.models = tuple(models) or usual_models(self.model_repository)
         self.ports = ports or Ports()
         self.host = host
         self.access = access or Access()
@@ -148,6 +152,10 @@ class TritonServer:
                 f"model repository {self.model_repository} is not a folder; name the folder "
                 "with --model-repository"
             )
+        for name in self.models:
+            if not (self.model_repository / name).is_dir():
+                known = ", ".join(models_in(self.model_repository))
+                raise ServerError(f"models: {name!r} is not one of: {known}")
         self.ports.check_free(self.host)
         try:
             self._launch()
@@ -289,6 +297,8 @@ class TritonServer:
     def _server_arguments(self, repository: Path, backends: Path, shm_prefix: str) -> list[str]:
         return [
             f"--model-repository={repository}",
+            "--model-control-mode=explicit",
+            *(f"--load-model={name}" for name in self.models),
             f"--backend-directory={backends}",
             f"--http-address={LOOPBACK}",
             f"--http-port={self._inner.http}",

@@ -1,4 +1,4 @@
-"""Model repository of Triton, adapted to the shapes of the model that is served.
+"""Model repository of Triton: its models, and their shapes for the model folder that is served.
 
 Triton compares every request with the shapes in a model's `config.pbtxt`. The files in the checkout
 have the shapes of CosyVoice3. For another model the launcher copies the repository, and replaces
@@ -15,6 +15,20 @@ from token2wav.families import read_config
 
 _CONFIG = "config.pbtxt"
 _BANDS, _SPEAKER_SIZE = 80, 192  # sizes in the files of the checkout, where a token is one number
+
+
+_USUAL = "token2wav"
+
+
+def models_in(repository: Path) -> tuple[str, ...]:
+    """Returns the names of the models in a repository."""
+    return tuple(sorted(file.parent.name for file in repository.glob(f"*/{_CONFIG}")))
+
+
+def usual_models(repository: Path) -> tuple[str, ...]:
+    """Returns the models that are loaded by default: `token2wav`, or all if it is not there."""
+    names = models_in(repository)
+    return (_USUAL,) if _USUAL in names else names
 
 
 def fitted(repository: Path, model: Path, folder: Path) -> Path:

@@ -11,10 +11,9 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from token2wav_server.launcher.errors import ServerError
@@ -37,12 +36,12 @@ class Canary:
     """Canary of a server: a test synthesis that detects a model process which hangs.
 
     Triton still reports that it is ready while a model process hangs. The canary synthesizes three
-    tokens with the first model of ``MODELS`` in the repository. It needs the client library, which
+    tokens with the first model of ``MODELS`` that is loaded. It needs the client library, which
     is imported only here, so that the launcher starts fast, and also without the library.
 
     Args:
         interval_s: seconds between two syntheses, and the longest time of one synthesis.
-        model_repository: model repository of the server.
+        models: names of the models that are loaded.
         certificates: certificates of the server; None for gRPC without TLS.
 
     Attributes:
@@ -54,14 +53,12 @@ class Canary:
     """
 
     def __init__(
-        self, interval_s: float, model_repository: Path, certificates: Certificates | None = None
+        self, interval_s: float, models: Sequence[str], certificates: Certificates | None = None
     ) -> None:
         self.interval_s = interval_s
-        found = [model for model in MODELS if (model_repository / model).is_dir()]
-        self._model = (found or MODELS)[0]
-        self.unavailable_reason = (
-            "" if found else f"the repository has no model {' or '.join(MODELS)}"
-        )
+        known = [model for model in MODELS if model in models]
+        self._model = (known or MODELS)[0]
+        self.unavailable_reason = "" if known else f"no model {' or '.join(MODELS)} is loaded"
         try:
             import token2wav_client  # noqa: F401
 

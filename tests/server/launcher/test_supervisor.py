@@ -9,7 +9,6 @@ import os
 import signal
 import threading
 from collections.abc import Iterable
-from pathlib import Path
 
 import pytest
 
@@ -75,7 +74,7 @@ class Script(TritonServer):
 
 class Answers(Canary):
     def __init__(self, *answers: str) -> None:
-        super().__init__(1.0, Path())
+        super().__init__(1.0, ["token2wav"])
         self._answers = iter(answers)
 
     def problem(self, grpc_url: str) -> str:
@@ -232,18 +231,15 @@ def test_a_server_that_takes_too_much_memory_is_drained_and_restarted() -> None:
 
 @pytest.mark.parametrize("model", ["token2wav", "token2wav_ensemble"])
 def test_the_canary_uses_any_model_of_the_server(
-    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from token2wav_client import Client
 
     asked: list[str] = []
     monkeypatch.setattr(Client, "health", lambda self, **_: asked.append(self._model))
-    assert (
-        Canary(1.0, tmp_path).unavailable_reason
-        == "the repository has no model token2wav or token2wav_ensemble"
-    )
-    (tmp_path / model).mkdir()
-    canary = Canary(1.0, tmp_path)
+    unknown = Canary(1.0, ["other"])
+    assert unknown.unavailable_reason == "no model token2wav or token2wav_ensemble is loaded"
+    canary = Canary(1.0, ["other", model])
     assert canary.unavailable_reason == ""
     assert canary.problem("localhost:1") == ""
     assert asked == [model]
@@ -257,7 +253,7 @@ def test_the_canary_reports_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
         raise Refusal("no voice")
 
     monkeypatch.setattr(Client, "health", health)
-    assert Canary(1.0, Path()).problem("localhost:1") == "no voice"
+    assert Canary(1.0, ["token2wav"]).problem("localhost:1") == "no voice"
 
 
 def test_the_canary_leaves_the_main_thread_free_for_signals(
@@ -275,7 +271,7 @@ def test_the_canary_leaves_the_main_thread_free_for_signals(
     released = threading.Event()
     monkeypatch.setattr(Client, "health", health)
     with pytest.raises(KeyboardInterrupt):
-        Canary(1.0, Path()).problem("localhost:1")
+        Canary(1.0, ["token2wav"]).problem("localhost:1")
     released.set()
     [thread] = threads
     assert thread is not threading.main_thread()
