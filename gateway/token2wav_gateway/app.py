@@ -26,45 +26,21 @@ from starlette.types import Receive, Scope, Send
 from token2wav_client import AudioChunk
 from token2wav_gateway.access import Access, Holder
 from token2wav_gateway.encoding import Encoder, whole_file
-from token2wav_gateway.errors import GatewayError, NotFoundError, RequestError, StorageError
+from token2wav_gateway.errors import GatewayError, RequestError, StorageError
+from token2wav_gateway.gateway import Gateway
 from token2wav_gateway.guard import Guard, error_response
 from token2wav_gateway.metrics import Metrics
 from token2wav_gateway.origins import OriginCheck
-from token2wav_gateway.readiness import Readiness
 from token2wav_gateway.requests import SpeechRequest, StageRequest, Words, problem
 from token2wav_gateway.settings import Settings
 from token2wav_gateway.sockets import Sockets
-from token2wav_gateway.speech import Progress, Speech, Text
+from token2wav_gateway.speech import Progress, Text
 from token2wav_gateway.template import load_template
-from token2wav_gateway.voices import Voice, VoiceFolder
+from token2wav_gateway.voices import Voice
 
 log = logging.getLogger(__name__)
 
 _EVENTS = "text/event-stream"
-
-
-class Gateway:
-    """Gateway of one process: its settings, its connections, and the checks of every request.
-
-    Args:
-        settings: settings of the gateway.
-        access: check of keys.
-        metrics: metrics to update.
-    """
-
-    def __init__(self, settings: Settings, access: Access, metrics: Metrics) -> None:
-        self.settings = settings
-        self.metrics = metrics
-        self.access = access
-        self.voices = VoiceFolder(settings.voices)
-        self.speech = Speech(settings, metrics)
-        self.readiness = Readiness(self.speech.check)
-
-    def check_model(self, name: str) -> None:
-        """Raises NotFoundError for a model that this gateway does not have."""
-        if name not in self.settings.models:
-            known = ", ".join(self.settings.models)
-            raise NotFoundError(f"model: {name[:64]!r} is not one of: {known}", param="model")
 
 
 def create_app(settings: Settings, metrics: Metrics) -> FastAPI:

@@ -18,7 +18,7 @@ import json
 import math
 from collections.abc import Awaitable, Sequence
 from contextlib import aclosing, suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import anyio
 from fastapi import WebSocket, WebSocketDisconnect
@@ -27,12 +27,10 @@ from pydantic import BaseModel, ValidationError
 from token2wav_gateway.access import Holder
 from token2wav_gateway.encoding import Encoder
 from token2wav_gateway.errors import BusyError, GatewayError, RequestError
+from token2wav_gateway.gateway import Gateway
 from token2wav_gateway.requests import SessionConfig, SocketMessage, problem
 from token2wav_gateway.sentences import SentenceSplitter
 from token2wav_gateway.speech import Progress, Text
-
-if TYPE_CHECKING:
-    from token2wav_gateway.app import Gateway
 
 _BodyT = TypeVar("_BodyT", bound=BaseModel)
 _MOST_WAITING = 256  # sentences that wait to be spoken
