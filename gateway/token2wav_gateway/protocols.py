@@ -5,26 +5,34 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import h11
+import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
 from websockets.frames import CloseCode, Frame
 
-from token2wav_gateway.connections import Connection
+from token2wav_gateway.connections import Connection, Connections
 from token2wav_gateway.errors import RequestError
 from token2wav_gateway.strict_http import StrictParser
-
-if TYPE_CHECKING:
-    from token2wav_gateway.server import BoundedConfig
 
 log = logging.getLogger(__name__)
 
 HEAD_S = 10.0  # time for the headers of a request
 _PRESENCE_S = 0.5  # time after which a client that sends no more shows whether it still reads
 _MOST_FRAGMENTS = 1024  # of a message
+
+
+class CountedConfig(uvicorn.Config):
+    """Configuration of uvicorn with the connections of the server.
+
+    Attributes:
+        client_connections: connections of the server.
+    """
+
+    client_connections: Connections
 
 
 class _Buffered(asyncio.BufferedProtocol):
@@ -51,11 +59,11 @@ class HttpConnection(H11Protocol, _Buffered):
     - It answers a client that sends no more after its request, as `nc -N` does.
     """
 
-    config: BoundedConfig
+    config: CountedConfig
 
     def __init__(
         self,
-        config: BoundedConfig,
+        config: CountedConfig,
         server_state: ServerState,
         app_state: dict[str, object],
         _loop: asyncio.AbstractEventLoop | None = None,
@@ -158,7 +166,7 @@ class HttpConnection(H11Protocol, _Buffered):
 class SocketConnection(WebSocketsSansIOProtocol, _Buffered):
     """WebSocket connection. It answers no pings of a client that reads no answers."""
 
-    config: BoundedConfig
+    config: CountedConfig
 
     @property
     def evictable(self) -> bool:

@@ -10,6 +10,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from token2wav_gateway.connections import Connections
+from token2wav_gateway.descriptors import most_connections, report_error
 from token2wav_gateway.protocols import HttpConnection, SocketConnection
 from token2wav_gateway.settings import LimitSettings
 from token2wav_gateway.sockets import Sockets
@@ -17,9 +18,6 @@ from token2wav_gateway.sockets import Sockets
 DRAIN_S = 30.0
 _POLL_S = 0.1
 _HEAD_BYTES = 16 << 10
-# Connections beyond those that texts and WebSockets may take, for health checks, short requests,
-# and requests that arrive slowly.
-_OTHER_CONNECTIONS = 256
 # Connections that are accepted at once, before the event loop does anything else.
 _BACKLOG = 256
 
@@ -35,6 +33,9 @@ class BoundedConfig(uvicorn.Config):
 
     Attributes:
         client_connections: connections of the server.
+
+    Raises:
+        SettingsError: the limits need more file descriptors than the process may open.
     """
 
     def __init__(self, app: FastAPI, limits: LimitSettings, *, host: str, port: int) -> None:
@@ -52,8 +53,7 @@ class BoundedConfig(uvicorn.Config):
             # Audio is hardly compressible, and zlib refuses some of the windows that clients offer.
             ws_per_message_deflate=False,
         )
-        most = limits.streams + limits.sockets + _OTHER_CONNECTIONS
-        self.client_connections = Connections(most)
+        self.client_connections = Connections(most_connections(limits))
 
 
 class DrainingServer(uvicorn.Server):
@@ -71,6 +71,10 @@ class DrainingServer(uvicorn.Server):
         super().__init__(config)
         self._app = app
         self._drain_s = drain_s
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().set_exception_handler(report_error)
+        await super().startup(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for listener in self.servers:
