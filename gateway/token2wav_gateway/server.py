@@ -11,7 +11,7 @@ from fastapi import FastAPI
 
 from token2wav_gateway.connections import Connections
 from token2wav_gateway.descriptors import most_connections, report_error
-from token2wav_gateway.protocols import HttpConnection, SocketConnection
+from token2wav_gateway.protocols import CountedConfig, HttpConnection, SocketConnection
 from token2wav_gateway.settings import LimitSettings
 from token2wav_gateway.sockets import Sockets
 
@@ -22,7 +22,7 @@ _HEAD_BYTES = 16 << 10
 _BACKLOG = 256
 
 
-class BoundedConfig(uvicorn.Config):
+class BoundedConfig(CountedConfig):
     """Configuration of uvicorn for the gateway.
 
     Args:
