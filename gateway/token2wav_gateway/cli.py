@@ -52,6 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         settings = read_settings(options.config)
         metrics = Metrics()
         app = create_app(settings, metrics)
+        config = BoundedConfig(app, settings.limits, host=options.host, port=options.port)
     except GatewayError as error:
         print(f"token2wav-gateway: {error}", file=sys.stderr)
         return 2
@@ -65,7 +66,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 file=sys.stderr,
             )
             return 2
-    config = BoundedConfig(app, settings.limits, host=options.host, port=options.port)
     for number in (signal.SIGINT, signal.SIGTERM):
         # uvicorn drains at a signal, and then raises it again.
         signal.signal(number, lambda *_: sys.exit(0))

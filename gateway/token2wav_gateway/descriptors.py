@@ -1,0 +1,58 @@
+"""File descriptors, each of which is a connection or a file: how many the gateway may open."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import resource
+from contextlib import suppress
+from typing import Any
+
+from token2wav_gateway.settings import LimitSettings, SettingsError
+
+log = logging.getLogger(__name__)
+
+_FILES = 64  # files, listeners, voices that are read, and connections of checks
+_OF_A_TEXT = 2  # connections to the servers behind the gateway
+# Connections beyond those that texts and WebSockets may take, for health checks, short requests,
+# and requests that arrive slowly.
+_LEAST_OTHERS, _MOST_OTHERS = 16, 256
+
+
+def most_connections(limits: LimitSettings) -> int:
+    """Raises the limit of descriptors as far as the system allows, and divides them.
+
+    Returns:
+        Largest number of connections of clients.
+
+    Raises:
+        SettingsError: there are fewer descriptors than the settings need.
+    """
+    descriptors, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        descriptors = hard
+    wanted = limits.streams + limits.sockets
+    reserved = _OF_A_TEXT * limits.streams + _FILES
+    if descriptors == resource.RLIM_INFINITY:
+        return wanted + _MOST_OTHERS
+    others = descriptors - reserved - wanted
+    if others < _LEAST_OTHERS:
+        raise SettingsError(
+            f"limits: {limits.streams} streams and {limits.sockets} sockets need "
+            f"{wanted + reserved + _LEAST_OTHERS} file descriptors, but the gateway may open "
+            f"{descriptors} (ulimit -n)"
+        )
+    return wanted + min(others, _MOST_OTHERS)
+
+
+def report_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Handles errors of an event loop. Without a free descriptor, asyncio fails hundreds of times
+    a second to accept a connection, each time with a traceback.
+    """
+    error = context.get("exception")
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        log.error("new connections wait, because no file descriptor is left")
+    else:
+        loop.default_exception_handler(context)
