@@ -53,9 +53,7 @@ def columns(work: ChunkWork) -> dict[str, str]:
         "TFLOP": f"{sum(total.operations.values()) / 1e12:.2f}",
         "least ms": f"{total.least_ms:.1f}",
         "expected ms": f"{total.expected_ms:.1f}",
-        "encoder + outside + flow + vocoder": " + ".join(
-            f"{each.expected_ms:.1f}" for each in parts
-        ),
+        "by stage": " + ".join(f"{each.expected_ms:.1f}" for each in parts),
     }
 
 

@@ -12,6 +12,7 @@ from token2wav.execution.backends import CAPTURED_BLOCKS, PROVISIONAL_BATCH
 from token2wav.execution.piece_sizes import kernel_sizes
 from token2wav.execution.vocoder import likely_pieces
 from token2wav.families import networks_module
+from token2wav.families.streamflow.window_batch import CAPTURED_WINDOWS
 from token2wav.model_config import ModelConfig
 from token2wav.networks.hift import HiFT
 
@@ -23,9 +24,10 @@ _FLOW_NODES = {
     "cosyvoice2": (274, 471),
     "chatterbox": (274, 471),
     "stepaudio2": (274, 179),
+    "streamflow": (56, 798),
 }
 _HIFT_NODES = 61
-_BIGVGAN_NODES = 2049
+_BIGVGAN_NODES = 342  # for each upsampling layer
 # Memory of a node. A user of driver 470 saw 63 to 66 KB for each node of an empty kernel
 # (https://forums.developer.nvidia.com/t/244901). Newer drivers are said to need less.
 NODE_BYTES = 64 << 10
@@ -37,24 +39,25 @@ _FRAME_BYTES, _CHANNELS, _SAMPLES = 707_000, 512, 480
 def graph_nodes(model: ModelConfig, stream: StreamConfig) -> int:
     """Estimates the number of nodes of all CUDA graphs of a model.
 
-    Returns 0 for a codec, for a flow without graphs, and for a family outside this project,
-    because its nodes were not counted.
+    Returns 0 for a codec, and for a family outside this project, because its nodes were not
+    counted.
     """
     family = networks_module(model).__package__.rpartition(".")[2]
     if family not in _FLOW_NODES:
         return 0
     encoder, step = _FLOW_NODES[family]
     vocoder = _vocoder(model)
-    nodes = len(CAPTURED_BLOCKS) * (encoder + model.ode_steps * step)
+    sizes = CAPTURED_WINDOWS if family == "streamflow" else CAPTURED_BLOCKS
+    nodes = len(sizes) * (encoder + model.ode_steps * step)
     early_steps = model.early_steps(stream, model.ode_steps)
     if early_steps < model.ode_steps:
-        sizes = sum(blocks <= PROVISIONAL_BATCH for blocks in CAPTURED_BLOCKS)
-        nodes += sizes * early_steps * step
+        batches = sum(blocks <= PROVISIONAL_BATCH for blocks in CAPTURED_BLOCKS)
+        nodes += batches * early_steps * step
     if isinstance(vocoder, HiFT):
-        batches = kernel_sizes(vocoder.lookahead_frames, model, model.hops(stream))
-        return nodes + len(batches) * _HIFT_NODES
-    pieces = likely_pieces(vocoder, model, model.hops(stream), CAPTURED_STREAMS)
-    return nodes + len(pieces) * _BIGVGAN_NODES
+        pieces = kernel_sizes(vocoder.lookahead_frames, model, model.hops(stream))
+        return nodes + len(pieces) * _HIFT_NODES
+    shapes = likely_pieces(vocoder, model, model.hops(stream), CAPTURED_STREAMS)
+    return nodes + len(shapes) * _BIGVGAN_NODES * len(vocoder.config.upsample_rates)
 
 
 def vocoder_bytes(model: ModelConfig, stream: StreamConfig) -> int:
