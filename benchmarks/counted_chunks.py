@@ -125,13 +125,13 @@ class Streams:
         stop = max(start, first) + tokens
         count = stop - start + config.lookahead_tokens
         values = np.zeros((count, *config.token_shape), config.token_dtype)
-        given: list[Any] = [TokenChunk(values, start, stop, last=False)] * len(self._handles)
+        chunks: list[Any] = [TokenChunk(values, start, stop, last=False)] * len(self._handles)
         for number, stage in enumerate(self._stages):
-            handles = [each[number] for each in self._handles]
-            results = stage.advance(list(zip(handles, given, strict=True)))
+            handles = [of_stream[number] for of_stream in self._handles]
+            results = stage.advance(list(zip(handles, chunks, strict=True)))
             of_prompt = config.token_mel_ratio * max(0, self._prompt - start)
             if number + 1 < len(self._stages):
-                given = [FrameChunk(mel[:, of_prompt:], last=False) for mel in results]
+                chunks = [FrameChunk(mel[:, of_prompt:], last=False) for mel in results]
         self._position = stop
 
     def counted(self, tokens: int) -> list[Counted]:
@@ -179,8 +179,8 @@ def chunk_works(
                     batch.advance(min(longest, missing) if batch.spoken_tokens else first)
                 launches = batch.counted(hop)
                 works = stage_works(config.stages, launches, count)
-                flow = [each.launch for each in launches if each.stage == "flow"]
-                unknown = {each.launch.name for each in launches if not each.launch.complete}
+                flow = [launch for launch, stage, _ in launches if stage == "flow"]
+                unknown = {launch.name for launch, *_ in launches if not launch.complete}
                 step, layer = repeats(flow, steps)
                 yield ChunkWork(family, count, hop, seconds, works, step, layer, sorted(unknown))
 
@@ -195,7 +195,8 @@ def stage_works(
     for launch in launches:
         works[launch.stage].add(launch)
         total.add(launch)
-    host_us = sum(once + each * (streams - 1) for once, each in map(HOST_US.__getitem__, stages))
+    host = [HOST_US[name] for name in stages]
+    host_us = sum(first + further * (streams - 1) for first, further in host)
     works[OUTSIDE].expected_ms = max(works[OUTSIDE].expected_ms, host_us / 1000)
     total.expected_ms = sum(work.expected_ms for work in works.values())
     return {**works, SUM: total}

@@ -74,7 +74,7 @@ def kernel_record(name: str, arguments: Mapping[str, Any], contents: Contents) -
         if isinstance(value, torch.Tensor) and key not in _HALOS
     }
     kernel = _Kernel(name, arguments, list(tensors.values()), contents)
-    if any(ALL_PAGES in each.shape for each in kernel.tensors):
+    if any(ALL_PAGES in tensor.shape for tensor in kernel.tensors):
         return kernel.on_pages
     return kernel.on_pieces if "pieces" in arguments else kernel.plain()
 
@@ -90,27 +90,27 @@ class _Kernel:
 
     def plain(self) -> Launch:
         """Returns the launch of a kernel that computes the whole of its tensors."""
-        given, size = self.arguments, self._product()
+        arguments, size = self.arguments, self._product()
         operations, kind = 0.0, "float32"
         if size is not None:
             operations = 2.0 * size.copies * size.rows * size.outputs * size.inputs
             operations, kind = _on_matrix_units(operations, size.dtype)
-        elif self.name == "_euler_step" and given["weight"] is not None:
-            frames = given["x"].numel() // given["BANDS"]
-            operations, kind = _on_matrix_units(2.0 * frames * given["weight"].numel())
+        elif self.name == "_euler_step" and arguments["weight"] is not None:
+            frames = arguments["x"].numel() // arguments["BANDS"]
+            operations, kind = _on_matrix_units(2.0 * frames * arguments["weight"].numel())
         total = sum(map(bytes_of, self.tensors))
         return Launch(self.name, total, operations, kind, self._product_us(size))
 
     def on_pages(self) -> Launch:
         """Returns the launch of a kernel that reads or writes pages of the cache."""
-        given, attention = self.arguments, "attention" in self.name
-        plain = sum(bytes_of(each) for each in self.tensors if ALL_PAGES not in each.shape)
-        paged = [each for each in self.tensors if ALL_PAGES in each.shape]
+        arguments, attention = self.arguments, "attention" in self.name
+        plain = sum(bytes_of(tensor) for tensor in self.tensors if ALL_PAGES not in tensor.shape)
+        paged = [tensor for tensor in self.tensors if ALL_PAGES in tensor.shape]
         rows = self._block_table()
         if rows is None:
             return Launch(self.name, plain, attention=attention, complete=False)
-        page_bytes = sum(bytes_of(each) / ALL_PAGES for each in paged)
-        half = any(each.dtype == torch.float16 for each in self.tensors)
+        page_bytes = sum(bytes_of(tensor) / ALL_PAGES for tensor in paged)
+        half = any(tensor.dtype == torch.float16 for tensor in self.tensors)
         dtype = torch.float16 if half else torch.float32
         if not attention:
             size, operations = self._product(), 0.0
@@ -121,12 +121,12 @@ class _Kernel:
             computed = _on_matrix_units(operations, dtype)
             return Launch(self.name, total, *computed, self._product_us(size))
         relative = "relative" in self.name
-        rate = given.get("RATE", 1)  # positions for each unit of the table
+        rate = arguments.get("RATE", 1)  # positions for each unit of the table
         branches, _, positions, heads, dim_head = paged[0].shape
         pairs = _pairs(rows, positions // rate) * rate * rate
         operations = 4.0 * branches * heads * dim_head * pairs
         if relative:  # every head multiplies with whole sinusoids too; the cache has one wide head
-            heads = given["HEADS"]
+            heads = arguments["HEADS"]
             operations += 2.0 * heads * dim_head * pairs
         pages = int(rows[:, NUM_PAGES].sum()) if relative else _pages_of_chunks(rows)
         return Launch(
@@ -139,52 +139,56 @@ class _Kernel:
 
     def on_pieces(self) -> Launch:
         """Returns the launch of a kernel of the vocoder, which computes pieces of streams."""
-        given = self.arguments
-        pieces = self.contents(given["pieces"])
-        room = self._room()
-        frames = None if pieces is None else pieces[:, _PIECE_FRAMES]
-        streams = len(given["pieces"])
-        total = streams * room if frames is None else int(frames.sum())
-        active = streams if frames is None else int((frames > 0).sum())
-        total_bytes = sum(
-            bytes_of(each) * (1.0 if self._is_shared(each) else min(1.0, total / (streams * room)))
-            for each in self.tensors
+        pieces = self.contents(self.arguments["pieces"])
+        if pieces is None:
+            return Launch(self.name, sum(map(bytes_of, self.tensors)), complete=False)
+        frames = [int(count) for count in pieces[:, _PIECE_FRAMES] if count > 0]
+        share = min(1.0, sum(frames) / (len(pieces) * self._room()))
+        total = sum(
+            bytes_of(tensor) * (1.0 if self._is_shared(tensor) else share)
+            for tensor in self.tensors
         )
-        if self.name != "_multiply_rows" or not active:
-            return Launch(self.name, total_bytes, complete=pieces is not None)
-        weights = given["weights"]
+        if self.name != "_multiply_rows" or not frames:
+            return Launch(self.name, total)
+        return self._multiplied_rows(frames, total)
+
+    def _multiplied_rows(self, frames: Sequence[int], total_bytes: float) -> Launch:
+        """Returns the launch of a convolution of parallel branches.
+
+        Args:
+            frames: frames of each piece.
+            total_bytes: bytes of all tensors. The weights of branches with few taps are padded.
+        """
+        arguments, weights = self.arguments, self.arguments["weights"]
         branches, outputs, width = weights.shape
-        geometry = self.contents(given["geometry"])
-        # Branches have different numbers of taps. The weights of the shorter ones are padded.
-        widths = [width] if geometry is None else geometry[:, _TAPS] * given["channels"]
-        mean = sum(int(each) for each in widths) / len(widths)
-        total_bytes -= bytes_of(weights) * (1 - mean / width)
-        rows = total * given["rate"]
-        operations = 2.0 * branches * rows * outputs * mean
+        geometry = self.contents(arguments["geometry"])
+        widths = [width] if geometry is None else geometry[:, _TAPS] * arguments["channels"]
+        inputs = math.ceil(sum(map(int, widths)) / len(widths))
+        rows = arguments["rate"] * sum(frames)
+        operations = 2.0 * branches * rows * outputs * inputs
         if weights.dtype == torch.float64:
             computed = operations, "float64"
         else:
-            computed = operations * (3 if given["PRECISION"] == "tf32x3" else 1), "tf32"
-        size = ProductSize(
-            -(-rows // active), outputs, math.ceil(mean), weights.dtype, branches * active
-        )
-        inner = self._product_us(size)
-        return Launch(self.name, total_bytes, *computed, inner, complete=pieces is not None)
+            computed = operations * (3 if arguments["PRECISION"] == "tf32x3" else 1), "tf32"
+        copies = branches * len(frames)
+        size = ProductSize(-(-rows // len(frames)), outputs, inputs, weights.dtype, copies)
+        padding = bytes_of(weights) * (1 - inputs / width)
+        return Launch(self.name, total_bytes - padding, *computed, self._product_us(size))
 
     def _product(self) -> ProductSize | None:
         """Returns the size of the matrix product that the kernel computes; None for none."""
-        given = self.arguments
+        arguments = self.arguments
         if self.name in ("_gelu_product", "_project_heads"):
-            outputs, inputs = given["weight"].shape
-            return ProductSize(given["rows"], outputs, inputs, given["weight"].dtype)
+            outputs, inputs = arguments["weight"].shape
+            return ProductSize(arguments["rows"], outputs, inputs, arguments["weight"].dtype)
         if self.name == "_causal_convolution":
-            taps, inputs, outputs = given["weights"].shape
-            rows = given["out"].numel() // outputs
-            return ProductSize(rows, outputs, taps * inputs, given["weights"].dtype)
+            taps, inputs, outputs = arguments["weights"].shape
+            rows = arguments["out"].numel() // outputs
+            return ProductSize(rows, outputs, taps * inputs, arguments["weights"].dtype)
         if self.name == "_convolve":
-            taps, groups, inputs, outputs = given["weights"].shape
-            frames, dtype = given["BLOCK_FRAMES"], given["weights"].dtype
-            blocks = given["out"].numel() // (frames * groups * outputs)
+            taps, groups, inputs, outputs = arguments["weights"].shape
+            frames, dtype = arguments["BLOCK_FRAMES"], arguments["weights"].dtype
+            blocks = arguments["out"].numel() // (frames * groups * outputs)
             return ProductSize(frames, outputs, taps * inputs, dtype, groups * blocks)
         return None
 
@@ -194,26 +198,26 @@ class _Kernel:
             return 0.0
         kind, tile = self._tile()
         # If a GPU has measured the tile, its ratio is in the table.
-        for each in table().variants(kind, size.dtype) if kind else ():
-            if replace(each, outputs=tile.outputs, ratios=()) == tile:
-                tile = replace(tile, ratios=each.ratios)
+        for variant in table().variants(kind, size.dtype) if kind else ():
+            if replace(variant, outputs=tile.outputs, ratios=()) == tile:
+                tile = replace(tile, ratios=variant.ratios)
         return table().expected_us(tile, size)
 
     def _tile(self) -> tuple[Product | None, Tile]:
         """Returns the tile of a product, and the name of the product in the table of tiles."""
-        given, kind = self.arguments, _PRODUCTS[self.name]
+        arguments, kind = self.arguments, _PRODUCTS[self.name]
         if self.name == "_multiply_rows":
-            sizes = [given[f"TILE_{name}"] for name in ("ROWS", "OUTPUTS", "INPUTS")]
+            sizes = [arguments[f"TILE_{name}"] for name in ("ROWS", "OUTPUTS", "INPUTS")]
         elif self.name == "_convolve":
-            sizes = [given["TILE"], given["WIDTH_UP"], given["WIDTH_UP"]]
+            sizes = [arguments["TILE"], arguments["WIDTH_UP"], arguments["WIDTH_UP"]]
         elif self.name == "_project_heads":
-            outputs = given["HEADS_OF_TILE"] * given["DIM"]
-            sizes = [given["ROWS_OF_TILE"], outputs, given["INPUTS_OF_TILE"]]
-            kind = None if given["BY_BLOCK"] else kind
+            outputs = arguments["HEADS_OF_TILE"] * arguments["DIM"]
+            sizes = [arguments["ROWS_OF_TILE"], outputs, arguments["INPUTS_OF_TILE"]]
+            kind = None if arguments["BY_BLOCK"] else kind
         else:
-            sizes = [given[f"{name}_OF_TILE"] for name in ("ROWS", "OUTPUTS", "INPUTS")]
+            sizes = [arguments[f"{name}_OF_TILE"] for name in ("ROWS", "OUTPUTS", "INPUTS")]
         rows, outputs, inputs = sizes
-        return kind, Tile(rows, outputs, inputs, given["num_warps"], given["num_stages"])
+        return kind, Tile(rows, outputs, inputs, arguments["num_warps"], arguments["num_stages"])
 
     def _attention_us(
         self, rows: NDArray[Any], page_bytes: float, positions: int, heads: int
@@ -222,22 +226,22 @@ class _Kernel:
 
         A program computes a tile of queries of one head. It reads all keys that they attend to.
         """
-        given, relative = self.arguments, "relative" in self.name
-        rate, rates = given.get("RATE", 1), table().rates
+        arguments, relative = self.arguments, "relative" in self.name
+        rate, rates = arguments.get("RATE", 1), table().rates
         groups = [[row] for row in rows] if relative else _chunks(rows)
         tiles = read = most = 0
         for group in groups:
-            count = -(-rate * sum(int(row[VALID]) for row in group) // given["QUERIES"])
+            count = -(-rate * sum(int(row[VALID]) for row in group) // arguments["QUERIES"])
             pages = len(_pages(group))
             tiles, read, most = tiles + count, read + count * pages, max(most, pages)
         if relative:  # each head reads the sinusoids of all heads
-            keys_and_values = 2 * positions * heads * given["DIM"] * 4
+            keys_and_values = 2 * positions * heads * arguments["DIM"] * 4
             page_bytes = keys_and_values + heads * (page_bytes - keys_and_values)
         programs = tiles * heads
-        at_once = given["KEYS"] * given.get("SPLITS", 1)
+        at_once = arguments["KEYS"] * arguments.get("SPLITS", 1)
         iterations = -(-most * positions // at_once)
         serial = _READS_OF_ITERATION + (heads if relative else 0)
-        waits = _READS_BEFORE + iterations * serial / (given["num_stages"] - 1)
+        waits = _READS_BEFORE + iterations * serial / (arguments["num_stages"] - 1)
         return max(
             read * page_bytes / rates.l2_bytes_per_us,
             -(-programs // MULTIPROCESSORS) * read * page_bytes / programs / rates.sm_bytes_per_us,
@@ -246,27 +250,27 @@ class _Kernel:
 
     def _block_table(self) -> NDArray[Any] | None:
         """Returns the rows of the block table that hold blocks; None if they are not known."""
-        integers = [each for each in self.tensors if each.dtype == torch.int32]
-        for each in map(self.contents, integers):
-            if each is not None and each.ndim == 2 and each.shape[1] > HEADER:
-                return each[each[:, VALID] > 0].astype(int)
+        integers = [tensor for tensor in self.tensors if tensor.dtype == torch.int32]
+        for rows in map(self.contents, integers):
+            if rows is not None and rows.ndim == 2 and rows.shape[1] > HEADER:
+                return rows[rows[:, VALID] > 0].astype(int)
         return None
 
     def _room(self) -> int:
         """Returns the number of frames that a piece of the batch has room for."""
-        given = self.arguments
-        if "frame_limit" in given:
-            return int(given["frame_limit"])
+        arguments = self.arguments
+        if "frame_limit" in arguments:
+            return int(arguments["frame_limit"])
         signal, name = (
-            (given["out"], "out")
-            if given.get("out") is not None
+            (arguments["out"], "out")
+            if arguments.get("out") is not None
             else (
-                given["raw"],
+                arguments["raw"],
                 "raw",
             )
         )
-        halo = given[f"{name}_halo"] // signal.shape[-1]
-        rate = given.get("rate", 1) * given.get("PHASES", 1)
+        halo = arguments[f"{name}_halo"] // signal.shape[-1]
+        rate = arguments.get("rate", 1) * arguments.get("PHASES", 1)
         return max(1, (signal.shape[2] - halo) // rate)
 
     def _is_shared(self, tensor: torch.Tensor) -> bool:

@@ -36,8 +36,8 @@ def counted_configs() -> dict[str, ModelConfig]:
 
 def columns(work: ChunkWork) -> dict[str, str]:
     """Returns the cells of a work in a table, by the heads of their columns."""
-    counts = {name: f"{each.launches:,}" for name, each in work.stages.items()}
-    parts = [each for name, each in work.stages.items() if name != SUM]
+    counts = {name: f"{stage.launches:,}" for name, stage in work.stages.items()}
+    parts = [stage for name, stage in work.stages.items() if name != SUM]
     total = work.stages[SUM]
     return {
         "family": work.family,
@@ -53,7 +53,7 @@ def columns(work: ChunkWork) -> dict[str, str]:
         "TFLOP": f"{sum(total.operations.values()) / 1e12:.2f}",
         "least ms": f"{total.least_ms:.1f}",
         "expected ms": f"{total.expected_ms:.1f}",
-        "by stage": " + ".join(f"{each.expected_ms:.1f}" for each in parts),
+        "by stage": " + ".join(f"{stage.expected_ms:.1f}" for stage in parts),
     }
 
 

@@ -46,7 +46,7 @@ def launches_of(func: Any, args: Any, kwargs: Mapping[str, Any], result: Any) ->
     # a tensor that is only written, such as the target of a copy, is not read
     if packet in (aten.copy_, aten.fill_, aten.zero_):
         inputs = inputs[1:]
-    inputs = [each for each in inputs if each is not kwargs.get("out")]
+    inputs = [tensor for tensor in inputs if tensor is not kwargs.get("out")]
     if packet in _READ_ROWS:
         read = written + sum(map(bytes_of, inputs[1:]))
     elif packet in _WRITE_ROWS:
@@ -65,7 +65,7 @@ def launches_of(func: Any, args: Any, kwargs: Mapping[str, Any], result: Any) ->
         operations,
         kind,
         inner,
-        from_host=any(each.device.type == "cpu" and each.dim() for each in inputs),
+        from_host=any(tensor.device.type == "cpu" and tensor.dim() for tensor in inputs),
         attention=packet in WHOLE,
     )
     return [first, *[Launch(first.name, 0.0)] * (_count(packet, args) - 1)]
