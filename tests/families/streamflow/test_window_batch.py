@@ -20,12 +20,15 @@ from tests.families.streamflow.rig import (
 )
 from tests.support.captured_code import NothingCopied, OnDevice
 from tests.support.utterances import off
+from token2wav.execution.device import keep_arithmetic_exact
 from token2wav.execution.graphs import GraphPool, GraphSummary, graphs_enabled
 from token2wav.families.streamflow import flow
 from token2wav.families.streamflow.solver import GuidedSolver
 from token2wav.families.streamflow.window_batch import WindowBatch, WindowSize
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+# Libraries round products of other shapes differently, on a GPU more than on a CPU.
+CLOSE = 10 * MEL if DEVICE.type == "cuda" else MEL
 # on a GPU, the tests belong to the tests that the GPU must pass
 pytestmark = [pytest.mark.gpu] if DEVICE.type == "cuda" else []
 
@@ -52,6 +55,7 @@ def test_streams_in_graphs_equal_eager_streams(monkeypatch: pytest.MonkeyPatch) 
     and unused rows keep the windows of earlier batches.
     """
     monkeypatch.setattr(flow, "CAPTURED_WINDOWS", (1, 4))
+    keep_arithmetic_exact(DEVICE)
     parts = Parts.random(flow_config(), str(DEVICE))
     hop = 2 * BLOCK
     stops = [(12, 24, 36), (12, 24), (24, 36, 39), (1,), (hop, 2 * hop, 3 * hop + BLOCK - 1)]
@@ -63,15 +67,16 @@ def test_streams_in_graphs_equal_eager_streams(monkeypatch: pytest.MonkeyPatch) 
     for voices in (range(len(stops)), [3], [0, 2]):
         found = spoken(engine, [utterances[voice] for voice in voices], voices)
         for voice, mel in zip(voices, found, strict=True):
-            assert off(mel.cpu().numpy(), expected[voice].cpu().numpy()) <= MEL
+            assert off(mel.cpu().numpy(), expected[voice].cpu().numpy()) <= CLOSE
 
 
 def test_a_window_that_fits_no_graph_runs_eagerly() -> None:
+    keep_arithmetic_exact(DEVICE)
     parts = Parts.random(flow_config(), str(DEVICE))
     tokens, voice = some_tokens(45), a_voice()
     whole = parts.engine(a_pool()).whole(tokens, voice, streaming=True)
     expected = parts.engine().whole(tokens, voice, streaming=True)
-    assert off(whole.cpu().numpy(), expected.cpu().numpy()) <= MEL
+    assert off(whole.cpu().numpy(), expected.cpu().numpy()) <= CLOSE
 
 
 def test_captured_code_never_synchronizes() -> None:
