@@ -37,7 +37,7 @@ def check(model: Path, config: Path | None) -> None:
     """
     # These two calls need no torch. They repeat a part of the check here, so that a wrong value is
     # reported at once.
-    load_server_config(config, warn=False)
+    load_server_config(config)
     read_config(model)
     command = [
         sys.executable,
@@ -71,7 +71,7 @@ def main() -> None:
         from token2wav.execution.assemble import check_folder
         from token2wav.model import check_settings
 
-        settings = load_server_config(config[0] if config else None, warn=False)
+        settings = load_server_config(config[0] if config else None)
         check_settings(model, settings.stream, settings.runtime)
         check_folder(model)
         voices_in(settings, read_config(model))

@@ -62,8 +62,7 @@ class Family:
 
     Args:
         name: name on the metrics port, without `token2wav_`. The name of a counter ends with
-            `_total`. Until the next release, each counter is also published under its earlier name,
-            which lacks this ending.
+            `_total`.
         description: help text on the metrics port.
         kind: GAUGE, COUNTER or HISTOGRAM.
         buckets: upper bounds of the buckets of a histogram.
@@ -74,19 +73,13 @@ class Family:
     ) -> None:
         self._buckets = {} if buckets is None else {"buckets": buckets}
         self._method = {"GAUGE": "set", "COUNTER": "increment", "HISTOGRAM": "observe"}[kind]
-        self._metrics: dict[tuple[str, ...], list[Any]] = {}
-        names = {name: (description, kind)}
-        # The earlier name belongs to a gauge, because `promtool check metrics` rejects counters
-        # whose names do not end with `_total`.
-        if kind == "COUNTER":
-            names[name.removesuffix("_total")] = (f"Deprecated: use token2wav_{name}", "GAUGE")
-        kinds = pb_utils.MetricFamily
-        # The families are stored, because Triton drops a metric whose family is not referenced.
+        self._metrics: dict[tuple[str, ...], Any] = {}
+        families = pb_utils.MetricFamily
+        # The family is stored, because Triton drops a metric whose family is not referenced.
         with _ONE_AT_A_TIME:
-            self._families = [
-                kinds(name=f"token2wav_{name}", description=description, kind=getattr(kinds, kind))
-                for name, (description, kind) in names.items()
-            ]
+            self._family = families(
+                name=f"token2wav_{name}", description=description, kind=getattr(families, kind)
+            )
 
     def record(self, value: float, **labels: str) -> None:
         """Records a value in the metric with these labels.
@@ -98,11 +91,8 @@ class Family:
         try:
             with _ONE_AT_A_TIME:
                 if key not in self._metrics:
-                    self._metrics[key] = [
-                        family.Metric(labels=labels, **self._buckets) for family in self._families
-                    ]
-                for metric in self._metrics[key]:
-                    getattr(metric, self._method)(value)
+                    self._metrics[key] = self._family.Metric(labels=labels, **self._buckets)
+                getattr(self._metrics[key], self._method)(value)
         except Exception:  # a failure of metrics must not fail a request
             log.warning("a metric could not be recorded", exc_info=True)
 

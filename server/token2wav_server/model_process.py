@@ -25,11 +25,8 @@ SUMMARY = "token2wav: "
 DRAIN_VARIABLE = "TOKEN2WAV_DRAIN_FILE"
 
 
-def read_environment(*, warn: bool = True) -> tuple[Path, ServerConfig]:
+def read_environment() -> tuple[Path, ServerConfig]:
     """Reads the model folder and the settings of the server from environment variables.
-
-    Args:
-        warn: whether to log warnings about the settings. One model of a server does so.
 
     Returns:
         The folder in TOKEN2WAV_MODEL, and the settings of the file in TOKEN2WAV_CONFIG. Without
@@ -41,7 +38,7 @@ def read_environment(*, warn: bool = True) -> tuple[Path, ServerConfig]:
     folder, file = os.environ.get("TOKEN2WAV_MODEL"), os.environ.get("TOKEN2WAV_CONFIG")
     if not folder:
         raise ConfigError("TOKEN2WAV_MODEL: not set; set it to the model folder")
-    return Path(folder), load_server_config(Path(file) if file else None, warn=warn)
+    return Path(folder), load_server_config(Path(file) if file else None)
 
 
 def check_not_draining() -> None:

@@ -89,22 +89,6 @@ def test_a_full_file_sets_everything(tmp_path: Path) -> None:
             assert getattr(given, item.name) != getattr(default, item.name), item.name
 
 
-@pytest.mark.parametrize(
-    ("earlier", "name", "value"), [("lanes", "workers", 3), ("engine", "backend", "torch")]
-)
-def test_an_earlier_name_works_with_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, earlier: str, name: str, value: int | str
-) -> None:
-    file = written(tmp_path, f"runtime: {{{earlier}: {value}}}\n")
-    assert getattr(load_server_config(file, warn=False).runtime, name) == value
-    assert not caplog.records
-    assert getattr(load_server_config(file).runtime, name) == value
-    [record] = caplog.records
-    assert record.getMessage() == (
-        f"runtime.{earlier}: deprecated and removed in the next release; use runtime.{name}"
-    )
-
-
 def test_whole_floats_pass_as_integers_and_integers_as_floats(tmp_path: Path) -> None:
     config = load_server_config(written(tmp_path, "limits: {streams: 3.0, idle_seconds: 2}\n"))
     assert (config.limits.streams, config.limits.idle_seconds) == (3, 2.0)
@@ -139,7 +123,6 @@ runtime: {device: 'cuda:'} | runtime.device: 'cuda:'
 runtime: {device: 'cuda:-1'} | runtime.device: 'cuda:-1'
 runtime: {device: 0} | runtime.device: expected str, got 0
 runtime: {workers: -1} | runtime.workers: -1 is not between 0 and 256
-runtime: {lanes: 1, workers: 1} | runtime.lanes: the earlier name of runtime.workers, which is set
 stream: [1 | cannot be read as YAML
 stream: 2024-99-99 | cannot be read as YAML
 runtime: &a {backend: *a} | runtime.backend

@@ -160,7 +160,7 @@ def test_all_metric_families_are_exported_and_documented(seen: Seen) -> None:
     source = (ROOT / "server" / "token2wav_server" / "metrics.py").read_text()
     names = set(re.findall(r'(?:Family\(\s*|= \(\s*)"(\w+)"', source))
     assert len(names) > 10
-    assert set(seen.families()) == names | {name.removesuffix("_total") for name in names}
+    assert set(seen.families()) == names
     assert set(re.findall(r"^# HELP token2wav_(\w+) [A-Z]", seen.after, re.MULTILINE)) == set(
         seen.families()
     )
@@ -199,16 +199,6 @@ def test_promtool_has_no_complaints(seen: Seen) -> None:
         timeout=PATIENCE_SECONDS,
     )
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
-
-
-def test_counters_keep_their_earlier_names_for_one_release(seen: Seen) -> None:
-    counters = [name for name, kind in seen.families().items() if kind == "counter"]
-    assert len(counters) == 6
-    for name in counters:
-        earlier = name.removesuffix("_total")
-        help_text = f"# HELP token2wav_{earlier} Deprecated: use token2wav_{name}\n"
-        assert help_text in seen.after
-        assert seen.samples(earlier) == seen.samples(name) != {}
 
 
 def test_open_streams(seen: Seen) -> None:

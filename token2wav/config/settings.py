@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import logging
 import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -23,10 +22,6 @@ _VOICES_PER_STREAM = 4
 PLAYER_BUFFER_SECONDS = 0.2  # default: audio that a player collects before it starts
 _LEAST_FIRST_TOKENS = 5
 
-# Earlier names of settings in `runtime`, which files may use until the next release.
-_EARLIER_NAMES = {"engine": "backend", "lanes": "workers"}
-
-log = logging.getLogger(__name__)
 
 Steps = Annotated[int, Bounds(1, MOST_STEPS)]
 
@@ -221,13 +216,11 @@ class ServerConfig:
     voices: tuple[str, ...] = ()
 
 
-def load_server_config(path: Path | None, *, warn: bool = True) -> ServerConfig:
+def load_server_config(path: Path | None) -> ServerConfig:
     """Reads a server configuration; None returns the defaults.
 
     Args:
         path: settings file.
-        warn: whether to log a warning for each setting with an earlier name. Only one of the
-            processes of a server does so.
 
     Raises:
         ConfigError: the file cannot be read as YAML (see `read_yaml`), has an unknown key, or has a
@@ -237,37 +230,12 @@ def load_server_config(path: Path | None, *, warn: bool = True) -> ServerConfig:
         return ServerConfig()
     data = read_yaml(path)
     try:
-        config = from_mapping(ServerConfig, _with_new_names({} if data is None else data, warn), "")
+        config = from_mapping(ServerConfig, {} if data is None else data, "")
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
     return dataclasses.replace(
         config, voices=tuple(str(path.parent / file) for file in config.voices)
     )
-
-
-def _with_new_names(data: Any, warn: bool) -> Any:
-    """Replaces the earlier names of settings in the content of a settings file.
-
-    Raises:
-        ConfigError: a setting is there under both of its names.
-    """
-    runtime = data.get("runtime") if isinstance(data, dict) else None
-    if not isinstance(runtime, dict):
-        return data
-    for earlier, name in _EARLIER_NAMES.items():
-        if earlier in runtime and name in runtime:
-            raise ConfigError(
-                f"runtime.{earlier}: the earlier name of runtime.{name}, which is set too; "
-                f"remove runtime.{earlier}"
-            )
-        if earlier in runtime and warn:
-            log.warning(
-                "runtime.%s: deprecated and removed in the next release; use runtime.%s",
-                earlier,
-                name,
-            )
-    renamed = {_EARLIER_NAMES.get(key, key): value for key, value in runtime.items()}
-    return {**data, "runtime": renamed}
 
 
 def config_hash(*configs: Any) -> str:

@@ -16,7 +16,7 @@ class TritonPythonModel:
     """
 
     def initialize(self, args: dict[str, str]) -> None:
-        folder, server = read_environment(warn=False)
+        folder, server = read_environment()
         self._model = StageModel(
             args["model_name"], load_flow(folder, server), flow_part, server.limits
         )

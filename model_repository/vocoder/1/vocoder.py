@@ -17,7 +17,7 @@ class TritonPythonModel:
     """
 
     def initialize(self, args: dict[str, str]) -> None:
-        folder, server = read_environment(warn=False)
+        folder, server = read_environment()
         stage = load_vocoder(folder, server, first_audio())
         self._model = StageModel(args["model_name"], stage, vocoder_part, server.limits)
 
