@@ -247,8 +247,13 @@ def _why(content: Content, section: str, key: str | None = None) -> str:
     return next(filter(None, reasons), "did not run")
 
 
-def markdown(content: Content) -> str:
-    """Returns the whole page."""
+def markdown(content: Content, *, counted: bool = True) -> str:
+    """Returns the whole page.
+
+    Args:
+        content: results.
+        counted: whether launches are counted, which takes a minute.
+    """
     facts, small = content["facts"], rehearsed(content)
     left_out = [
         {name: row[name] for name in _COMMON[:4]} for row in content["rows"] if row["left_out"]
@@ -270,7 +275,8 @@ def markdown(content: Content) -> str:
     for name in SECTIONS:
         if rows := rows_of(content, name):
             parts += [f"## {name}", *_tables(content, name, rows)]
-    parts += ["## launches, counted and predicted", _launches(content)]
+    if counted:
+        parts += ["## launches, counted and predicted", _launches(content)]
     parts += ["## Runs", table(content.get("runs", []))]
     return "\n\n".join(filter(None, parts)) + "\n"
 
@@ -311,7 +317,7 @@ def _tables(content: Content, name: str, rows: Mapping[str, Row]) -> Iterator[st
             shown |= {"floor_ms": floor, "times floor": row["total_ms"][0] / floor}
         groups.setdefault(tuple(shown), []).append(shown)
     for group in groups.values():
-        long = [each for each in ("kernels", "lines", "chunk_ms") if each in group[0]]
+        long = [each for each in ("kernels", "tiles", "lines", "chunk_ms") if each in group[0]]
         yield table(
             {each: value for each, value in row.items() if each not in long} for row in group
         )
@@ -319,7 +325,7 @@ def _tables(content: Content, name: str, rows: Mapping[str, Row]) -> Iterator[st
             yield f"{row['']}, {each}:"
             yield (
                 table(row[each])
-                if each == "kernels"
+                if each in ("kernels", "tiles")
                 else "\n".join(f"    {line}" for line in row[each])
             )
     if name == "recompute":

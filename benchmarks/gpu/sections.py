@@ -25,6 +25,7 @@ from benchmarks.gpu.pytest_rows import rows_of_tests
 from benchmarks.gpu.settings import SETTINGS, LeftOut, Row, Rows, Settings
 from benchmarks.gpu.smoke import smoke
 from benchmarks.gpu.streams import BUFFER_S, TOKENS_PER_PUSH, streams
+from benchmarks.gpu.tiles import tiles
 from benchmarks.gpu.tools import counters, sanitizer
 from benchmarks.listening import PACE
 
@@ -143,6 +144,7 @@ SECTIONS: dict[str, Callable[[Path, Settings, Mapping[str, Row]], Rows]] = {
         floor,
         tests,
         chunks,
+        tiles,
         drift,
         recompute,
         parity,

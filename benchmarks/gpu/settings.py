@@ -64,6 +64,8 @@ class Settings:
     patience_s: float = 5.0  # waiting time for late audio after the last token
     copy_mib: int = 1024  # size of the tensors for measuring bandwidth
     matrix: int = 8192  # rows and columns of the matrices for measuring arithmetic
+    tile_rows: tuple[int, ...] = (100, 200, 6400, 12800)  # rows of the products of section tiles
+    tiles_s: float = 50.0  # seconds after which section tiles begins no further row
     test_files: int = 0  # number of test files to run; 0 runs all
     engines: tuple[str, ...] = ("torch, no graphs", "onnx", "tensorrt")
     clients: tuple[int, ...] = (1, 16, 64, 128, 256, 320)  # numbers of clients of the server
@@ -108,6 +110,7 @@ class Settings:
             small,
             copy_mib=16,
             matrix=128,
+            tile_rows=(8,),
             test_files=11,
             engines=("torch, no graphs",),
             clients=(1,),
@@ -115,6 +118,8 @@ class Settings:
 
 
 PLANNED = Settings()
+MINUTES = 4.5  # time limit of a slice, so that two slices fit a call of 10 minutes
+LAST_S = 15.0  # time of a slice that is reserved for ending a section
 REHEARSAL = "rehearsal of "
 RESULTS = "results.json"
 # Sections with their share of the remaining time and their changes to the settings. The most
@@ -123,6 +128,7 @@ SLICES: dict[int, list[tuple[str, float, dict[str, Any]]]] = {
     1: [
         ("smoke", 0.25, {}),
         ("chunks", 0.4, {"batches": (1,)}),
+        ("tiles", 0.5, {}),
         ("tests", 0.8, {}),
         ("floor", 0.5, {}),
         (REHEARSAL, 0.3, {}),

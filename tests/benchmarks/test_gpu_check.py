@@ -30,8 +30,9 @@ from tests.support.patience import PATIENCE_SECONDS, until
 
 SOURCES = ["benchmarks", "client", "exporters", "server", "tests", "token2wav", "pyproject.toml"]
 PACKAGES = ["torch", "triton", "numpy", "PyYAML", "safetensors", "pytest"]
-# The least of all, on one core.
+# The least of all, on one core, without haste.
 LEAST = ["stream_s=1", "drift_chunks=3", "histories=[1]", "matrix=32"]
+PATIENT = ["--minutes", "20", "--set", *LEAST]
 
 
 def with_dependencies(names: list[str]) -> Iterator[str]:
@@ -93,7 +94,7 @@ def test_all_slices_on_a_bare_machine(tmp_path: Path) -> None:
             run("-c", f"from importlib.metadata import version; version({missing!r})").returncode
             == 1
         )
-    done = run("-m", "benchmarks.gpu_check", "--rehearse", "--out", str(out), "--set", *LEAST)
+    done = run("-m", "benchmarks.gpu_check", "--rehearse", "--out", str(out), *PATIENT)
     assert done.returncode == 0, done.stdout + done.stderr
 
     content = json.loads((out / "report.json").read_text())
@@ -114,8 +115,8 @@ def test_all_slices_on_a_bare_machine(tmp_path: Path) -> None:
     }
     measured = {section for (section, _), row in rows.items() if not row["left_out"]}
     assert measured == {
-        "smoke", "rehearsal of recovery", "floor", "tests", "chunks", "parity", "drift", "streams",
-        "recompute",
+        "smoke", "rehearsal of recovery", "floor", "tests", "chunks", "tiles", "parity", "drift",
+        "streams", "recompute",
     }  # fmt: skip
     assert rows["rehearsal of recovery", ON_PURPOSE]["problem"] == "the process ended with SIGKILL"
     assert rows["rehearsal of recovery", "the row after it"]["sum"] == 3
@@ -152,19 +153,19 @@ def test_all_tests_for_a_gpu_are_collected_on_a_bare_machine(tmp_path: Path) -> 
 
 
 def test_slices_without_the_triton_language(tmp_path: Path) -> None:
-    """The tests of kernels are left out, and nothing fails."""
+    """The tests of kernels and the tiles are left out, and nothing fails."""
     run = partial(run_on, *machine(tmp_path, [name for name in PACKAGES if name != "triton"]))
     assert run("-c", "import triton").returncode == 1
     out = tmp_path / "out"
-    options = ["--rehearse", "--section", "smoke", "--out", str(out)]
+    options = ["--rehearse", "--section", "smoke", "tiles", "--out", str(out)]
 
-    done = run("-m", "benchmarks.gpu_check", *options, "--set", *LEAST)
+    done = run("-m", "benchmarks.gpu_check", *options, *PATIENT)
 
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads((out / RESULTS).read_text())["rows"]
     left_out = {row["key"] for row in rows if row["left_out"] == "not installed: triton"}
     names = {Path(key).name for key in left_out}
-    assert names == {"test_kernels.py", "test_attention.py"}
+    assert names == {"test_kernels.py", "test_attention.py", "all of it"}
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ from benchmarks.gpu.report import (
     write_report,
 )
 from benchmarks.gpu.sections import ON_PURPOSE
-from benchmarks.gpu.settings import PLANNED, RESULTS
+from benchmarks.gpu.settings import LAST_S, MINUTES, PLANNED, RESULTS, SLICES
 from benchmarks.gpu.streams import next_number
 from benchmarks.listening import silences
 from benchmarks.models import FULL_YAML
@@ -118,6 +118,18 @@ def test_everything_met() -> None:
     assert words(good()) == ["met"] * 6
     assert faults(good()) == []
     assert markdown(good()).startswith("# NVIDIA H200\n")
+
+
+def test_tiles_end_by_themselves_even_if_sections_before_use_all_of_their_time() -> None:
+    assert 2 * MINUTES <= 9.5, "two slices and their imports fit a call of 10 minutes"
+    left_s, seconds = 60 * MINUTES - LAST_S, {}
+    for name, share, _ in SLICES[1]:
+        seconds[name] = share * left_s
+        left_s -= seconds[name]
+    names = list(seconds)
+    assert names.index("chunks") < names.index("tiles") < names.index("tests")
+    # a row that began in time may take some more seconds
+    assert PLANNED.tiles_s + 5 <= seconds["tiles"] <= 60
 
 
 def test_launches_are_beside_measured_times() -> None:

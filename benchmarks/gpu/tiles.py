@@ -1,0 +1,148 @@
+"""Section tiles: times of all tiles of the products, and the rates from which tiles are chosen.
+
+`python -m benchmarks.tile_table` turns the rows into the table of tiles.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.gpu.settings import LeftOut, Row, Rows, Settings
+
+RATES = "rates"
+# Data of a launch, in this number of copies, do not stay in the L2 cache until the next launch. A
+# model is like this: every layer has weights of its own.
+_COPIES = 10
+_GRAPH_US = 2000.0  # approximate duration of a graph of launches
+_REPLAYS = 5
+# The buffer fits into the L2 cache, but not into the caches of the multiprocessors.
+_BUFFER, _WIDTH, _SM_WIDTH = 4 << 20, 4096, 16384
+_PROGRAMS_PER_SM = 8
+
+
+def tiles(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
+    """Measures rates of the GPU, then every tile of each product."""
+    try:
+        products = import_module("benchmarks.gpu.products")
+    except ModuleNotFoundError as error:
+        raise LeftOut(f"not installed: {error.name}") from None
+    from triton.runtime.errors import InterpreterError
+
+    deadline = time.monotonic() + settings.tiles_s
+
+    def in_time(measure: Callable[[], Row]) -> Row:
+        if time.monotonic() > deadline:
+            raise LeftOut(f"the section takes at most {settings.tiles_s:g} s")
+        with torch.inference_mode(), torch.device(settings.device):
+            try:
+                return measure()
+            except InterpreterError as error:  # on a CPU, of old Triton and new numpy
+                raise LeftOut(f"not interpreted: {error}") from None
+
+    yield RATES, partial(in_time, partial(_rates, products, settings))
+    for product, dtype, sizes in products.TIMED:
+        for rows in settings.tile_rows:
+            yield (
+                f"{product}, {rows} rows",
+                partial(
+                    in_time, partial(_product, products, settings, product, dtype, sizes, rows)
+                ),
+            )
+
+
+def _rates(products: Any, settings: Settings) -> Row:
+    """Measures an empty node of a graph, and the rates that limit a product."""
+    from benchmarks.gpu import rate_kernels
+    from token2wav.execution.kernels.tiles import Tile, limits
+
+    tiny = settings.size == "tiny"
+    buffer = torch.rand(2 * _SM_WIDTH if tiny else _BUFFER)
+    multiprocessors = 1 if tiny else limits(torch.device(settings.device)).multiprocessors
+    many, one = (torch.zeros(count) for count in (_PROGRAMS_PER_SM * multiprocessors, 1))
+
+    def bytes_per_us(out: torch.Tensor, width: int, iterations: int, warps: int) -> float:
+        read = partial(
+            rate_kernels.read, buffer, out, width=width, iterations=iterations, warps=warps
+        )
+        return 4.0 * len(out) * iterations * width / launch_us([read], settings, 200.0)
+
+    # A product of one tile and many iterations, each of which waits for its elements.
+    tile, inputs = Tile(64, 64, 32, 4, 3), 64 if tiny else 32768
+    loop = products.gelu(products.Sizes(1, inputs, 64, 16, 16), 64, torch.float16)
+    with products.with_tile(tile):
+        loop_us = launch_us([loop], settings, 200.0)
+    return {
+        "empty_node_us": launch_us([partial(rate_kernels.nothing, one)], settings, 2.5),
+        "l2_bytes_per_us": bytes_per_us(many, _WIDTH, 1 if tiny else 64, 8),
+        "sm_bytes_per_us": bytes_per_us(one, _SM_WIDTH, 1 if tiny else 512, 32),
+        "latency_us": loop_us * (tile.stages - 1) / (inputs / tile.inputs),
+    }
+
+
+def _product(
+    products: Any, settings: Settings, product: Any, dtype: torch.dtype, sizes: Any, rows: int
+) -> Row:
+    """Measures all tiles of a product."""
+    from token2wav.execution.kernels.tiles import limits, table
+
+    tiny = settings.size == "tiny"
+    launches = [
+        products.LAUNCHES[product](products.TINY if tiny else sizes, rows, dtype)
+        for _ in range(1 if tiny else _COPIES)
+    ]
+    limit, variants = limits(torch.device(settings.device)), table().variants(product, dtype)
+    with products.with_tile(variants[0]) as launched:
+        launches[0]()
+    [size] = launched
+    rows_of_tiles = []
+    for tile in variants:
+        expected_us = table().expected_us(tile, size, limit.multiprocessors)
+        with products.with_tile(tile):
+            us = launch_us(launches, settings, expected_us)
+        row = {name: value for name, value in asdict(tile).items() if name != "ratios"}
+        rows_of_tiles.append(row | {"us": round(us, 2), "expected_us": round(expected_us, 2)})
+    shape = size._asdict() | {"product": product, "dtype": str(dtype).removeprefix("torch.")}
+    return shape | {"multiprocessors": limit.multiprocessors, "tiles": rows_of_tiles}
+
+
+def launch_us(
+    launches: Sequence[Callable[[], object]], settings: Settings, expected_us: float
+) -> float:
+    """Returns the time of a launch in microseconds, as a node of a CUDA graph.
+
+    On a CPU it is the time of a call.
+
+    Args:
+        launches: launches of the same kernel on different data.
+        settings: settings of the section.
+        expected_us: approximate time of a launch.
+    """
+    began = time.perf_counter()
+    for launch in launches:  # the first one compiles the kernel
+        launch()
+    if not settings.on_gpu:
+        return 1e6 * (time.perf_counter() - began) / len(launches)
+    count = max(len(launches), min(1000, round(_GRAPH_US / expected_us)))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for number in range(count):
+            launches[number % len(launches)]()
+    graph.replay()
+    return min(_replay_us(graph) for _ in range(_REPLAYS)) / count
+
+
+def _replay_us(graph: torch.cuda.CUDAGraph) -> float:
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    graph.replay()
+    end.record()
+    end.synchronize()
+    return 1000.0 * begin.elapsed_time(end)
