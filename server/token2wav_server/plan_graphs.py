@@ -8,11 +8,10 @@ import torch
 
 from token2wav.config import StreamConfig
 from token2wav.execution.assemble import CAPTURED_STREAMS, family_of
-from token2wav.execution.backends import CAPTURED_BLOCKS, PROVISIONAL_BATCH
+from token2wav.execution.backends import CAPTURED_BLOCKS, CAPTURED_WINDOWS, PROVISIONAL_BATCH
 from token2wav.execution.piece_sizes import kernel_sizes
 from token2wav.execution.vocoder import likely_pieces
 from token2wav.families import networks_module
-from token2wav.families.streamflow.window_batch import CAPTURED_WINDOWS
 from token2wav.model_config import ModelConfig
 from token2wav.networks.hift import HiFT
 

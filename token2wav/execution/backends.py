@@ -57,6 +57,8 @@ _ORDER: dict[str, tuple[BackendName, ...]] = {
 # histories would save 6 KB for each row, but double the number of captures.
 CAPTURED_BLOCKS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 _PAST = 2047  # past pages of a block
+# Numbers of windows in the batches of a flow that computes windows. A larger batch is split.
+CAPTURED_WINDOWS = (1, 2, 4, 8, 16, 32)
 # Provisional chunks have few blocks: the end of the prompt, and an incomplete block. Their batches
 # have few blocks too, because the number of streams with such chunks is limited.
 _PROVISIONAL_CHUNK, PROVISIONAL_BATCH = 2, 32

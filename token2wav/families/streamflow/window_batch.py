@@ -18,9 +18,6 @@ from token2wav.families.streamflow.solver import GuidedSolver
 from token2wav.networks.noise import FlowNoise
 from token2wav.networks.staging import IntegerTensors
 
-# Numbers of windows in the batches that CUDA graphs are captured for. A larger batch is split.
-CAPTURED_WINDOWS = (1, 2, 4, 8, 16, 32)
-
 
 @dataclass(frozen=True, eq=False)
 class Window:
