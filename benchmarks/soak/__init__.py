@@ -1,1 +1,1 @@
-"""Soak of a real server among misbehaving clients, and rehearsal of servers behind the balancer."""
+"""Soaks of a server and of a gateway among misbehaving clients, and rehearsal of many servers."""

@@ -101,7 +101,9 @@ def create_app(tokens_of: Callable[[str], list[int]], heard: threading.Event) ->
             return Response(status_code=307, headers={"location": "http://127.0.0.1:9/"})
         if text in streams:
             return StreamingResponse(streams[text](), media_type="text/event-stream")
+        if text in answers:
+            return StreamingResponse(once(answers[text]), media_type="text/event-stream")
         good = "".join(event(f"<|s_{token}|>") for token in tokens_of(text)) + "data: [DONE]\n\n"
-        return StreamingResponse(once(answers.get(text, good)), media_type="text/event-stream")
+        return StreamingResponse(once(good), media_type="text/event-stream")
 
     return app
