@@ -51,8 +51,11 @@ from tests.support import (
 from tests.support.snac_model import SNAC_24KHZ, SNAC_44KHZ
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.config.values import from_mapping
-from token2wav.families.dac.config import DacSizes, DecoderSizes
+from token2wav.families.dac.config import DacSizes
+from token2wav.families.dac.network import Dac
 from token2wav.families.snac.config import SnacSizes
+from token2wav.families.snac.networks import Snac
+from token2wav.networks.streaming import VocoderNetwork
 from token2wav.voice import voice_for
 
 _CONTEXT = 25  # frames that `chunked_decode` of qwen-tts decodes again
@@ -236,6 +239,12 @@ class Match:
         return self.block * self.frame_seconds
 
 
+def _held(make: Callable[[Any], VocoderNetwork], sizes: Any) -> int:
+    """Returns the number of samples that a decoder of some sizes holds back."""
+    with torch.device("meta"):
+        return make(sizes).output_delay
+
+
 def matches() -> list[Match]:
     """Lists all matches."""
 
@@ -275,27 +284,27 @@ def matches() -> list[Match]:
                 codes,
                 sizes.frame_samples,
                 block=block,
-                held=sizes.output_delay,
+                held=_held(Dac, sizes),
             )
 
         return make
 
     def higgs(codes: torch.Tensor) -> Contestant:
         model = public_dac.transformers_higgs(HIGGS)
-        held = DecoderSizes(downsampling_ratios=HIGGS_RATES, upsampling_ratios=HIGGS_RATES)
+        sizes = DacSizes(downsampling_ratios=HIGGS_RATES, upsampling_ratios=HIGGS_RATES)
         return Recomputing(
             lambda given: model.decode(given).audio_values[:, 0],
             codes,
             960,
-            held=held.output_delay,
+            held=_held(Dac, sizes),
         )
 
     def snac(codes: torch.Tensor) -> Contestant:
-        held = DecoderSizes(downsampling_ratios=(2, 4, 8, 8)).output_delay
+        held = _held(Dac, DacSizes(downsampling_ratios=(2, 4, 8, 8)))
         return Recomputing(_public_snac(SNAC_24KHZ), codes, _SNAC_FRAME, _SNAC_CONTEXT, held=held)
 
     def snac_44(codes: torch.Tensor) -> Contestant:
-        held = SnacSizes(**SNAC_44KHZ).output_delay
+        held = _held(Snac, SnacSizes(**SNAC_44KHZ))
         held += (_SNAC_WINDOW - _SNAC_PAST_WINDOW) * _SNAC_44_FRAME
         return Recomputing(
             _public_snac(SNAC_44KHZ),

@@ -27,7 +27,8 @@ from tests.support.dac_model import write_dac, write_higgs
 from tests.support.snac_model import SNAC_24KHZ, write_snac
 from token2wav.execution.assemble import load_network
 from token2wav.families import read_config
-from token2wav.families.dac.network import Decoder, ResidualUnit
+from token2wav.families.dac.network import Decoder
+from token2wav.networks.combine import Residual
 
 _HIGGS_RATES = [8, 5, 4, 2, 3]
 PUBLISHED: dict[str, dict[str, Any]] = {
@@ -57,8 +58,9 @@ def row(name: str, *, strong: bool) -> dict[str, Any]:
         network = load_network(path, config, "decoder")
     if strong:
         for module in network.modules():
-            if isinstance(module, ResidualUnit):
-                module.conv2.weight *= _STRONGER
+            if isinstance(module, Residual):
+                conv: Any = module.conv2
+                conv.weight *= _STRONGER
     drawn = np.random.default_rng(0).integers(
         0, config.vocab_size, (1, *config.token_shape, _FRAMES)
     )

@@ -42,8 +42,6 @@ class ModelConfig:
         samples_per_token: audio samples per token, of each channel.
         channels: channels of the audio, 1 or 2. The last stage makes the samples of two channels in
             turn, and `AudioOutput` separates them.
-        missing_samples: samples at the start of an utterance that the decoder does not make. N
-            tokens give samples_per_token * N - missing_samples samples.
         token_shape: shape of one token: () for a number, (codebooks,) for several codes.
         takes_latents: whether a token is a latent, a vector of float32 numbers, instead of codes.
             `token_shape` is then its length, and `vocab_size` is 0.
@@ -80,7 +78,6 @@ class ModelConfig:
     stages: tuple[StageName, ...] = ("flow", "vocoder")
     samples_per_token: int
     channels: int = 1
-    missing_samples: int = 0
     token_shape: tuple[int, ...] = ()
     takes_latents: bool = False
     fewer_codebooks: bool = False
@@ -105,6 +102,13 @@ class ModelConfig:
     def token_dtype(self) -> type[np.int32 | np.float32]:
         """Type of the numbers of a token."""
         return np.float32 if self.takes_latents else np.int32
+
+    @property
+    def missing_samples(self) -> int:
+        """Samples at the start of an utterance that the decoder does not make. N tokens give
+        samples_per_token * N - missing_samples samples.
+        """
+        return 0
 
     @property
     def takes_voice(self) -> bool:

@@ -15,6 +15,7 @@ from benchmarks.counted_chunks import ChunkWork, chunk_works
 from benchmarks.counted_stages import CountedGraphs
 from benchmarks.launch_counter import META, Counted, LaunchCounter
 from benchmarks.models import public_configs
+from token2wav import StreamConfig
 
 pytest.importorskip("triton")
 
@@ -89,7 +90,7 @@ def test_no_codec_needs_more_launches(codec: str) -> None:
         )
         assert not work.incomplete
     # codes of all streams; slots and noise rows of each batch, and of a batch of early audio
-    early = codec_configs()[codec].hold_frames > 0
+    early = codec_configs()[codec].held_frames(StreamConfig()) > 0
     copies = [1 + batches * (1 + early) for batches in (1, 2)]
     assert [work.stages["sum"].from_host for work in (one, many)] == copies
 

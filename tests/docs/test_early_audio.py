@@ -6,8 +6,9 @@ README and `docs/models.md` name them, because their streams differ from `synthe
 from __future__ import annotations
 
 from benchmarks.family_table import configs
+from token2wav import StreamConfig
 
 
 def test_codecs_with_early_audio_are_those_that_the_pages_name() -> None:
-    early = {name for name, config in configs() if config.hold_frames}
+    early = {name for name, config in configs() if config.held_frames(StreamConfig())}
     assert early == {"DAC 24 kHz", "Higgs Audio", "SNAC"}  # SNAC at 24 kHz

@@ -85,7 +85,7 @@ def in_pieces(
             frames=part.shape[2],
             frames_past_end=frames_past_end,
         )
-        new = hift(part, noise_at(noise, start - hift.m_source.input_delay, part.shape[2]), step)
+        new = hift(part, noise_at(noise, start - hift.m_source.input.delay, part.shape[2]), step)
         store.write(slot, rows)
         delay = hift.output_delay
         end = (stop - start) * FRAME_SAMPLES + (delay if frames_past_end else 0)
@@ -109,7 +109,7 @@ def test_pieces_give_the_whole(
 def test_the_output_delay_equals_the_lookahead_of_the_layers(hift: HiFT) -> None:
     # Delay of the mel through F0: 5 frames, half a frame to the middle of the next one, and the
     # network.
-    assert hift.m_source.output_delay == 5 * FRAME_SAMPLES + FRAME_SAMPLES // 2
+    assert hift.m_source.output.delay == 5 * FRAME_SAMPLES + FRAME_SAMPLES // 2
     assert (hift.output_delay, hift.lookahead_frames) == (9660, 21)
     mel = torch.randn(1, BANDS, FRAMES)
     changed = mel.clone()

@@ -7,7 +7,7 @@ import torch
 
 from token2wav.networks import position_noise
 from token2wav.networks.position_noise import PositionNoise, noise_table
-from token2wav.networks.streaming import StreamStep
+from token2wav.networks.streaming import StreamStep, Timing
 
 _CHANNELS, _LATE = 3, 5
 
@@ -15,7 +15,8 @@ _CHANNELS, _LATE = 3, 5
 @pytest.fixture
 def layer(monkeypatch: pytest.MonkeyPatch) -> PositionNoise:
     monkeypatch.setattr(position_noise, "_PERIOD", 16)
-    made = PositionNoise(_CHANNELS, seed=4, input_delay=_LATE).eval().requires_grad_(False)
+    made = PositionNoise(_CHANNELS, seed=4).eval().requires_grad_(False)
+    made.place(Timing(_LATE))
     torch.nn.init.normal_(made.linear.weight)
     made.freeze()
     return made

@@ -12,14 +12,17 @@ from torch import nn
 from tests.support.utterances import off
 from token2wav.cache.states import SCRATCH_SLOT, StateStore
 from token2wav.families.bigvgan.network import AntiAliased
+from token2wav.networks.combine import Chain, Mean, Residual, placed
 from token2wav.networks.hift_layers import Analysis, UpConv
 from token2wav.networks.snake import Snake
 from token2wav.networks.streaming import (
-    OFFLINE,
+    ON_TIME,
     Delay,
     StreamConv,
     StreamConvTranspose,
+    StreamModule,
     StreamStep,
+    Timing,
     causal_conv,
     centred_conv,
     is_channels_last,
@@ -31,138 +34,106 @@ CHANNELS = 3
 ROUNDING = 1e-5
 
 
-class Chain(nn.Module):
-    """Two layers in sequence, the first of which delays its output.
+class Late(Chain):
+    """A layer whose input is late, because of a layer before it.
 
-    The chain has `ratio` outputs for every input.
+    It has `ratio` outputs for every input.
     """
 
-    def __init__(self, make: Callable[[int], nn.Module], ratio: float) -> None:
-        super().__init__()
-        ahead = lookahead_conv(CHANNELS, CHANNELS, 4)
-        self.layers = nn.ModuleList([ahead, make(ahead.output_delay)])
-        self.ratio = ratio
-
-    @property
-    def output_delay(self) -> int:
-        delay = self.layers[-1].output_delay
-        assert isinstance(delay, int)
-        return delay
+    def __init__(self, layer: nn.Module, ratio: float) -> None:
+        super().__init__([lookahead_conv(CHANNELS, CHANNELS, 4), layer])
+        self.ratio, self.delay = ratio, self.place().delay
 
     @property
     def frames(self) -> int:
         """Delay in input frames, rounded up."""
-        return -int(-self.output_delay // self.ratio)
-
-    def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
-        for layer in self.layers:
-            x = layer(x, step)
-        return x
+        return -int(-self.delay // self.ratio)
 
 
-class Sum(nn.Module):
+def parallel() -> nn.Module:
     """Two ways of different delays, of which the earlier one waits."""
+    return Residual(CHANNELS, {"late": centred_conv(CHANNELS, CHANNELS, 7, dilation=2)})
 
-    def __init__(self, delay: int) -> None:
+
+class Parallel(StreamModule):
+    """Three ways of different delays, of which the earlier ones wait."""
+
+    def __init__(self) -> None:
         super().__init__()
-        self.late = centred_conv(CHANNELS, CHANNELS, 7, dilation=2, input_delay=delay)
-        self.wait = Delay(CHANNELS, self.late.output_delay - delay, input_delay=delay)
-        self.output_delay = self.late.output_delay
+        self.branches = nn.ModuleList(centred_conv(CHANNELS, CHANNELS, size) for size in (1, 7, 3))
+        self.waits = nn.ModuleList(Delay(CHANNELS) for _ in self.branches)
+        self.mean = Mean(self.branches, self.waits)
+
+    def place(self, timing: Timing = ON_TIME) -> Timing:
+        return self.mean.place(timing)
 
     def forward(self, x: torch.Tensor, step: StreamStep) -> torch.Tensor:
-        return self.late(x, step) + self.wait(x, step)
+        return self.mean(x, step)
 
 
-class Shortened(nn.Module):
+def shortened() -> nn.Module:
     """Upsampling whose output is shorter than its inputs, and a convolution that reads later
     positions of it.
     """
-
-    def __init__(self, delay: int) -> None:
-        super().__init__()
-        self.up = StreamConvTranspose(CHANNELS, CHANNELS, 10, 5, cut=(3, 3), input_delay=delay)
-        assert self.up.extra_outputs == -1
-        self.conv = centred_conv(
-            CHANNELS,
-            CHANNELS,
-            7,
-            input_delay=self.up.output_delay,
-            extra_inputs=self.up.extra_outputs,
-        )
-        self.output_delay = self.conv.output_delay
-
-    def forward(self, x: torch.Tensor, step: StreamStep) -> torch.Tensor:
-        return self.conv(self.up(x, step), step)
+    up = StreamConvTranspose(CHANNELS, CHANNELS, 10, 5, cut=(3, 3))
+    assert up.place().extra == -1
+    return Chain([up, centred_conv(CHANNELS, CHANNELS, 7)])
 
 
-class Spectrum(nn.Module):
+class Spectrum(StreamModule):
     """STFT of one channel."""
 
-    def __init__(self, delay: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.stft = Analysis(16, 4, delay)
-        self.output_delay = self.stft.output_delay
+        self.stft = Analysis(16, 4)
+
+    def place(self, timing: Timing = ON_TIME) -> Timing:
+        assert self.stft.place(timing).extra == 1
+        return self.stft.output
 
     def forward(self, x: torch.Tensor, step: StreamStep) -> torch.Tensor:
         return self.stft(x[:, :1], step)[:, :, : x.shape[2] // 4]  # the whole has one window more
 
 
-def snake(delay: int) -> nn.Module:
+def snake() -> Snake:
     activation = Snake(CHANNELS, beta=True, log_scale=False)
     activation.freeze()
-    return AntiAliased(activation, input_delay=delay)
+    return activation
 
 
-def upsampling(delay: int) -> nn.Module:
-    conv = UpConv(CHANNELS, CHANNELS, 5, 4, input_delay=delay).eval().requires_grad_(False)
+def upsampling() -> nn.Module:
+    conv = UpConv(CHANNELS, CHANNELS, 5, 4).eval().requires_grad_(False)
     conv.freeze()
     return conv
 
 
-LAYERS: dict[str, tuple[Callable[[int], nn.Module], float]] = {
-    "causal": (lambda delay: causal_conv(CHANNELS, CHANNELS, 5, dilation=3, input_delay=delay), 1),
-    "ahead": (lambda delay: lookahead_conv(CHANNELS, CHANNELS, 3, input_delay=delay), 1),
-    "centred": (
-        lambda delay: centred_conv(CHANNELS, CHANNELS, 5, dilation=2, input_delay=delay),
-        1,
-    ),
-    "one tap": (lambda delay: causal_conv(CHANNELS, CHANNELS, 1, input_delay=delay), 1),
-    "strided": (
-        lambda delay: StreamConv(CHANNELS, CHANNELS, 7, left=3, stride=4, input_delay=delay),
-        0.25,
-    ),
-    "transposed": (
-        lambda delay: StreamConvTranspose(CHANNELS, CHANNELS, 8, 4, input_delay=delay),
-        4,
-    ),
-    "transposed, causal": (
-        lambda delay: StreamConvTranspose(
-            CHANNELS, CHANNELS, 7, 4, cut="end", groups=CHANNELS, input_delay=delay
-        ),
-        4,
-    ),
-    "transposed, shorter": (
-        lambda delay: StreamConvTranspose(CHANNELS, CHANNELS, 8, 4, cut="both", input_delay=delay),
-        4,
-    ),
-    "transposed, cut by numbers": (Shortened, 5),
-    "causal, in groups": (
-        lambda delay: causal_conv(CHANNELS, CHANNELS, 4, groups=CHANNELS, input_delay=delay),
-        1,
-    ),
-    "transposed, no overlap": (
-        lambda delay: StreamConvTranspose(CHANNELS, CHANNELS, 3, 3, input_delay=delay),
-        3,
-    ),
+def transposed(kernel: int, stride: int, **options: Any) -> nn.Module:
+    return StreamConvTranspose(CHANNELS, CHANNELS, kernel, stride, **options)
+
+
+LAYERS: dict[str, tuple[Callable[[], nn.Module], float]] = {
+    "causal": (lambda: causal_conv(CHANNELS, CHANNELS, 5, dilation=3), 1),
+    "ahead": (lambda: lookahead_conv(CHANNELS, CHANNELS, 3), 1),
+    "centred": (lambda: centred_conv(CHANNELS, CHANNELS, 5, dilation=2), 1),
+    "one tap": (lambda: causal_conv(CHANNELS, CHANNELS, 1), 1),
+    "strided": (lambda: StreamConv(CHANNELS, CHANNELS, 7, left=3, stride=4), 0.25),
+    "transposed": (lambda: transposed(8, 4), 4),
+    "transposed, causal": (lambda: transposed(7, 4, cut="end", groups=CHANNELS), 4),
+    "transposed, shorter": (lambda: transposed(8, 4, cut="both"), 4),
+    "transposed, cut by numbers": (shortened, 5),
+    "causal, in groups": (lambda: causal_conv(CHANNELS, CHANNELS, 4, groups=CHANNELS), 1),
+    "transposed, no overlap": (lambda: transposed(3, 3), 3),
     "repeated": (upsampling, 4),
-    "anti-aliased": (snake, 1),
-    "two ways": (Sum, 1),
+    "activated": (lambda: Chain([snake(), centred_conv(CHANNELS, CHANNELS, 3), snake()]), 1),
+    "anti-aliased": (lambda: AntiAliased(snake()), 1),
+    "residual": (parallel, 1),
+    "mean": (Parallel, 1),
     "spectrum": (Spectrum, 0.25),
 }
 
 
 @torch.inference_mode()
-def run(network: Chain, x: torch.Tensor, lengths: Sequence[int], total: int) -> torch.Tensor:
+def run(network: Late, x: torch.Tensor, lengths: Sequence[int], total: int) -> torch.Tensor:
     """Computes a whole (B, C, T) in pieces: one network for all rows, with states in a store.
 
     Returns `total` outputs.
@@ -184,7 +155,7 @@ def run(network: Chain, x: torch.Tensor, lengths: Sequence[int], total: int) -> 
         )
         outputs.append(network(part, step))
         store.write(slots, rows)
-    return torch.cat(outputs, dim=2)[:, :, network.output_delay : network.output_delay + total]
+    return torch.cat(outputs, dim=2)[:, :, network.delay : network.delay + total]
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
@@ -193,7 +164,7 @@ def run(network: Chain, x: torch.Tensor, lengths: Sequence[int], total: int) -> 
 def test_pieces_equal_the_whole(name: str, lengths: list[int], channels_last: bool) -> None:
     torch.manual_seed(0)
     make, ratio = LAYERS[name]
-    network = Chain(make, ratio).requires_grad_(False)
+    network = Late(make(), ratio).requires_grad_(False)
     x = torch.randn(2, CHANNELS, 60)
     whole = network(x)
     x = in_order(x, channels_last)
@@ -242,17 +213,18 @@ def test_transposed_convolutions_equal_those_of_torch(
 def test_the_delay_equals_the_lookahead_of_a_layer() -> None:
     for name, (make, ratio) in LAYERS.items():
         torch.manual_seed(0)
-        network, x = Chain(make, ratio).requires_grad_(False), torch.randn(1, CHANNELS, 60)
+        network, x = Late(make(), ratio).requires_grad_(False), torch.randn(1, CHANNELS, 60)
         changed = x.clone()
         changed[:, :, 40:] += torch.rand(20)
         moved = (network(changed) - network(x)).abs().amax(dim=1)[0].nonzero().flatten()
-        assert int(moved.min()) == int(40 * ratio) - network.output_delay, name
+        assert int(moved.min()) == int(40 * ratio) - network.delay, name
 
 
 def test_specs_of_layer_states() -> None:
-    network = nn.Sequential(
-        causal_conv(3, 5, 4, dilation=2), causal_conv(5, 7, 1), Delay(7, 0), Delay(7, 2)
+    network = Chain(
+        [causal_conv(3, 5, 4, dilation=2), causal_conv(5, 7, 1), Delay(7, 0), Delay(7, 2)]
     )
+    network.place()
     specs = state_specs(network)
     assert [(spec.name, spec.shape, spec.dtype) for spec in specs.values()] == [
         ("0", (3, 6), torch.float32),
@@ -264,12 +236,20 @@ def test_specs_of_layer_states() -> None:
     ]
 
 
+def test_a_layer_that_was_not_placed_is_refused() -> None:
+    network = nn.Sequential(causal_conv(3, 3, 1), Chain([causal_conv(3, 3, 4)]))
+    placed(list(network)[:1])
+    with pytest.raises(RuntimeError, match=r"Sequential: layer 1\.0 was not placed"):
+        state_specs(network)
+
+
 # Where the states of streams are.
 
 
 @pytest.fixture
 def store() -> StateStore:
-    network = nn.Sequential(causal_conv(3, 3, 4), causal_conv(3, 3, 2).double())
+    network = Chain([causal_conv(3, 3, 4), causal_conv(3, 3, 2).double()])
+    network.place()
     return StateStore({"network": state_specs(network)}, torch.device("cpu"), slots=4)
 
 

@@ -9,6 +9,7 @@ from torch import nn
 from tests.support.utterances import off
 from token2wav.cache.states import StateStore
 from token2wav.networks import window_attention
+from token2wav.networks.combine import placed
 from token2wav.networks.streaming import OFFLINE, StreamStep, state_specs
 from token2wav.networks.window_attention import (
     PositionCounter,
@@ -29,6 +30,7 @@ class Layer(nn.Module):
         self.qkv = nn.Linear(HEADS * DIM_HEAD, 3 * HEADS * DIM_HEAD)
         self.positions = PositionCounter(WINDOW)
         self.attention = WindowAttention(HEADS, DIM_HEAD, WINDOW)
+        placed((self.positions, self.attention))
 
     def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
         in_place = step.state is not None and isinstance(step.state[self.attention], list)

@@ -14,10 +14,11 @@ from safetensors.torch import save_file
 from tests.support.family_golden import FamilyGolden
 from tests.support.random_weights import fill_dac
 from token2wav.families import read_config
-from token2wav.families.dac.network import Decoder, ResidualUnit
+from token2wav.families.dac.network import Decoder
 from token2wav.families.dac.networks import FAMILY as DAC
 from token2wav.families.higgs.networks import FAMILY as HIGGS
 from token2wav.networks.codebooks import ProjectedCodebooks
+from token2wav.networks.combine import Residual
 from token2wav.networks.snake import Snake
 
 _MODEL_TYPES = {"dac": "dac", "higgs": "higgs_audio_v2_tokenizer"}
@@ -147,9 +148,10 @@ def numbered_shapes(
         norm: endings of the two tensors of a weight norm.
         book: names of the entries of a codebook, and of the projections from and to them.
     """
-    units = {path for path, module in network.named_modules() if isinstance(module, ResidualUnit)}
+    units = {path for path, module in network.named_modules() if isinstance(module, Residual)}
     [decoder] = [module for module in network.modules() if isinstance(module, Decoder)]
-    layers = [*first, *["block"] * len(decoder.block), "snake1", "conv2"]
+    blocks: Any = decoder.block
+    layers = [*first, *["block"] * len(blocks), "snake1", "conv2"]
     shapes: Shapes = {"encoder.block.0.bias": (3,)}  # not read
     for path_of, module in network.named_modules():
         if isinstance(module, ProjectedCodebooks):

@@ -49,7 +49,7 @@ def history(layer: Streaming, delay: int) -> int:
     The signal of the layer is late by `delay`.
     """
     kept = layer.state_shape[-1] if layer.state_shape else 0
-    return kept + layer.input_delay - delay
+    return kept + layer.input.delay - delay
 
 
 def upsampling_weights(up: UpConv | StreamConvTranspose) -> tuple[torch.Tensor, torch.Tensor]:
@@ -66,7 +66,7 @@ def upsampling_weights(up: UpConv | StreamConvTranspose) -> tuple[torch.Tensor, 
         bias, rate = up.bias, up.rate
         weight = weight.transpose(1, 2)
     else:
-        rate, taps = up.stride[0], history(up.overlap, up.overlap.input_delay) + 1
+        rate, taps = up.stride[0], history(up.overlap, up.overlap.input.delay) + 1
         kernel = F.pad(up.weight, (0, rate * taps - up.kernel_size[0]))
         # (inputs, outputs, taps, rate): the first tap belongs to the last input
         kernel = kernel.unflatten(2, (taps, rate)).flip(2)
@@ -157,7 +157,7 @@ class HiFTPlan:
         self.exact_mel = self._signal(bands, 1, (0,), [predictor[:1]], dtype=torch.float64)
         self.f0, x = [], self.exact_mel
         for conv, reader in zip(predictor, [*predictor[1:], None], strict=True):
-            delay = (conv.output_delay,)
+            delay = (conv.output.delay,)
             readers = [[reader]] if reader else []
             out = self._signal(conv.out_channels, 1, delay, readers, dtype=torch.float64)
             self.f0.append(self._conv([conv], x, out=out, activation="elu"))
@@ -166,13 +166,13 @@ class HiFTPlan:
         self.carry = self._rows.take(config.nb_harmonics + 2, torch.float64)
         samples = config.samples_per_frame
         windows = samples // config.hop_len
-        self.excitation = self._signal(1, samples, (source.output_delay,), [[network.stft]])
+        self.excitation = self._signal(1, samples, (source.output.delay,), [[network.stft]])
         downs: list[Any] = list(network.source_downs)
         self.spectrum = self._signal(
-            bins, windows, (network.stft.output_delay,), [[down] for down in downs], extra=1
+            bins, windows, (network.stft.output.delay,), [[down] for down in downs], extra=1
         )
         first_up: Any = network.ups[0]
-        before = self._signal(pre.out_channels, 1, (pre.output_delay,), [[_reader(first_up)]])
+        before = self._signal(pre.out_channels, 1, (pre.output.delay,), [[_reader(first_up)]])
         self.pre = self._conv(
             [pre], self.mel, out=before, activation="leaky", slope=config.lrelu_slope
         )
@@ -182,7 +182,7 @@ class HiFTPlan:
             before = self.stages[-1].out
         post: Any = network.conv_post
         self.windows = self._signal(
-            bins, windows, (post.output_delay,), [[network.istft.overlap]], extra=1
+            bins, windows, (post.output.delay,), [[network.istft.overlap]], extra=1
         )
         self.post = self._conv([post], before, raw=self.windows)
         device = network.device
@@ -319,7 +319,7 @@ class HiFTPlan:
                     history(waits[branch], residual.delays[branch % len(residual.delays)])
                 )
             step = conv.dilation[0] * conv.in_channels
-            geometry.append((taps, 0 if dense else step, first, before, conv.output_delay))
+            geometry.append((taps, 0 if dense else step, first, before, conv.output.delay))
         stride = convs[0].stride[0]
         return self._product(
             weights,
@@ -369,8 +369,8 @@ class HiFTPlan:
         outputs, taps, inputs = weight.shape
         layer = _reader(up)
         rate = outputs // up.out_channels
-        out = SignalLayout(up.out_channels, x.rate * rate, (up.output_delay,))
-        geometry = [(1, 0, x.first(history(layer, x.delays[0])), 0, up.output_delay)]
+        out = SignalLayout(up.out_channels, x.rate * rate, (up.output.delay,))
+        geometry = [(1, 0, x.first(history(layer, x.delays[0])), 0, up.output.delay)]
         return self._product(
             weight.flatten(1)[None],
             bias[None],
@@ -407,15 +407,15 @@ class HiFTPlan:
         def signal(given: Sequence[int], readers: Sequence[Sequence[Any]]) -> SignalLayout:
             return self._signal(channels, rate, given, readers, extra=extra)
 
-        begin = [conv.input_delay for conv in firsts[0]]
+        begin = [conv.input.delay for conv in firsts[0]]
         first_total = residual = signal(begin[:1], [delays[0]])
         x = first_x = signal(begin, [firsts[0]])
         convs = []
         for index in range(len(firsts)):
-            inner_delays = [conv.output_delay for conv in firsts[index]]
+            inner_delays = [conv.output.delay for conv in firsts[index]]
             inner = signal(inner_delays, [seconds[index]])
             first = self._conv(firsts[index], x, snakes=snakes2[index], out=inner)
-            late = [conv.output_delay for conv in seconds[index]]
+            late = [conv.output.delay for conv in seconds[index]]
             last = index == len(firsts) - 1
             following = None if last else signal(late, [firsts[index + 1]])
             result = signal(late, [list(waits)] if last else [delays[index + 1]])
@@ -455,10 +455,10 @@ class HiFTPlan:
         )
         chain = self._chain(blocks, rate, waits, int(last))
         reader: Any = network.conv_post if last else _reader(ups[stage + 1])
-        delay = max(block.output_delay for block in blocks)
+        delay = max(wait.output.delay for wait in waits)
         out = self._signal(chain.total.channels, rate, (delay,), [[reader]], extra=int(last))
         places = [
-            (0, 0, 0, chain.result.first(history(wait, block.output_delay)), 0)
+            (0, 0, 0, chain.result.first(history(wait, wait.input.delay)), 0)
             for wait, block in zip(waits, blocks, strict=True)
         ]
         geometry = torch.tensor(places, dtype=torch.int32, device=network.device)

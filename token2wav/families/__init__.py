@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Iterator
+from functools import lru_cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -28,7 +29,7 @@ from typing import Any
 
 from token2wav.config.transformers_json import CONFIG_JSON, has_keys, has_model_type
 from token2wav.errors import ConfigError
-from token2wav.model_config import ModelConfig
+from token2wav.model_config import ModelConfig, StageName
 
 GROUP = "token2wav.families"
 
@@ -81,6 +82,19 @@ def read_config(folder: Path) -> ModelConfig:
 def networks_module(config: ModelConfig) -> Any:
     """Imports the module `networks` of the family of a configuration, and torch with it."""
     return import_module(f"{import_module(type(config).__module__).__package__}.networks")
+
+
+@lru_cache(maxsize=8)
+def unfilled_network(config: ModelConfig, stage: StageName) -> Any:
+    """Makes the network of a stage without weights, on torch's `meta` device, where it takes no
+    memory. A configuration reads from it what follows from the layers, such as their look-ahead.
+
+    The first call imports torch, and takes 10 to 50 ms more. The result is shared.
+    """
+    import torch
+
+    with torch.device("meta"):
+        return networks_module(config).FAMILY.network(config, stage)
 
 
 def _has_file(folder: Path, family: Any) -> bool:

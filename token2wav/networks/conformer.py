@@ -336,6 +336,7 @@ class _Upsampling(nn.Module):
     def __init__(self, size: int) -> None:
         super().__init__()
         self.conv = causal_conv(size, size, 2 * RATIO + 1)
+        self.conv.place()
 
     def forward(self, x: torch.Tensor, step: StreamStep) -> torch.Tensor:
         """Upsamples (B, T, size) to (B, RATIO * T, size)."""

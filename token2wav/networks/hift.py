@@ -17,16 +17,27 @@ from torch import nn
 from torch.nn.utils import parametrize
 from torch.nn.utils.parametrizations import weight_norm
 
+from token2wav.networks.combine import Mean, placed, run
 from token2wav.networks.configs import HiFTConfig
-from token2wav.networks.hift_layers import Analysis, ResBlock, Snake, Synthesis, UpConv, hift_conv
+from token2wav.networks.hift_layers import (
+    Analysis,
+    MirroredStart,
+    ResBlock,
+    Snake,
+    Synthesis,
+    UpConv,
+    hift_conv,
+)
 from token2wav.networks.noise import SourceNoise
 from token2wav.networks.source import F0Predictor, HarmonicSource, Phase, SmoothSource
 from token2wav.networks.streaming import (
     OFFLINE,
+    ON_TIME,
     Delay,
     StreamConv,
     StreamConvTranspose,
     StreamStep,
+    Timing,
     VocoderNetwork,
     centred_conv,
     lookahead_conv,
@@ -53,128 +64,99 @@ class HiFT(VocoderNetwork):
         channels = [
             config.base_channels >> stage for stage in range(len(config.upsample_rates) + 1)
         ]
-        look, last_stage = config.conv_pre_look_right, len(config.upsample_rates) - 1
         self.f0_predictor = F0Predictor(config)
-        source = source or (HarmonicSource if config.causal else SmoothSource)
-        self.m_source = source(config, self.f0_predictor.output_delay)
-        # Mel and source are added at every stage, so both need the same delay there. The earlier
-        # signal is delayed: mel by whole frames, the source by samples.
-        in_time = self._source_delay(self._spectrum_delay(0, self._up_delay(0, look)))
-        self.mel_delay = Delay(
-            config.in_channels,
-            max(0, -((in_time - self.m_source.output_delay) // config.samples_per_frame)),
+        self.m_source = (source or (HarmonicSource if config.causal else SmoothSource))(config)
+        self.mel_delay, self.source_delay = Delay(config.in_channels), Delay(1)
+        self.stft = Analysis(config.n_fft, config.hop_len)
+        look = config.conv_pre_look_right
+        self.conv_pre = weight_norm(
+            lookahead_conv(config.in_channels, channels[0], look + 1)
+            if config.causal
+            else centred_conv(config.in_channels, channels[0], 2 * look + 1)
         )
-        late = self._spectrum_delay(0, self._up_delay(0, look + self.mel_delay.length))
-        self.source_delay = Delay(
-            1,
-            self._source_delay(late) - self.m_source.output_delay,
-            input_delay=self.m_source.output_delay,
-        )
-        self.stft = Analysis(
-            config.n_fft, config.hop_len, input_delay=self.source_delay.output_delay
-        )
-        if config.causal:
-            pre = lookahead_conv(
-                config.in_channels, channels[0], look + 1, input_delay=self.mel_delay.output_delay
-            )
-        else:
-            pre = centred_conv(
-                config.in_channels,
-                channels[0],
-                2 * look + 1,
-                input_delay=self.mel_delay.output_delay,
-            )
-        self.conv_pre = weight_norm(pre)
-        self.ups, self.source_downs, self.source_resblocks = (
-            nn.ModuleList(),
-            nn.ModuleList(),
-            nn.ModuleList(),
-        )
+        self.ups, self.source_downs, self.source_resblocks = (nn.ModuleList() for _ in range(3))
         self.resblocks = nn.ModuleList()
         # delays, without parameters
         self.spectrum_waits, self.branch_waits = nn.ModuleList(), nn.ModuleList()
-        delay = pre.output_delay
+        self._means: list[Mean] = []  # residual blocks of each stage
+        make_up = UpConv if config.causal else StreamConvTranspose
         for stage, rate in enumerate(config.upsample_rates):
             width, kernel = channels[stage + 1], config.upsample_kernel_sizes[stage]
-            extra_inputs = int(stage == last_stage)
-            make_up = UpConv if config.causal else StreamConvTranspose
-            up = make_up(channels[stage], width, kernel, rate, input_delay=delay)
-            self.ups.append(weight_norm(up))
-            delay = self._up_delay(stage, delay)
-            wanted = self._spectrum_delay(stage, delay)
-            wait = Delay(bins, wanted - late, input_delay=late)
-            late = wait.output_delay
-            self.spectrum_waits.append(wait)
-            stride, kernel, left = self._down(stage)
-            right = 0 if config.causal else left
-            down = StreamConv(
-                bins,
-                width,
-                kernel,
-                left=left,
-                right=right,
-                stride=stride,
-                input_delay=late,
-                extra_inputs=1,
-            )
-            self.source_downs.append(down)
-            source_shape = (
-                config.source_resblock_kernel_sizes[stage],
-                config.source_resblock_dilation_sizes[stage],
-            )
-            shape: dict[str, Any] = {"causal": config.causal, "extra_inputs": extra_inputs}
-            self.source_resblocks.append(
-                ResBlock(width, *source_shape, **shape, input_delay=down.output_delay)
-            )
-            branches = [
-                ResBlock(width, *each, **shape, input_delay=delay)
-                for each in zip(
-                    config.resblock_kernel_sizes, config.resblock_dilation_sizes, strict=True
+            self.ups.append(weight_norm(make_up(channels[stage], width, kernel, rate)))
+            self.spectrum_waits.append(Delay(bins))
+            stride = math.prod(config.upsample_rates[stage + 1 :])
+            left = stride - 1 if config.causal else stride // 2
+            self.source_downs.append(
+                StreamConv(
+                    bins,
+                    width,
+                    2 * stride if stride > 1 else 1,
+                    left=left,
+                    right=0 if config.causal else left,
+                    stride=stride,
                 )
-            ]
-            self._mirrored_at, delay = delay, max(branch.output_delay for branch in branches)
-            self.resblocks.extend(branches)
-            self.branch_waits.extend(
-                Delay(width, delay - each.output_delay, input_delay=each.output_delay)
-                for each in branches
             )
-        post = hift_conv(channels[-1], bins, 7, config.causal, input_delay=delay, extra_inputs=1)
-        self.conv_post = weight_norm(post)
-        self.istft = Synthesis(config.n_fft, config.hop_len, input_delay=post.output_delay)
-        self.output_delay = self.istft.output_delay
+            self.source_resblocks.append(
+                ResBlock(
+                    width,
+                    config.source_resblock_kernel_sizes[stage],
+                    config.source_resblock_dilation_sizes[stage],
+                    causal=config.causal,
+                )
+            )
+            shapes = zip(config.resblock_kernel_sizes, config.resblock_dilation_sizes, strict=True)
+            blocks = [ResBlock(width, *shape, causal=config.causal) for shape in shapes]
+            waits = [Delay(width) for _ in blocks]
+            self.resblocks.extend(blocks)
+            self.branch_waits.extend(waits)
+            self._means.append(Mean(blocks, waits))
+        self.mirror = MirroredStart()
+        self.conv_post = weight_norm(hift_conv(channels[-1], bins, 7, config.causal))
+        self.istft = Synthesis(config.n_fft, config.hop_len)
+        self.output = self._place()
+
+    def _place(self) -> Timing:
+        """Places all layers, and returns the timing of the audio.
+
+        Mel and source are added at every stage, so both must be equally late there. The mel waits
+        for whole frames before the first stage. The source waits for samples before the first
+        stage, and its spectrum for windows before the others.
+        """
+        source = self.m_source.place(self.f0_predictor.place())
+        first = placed((self.conv_pre, *self._ups(0)))  # without a wait of the mel
+        in_time = self.stft.window.latest_input(self._spectrum_delay(0, first.delay))
+        samples = self.config.samples_per_frame
+        self.mel_delay.length = max(0, -((in_time - source.delay) // samples))
+        timing, spectrum = placed((self.mel_delay, self.conv_pre)), ON_TIME
+        for stage, mean in enumerate(self._means):
+            timing = placed(self._ups(stage), timing)
+            wanted = Timing(self._spectrum_delay(stage, timing.delay))
+            if stage == 0:
+                latest = Timing(self.stft.window.latest_input(wanted.delay))
+                self.source_delay.align(source, latest)
+                spectrum = self.stft.place(latest)
+            wait: Any = self.spectrum_waits[stage]
+            wait.align(spectrum, wanted)
+            spectrum = wait.output
+            placed((self.source_downs[stage], self.source_resblocks[stage]), spectrum)
+            timing = mean.place(timing)
+        return placed((self.conv_post, self.istft), timing)
+
+    def _ups(self, stage: int) -> list[nn.Module]:
+        """Returns the upsampling layers of a stage."""
+        last = stage == len(self.ups) - 1
+        return [self.ups[stage], self.mirror] if last else [self.ups[stage]]
+
+    def _spectrum_delay(self, stage: int, delay: int) -> int:
+        """Returns the largest delay of the spectrum that is in time for a delay in a stage."""
+        down: Any = self.source_downs[stage]
+        reach = placed((self.source_resblocks[stage],)).delay
+        return int(down.window.latest_input(delay - reach))
 
     @property
     def fade_gains(self) -> torch.Tensor | None:
         """Gains of the first samples of a stream, if a family fades utterances in."""
         return None
-
-    def _up_delay(self, stage: int, delay: int) -> int:
-        """Returns the delay in positions after a stage upsamples, from the delay before it."""
-        config = self.config
-        rate, kernel = config.upsample_rates[stage], config.upsample_kernel_sizes[stage]
-        # the last stage has one extra position at the start, which reduces the delay by one
-        mirrored = stage == len(config.upsample_rates) - 1
-        return rate * delay + (0 if config.causal else (kernel - rate) // 2) - mirrored
-
-    def _down(self, stage: int) -> tuple[int, int, int]:
-        """Returns stride, kernel and padding of the convolution from the spectrum to a stage."""
-        config = self.config
-        stride = math.prod(config.upsample_rates[stage + 1 :])
-        return stride, 2 * stride if stride > 1 else 1, stride - 1 if config.causal else stride // 2
-
-    def _spectrum_delay(self, stage: int, delay: int) -> int:
-        """Returns the delay of the spectrum, in windows, that matches a delay in a stage."""
-        config, (stride, kernel, left) = self.config, self._down(stage)
-        size, dilations = (
-            config.source_resblock_kernel_sizes[stage],
-            config.source_resblock_dilation_sizes[stage],
-        )
-        reach = 0 if config.causal else (size - 1) // 2 * (sum(dilations) + len(dilations))
-        return stride * (delay - reach + 1) + left - kernel
-
-    def _source_delay(self, delay: int) -> int:
-        """Returns the delay of the source, in samples, that matches a delay of its spectrum."""
-        return self.config.hop_len * (delay + 1) - self.config.n_fft // 2
 
     def freeze(self) -> None:
         """Ends loading: converts the F0 predictor to double precision, and replaces weight norms by
@@ -250,31 +232,11 @@ class HiFT(VocoderNetwork):
         config = self.config
         spectrum = self.stft(self.source_delay(source, step), step)
         x = self.conv_pre(self.mel_delay(mel, step), step)
-        last_stage = len(self.ups) - 1
-        blocks = len(config.resblock_kernel_sizes)
-        for stage, up in enumerate(self.ups):
-            x = up(F.leaky_relu(x, config.lrelu_slope), step)
-            if stage == last_stage:
-                x = self._mirrored(x, step)
+        for stage, mean in enumerate(self._means):
+            x = run(self._ups(stage), F.leaky_relu(x, config.lrelu_slope), step)
             spectrum = self.spectrum_waits[stage](spectrum, step)
             x = self.source_resblocks[stage](self.source_downs[stage](spectrum, step), step).add_(x)
-            branches = range(stage * blocks, (stage + 1) * blocks)
-            total, *others = [
-                self.branch_waits[at](self.resblocks[at](x, step), step) for at in branches
-            ]
-            for other in others:
-                total += other
-            x = total / blocks
+            x = mean(x, step)
         # The slope is 0.01 here, torch's default, not `lrelu_slope`, as in the public code.
         x = self.conv_post(F.leaky_relu(x), step)
         return self.istft(x, step).clamp(-config.audio_limit, config.audio_limit)
-
-    def _mirrored(self, x: torch.Tensor, step: StreamStep) -> torch.Tensor:
-        """Adds one position at the start, because the STFT has one window more than hops. In a
-        stream the position reduces the delay by one instead.
-        """
-        if step.state is None:
-            return F.pad(x, (1, 0), mode="reflect")
-        if step.first:
-            x[:, :, self._mirrored_at] = x[:, :, self._mirrored_at + 2]
-        return x

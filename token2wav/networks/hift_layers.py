@@ -11,16 +11,20 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
+from token2wav.networks.combine import placed
 from token2wav.networks.streaming import (
     OFFLINE,
+    ON_TIME,
     Delay,
     Overlap,
     StreamConv,
     Streaming,
+    StreamModule,
     StreamStep,
+    Timing,
+    Window,
     causal_conv,
     centred_conv,
-    strided_delay,
 )
 
 _SNAKE_EPS = 1e-9
@@ -82,14 +86,13 @@ class Snake(nn.Module):
         return 1 / (self.alpha + _SNAKE_EPS)[:, None]
 
 
-class ResBlock(nn.Module):
+class ResBlock(StreamModule):
     """Residual block. For each dilation it adds to its input: Snake, dilated convolution, Snake,
     convolution. The input is delayed to match.
 
     Args:
         channels, kernel, dilations: sizes of the convolutions.
         causal: whether the convolutions are causal; else they are centred.
-        input_delay, extra_inputs, output_delay: see `Streaming`.
     """
 
     def __init__(
@@ -99,38 +102,24 @@ class ResBlock(nn.Module):
         dilations: tuple[int, ...],
         *,
         causal: bool = True,
-        input_delay: int = 0,
-        extra_inputs: int = 0,
     ) -> None:
         super().__init__()
         self.convs1, self.convs2, self.waits = nn.ModuleList(), nn.ModuleList(), nn.ModuleList()
         for dilation in dilations:
-            conv1 = hift_conv(
-                channels,
-                channels,
-                kernel,
-                causal,
-                dilation=dilation,
-                input_delay=input_delay,
-                extra_inputs=extra_inputs,
-            )
-            conv2 = hift_conv(
-                channels,
-                channels,
-                kernel,
-                causal,
-                input_delay=conv1.output_delay,
-                extra_inputs=extra_inputs,
-            )
+            conv1 = hift_conv(channels, channels, kernel, causal, dilation=dilation)
+            conv2 = hift_conv(channels, channels, kernel, causal)
             self.convs1.append(weight_norm(conv1))
             self.convs2.append(weight_norm(conv2))
-            self.waits.append(
-                Delay(channels, conv2.output_delay - input_delay, input_delay=input_delay)
-            )
-            input_delay = conv2.output_delay
-        self.output_delay = input_delay
+            self.waits.append(Delay(channels))
         self.activations1 = nn.ModuleList(Snake(channels) for _ in dilations)
         self.activations2 = nn.ModuleList(Snake(channels) for _ in dilations)
+
+    def place(self, timing: Timing = ON_TIME) -> Timing:
+        for conv1, conv2, wait in zip(self.convs1, self.convs2, self.waits, strict=True):
+            late = placed((conv1, conv2), timing)
+            wait.align(timing, late)  # type: ignore[operator]
+            timing = late
+        return timing
 
     def freeze(self) -> None:
         layers = zip(self.activations1, self.convs1, self.activations2, self.convs2, strict=True)
@@ -148,26 +137,11 @@ class ResBlock(nn.Module):
 
 
 def hift_conv(
-    inputs: int,
-    outputs: int,
-    kernel: int,
-    causal: bool,
-    *,
-    dilation: int = 1,
-    input_delay: int = 0,
-    extra_inputs: int = 0,
+    inputs: int, outputs: int, kernel: int, causal: bool, *, dilation: int = 1
 ) -> StreamConv:
     """Makes a causal convolution, or a centred one."""
-    if causal:
-        return causal_conv(inputs, outputs, kernel, dilation=dilation, input_delay=input_delay)
-    return centred_conv(
-        inputs,
-        outputs,
-        kernel,
-        dilation=dilation,
-        input_delay=input_delay,
-        extra_inputs=extra_inputs,
-    )
+    make = causal_conv if causal else centred_conv
+    return make(inputs, outputs, kernel, dilation=dilation)
 
 
 class UpConv(nn.Conv1d, Streaming):
@@ -182,11 +156,9 @@ class UpConv(nn.Conv1d, Streaming):
     phases: torch.Tensor
     phase_bias: torch.Tensor | None
 
-    def __init__(
-        self, inputs: int, outputs: int, kernel: int, rate: int, *, input_delay: int = 0
-    ) -> None:
+    def __init__(self, inputs: int, outputs: int, kernel: int, rate: int) -> None:
         super().__init__(inputs, outputs, kernel)
-        self.rate, self.input_delay = rate, input_delay
+        self.rate = rate
         self.reach = -(-(kernel - 1) // rate)  # inputs before its own that an output depends on
         if self.reach:
             self.state_shape = (inputs, self.reach)
@@ -194,9 +166,9 @@ class UpConv(nn.Conv1d, Streaming):
         self.register_buffer("phases", None, persistent=False)
         self.register_buffer("phase_bias", None, persistent=False)
 
-    @property
-    def output_delay(self) -> int:
-        return self.rate * self.input_delay
+    def place(self, timing: Timing = ON_TIME) -> Timing:
+        self.input, self.output = timing, Timing(*(self.rate * count for count in timing))
+        return self.output
 
     def freeze(self) -> None:
         outputs, inputs, kernel = self.weight.shape
@@ -218,6 +190,24 @@ class UpConv(nn.Conv1d, Streaming):
         x = step.with_context(self, x, self.reach)
         x = F.conv1d(x.to(self.phases.dtype), self.phases, self.phase_bias).to(x.dtype)
         return x.unflatten(1, (-1, self.rate)).transpose(2, 3).flatten(2)
+
+
+class MirroredStart(Streaming):
+    """One more position at the start, a mirror image of a later one, because the STFT has one
+    window more than hops. In a stream the position reduces the delay by one instead.
+    """
+
+    def place(self, timing: Timing = ON_TIME) -> Timing:
+        self.input, self.output = timing, Timing(timing.delay - 1, timing.extra + 1)
+        return self.output
+
+    def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
+        if step.state is None:
+            return F.pad(x, (1, 0), mode="reflect")
+        if step.first:
+            start = self.output.delay
+            x[:, :, start] = x[:, :, start + 2]
+        return x
 
 
 _MAX_MAGNITUDE = 100.0
@@ -256,47 +246,44 @@ class Analysis(Streaming):
 
     kernels: torch.Tensor
 
-    def __init__(self, n_fft: int, hop: int, input_delay: int) -> None:
+    def __init__(self, n_fft: int, hop: int) -> None:
         super().__init__()
-        self.edge, self.hop, self.input_delay = n_fft // 2, hop, input_delay
-        self.state_shape = (1, self.edge - input_delay + hop * self.output_delay)
+        self.window = Window(n_fft // 2, n_fft // 2, n_fft, hop)
         self.register_buffer(
             "kernels", fourier_kernels(torch.hann_window(n_fft))[0], persistent=False
         )
 
-    @property
-    def output_delay(self) -> int:
-        return strided_delay(self.edge - self.input_delay, 2 * self.edge, self.hop)
+    def place(self, timing: Timing = ON_TIME) -> Timing:
+        self.input, self.output = timing, self.window.output(timing)
+        self.state_shape = (1, self.window.kept(timing))
+        return self.output
 
     def forward(self, signal: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
         """Transforms (B, 1, N) to (B, n_fft + 2, N / hop + 1): real, then imaginary parts."""
+        edge = self.window.left
         return F.conv1d(
-            step.with_context(self, signal, self.edge, self.edge, "reflect"),
+            step.with_context(self, signal, edge, edge, "reflect"),
             self.kernels,
-            stride=self.hop,
+            stride=self.window.stride,
         )
 
 
-class Synthesis(nn.Module):
-    """Inverse STFT of log-magnitudes and phases, whose input is `input_delay` windows late."""
+class Synthesis(StreamModule):
+    """Inverse STFT of log-magnitudes and phases."""
 
     kernels: torch.Tensor
     weights: torch.Tensor
 
-    def __init__(self, n_fft: int, hop: int, input_delay: int) -> None:
+    def __init__(self, n_fft: int, hop: int) -> None:
         super().__init__()
-        self.overlap = Overlap(
-            n_fft + 3, n_fft, hop, cut=n_fft // 2, input_delay=input_delay, extra_inputs=1
-        )
+        self.overlap = Overlap(n_fft + 3, n_fft, hop, cut=n_fft // 2)
         self.bins = n_fft // 2 + 1
         window = torch.hann_window(n_fft)
         self.register_buffer("kernels", fourier_kernels(window)[1], persistent=False)
         self.register_buffer("weights", window.square()[None, None], persistent=False)
 
-    @property
-    def output_delay(self) -> int:
-        """Delay of the signal in samples."""
-        return self.overlap.output_delay
+    def place(self, timing: Timing = ON_TIME) -> Timing:
+        return self.overlap.place(timing)
 
     def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
         """Transforms the output (B, n_fft + 2, frames) of the last convolution of HiFT to audio (B,

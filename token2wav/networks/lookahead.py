@@ -52,6 +52,7 @@ class PreLookahead(nn.Module):
         self.lookahead = lookahead
         self.conv1 = nn.Conv1d(channels, hidden, lookahead + 1)
         self.conv2 = causal_conv(hidden, channels, lookbehind + 1)
+        self.conv2.place()  # on time, because the layer gets the later tokens with a chunk
 
     def forward(
         self, x: torch.Tensor, step: StreamStep = OFFLINE, *, last: bool = True

@@ -200,7 +200,7 @@ class NoiseTable:
     def __init__(self, noise: SourceNoise, source: HarmonicSource) -> None:
         self._noise = noise
         self._source = source
-        self.late = source.input_delay
+        self.late = source.input.delay
         self._samples = source.config.samples_per_frame
         self.rows = source.l_linear.weight.new_zeros(_FIRST_BLOCKS * _BLOCK_FRAMES, self._samples)
         # for every block of an utterance: its place in the table, or -1

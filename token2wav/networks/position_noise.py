@@ -31,16 +31,15 @@ class PositionNoise(Streaming):
     Args:
         channels: channels of the signal.
         seed: seed of the noise. Layers of one network have different seeds.
-        input_delay: see `Streaming`.
     """
 
     table: torch.Tensor
     state_shape = (1,)
 
-    def __init__(self, channels: int, *, seed: int, input_delay: int) -> None:
+    def __init__(self, channels: int, *, seed: int) -> None:
         super().__init__()
         self.linear = nn.Conv1d(channels, channels, 1, bias=False)
-        self.seed, self.input_delay = seed, input_delay
+        self.seed = seed
         self.register_buffer("table", None, persistent=False)  # (positions,), filled by `freeze`
 
     def freeze(self) -> None:
@@ -52,7 +51,7 @@ class PositionNoise(Streaming):
         positions = torch.arange(x.shape[2], device=x.device)
         if step.state is not None:
             start = x.new_zeros(x.shape[0], 1) if step.first else step.state[self]
-            positions = positions + start.long() - self.input_delay
+            positions = positions + start.long() - self.input.delay
             if not step.frames_past_end:
                 # A remainder, because float32 holds no position above 2**24 exactly.
                 step.save_state(self, torch.remainder(start + x.shape[2], _PERIOD))

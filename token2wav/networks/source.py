@@ -11,13 +11,17 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
+from token2wav.networks.combine import placed
 from token2wav.networks.configs import HiFTConfig
 from token2wav.networks.streaming import (
     OFFLINE,
+    ON_TIME,
     Delay,
     StreamConv,
     Streaming,
+    StreamModule,
     StreamStep,
+    Timing,
     causal_conv,
     centred_conv,
     lookahead_conv,
@@ -27,11 +31,9 @@ F0_LOOKAHEAD = 3  # later mel frames that an F0 value of a causal vocoder depend
 _CONVS, _KERNEL = 5, 3
 
 
-class F0Predictor(nn.Module):
+class F0Predictor(StreamModule):
     """Predictor of F0 from mel. It runs in double precision, as in the public code, because the
     phase is the sum of F0 over time, and errors add up.
-
-    In a stream its output is `output_delay` frames late.
     """
 
     def __init__(self, config: HiFTConfig) -> None:
@@ -39,21 +41,18 @@ class F0Predictor(nn.Module):
         channels = config.f0_channels
         if config.causal:
             convs = [lookahead_conv(config.in_channels, channels, F0_LOOKAHEAD + 1)]
-            convs += [
-                causal_conv(channels, channels, _KERNEL, input_delay=F0_LOOKAHEAD)
-                for _ in range(_CONVS - 1)
-            ]
+            convs += [causal_conv(channels, channels, _KERNEL) for _ in range(_CONVS - 1)]
         else:
             widths = [config.in_channels] + [channels] * (_CONVS - 1)
-            convs = [
-                centred_conv(width, channels, _KERNEL, input_delay=input_delay)
-                for input_delay, width in enumerate(widths)
-            ]
-        self.output_delay, self._rounds = convs[-1].output_delay, config.causal
+            convs = [centred_conv(width, channels, _KERNEL) for width in widths]
+        self._rounds = config.causal
         self.condnet = nn.Sequential(
             *(layer for conv in convs for layer in (weight_norm(conv), nn.ELU()))
         )
         self.classifier = nn.Linear(channels, 1)
+
+    def place(self, timing: Timing = ON_TIME) -> Timing:
+        return placed(self.condnet, timing)
 
     def forward(self, mel: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
         """Predicts F0 in Hz (B, T) from mel (B, bands, T).
@@ -93,14 +92,14 @@ class PhaseCourse:
 class HarmonicSource(Streaming):
     """Harmonic source: sines of F0 and of its harmonics, and noise, merged into one channel.
 
-    Its state is the phase of every harmonic. In a stream F0 is `input_delay` frames late.
+    Its input is F0. Its state is the phase of every harmonic.
     """
 
-    def __init__(self, config: HiFTConfig, input_delay: int) -> None:
+    def __init__(self, config: HiFTConfig) -> None:
         super().__init__()
         self.config = config
         self.l_linear = nn.Linear(config.nb_harmonics + 1, 1)
-        self.state_shape, self.input_delay = (config.nb_harmonics + 1,), input_delay
+        self.state_shape = (config.nb_harmonics + 1,)
 
     @property
     def state_dtype(self) -> torch.dtype:
@@ -111,9 +110,10 @@ class HarmonicSource(Streaming):
         """Course of the phase within a frame."""
         return PhaseCourse()
 
-    @property
-    def output_delay(self) -> int:
-        return self.input_delay * self.config.samples_per_frame
+    def place(self, timing: Timing = ON_TIME) -> Timing:
+        self.input = timing
+        self.output = Timing(*(count * self.config.samples_per_frame for count in timing))
+        return self.output
 
     def forward(
         self,
@@ -133,9 +133,9 @@ class HarmonicSource(Streaming):
         """
         repeat = self.config.samples_per_frame
         if step.first:
-            # The first `input_delay` frames lie before the start of the stream. F0 is zero there,
-            # so that the phase does not advance.
-            f0 = F.pad(f0[:, self.input_delay :], (self.input_delay, 0))
+            # The first frames lie before the start of the stream. F0 is zero there, so that the
+            # phase does not advance.
+            f0 = F.pad(f0[:, self.input.delay :], (self.input.delay, 0))
         kept = None if step.first or step.state is None else step.state[self]
         sine, amplitude, carry = self.frames(f0, phase, kept)
         step.save_state(self, carry)
@@ -186,15 +186,13 @@ class SmoothSource(HarmonicSource):
     before the middle of the first frame, or after the middle of the last frame of a stream.
     """
 
-    def __init__(self, config: HiFTConfig, input_delay: int) -> None:
-        super().__init__(config, input_delay)
-        self.levels_delay = Delay(
-            2, config.samples_per_frame // 2, input_delay=input_delay * config.samples_per_frame
-        )
+    def __init__(self, config: HiFTConfig) -> None:
+        super().__init__(config)
+        self.levels_delay = Delay(2, config.samples_per_frame // 2)
 
-    @property
-    def output_delay(self) -> int:
-        return self.levels_delay.output_delay
+    def place(self, timing: Timing = ON_TIME) -> Timing:
+        self.output = self.levels_delay.place(super().place(timing))
+        return self.output
 
     @property
     def course(self) -> PhaseCourse:
@@ -207,7 +205,7 @@ class SmoothSource(HarmonicSource):
         phase: Phase = "exact",
         step: StreamStep = OFFLINE,
     ) -> torch.Tensor:
-        """Computes the excitation as `HarmonicSource` does, `output_delay` late.
+        """Computes the excitation as `HarmonicSource` does.
 
         `phase` has no effect, because only CosyVoice3 has the rounding that it selects.
         """
@@ -220,9 +218,9 @@ class SmoothSource(HarmonicSource):
         if step.state is None:
             cycles = F.pad(cycles, (0, 0, 0, 1))
         if step.frames_past_end:
-            cycles[:, f0.shape[1] - step.frames_past_end + self.input_delay :] = 0
+            cycles[:, f0.shape[1] - step.frames_past_end + self.input.delay :] = 0
         if step.state is None or step.first:
-            start = self.input_delay if step.first else 0
+            start = self.input.delay if step.first else 0
             cycles[:, :start] = 0
             ends, slopes = cycles.cumsum(dim=1), cycles.clone()
             slopes[:, start] = 0

@@ -3,9 +3,16 @@ up to rounding.
 
 A layer declares its state: the last positions of its input, as far as its kernel reaches back. A
 layer that reads later positions returns its output late. A step with T positions of input still has
-T positions of output (at stride 1), but these belong to positions `output_delay` earlier. The delay
-of a layer includes the delay of its input, so delays add up along the network. All steps of one
-length therefore have the same shapes, and nothing is computed twice.
+T positions of output (at stride 1), but these belong to earlier positions. All steps of one length
+therefore have the same shapes, and nothing is computed twice.
+
+Delays add up along a network, so the state of a layer depends on the layers before it. A layer
+does not get its delay when it is made. When a network is complete, its constructor calls `place`
+once, which walks through the layers in the order of the signal. The method `place` of each layer
+takes the `Timing` of its input, sets the shape of its state, and returns the timing of its output.
+`networks/combine.py` has combinations that place their parts: `Chain`, `Residual`, which delays its
+skip path, and `Mean`, which delays the earlier ones of parallel branches. The timing of the last
+layer's output is what the network holds back.
 
 The first step of a stream has no input before its first position, and the last step has no input
 after the last position. Every layer puts zeros there, or its own kind of padding. The step that
@@ -56,6 +63,22 @@ class StateSpec(NamedTuple):
     dtype: torch.dtype
 
 
+class Timing(NamedTuple):
+    """Timing of a signal.
+
+    Attributes:
+        delay: number of positions by which the signal of a step is late.
+        extra: number of positions that the signal of a whole sequence has in addition to the
+            positions of its frames, for example 1 after an STFT; negative if it has fewer.
+    """
+
+    delay: int = 0
+    extra: int = 0
+
+
+ON_TIME = Timing()
+
+
 class KeyValueSpec(NamedTuple):
     """Keys and values of a group of attention layers for one stream.
 
@@ -70,28 +93,40 @@ class KeyValueSpec(NamedTuple):
     rate: int
 
 
-class Streaming(nn.Module):
+class StreamModule(nn.Module):
+    """Base of layers, and of modules that consist of layers, which `place` puts into a network."""
+
+    def place(self, timing: Timing = ON_TIME) -> Timing:
+        """Prepares all layers for streams.
+
+        Args:
+            timing: timing of the input.
+
+        Returns:
+            Timing of the output, at the rate of the output.
+        """
+        raise NotImplementedError
+
+
+class Streaming(StreamModule):
     """Base of layers that may have a state.
 
     Attributes:
+        input, output: timing of the input and of the output; set by `place`.
         state_shape: shape of the state of one stream; empty for a layer without state.
-        input_delay: number of positions by which the input of a step is late.
-        extra_inputs: number of positions that the input of a whole sequence has in addition to the
-            positions of its frames, for example 1 after an STFT; negative if it has fewer.
         state_in_place: whether the layer changes only a part of its state in a step, and can do so
             where the state is stored. A store may then pass a list with the state of each stream
             instead of one tensor (`StateStore`).
     """
 
+    input: Timing
+    output: Timing
     state_shape: tuple[int, ...] = ()
     state_in_place: bool = False
-    input_delay: int = 0
-    extra_inputs: int = 0
 
-    @property
-    def output_delay(self) -> int:
-        """Number of positions, at the rate of the output, by which the output of a step is late."""
-        return self.input_delay
+    def place(self, timing: Timing = ON_TIME) -> Timing:
+        self.input = self.output = timing
+        return timing
 
     @property
     def state_dtype(self) -> torch.dtype:
@@ -106,10 +141,7 @@ class VocoderNetwork(nn.Module):
     Attributes:
         bands: number of mel bands.
         frame_samples: number of samples of audio per mel frame.
-        output_delay: number of samples by which the audio of a step is late, because the network
-            reads later frames.
-        missing_samples: number of samples at the start of an utterance that the network does not
-            make. The audio of a step is late by these samples too.
+        output: timing of the audio; the constructor of a network that holds audio back sets it.
         window_frames, frames_past_window: every step that does not end a stream must end
             `frames_past_window` frames after a multiple of `window_frames` frames.
         m_source: harmonic source (`HarmonicSource`); only in networks that take noise.
@@ -117,8 +149,7 @@ class VocoderNetwork(nn.Module):
 
     bands: int
     frame_samples: int
-    output_delay: int
-    missing_samples: int = 0
+    output: Timing = ON_TIME
     window_frames: int = 1
     frames_past_window: int = 0
     m_source: Any
@@ -126,6 +157,20 @@ class VocoderNetwork(nn.Module):
     @property
     def device(self) -> torch.device:
         return next(self.parameters()).device
+
+    @property
+    def output_delay(self) -> int:
+        """Number of samples by which the audio of a step is late, because the network reads later
+        frames.
+        """
+        return self.output.delay
+
+    @property
+    def missing_samples(self) -> int:
+        """Number of samples at the start of an utterance that the network does not make. The audio
+        of a step is late by these samples too.
+        """
+        return -self.output.extra
 
     @property
     def lookahead_frames(self) -> int:
@@ -216,14 +261,11 @@ class StreamStep:
         if not layer.state_shape:
             return activation(x) if activation else x
         reach = layer.state_shape[-1]
-        begin = layer.input_delay if self.first else 0
+        delay, extra = layer.input
+        begin = delay if self.first else 0
         stop = x.shape[2]
         if self.frames_past_end and right is not None:
-            stop = (
-                stop * (self.frames - self.frames_past_end) // self.frames
-                + layer.input_delay
-                + layer.extra_inputs
-            )
+            stop = stop * (self.frames - self.frames_past_end) // self.frames + delay + extra
         before, after = (
             reach + begin if self.first else 0,
             x.shape[2] - stop if self.frames_past_end else 0,
@@ -292,13 +334,41 @@ def _empty(x: torch.Tensor, length: int) -> torch.Tensor:
     return x.new_empty(batch, channels, length)
 
 
+class Window(NamedTuple):
+    """Input positions that an output of a layer depends on.
+
+    Attributes:
+        left, right: number of positions of padding at the start and at the end of a stream.
+        span: number of positions from the first to the last one that an output depends on.
+        stride: number of positions from the window of an output to that of the next one.
+    """
+
+    left: int
+    right: int
+    span: int
+    stride: int = 1
+
+    def output(self, timing: Timing) -> Timing:
+        """Returns the timing of the output for the timing of the input."""
+        delay = -((self.left - timing.delay - self.span) // self.stride + 1)
+        extra = (timing.extra + self.left + self.right - self.span) // self.stride + 1
+        return Timing(delay, extra)
+
+    def kept(self, timing: Timing) -> int:
+        """Returns the number of input positions before a step that its outputs depend on."""
+        return self.left - timing.delay + self.stride * self.output(timing).delay
+
+    def latest_input(self, delay: int) -> int:
+        """Returns the largest delay of the input that gives a delay of the output."""
+        return self.left - self.span + self.stride * (delay + 1)
+
+
 class StreamConv(nn.Conv1d, Streaming):
     """Convolution over a stream.
 
     Args:
         inputs, outputs, kernel, dilation, stride, groups, bias: as for `nn.Conv1d`.
         left, right: number of zeros at the start and at the end of a stream.
-        input_delay, extra_inputs: see `Streaming`.
     """
 
     def __init__(
@@ -312,27 +382,25 @@ class StreamConv(nn.Conv1d, Streaming):
         dilation: int = 1,
         stride: int = 1,
         groups: int = 1,
-        input_delay: int = 0,
-        extra_inputs: int = 0,
         bias: bool = True,
     ) -> None:
         super().__init__(
             inputs, outputs, kernel, stride=stride, dilation=dilation, groups=groups, bias=bias
         )
-        self.left, self.right, self.input_delay, self.extra_inputs = (
-            left,
-            right,
-            input_delay,
-            extra_inputs,
-        )
-        if kept := left - input_delay + stride * self.output_delay:
-            self.state_shape = (inputs, kept)
+        self.left, self.right = left, right
         self._packed = PackedCopy(lambda weight: weight.transpose(1, 2).flatten(1))
 
+    def place(self, timing: Timing = ON_TIME) -> Timing:
+        self.input, self.output = timing, self.window.output(timing)
+        kept = self.window.kept(timing)
+        self.state_shape = (self.in_channels, kept) if kept else ()
+        return self.output
+
     @property
-    def output_delay(self) -> int:
-        reach = (self.kernel_size[0] - 1) * self.dilation[0]
-        return strided_delay(self.left - self.input_delay, reach + 1, self.stride[0])
+    def window(self) -> Window:
+        """Input positions of an output."""
+        span = (self.kernel_size[0] - 1) * self.dilation[0] + 1
+        return Window(self.left, self.right, span, self.stride[0])
 
     def forward(
         self, x: torch.Tensor, step: StreamStep = OFFLINE, activation: Activation | None = None
@@ -405,13 +473,6 @@ def _multiplies(x: torch.Tensor, weight: torch.Tensor) -> bool:
     )
 
 
-def strided_delay(ahead: int, kernel: int, stride: int) -> int:
-    """Computes the delay of the output of a strided convolution. `ahead` is the left padding minus
-    the delay of the input.
-    """
-    return -((ahead - kernel) // stride + 1)
-
-
 def causal_conv(
     inputs: int,
     outputs: int,
@@ -420,7 +481,6 @@ def causal_conv(
     dilation: int = 1,
     groups: int = 1,
     bias: bool = True,
-    input_delay: int = 0,
 ) -> StreamConv:
     """Makes a convolution that reads only the present position and earlier ones."""
     return StreamConv(
@@ -431,13 +491,12 @@ def causal_conv(
         dilation=dilation,
         groups=groups,
         bias=bias,
-        input_delay=input_delay,
     )
 
 
-def lookahead_conv(inputs: int, outputs: int, kernel: int, *, input_delay: int = 0) -> StreamConv:
+def lookahead_conv(inputs: int, outputs: int, kernel: int) -> StreamConv:
     """Makes a convolution that reads only the present position and later ones."""
-    return StreamConv(inputs, outputs, kernel, right=kernel - 1, input_delay=input_delay)
+    return StreamConv(inputs, outputs, kernel, right=kernel - 1)
 
 
 def centred_conv(
@@ -447,8 +506,6 @@ def centred_conv(
     *,
     dilation: int = 1,
     groups: int = 1,
-    input_delay: int = 0,
-    extra_inputs: int = 0,
     bias: bool = True,
 ) -> StreamConv:
     """Makes a convolution with an odd kernel that reads equally far to both sides."""
@@ -461,8 +518,6 @@ def centred_conv(
         right=reach,
         dilation=dilation,
         groups=groups,
-        input_delay=input_delay,
-        extra_inputs=extra_inputs,
         bias=bias,
     )
 
@@ -477,7 +532,6 @@ class Overlap(Streaming):
         cut: number of outputs that are dropped at the start of a stream.
         cut_end: number of outputs that are dropped at the end of a stream; None for `cut`.
         pad: number of times that the edges of the input are repeated before the convolution.
-        input_delay, extra_inputs: see `Streaming`.
     """
 
     def __init__(
@@ -489,24 +543,21 @@ class Overlap(Streaming):
         cut: int,
         cut_end: int | None = None,
         pad: int = 0,
-        input_delay: int = 0,
-        extra_inputs: int = 0,
     ) -> None:
         super().__init__()
-        self.stride, self.cut, self.pad, self.input_delay, self.extra_inputs = (
-            stride,
-            cut,
-            pad,
-            input_delay,
-            extra_inputs,
-        )
+        self.kernel, self.stride, self.cut, self.pad = kernel, stride, cut, pad
         self.cut_end = cut if cut_end is None else cut_end
         if kept := (kernel - 1) // stride:
             self.state_shape = (channels, kept)
 
-    @property
-    def output_delay(self) -> int:
-        return self.stride * (self.input_delay - self.pad) + self.cut
+    def place(self, timing: Timing = ON_TIME) -> Timing:
+        inputs = timing.extra + 2 * self.pad  # in addition to those of the frames
+        self.input = timing
+        self.output = Timing(
+            self.stride * (timing.delay - self.pad) + self.cut,
+            self.stride * (inputs - 1) + self.kernel - self.cut - self.cut_end,
+        )
+        return self.output
 
     def with_context(self, x: torch.Tensor, step: StreamStep) -> torch.Tensor:
         """Returns the input of the convolution, with its context."""
@@ -528,7 +579,7 @@ class Overlap(Streaming):
         return y[:, :, self.stride * kept : self.stride * inputs]
 
 
-class StreamConvTranspose(nn.ConvTranspose1d):
+class StreamConvTranspose(nn.ConvTranspose1d, StreamModule):
     """Transposed convolution over a stream that makes `stride` outputs of every input.
 
     Args:
@@ -540,11 +591,6 @@ class StreamConvTranspose(nn.ConvTranspose1d):
             the result is then shorter than `stride` outputs of every input. A pair gives the
             number of outputs that are dropped at the start, and at the end.
         groups, bias: as for `nn.ConvTranspose1d`.
-        input_delay, extra_inputs: see `Streaming`.
-
-    Attributes:
-        extra_outputs: number of positions that the output of a whole sequence has in addition to
-            the positions of its frames; negative if it has fewer.
     """
 
     def __init__(
@@ -557,8 +603,6 @@ class StreamConvTranspose(nn.ConvTranspose1d):
         cut: Literal["halves", "end", "both"] | tuple[int, int] = "halves",
         groups: int = 1,
         bias: bool = True,
-        input_delay: int = 0,
-        extra_inputs: int = 0,
     ) -> None:
         super().__init__(inputs, outputs, kernel, stride, groups=groups, bias=bias)
         surplus = kernel - stride
@@ -567,21 +611,16 @@ class StreamConvTranspose(nn.ConvTranspose1d):
         else:
             start = {"halves": surplus // 2, "end": 0, "both": surplus}[cut]
             end = surplus - start if cut == "halves" else surplus
-        self.extra_outputs = stride * extra_inputs + surplus - start - end
-        self.overlap = Overlap(
-            inputs,
-            kernel,
-            stride,
-            cut=start,
-            cut_end=end,
-            input_delay=input_delay,
-            extra_inputs=extra_inputs,
-        )
+        self.overlap = Overlap(inputs, kernel, stride, cut=start, cut_end=end)
         self._packed = PackedCopy(partial(_windows_weight, stride=stride))
 
+    def place(self, timing: Timing = ON_TIME) -> Timing:
+        return self.overlap.place(timing)
+
     @property
-    def output_delay(self) -> int:
-        return self.overlap.output_delay
+    def output(self) -> Timing:
+        """Timing of the output."""
+        return self.overlap.output
 
     def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:  # type: ignore[override]
         x = self.overlap.with_context(x, step)
@@ -623,28 +662,43 @@ class Delay(Streaming):
 
     Args:
         channels: channels of the signal.
-        length: number of positions to delay; 0 changes nothing.
-        input_delay: number of positions by which the signal is already late.
+        length: number of positions to delay; 0 changes nothing. `align` sets it.
     """
 
-    def __init__(self, channels: int, length: int, *, input_delay: int = 0) -> None:
+    def __init__(self, channels: int, length: int = 0) -> None:
         super().__init__()
-        self.length, self.input_delay = length, input_delay
-        if length:
-            self.state_shape = (channels, length)
+        self.channels, self.length = channels, length
 
-    @property
-    def output_delay(self) -> int:
-        return self.input_delay + self.length
+    def place(self, timing: Timing = ON_TIME) -> Timing:
+        self.input, self.output = timing, Timing(timing.delay + self.length, timing.extra)
+        self.state_shape = (self.channels, self.length) if self.length else ()
+        return self.output
+
+    def align(self, signal: Timing, later: Timing) -> None:
+        """Places the delay line, such that it makes a signal as late as another one."""
+        self.length = later.delay - signal.delay
+        self.place(signal)
 
     def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
         return step.with_context(self, x)[:, :, : x.shape[2]] if self.length else x
 
 
 def state_specs(network: nn.Module) -> dict[nn.Module, StateSpec]:
-    """Returns the state specs of the layers of a network, in the order of its modules."""
+    """Returns the state specs of the layers of a network, in the order of its modules.
+
+    Raises:
+        RuntimeError: a layer was not placed, so that its state is unknown.
+    """
+    layers = {
+        name: layer for name, layer in network.named_modules() if isinstance(layer, Streaming)
+    }
+    if missing := [name for name, layer in layers.items() if not hasattr(layer, "input")]:
+        raise RuntimeError(
+            f"{type(network).__name__}: layer {missing[0]} was not placed; the constructor of the "
+            "network must call `place`"
+        )
     return {
         layer: StateSpec(name, layer.state_shape, layer.state_dtype)
-        for name, layer in network.named_modules()
-        if isinstance(layer, Streaming) and layer.state_shape
+        for name, layer in layers.items()
+        if layer.state_shape
     }

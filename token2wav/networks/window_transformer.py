@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from token2wav.networks.streaming import OFFLINE, StreamStep
+from token2wav.networks.streaming import OFFLINE, ON_TIME, StreamModule, StreamStep, Timing
 from token2wav.networks.window_attention import (
     PositionCounter,
     Positions,
@@ -42,8 +42,8 @@ class TransformerSizes:
     rope_base: float
 
 
-class WindowTransformer(nn.Module):
-    """Transformer with a sliding window and rotary positions.
+class WindowTransformer(StreamModule):
+    """Transformer with a sliding window and rotary positions. Its input must not be late.
 
     Args:
         sizes: sizes of the transformer.
@@ -63,6 +63,14 @@ class WindowTransformer(nn.Module):
         )
         self.positions = PositionCounter(sizes.window)
         self._dim_head, self._base = sizes.dim_head, sizes.rope_base
+
+    def place(self, timing: Timing = ON_TIME) -> Timing:
+        if timing.delay:
+            raise ValueError(f"the input of a transformer is late by {timing.delay} positions")
+        for module in self.modules():
+            if isinstance(module, PositionCounter | WindowAttention):
+                module.place(timing)
+        return timing
 
     def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
         """Computes x (B, T, width) to the same shape."""

@@ -28,7 +28,7 @@ def test_published_sizes(rate: int, tokens: float, tmp_path: Path) -> None:
     assert config.token_shape == (15,)
     assert config.token_frame_rate == pytest.approx(tokens, abs=0.01)
     assert config.samples_per_token == network.frame_samples == 3072
-    assert network.output_delay == config.sizes.output_delay == 5519
+    assert network.output_delay == 5519
     assert network.lookahead_frames == config.reach_frames == 2
     # Chunks end one token after a window of 4 tokens.
     assert (config.block_tokens, config.tokens_past_window) == (4, 1)

@@ -17,17 +17,21 @@ import torch.nn.functional as F
 from torch import nn
 
 from token2wav.families.bigvgan.config import BigVGANConfig
+from token2wav.networks.combine import Mean, placed, run
 from token2wav.networks.snake import Snake
 from token2wav.networks.streaming import (
     OFFLINE,
+    ON_TIME,
     Delay,
     Overlap,
     StreamConvTranspose,
     Streaming,
+    StreamModule,
     StreamStep,
+    Timing,
     VocoderNetwork,
+    Window,
     centred_conv,
-    strided_delay,
 )
 
 FILTER_TAPS = 12
@@ -64,16 +68,17 @@ class LowPass(nn.Module):
         return self.filter.expand(x.shape[1], -1, -1)
 
 
-class Upsample(LowPass):
+class Upsample(LowPass, StreamModule):
     """Upsampling by two, (B, C, T) to (B, C, 2 T). Edges are padded with their last value."""
 
-    def __init__(self, channels: int, input_delay: int) -> None:
+    def __init__(self, channels: int) -> None:
         super().__init__()
         pad = FILTER_TAPS // RATIO - 1
         cut = pad * RATIO + (FILTER_TAPS - RATIO) // 2
-        self.overlap = Overlap(
-            channels, FILTER_TAPS, RATIO, cut=cut, pad=pad, input_delay=input_delay
-        )
+        self.overlap = Overlap(channels, FILTER_TAPS, RATIO, cut=cut, pad=pad)
+
+    def place(self, timing: Timing = ON_TIME) -> Timing:
+        return self.overlap.place(timing)
 
     def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
         x = self.overlap.with_context(x, step)
@@ -84,45 +89,39 @@ class Upsample(LowPass):
 class Downsample(Streaming):
     """Downsampling by two, (B, C, 2 T) to (B, C, T)."""
 
-    def __init__(self, channels: int, input_delay: int) -> None:
+    def __init__(self, channels: int) -> None:
         super().__init__()
-        self.left, self.right, self.input_delay = (
-            FILTER_TAPS // 2 - 1,
-            FILTER_TAPS // 2,
-            input_delay,
-        )
-        self.state_shape = (channels, self.left - input_delay + RATIO * self.output_delay)
+        self.channels = channels
+        self.window = Window(FILTER_TAPS // 2 - 1, FILTER_TAPS // 2, FILTER_TAPS, RATIO)
         self.lowpass = LowPass()
 
-    @property
-    def output_delay(self) -> int:
-        return strided_delay(self.left - self.input_delay, FILTER_TAPS, RATIO)
+    def place(self, timing: Timing = ON_TIME) -> Timing:
+        self.input, self.output = timing, self.window.output(timing)
+        self.state_shape = (self.channels, self.window.kept(timing))
+        return self.output
 
     def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
-        x = step.with_context(self, x, self.left, self.right, "replicate")
+        x = step.with_context(self, x, self.window.left, self.window.right, "replicate")
         return F.conv1d(x, self.lowpass.of(x), stride=RATIO, groups=x.shape[1])
 
 
-class AntiAliased(nn.Module):
+class AntiAliased(StreamModule):
     """Snake activation at twice the rate, (B, C, T) to (B, C, T)."""
 
-    def __init__(self, activation: Snake, *, input_delay: int = 0) -> None:
+    def __init__(self, activation: Snake) -> None:
         super().__init__()
         self.act = activation
         channels = len(activation.alpha)
-        self.upsample = Upsample(channels, input_delay)
-        self.downsample = Downsample(channels, self.upsample.overlap.output_delay)
+        self.upsample, self.downsample = Upsample(channels), Downsample(channels)
 
-    @property
-    def output_delay(self) -> int:
-        """Delay of the output in positions."""
-        return self.downsample.output_delay
+    def place(self, timing: Timing = ON_TIME) -> Timing:
+        return self.downsample.place(self.upsample.place(timing))
 
     def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
         return self.downsample(self.act(self.upsample(x, step)), step)
 
 
-class ResBlock(nn.Module):
+class ResBlock(StreamModule):
     """Residual block. For each dilation it adds to its input: activation and dilated convolution,
     and with `resblock: "1"` a second pair without dilation.
 
@@ -131,57 +130,47 @@ class ResBlock(nn.Module):
         kernel: kernel of all convolutions.
         dilations: dilations of the first convolution of each pair.
         config: configuration, which selects the activation and whether there are pairs.
-        input_delay: delay of the input in positions.
-
-    Attributes:
-        output_delay: delay of the output in positions.
     """
 
     def __init__(
-        self,
-        channels: int,
-        kernel: int,
-        dilations: tuple[int, ...],
-        config: BigVGANConfig,
-        *,
-        input_delay: int = 0,
+        self, channels: int, kernel: int, dilations: tuple[int, ...], config: BigVGANConfig
     ) -> None:
         super().__init__()
         self.activations, self.waits = nn.ModuleList(), nn.ModuleList()
-        convs: list[list[nn.Module]] = []
+        columns: list[list[nn.Module]] = []
+        self._branches: list[tuple[list[nn.Module], Delay]] = []
         for dilation in dilations:
-            start = input_delay
-            convs.append([])
-            for each in (dilation, 1) if config.resblock == "1" else (dilation,):
-                self.activations.append(activation := _activation(channels, config, input_delay))
-                conv = centred_conv(
-                    channels, channels, kernel, dilation=each, input_delay=activation.output_delay
-                )
-                convs[-1].append(conv)
-                input_delay = conv.output_delay
-            self.waits.append(Delay(channels, input_delay - start, input_delay=start))
-        self.output_delay = input_delay
+            values = (dilation, 1) if config.resblock == "1" else (dilation,)
+            convs = [centred_conv(channels, channels, kernel, dilation=value) for value in values]
+            activations = [_activation(channels, config) for _ in values]
+            pairs = zip(activations, convs, strict=True)
+            layers: list[nn.Module] = [layer for pair in pairs for layer in pair]
+            wait = Delay(channels)
+            self.activations.extend(activations)
+            self.waits.append(wait)
+            columns.append(list(convs))
+            self._branches.append((layers, wait))
         # names in checkpoints
         names = ("convs1", "convs2") if config.resblock == "1" else ("convs",)
-        self._convs = names
-        for name, column in zip(names, zip(*convs, strict=True), strict=True):
+        for name, column in zip(names, zip(*columns, strict=True), strict=True):
             self.add_module(name, nn.ModuleList(column))
 
+    def place(self, timing: Timing = ON_TIME) -> Timing:
+        for layers, wait in self._branches:
+            late = placed(layers, timing)
+            wait.align(timing, late)
+            timing = late
+        return timing
+
     def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
-        activations = iter(self.activations)
-        for *convs, wait in zip(
-            *(getattr(self, name) for name in self._convs), self.waits, strict=True
-        ):
-            h = x
-            for conv in convs:
-                h = conv(next(activations)(h, step), step)
-            x = wait(x, step) + h
+        for layers, wait in self._branches:
+            x = wait(x, step) + run(layers, x, step)
         return x
 
 
-def _activation(channels: int, config: BigVGANConfig, input_delay: int) -> AntiAliased:
+def _activation(channels: int, config: BigVGANConfig) -> AntiAliased:
     snake = Snake(channels, beta=config.activation == "snakebeta", log_scale=config.snake_logscale)
-    return AntiAliased(snake, input_delay=input_delay)
+    return AntiAliased(snake)
 
 
 class BigVGAN(VocoderNetwork):
@@ -193,31 +182,24 @@ class BigVGAN(VocoderNetwork):
         self.bands, self.frame_samples = config.num_mels, config.hop_size
         channels = config.upsample_initial_channel
         self.conv_pre = centred_conv(config.num_mels, channels, _EDGE_KERNEL)
-        self.ups = nn.ModuleList()
-        self.resblocks = nn.ModuleList()
-        # delays that give all blocks of a stage the delay of the slowest block
-        self.waits = nn.ModuleList()
-        delay = self.conv_pre.output_delay
+        self.ups, self.resblocks, self.waits = nn.ModuleList(), nn.ModuleList(), nn.ModuleList()
+        self._stages: list[tuple[StreamConvTranspose, Mean]] = []
         for kernel, rate in zip(config.upsample_kernel_sizes, config.upsample_rates, strict=True):
-            up = StreamConvTranspose(channels, channels // 2, kernel, rate, input_delay=delay)
+            up = StreamConvTranspose(channels, channels // 2, kernel, rate)
             self.ups.append(nn.ModuleList([up]))  # checkpoints have a list of one for each stage
             channels //= 2
             shapes = zip(config.resblock_kernel_sizes, config.resblock_dilation_sizes, strict=True)
-            blocks = [
-                ResBlock(channels, *shape, config, input_delay=up.output_delay) for shape in shapes
-            ]
-            delay = max(block.output_delay for block in blocks)
+            blocks = [ResBlock(channels, *shape, config) for shape in shapes]
+            waits = [Delay(channels) for _ in blocks]
             self.resblocks.extend(blocks)
-            self.waits.extend(
-                Delay(channels, delay - block.output_delay, input_delay=block.output_delay)
-                for block in blocks
-            )
-        self.activation_post = _activation(channels, config, delay)
-        delay = self.activation_post.output_delay
-        self.conv_post = centred_conv(
-            channels, 1, _EDGE_KERNEL, input_delay=delay, bias=config.use_bias_at_final
-        )
-        self.output_delay = self.conv_post.output_delay
+            self.waits.extend(waits)
+            self._stages.append((up, Mean(blocks, waits)))
+        self.activation_post = _activation(channels, config)
+        self.conv_post = centred_conv(channels, 1, _EDGE_KERNEL, bias=config.use_bias_at_final)
+        timing = self.conv_pre.place()
+        for up, mean in self._stages:
+            timing = mean.place(up.place(timing))
+        self.output = placed((self.activation_post, self.conv_post), timing)
 
     def freeze(self) -> None:
         super().freeze()
@@ -231,15 +213,7 @@ class BigVGAN(VocoderNetwork):
         In a stream the audio is late by `output_delay`.
         """
         x = self.conv_pre(mel, step)
-        width = len(self.config.resblock_kernel_sizes)
-        for stage, up in enumerate(self.ups):
-            x = up[0](x, step)  # type: ignore[index]
-            blocks = list(zip(self.resblocks, self.waits, strict=True))[
-                stage * width : (stage + 1) * width
-            ]
-            total, *others = [wait(block(x, step), step) for block, wait in blocks]
-            for other in others:
-                total = total + other
-            x = total / width
+        for up, mean in self._stages:
+            x = mean(up(x, step), step)
         audio = self.conv_post(self.activation_post(x, step), step)
         return audio.tanh() if self.config.use_tanh_at_final else audio.clamp(-1, 1)

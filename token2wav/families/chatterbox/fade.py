@@ -20,15 +20,14 @@ class FadeIn(Streaming):
 
     Args:
         sample_rate: samples per second.
-        input_delay: samples by which the audio of a step is late.
     """
 
     state_shape = (1,)
     gains: torch.Tensor
 
-    def __init__(self, sample_rate: int, input_delay: int) -> None:
+    def __init__(self, sample_rate: int) -> None:
         super().__init__()
-        self.input_delay, quiet = input_delay, sample_rate // 50
+        quiet = sample_rate // 50
         rising = (1 - torch.linspace(0, torch.pi, quiet).cos()) / 2
         # the last gain serves all later samples
         gains = torch.cat((torch.zeros(quiet), rising, torch.ones(1)))
@@ -36,7 +35,7 @@ class FadeIn(Streaming):
 
     def forward(self, audio: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
         """Fades the audio (B, samples) of a step in place."""
-        most, start = len(self.gains) - 1, self.input_delay if step.first else 0
+        most, start = len(self.gains) - 1, self.input.delay if step.first else 0
         begin = audio[:, start : start + most]
         # (B, 1) number of samples before this step
         faded = audio.new_zeros(1, 1) if step.state is None or step.first else step.state[self]
@@ -51,7 +50,8 @@ class FadedHiFT(HiFT):
 
     def __init__(self, config: HiFTConfig) -> None:
         super().__init__(config, SampleSource)
-        self.fade_in = FadeIn(config.sampling_rate, self.output_delay)
+        self.fade_in = FadeIn(config.sampling_rate)
+        self.output = self.fade_in.place(self.output)
 
     @property
     def fade_gains(self) -> torch.Tensor:

@@ -21,8 +21,8 @@ class SampleSource(HarmonicSource):
 
     begins: torch.Tensor
 
-    def __init__(self, config: HiFTConfig, input_delay: int) -> None:
-        super().__init__(config, input_delay)
+    def __init__(self, config: HiFTConfig) -> None:
+        super().__init__(config)
         begins = torch.rand(
             config.nb_harmonics + 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64
         )
@@ -46,7 +46,7 @@ class SampleSource(HarmonicSource):
         """
         repeat = self.config.samples_per_frame
         if step.first:
-            f0 = F.pad(f0[:, self.input_delay :], (self.input_delay, 0))
+            f0 = F.pad(f0[:, self.input.delay :], (self.input.delay, 0))
         cycles = self._increments(f0).double() * repeat  # (B, T, harmonics) cycles per frame
         before = self.begins if step.first or step.state is None else step.state[self][:, None]
         ends = before + cycles.cumsum(dim=1)

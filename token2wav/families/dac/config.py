@@ -13,6 +13,7 @@ from token2wav.config import StreamConfig
 from token2wav.config.transformers_json import CONFIG_JSON, has_model_type, read_json
 from token2wav.config.values import Bounds, check_bounds, convert, from_mapping, kinds, prefixed
 from token2wav.errors import CheckpointError, ConfigError
+from token2wav.families import unfilled_network
 from token2wav.families.dac.descript import WEIGHTS_PATTERNS, descript_weights_file, read_descript
 from token2wav.model_config import ModelConfig, StageName
 from token2wav.networks.configs import (
@@ -100,25 +101,6 @@ class DecoderSizes:
         """Samples of audio for each frame of codes."""
         return math.prod(self.rates)
 
-    @property
-    def output_delay(self) -> int:
-        """Samples that the decoder holds back, because its convolutions read later positions."""
-        return self.delay_after(KERNEL // 2)
-
-    def delay_after(self, latents: int) -> int:
-        """Returns the samples that the decoder holds back if the input of its first upsampling is
-        late by a number of latents.
-        """
-        reach, delay = KERNEL // 2, latents
-        for rate in self.rates:
-            delay = rate * delay + first_cut(rate) + reach * sum(DILATIONS)
-        return delay + reach
-
-
-def first_cut(rate: int) -> int:
-    """Returns the outputs that an upsampling by a factor drops at its start."""
-    return (rate + 1) // 2
-
 
 @dataclass(frozen=True, kw_only=True)
 class DacSizes(DecoderSizes):
@@ -135,27 +117,30 @@ class DacSizes(DecoderSizes):
     codebook_size: CodebookSize = 1024
     codebook_dim: Width = 8
 
-    @property
-    def missing_samples(self) -> int:
-        """Samples by which the audio of an utterance is shorter than its frames.
-
-        An upsampling by an odd factor returns one output less than the factor times its inputs.
-        """
-        missing = 0
-        for rate in self.rates:
-            missing = rate * missing + rate % 2
-        return missing
-
 
 @dataclass(frozen=True, kw_only=True)
 class SymmetricCodecConfig(ModelConfig):
     """Configuration of a codec with a decoder that reads as far ahead as it reads back.
 
     Attributes:
-        reach_frames: number of frames that the decoder reads ahead, rounded up.
+        hold_frames: default number of frames to hold back for a decoder that reads far ahead.
+            Another decoder holds back its whole reach by default, which is exact.
     """
 
-    reach_frames: int
+    @property
+    def reach_frames(self) -> int:
+        """Number of frames that the decoder reads ahead, rounded up."""
+        return int(unfilled_network(self, "decoder").lookahead_frames)
+
+    @property
+    def missing_samples(self) -> int:
+        return int(unfilled_network(self, "decoder").missing_samples)
+
+    def held_frames(self, stream: StreamConfig) -> int:
+        if stream.hold_frames is not None:
+            return stream.hold_frames
+        far = self.reach_frames / self.token_frame_rate > _LONGEST_WAIT_SECONDS
+        return self.hold_frames if far and self.hold_frames < self.reach_frames else 0
 
     def with_stream_settings(self, stream: StreamConfig) -> SymmetricCodecConfig:
         """Sets `ahead_tokens`, the number of tokens after a chunk that make its last samples exact.
@@ -178,18 +163,6 @@ class SymmetricCodecConfig(ModelConfig):
         held = self.held_frames(stream) or self.reach_frames
         first += self.block_tokens * math.ceil(held / self.block_tokens)
         return min(first, longest), longest
-
-
-def early_frames(frames: int, reach_frames: int, token_rate: float) -> int:
-    """Returns the default number of frames to hold back; 0 for the whole reach, which is exact.
-
-    Args:
-        frames: number for a decoder that reads far ahead.
-        reach_frames: number of frames that the decoder reads ahead.
-        token_rate: frames per second.
-    """
-    far = reach_frames / token_rate > _LONGEST_WAIT_SECONDS
-    return frames if far and frames < reach_frames else 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,7 +231,6 @@ def config_of(values: dict[str, Any], path: Path) -> DacConfig:
         sizes = from_mapping(DacSizes, values, "")
         samples = sizes.frame_samples
         rate = convert(sizes.sampling_rate / samples, TokenRate, "frames per second")
-    reach = math.ceil((sizes.output_delay - sizes.missing_samples) / samples)
     return DacConfig(
         vocab_size=sizes.codebook_size,
         token_frame_rate=rate,
@@ -271,10 +243,8 @@ def config_of(values: dict[str, Any], path: Path) -> DacConfig:
         sample_rate=sizes.sampling_rate,
         stages=("decoder",),
         samples_per_token=samples,
-        missing_samples=sizes.missing_samples,
         hop_blocks=HOP_BLOCKS,
-        hold_frames=early_frames(_EARLY_FRAMES, reach, rate),
+        hold_frames=_EARLY_FRAMES,
         takes_prompt=False,
-        reach_frames=reach,
         sizes=sizes,
     )

@@ -5,18 +5,16 @@ Modules have the names of the published weights in the format of `transformers`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import nn
 
-from token2wav.families.dac.config import DILATIONS, KERNEL, DacSizes, DecoderSizes, first_cut
+from token2wav.families.dac.config import DILATIONS, KERNEL, DacSizes, DecoderSizes
 from token2wav.networks.codebooks import ProjectedCodebooks
+from token2wav.networks.combine import Chain, Residual
 from token2wav.networks.position_noise import PositionNoise
 from token2wav.networks.snake import Snake
 from token2wav.networks.streaming import (
     OFFLINE,
-    Delay,
     StreamConvTranspose,
     Streaming,
     StreamStep,
@@ -40,8 +38,7 @@ class Dac(VocoderNetwork):
             sizes.n_codebooks, sizes.codebook_size, sizes.codebook_dim, sizes.latents
         )
         self.decoder = Decoder(sizes)
-        self.output_delay = self.decoder.output_delay
-        self.missing_samples = self.decoder.missing_samples
+        self.output = self.decoder.place()
 
     def freeze(self) -> None:
         super().freeze()
@@ -58,7 +55,7 @@ class Dac(VocoderNetwork):
         return torch.tanh(self.decoder(self.quantizer(codes), step))
 
 
-class Decoder(nn.Module):
+class Decoder(Chain):
     """Decoder from latents to audio, which other codecs share.
 
     Args:
@@ -68,12 +65,7 @@ class Decoder(nn.Module):
         depthwise: whether the convolutions with a kernel of more than one position, except the
             last, filter every channel by itself.
         noise: whether noise follows every upsampling.
-        attention: makes a layer before the first upsampling, from its channels and its input delay;
-            None for no such layer.
-
-    Attributes:
-        output_delay: delay of the output of a step, in samples.
-        missing_samples: number of samples by which the audio is shorter than its frames.
+        attention: layer before the first upsampling; None for no such layer.
     """
 
     def __init__(
@@ -83,36 +75,31 @@ class Decoder(nn.Module):
         whole_frames: bool = False,
         depthwise: bool = False,
         noise: bool = False,
-        attention: Callable[[int, int], Streaming] | None = None,
+        attention: Streaming | None = None,
     ) -> None:
-        super().__init__()
         latents, channels = sizes.latents, sizes.decoder_hidden_size
-        self.conv0 = centred_conv(latents, latents, KERNEL, groups=latents) if depthwise else None
-        if self.conv0 is None:
-            self.conv1 = centred_conv(latents, channels, KERNEL)
+        layers: dict[str, nn.Module] = {}
+        if depthwise:
+            layers["conv0"] = centred_conv(latents, latents, KERNEL, groups=latents)
+            layers["conv1"] = causal_conv(latents, channels, 1)
         else:
-            self.conv1 = causal_conv(latents, channels, 1, input_delay=self.conv0.output_delay)
-        delay, extra = self.conv1.output_delay, 0
-        self.attention = attention(channels, delay) if attention else None
-        if self.attention is not None:
-            delay = self.attention.output_delay
-        self.block = nn.ModuleList()
-        for number, rate in enumerate(sizes.rates):
-            block = UpsamplingBlock(
-                channels,
+            layers["conv1"] = centred_conv(latents, channels, KERNEL)
+        if attention is not None:
+            layers["attention"] = attention
+        layers["block"] = Chain(
+            UpsamplingBlock(
+                channels >> number,
                 rate,
                 whole_frames=whole_frames,
                 depthwise=depthwise,
                 noise_seed=number if noise else None,
-                input_delay=delay,
-                extra_inputs=extra,
             )
-            self.block.append(block)
-            channels, delay, extra = channels // 2, block.output_delay, block.extra_outputs
-        self.snake1 = _snake(channels)
-        self.conv2 = centred_conv(channels, 1, KERNEL, input_delay=delay, extra_inputs=extra)
-        self.output_delay: int = self.conv2.output_delay
-        self.missing_samples: int = -extra
+            for number, rate in enumerate(sizes.rates)
+        )
+        channels >>= len(sizes.rates)
+        super().__init__(
+            layers | {"snake1": _snake(channels), "conv2": centred_conv(channels, 1, KERNEL)}
+        )
 
     def freeze(self) -> None:
         """Ends loading."""
@@ -120,17 +107,8 @@ class Decoder(nn.Module):
             if isinstance(module, Snake | PositionNoise):
                 module.freeze()
 
-    def forward(self, latents: torch.Tensor, step: StreamStep) -> torch.Tensor:
-        """Computes the audio (B, 1, frame_samples * T) of latents (B, C, T)."""
-        x = latents if self.conv0 is None else self.conv0(latents, step)
-        x = self.conv1(x, step)
-        x = x if self.attention is None else self.attention(x, step)
-        for block in self.block:
-            x = block(x, step)
-        return self.conv2(x, step, self.snake1)
 
-
-class UpsamplingBlock(nn.Module):
+class UpsamplingBlock(Chain):
     """Activation, upsampling to half of the channels, noise if the model has it, and residual units
     with growing dilations.
 
@@ -139,11 +117,6 @@ class UpsamplingBlock(nn.Module):
         rate: factor of upsampling.
         whole_frames, depthwise: see `Decoder`.
         noise_seed: seed of the noise; None for no noise.
-        input_delay, extra_inputs: see `Streaming`.
-
-    Attributes:
-        output_delay: delay of the output of a step, in positions.
-        extra_outputs: see `StreamConvTranspose`.
     """
 
     def __init__(
@@ -154,88 +127,32 @@ class UpsamplingBlock(nn.Module):
         whole_frames: bool,
         depthwise: bool,
         noise_seed: int | None,
-        input_delay: int,
-        extra_inputs: int,
     ) -> None:
-        super().__init__()
-        start = first_cut(rate)
-        self.snake1 = _snake(channels)
-        self.conv_t1 = StreamConvTranspose(
-            channels,
-            channels // 2,
-            2 * rate,
-            rate,
-            cut=(start, rate - start if whole_frames else start),
-            input_delay=input_delay,
-            extra_inputs=extra_inputs,
-        )
-        delay, self.extra_outputs = self.conv_t1.output_delay, self.conv_t1.extra_outputs
-        self.noise = (
-            None
-            if noise_seed is None
-            else PositionNoise(channels // 2, seed=noise_seed, input_delay=delay)
-        )
-        self.units = [f"res_unit{number}" for number in range(1, 1 + len(DILATIONS))]
-        for name, dilation in zip(self.units, DILATIONS, strict=True):
-            unit = ResidualUnit(
-                channels // 2,
-                dilation,
-                depthwise=depthwise,
-                input_delay=delay,
-                extra_inputs=self.extra_outputs,
-            )
-            self.add_module(name, unit)
-            delay = unit.output_delay
-        self.output_delay = delay
-
-    def forward(self, x: torch.Tensor, step: StreamStep) -> torch.Tensor:
-        x = self.conv_t1(self.snake1(x), step)
-        x = x if self.noise is None else self.noise(x, step)
-        for name in self.units:
-            x = getattr(self, name)(x, step)
-        return x
+        half, start = channels // 2, (rate + 1) // 2
+        cut = (start, rate - start if whole_frames else start)
+        layers: dict[str, nn.Module] = {
+            "snake1": _snake(channels),
+            "conv_t1": StreamConvTranspose(channels, half, 2 * rate, rate, cut=cut),
+        }
+        if noise_seed is not None:
+            layers["noise"] = PositionNoise(half, seed=noise_seed)
+        for number, dilation in enumerate(DILATIONS, 1):
+            layers[f"res_unit{number}"] = _residual_unit(half, dilation, depthwise)
+        super().__init__(layers)
 
 
-class ResidualUnit(nn.Module):
-    """Two convolutions, each after an activation, added to the input.
-
-    Args:
-        channels: channels of input and output.
-        dilation: dilation of the first convolution.
-        depthwise: see `Decoder`.
-        input_delay, extra_inputs: see `Streaming`.
-
-    Attributes:
-        output_delay: delay of the output of a step, in positions.
-    """
-
-    def __init__(
-        self,
-        channels: int,
-        dilation: int,
-        *,
-        depthwise: bool,
-        input_delay: int,
-        extra_inputs: int,
-    ) -> None:
-        super().__init__()
-        self.snake1, self.snake2 = _snake(channels), _snake(channels)
-        self.conv1 = centred_conv(
-            channels,
-            channels,
-            KERNEL,
-            dilation=dilation,
-            groups=channels if depthwise else 1,
-            input_delay=input_delay,
-            extra_inputs=extra_inputs,
-        )
-        self.output_delay = self.conv1.output_delay
-        self.conv2 = causal_conv(channels, channels, 1, input_delay=self.output_delay)
-        self.wait = Delay(channels, self.output_delay - input_delay, input_delay=input_delay)
-
-    def forward(self, x: torch.Tensor, step: StreamStep) -> torch.Tensor:
-        h = self.conv2(self.conv1(x, step, self.snake1), step, self.snake2)
-        return h.add_(self.wait(x, step))
+def _residual_unit(channels: int, dilation: int, depthwise: bool) -> Residual:
+    """Makes two convolutions, each after an activation."""
+    groups = channels if depthwise else 1
+    return Residual(
+        channels,
+        {
+            "snake1": _snake(channels),
+            "conv1": centred_conv(channels, channels, KERNEL, dilation=dilation, groups=groups),
+            "snake2": _snake(channels),
+            "conv2": causal_conv(channels, channels, 1),
+        },
+    )
 
 
 def _snake(channels: int) -> Snake:

@@ -24,7 +24,6 @@ from token2wav.families.dac.config import (
     HOP_BLOCKS,
     DecoderSizes,
     SymmetricCodecConfig,
-    early_frames,
 )
 from token2wav.families.higgs.first_release import CONFIG_KEYS, WEIGHTS, read_arguments
 from token2wav.model_config import StageName
@@ -143,7 +142,6 @@ def read(folder: Path) -> HiggsConfig:
         sizes = _transformers_sizes(document) if published else _first_sizes(document)
         samples = sizes.decoder.frame_samples
         rate = _frame_rate(sizes.sample_rate, samples)
-    reach = math.ceil(sizes.decoder.output_delay / samples)
     return HiggsConfig(
         vocab_size=sizes.codebook_size,
         token_frame_rate=rate,
@@ -157,9 +155,8 @@ def read(folder: Path) -> HiggsConfig:
         stages=("decoder",),
         samples_per_token=samples,
         hop_blocks=HOP_BLOCKS,
-        hold_frames=early_frames(_EARLY_FRAMES, reach, rate),
+        hold_frames=_EARLY_FRAMES,
         takes_prompt=False,
-        reach_frames=reach,
         sizes=sizes,
         weights=_WEIGHTS if published else WEIGHTS,
     )

@@ -52,7 +52,7 @@ class Higgs(VocoderNetwork):
         )
         self.fc2 = nn.Linear(width, sizes.decoder.latents)
         self.acoustic_decoder = Decoder(sizes.decoder, whole_frames=True)
-        self.output_delay = self.acoustic_decoder.output_delay
+        self.output = self.acoustic_decoder.place()
 
     def freeze(self) -> None:
         super().freeze()

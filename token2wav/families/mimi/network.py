@@ -15,6 +15,7 @@ from torch import nn
 
 from token2wav.families.mimi.config import DecoderSizes, MimiSizes
 from token2wav.networks.codebooks import Quantizer
+from token2wav.networks.combine import Chain, Residual, placed
 from token2wav.networks.streaming import (
     OFFLINE,
     StreamConvTranspose,
@@ -31,8 +32,6 @@ class LatentDecoder(VocoderNetwork):
     Args:
         sizes: sizes of the decoder.
     """
-
-    output_delay = 0
 
     def __init__(self, sizes: DecoderSizes) -> None:
         super().__init__()
@@ -58,7 +57,8 @@ class LatentDecoder(VocoderNetwork):
             partial(nn.LayerNorm, eps=sizes.norm_eps),
             lambda: FeedForward(sizes),
         )
-        self.decoder = Decoder(sizes)
+        self.decoder = Chain({"layers": seanet(sizes)})
+        self.output = placed((self.upsample, self.decoder_transformer, self.decoder))
 
     def decode(self, latents: torch.Tensor, step: StreamStep) -> torch.Tensor:
         """Computes the audio (B, 1, frame_samples * T) of latents (B, hidden_size, T)."""
@@ -108,56 +108,33 @@ class FeedForward(nn.Module):
         return self.fc2(F.gelu(self.fc1(x), approximate=self._approximate))
 
 
-class Decoder(nn.Module):
-    """SEANet decoder. The number of a layer is its name in the published weights, in which an
-    activation before each upsampling and before the last convolution has a number too.
+def seanet(sizes: DecoderSizes) -> Chain:
+    """Makes the layers of a SEANet decoder. The number of a layer is its name in the published
+    weights.
     """
-
-    def __init__(self, sizes: DecoderSizes) -> None:
-        super().__init__()
-        channels = sizes.num_filters << len(sizes.upsampling_ratios)
-        self.layers = nn.ModuleDict(
-            {"0": causal_conv(sizes.hidden_size, channels, sizes.kernel_size)}
-        )
-        number = 2
-        for ratio in sizes.upsampling_ratios:
-            self.layers[str(number)] = StreamConvTranspose(
-                channels, channels // 2, 2 * ratio, ratio, cut="end"
-            )
-            channels //= 2
-            for unit in range(sizes.num_residual_layers):
-                number += 1
-                dilation = sizes.dilation_growth_rate**unit
-                self.layers[str(number)] = ResidualUnit(channels, dilation, sizes)
-            number += 2
-        self.layers[str(number)] = causal_conv(channels, 1, sizes.last_kernel_size)
-
-    def forward(self, x: torch.Tensor, step: StreamStep) -> torch.Tensor:
-        first, *inner, last = self.layers.values()
-        x = first(x, step)
-        for layer in inner:
-            x = layer(x if isinstance(layer, ResidualUnit) else elu(x), step)
-        return last(x, step, elu)
+    channels = sizes.num_filters << len(sizes.upsampling_ratios)
+    layers: list[nn.Module] = [causal_conv(sizes.hidden_size, channels, sizes.kernel_size)]
+    for ratio in sizes.upsampling_ratios:
+        half = channels // 2
+        layers += [ELU(), StreamConvTranspose(channels, half, 2 * ratio, ratio, cut="end")]
+        dilations = (sizes.dilation_growth_rate**unit for unit in range(sizes.num_residual_layers))
+        layers += [_residual_unit(half, dilation, sizes) for dilation in dilations]
+        channels = half
+    return Chain([*layers, ELU(), causal_conv(channels, 1, sizes.last_kernel_size)])
 
 
-class ResidualUnit(nn.Module):
-    """Two causal convolutions, each after an activation, added to the input."""
-
-    def __init__(self, channels: int, dilation: int, sizes: DecoderSizes) -> None:
-        super().__init__()
-        inner, kernel = channels // sizes.compress, sizes.residual_kernel_size
-        # The numbers are names in checkpoints, in which the activations have a number too.
-        self.block = nn.ModuleDict(
-            {
-                "1": causal_conv(channels, inner, kernel, dilation=dilation),
-                "3": causal_conv(inner, channels, 1),
-            }
-        )
-
-    def forward(self, x: torch.Tensor, step: StreamStep) -> torch.Tensor:
-        return x + self.block["3"](self.block["1"](x, step, elu), step, elu)
+def _residual_unit(channels: int, dilation: int, sizes: DecoderSizes) -> Residual:
+    """Makes two causal convolutions, each after an activation."""
+    inner, kernel = channels // sizes.compress, sizes.residual_kernel_size
+    convs = (
+        causal_conv(channels, inner, kernel, dilation=dilation),
+        causal_conv(inner, channels, 1),
+    )
+    return Residual(channels, {"block": Chain(part for conv in convs for part in (ELU(), conv))})
 
 
-def elu(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-    """Computes the activation ELU."""
-    return F.elu(x) if out is None else torch.ops.aten.elu.out(x, out=out)
+class ELU(nn.Module):
+    """Activation ELU."""
+
+    def forward(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        return F.elu(x) if out is None else torch.ops.aten.elu.out(x, out=out)

@@ -21,8 +21,16 @@ from token2wav.families.dac.published import BOOK, converted
 from token2wav.families.moss.config import MossSizes, TransformerPart
 from token2wav.model_config import StageName
 from token2wav.networks.codebooks import ProjectedCodebooks
+from token2wav.networks.combine import placed
 from token2wav.networks.moshi_layers import attention_rows, layer_name
-from token2wav.networks.streaming import OFFLINE, StreamStep, VocoderNetwork
+from token2wav.networks.streaming import (
+    OFFLINE,
+    ON_TIME,
+    StreamModule,
+    StreamStep,
+    Timing,
+    VocoderNetwork,
+)
 from token2wav.networks.weights import (
     fitting_weights,
     floating_tensors,
@@ -44,8 +52,6 @@ class Moss(VocoderNetwork):
         sizes: sizes of the decoder.
     """
 
-    output_delay = 0
-
     def __init__(self, sizes: MossSizes) -> None:
         super().__init__()
         codes, windows = sizes.quantizer, dict(sizes.windows())
@@ -63,6 +69,7 @@ class Moss(VocoderNetwork):
                 for index, part in enumerate(sizes.parts)
             }
         )
+        self.output = placed(self.decoder.values())
 
     def forward(self, codes: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
         """Computes the audio (B, 1, frame_samples * T) of codes (B, codebooks, T), which are whole
@@ -75,7 +82,7 @@ class Moss(VocoderNetwork):
         return x.transpose(1, 2)
 
 
-class ProjectedTransformer(nn.Module):
+class ProjectedTransformer(StreamModule):
     """Transformer between two projections.
 
     Args:
@@ -102,6 +109,9 @@ class ProjectedTransformer(nn.Module):
             lambda: FeedForward(part.d_model, part.dim_feedforward),
         )
         self.output_proj = _projection(part.d_model, part.output_dimension, always=project_always)
+
+    def place(self, timing: Timing = ON_TIME) -> Timing:
+        return self.transformer.place(timing)
 
     def forward(self, x: torch.Tensor, step: StreamStep) -> torch.Tensor:
         """Converts x (B, T, input_dimension) to (B, T, output_dimension)."""

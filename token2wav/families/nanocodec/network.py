@@ -10,10 +10,15 @@ import torch.nn.functional as F
 from torch import nn
 
 from token2wav.families.nanocodec.config import DecoderConfig, QuantizerConfig
+from token2wav.networks.combine import Chain, Mean, Residual, placed, run
 from token2wav.networks.streaming import (
     OFFLINE,
+    ON_TIME,
+    Delay,
     StreamConvTranspose,
+    StreamModule,
     StreamStep,
+    Timing,
     VocoderNetwork,
     causal_conv,
 )
@@ -29,8 +34,6 @@ class NanoCodec(VocoderNetwork):
         config: sizes of the decoder.
         quantizer: sizes of the quantiser.
     """
-
-    output_delay = 0
 
     def __init__(self, config: DecoderConfig, quantizer: QuantizerConfig) -> None:
         super().__init__()
@@ -53,6 +56,10 @@ class NanoCodec(VocoderNetwork):
         self.post_activation = HalfSnake(channels)
         self.post_conv = causal_conv(channels, 1, config.out_kernel_size)
         self._bounded = torch.tanh if config.output_activation == "tanh" else _clamped
+        stages = zip(self.activations, self.up_sample_conv_layers, self.res_layers, strict=True)
+        inner = [layer for stage in stages for layer in stage]
+        self._order = [self.pre_conv, *inner, self.post_activation, self.post_conv]
+        self.output = placed(self._order)
 
     def freeze(self) -> None:
         super().freeze()
@@ -64,11 +71,8 @@ class NanoCodec(VocoderNetwork):
         """Computes the audio (B, 1, frame_samples * T) of codes (B, groups, T), which are whole
         numbers in float32.
         """
-        x = self.pre_conv(self.codes(codes).to(self.pre_conv.weight.dtype), step)
-        layers = zip(self.activations, self.up_sample_conv_layers, self.res_layers, strict=True)
-        for activation, upsample, residual in layers:
-            x = residual(upsample(activation(x), step), step)
-        return self._bounded(self.post_conv(x, step, self.post_activation))
+        values = self.codes(codes).to(self.pre_conv.weight.dtype)
+        return self._bounded(run(self._order, values, step))
 
 
 class GroupedCodes(nn.Module):
@@ -122,50 +126,42 @@ class HalfSnake(nn.Module):
         return out
 
 
-class ResidualLayer(nn.Module):
+class ResidualLayer(StreamModule):
     """Mean of parallel residual blocks with kernels of different sizes."""
 
     def __init__(self, channels: int, config: DecoderConfig) -> None:
         super().__init__()
+        dilations, kernels = config.resblock_dilation_sizes, config.resblock_kernel_sizes
         self.res_blocks = nn.ModuleList(
-            ResidualBlock(channels, kernel, config.resblock_dilation_sizes)
-            for kernel in config.resblock_kernel_sizes
+            _residual_block(channels, kernel, dilations) for kernel in kernels
         )
+        self.waits = nn.ModuleList(Delay(channels) for _ in kernels)
+        self._mean = Mean(self.res_blocks, self.waits)
+
+    def place(self, timing: Timing = ON_TIME) -> Timing:
+        return self._mean.place(timing)
 
     def forward(self, x: torch.Tensor, step: StreamStep) -> torch.Tensor:
-        total = self.res_blocks[0](x, step)
-        for block in self.res_blocks[1:]:
-            total = total + block(x, step)
-        return total / len(self.res_blocks)
+        return self._mean(x, step)
 
 
-class ResidualBlock(nn.Module):
-    """Residual units with one kernel and growing dilations, in sequence."""
-
-    def __init__(self, channels: int, kernel: int, dilations: tuple[int, ...]) -> None:
-        super().__init__()
-        self.res_blocks = nn.ModuleList(
-            ResidualUnit(channels, kernel, dilation) for dilation in dilations
-        )
-
-    def forward(self, x: torch.Tensor, step: StreamStep) -> torch.Tensor:
-        for unit in self.res_blocks:
-            x = unit(x, step)
-        return x
+def _residual_block(channels: int, kernel: int, dilations: tuple[int, ...]) -> Chain:
+    """Makes residual units with one kernel and growing dilations, in sequence."""
+    units = (_residual_unit(channels, kernel, dilation) for dilation in dilations)
+    return Chain({"res_blocks": Chain(units)})
 
 
-class ResidualUnit(nn.Module):
-    """Two causal convolutions, each after an activation, added to the input."""
-
-    def __init__(self, channels: int, kernel: int, dilation: int) -> None:
-        super().__init__()
-        self.input_activation, self.skip_activation = HalfSnake(channels), HalfSnake(channels)
-        self.input_conv = causal_conv(channels, channels, kernel, dilation=dilation)
-        self.skip_conv = causal_conv(channels, channels, kernel)
-
-    def forward(self, x: torch.Tensor, step: StreamStep) -> torch.Tensor:
-        h = self.input_conv(x, step, self.input_activation)
-        return x + self.skip_conv(h, step, self.skip_activation)
+def _residual_unit(channels: int, kernel: int, dilation: int) -> Residual:
+    """Makes two causal convolutions, each after an activation."""
+    return Residual(
+        channels,
+        {
+            "input_activation": HalfSnake(channels),
+            "input_conv": causal_conv(channels, channels, kernel, dilation=dilation),
+            "skip_activation": HalfSnake(channels),
+            "skip_conv": causal_conv(channels, channels, kernel),
+        },
+    )
 
 
 def _clamped(x: torch.Tensor) -> torch.Tensor:

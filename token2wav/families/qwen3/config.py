@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from token2wav.config.transformers_json import CONFIG_JSON, read_json, safetensors_files
 from token2wav.config.values import Bounds, check_bounds, convert, from_mapping, kinds, prefixed
 from token2wav.errors import ConfigError
+from token2wav.families import unfilled_network
 from token2wav.model_config import ModelConfig, StageName
 from token2wav.networks.configs import (
     CodebookCount,
@@ -121,17 +122,6 @@ class DecoderSizes:
         """Samples of audio for each frame of codes."""
         return math.prod(self.upsampling_ratios) * math.prod(self.upsample_rates)
 
-    @property
-    def missing_samples(self) -> int:
-        """Samples at the start of an utterance that the decoder does not make.
-
-        Each upsampling of Code2Wav's decoder drops the outputs of one input at the start.
-        """
-        missing = 0
-        for rate in self.upsample_rates if self.is_omni else ():
-            missing = rate * (missing + 1)
-        return missing
-
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen3Config(ModelConfig):
@@ -142,6 +132,10 @@ class Qwen3Config(ModelConfig):
     """
 
     sizes: DecoderSizes
+
+    @property
+    def missing_samples(self) -> int:
+        return int(unfilled_network(self, "decoder").missing_samples)
 
     def stage_config(self, stage: StageName) -> Any:
         return self.sizes
@@ -194,7 +188,6 @@ def read(folder: Path) -> Qwen3Config:
             sample_rate=rate,
             stages=("decoder",),
             samples_per_token=samples,
-            missing_samples=sizes.missing_samples,
             hop_blocks=_HOP_BLOCKS,
             takes_prompt=False,
             sizes=sizes,

@@ -18,11 +18,15 @@ from torch import nn
 
 from token2wav.families.qwen3.config import DecoderSizes
 from token2wav.networks.codebooks import Quantizer
+from token2wav.networks.combine import Chain, Residual, placed
 from token2wav.networks.snake import Snake
 from token2wav.networks.streaming import (
     OFFLINE,
+    ON_TIME,
     StreamConvTranspose,
+    StreamModule,
     StreamStep,
+    Timing,
     VocoderNetwork,
     causal_conv,
 )
@@ -43,11 +47,10 @@ class Qwen3Decoder(VocoderNetwork):
         super().__init__()
         self.sizes = sizes
         self.bands, self.frame_samples = sizes.num_quantizers, sizes.frame_samples
-        self.output_delay = self.missing_samples = sizes.missing_samples
         self.front = MeanEmbedding(sizes) if sizes.is_omni else ProjectedCodes(sizes)
         self.pre_transformer = Transformer(sizes)
-        self.upsample = nn.ModuleList(
-            nn.ModuleList(
+        self.upsample = Chain(
+            Chain(
                 [
                     StreamConvTranspose(sizes.latents, sizes.latents, ratio, ratio, cut="end"),
                     ConvNeXt(sizes.latents),
@@ -56,6 +59,7 @@ class Qwen3Decoder(VocoderNetwork):
             for ratio in sizes.upsampling_ratios
         )
         self.decoder = decoder_layers(sizes)
+        self.output = placed((self.front, self.pre_transformer, self.upsample, self.decoder))
 
     def freeze(self) -> None:
         super().freeze()
@@ -71,17 +75,10 @@ class Qwen3Decoder(VocoderNetwork):
             is shorter by these samples.
         """
         x = self.pre_transformer(self.front(codes, step), step)
-        for pair in self.upsample:
-            for layer in pair:  # type: ignore[attr-defined]
-                x = layer(x, step)
-        first, *blocks, activation, last = self.decoder
-        x = first(x, step)
-        for block in blocks:
-            x = block(x, step)
-        return last(x, step, activation).clamp(-1.0, 1.0)
+        return self.decoder(self.upsample(x, step), step).clamp(-1.0, 1.0)
 
 
-class ProjectedCodes(nn.Module):
+class ProjectedCodes(StreamModule):
     """Front end of the tokenizer: a semantic codebook and acoustic ones, and a convolution."""
 
     def __init__(self, sizes: DecoderSizes) -> None:
@@ -96,6 +93,9 @@ class ProjectedCodes(nn.Module):
             projected=True,
         )
         self.pre_conv = causal_conv(sizes.codebook_dim, sizes.latents, 3)
+
+    def place(self, timing: Timing = ON_TIME) -> Timing:
+        return self.pre_conv.place(timing)
 
     def forward(self, codes: torch.Tensor, step: StreamStep) -> torch.Tensor:
         """Converts codes (B, codebooks, T) to (B, T, latent_dim)."""
@@ -120,7 +120,7 @@ class MeanEmbedding(nn.Module):
         return self.code_embedding(codes.long() + first).mean(1)
 
 
-class Transformer(nn.Module):
+class Transformer(StreamModule):
     """Causal transformer with a sliding window, in Qwen3-TTS between two projections."""
 
     def __init__(self, sizes: DecoderSizes) -> None:
@@ -145,6 +145,9 @@ class Transformer(nn.Module):
             self.input_proj = nn.Linear(sizes.latents, sizes.hidden_size)
             self.output_proj = nn.Linear(sizes.hidden_size, sizes.latents)
 
+    def place(self, timing: Timing = ON_TIME) -> Timing:
+        return self.window.place(timing)
+
     def forward(self, x: torch.Tensor, step: StreamStep) -> torch.Tensor:
         """Computes x (B, T, latents) to (B, latents, T)."""
         x = x if self.input_proj is None else self.input_proj(x)
@@ -165,7 +168,7 @@ class FeedForward(nn.Module):
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
-class ConvNeXt(nn.Module):
+class ConvNeXt(StreamModule):
     """ConvNeXt block: a convolution of every channel, and a feed-forward part, added to the input.
 
     Args:
@@ -180,81 +183,42 @@ class ConvNeXt(nn.Module):
         self.pwconv2 = nn.Linear(4 * channels, channels)
         self.gamma = nn.Parameter(torch.ones(channels))
 
+    def place(self, timing: Timing = ON_TIME) -> Timing:
+        return self.dwconv.place(timing)
+
     def forward(self, x: torch.Tensor, step: StreamStep) -> torch.Tensor:
         h = self.norm(self.dwconv(x, step).transpose(1, 2))
         h = self.pwconv2(F.gelu(self.pwconv1(h)))
         return x + (self.gamma * h).transpose(1, 2)
 
 
-def decoder_layers(sizes: DecoderSizes) -> nn.ModuleList:
+def decoder_layers(sizes: DecoderSizes) -> Chain:
     """Makes the layers of the decoder: a convolution, upsampling blocks, an activation, and a
     convolution.
     """
-    channels, delay = sizes.decoder_dim, 0
+    channels = sizes.decoder_dim
     layers: list[nn.Module] = [causal_conv(sizes.latents, channels, 7)]
     for rate in sizes.upsample_rates:
-        block = UpsamplingBlock(
-            channels, rate, "both" if sizes.is_omni else "end", input_delay=delay
-        )
-        layers.append(block)
-        channels, delay = channels // 2, block.output_delay
-    layers.append(_snake(channels))
-    layers.append(causal_conv(channels, 1, 7, input_delay=delay))
-    return nn.ModuleList(layers)
+        half = channels // 2
+        cut: Literal["both", "end"] = "both" if sizes.is_omni else "end"
+        up = StreamConvTranspose(channels, half, 2 * rate, rate, cut=cut)
+        units = (_residual_unit(half, dilation) for dilation in _DILATIONS)
+        layers.append(Chain({"block": Chain([_snake(channels), up, *units])}))
+        channels = half
+    return Chain([*layers, _snake(channels), causal_conv(channels, 1, 7)])
 
 
-class UpsamplingBlock(nn.Module):
-    """Activation, upsampling to half of the channels, and residual units with growing dilations.
-
-    Args:
-        channels: channels of the input.
-        rate: factor of upsampling.
-        cut: outputs that the upsampling drops, see `StreamConvTranspose`.
-        input_delay: delay of the input of a step, in positions.
-
-    Attributes:
-        output_delay: delay of the output of a step, in positions.
-    """
-
-    def __init__(
-        self, channels: int, rate: int, cut: Literal["end", "both"], *, input_delay: int
-    ) -> None:
-        super().__init__()
-        up = StreamConvTranspose(
-            channels, channels // 2, 2 * rate, rate, cut=cut, input_delay=input_delay
-        )
-        self.output_delay = up.output_delay
-        units = (
-            ResidualUnit(channels // 2, dilation, input_delay=self.output_delay)
-            for dilation in _DILATIONS
-        )
-        self.block = nn.ModuleList([_snake(channels), up, *units])
-
-    def forward(self, x: torch.Tensor, step: StreamStep) -> torch.Tensor:
-        activation, up, *units = self.block
-        x = up(activation(x), step)
-        for unit in units:
-            x = unit(x, step)
-        return x
-
-
-class ResidualUnit(nn.Module):
-    """Two causal convolutions, each after an activation, added to the input.
-
-    Args:
-        channels: channels of input and output.
-        dilation: dilation of the first convolution.
-        input_delay: delay of the input of a step, in positions.
-    """
-
-    def __init__(self, channels: int, dilation: int, *, input_delay: int) -> None:
-        super().__init__()
-        self.act1, self.act2 = _snake(channels), _snake(channels)
-        self.conv1 = causal_conv(channels, channels, 7, dilation=dilation, input_delay=input_delay)
-        self.conv2 = causal_conv(channels, channels, 1, input_delay=input_delay)
-
-    def forward(self, x: torch.Tensor, step: StreamStep) -> torch.Tensor:
-        return x + self.conv2(self.conv1(x, step, self.act1), step, self.act2)
+def _residual_unit(channels: int, dilation: int) -> Residual:
+    """Makes two causal convolutions, each after an activation."""
+    return Residual(
+        channels,
+        {
+            "act1": _snake(channels),
+            "conv1": causal_conv(channels, channels, 7, dilation=dilation),
+            "act2": _snake(channels),
+            "conv2": causal_conv(channels, channels, 1),
+        },
+    )
 
 
 def _snake(channels: int) -> Snake:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from token2wav.families.snac.config import HEAD_CHANNELS
-from token2wav.networks.streaming import OFFLINE, Streaming, StreamStep
+from token2wav.networks.streaming import OFFLINE, ON_TIME, Streaming, StreamStep, Timing
 from token2wav.networks.window_attention import rotate
 
 
@@ -29,34 +31,35 @@ class LocalAttention(Streaming):
     """Attention within windows that do not overlap. Its result is added to its input.
 
     A window needs its last latent before its first output. So a step ends where a window is
-    complete: `output_delay` latents after the end of a window, because the input is late. Only the
-    step that ends a stream may end anywhere. Its last window has only the latents that there are.
-    The state is the input after the last complete window.
+    complete: after the end of a window, by the delay of the output, because the input is late. A
+    step has whole tokens, so the output is late by whole tokens. Only the step that ends a stream
+    may end anywhere. Its last window has only the latents that there are. The state is the input
+    after the last complete window.
 
     Args:
         channels: channels of the signal, a multiple of `HEAD_CHANNELS`.
         window: number of latents in a window.
-        input_delay: see `Streaming`.
-        output_delay: delay of the output of a step, at least `input_delay`.
+        token: number of latents of a token.
     """
 
-    def __init__(self, channels: int, window: int, *, input_delay: int, output_delay: int) -> None:
+    def __init__(self, channels: int, window: int, token: int) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(channels)
         self.rel_pos = Rotary()
         self.to_qkv = nn.Linear(channels, 3 * channels, bias=False)
         self.to_out = nn.Linear(channels, channels, bias=False)
-        self.heads, self.window = channels // HEAD_CHANNELS, window
-        self.input_delay, self._output_delay = input_delay, output_delay
-        if kept := output_delay - input_delay:
-            self.state_shape = (channels, kept)
+        self.channels, self.heads = channels, channels // HEAD_CHANNELS
+        self.window, self.token = window, token
 
-    @property
-    def output_delay(self) -> int:
-        return self._output_delay
+    def place(self, timing: Timing = ON_TIME) -> Timing:
+        late = math.ceil(timing.delay / self.token) * self.token
+        self.input, self.output = timing, Timing(late, timing.extra)
+        kept = late - timing.delay
+        self.state_shape = (self.channels, kept) if kept else ()
+        return self.output
 
     def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
-        """Computes x (B, channels, T) and its attention, late by `output_delay` latents.
+        """Computes x (B, channels, T) and its attention, late by `output.delay` latents.
 
         Raises:
             ValueError: the step ends inside a window, but not the stream.
@@ -64,11 +67,11 @@ class LocalAttention(Streaming):
         count = x.shape[2]
         if step.state is None:
             return self._attended(x)
-        # Position 0 is the start of a window, or lies `output_delay` before the start of a stream.
-        joined = step.with_context(self, x)
-        start, stop = self._output_delay if step.first else 0, count
+        # Position 0 is the start of a window, or lies `late` before the start of a stream.
+        joined, late = step.with_context(self, x), self.output.delay
+        start, stop = late if step.first else 0, count
         if step.frames_past_end:
-            stop = count * (step.frames - step.frames_past_end) // step.frames + self._output_delay
+            stop = count * (step.frames - step.frames_past_end) // step.frames + late
         elif not torch.compiler.is_exporting() and (stop - start) % self.window:
             raise ValueError(f"step of {count} latents: it ends inside a window of {self.window}")
         out = self._attended(joined[:, :, start:stop])

@@ -21,12 +21,8 @@ from token2wav.config.values import (
     prefixed,
 )
 from token2wav.errors import CheckpointError, ConfigError
-from token2wav.families.dac.config import (
-    KERNEL,
-    DecoderSizes,
-    SymmetricCodecConfig,
-    early_frames,
-)
+from token2wav.families import unfilled_network
+from token2wav.families.dac.config import DecoderSizes, SymmetricCodecConfig
 from token2wav.model_config import StageName
 from token2wav.networks.configs import CodebookSize, Rates, SampleRate, TokenRate, Width
 
@@ -122,19 +118,9 @@ class SnacSizes:
         return (self.attn_window_size or self.vq_strides[0]) // self.vq_strides[0]
 
     @property
-    def latent_delay(self) -> int:
-        """Delay of the input of the first upsampling, in latents.
-
-        The convolutions before it read later latents. With attention the delay is a whole number of
-        tokens, because a chunk of whole tokens has to end this number of latents after a window.
-        """
-        reach, stride = KERNEL // 2, self.vq_strides[0]
-        return reach if self.attn_window_size is None else math.ceil(reach / stride) * stride
-
-    @property
-    def output_delay(self) -> int:
-        """Samples that the decoder holds back."""
-        return self.decoder.delay_after(self.latent_delay)
+    def token_samples(self) -> int:
+        """Samples of audio for each token."""
+        return self.vq_strides[0] * self.decoder.frame_samples
 
     def code_places(self) -> list[list[int]]:
         """Returns the place of every code in a token: for each codebook, and each latent of the
@@ -166,12 +152,16 @@ class SnacConfig(SymmetricCodecConfig):
 
     Attributes:
         sizes: sizes of the decoder.
-        tokens_past_window: tokens after the end of a window that the window depends on; 0 without
-            attention. Chunks end this number of tokens after windows.
     """
 
     sizes: SnacSizes
-    tokens_past_window: int = 0
+
+    @property
+    def tokens_past_window(self) -> int:
+        """Tokens after the end of a window that the window depends on; 0 without attention. Chunks
+        end this number of tokens after windows.
+        """
+        return int(unfilled_network(self, "decoder").frames_past_window)
 
     def grid(self, prompt_tokens: int, left_blocks: int = -1) -> BlockGrid:
         """Returns a grid with blocks that end `tokens_past_window` after the windows."""
@@ -217,10 +207,9 @@ def read(folder: Path) -> SnacConfig:
     with prefixed(f"{path}: "):
         own = {name: value for name, value in document.items() if name in kinds(SnacSizes)}
         sizes = from_mapping(SnacSizes, own, "")
-        samples = sizes.vq_strides[0] * sizes.decoder.frame_samples
+        samples = sizes.token_samples
         rate = convert(sizes.sampling_rate / samples, TokenRate, "tokens per second")
-    reach, block = math.ceil(sizes.output_delay / samples), sizes.window_tokens
-    attends = sizes.attn_window_size is not None
+    block = sizes.window_tokens
     return SnacConfig(
         vocab_size=sizes.codebook_size,
         token_frame_rate=rate,
@@ -233,10 +222,8 @@ def read(folder: Path) -> SnacConfig:
         stages=("decoder",),
         samples_per_token=samples,
         hop_blocks=(1, max(1, _LONGEST_HOP // block)),
-        hold_frames=0 if attends else early_frames(_EARLY_FRAMES, reach, rate),
+        hold_frames=_EARLY_FRAMES if sizes.attn_window_size is None else 0,
         takes_prompt=False,
         adds_noise=sizes.noise,
-        reach_frames=reach,
         sizes=sizes,
-        tokens_past_window=sizes.latent_delay // sizes.vq_strides[0] if attends else 0,
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from token2wav.execution.family import Family
 from token2wav.families.dac.network import Decoder
 from token2wav.families.dac.published import BOOK, converted, decoder_name
 from token2wav.families.snac.attention import LocalAttention
-from token2wav.families.snac.config import SnacConfig, SnacSizes
+from token2wav.families.snac.config import SnacSizes
 from token2wav.model_config import StageName
 from token2wav.networks.codebooks import ProjectedCodebooks
 from token2wav.networks.streaming import OFFLINE, StreamStep, VocoderNetwork
@@ -32,28 +31,31 @@ class Snac(VocoderNetwork):
     """Decoder of SNAC, from codes to audio.
 
     Args:
-        config: configuration of the model.
+        sizes: sizes of the decoder.
     """
 
     places: torch.Tensor
 
-    def __init__(self, config: SnacConfig) -> None:
+    def __init__(self, sizes: SnacSizes) -> None:
         super().__init__()
-        sizes = config.sizes
-        self.bands, self.frame_samples = sizes.codes, config.samples_per_token
+        self.bands, self.frame_samples = sizes.codes, sizes.token_samples
         self.quantizer = ProjectedCodebooks(
             len(sizes.vq_strides), sizes.codebook_size, sizes.codebook_dim, sizes.decoder.latents
         )
+        attention, window, token = None, sizes.attn_window_size, sizes.vq_strides[0]
+        if window is not None:
+            attention = LocalAttention(sizes.decoder_dim, window, token)
         self.decoder = Decoder(
             sizes.decoder,
             whole_frames=True,
             depthwise=sizes.depthwise,
             noise=sizes.noise,
-            attention=_attention(sizes),
+            attention=attention,
         )
-        self.output_delay = self.decoder.output_delay
-        self.window_frames = sizes.window_tokens
-        self.frames_past_window = config.tokens_past_window
+        self.output = self.decoder.place()
+        if attention is not None:
+            self.window_frames = sizes.window_tokens
+            self.frames_past_window = attention.output.delay // token
         self._places = sizes.code_places()
         self.register_buffer("places", None, persistent=False)  # filled by `freeze`
 
@@ -72,20 +74,11 @@ class Snac(VocoderNetwork):
         return torch.tanh(self.decoder(self.quantizer(spread), step))
 
 
-def _attention(sizes: SnacSizes) -> Callable[[int, int], LocalAttention] | None:
-    """Returns the maker of the attention layer; None for a model without attention."""
-    if (window := sizes.attn_window_size) is None:
-        return None
-    return lambda channels, delay: LocalAttention(
-        channels, window, input_delay=delay, output_delay=sizes.latent_delay
-    )
-
-
 class SnacFamily(Family):
     """Family of SNAC."""
 
     def network(self, config: Any, stage: StageName) -> nn.Module:
-        return Snac(config)
+        return Snac(config.sizes)
 
     def weights(self, network: Any, path: Path, stage: StageName) -> dict[str, torch.Tensor]:
         own = {
@@ -94,11 +87,14 @@ class SnacFamily(Family):
             if str(name).startswith(_PARTS) and not _ENCODING.fullmatch(str(name))
         }
         decoder = network.decoder
-        first = ["conv1"] if decoder.conv0 is None else ["conv0", "conv1"]
-        attention = [] if decoder.attention is None else ["attention"]
-        layers = [*first, *attention, *["block"] * len(decoder.block), "snake1", "conv2"]
-        noise = ["noise"] if decoder.block[0].noise is not None else []
-        in_block = ["snake1", "conv_t1", *noise]
+        layers = [
+            name
+            for name, layer in decoder.named_children()
+            for _ in (layer if name == "block" else (name,))
+        ]
+        in_block = [
+            name for name, _ in decoder.block[0].named_children() if not name.startswith("res_unit")
+        ]
         named = floating_tensors(own, path, lambda name: decoder_name(name, layers, in_block))
         return fitting_weights(network, converted(named, BOOK, path), path)
 

@@ -12,6 +12,7 @@ from torch import nn
 
 from token2wav.execution.family import Family
 from token2wav.model_config import StageName
+from token2wav.networks.combine import placed
 from token2wav.networks.streaming import (
     OFFLINE,
     StreamConvTranspose,
@@ -39,12 +40,10 @@ class Decoder(VocoderNetwork):
         self.bands, self.frame_samples = codebooks, frame_samples
         self.tables = nn.ModuleList(nn.Embedding(vocab_size, _CHANNELS) for _ in range(codebooks))
         self.before = causal_conv(_CHANNELS, _CHANNELS, 3)
-        self.around = centred_conv(_CHANNELS, _CHANNELS, 5, input_delay=self.before.output_delay)
-        self.up = StreamConvTranspose(_CHANNELS, 4, 16, 8, input_delay=self.around.output_delay)
-        self.out = StreamConvTranspose(
-            4, 1, frame_samples // 8, frame_samples // 8, input_delay=self.up.output_delay
-        )
-        self.output_delay = self.out.output_delay
+        self.around = centred_conv(_CHANNELS, _CHANNELS, 5)
+        self.up = StreamConvTranspose(_CHANNELS, 4, 16, 8)
+        self.out = StreamConvTranspose(4, 1, frame_samples // 8, frame_samples // 8)
+        self.output = placed((self.before, self.around, self.up, self.out))
 
     def forward(self, frames: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
         """Codes (B, codebooks, T) as float32 to audio (B, 1, frame_samples * T)."""
