@@ -73,7 +73,7 @@ def test_a_batch_equals_each_stream(model: Token2Wav) -> None:
         ([[0.0], [0.0, 1.0]], "latents: rows of different lengths"),
         (np.full((2, 64), np.nan), "latents: holds NaN"),
         (np.full((2, 64), -2e4), "latents: -20000 at index 0, 0 is outside -10000 to 10000"),
-        ([["a"]], "latents: rows of different lengths"),
+        ([["a"]], "latents: not an array of numbers"),
         (np.zeros((0, 64)), "latents: .*at least 1"),
         ([], "latents: .*at least 1"),
     ],
