@@ -78,9 +78,13 @@ class Door:
 
     def socket(self, **options: Any) -> Any:
         """Opens a WebSocket."""
+        opened = self.connection()
+        # The package's thread that reads would wait for a time-out after another thread has closed
+        # the connection.
+        opened.settimeout(None)
         return connect(
             f"ws://127.0.0.1:{self.port}{STREAM}",
-            sock=self.connection(),
+            sock=opened,
             additional_headers=self.headers,
             open_timeout=PATIENCE_SECONDS,
             close_timeout=1,
