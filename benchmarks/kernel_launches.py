@@ -206,6 +206,8 @@ class _Kernel:
     def _tile(self) -> tuple[Product | None, Tile]:
         """Returns the tile of a product, and the name of the product in the table of tiles."""
         arguments, kind = self.arguments, _PRODUCTS[self.name]
+        if self.name == "_gelu_product" and not arguments["TANH"]:
+            kind = "gelu_exact"
         if self.name == "_multiply_rows":
             sizes = [arguments[f"TILE_{name}"] for name in ("ROWS", "OUTPUTS", "INPUTS")]
         elif self.name == "_convolve":

@@ -21,7 +21,7 @@ import triton
 from triton.runtime import driver
 
 from benchmarks.environment import RESULTS, describe, save
-from benchmarks.gpu.products import FULL, LAUNCHES, SMALL, Sizes, heads, with_tile
+from benchmarks.gpu.products import FULL, LAUNCHES, SMALL, UNET, Sizes, heads, with_tile
 from benchmarks.launches import markdown
 from tests.execution.kernels.compile_kernels import AbsentGPU, compiling
 from token2wav.execution.kernels.tiles import Product, Tile, table
@@ -32,7 +32,8 @@ _ROWS = 200  # no binary depends on the number of rows
 # Sizes for which each product is compiled; a row has the most resources of all of them.
 _SIZES: dict[tuple[str, str], tuple[Sizes, ...]] = {
     ("gelu", "float16"): (FULL, SMALL),
-    ("convolution", "float32"): (SMALL,),
+    ("gelu_exact", "float16"): (UNET,),
+    ("convolution", "float32"): (SMALL, UNET),
 }
 _USED = re.compile(r"(\d+) bytes spill stores.*?Used (\d+) registers", re.DOTALL)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -59,6 +60,7 @@ class Sizes:
 
 FULL = Sizes(50, 1024, 2048, 64, 256)  # CosyVoice3
 SMALL = Sizes(50, 512, 2048, 64, 256, norms=True)  # Step-Audio2
+UNET = Sizes(50, 256, 1024, 64, 256)  # CosyVoice2
 TINY = Sizes(4, 32, 48, 16, 16)  # for interpreted kernels
 # The products that section tiles times: name, dtype and sizes. Only Step-Audio2 and the U-Nets have
 # causal convolutions.
@@ -67,6 +69,7 @@ TIMED: list[tuple[Product, torch.dtype, Sizes]] = [
     ("gelu", torch.float16, FULL),
     ("convolution", torch.float32, SMALL),
     ("vocoder", torch.float32, FULL),
+    ("gelu_exact", torch.float16, UNET),
 ]
 
 
@@ -88,11 +91,11 @@ def heads(sizes: Sizes, rows: int, dtype: torch.dtype, storage: Storage | None =
     return lambda: project_heads(x, projections, view, angles, angles, table, norms)
 
 
-def gelu(sizes: Sizes, rows: int, dtype: torch.dtype) -> Launch:
+def gelu(sizes: Sizes, rows: int, dtype: torch.dtype, *, tanh: bool = True) -> Launch:
     """Returns the launch of the product with GELU."""
     x = _random(rows, sizes.dim, dtype=dtype)
     layer = torch.nn.Linear(sizes.dim, sizes.hidden, dtype=dtype).requires_grad_(False)
-    return lambda: gelu_product(x, layer, tanh=True)
+    return lambda: gelu_product(x, layer, tanh=tanh)
 
 
 def convolution(sizes: Sizes, rows: int, dtype: torch.dtype) -> Launch:
@@ -135,6 +138,7 @@ def vocoder(sizes: Sizes, rows: int, dtype: torch.dtype) -> Launch:
 LAUNCHES: dict[Product, Callable[[Sizes, int, torch.dtype], Launch]] = {
     "heads": heads,
     "gelu": gelu,
+    "gelu_exact": partial(gelu, tanh=False),
     "convolution": convolution,
     "vocoder": vocoder,
 }

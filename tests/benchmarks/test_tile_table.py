@@ -82,6 +82,7 @@ def test_the_section_times_every_tile_that_it_can() -> None:
     for product, dtype in [
         ("heads", "float16"),
         ("gelu", "float16"),
+        ("gelu_exact", "float16"),
         ("convolution", "float32"),
         ("vocoder", "float32"),
     ]:

@@ -9,11 +9,12 @@ import torch.nn.functional as F
 from tests.support.tiles import tiles_of, use_tile
 from token2wav.execution.kernels.norms import NormVectors, added_norm
 from token2wav.execution.kernels.products import gelu_product
-from token2wav.execution.kernels.tiles import Tile
+from token2wav.execution.kernels.tiles import Product, Tile
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 # on a GPU, the tests belong to the tests that the GPU must pass
 pytestmark = [pytest.mark.gpu] if DEVICE.type == "cuda" else []
+PRODUCTS: dict[str, Product] = {"tanh": "gelu", "none": "gelu_exact"}
 # Sums run in another order, and GELU is computed before the result is rounded to float16.
 CLOSE = {torch.float32: 1e-5, torch.float16: 5e-3}
 
@@ -34,8 +35,14 @@ def a_norm(channels: int) -> torch.nn.LayerNorm:
     return norm
 
 
-@pytest.mark.parametrize(("dtype", "tile"), tiles_of("gelu"))
-@pytest.mark.parametrize("approximate", ["none", "tanh"])
+@pytest.mark.parametrize(
+    ("dtype", "tile", "approximate"),
+    [
+        pytest.param(*case.values, approximate, id=f"{case.id}-{approximate}")
+        for approximate, product in PRODUCTS.items()
+        for case in tiles_of(product)
+    ],
+)
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # of the interpreter
 def test_product_with_gelu(
     dtype: torch.dtype, tile: Tile, approximate: str, monkeypatch: pytest.MonkeyPatch

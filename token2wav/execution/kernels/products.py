@@ -107,7 +107,8 @@ def gelu_product(x: torch.Tensor, layer: torch.nn.Linear, *, tanh: bool) -> torc
     outputs, inputs = layer.weight.shape
     out = x.new_empty(*x.shape[:-1], outputs)
     rows = x.numel() // inputs
-    tile = tiles.choose("gelu", ProductSize(rows, outputs, inputs, x.dtype), x.device)
+    size = ProductSize(rows, outputs, inputs, x.dtype)
+    tile = tiles.choose("gelu" if tanh else "gelu_exact", size, x.device)
     _gelu_product[triton.cdiv(rows, tile.rows), triton.cdiv(outputs, tile.outputs)](
         x,
         layer.weight,

@@ -18,7 +18,9 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-Product = Literal["heads", "gelu", "convolution", "vocoder"]
+# Queries, keys and values; GELU with tanh; GELU with the error function, which needs more
+# registers; causal convolutions; convolutions of the vocoder.
+Product = Literal["heads", "gelu", "gelu_exact", "convolution", "vocoder"]
 
 MULTIPROCESSORS = 132  # of one H100 or H200
 SHARED_BYTES = 227 << 10  # shared memory of a program on compute capability 9.0
