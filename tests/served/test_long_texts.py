@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from examples.speech import language_model
-from tests.served.test_gateway import assert_same, body
+from tests.served.test_gateway import body
 from tests.served.test_streaming import SERVER_EQUALS_LIBRARY
 from tests.support.gateway_rig import TOKENS_OF_A_WORD, GatewayRig, serving, tokens_of
 from tests.support.golden import TINY, GoldenSet
@@ -94,7 +94,9 @@ def test_long_texts_are_whole_at_any_pace(
         ) as gateway,
     ):
         contents = asyncio.run(speak(gateway))
-    samples = whole(windowed, voice, np.array(tokens_of(TEXT), np.int32))
-    expected = np.rint(np.clip(samples, -1, 1) * 32767).astype(np.int16)
+    expected = whole(windowed, voice, np.array(tokens_of(TEXT), np.int32))
+    # In batches of other streams sums have another order, which F0 takes into the phase.
     for content in contents:
-        assert_same(content, expected)
+        audio = np.frombuffer(content, np.int16) / 32767
+        assert audio.shape == expected.shape
+        assert np.abs(audio - expected).max() <= SERVER_EQUALS_LIBRARY
