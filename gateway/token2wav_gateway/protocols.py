@@ -9,6 +9,7 @@ from typing import cast
 
 import h11
 import uvicorn
+from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
@@ -176,6 +177,12 @@ class SocketConnection(WebSocketsSansIOProtocol, _Buffered):
         super().connection_lost(exc)
         self.config.client_connections.remove(self.connection)
         self.connection.lost()
+
+    async def send(self, message: ASGISendEvent) -> None:
+        await super().send(message)
+        # uvicorn notes a refusal only after the connection is lost, and logs an error before.
+        if message["type"] == "websocket.http.response.body" and not message.get("more_body"):
+            self.handshake_complete = True
 
     def handle_cont(self, event: Frame) -> None:
         if len(self.frames) < _MOST_FRAGMENTS:

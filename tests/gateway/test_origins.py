@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -70,7 +71,9 @@ def test_changes_from_pages_of_other_hosts_are_refused(
 
 
 @pytest.mark.parametrize("case", [*ALLOWED, *REFUSED[:-1]])
-def test_websockets_of_pages_of_other_hosts_are_refused(host: str, case: str) -> None:
+def test_websockets_of_pages_of_other_hosts_are_refused(
+    host: str, case: str, caplog: pytest.LogCaptureFixture
+) -> None:
     url, origin = f"ws://{host}{SOCKET_PATH}", Origin(origin_of(case, host))
     if case in ALLOWED:
         with connect(url, origin=origin) as client:
@@ -80,6 +83,7 @@ def test_websockets_of_pages_of_other_hosts_are_refused(host: str, case: str) ->
             pass
         assert refusal.value.response.status_code == 403
         assert b"origin: " in refusal.value.response.body
+        assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 def test_programs_send_no_origin(host: str) -> None:
