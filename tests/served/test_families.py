@@ -20,7 +20,7 @@ from tests.support.caching_families import WRITERS, write_family
 from tests.support.family_golden import FamilyGolden
 from tests.support.golden import ROOT, snr_db
 from tests.support.patience import PATIENCE_SECONDS
-from tests.support.server_rig import Rig, voice_inputs
+from tests.support.server_rig import BOTH_MODELS, Rig, voice_inputs
 from token2wav import Token2Wav, Voice
 from token2wav_client import Client, ClientVoice
 
@@ -63,7 +63,7 @@ class Served:
     ],
 )
 def served(
-    request: pytest.FixtureRequest, both_models: Path, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:
     """Starts one server with both of the project's models."""
     golden = FamilyGolden(request.param.replace("turbo", "chatterbox"), "tiny")
@@ -73,7 +73,7 @@ def served(
     )
     tokens = np.tile(golden["token"].numpy(), 3)[:150].astype(np.int32)
     whole = Token2Wav.load(folder).synthesize(tokens, voice)
-    with Rig.start(folder, tmp_path_factory.mktemp("server"), repository=both_models) as rig:
+    with Rig.start(folder, tmp_path_factory.mktemp("server"), models=BOTH_MODELS) as rig:
         yield Served(request.param, rig, tokens, voice, whole)
 
 

@@ -23,7 +23,7 @@ from token2wav_server.launcher.errors import ServerError, ServerStartError
 from token2wav_server.launcher.log import LogPump, failure_reason, is_relevant, last_lines, show
 from token2wav_server.launcher.memory import resident_mib
 from token2wav_server.launcher.ports import LOOPBACK, Ports, fetched, reserved
-from token2wav_server.launcher.repository import fitted, models_in, usual_models
+from token2wav_server.launcher.repository import chosen, fitted, models_in, usual_models
 from token2wav_server.model_process import DRAIN_VARIABLE
 
 _CHECKOUT_REPOSITORY = Path(__file__).resolve().parents[3] / "model_repository"
@@ -261,7 +261,7 @@ class TritonServer:
         self._cleanup.enter_context(Front(self.host, self.ports, self._inner, self.access))
         triton, repository = (
             find_tritonserver(folder),
-            fitted(self.model_repository, self.model, folder),
+            fitted(chosen(self.model_repository, self.models, folder), self.model, folder),
         )
         sink = sys.stderr
         if self._log_file is not None:
@@ -297,8 +297,6 @@ class TritonServer:
     def _server_arguments(self, repository: Path, backends: Path, shm_prefix: str) -> list[str]:
         return [
             f"--model-repository={repository}",
-            "--model-control-mode=explicit",
-            *(f"--load-model={name}" for name in self.models),
             f"--backend-directory={backends}",
             f"--http-address={LOOPBACK}",
             f"--http-port={self._inner.http}",

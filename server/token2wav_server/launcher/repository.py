@@ -8,6 +8,7 @@ the shapes in the copy.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from token2wav.errors import ConfigError
@@ -29,6 +30,30 @@ def usual_models(repository: Path) -> tuple[str, ...]:
     """Returns the models that are loaded by default: `token2wav`, or all if it is not there."""
     names = models_in(repository)
     return (_USUAL,) if _USUAL in names else names
+
+
+def chosen(repository: Path, names: Sequence[str], folder: Path) -> Path:
+    """Returns a model repository with some models of another one, and the stages of ensembles.
+
+    Triton could also load single models, but then the admin key could unload them.
+
+    Args:
+        repository: model repository.
+        names: names of the models.
+        folder: folder for links to the models.
+    """
+    wanted = set(names)
+    for name in names:
+        file = repository / name / _CONFIG
+        content = file.read_text(encoding="utf-8") if file.is_file() else ""
+        wanted |= set(re.findall(r'model_name: "(\w+)"', content))
+    if wanted >= set(models_in(repository)):
+        return repository
+    links = folder / "chosen_models"
+    links.mkdir()
+    for name in sorted(wanted):
+        (links / name).symlink_to(repository / name)
+    return links
 
 
 def fitted(repository: Path, model: Path, folder: Path) -> Path:
