@@ -19,7 +19,7 @@ from token2wav.execution.stages import FrameChunk, TokenChunk
 from token2wav.model_config import ModelConfig
 
 PROMPT_TOKENS = 75
-STREAMS, SPOKEN_S = (1, 16, 64), (0.0, 2.0, 10.0, 30.0)
+STREAMS, SPOKEN_S = (1, 64), (0.0, 10.0)
 SUM = "sum"
 # Expected time of the host for a batch: of one stream, and of each further stream, in microseconds.
 # With empty graphs, flow and vocoder took 0.9 ms, and 0.08 ms for each further stream, on a core of

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import re
 import shutil
 import subprocess
 import sys
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 _PACKAGES = ("torch", "numpy", "tritonclient", "nvidia-pytriton")
-# A list that contains neither strings nor other containers. Strings of JSON contain no line breaks.
-_NUMBERS = re.compile(r"\[\n\s*([^\"\[\]{}]+?)\n\s*\]")
 
 
 def describe(*packages: str) -> dict[str, Any]:
@@ -47,11 +44,10 @@ def describe(*packages: str) -> dict[str, Any]:
 
 
 def save(name: str, result: dict[str, Any]) -> None:
-    """Writes a result beside the other results, with each list of numbers on one line."""
+    """Writes a result beside the other results, without white space, because results are many."""
     RESULTS.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(result, indent=1)
-    short = _NUMBERS.sub(lambda numbers: f"[{' '.join(numbers[1].split())}]", text)
-    (RESULTS / f"{name}.json").write_text(short + "\n")
+    text = json.dumps(result, separators=(",", ":"))
+    (RESULTS / f"{name}.json").write_text(text + "\n")
 
 
 def save_picture(figure: Figure, path: Path, dpi: int) -> None:
