@@ -101,7 +101,7 @@ def main() -> None:
         type=float,
         default=SPOKEN_S,
         metavar="S",
-        help="seconds of speech before the chunk; 0 for a first chunk (default: 0 2 10 30)",
+        help="seconds of speech before the chunk; 0 for a first chunk (default: 0 10)",
     )
     parser.add_argument(
         "--hop",

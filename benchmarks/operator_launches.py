@@ -13,7 +13,7 @@ from torch.utils.flop_counter import flop_registry
 
 from benchmarks.kernel_launches import bytes_of, tensors_of
 from benchmarks.launch import Launch
-from benchmarks.library_products import library_us
+from benchmarks.cublas_products import library_us
 from token2wav.execution.kernels.tiles import ProductSize, table
 
 aten = torch.ops.aten

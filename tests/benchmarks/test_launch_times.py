@@ -13,7 +13,7 @@ from benchmarks.counted_chunks import ChunkWork, Streams, chunk_works
 from benchmarks.counted_stages import counted_stages
 from benchmarks.launch import Launch, expected_us, least_us
 from benchmarks.launch_counter import LaunchCounter
-from benchmarks.library_products import library_us
+from benchmarks.cublas_products import library_us
 from benchmarks.models import public_configs
 from token2wav import StreamConfig
 from token2wav.execution.kernels import tiles
@@ -125,7 +125,7 @@ def test_a_launch_takes_its_longest_part() -> None:
     assert expected_us(Launch("product", 0, inner_us=1.0), captured=False) == 5
 
 
-def test_library_products() -> None:
+def test_cublas_products() -> None:
     """A tile of 64 x 64 reads 128 rows of 2 kB: 2.2 us of one multiprocessor. A sum of 16,384
     numbers is split, which needs a second launch.
     """

@@ -22,6 +22,7 @@ sequence needs neither state nor delay.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -96,6 +97,8 @@ class KeyValueSpec(NamedTuple):
 class StreamModule(nn.Module):
     """Base of layers, and of modules that consist of layers, which `place` puts into a network."""
 
+    # The class is no ABC, whose `isinstance` takes longer, and networks ask for each layer.
+    @abstractmethod
     def place(self, timing: Timing = ON_TIME) -> Timing:
         """Prepares all layers for streams.
 
@@ -105,7 +108,6 @@ class StreamModule(nn.Module):
         Returns:
             Timing of the output, at the rate of the output.
         """
-        raise NotImplementedError
 
 
 class Streaming(StreamModule):
