@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import flop_registry
 
+from benchmarks.cublas_products import library_us
 from benchmarks.kernel_launches import bytes_of, tensors_of
 from benchmarks.launch import Launch
-from benchmarks.cublas_products import library_us
 from token2wav.execution.kernels.tiles import ProductSize, table
 
 aten = torch.ops.aten

@@ -11,9 +11,9 @@ import torch
 
 from benchmarks.counted_chunks import ChunkWork, Streams, chunk_works
 from benchmarks.counted_stages import counted_stages
+from benchmarks.cublas_products import library_us
 from benchmarks.launch import Launch, expected_us, least_us
 from benchmarks.launch_counter import LaunchCounter
-from benchmarks.cublas_products import library_us
 from benchmarks.models import public_configs
 from token2wav import StreamConfig
 from token2wav.execution.kernels import tiles
