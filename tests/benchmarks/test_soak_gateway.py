@@ -13,9 +13,9 @@ import pytest
 from numpy.typing import NDArray
 
 from benchmarks.soak.crowd import Plan
-from benchmarks.soak.gateway import soak
-from benchmarks.soak.gateway_outages import MANNERS, Proxy
-from benchmarks.soak.gateway_spoken import Spoken, WrongAudioError
+from benchmarks.soak.gateway.outages import MANNERS, Proxy
+from benchmarks.soak.gateway.run import soak
+from benchmarks.soak.gateway.spoken import Spoken, WrongAudioError
 from benchmarks.soak.lines import Line
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.raw_server import raw_server

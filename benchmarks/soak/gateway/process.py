@@ -18,8 +18,8 @@ import yaml
 from safetensors.numpy import save_file
 
 from benchmarks.environment import ROOT
-from benchmarks.soak.gateway_clients import Door, Manner, speak
-from benchmarks.soak.gateway_scene import FEW_KEY, KEY, RECORDING, VOICES
+from benchmarks.soak.gateway.clients import Door, Manner, speak
+from benchmarks.soak.gateway.scene import FEW_KEY, KEY, RECORDING, VOICES
 from benchmarks.soak.lines import Line
 from tests.support.gateway_rig import TEMPLATE
 from token2wav_client.voice import FIELDS
@@ -84,7 +84,7 @@ def started(
 ) -> Iterator[subprocess.Popen[str]]:
     """Starts the command of the gateway, with its log in a file."""
     (folder / "gateway.yaml").write_text(yaml.safe_dump(settings))
-    command = [sys.executable, "-m", "benchmarks.soak.gateway_command"]
+    command = [sys.executable, "-m", "benchmarks.soak.gateway.command"]
     command += ["--config", str(folder / "gateway.yaml")]
     command += ["--port", str(ports.http), "--metrics-port", str(ports.metrics)]
     with (folder / "gateway.log").open("w") as log:

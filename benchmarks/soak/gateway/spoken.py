@@ -12,7 +12,6 @@ from benchmarks.soak.crowd import WrongAnswerError
 from benchmarks.soak.lines import TOLERANCE, Line
 
 _STEPS = 32767  # of 16 bits
-_DRIFT_SAMPLES = 240_000
 
 
 class WrongAudioError(WrongAnswerError):
@@ -38,8 +37,7 @@ class Spoken:
     def check(self) -> float:
         """Checks the samples, and returns the largest error in steps of 16 bits.
 
-        After a failure, samples at the end may be missing. A sample is rounded to a step, and the
-        error may grow by `TOLERANCE` in ten seconds, because the vocoder integrates F0 into phase.
+        After a failure, samples at the end may be missing. A sample is rounded to a step.
 
         Raises:
             WrongAudioError: a sample is wrong, or samples are missing or too many.
@@ -59,8 +57,7 @@ class Spoken:
         if len(samples) != len(wanted):
             raise WrongAudioError(f"{what}: {len(samples)} samples, expected {len(wanted)}")
         errors = np.abs(samples - wanted)
-        drift = TOLERANCE * (1 + np.arange(len(wanted)) / _DRIFT_SAMPLES)
-        wrong = errors > _STEPS * drift + 0.5
+        wrong = errors > _STEPS * TOLERANCE + 0.5
         if wrong.any():
             first = int(np.argmax(wrong))
             raise WrongAudioError(

@@ -14,10 +14,10 @@ from typing import Any
 from websockets.exceptions import ConnectionClosed
 
 from benchmarks.soak.crowd import Misdeed
-from benchmarks.soak.gateway_clients import SPEECH, broken, hear, listen
-from benchmarks.soak.gateway_garbage import GARBAGE
-from benchmarks.soak.gateway_language_model import PACES, text_of
-from benchmarks.soak.gateway_scene import (
+from benchmarks.soak.gateway.clients import SPEECH, broken, hear, listen
+from benchmarks.soak.gateway.garbage import GARBAGE
+from benchmarks.soak.gateway.language_model import PACES, text_of
+from benchmarks.soak.gateway.scene import (
     AUDIO,
     BROKEN,
     LONG_TOKENS,

@@ -17,8 +17,8 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake
 from websockets.sync.client import connect
 
 from benchmarks.soak.crowd import WrongAnswerError
-from benchmarks.soak.gateway_language_model import PACES, text_of
-from benchmarks.soak.gateway_spoken import Spoken
+from benchmarks.soak.gateway.language_model import PACES, text_of
+from benchmarks.soak.gateway.spoken import Spoken
 from benchmarks.soak.lines import Line
 
 SPEECH, STAGE, STREAM = "/v1/audio/speech", "/v1/stage/run", "/v1/audio/speech/stream"

@@ -8,7 +8,7 @@ sample by sample. During an outage a text may fail, but its samples up to the fa
 At the end the gateway may hold no descriptor, task or text, and its memory must have stayed flat.
 If there are problems, prints them with the seed and exits with 1.
 
-    .venv/bin/python -m benchmarks.soak.gateway --minutes 20
+    .venv/bin/python -m benchmarks.soak.gateway.run --minutes 20
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ import numpy as np
 
 from benchmarks.environment import describe, save
 from benchmarks.soak.crowd import Crowd, Deck, Misdeed, Plan, WrongAnswerError, as_table, in_general
-from benchmarks.soak.gateway_clients import Door, Manner, broken, speak
-from benchmarks.soak.gateway_language_model import create_app
-from benchmarks.soak.gateway_misdeeds import MISDEEDS
-from benchmarks.soak.gateway_outages import Outages
-from benchmarks.soak.gateway_process import LIMITS, LONG_TOKENS, settings_of, started, warm_up
-from benchmarks.soak.gateway_scene import FEW_KEY, KEY, Scene
-from benchmarks.soak.gateway_watch import GatewayWatch, Health, read_log
+from benchmarks.soak.gateway.clients import Door, Manner, broken, speak
+from benchmarks.soak.gateway.language_model import create_app
+from benchmarks.soak.gateway.misdeeds import MISDEEDS
+from benchmarks.soak.gateway.outages import Outages
+from benchmarks.soak.gateway.process import LIMITS, LONG_TOKENS, settings_of, started, warm_up
+from benchmarks.soak.gateway.scene import FEW_KEY, KEY, Scene
+from benchmarks.soak.gateway.watch import GatewayWatch, Health, read_log
 from benchmarks.soak.lines import TINY, TOLERANCE, Line, make_lines
 from benchmarks.soak.run import (
     GROWTH_MIB,

@@ -11,9 +11,9 @@ from typing import Any
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from benchmarks.soak.crowd import Misdeed
-from benchmarks.soak.gateway_clients import SPEECH, STAGE, Door, ask, broken, hear, listen, problem
-from benchmarks.soak.gateway_language_model import text_of
-from benchmarks.soak.gateway_scene import (
+from benchmarks.soak.gateway.clients import SPEECH, STAGE, Door, ask, broken, hear, listen, problem
+from benchmarks.soak.gateway.language_model import text_of
+from benchmarks.soak.gateway.scene import (
     AUDIO,
     BROKEN,
     FEW_KEY,

@@ -8,8 +8,8 @@ from random import Random
 from typing import Any
 
 from benchmarks.environment import ROOT
-from benchmarks.soak.gateway_clients import SPEECH, Door, Manner
-from benchmarks.soak.gateway_spoken import Spoken
+from benchmarks.soak.gateway.clients import SPEECH, Door, Manner
+from benchmarks.soak.gateway.spoken import Spoken
 from benchmarks.soak.lines import Line
 
 KEY, FEW_KEY = "key-of-the-soak", "key-of-few-requests"
