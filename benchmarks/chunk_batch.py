@@ -34,7 +34,7 @@ class ChunkBatch:
         voice: voice of all streams, cached from the first batch on.
 
     Attributes:
-        spoken_tokens: number of tokens of every stream whose audio is computed.
+        spoken_tokens: number of computed tokens of every stream.
         new_tokens: length of the latest chunk in the flow. A first chunk includes the rest of the
             prompt.
     """
@@ -63,8 +63,9 @@ class ChunkBatch:
         Returns:
             Seconds of the flow and of the vocoder, including their work on the device.
         """
-        config, given = self._config, self._prompt - self._position if not self.spoken_tokens else 0
-        start, stop = self._position, self._position + given + hop_tokens
+        config = self._config
+        prompt_tokens = self._prompt - self._position if not self.spoken_tokens else 0
+        start, stop = self._position, self._position + prompt_tokens + hop_tokens
         count = stop - start + config.lookahead_tokens
         tokens = self._random.integers(0, config.vocab_size, count).astype(np.int32)
         chunk = TokenChunk(tokens, start, stop, last=False)
@@ -72,7 +73,7 @@ class ChunkBatch:
         mels = self._flow.advance([(handle, chunk) for handle, _ in self._handles])
         synchronize(mels[0].device)
         between = time.perf_counter()
-        new = [mel[:, given * config.token_mel_ratio :] for mel in mels]
+        new = [mel[:, prompt_tokens * config.token_mel_ratio :] for mel in mels]
         audio = self._vocoder.advance(
             [
                 (handle, FrameChunk(mel, False))
@@ -138,12 +139,14 @@ def chunk(
         with spoken(model, streams, round(25 * spoken_s), hop) as batch:
             times.append(batch.advance(hop))
             computed = batch.new_tokens
-    flow, vocoder = (1000 * np.array(each) for each in zip(*times[1:], strict=True))
+    flow, vocoder = (1000 * np.array(seconds) for seconds in zip(*times[1:], strict=True))
     history_s = spoken_s + PROMPT_TOKENS / 25 if spoken_s else 0.0
     row: Row = {"streams": streams, "hop_tokens": hop, "spoken_s": spoken_s, "history_s": history_s}
     row["repeats"] = len(flow)
-    for name, each in (("flow_ms", flow), ("vocoder_ms", vocoder), ("total_ms", flow + vocoder)):
-        row[name] = [round(float(value), 3) for value in (np.median(each), each.min(), each.max())]
+    for name, column in (("flow_ms", flow), ("vocoder_ms", vocoder), ("total_ms", flow + vocoder)):
+        row[name] = [
+            round(float(value), 3) for value in (np.median(column), column.min(), column.max())
+        ]
     return row | {"computed_tokens": computed}
 
 
@@ -168,9 +171,9 @@ def spoken(model: Token2Wav, streams: int, tokens: int, hop: int) -> Iterator[Ch
 def shortage(model: Token2Wav, streams: int, spoken_tokens: int) -> str | None:
     """Returns the reason if the cache is too small for so many streams of a length, or None."""
     usage, flow = model.pipeline.flow.usage(), model.config
-    own = PROMPT_TOKENS - flow.grid(PROMPT_TOKENS).prefix + spoken_tokens
+    stream_tokens = PROMPT_TOKENS - flow.grid(PROMPT_TOKENS).prefix + spoken_tokens
     prompt_pages = flow.grid(PROMPT_TOKENS).prefix // flow.block_tokens
-    needed = prompt_pages + streams * max(_RESERVED_PAGES, -(-own // flow.block_tokens))
+    needed = prompt_pages + streams * max(_RESERVED_PAGES, -(-stream_tokens // flow.block_tokens))
     if not usage.capacity or needed <= usage.capacity:
         return None
     return (

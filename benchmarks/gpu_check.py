@@ -51,14 +51,14 @@ Part = tuple[str, float, Settings]
 _NOT_REHEARSED = ("smoke", "chunks", "tiles", "floor", "tests", "sanitizer", "counters")
 
 
-def parts_of(number: int, settings: Settings, given: dict[str, Any]) -> Iterator[Part]:
+def parts_of(number: int, settings: Settings, overrides: dict[str, Any]) -> Iterator[Part]:
     """Yields the sections of a slice with their settings.
 
-    Settings given by the user (`given`) override the changes of the slice.
+    Settings of the user (`overrides`) override the changes of the slice.
     """
     for name, share, changes in SLICES[number]:
         if name == REHEARSAL:  # every section that runs a model, and the recovery from an error
-            rehearsed = [each for each in SECTIONS if each not in _NOT_REHEARSED]
+            rehearsed = [name for name in SECTIONS if name not in _NOT_REHEARSED]
             for section in rehearsed if settings.size == "full" else ["recovery"]:
                 yield name + section, share, settings.rehearsal()
         else:  # a rehearsal takes only `setting` from the changes of the slice
@@ -66,7 +66,7 @@ def parts_of(number: int, settings: Settings, given: dict[str, Any]) -> Iterator
             yield (
                 name,
                 share,
-                replace(settings, **(changes if settings.size == "full" else small) | given),
+                replace(settings, **(changes if settings.size == "full" else small) | overrides),
             )
 
 
@@ -87,25 +87,25 @@ def run(parts: list[Part], settings: Settings, minutes: float) -> None:
     results = Results(out / RESULTS, facts | {"driver": answer.stdout.strip() or None, "gpu": None})
     with tempfile.TemporaryDirectory() as temporary:
         full = model_folder(Path(temporary), "full") if settings.size == "full" else TEMPLATE.parent
-        for name, share, own in parts:
+        for name, share, part_settings in parts:
             folder, seconds = (
-                TEMPLATE.parent if own.size == "tiny" else full,
+                TEMPLATE.parent if part_settings.size == "tiny" else full,
                 share * (deadline - time.monotonic()),
             )
-            run_section(name, folder, own, results, max(0.0, seconds))
+            run_section(name, folder, part_settings, results, max(0.0, seconds))
     # The time of a GPU is precious: --merge counts the launches later, on any machine.
     (out / "report.md").write_text(markdown(results.content, counted=False))
 
 
 def measure(options: argparse.Namespace, out: Path) -> list[Path]:
     """Runs the slices or sections that the options select, and returns the folders of results."""
-    given = {
+    overrides = {
         name: yaml.safe_load(value)
-        for name, _, value in (each.partition("=") for each in options.set)
+        for name, _, value in (change.partition("=") for change in options.set)
     }
-    checked = from_mapping(Settings, given, "--set")
-    given = {name: getattr(checked, name) for name in given}
-    device = given.get(
+    checked = from_mapping(Settings, overrides, "--set")
+    overrides = {name: getattr(checked, name) for name in overrides}
+    device = overrides.get(
         "device", "cuda" if torch.cuda.is_available() or not options.rehearse else "cpu"
     )
     if device.startswith("cuda") and not torch.cuda.is_available():
@@ -115,10 +115,10 @@ def measure(options: argparse.Namespace, out: Path) -> list[Path]:
     settings = Settings(out, device)
     settings = settings.rehearsal() if options.rehearse else settings
     if options.section:
-        own, count = replace(settings, **given), len(options.section)
+        changed, count = replace(settings, **overrides), len(options.section)
         run(
-            [(name, 1 / (count - at), own) for at, name in enumerate(options.section)],
-            own,
+            [(name, 1 / (count - at), changed) for at, name in enumerate(options.section)],
+            changed,
             options.minutes,
         )
         return [out]
@@ -128,8 +128,12 @@ def measure(options: argparse.Namespace, out: Path) -> list[Path]:
         else {number: out / f"slice-{number}" for number in SLICES}
     )
     for number, folder in folders.items():
-        own = replace(settings, out=folder)
-        run(list(parts_of(number, own, given)), replace(own, **given), options.minutes)
+        slice_settings = replace(settings, out=folder)
+        run(
+            list(parts_of(number, slice_settings, overrides)),
+            replace(slice_settings, **overrides),
+            options.minutes,
+        )
     return list(folders.values())
 
 
@@ -183,13 +187,16 @@ def main() -> int:
         parser.error(str(error))
     if folders != [out]:
         write_report(content, out)
-    found = faults(content)
+    problems = faults(content)
     print(
-        *(f"{WORDS[each.met]:9}  {each.aim}: {each.measured}" for each in verdicts(content)),
+        *(
+            f"{WORDS[verdict.met]:9}  {verdict.aim}: {verdict.measured}"
+            for verdict in verdicts(content)
+        ),
         sep="\n",
     )
-    print(*(f"fault: {fault}" for fault in found), f"{out / 'report.md'}", sep="\n")
-    return 1 if found else 0
+    print(*(f"fault: {fault}" for fault in problems), f"{out / 'report.md'}", sep="\n")
+    return 1 if problems else 0
 
 
 if __name__ == "__main__":

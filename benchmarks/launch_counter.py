@@ -128,15 +128,16 @@ class LaunchCounter:
             self._stages.pop()
         if self._counted is not None:
             # A stage that replays no graph has no launches around graphs: all are its own.
-            graphs = any(each.captured and each.stage == name for each in self._counted[start:])
-            own = OUTSIDE if graphs else name
-            self._counted += [Counted(_resolved(each), own, False) for each in loose]
+            launches = self._counted[start:]
+            graphs = any(launch.captured and launch.stage == name for launch in launches)
+            stage = OUTSIDE if graphs else name
+            self._counted += [Counted(_resolved(record), stage, False) for record in loose]
 
     def replay(self, records: Iterable[Record]) -> None:
         """Adds the launches of a graph to the present stage."""
         if self._counted is not None:
             name = self._stages[-1]
-            self._counted += [Counted(_resolved(each), name, True) for each in records]
+            self._counted += [Counted(_resolved(record), name, True) for record in records]
 
     def operator(self, func: Any, args: Any, launches: Sequence[Launch]) -> None:
         """Records an operator of torch after it was called."""
@@ -243,7 +244,7 @@ class _Mode(TorchDispatchMode):
         records: list[Record] = []
         with self._counter.collected(records), self:
             result = func.decompose(*args, **kwargs)
-        return result, [_resolved(each) for each in records]
+        return result, [_resolved(record) for record in records]
 
 
 @dataclass(frozen=True)
@@ -268,7 +269,7 @@ class _Operator:
         key = torch._C.DispatchKey.CompositeImplicitAutograd
         composite = packet not in WHOLE and func.has_kernel_for_dispatch_key(key)
         arguments = func._schema.arguments
-        view = any(each.alias_info and not each.alias_info.is_write for each in arguments)
+        view = any(arg.alias_info and not arg.alias_info.is_write for arg in arguments)
         free, has_flops = view or packet in _NO_LAUNCH, packet in flop_registry
         return cls(composite, packet in _FRESH, free, has_flops or packet in _FRESH)
 
@@ -323,7 +324,7 @@ def _made(key: Iterable[Any]) -> tuple[Any, ...]:
 def _on_meta(result: Any) -> bool:
     """Returns whether an operator returned tensors, all on `meta`."""
     outputs = tensors_of((result,))
-    return bool(outputs) and all(each.device == META for each in outputs)
+    return bool(outputs) and all(output.device == META for output in outputs)
 
 
 def _settings() -> tuple[bool, bool]:

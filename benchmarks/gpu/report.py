@@ -86,7 +86,9 @@ def verdicts(content: Content) -> list[Verdict]:
         *_real_time(content),
     ]
     if rehearsed(content):
-        return [Verdict(each.aim, f"in a rehearsal: {each.measured}", None) for each in found]
+        return [
+            Verdict(verdict.aim, f"in a rehearsal: {verdict.measured}", None) for verdict in found
+        ]
     return found
 
 
@@ -111,7 +113,7 @@ def faults(content: Content) -> list[str]:
     """
     rows = [row for row in content["rows"] if row["key"] != ON_PURPOSE]
     found = [(f"{row['section']}: {row['key']}", row["problem"]) for row in rows]
-    found += [(each["section"], each["problem"]) for each in content["sections"]]
+    found += [(section["section"], section["problem"]) for section in content["sections"]]
     return [f"{name}: {problem}" for name, problem in found if problem]
 
 
@@ -223,7 +225,7 @@ def _real_time(content: Content) -> Iterator[Verdict]:
         ),
     ):
         best = max(
-            (each for each in held if each[2]),
+            (trial for trial in held if trial[2]),
             default=(0, "no number of streams was reached", True),
         )
         missed = min(
@@ -243,7 +245,7 @@ def _why(content: Content, section: str, key: str | None = None) -> str:
         row for row in content["rows"] if row["section"] == section and key in (row["key"], None)
     ]
     reasons = [row["left_out"] or row["problem"] for row in rows]
-    reasons += [each["problem"] for each in content["sections"] if each["section"] == section]
+    reasons += [row["problem"] for row in content["sections"] if row["section"] == section]
     return next(filter(None, reasons), "did not run")
 
 
@@ -347,7 +349,7 @@ def table(rows: Iterable[Mapping[str, Any]]) -> str:
 def _cell(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(
-            f"{name} {_cell(each)}" for name, each in value.items() if each is not None
+            f"{name} {_cell(item)}" for name, item in value.items() if item is not None
         )
     if isinstance(value, list):
         return ", ".join(map(_cell, value))

@@ -1,4 +1,4 @@
-"""Honest clients of a gateway, who speak lines through all of its doors."""
+"""Honest clients of a gateway, which speak lines through all of its doors."""
 
 from __future__ import annotations
 
@@ -149,11 +149,11 @@ def speak(door: Door, lines: list[Line], manner: Manner, random: Random) -> list
     line = random.choice(lines)
     if manner.path == STREAM:
         sentences = [line] + [
-            each
-            for each in random.choices(lines, k=random.randint(0, 8))
-            if each.voice is line.voice and len(each.audio) < _LONG_SAMPLES
+            other
+            for other in random.choices(lines, k=random.randint(0, 8))
+            if other.voice is line.voice and len(other.audio) < _LONG_SAMPLES
         ]
-        spoken = [Spoken(each, manner.audio_format) for each in sentences]
+        spoken = [Spoken(sentence, manner.audio_format) for sentence in sentences]
         converse(door, spoken, manner, random)
         return spoken
     spoken = [Spoken(line, manner.audio_format)]
@@ -223,7 +223,7 @@ def converse(door: Door, spoken: list[Spoken], manner: Manner, random: Random) -
     """Speaks lines as sentences over a WebSocket. All lines have one voice."""
     voice = spoken[0].line.voice
     assert voice is not None
-    text = " ".join(text_of(each.line, manner.mark) for each in spoken)
+    text = " ".join(text_of(sentence.line, manner.mark) for sentence in spoken)
     config = {"voice": voice.id, "response_format": manner.audio_format}
     if manner.events:
         config["events"] = "json"
@@ -239,9 +239,9 @@ def converse(door: Door, spoken: list[Spoken], manner: Manner, random: Random) -
             if count != len(spoken):
                 raise WrongAnswerError(f"{len(spoken)} sentences were sent, {count} spoken")
     except (OSError, ConnectionClosed, InvalidHandshake) as error:
-        for each in spoken:
-            if each.failure:
-                each.failure = broken(error)
+        for sentence in spoken:
+            if sentence.failure:
+                sentence.failure = broken(error)
 
 
 def listen(connection: Any, spoken: list[Spoken], manner: Manner) -> int:
