@@ -116,9 +116,9 @@ def _messages(
 
     The kind of the last message is `end`, `again`, `died` or `late`.
     """
-    # Forks from a server process that has imported every module, but has used no device.
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["benchmarks.gpu.worker"])
+    # Not forked: modules of torch ask for the GPU when they are imported, and a process that is
+    # forked after that cannot use the GPU.
+    context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_work, args=(name, folder, settings, done, sender))
     process.start()
