@@ -101,10 +101,10 @@ def gelu(sizes: Sizes, rows: int, dtype: torch.dtype, *, tanh: bool = True) -> L
 def convolution(sizes: Sizes, rows: int, dtype: torch.dtype) -> Launch:
     """Returns the launch of a causal convolution."""
     table = _table(sizes, rows)
-    state = torch.zeros(len(table), _BRANCHES, sizes.dim, _TAPS - 1, dtype=dtype)
-    past: Any = SimpleNamespace(table=table, states=[state])
+    state = torch.zeros(len(table), _BRANCHES, _TAPS - 1, sizes.dim, dtype=dtype)
+    past: Any = SimpleNamespace(table=table, states=[state.transpose(-1, -2)])
     x = _random(_BRANCHES * len(table), sizes.block_frames, sizes.dim, dtype=dtype)
-    kernel = CausalConvolution(CausalConv(sizes.dim, sizes.dim).requires_grad_(False))
+    kernel = CausalConvolution(CausalConv(sizes.dim, sizes.dim).requires_grad_(False), "tf32")
     return lambda: kernel.convolve(x, past)
 
 

@@ -146,11 +146,14 @@ class Estimator(nn.Module, ABC):
     def tails(self, state: torch.Tensor) -> list[torch.Tensor]:
         """Returns the state of each convolution as a view (..., channels, positions) of a state
         (..., state_width).
+
+        The channels of a position are neighbours in memory, as in the inputs of the convolutions,
+        so that a kernel reads both in the same way.
         """
         starts = pairwise(accumulate(map(math.prod, self.conv_state_shapes), initial=0))
         return [
-            state[..., a:b].unflatten(-1, shape)
-            for (a, b), shape in zip(starts, self.conv_state_shapes, strict=True)
+            state[..., a:b].unflatten(-1, (positions, channels)).transpose(-1, -2)
+            for (a, b), (channels, positions) in zip(starts, self.conv_state_shapes, strict=True)
         ]
 
     @property
@@ -251,7 +254,7 @@ class CachedStep(nn.Module):
         x, mu, spks, cond, bias = (inputs[name] for name in ("x", "mu", "spks", "cond", "bias"))
         conditions = self.estimator.prepare_conditions(mu, spks, cond)
         velocity = self.estimator.velocity(x, conditions, modulation, bias, context, rope=rope)
-        after = torch.cat([tail.flatten(1) for tail in context.after], dim=1)
+        after = torch.cat([tail.transpose(1, 2).flatten(1) for tail in context.after], dim=1)
         new = {
             f"new_{name}": value for name, value in zip(self.cache_names, context.new, strict=True)
         }

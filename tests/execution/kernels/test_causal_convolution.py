@@ -52,7 +52,7 @@ def a_past() -> Any:
     table = torch.zeros(ROWS, HEADER + 1, dtype=torch.int32)
     table[: len(BLOCKS)] = torch.tensor([block.row for block in BLOCKS], dtype=torch.int32)
     # of one ODE step, with room for one more chunk
-    states = random(CHUNKS + 1, 3, BRANCHES, INPUTS, 2)[:, 1]
+    states = random(CHUNKS + 1, 3, BRANCHES, 2, INPUTS)[:, 1].transpose(-1, -2)
     return SimpleNamespace(table=table.to(DEVICE), states=[states])
 
 
@@ -104,7 +104,7 @@ def test_convolution_continues_from_its_state(
     use_tile(monkeypatch, tile)
     conv, past, x = a_convolution(), a_past(), some_inputs()
     before = past.states[0].clone()
-    found = CausalConvolution(conv)(x, past)
+    found = CausalConvolution(conv, "tf32x3")(x, past)
     for chunk in range(CHUNKS):
         wanted, state = convolved(conv, x, before, chunk)
         torch.testing.assert_close(frames_of(found, chunk), wanted, atol=CLOSE, rtol=CLOSE)
@@ -115,7 +115,7 @@ def test_convolution_continues_from_its_state(
 def test_norm_mish_and_shift_follow_the_convolution() -> None:
     conv, norm, past, x = a_convolution(), a_norm(), a_past(), some_inputs()
     before, shift = past.states[0].clone(), random(OUTPUTS)
-    found = NormedConvolution(conv, norm)(x, past, shift)
+    found = NormedConvolution(conv, norm, "tf32x3")(x, past, shift)
     for chunk in range(CHUNKS):
         wanted, state = convolved(conv, x, before, chunk)
         wanted = F.mish(norm(wanted)) + shift
@@ -129,7 +129,7 @@ def test_sum_and_its_norm_follow_the_convolution(dtype: torch.dtype, close: floa
     conv, norm, following, past = a_convolution(), a_norm(), a_norm(), a_past()
     x, residual = some_inputs(), random(BRANCHES * ROWS, BLOCK, OUTPUTS)
     before = past.states[0].clone()
-    found, normed = NormedConvolution(conv, norm).with_residual(
+    found, normed = NormedConvolution(conv, norm, "tf32x3").with_residual(
         x, past, residual, NormVectors.of(following), dtype
     )
     assert normed.dtype == dtype
@@ -148,7 +148,7 @@ def test_gated_sum_and_its_norm_follow_the_convolution() -> None:
     conv, following, past, x = a_convolution(), a_norm(), a_past(), some_inputs()
     residual, gate = random(BRANCHES * ROWS, BLOCK, OUTPUTS), random(OUTPUTS)
     before, total = past.states[0].clone(), residual.clone()
-    normed = CausalConvolution(conv).add_gated(
+    normed = CausalConvolution(conv, "tf32x3").add_gated(
         x, past, total, gate, NormVectors.of(following), torch.float32
     )
     for chunk in range(CHUNKS):

@@ -176,9 +176,9 @@ def test_position_convolution(width: int) -> None:
     x = 4 * random(2 * ROWS, BLOCK, groups * width)
     # As it lies in a batch: of one ODE step and one of two convolutions, with room for one more
     # chunk.
-    state = random(CHUNKS + 1, 3, 2, 2, groups * width, taps - 1)[:, 1, 1]
+    state = random(CHUNKS + 1, 3, 2, 2, taps - 1, groups * width)[:, 1, 1].transpose(-1, -2)
     before = state.clone()
-    found = PositionConvolution(conv)(x, state, a_table()).unflatten(0, (2, ROWS))
+    found = PositionConvolution(conv, "tf32x3")(x, state, a_table()).unflatten(0, (2, ROWS))
     for chunk in range(CHUNKS):
         rows = [(row, block) for row, block in enumerate(BLOCKS) if block.chunk == chunk]
         own = torch.cat(

@@ -3,8 +3,7 @@ sums.
 
 Each tap is a matrix product. It reads frames of the chunk from the rows, frames before the chunk
 from the state, and frames before the stream as zeros. So the input is neither copied nor
-transposed. Each product is made of three TF32 products, which together keep the precision of
-float32. The state is replaced in a second launch, because other programs of the first launch may
+transposed. The state is replaced in a second launch, because other programs of the first launch may
 still read it.
 """
 
@@ -25,6 +24,7 @@ from token2wav.execution.kernels.block_table import (
     VALID,
     rows_of,
 )
+from token2wav.execution.kernels.convolution import Precision, rounded, tf32
 from token2wav.execution.kernels.convolution_state import keep_last_inputs, store_state
 from token2wav.execution.kernels.norms import NormVectors, normalized, row_width
 from token2wav.execution.kernels.past import Past
@@ -34,9 +34,9 @@ from token2wav.networks.unet import CausalConv
 @triton.jit(do_not_specialize=(*OF_A_BATCH, "rows"))
 def _causal_convolution(
     x,  # (branches * blocks, BLOCK_FRAMES, INPUTS)
-    weights,  # (TAPS, INPUTS, OUTPUTS)
+    weights,  # (TAPS, OUTPUTS, INPUTS)
     bias,
-    state,  # (chunks, branches, INPUTS, TAPS - 1), the first two strided
+    state,  # (chunks, branches, TAPS - 1, INPUTS), the first two strided
     out,
     table,
     blocks,
@@ -48,6 +48,7 @@ def _causal_convolution(
     TAPS: tl.constexpr,
     INPUTS: tl.constexpr,
     OUTPUTS: tl.constexpr,
+    PRECISION: tl.constexpr,
     ROWS_OF_TILE: tl.constexpr,
     OUTPUTS_OF_TILE: tl.constexpr,
     INPUTS_OF_TILE: tl.constexpr,
@@ -66,7 +67,7 @@ def _causal_convolution(
     column = tl.arange(0, INPUTS_OF_TILE)
     branch = row // BLOCK_FRAMES // blocks
     stream = tl.load(header + CHUNK).to(tl.int64) * chunk_stride + branch * branch_stride
-    kept = state + stream + frame + before
+    kept = state + stream
     x += first.to(tl.int64) * INPUTS
     result = tl.zeros((ROWS_OF_TILE, OUTPUTS_OF_TILE), tl.float32)
     if tl.max((frame < valid).to(tl.int32), axis=0) > 0:
@@ -76,23 +77,27 @@ def _causal_convolution(
             real = channel < INPUTS
             # negative for frames of earlier blocks, which are in earlier rows
             at = frame - (TAPS - 1) + tap
-            inside = (at >= oldest) & (at < valid)
-            recent = tl.load(
-                x + (in_tile - (TAPS - 1) + tap)[:, None] * INPUTS + channel[None, :],
-                mask=inside[:, None] & real[None, :],
-                other=0.0,
+            early = at < -before
+            # One load from either source, because a loop can prefetch loads, but not their sum.
+            frames = tl.where(
+                early,
+                kept + (at + before + TAPS - 1) * INPUTS,
+                x + (in_tile - (TAPS - 1) + tap) * INPUTS,
             )
-            older = tl.load(
-                kept[:, None] + (channel * (TAPS - 1) + tap)[None, :],
-                mask=((at < -before) & (frame < valid))[:, None] & real[None, :],
+            there = (early & (frame < valid)) | ((at >= oldest) & (at < valid))
+            inputs = tl.load(
+                frames[:, None] + channel[None, :],
+                mask=there[:, None] & real[None, :],
                 other=0.0,
             )
             weight = tl.load(
-                weights + (tap * INPUTS + channel)[:, None] * OUTPUTS + output[None, :],
+                weights + (tap * OUTPUTS + output)[None, :] * INPUTS + channel[:, None],
                 mask=real[:, None] & (output < OUTPUTS)[None, :],
                 other=0.0,
             )
-            result += tl.dot(recent + older, weight, input_precision="tf32x3")
+            if PRECISION == "tf32":
+                inputs = rounded(inputs)
+            result += tl.dot(inputs, weight, input_precision=PRECISION)
         result += tl.load(bias + output, mask=output < OUTPUTS, other=0.0)[None, :]
     tl.store(
         out + row.to(tl.int64)[:, None] * OUTPUTS + output[None, :],
@@ -171,13 +176,15 @@ class CausalConvolution:
 
     Args:
         conv: convolution. Its weights are copied, in the order in which the kernel reads them.
+        precision: arithmetic of the products, see `PositionConvolution`.
     """
 
-    def __init__(self, conv: CausalConv) -> None:
+    def __init__(self, conv: CausalConv, precision: Precision) -> None:
         assert conv.bias is not None
-        self.index = conv.index
-        # (taps, inputs, outputs)
-        self._weights = conv.weight.detach().permute(2, 1, 0).contiguous()
+        self.index, self._precision = conv.index, precision
+        # (taps, outputs, inputs)
+        weights = conv.weight.detach().permute(2, 0, 1).contiguous()
+        self._weights = tf32(weights) if precision == "tf32" else weights
         self._bias = conv.bias.detach()
 
     def __call__(self, x: torch.Tensor, past: Past) -> torch.Tensor:
@@ -200,8 +207,9 @@ class CausalConvolution:
         """Computes the convolution, without storing its state."""
         assert x.is_contiguous()
         blocks, frames, inputs = x.shape
-        taps, _, outputs = self._weights.shape
+        taps, outputs, _ = self._weights.shape
         state, rows = past.states[self.index], blocks * frames
+        assert state.stride()[2:] == (1, inputs)
         out = x.new_empty(blocks, frames, outputs)
         size = tiles.ProductSize(rows, outputs, taps * inputs, x.dtype)
         tile = tiles.choose("convolution", size, x.device)
@@ -218,6 +226,7 @@ class CausalConvolution:
             TAPS=taps,
             INPUTS=inputs,
             OUTPUTS=outputs,
+            PRECISION=self._precision,
             ROWS_OF_TILE=tile.rows,
             OUTPUTS_OF_TILE=tile.outputs,
             INPUTS_OF_TILE=tile.inputs,
@@ -321,12 +330,12 @@ class NormedConvolution:
     """Causal convolution, a norm over channels, and Mish.
 
     Args:
-        conv: convolution, see `CausalConvolution`.
+        conv, precision: see `CausalConvolution`.
         norm: norm over its outputs.
     """
 
-    def __init__(self, conv: CausalConv, norm: torch.nn.LayerNorm) -> None:
-        self._convolution = CausalConvolution(conv)
+    def __init__(self, conv: CausalConv, norm: torch.nn.LayerNorm, precision: Precision) -> None:
+        self._convolution = CausalConvolution(conv, precision)
         self._norm = NormVectors.of(norm)
 
     def __call__(

@@ -664,3 +664,10 @@ def tf32(x: torch.Tensor) -> torch.Tensor:
     bits = x.contiguous().view(torch.int32)
     near = (bits + 0xFFF + ((bits >> 13) & 1)) & -8192
     return torch.where(x == x, near.view(torch.float32), x)
+
+
+def precision_beside(dtype: torch.dtype) -> Precision:
+    """Returns the arithmetic of float32 convolutions in a network whose other products have a
+    dtype. TF32 has as many bits of mantissa as float16, and the range of float32.
+    """
+    return "tf32" if dtype == torch.float16 else "tf32x3"

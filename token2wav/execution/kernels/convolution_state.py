@@ -25,7 +25,7 @@ _WIDTH = 32  # channels of a program
 @triton.jit
 def keep_last_inputs(
     x,  # (branches * blocks, BLOCK_FRAMES, channels)
-    state,  # (chunks, branches, channels, taps - 1), the first two strided
+    state,  # (chunks, branches, taps - 1, channels), the first two strided
     own,  # row of the block table
     row,
     branch,
@@ -46,17 +46,17 @@ def keep_last_inputs(
         slot = tl.arange(0, TAPS_UP)
         kept = (channel < channels)[:, None] & (slot < TAPS - 1)[None, :]
         place = tl.load(own + CHUNK).to(tl.int64) * chunk_stride + branch * branch_stride
-        place += channel[:, None] * (TAPS - 1)
+        place += channel[:, None]
         # The old state and n new inputs form one sequence. The new state starts at its position n.
         source = (slot + before + tl.load(own + VALID))[None, :]
-        old = tl.load(state + place + source, mask=kept & (source < TAPS - 1), other=0.0)
+        old = tl.load(state + place + source * channels, mask=kept & (source < TAPS - 1), other=0.0)
         # frame of the block; negative for frames of the blocks before, which are in the rows before
         frame = source - (TAPS - 1) - before
         real = (frame >= -before) & (frame + tl.load(own + START) >= tl.load(own + PROMPT_PADDING))
         at = row.to(tl.int64) * BLOCK_FRAMES + frame
         new = tl.load(x + at * channels + channel[:, None], mask=kept & real, other=0.0)
         tl.debug_barrier()  # every read must finish before the state is overwritten
-        tl.store(state + place + slot[None, :], old + new, mask=kept)
+        tl.store(state + place + slot[None, :] * channels, old + new, mask=kept)
 
 
 @triton.jit(do_not_specialize=OF_A_BATCH)
@@ -98,12 +98,13 @@ def store_state(x: torch.Tensor, state: torch.Tensor, table: torch.Tensor) -> No
     Args:
         x: (branches * blocks, block_frames, channels) inputs, contiguous; rows are branch by
             branch.
-        state: (chunks, branches, channels, taps - 1) last inputs before the chunks. The last two
-            axes are contiguous.
+        state: (chunks, branches, channels, taps - 1) last inputs before the chunks, as
+            `Estimator.tails` returns them.
         table: block table of the batch, see `execution/batch.py`.
     """
     assert x.is_contiguous()
     rows, frames, channels = x.shape
+    assert state.stride()[2:] == (1, channels)
     positions = state.shape[3]
     sizes = {"BLOCK_FRAMES": frames, "TAPS": positions + 1, "WIDTH": _WIDTH}
     _store_state[(triton.cdiv(channels, _WIDTH), rows)](

@@ -19,6 +19,7 @@ from torch import nn
 from token2wav.cache.paged_kv_cache import PagedKVCache
 from token2wav.execution.batch import Batch
 from token2wav.execution.kernels.causal_convolution import CausalConvolution, NormedConvolution
+from token2wav.execution.kernels.convolution import Precision, precision_beside
 from token2wav.execution.kernels.euler import integrate
 from token2wav.execution.kernels.norms import NormVectors, added_norm
 from token2wav.execution.kernels.past import Past
@@ -47,10 +48,14 @@ class KernelStep(StepFunction):
     def __init__(self, estimator: UNet, tables: OdeTables, cache: PagedKVCache) -> None:
         super().__init__(estimator, tables, cache)
         down, *middle, up = estimator.blocks()
-        self._down, self._up = _Block(down), _Block(up)
-        self._middle = [_Block(block) for block in middle]
-        self._after_down, self._after_up = _last_convolution(down), _last_convolution(up)
-        self._final = _normed(estimator.final_block)
+        precision = precision_beside(estimator.cache_type)
+        self._down, self._up = _Block(down, precision), _Block(up, precision)
+        self._middle = [_Block(block, precision) for block in middle]
+        self._after_down, self._after_up = (
+            CausalConvolution(block[2], precision)  # type: ignore[arg-type]
+            for block in (down, up)
+        )
+        self._final = _normed(estimator.final_block, precision)
 
     @torch.inference_mode()
     def integrate(self, batch: Batch) -> None:
@@ -84,11 +89,12 @@ class KernelStep(StepFunction):
 class _Block:
     """Block of a U-Net on kernels, without the convolution at its end."""
 
-    def __init__(self, block: UNetBlock) -> None:
+    def __init__(self, block: UNetBlock, precision: Precision) -> None:
         residual: ResidualBlock = block[0]  # type: ignore[assignment]
         layers: Iterable[TransformerLayer] = block[1]  # type: ignore[assignment]
         self._skip = residual.res_conv
-        self._first, self._second = _normed(residual.block1), _normed(residual.block2)
+        self._first = _normed(residual.block1, precision)
+        self._second = _normed(residual.block2, precision)
         self._layers = [_Layer(layer) for layer in layers]
 
     def __call__(self, x: torch.Tensor, shift: torch.Tensor, past: Past) -> torch.Tensor:
@@ -149,12 +155,7 @@ class _Layer:
         return x.add_(h) if following is None else added_norm(x, h, following.norm)
 
 
-def _normed(block: ConvolutionBlock) -> NormedConvolution:
+def _normed(block: ConvolutionBlock, precision: Precision) -> NormedConvolution:
     conv: CausalConv = block.block["0"]  # type: ignore[assignment]
     norm: nn.LayerNorm = block.block["2"]  # type: ignore[assignment]
-    return NormedConvolution(conv, norm)
-
-
-def _last_convolution(block: UNetBlock) -> CausalConvolution:
-    conv: CausalConv = block[2]  # type: ignore[assignment]
-    return CausalConvolution(conv)
+    return NormedConvolution(conv, norm, precision)

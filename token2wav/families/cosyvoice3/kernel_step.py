@@ -17,6 +17,7 @@ from torch import nn
 from token2wav.cache.paged_kv_cache import PagedKVCache
 from token2wav.execution.batch import Batch, frame_positions
 from token2wav.execution.kernels.attention import paged_attention
+from token2wav.execution.kernels.convolution import precision_beside
 from token2wav.execution.kernels.euler import integrate
 from token2wav.execution.kernels.norms import gated_norm
 from token2wav.execution.kernels.position_convolution import PositionConvolution
@@ -40,8 +41,9 @@ class KernelStep(StepFunction):
         self._blocks: list[DiTBlock] = list(estimator.transformer_blocks)  # type: ignore[arg-type]
         self._projections = [block.attn.projections() for block in self._blocks]
         positions = estimator.input_embed.conv_pos_embed
+        precision = precision_beside(estimator.cache_type)
         self._convolutions = [
-            PositionConvolution(conv[0])  # type: ignore[arg-type]
+            PositionConvolution(conv[0], precision)  # type: ignore[arg-type]
             for conv in (positions.conv1, positions.conv2)
         ]
 

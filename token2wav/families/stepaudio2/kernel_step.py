@@ -18,6 +18,7 @@ from torch import nn
 from token2wav.cache.paged_kv_cache import PagedKVCache
 from token2wav.execution.batch import Batch
 from token2wav.execution.kernels.causal_convolution import CausalConvolution, NormedConvolution
+from token2wav.execution.kernels.convolution import precision_beside
 from token2wav.execution.kernels.euler import integrate
 from token2wav.execution.kernels.norms import NormVectors, gated_norm, modulated_norm
 from token2wav.execution.kernels.past import Past
@@ -89,9 +90,11 @@ class _Layer:
         first: CausalConv = convolutions["1"]  # type: ignore[assignment]
         norm: nn.LayerNorm = convolutions["3"]  # type: ignore[assignment]
         second: CausalConv = convolutions["6"]  # type: ignore[assignment]
-        self._first, self._second = NormedConvolution(first, norm), CausalConvolution(second)
         self._up, self._down = layer.mlp.fc1, layer.mlp.fc2
         self.dtype = self._up.weight.dtype
+        precision = precision_beside(self.dtype)
+        self._first = NormedConvolution(first, norm, precision)
+        self._second = CausalConvolution(second, precision)
 
     def __call__(
         self, x: torch.Tensor, normed: torch.Tensor, vectors: Vectors, past: Past
