@@ -47,13 +47,14 @@ def _multiplied(
     """Computes a tile (rows, outputs) of x times the weight, plus the bias, in float32."""
     column = tl.arange(0, INPUTS_OF_TILE)
     there, real = (row < rows)[:, None], (output < OUTPUTS)[:, None]
+    whole: tl.constexpr = INPUTS % INPUTS_OF_TILE == 0
     given = x + row.to(tl.int64)[:, None] * INPUTS + column[None, :]
     weights = weight + output[:, None] * INPUTS + column[None, :]
     result = tl.zeros((ROWS_OF_TILE, OUTPUTS_OF_TILE), tl.float32)
     for begin in range(0, INPUTS, INPUTS_OF_TILE):
         inside = (begin + column < INPUTS)[None, :]
-        a = tl.load(given + begin, mask=there & inside, other=0.0)
-        b = tl.load(weights + begin, mask=real & inside, other=0.0)
+        a = tl.load(given + begin, mask=there if whole else there & inside, other=0.0)
+        b = tl.load(weights + begin, mask=real if whole else real & inside, other=0.0)
         result += tl.dot(a, tl.trans(b), input_precision="tf32x3")
     if bias is not None:
         result += tl.load(bias + output, mask=output < OUTPUTS, other=0.0).to(tl.float32)[None, :]
