@@ -1,8 +1,7 @@
 """Section smoke: the most important facts about a GPU, in one minute.
 
 The full model is loaded once with CUDA graphs. First chunks of one stream are timed. Captured
-chunks are compared with a model in float32 without graphs. The tests of the kernels run last,
-because they would disturb the timing.
+chunks are compared with a model in float32 without graphs.
 """
 
 from __future__ import annotations
@@ -12,17 +11,10 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.chunk_batch import chunk, chunk_key
-from benchmarks.environment import ROOT
 from benchmarks.gpu.chunks import load
 from benchmarks.gpu.parity import MEL, check, reference
-from benchmarks.gpu.pytest_rows import rows_of_tests
 from benchmarks.gpu.settings import Row, Rows, Settings
 from token2wav import Token2Wav
-
-_KERNELS = [
-    ROOT / "tests" / "execution" / "kernels" / name
-    for name in ("test_kernels.py", "test_attention.py")
-]
 
 
 def smoke(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
@@ -35,7 +27,6 @@ def smoke(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
         partial(chunk, model, settings.repeats, 1, hop, 0.0, settings.repeat_s),
     )
     yield "one stream against float32 without graphs", partial(_agreement, model, folder, settings)
-    yield from rows_of_tests(_KERNELS, done)
 
 
 def _agreement(model: Token2Wav, folder: Path, settings: Settings) -> Row:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 EXACT = 0.0
 CONDITIONING = 5e-6  # embedding, speaker, look-ahead: a few additions each
-ESTIMATOR = 2e-5  # one evaluation
+ESTIMATOR = 4e-5  # one evaluation; measured 2.6e-5 on an H200, which sums in another order
 MEL = 2e-5  # ten evaluations with guidance; the float32 noise floor
 F0_HZ = 1e-4  # computed in double precision, then rounded to float32 at up to 400 Hz
 SOURCE = 1e-6  # sine of the reference phase: must repeat its rounding
