@@ -38,12 +38,12 @@ check: lint ## lint, then run the tests that need no server and no export (two m
 release-test: lint gpu-stack ## run the tests that are too slow for `make test`: kernels compiled for GPUs, most exports, soaks (25 minutes)
 	$(BIN)/pytest -n 2 -m slow
 
+gpu-stack: ## rehearse, collect, compile and emulate the GPU path with the packages of a GPU machine (10 minutes, 5 GB; no GPU)
+	@scripts/gpu_stack.sh
+
 page: ## [PORT=8080]: serve a web page that speaks the text you type, with a Triton server, until Ctrl-C
 	$(SETUP)
 	@$(BIN)/python -m examples.browser.demo $(if $(PORT),--port $(PORT))
-
-gpu-stack: ## rehearse, collect, compile and emulate the GPU path with the packages of a GPU machine (10 minutes, 5 GB; no GPU)
-	@scripts/gpu_stack.sh
 
 integrations: ## [ARGS=openai pipecat livekit]: speak with libraries of other projects, and check what is heard
 	$(SETUP)
