@@ -155,7 +155,7 @@ def _stop_requested(server: subprocess.Popen[bytes], launcher_pid: int) -> bool:
         signal was STOP_AT_ONCE.
     """
     dead: dict[int, int] = {}
-    while server.poll() is None:
+    while not _has_ended(server.pid):
         if os.getppid() != launcher_pid:
             return False
         # A dead model process counts only if it is found twice in a row. Triton itself may kill a
@@ -167,10 +167,21 @@ def _stop_requested(server: subprocess.Popen[bytes], launcher_pid: int) -> bool:
         received = signal.sigtimedwait(_STOP_SIGNALS | {signal.SIGCHLD}, _PARENT_POLL_S)
         if received is not None and received.si_signo in _STOP_SIGNALS:
             return received.si_signo != STOP_AT_ONCE
-    # The server has ended. Dead model processes are children of this process now, and explain why.
+    # The server has ended. Model processes that died before are children of this process now, and
+    # explain why.
     if dead := _dead_stubs(os.getpid()):
         _print_end(dead[min(dead)])
     return False
+
+
+def _has_ended(pid: int) -> bool:
+    """Returns whether a child process has ended, without reading its exit status.
+
+    Until its status is read, the child is a zombie, which `kill` still finds. A model process looks
+    for its server by `kill` every 0.3 s, and ends with status 1 when it finds none. So the end of
+    the server ends no model process before the status of the server is read.
+    """
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def _wait_for_end(server: subprocess.Popen[bytes], grace_s: float) -> None:

@@ -18,7 +18,27 @@ import pytest
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.traces import Traces
 from token2wav_server import PortInUseError, Ports, ServerError, ServerStartError, TritonServer
+from token2wav_server.launcher import reaper
 from token2wav_server.launcher.ports import reserved
+
+# Looks for dead model processes a second after the server has ended.
+SLOW_REAPER = """
+import importlib.util, os, sys, time
+
+spec = importlib.util.spec_from_file_location("reaper", {reaper!r})
+reaper = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(reaper)
+dead_stubs = reaper._dead_stubs
+
+def dead_stubs_later(parent_pid):
+    if parent_pid == os.getpid():
+        time.sleep(1)
+    return dead_stubs(parent_pid)
+
+reaper._dead_stubs = dead_stubs_later
+launcher_pid, folder, shm_prefix, grace_s, *command = sys.argv[1:]
+sys.exit(reaper.run(int(launcher_pid), reaper.Path(folder), shm_prefix, float(grace_s), command))
+"""
 
 
 def test_serves_and_leaves_nothing_behind(
@@ -109,6 +129,22 @@ def test_two_crashes_are_reported(
         server.start()
     assert (tmp_path / "starts").read_text() == ".."
     assert list(private_temporary_folder.iterdir()) == []
+
+
+def test_a_model_process_that_ends_after_a_crash_is_not_the_reason(
+    crashing_repository: Callable[[int], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine, it may end before the reaper looks for the reason."""
+    slow = tmp_path / "slow_reaper.py"
+    slow.write_text(SLOW_REAPER.format(reaper=reaper.__file__))
+    monkeypatch.setattr(reaper, "__file__", str(slow))
+    server = TritonServer(
+        tmp_path, model_repository=crashing_repository(9), ports=Ports.free(), verbose=False
+    )
+    with pytest.raises(
+        ServerStartError, match="could not start: tritonserver was killed by SIGABRT"
+    ):
+        server.start()
 
 
 def test_model_that_takes_too_long(
