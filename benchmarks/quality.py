@@ -146,9 +146,14 @@ def main() -> None:
                 rows[name][f"against {other}"] = resampled(
                     texts, rows[name]["heard"], rows[other]["heard"]
                 )
+        # The comparisons are kept, and not the transcripts that they were computed from.
+        kept = {
+            key: {field: value for field, value in row.items() if field != "heard"}
+            for key, row in rows.items()
+        }
         save(
             options.name,
-            {"environment": describe("jiwer", "pocketsphinx", "pystoi"), **subject, "rows": rows},
+            {"environment": describe("jiwer", "pocketsphinx", "pystoi"), **subject, "rows": kept},
         )
         print(_line(name, rows[name]), flush=True)
 
