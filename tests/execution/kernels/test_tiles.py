@@ -22,16 +22,16 @@ HALF, SINGLE = torch.float16, torch.float32
 # Products of CosyVoice3 and of Step-Audio2, for one block, for the first chunk of one stream, and
 # for 32 and 64 streams.
 CHOSEN: list[tuple[Product, ProductSize, tuple[int, int, int]]] = [
-    ("heads", ProductSize(100, 3072, 1024, HALF), (64, 128, 64)),
-    ("heads", ProductSize(200, 3072, 1024, HALF), (128, 128, 64)),
-    ("heads", ProductSize(12800, 3072, 1024, HALF), (128, 128, 64)),
-    ("gelu", ProductSize(100, 2048, 1024, HALF), (64, 64, 64)),
-    ("gelu", ProductSize(200, 2048, 1024, HALF), (64, 128, 64)),
-    ("gelu", ProductSize(12800, 2048, 1024, HALF), (128, 256, 64)),
-    ("convolution", ProductSize(200, 512, 1536, SINGLE), (64, 32, 64)),
+    ("heads", ProductSize(100, 3072, 1024, HALF), (64, 64, 64)),
+    ("heads", ProductSize(200, 3072, 1024, HALF), (64, 64, 64)),
+    ("heads", ProductSize(12800, 3072, 1024, HALF), (64, 128, 64)),
+    ("gelu", ProductSize(100, 2048, 1024, HALF), (64, 32, 128)),
+    ("gelu", ProductSize(200, 2048, 1024, HALF), (64, 64, 64)),
+    ("gelu", ProductSize(12800, 2048, 1024, HALF), (128, 128, 64)),
+    ("convolution", ProductSize(200, 512, 1536, SINGLE), (32, 32, 64)),
     ("convolution", ProductSize(12800, 512, 1536, SINGLE), (128, 128, 32)),
-    ("vocoder", ProductSize(440, 256, 1792, SINGLE), (64, 32, 64)),
-    ("vocoder", ProductSize(440, 256, 2816, SINGLE, 3 * 64), (128, 64, 32)),
+    ("vocoder", ProductSize(440, 256, 1792, SINGLE), (32, 32, 128)),
+    ("vocoder", ProductSize(440, 256, 2816, SINGLE, 3 * 64), (64, 64, 64)),
     ("vocoder", ProductSize(6600, 18, 448, SINGLE), (64, 32, 64)),
 ]
 NARROW, WIDE = Tile(16, 64, 64, 4, 3), Tile(128, 128, 64, 8, 3)
@@ -79,9 +79,9 @@ def test_measured_times_replace_computed_ones() -> None:
 
 def test_a_tile_fits_the_shared_memory_of_the_gpu() -> None:
     size = ProductSize(12800, 2048, 1024, HALF)
-    small = table().best("gelu", size, Limits(shared_bytes=99 << 10))
-    assert small.shared_bytes(2) <= 99 << 10
-    assert table().best("gelu", size, Limits()).shared_bytes(2) == 144 << 10
+    small = table().best("gelu", size, Limits(shared_bytes=80 << 10))
+    assert small.shared_bytes(2) <= 80 << 10
+    assert table().best("gelu", size, Limits()).shared_bytes(2) == 96 << 10
 
 
 @pytest.mark.parametrize(("outputs", "width"), [(1, 16), (18, 32), (64, 64), (300, 64)])
