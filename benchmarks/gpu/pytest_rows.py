@@ -64,7 +64,7 @@ def _outcome(process: subprocess.Popen[bytes], output: Any) -> Row:
     if missing and not outcomes:
         raise LeftOut(f"not installed: {missing[1]}")
     failed = [name for name, outcome in outcomes if outcome in ("FAILED", "ERROR")]
-    reasons = re.findall(r"^E +(\S.*)", text, re.MULTILINE)
+    reasons = re.findall(r"^E +(\S.{0,120})", text, re.MULTILINE)
     problem = f"pytest ended with {status}: {', '.join(failed[:5])}: {'; '.join(reasons[:3])}"
     return {
         "passed": passed,
