@@ -58,8 +58,9 @@ def chunks(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
     Also profiles the first chunk of one stream, and a chunk of the largest batch.
     """
     storage = settings.storage
+    pages = "" if storage == "auto" else f", {storage} pages"
     model, loaded = load(folder, settings, cache_storage=storage)
-    yield f"the model{'' if storage == 'auto' else f', {storage} pages'}", lambda: loaded
+    yield f"the model{pages}", lambda: loaded
     for streams in settings.batches:
         places = [(spoken_s, hop) for spoken_s in settings.histories for hop in settings.hops]
         for number, (spoken_s, hop) in enumerate([(0.0, settings.hops[0]), *places]):
@@ -67,12 +68,10 @@ def chunks(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
                 chunk_key(streams, hop, spoken_s, storage),
                 partial(chunk, model, settings.repeats, streams, hop, spoken_s, settings.repeat_s),
             )
-            if storage != "auto":
-                continue
             if not number and streams in (1, max(settings.batches)):
                 at = 0.0 if streams == 1 else settings.histories[0]
                 yield (
-                    f"profile of {streams} streams after {at:g} s",
+                    f"profile of {streams} streams after {at:g} s{pages}",
                     partial(profiled, model, settings, streams, at),
                 )
 

@@ -41,6 +41,7 @@ AUDIO = 1e-3
 # Tokens of prompts and of utterances. Every prompt length occurs with every utterance length.
 _PROMPTS, _LENGTHS = (75, 30, 0), (302, 126, 130, 157)
 _BLOCKS = (1, 2, 4)
+_REFERENCE_BLOCKS = 8
 _PAGES = 20  # room for one stream
 # Streams k and k + 13 are equal. 13 is no power of two: swapped rows differ by powers of two.
 _UTTERANCES = 13
@@ -86,13 +87,18 @@ def parity(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
 
 
 def reference(folder: Path, settings: Settings, count: int) -> list[Utterance]:
-    """Computes the first utterances, each alone, on torch in float32 without CUDA graphs."""
+    """Computes the first utterances, each alone, on torch in float32 without CUDA graphs.
+
+    The chunks are long, because the host needs a quarter of a second for a chunk without graphs.
+    """
     config = read_config(folder)
     mib = 1 + (_PAGES * estimator_sizes(config, "float32")[0].page_bytes >> 20)
     runtime = settings.runtime(precision="float32", cache_mib=mib)
     with patch.dict(os.environ, {SWITCH: "0"}):
         alone = Token2Wav.load(folder, stream=_stream(settings), runtime=runtime)
-    return [speak(alone, [utterance(config, index)])[0] for index in range(count)]
+    block = config.block_tokens
+    long = HopSchedule(_REFERENCE_BLOCKS * block, _REFERENCE_BLOCKS * block, block)
+    return [speak(alone, [utterance(config, index)], long)[0] for index in range(count)]
 
 
 def _stream(settings: Settings) -> StreamConfig:
@@ -141,10 +147,17 @@ def check(model: Token2Wav, streams: int, expected: Sequence[Utterance], bound: 
     return {"mel": mel, "mel_bound": bound, "audio": audio, "problem": "; ".join(problems) or None}
 
 
-def speak(model: Token2Wav, utterances: Sequence[Utterance]) -> list[Utterance]:
+def speak(
+    model: Token2Wav, utterances: Sequence[Utterance], schedule: HopSchedule | None = None
+) -> list[Utterance]:
     """Computes utterances in one batch.
 
     The vocoder gets the mels of the utterances if they are known, and the new mels otherwise.
+
+    Args:
+        model: loaded model.
+        utterances: utterances, whose mels are known or not.
+        schedule: schedule of the chunks; None for the rounds of each utterance.
     """
     flow, vocoder, config = model.pipeline.flow, model.pipeline.vocoder, model.config
     block, ratio = config.block_tokens, config.token_mel_ratio
@@ -155,8 +168,8 @@ def speak(model: Token2Wav, utterances: Sequence[Utterance]) -> list[Utterance]:
     )
     handles = [(flow.open(one.voice), vocoder.open(one.voice)) for one in utterances]
     for one in utterances:
-        schedule = _Rounds(block, block, block, turn=one.turn)
-        chunkers.append(chunker := Chunker(one.voice.prompt_tokens, config, schedule))
+        hops = schedule or _Rounds(block, block, block, turn=one.turn)
+        chunkers.append(chunker := Chunker(one.voice.prompt_tokens, config, hops))
         chunker.push(one.tokens.astype(np.int32), end=True)
     while ready := [
         (index, chunk) for index, each in enumerate(chunkers) if (chunk := each.next_chunk)

@@ -65,7 +65,7 @@ class Settings:
     copy_mib: int = 1024  # size of the tensors for measuring bandwidth
     matrix: int = 8192  # rows and columns of the matrices for measuring arithmetic
     tile_rows: tuple[int, ...] = (100, 200, 800, 6400)  # rows of the products of section tiles
-    tiles_s: float = 70.0  # seconds after which section tiles begins no further row
+    tiles_s: float = 50.0  # seconds after which section tiles begins no further row
     test_files: int = 0  # number of test files to run; 0 runs all
     engines: tuple[str, ...] = ("torch, no graphs", "onnx", "tensorrt")
     clients: tuple[int, ...] = (1, 16, 64, 128, 256, 320)  # numbers of clients of the server
@@ -135,14 +135,14 @@ SLICES: dict[int, list[tuple[str, float, dict[str, Any]]]] = {
     ],
     2: [
         # 64 streams after 30 s need more pages than a GPU has in float16.
-        ("chunks", 0.35, {"batches": (64,), "storage": "int8"}),
-        ("streams", 0.6, {"setting": "lean", "streams_from": 300}),
-        ("recompute", 0.45, {}),
-        ("parity", 1.0, {}),
+        ("chunks", 0.35, {"batches": (64,), "storage": "int8", "hops": (100,), "repeat_s": 3.0}),
+        ("parity", 0.4, {}),
+        ("streams", 0.75, {"setting": "lean", "streams_from": 300}),
+        ("recompute", 1.0, {"repeat_s": 3.0}),
     ],
     3: [
         ("parity", 0.35, {"setting": "lean"}),
-        ("chunks", 0.5, {"batches": (16, 64)}),
+        ("chunks", 0.5, {"batches": (16, 64), "repeat_s": 3.0}),
         ("drift", 0.4, {}),
         ("parity", 1.0, {"precision": "float32"}),
     ],
