@@ -45,7 +45,7 @@ def spoken(samples: NDArray[np.int16], failure: str) -> Spoken:
 @pytest.mark.parametrize(
     "samples",
     [
-        np.where(SAMPLES == 99, 0, SAMPLES),
+        np.where(SAMPLES == 4000, 0, SAMPLES),
         np.roll(SAMPLES, 1),
         np.concatenate([SAMPLES, SAMPLES[:1]]),
         SAMPLES[960:],

@@ -78,14 +78,10 @@ class GatewaySoak(Crowd[Scene]):
         door: gateway.
         lines: lines that the clients speak.
         outages: outages of the servers behind the gateway.
-
-    Attributes:
-        worst_error: largest error of a right sample so far, in steps of 16 bits.
     """
 
     def __init__(self, plan: Plan, door: Door, lines: list[Line], outages: Outages) -> None:
         super().__init__(plan, Deck(MISDEEDS, _KINDS, Random(f"{plan.seed} misdeeds")))
-        self.worst_error = 0.0
         self._door = door
         self._lines = lines
         self._outages = outages
@@ -110,9 +106,7 @@ class GatewaySoak(Crowd[Scene]):
     def _behave(self, manner: Manner, random: Random) -> None:
         began = time.monotonic()
         for spoken in speak(self._door, self._lines, manner, random):
-            worst = spoken.check()
-            with self.books.lock:
-                self.worst_error = max(self.worst_error, worst)
+            spoken.check()
             if not spoken.failure:
                 with self.books.lock:
                     self.books.spoken += 1
@@ -208,7 +202,6 @@ def soak(plan: Plan, folder: Path) -> dict[str, Any]:
         "behaved": {
             "texts": books.spoken,
             "audio_seconds": round(books.audio_seconds, 2),
-            "worst_error_in_steps_of_16_bits": clients.worst_error,
             "failed_in_outages": dict(books.tried_again.most_common()),
         },
         "outages": Counter(f"{outage.server} {outage.manner}" for outage in outages.all),
