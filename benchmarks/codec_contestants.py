@@ -52,7 +52,7 @@ from tests.support.snac_model import SNAC_24KHZ, SNAC_44KHZ
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.config.values import from_mapping
 from token2wav.families.dac.config import DacSizes
-from token2wav.families.dac.network import Dac
+from token2wav.families.dac.networks import Dac
 from token2wav.families.snac.config import SnacSizes
 from token2wav.families.snac.networks import Snac
 from token2wav.networks.streaming import VocoderNetwork

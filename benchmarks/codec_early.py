@@ -27,8 +27,8 @@ from tests.support.dac_model import write_dac, write_higgs
 from tests.support.snac_model import SNAC_24KHZ, write_snac
 from token2wav.execution.assemble import load_network
 from token2wav.families import read_config
-from token2wav.families.dac.network import Decoder
 from token2wav.networks.combine import Residual
+from token2wav.networks.symmetric_decoder import SymmetricDecoder
 
 _HIGGS_RATES = [8, 5, 4, 2, 3]
 PUBLISHED: dict[str, dict[str, Any]] = {
@@ -88,7 +88,7 @@ def errors_of(network: Any, codes: torch.Tensor) -> list[dict[str, float]]:
     samples, reach = network.frame_samples, network.lookahead_frames
     audio: list[torch.Tensor] = []
     for module in network.modules():
-        if isinstance(module, Decoder):
+        if isinstance(module, SymmetricDecoder):
             module.register_forward_hook(lambda *given: audio.append(given[2][0, 0]))
     with torch.inference_mode():
         network(codes)

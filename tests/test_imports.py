@@ -39,10 +39,11 @@ FLOORS = [
     {"token2wav.cache"},
     {"token2wav.networks"},
     {"token2wav.execution.artifacts"},
-    {"token2wav.families", "token2wav.voice"},
+    {"token2wav.codec_config", "token2wav.families", "token2wav.voice"},
     {
         "token2wav.block_grid",
         "token2wav.model_config",
+        "token2wav.networks.codec_sizes",
         "token2wav.networks.configs",
         "token2wav.networks.weights",
     },

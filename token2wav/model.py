@@ -211,14 +211,14 @@ class Token2Wav:
             InputError: the mel has another shape, no frames, or a value that is not finite.
             ConfigError: the model has no vocoder stage.
         """
+        vocoder, bands = self.pipeline.vocoder, self.config.mel_bands
         array = float_array("mel", mel, 2)
-        bands = self.config.mel_bands
         if array.shape[0] != bands or not array.shape[1]:
             raise InputError(
                 "mel", f"shape {array.shape}, expected ({bands}, frames) with at least 1 frame"
             )
         with self.pipeline.running():
-            return self.pipeline.vocoder.whole(torch.from_numpy(array)).cpu().numpy()
+            return vocoder.whole(torch.from_numpy(array)).cpu().numpy()
 
 
 def check_settings(folder: Path, stream: StreamConfig, runtime: RuntimeConfig) -> None:

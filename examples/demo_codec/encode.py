@@ -48,7 +48,7 @@ class CodecEncoder:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._encoder = Encoder(read(folder).quantizer)
+        self._encoder = Encoder(read(folder).sizes.quantizer)
         weights = load_file(folder / ENCODER_FILE)
         self._encoder.load_state_dict({name: value.float() for name, value in weights.items()})
 

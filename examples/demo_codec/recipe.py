@@ -56,7 +56,10 @@ def main() -> None:
     recordings = corpus.read(options.data / CORPUS)
     config, folder = read(TEMPLATE), options.data / TRAINING / _FOLDER
     encoder = _trained_encoder(
-        config.quantizer, recordings, folder, _SMALL_STEPS if minutes is None else _ENCODER_STEPS
+        config.sizes.quantizer,
+        recordings,
+        folder,
+        _SMALL_STEPS if minutes is None else _ENCODER_STEPS,
     )
     train(
         DecoderTraining(config, recordings, encoder),

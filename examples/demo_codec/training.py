@@ -72,7 +72,7 @@ class DecoderTraining(Training):
         self._audio = torch.from_numpy(corpus.audio)
         self._codes = encode_corpus(encoder, corpus)
         self._compare = SpectralLosses(RATE_HZ)
-        self.network = trainable(NanoCodec(config.decoder, config.quantizer))
+        self.network = trainable(NanoCodec(config.sizes.decoder, config.sizes.quantizer))
 
     def losses(self, generator: torch.Generator) -> dict[str, torch.Tensor]:
         whole = self._LEAD_FRAMES + self._FRAMES

@@ -81,9 +81,9 @@ def test_codes_are_those_of_the_rounded_values(levels: tuple[int, ...]) -> None:
 def test_a_trainable_decoder_computes_the_same() -> None:
     config = read(demo.CODEC)
     torch.manual_seed(0)
-    network = NanoCodec(config.decoder, config.quantizer).eval()
+    network = NanoCodec(config.sizes.decoder, config.sizes.quantizer).eval()
     network.freeze()
-    codes = torch.randint(20, (1, config.quantizer.num_groups, 12)).float()
+    codes = torch.randint(20, (1, config.sizes.quantizer.num_groups, 12)).float()
     with torch.no_grad():
         expected = network(codes)
         torch.testing.assert_close(trainable(network)(codes), expected, atol=1e-5, rtol=1e-4)

@@ -14,12 +14,12 @@ from safetensors.torch import save_file
 from tests.support.family_golden import FamilyGolden
 from tests.support.random_weights import fill_dac
 from token2wav.families import read_config
-from token2wav.families.dac.network import Decoder
 from token2wav.families.dac.networks import FAMILY as DAC
 from token2wav.families.higgs.networks import FAMILY as HIGGS
 from token2wav.networks.codebooks import ProjectedCodebooks
 from token2wav.networks.combine import Residual
 from token2wav.networks.snake import Snake
+from token2wav.networks.symmetric_decoder import SymmetricDecoder
 
 _MODEL_TYPES = {"dac": "dac", "higgs": "higgs_audio_v2_tokenizer"}
 WEIGHT_NORM = (".weight_g", ".weight_v")
@@ -142,14 +142,14 @@ def numbered_shapes(
     """Returns empty weights under the names of packages that number the layers of the decoder.
 
     Args:
-        network: network with `ProjectedCodebooks` and `Decoder`.
+        network: network with `ProjectedCodebooks` and `SymmetricDecoder`.
         first: layers before the blocks.
         in_block: layers of a block before its residual units.
         norm: endings of the two tensors of a weight norm.
         book: names of the entries of a codebook, and of the projections from and to them.
     """
     units = {path for path, module in network.named_modules() if isinstance(module, Residual)}
-    [decoder] = [module for module in network.modules() if isinstance(module, Decoder)]
+    [decoder] = [module for module in network.modules() if isinstance(module, SymmetricDecoder)]
     blocks: Any = decoder.block
     layers = [*first, *["block"] * len(blocks), "snake1", "conv2"]
     shapes: Shapes = {"encoder.block.0.bias": (3,)}  # not read

@@ -13,7 +13,7 @@ from tests.support.random_weights import fill_state
 from token2wav.config.values import from_mapping
 from token2wav.families.mimi.config import MimiSizes
 from token2wav.families.mimi.moshi_config import sizes_of
-from token2wav.families.mimi.network import Mimi
+from token2wav.families.mimi.networks import Mimi
 from token2wav.networks.codebooks import Codebooks
 from token2wav.networks.streaming import StreamConv, StreamConvTranspose
 from token2wav.networks.window_transformer import TransformerLayer

@@ -1,4 +1,6 @@
-"""Family of DAC: its decoder, and its weights."""
+"""Family of DAC: its decoder, with modules named as the published weights in the format of
+`transformers`, and its weights.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +13,47 @@ from torch import nn
 
 from token2wav.errors import CheckpointError
 from token2wav.execution.family import Family
-from token2wav.families.dac.network import Dac
-from token2wav.families.dac.published import BOOK, converted, transformers_name
+from token2wav.families.dac.config import DacSizes
 from token2wav.model_config import StageName
-from token2wav.networks.weights import (
-    fitting_weights,
-    floating_tensors,
-    read_state,
-)
+from token2wav.networks.codebooks import ProjectedCodebooks
+from token2wav.networks.codec_weights import BOOK, converted, transformers_name
+from token2wav.networks.streaming import OFFLINE, StreamStep, VocoderNetwork
+from token2wav.networks.symmetric_decoder import SymmetricDecoder
+from token2wav.networks.weights import fitting_weights, floating_tensors, read_state
 
 _PARTS = ("quantizer.", "decoder.")  # the rest makes codes
 _ENCODING = re.compile(r"quantizer\.quantizers\.\d+\.in_proj\.\w+")  # only makes codes
+
+
+class Dac(VocoderNetwork):
+    """Decoder of DAC, from codes to audio.
+
+    Args:
+        sizes: sizes of the decoder.
+    """
+
+    def __init__(self, sizes: DacSizes) -> None:
+        super().__init__()
+        self.bands, self.frame_samples = sizes.n_codebooks, sizes.frame_samples
+        self.quantizer = ProjectedCodebooks(
+            sizes.n_codebooks, sizes.codebook_size, sizes.codebook_dim, sizes.latents
+        )
+        self.decoder = SymmetricDecoder(sizes)
+        self.output = self.decoder.place()
+
+    def freeze(self) -> None:
+        super().freeze()
+        self.decoder.freeze()
+
+    def forward(self, codes: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
+        """Computes the audio of codes (B, codebooks, T), which are whole numbers in float32, and -1
+        in codebooks that a stream does not send.
+
+        Returns:
+            (B, 1, frame_samples * T) audio of a step, late by `output_delay`. A whole sequence is
+            shorter by `missing_samples` samples.
+        """
+        return torch.tanh(self.decoder(self.quantizer(codes), step))
 
 
 class DacFamily(Family):

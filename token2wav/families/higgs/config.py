@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+from token2wav.codec_config import SymmetricCodecConfig
 from token2wav.config.transformers_json import CONFIG_JSON, has_model_type, read_json
 from token2wav.config.values import (
     Bounds,
@@ -20,13 +21,10 @@ from token2wav.config.values import (
     prefixed,
 )
 from token2wav.errors import CheckpointError, ConfigError
-from token2wav.families.dac.config import (
-    HOP_BLOCKS,
-    DecoderSizes,
-    SymmetricCodecConfig,
-)
+from token2wav.families.dac.config import HOP_BLOCKS
 from token2wav.families.higgs.first_release import CONFIG_KEYS, WEIGHTS, read_arguments
 from token2wav.model_config import StageName
+from token2wav.networks.codec_sizes import SymmetricSizes
 from token2wav.networks.configs import CodebookCount, CodebookSize, SampleRate, TokenRate, Width
 
 __all__ = ["CONFIG_KEYS", "FILES", "MODEL_TYPES", "HiggsConfig", "HiggsSizes", "read"]
@@ -105,7 +103,7 @@ class HiggsSizes:
     codebook_size: int
     codebook_dim: int
     quantizer_width: int
-    decoder: DecoderSizes
+    decoder: SymmetricSizes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,9 +117,6 @@ class HiggsConfig(SymmetricCodecConfig):
 
     sizes: HiggsSizes
     weights: str
-
-    def stage_config(self, stage: StageName) -> Any:
-        return self.sizes
 
     def weights_file(self, folder: Path, stage: StageName) -> Path:
         if (path := folder / self.weights).is_file():
@@ -147,16 +142,10 @@ def read(folder: Path) -> HiggsConfig:
         token_frame_rate=rate,
         token_shape=(sizes.codebooks,),
         fewer_codebooks=True,
-        block_tokens=1,
-        token_mel_ratio=1,
-        mel_bands=sizes.codebooks,
-        speaker_size=0,
         sample_rate=sizes.sample_rate,
-        stages=("decoder",),
         samples_per_token=samples,
         hop_blocks=HOP_BLOCKS,
         hold_frames=_EARLY_FRAMES,
-        takes_prompt=False,
         sizes=sizes,
         weights=_WEIGHTS if published else WEIGHTS,
     )
@@ -166,9 +155,9 @@ def _transformers_sizes(document: dict[str, Any]) -> HiggsSizes:
     own = {name: value for name, value in document.items() if name in kinds(PublishedSizes)}
     sizes = from_mapping(PublishedSizes, own, "")
     acoustic = _DECODER | _section(document, _ACOUSTIC)
-    known = {name: value for name, value in acoustic.items() if name in kinds(DecoderSizes)}
+    known = {name: value for name, value in acoustic.items() if name in kinds(SymmetricSizes)}
     with prefixed(f"{_ACOUSTIC}."):
-        decoder = from_mapping(DecoderSizes, known, "")
+        decoder = from_mapping(SymmetricSizes, known, "")
     semantic = _section(document, _SEMANTIC).get("hidden_size", _SEMANTIC_WIDTH)
     return HiggsSizes(
         sample_rate=sizes.sample_rate,

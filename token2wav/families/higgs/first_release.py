@@ -10,7 +10,7 @@ from typing import Any
 
 from token2wav.config.values import check_bounds, from_mapping, kinds
 from token2wav.errors import ConfigError
-from token2wav.families.dac.config import DecoderSizes
+from token2wav.networks.codec_sizes import SymmetricSizes
 from token2wav.networks.configs import CodebookCount, CodebookSize, Rates, SampleRate, Width
 
 CONFIG_KEYS = ("n_q", "bins", "ratios")
@@ -56,9 +56,9 @@ class Arguments:
         return (self.D + _SEMANTIC_WIDTH) // self.vq_scale
 
     @property
-    def decoder(self) -> DecoderSizes:
+    def decoder(self) -> SymmetricSizes:
         """Sizes of the decoder."""
-        return DecoderSizes(
+        return SymmetricSizes(
             downsampling_ratios=self.ratios,
             upsampling_ratios=self.ratios,
             decoder_hidden_size=_DECODER_WIDTH,

@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from token2wav.execution.family import Family
-from token2wav.families.dac.network import Decoder
-from token2wav.families.dac.published import converted, transformers_name
 from token2wav.families.higgs.config import HiggsConfig
 from token2wav.model_config import StageName
 from token2wav.networks.codebooks import ProjectedCodebooks
+from token2wav.networks.codec_weights import converted, transformers_name
 from token2wav.networks.streaming import OFFLINE, StreamStep, VocoderNetwork
+from token2wav.networks.symmetric_decoder import SymmetricDecoder
 from token2wav.networks.weights import (
     fitting_weights,
     floating_tensors,
@@ -51,7 +51,7 @@ class Higgs(VocoderNetwork):
             self.bands, sizes.codebook_size, sizes.codebook_dim, width
         )
         self.fc2 = nn.Linear(width, sizes.decoder.latents)
-        self.acoustic_decoder = Decoder(sizes.decoder, whole_frames=True)
+        self.acoustic_decoder = SymmetricDecoder(sizes.decoder, whole_frames=True)
         self.output = self.acoustic_decoder.place()
 
     def freeze(self) -> None:

@@ -10,10 +10,12 @@ import torch
 from torch import nn
 
 from token2wav.execution.family import Family
+from token2wav.families.mimi.config import MimiSizes
 from token2wav.families.mimi.moshi_weights import is_moshi, transformers_names
-from token2wav.families.mimi.network import Mimi
 from token2wav.model_config import StageName
-from token2wav.networks.codebooks import stacked_entries
+from token2wav.networks.codebooks import Quantizer, stacked_entries
+from token2wav.networks.seanet_decoder import SeanetDecoder
+from token2wav.networks.streaming import OFFLINE, StreamStep
 from token2wav.networks.weights import fitting_weights, floating_tensors, read_state
 
 _PARTS = ("quantizer.", "upsample.", "decoder_transformer.", "decoder.")  # the rest makes codes
@@ -24,6 +26,31 @@ _PROJECTION = re.compile(
     r"quantizer\.(semantic|acoustic)_residual_vector_quantizer\.output_proj\.weight"
 )
 _ENCODING = re.compile(r"quantizer\.\w+\.input_proj\.weight")  # only makes codes
+
+
+class Mimi(SeanetDecoder):
+    """Decoder of Mimi, from codes to audio.
+
+    Args:
+        sizes: sizes of the decoder.
+    """
+
+    def __init__(self, sizes: MimiSizes) -> None:
+        super().__init__(sizes)
+        self.bands = sizes.num_quantizers
+        self.quantizer = Quantizer(
+            sizes.num_quantizers,
+            sizes.num_semantic_quantizers,
+            sizes.codebook_size,
+            sizes.codebook_dim,
+            sizes.hidden_size,
+        )
+
+    def forward(self, codes: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
+        """Computes the audio (B, 1, frame_samples * T) of codes (B, codebooks, T), which are whole
+        numbers in float32, and -1 in codebooks that a stream does not send.
+        """
+        return self.decode(self.quantizer(codes), step)
 
 
 class MimiFamily(Family):

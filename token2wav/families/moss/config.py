@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from token2wav.codec_config import CodecConfig
 from token2wav.config.transformers_json import CONFIG_JSON, read_json, safetensors_files
 from token2wav.config.values import Bounds, check_bounds, convert, from_mapping, kinds, prefixed
 from token2wav.errors import ConfigError
-from token2wav.model_config import ModelConfig, StageName
+from token2wav.model_config import StageName
 from token2wav.networks.configs import (
     CodebookCount,
     CodebookSize,
@@ -25,7 +26,6 @@ from token2wav.networks.configs import (
 MODEL_TYPES = ("moss-audio-tokenizer",)
 FILES: tuple[str, ...] = ()
 
-_HOP_BLOCKS = (1, 16)  # frames of the first hop and of the longest hop
 _MOST_PARTS = 64
 _TRANSFORMER, _PATCHES = "Transformer", "PatchedPretransform"
 _CODES, _PARTS = "quantizer_kwargs", "decoder_kwargs"
@@ -208,7 +208,7 @@ class MossSizes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MossConfig(ModelConfig):
+class MossConfig(CodecConfig):
     """Configuration of a MOSS Audio Tokenizer.
 
     Attributes:
@@ -216,9 +216,6 @@ class MossConfig(ModelConfig):
     """
 
     sizes: MossSizes
-
-    def stage_config(self, stage: StageName) -> Any:
-        return self.sizes
 
     def weights_file(self, folder: Path, stage: StageName) -> Path:
         """Returns the path of the weights; for weights in several files, of the largest of them."""
@@ -243,16 +240,9 @@ def read(folder: Path) -> MossConfig:
         token_frame_rate=rate,
         token_shape=(count,),
         fewer_codebooks=True,
-        block_tokens=1,
-        token_mel_ratio=1,
-        mel_bands=count,
-        speaker_size=0,
         sample_rate=sizes.sampling_rate,
-        stages=("decoder",),
         samples_per_token=sizes.downsample_rate,
         channels=sizes.channels,
-        hop_blocks=_HOP_BLOCKS,
-        takes_prompt=False,
         sizes=sizes,
     )
 

@@ -17,10 +17,10 @@ from torch import nn
 
 from token2wav.config.transformers_json import safetensors_files
 from token2wav.execution.family import Family
-from token2wav.families.dac.published import BOOK, converted
 from token2wav.families.moss.config import MossSizes, TransformerPart
 from token2wav.model_config import StageName
 from token2wav.networks.codebooks import ProjectedCodebooks
+from token2wav.networks.codec_weights import BOOK, converted
 from token2wav.networks.combine import placed
 from token2wav.networks.moshi_layers import attention_rows, layer_name
 from token2wav.networks.streaming import (

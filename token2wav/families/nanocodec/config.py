@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from token2wav.codec_config import CodecConfig
 from token2wav.config.strict_yaml import parse_yaml, read_bounded
 from token2wav.config.values import Bounds, Length, check_bounds, convert, from_mapping, prefixed
 from token2wav.errors import CheckpointError, ConfigError
 from token2wav.families.nanocodec.archive import CONFIG, WEIGHTS, read_member
-from token2wav.model_config import ModelConfig, StageName
+from token2wav.model_config import StageName
 from token2wav.networks.configs import Kernel, Kernels, Rates, SampleRate, Width
 
 ARCHIVE = "*.nemo"
@@ -23,7 +24,6 @@ FILES = (ARCHIVE, CONFIG)
 WEIGHTS_FILES = ("model_weights.safetensors", "model.safetensors", WEIGHTS)
 
 _DECODER, _QUANTIZER = "CausalHiFiGANDecoder", "GroupFiniteScalarQuantizer"
-_HOP_BLOCKS = (1, 16)  # frames of the first hop and of the longest hop
 
 Levels = Annotated[tuple[Annotated[int, Bounds(2, 4096)], ...], Length(16)]
 
@@ -105,17 +105,23 @@ class QuantizerConfig:
 _MOST_CODES = 1 << 20
 
 
-@dataclass(frozen=True, kw_only=True)
-class NanoCodecConfig(ModelConfig):
-    """Configuration of a NanoCodec.
-
-    Attributes:
-        decoder: sizes of the decoder.
-        quantizer: sizes of the quantiser.
-    """
+@dataclass(frozen=True)
+class NanoCodecSizes:
+    """Sizes of the decoder, and of the quantiser."""
 
     decoder: DecoderConfig
     quantizer: QuantizerConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class NanoCodecConfig(CodecConfig):
+    """Configuration of a NanoCodec.
+
+    Attributes:
+        sizes: sizes of the decoder and of the quantiser.
+    """
+
+    sizes: NanoCodecSizes
 
     def weights_file(self, folder: Path, stage: StageName) -> Path:
         if (archive := _archive_in(folder)) is not None:
@@ -182,17 +188,9 @@ def _config_from(document: Any) -> NanoCodecConfig:
         vocab_size=quantizer.codebook_size,
         token_frame_rate=sample_rate / samples,
         token_shape=(quantizer.num_groups,),
-        block_tokens=1,
-        token_mel_ratio=1,
-        mel_bands=quantizer.num_groups,
-        speaker_size=0,
         sample_rate=sample_rate,
-        stages=("decoder",),
         samples_per_token=samples,
-        hop_blocks=_HOP_BLOCKS,
-        takes_prompt=False,
-        decoder=decoder,
-        quantizer=quantizer,
+        sizes=NanoCodecSizes(decoder, quantizer),
     )
 
 

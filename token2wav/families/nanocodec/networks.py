@@ -29,7 +29,7 @@ class NanoCodecFamily(Family):
     """Family of NanoCodec."""
 
     def network(self, config: Any, stage: StageName) -> nn.Module:
-        return NanoCodec(config.decoder, config.quantizer)
+        return NanoCodec(config.sizes.decoder, config.sizes.quantizer)
 
     def weights(self, network: Any, path: Path, stage: StageName) -> dict[str, torch.Tensor]:
         state = (

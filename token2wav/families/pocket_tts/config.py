@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
+from token2wav.codec_config import CodecConfig
 from token2wav.config.values import Bounds
-from token2wav.families.mimi.config import DecoderSizes, read_sizes, weights_file
-from token2wav.model_config import ModelConfig, StageName
+from token2wav.families.mimi.config import read_sizes, weights_file
+from token2wav.model_config import StageName
+from token2wav.networks.codec_sizes import SeanetSizes
 from token2wav.networks.configs import Layers, Rates, Width
 
 FILES = ()
 MODEL_TYPES = ("pocket_tts_audio_tokenizer",)
 
-_HOP_BLOCKS = (1, 16)  # latents of the first hop and of the longest hop
-
 
 @dataclass(frozen=True)
-class PocketSizes(DecoderSizes):
+class PocketSizes(SeanetSizes):
     """Sizes of the decoder. Fields and defaults are the published ones.
 
     Attributes:
@@ -38,7 +38,7 @@ class PocketSizes(DecoderSizes):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PocketConfig(ModelConfig):
+class PocketConfig(CodecConfig):
     """Configuration of the codec of Pocket TTS.
 
     Attributes:
@@ -46,9 +46,6 @@ class PocketConfig(ModelConfig):
     """
 
     sizes: PocketSizes
-
-    def stage_config(self, stage: StageName) -> Any:
-        return self.sizes
 
     def weights_file(self, folder: Path, stage: StageName) -> Path:
         return weights_file(folder)
@@ -67,14 +64,7 @@ def read(folder: Path) -> PocketConfig:
         token_frame_rate=sizes.sampling_rate / samples,
         token_shape=(sizes.latent_dim,),
         takes_latents=True,
-        block_tokens=1,
-        token_mel_ratio=1,
-        mel_bands=sizes.latent_dim,
-        speaker_size=0,
         sample_rate=sizes.sampling_rate,
-        stages=("decoder",),
         samples_per_token=samples,
-        hop_blocks=_HOP_BLOCKS,
-        takes_prompt=False,
         sizes=sizes,
     )

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from token2wav.execution.family import Family
-from token2wav.families.mimi.network import LatentDecoder
 from token2wav.families.pocket_tts.config import PocketSizes
 from token2wav.model_config import StageName
+from token2wav.networks.seanet_decoder import SeanetDecoder
 from token2wav.networks.streaming import OFFLINE, StreamStep
 from token2wav.networks.weights import fitting_weights, floating_tensors, read_state
 
@@ -20,7 +20,7 @@ _DECODER = "decoder."
 _SEANET = "decoder_seanet."  # `decoder.` in the folders of Mimi
 
 
-class PocketDecoder(LatentDecoder):
+class PocketDecoder(SeanetDecoder):
     """Decoder of Pocket TTS, from latents to audio.
 
     Args:

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from token2wav.codec_config import CodecConfig
 from token2wav.config.transformers_json import CONFIG_JSON, read_json, safetensors_files
 from token2wav.config.values import Bounds, check_bounds, convert, from_mapping, kinds, prefixed
 from token2wav.errors import ConfigError
 from token2wav.families import unfilled_network
-from token2wav.model_config import ModelConfig, StageName
+from token2wav.model_config import StageName
 from token2wav.networks.configs import (
     CodebookCount,
     CodebookSize,
@@ -30,7 +31,6 @@ FILES: tuple[str, ...] = ()
 
 _SECTIONS = {TOKENIZER: "decoder_config", OMNI: "code2wav_config"}
 _OMNI_RATE = 24_000  # Hz; the configuration of Qwen3-Omni does not contain it
-_HOP_BLOCKS = (1, 16)  # frames of the first hop and of the longest hop
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class DecoderSizes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Qwen3Config(ModelConfig):
+class Qwen3Config(CodecConfig):
     """Configuration of a decoder of Qwen3-TTS or Qwen3-Omni.
 
     Attributes:
@@ -136,9 +136,6 @@ class Qwen3Config(ModelConfig):
     @property
     def missing_samples(self) -> int:
         return int(unfilled_network(self, "decoder").missing_samples)
-
-    def stage_config(self, stage: StageName) -> Any:
-        return self.sizes
 
     def weights_file(self, folder: Path, stage: StageName) -> Path:
         """Returns the file of the weights. If several files have weights of the decoder, it is the
@@ -181,15 +178,8 @@ def read(folder: Path) -> Qwen3Config:
             vocab_size=sizes.codebook_size,
             token_frame_rate=rate / samples,
             token_shape=(sizes.num_quantizers,),
-            block_tokens=1,
-            token_mel_ratio=1,
-            mel_bands=sizes.num_quantizers,
-            speaker_size=0,
             sample_rate=rate,
-            stages=("decoder",),
             samples_per_token=samples,
-            hop_blocks=_HOP_BLOCKS,
-            takes_prompt=False,
             sizes=sizes,
         )
 

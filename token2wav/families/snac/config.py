@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 from token2wav.block_grid import BlockGrid
+from token2wav.codec_config import SymmetricCodecConfig
 from token2wav.config import StreamConfig
 from token2wav.config.transformers_json import CONFIG_JSON, read_json
 from token2wav.config.values import (
@@ -22,8 +23,8 @@ from token2wav.config.values import (
 )
 from token2wav.errors import CheckpointError, ConfigError
 from token2wav.families import unfilled_network
-from token2wav.families.dac.config import DecoderSizes, SymmetricCodecConfig
 from token2wav.model_config import StageName
+from token2wav.networks.codec_sizes import SymmetricSizes
 from token2wav.networks.configs import CodebookSize, Rates, SampleRate, TokenRate, Width
 
 CONFIG_KEYS = ("vq_strides", "decoder_rates")
@@ -50,7 +51,7 @@ class SnacSizes:
 
     Attributes:
         sampling_rate: samples per second.
-        encoder_dim, encoder_rates, latent_dim, decoder_dim, decoder_rates: see `DecoderSizes`.
+        encoder_dim, encoder_rates, latent_dim, decoder_dim, decoder_rates: see `SymmetricSizes`.
         attn_window_size: latents of a window of the attention before the first upsampling; None
             for no attention.
         codebook_size, codebook_dim: entries of a codebook, and their length.
@@ -102,9 +103,9 @@ class SnacSizes:
         return sum(self.vq_strides[0] // stride for stride in self.vq_strides)
 
     @property
-    def decoder(self) -> DecoderSizes:
+    def decoder(self) -> SymmetricSizes:
         """Sizes of the decoder."""
-        return DecoderSizes(
+        return SymmetricSizes(
             encoder_hidden_size=self.encoder_dim,
             downsampling_ratios=self.encoder_rates,
             decoder_hidden_size=self.decoder_dim,
@@ -215,15 +216,10 @@ def read(folder: Path) -> SnacConfig:
         token_frame_rate=rate,
         token_shape=(sizes.codes,),
         block_tokens=block,
-        token_mel_ratio=1,
-        mel_bands=sizes.codes,
-        speaker_size=0,
         sample_rate=sizes.sampling_rate,
-        stages=("decoder",),
         samples_per_token=samples,
         hop_blocks=(1, max(1, _LONGEST_HOP // block)),
         hold_frames=_EARLY_FRAMES if sizes.attn_window_size is None else 0,
-        takes_prompt=False,
         adds_noise=sizes.noise,
         sizes=sizes,
     )

@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 from token2wav.execution.family import Family
-from token2wav.families.dac.network import Decoder
-from token2wav.families.dac.published import BOOK, converted, decoder_name
 from token2wav.families.snac.attention import LocalAttention
 from token2wav.families.snac.config import SnacSizes
 from token2wav.model_config import StageName
 from token2wav.networks.codebooks import ProjectedCodebooks
+from token2wav.networks.codec_weights import BOOK, converted, decoder_name
 from token2wav.networks.streaming import OFFLINE, StreamStep, VocoderNetwork
+from token2wav.networks.symmetric_decoder import SymmetricDecoder
 from token2wav.networks.weights import (
     fitting_weights,
     floating_tensors,
@@ -45,7 +45,7 @@ class Snac(VocoderNetwork):
         attention, window, token = None, sizes.attn_window_size, sizes.vq_strides[0]
         if window is not None:
             attention = LocalAttention(sizes.decoder_dim, window, token)
-        self.decoder = Decoder(
+        self.decoder = SymmetricDecoder(
             sizes.decoder,
             whole_frames=True,
             depthwise=sizes.depthwise,

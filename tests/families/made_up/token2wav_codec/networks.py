@@ -23,8 +23,6 @@ from token2wav.networks.streaming import (
 )
 from token2wav.networks.weights import fitting_weights, floating_tensors, read_state
 
-_CHANNELS = 6
-
 
 class Decoder(VocoderNetwork):
     """Decoder of a codec.
@@ -33,15 +31,16 @@ class Decoder(VocoderNetwork):
         codebooks: codes of a frame.
         vocab_size: different codes in each codebook.
         frame_samples: samples of audio per frame; a multiple of 8.
+        channels: channels of the first layers.
     """
 
-    def __init__(self, codebooks: int, vocab_size: int, frame_samples: int) -> None:
+    def __init__(self, codebooks: int, vocab_size: int, frame_samples: int, channels: int) -> None:
         super().__init__()
         self.bands, self.frame_samples = codebooks, frame_samples
-        self.tables = nn.ModuleList(nn.Embedding(vocab_size, _CHANNELS) for _ in range(codebooks))
-        self.before = causal_conv(_CHANNELS, _CHANNELS, 3)
-        self.around = centred_conv(_CHANNELS, _CHANNELS, 5)
-        self.up = StreamConvTranspose(_CHANNELS, 4, 16, 8)
+        self.tables = nn.ModuleList(nn.Embedding(vocab_size, channels) for _ in range(codebooks))
+        self.before = causal_conv(channels, channels, 3)
+        self.around = centred_conv(channels, channels, 5)
+        self.up = StreamConvTranspose(channels, 4, 16, 8)
         self.out = StreamConvTranspose(4, 1, frame_samples // 8, frame_samples // 8)
         self.output = placed((self.before, self.around, self.up, self.out))
 
@@ -60,7 +59,7 @@ class Codec(Family):
 
     def network(self, config: Any, stage: StageName) -> nn.Module:
         [codebooks] = config.token_shape
-        return Decoder(codebooks, config.vocab_size, config.samples_per_token)
+        return Decoder(codebooks, config.vocab_size, config.samples_per_token, config.sizes)
 
     def weights(self, network: Any, path: Path, stage: StageName) -> dict[str, torch.Tensor]:
         return fitting_weights(network, floating_tensors(read_state(path), path, str), path)

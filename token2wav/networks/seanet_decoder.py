@@ -1,5 +1,5 @@
-"""Decoder of Mimi: residual codebooks, a causal transformer with a sliding window, and a causal
-SEANet decoder.
+"""Decoder of Mimi and Pocket TTS: a causal transformer with a sliding window, and a causal SEANet
+decoder.
 
 Modules have the names of the published weights in the format of `transformers`, without the names
 of wrappers.
@@ -13,11 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from token2wav.families.mimi.config import DecoderSizes, MimiSizes
-from token2wav.networks.codebooks import Quantizer
+from token2wav.networks.codec_sizes import SeanetSizes
 from token2wav.networks.combine import Chain, Residual, placed
 from token2wav.networks.streaming import (
-    OFFLINE,
     StreamConvTranspose,
     StreamStep,
     VocoderNetwork,
@@ -26,14 +24,14 @@ from token2wav.networks.streaming import (
 from token2wav.networks.window_transformer import TransformerSizes, WindowTransformer
 
 
-class LatentDecoder(VocoderNetwork):
+class SeanetDecoder(VocoderNetwork):
     """Decoder from latents, vectors of `hidden_size` numbers, to audio.
 
     Args:
         sizes: sizes of the decoder.
     """
 
-    def __init__(self, sizes: DecoderSizes) -> None:
+    def __init__(self, sizes: SeanetSizes) -> None:
         super().__init__()
         self.heads, self.frame_samples = sizes.num_attention_heads, sizes.frame_samples
         self.upsample = StreamConvTranspose(
@@ -67,35 +65,10 @@ class LatentDecoder(VocoderNetwork):
         return self.decoder(x.transpose(1, 2), step)  # channels last, see `StreamConv`
 
 
-class Mimi(LatentDecoder):
-    """Decoder of Mimi, from codes to audio.
-
-    Args:
-        sizes: sizes of the decoder.
-    """
-
-    def __init__(self, sizes: MimiSizes) -> None:
-        super().__init__(sizes)
-        self.bands = sizes.num_quantizers
-        self.quantizer = Quantizer(
-            sizes.num_quantizers,
-            sizes.num_semantic_quantizers,
-            sizes.codebook_size,
-            sizes.codebook_dim,
-            sizes.hidden_size,
-        )
-
-    def forward(self, codes: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
-        """Computes the audio (B, 1, frame_samples * T) of codes (B, codebooks, T), which are whole
-        numbers in float32, and -1 in codebooks that a stream does not send.
-        """
-        return self.decode(self.quantizer(codes), step)
-
-
 class FeedForward(nn.Module):
     """Feed-forward part of a layer."""
 
-    def __init__(self, sizes: DecoderSizes) -> None:
+    def __init__(self, sizes: SeanetSizes) -> None:
         super().__init__()
         width, inner = sizes.hidden_size, sizes.intermediate_size
         self.fc1, self.fc2 = (
@@ -108,7 +81,7 @@ class FeedForward(nn.Module):
         return self.fc2(F.gelu(self.fc1(x), approximate=self._approximate))
 
 
-def seanet(sizes: DecoderSizes) -> Chain:
+def seanet(sizes: SeanetSizes) -> Chain:
     """Makes the layers of a SEANet decoder. The number of a layer is its name in the published
     weights.
     """
@@ -123,7 +96,7 @@ def seanet(sizes: DecoderSizes) -> Chain:
     return Chain([*layers, ELU(), causal_conv(channels, 1, sizes.last_kernel_size)])
 
 
-def _residual_unit(channels: int, dilation: int, sizes: DecoderSizes) -> Residual:
+def _residual_unit(channels: int, dilation: int, sizes: SeanetSizes) -> Residual:
     """Makes two causal convolutions, each after an activation."""
     inner, kernel = channels // sizes.compress, sizes.residual_kernel_size
     convs = (

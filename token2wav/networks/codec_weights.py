@@ -1,5 +1,5 @@
-"""Published weights of DAC's codebooks and decoder, as `transformers`, `descript-audio-codec` and
-`snac` name them.
+"""Published weights of codebooks and of a symmetric decoder, as `transformers`,
+`descript-audio-codec` and `snac` name them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _IN_UNIT = ("snake1", "conv1", "snake2", "conv2")
 
 
 def decoder_name(name: str, layers: Sequence[str], in_block: Sequence[str]) -> str:
-    """Returns the name that a weight has in `Decoder`.
+    """Returns the name that a weight has in `SymmetricDecoder`.
 
     Args:
         name: published name. A name of another form is returned as it is.
@@ -60,11 +60,11 @@ def transformers_name(name: str, blocks: int) -> str:
 def converted(
     published: Mapping[str, torch.Tensor], book: tuple[str, str, str], path: Path
 ) -> dict[str, torch.Tensor]:
-    """Converts published weights to weights of a network with `ProjectedCodebooks` and `Decoder`:
-    folds weight norm, joins codebooks, and flattens slopes.
+    """Converts published weights to weights of a network with `ProjectedCodebooks` and
+    `SymmetricDecoder`: folds weight norm, joins codebooks, and flattens slopes.
 
     Args:
-        published: published weights. Weights of the decoder have the names of `Decoder`.
+        published: published weights. Weights of the decoder have the names of `SymmetricDecoder`.
         book: names of the weights of a codebook, as for `stacked_projections`.
         path: file of the weights, for messages.
 

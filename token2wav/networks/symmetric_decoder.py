@@ -1,62 +1,30 @@
-"""Decoder of DAC: residual codebooks, and symmetric convolutions with Snake.
+"""Symmetric decoder of DAC, SNAC and Higgs Audio: upsampling with Snake, and convolutions that read
+as far ahead as they read back.
 
-Modules have the names of the published weights in the format of `transformers`.
+Modules have the names of the published weights of DAC in the format of `transformers`.
 """
 
 from __future__ import annotations
 
-import torch
 from torch import nn
 
-from token2wav.families.dac.config import DILATIONS, KERNEL, DacSizes, DecoderSizes
-from token2wav.networks.codebooks import ProjectedCodebooks
+from token2wav.networks.codec_sizes import SymmetricSizes
 from token2wav.networks.combine import Chain, Residual
 from token2wav.networks.position_noise import PositionNoise
 from token2wav.networks.snake import Snake
 from token2wav.networks.streaming import (
-    OFFLINE,
     StreamConvTranspose,
     Streaming,
-    StreamStep,
-    VocoderNetwork,
     causal_conv,
     centred_conv,
 )
 
-
-class Dac(VocoderNetwork):
-    """Decoder of DAC, from codes to audio.
-
-    Args:
-        sizes: sizes of the decoder.
-    """
-
-    def __init__(self, sizes: DacSizes) -> None:
-        super().__init__()
-        self.bands, self.frame_samples = sizes.n_codebooks, sizes.frame_samples
-        self.quantizer = ProjectedCodebooks(
-            sizes.n_codebooks, sizes.codebook_size, sizes.codebook_dim, sizes.latents
-        )
-        self.decoder = Decoder(sizes)
-        self.output = self.decoder.place()
-
-    def freeze(self) -> None:
-        super().freeze()
-        self.decoder.freeze()
-
-    def forward(self, codes: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
-        """Computes the audio of codes (B, codebooks, T), which are whole numbers in float32, and -1
-        in codebooks that a stream does not send.
-
-        Returns:
-            (B, 1, frame_samples * T) audio of a step, late by `output_delay`. A whole sequence is
-            shorter by `missing_samples` samples.
-        """
-        return torch.tanh(self.decoder(self.quantizer(codes), step))
+KERNEL = 7  # of the first and the last convolution, and of the residual units
+DILATIONS = (1, 3, 9)  # of the residual units after each upsampling
 
 
-class Decoder(Chain):
-    """Decoder from latents to audio, which other codecs share.
+class SymmetricDecoder(Chain):
+    """Decoder from latents to audio.
 
     Args:
         sizes: sizes of the decoder.
@@ -70,7 +38,7 @@ class Decoder(Chain):
 
     def __init__(
         self,
-        sizes: DecoderSizes,
+        sizes: SymmetricSizes,
         *,
         whole_frames: bool = False,
         depthwise: bool = False,
@@ -115,7 +83,7 @@ class UpsamplingBlock(Chain):
     Args:
         channels: channels of the input.
         rate: factor of upsampling.
-        whole_frames, depthwise: see `Decoder`.
+        whole_frames, depthwise: see `SymmetricDecoder`.
         noise_seed: seed of the noise; None for no noise.
     """
 
