@@ -78,6 +78,13 @@ def from_mapping(cls: type[_Config], data: Any, name: str) -> _Config:
     return cls(**values)
 
 
+def known_fields(config: type, document: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the entries of a document that are fields of a dataclass. Published files have more
+    entries.
+    """
+    return {name: value for name, value in document.items() if name in kinds(config)}
+
+
 def kinds(config: type) -> Mapping[str, Any]:
     """Returns the types of the fields of a dataclass, with the bounds in their annotations."""
     hashable: Any = config  # the type checker takes a class for one of its instances

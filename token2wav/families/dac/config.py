@@ -11,7 +11,7 @@ from typing import Any
 
 from token2wav.codec_config import SymmetricCodecConfig
 from token2wav.config.transformers_json import CONFIG_JSON, has_model_type, read_json
-from token2wav.config.values import convert, from_mapping, kinds, prefixed
+from token2wav.config.values import convert, from_mapping, known_fields, prefixed
 from token2wav.errors import CheckpointError
 from token2wav.families.dac.descript import WEIGHTS_PATTERNS, descript_weights_file, read_descript
 from token2wav.model_config import StageName
@@ -101,7 +101,7 @@ def read(folder: Path) -> DacConfig:
     path = folder / CONFIG_JSON
     document = read_json(path)
     with prefixed(f"{path}: "):
-        own = {name: value for name, value in document.items() if name in kinds(DacSizes)}
+        own = known_fields(DacSizes, document)
         return config_of(own, path)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from token2wav.config.values import Bounds, check_bounds, from_mapping, kinds, prefixed
+from token2wav.config.values import Bounds, check_bounds, from_mapping, known_fields, prefixed
 from token2wav.errors import ConfigError
 from token2wav.networks.configs import CodebookCount, CodebookSize, Rates, SampleRate, Width
 
@@ -75,7 +75,7 @@ def read_descript(path: Path) -> dict[str, Any]:
         kwargs = metadata.get(_ARGUMENTS) if isinstance(metadata, dict) else None
         if not isinstance(kwargs, dict):
             raise ConfigError(f"{_METADATA}.{_ARGUMENTS}: expected a mapping of sizes")
-        own = {name: value for name, value in kwargs.items() if name in kinds(Arguments)}
+        own = known_fields(Arguments, kwargs)
         found = from_mapping(Arguments, own, f"{_METADATA}.{_ARGUMENTS}")
     return {
         "encoder_hidden_size": found.encoder_dim,

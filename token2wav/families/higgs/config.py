@@ -17,7 +17,7 @@ from token2wav.config.values import (
     check_bounds,
     convert,
     from_mapping,
-    kinds,
+    known_fields,
     prefixed,
 )
 from token2wav.errors import CheckpointError, ConfigError
@@ -152,10 +152,10 @@ def read(folder: Path) -> HiggsConfig:
 
 
 def _transformers_sizes(document: dict[str, Any]) -> HiggsSizes:
-    own = {name: value for name, value in document.items() if name in kinds(PublishedSizes)}
+    own = known_fields(PublishedSizes, document)
     sizes = from_mapping(PublishedSizes, own, "")
     acoustic = _DECODER | _section(document, _ACOUSTIC)
-    known = {name: value for name, value in acoustic.items() if name in kinds(SymmetricSizes)}
+    known = known_fields(SymmetricSizes, acoustic)
     with prefixed(f"{_ACOUSTIC}."):
         decoder = from_mapping(SymmetricSizes, known, "")
     semantic = _section(document, _SEMANTIC).get("hidden_size", _SEMANTIC_WIDTH)

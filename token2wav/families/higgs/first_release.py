@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from token2wav.config.values import check_bounds, from_mapping, kinds
+from token2wav.config.values import check_bounds, from_mapping, known_fields
 from token2wav.errors import ConfigError
 from token2wav.networks.codec_sizes import SymmetricSizes
 from token2wav.networks.configs import CodebookCount, CodebookSize, Rates, SampleRate, Width
@@ -72,7 +72,7 @@ def read_arguments(document: Mapping[str, Any]) -> Arguments:
     Raises:
         ConfigError: a value is of another type, out of range, or does not fit another one.
     """
-    own = {name: value for name, value in document.items() if name in kinds(Arguments)}
+    own = known_fields(Arguments, document)
     if own.get("codebook_dim") is None:
         raise ConfigError("codebook_dim: missing; codebooks need projections")
     return from_mapping(Arguments, own, "")

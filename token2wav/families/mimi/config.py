@@ -11,7 +11,7 @@ from typing import Annotated, TypeVar
 
 from token2wav.codec_config import CodecConfig
 from token2wav.config.transformers_json import CONFIG_JSON, read_json
-from token2wav.config.values import Bounds, from_mapping, kinds, prefixed
+from token2wav.config.values import Bounds, from_mapping, known_fields, prefixed
 from token2wav.errors import CheckpointError, ConfigError
 from token2wav.families.mimi.moshi_config import (
     WEIGHTS_PATTERN,
@@ -125,7 +125,7 @@ def read_sizes(folder: Path, kind: type[_Sizes]) -> _Sizes:
                 raise ConfigError(f"rope_parameters.rope_type: {variant!r} is not default")
             if "rope_theta" in rope:
                 document["rope_theta"] = rope["rope_theta"]
-        own = {name: value for name, value in document.items() if name in kinds(kind)}
+        own = known_fields(kind, document)
         return from_mapping(kind, own, "")
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from token2wav.config.transformers_json import CONFIG_JSON, read_json
-from token2wav.config.values import Bounds, from_mapping, kinds, prefixed, shown
+from token2wav.config.values import Bounds, from_mapping, known_fields, prefixed, shown
 from token2wav.errors import ConfigError
 from token2wav.networks.configs import (
     CodebookCount,
@@ -170,7 +170,7 @@ def _section(cls: type, document: Mapping[str, Any], name: str) -> Any:
     section = document.get(name, {})
     if not isinstance(section, dict):
         raise ConfigError(f"{name}: expected a mapping, got {type(section).__name__}")
-    known = {key: value for key, value in section.items() if key in kinds(cls)}
+    known = known_fields(cls, section)
     return from_mapping(cls, known, name)
 
 

@@ -9,7 +9,14 @@ from typing import Annotated, Any, Literal
 
 from token2wav.codec_config import CodecConfig
 from token2wav.config.transformers_json import CONFIG_JSON, read_json, safetensors_files
-from token2wav.config.values import Bounds, check_bounds, convert, from_mapping, kinds, prefixed
+from token2wav.config.values import (
+    Bounds,
+    check_bounds,
+    convert,
+    from_mapping,
+    known_fields,
+    prefixed,
+)
 from token2wav.errors import ConfigError
 from token2wav.model_config import StageName
 from token2wav.networks.configs import (
@@ -258,7 +265,7 @@ def _sizes(document: dict[str, Any]) -> MossSizes:
     codes = document.get(_CODES) or {}
     if not isinstance(codes, dict):
         raise ConfigError(f"{_CODES}: expected an object, got {type(codes).__name__}")
-    own = {name: value for name, value in codes.items() if name in kinds(QuantizerSizes)}
+    own = known_fields(QuantizerSizes, codes)
     seconds, samples = "causal_transformer_context_duration", "downsample_rate"
     rate = document.get("sampling_rate", document.get("sample_rate", 24_000))
     return MossSizes(
@@ -294,7 +301,7 @@ def _parts(listed: Any) -> tuple[Part, ...]:
 
 def _part(kind: type[TransformerPart] | type[PatchPart], part: dict[str, Any], name: str) -> Part:
     """Reads a part. Settings that only the training needs are skipped."""
-    own = {key: value for key, value in part.items() if key in kinds(kind)}
+    own = known_fields(kind, part)
     required = {"input_dimension", "output_dimension", "d_model", "num_heads", "num_layers"}
     required |= {"dim_feedforward", "layer_scale"}
     needed = required if kind is TransformerPart else {"patch_size"}

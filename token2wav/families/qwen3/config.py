@@ -11,7 +11,14 @@ from typing import Annotated, Any, Literal
 
 from token2wav.codec_config import CodecConfig
 from token2wav.config.transformers_json import CONFIG_JSON, read_json, safetensors_files
-from token2wav.config.values import Bounds, check_bounds, convert, from_mapping, kinds, prefixed
+from token2wav.config.values import (
+    Bounds,
+    check_bounds,
+    convert,
+    from_mapping,
+    known_fields,
+    prefixed,
+)
 from token2wav.errors import ConfigError
 from token2wav.families import unfilled_network
 from token2wav.model_config import StageName
@@ -185,7 +192,7 @@ def read(folder: Path) -> Qwen3Config:
 
 
 def _sizes(section: dict[str, Any], name: str, *, tokenizer: bool) -> DecoderSizes:
-    own = {key: value for key, value in section.items() if key in kinds(DecoderSizes)}
+    own = known_fields(DecoderSizes, section)
     rope = section.get("rope_parameters") or section.get("rope_scaling")
     if isinstance(rope, dict):
         kind = rope.get("rope_type", rope.get("type", "default"))

@@ -18,7 +18,7 @@ from token2wav.config.values import (
     check_bounds,
     convert,
     from_mapping,
-    kinds,
+    known_fields,
     prefixed,
 )
 from token2wav.errors import CheckpointError, ConfigError
@@ -206,7 +206,7 @@ def read(folder: Path) -> SnacConfig:
     path = folder / CONFIG_JSON
     document = read_json(path)
     with prefixed(f"{path}: "):
-        own = {name: value for name, value in document.items() if name in kinds(SnacSizes)}
+        own = known_fields(SnacSizes, document)
         sizes = from_mapping(SnacSizes, own, "")
         samples = sizes.token_samples
         rate = convert(sizes.sampling_rate / samples, TokenRate, "tokens per second")
