@@ -23,7 +23,6 @@ from token2wav.networks.hift_layers import (
     Analysis,
     MirroredStart,
     ResBlock,
-    Snake,
     Synthesis,
     UpConv,
     hift_conv,
@@ -167,10 +166,7 @@ class HiFT(VocoderNetwork):
         for module in self.modules():
             if parametrize.is_parametrized(module, "weight"):
                 parametrize.remove_parametrizations(module, "weight")
-        self.eval().requires_grad_(False)
-        for module in self.modules():
-            if isinstance(module, Snake | UpConv | ResBlock):
-                module.freeze()
+        super().freeze()
 
     @torch.inference_mode()
     def vocode(

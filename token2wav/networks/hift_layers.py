@@ -16,6 +16,7 @@ from token2wav.networks.streaming import (
     OFFLINE,
     ON_TIME,
     Delay,
+    FreezableLayer,
     Overlap,
     StreamConv,
     Streaming,
@@ -31,7 +32,7 @@ _SNAKE_EPS = 1e-9
 _LEAST_FOLDED = 1e-2  # smallest α for which the epsilon of `Snake` is lost in rounding
 
 
-class Snake(nn.Module):
+class Snake(FreezableLayer):
     """Snake activation x + sin²(αx) / α with one α per channel, on a linear scale.
 
     Between convolutions `fold` moves α into their weights: the convolution before returns αx, and
@@ -86,7 +87,7 @@ class Snake(nn.Module):
         return 1 / (self.alpha + _SNAKE_EPS)[:, None]
 
 
-class ResBlock(StreamModule):
+class ResBlock(StreamModule, FreezableLayer):
     """Residual block. For each dilation it adds to its input: Snake, dilated convolution, Snake,
     convolution. The input is delayed to match.
 
@@ -144,7 +145,7 @@ def hift_conv(
     return make(inputs, outputs, kernel, dilation=dilation)
 
 
-class UpConv(nn.Conv1d, Streaming):
+class UpConv(nn.Conv1d, Streaming, FreezableLayer):
     """Nearest-neighbour upsampling and a causal convolution. As in the public code, this is not a
     transposed convolution.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from token2wav.networks.streaming import OFFLINE, Streaming, StreamStep
+from token2wav.networks.streaming import OFFLINE, FreezableLayer, Streaming, StreamStep
 
 # Positions after which the noise repeats: 11 s at 24 kHz.
 _PERIOD = 1 << 18
@@ -18,7 +18,7 @@ def noise_table(seed: int) -> torch.Tensor:
     return torch.randn(_PERIOD, generator=generator, device="cpu")
 
 
-class PositionNoise(Streaming):
+class PositionNoise(Streaming, FreezableLayer):
     """Noise whose strength depends on the signal: x + noise * (W x), with one number of the noise
     for all channels of a position.
 

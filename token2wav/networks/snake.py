@@ -5,10 +5,12 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from token2wav.networks.streaming import FreezableLayer
+
 _EPS = 1e-9  # added to β, as in the public code
 
 
-class Snake(nn.Module):
+class Snake(FreezableLayer):
     """Snake activation x + sin²(αx) / β with one α and β per channel.
 
     Call `freeze` after loading, before the first use.

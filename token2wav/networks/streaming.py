@@ -137,6 +137,13 @@ class Streaming(StreamModule):
         return torch.promote_types(own[0].dtype, torch.float32) if own else torch.float32
 
 
+class FreezableLayer(nn.Module):
+    """Base of layers that compute values from their weights once, when loading ends."""
+
+    def freeze(self) -> None:
+        raise NotImplementedError
+
+
 class VocoderNetwork(nn.Module):
     """Network from mel to audio, as vocoder stages use it.
 
@@ -184,6 +191,9 @@ class VocoderNetwork(nn.Module):
         computed once.
         """
         self.eval().requires_grad_(False)
+        for module in self.modules():  # a layer before the layers inside it
+            if isinstance(module, FreezableLayer):
+                module.freeze()
 
     def vocode(self, mel: torch.Tensor, noise: Any, *, phase: Any = "exact") -> torch.Tensor:
         """Computes the audio (B, samples) of whole utterances.

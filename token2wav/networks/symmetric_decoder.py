@@ -69,12 +69,6 @@ class SymmetricDecoder(Chain):
             layers | {"snake1": _snake(channels), "conv2": centred_conv(channels, 1, KERNEL)}
         )
 
-    def freeze(self) -> None:
-        """Ends loading."""
-        for module in self.modules():
-            if isinstance(module, Snake | PositionNoise):
-                module.freeze()
-
 
 class UpsamplingBlock(Chain):
     """Activation, upsampling to half of the channels, noise if the model has it, and residual units

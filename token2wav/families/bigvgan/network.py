@@ -201,12 +201,6 @@ class BigVGAN(VocoderNetwork):
             timing = mean.place(up.place(timing))
         self.output = placed((self.activation_post, self.conv_post), timing)
 
-    def freeze(self) -> None:
-        super().freeze()
-        for module in self.modules():
-            if isinstance(module, Snake):
-                module.freeze()
-
     def forward(self, mel: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
         """Computes audio (B, 1, frames * hop_size), between -1 and 1, from mel (B, bands, frames).
 

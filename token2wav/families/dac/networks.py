@@ -41,10 +41,6 @@ class Dac(VocoderNetwork):
         self.decoder = SymmetricDecoder(sizes)
         self.output = self.decoder.place()
 
-    def freeze(self) -> None:
-        super().freeze()
-        self.decoder.freeze()
-
     def forward(self, codes: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
         """Computes the audio of codes (B, codebooks, T), which are whole numbers in float32, and -1
         in codebooks that a stream does not send.

@@ -54,10 +54,6 @@ class Higgs(VocoderNetwork):
         self.acoustic_decoder = SymmetricDecoder(sizes.decoder, whole_frames=True)
         self.output = self.acoustic_decoder.place()
 
-    def freeze(self) -> None:
-        super().freeze()
-        self.acoustic_decoder.freeze()
-
     def forward(self, codes: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
         """Computes the audio (B, 1, frame_samples * T) of codes (B, codebooks, T), which are whole
         numbers in float32, and -1 in codebooks that a stream does not send. The audio of a step is

@@ -15,6 +15,7 @@ from token2wav.networks.streaming import (
     OFFLINE,
     ON_TIME,
     Delay,
+    FreezableLayer,
     StreamConvTranspose,
     StreamModule,
     StreamStep,
@@ -61,12 +62,6 @@ class NanoCodec(VocoderNetwork):
         self._order = [self.pre_conv, *inner, self.post_activation, self.post_conv]
         self.output = placed(self._order)
 
-    def freeze(self) -> None:
-        super().freeze()
-        for module in self.modules():
-            if isinstance(module, HalfSnake):
-                module.freeze()
-
     def forward(self, codes: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
         """Computes the audio (B, 1, frame_samples * T) of codes (B, groups, T), which are whole
         numbers in float32.
@@ -100,7 +95,7 @@ class GroupedCodes(nn.Module):
         return ((digits - middle) / middle).flatten(1, 2)
 
 
-class HalfSnake(nn.Module):
+class HalfSnake(FreezableLayer):
     """Snake x + sin²(αx) / α for the first half of the channels, LeakyReLU for the second half.
 
     Of an odd number, the middle channel belongs to the second half.

@@ -61,12 +61,6 @@ class Qwen3Decoder(VocoderNetwork):
         self.decoder = decoder_layers(sizes)
         self.output = placed((self.front, self.pre_transformer, self.upsample, self.decoder))
 
-    def freeze(self) -> None:
-        super().freeze()
-        for module in self.modules():
-            if isinstance(module, Snake):
-                module.freeze()
-
     def forward(self, codes: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
         """Computes the audio of codes (B, codebooks, T), which are whole numbers in float32.
 

@@ -61,7 +61,6 @@ class Snac(VocoderNetwork):
 
     def freeze(self) -> None:
         super().freeze()
-        self.decoder.freeze()
         self.places = torch.tensor(self._places)  # (codebooks, latents of a token)
 
     def forward(self, codes: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
