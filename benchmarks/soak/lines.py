@@ -17,10 +17,10 @@ from token2wav_client import ClientVoice
 # float32: a batch of several streams sums in another order than one stream in the library.
 TOLERANCE = 1e-4
 # A stream whose chunks end elsewhere, or that continued by recomputing because the cache was full,
-# rounds its mel in yet another way (1e-6), and the vocoder integrates F0 into phase. With the random
-# weights of the tiny model this moves samples by up to 3e-2 in seconds, 51 to 82 dB below the signal
-# for the lines below and a line of 40 s. A single wrong frame is 44 dB below it, a chunk that is
-# lost or comes twice 3 dB.
+# rounds its mel in yet another way (1e-6), and the vocoder integrates F0 into phase. The random
+# weights of the tiny model make this up to 3e-2 in seconds, 51 to 82 dB below the signal for the
+# lines below and for a line of 40 s. A single wrong frame is 44 dB below it, a chunk that is lost or
+# comes twice 3 dB.
 SAME_DB = 50.0
 _INT16_STEP = 1 / 32767
 TINY = ROOT / "tests" / "data" / "tiny"
