@@ -20,26 +20,30 @@ WHOLE_BLOCKS = StreamConfig(first_tokens=0)  # so that the audio does not depend
 
 
 def spoken_together(
-    pipeline: Pipeline, utterances: Sequence[tuple[Voice, Tokens, int]]
+    pipeline: Pipeline, utterances: Sequence[tuple[Voice, Tokens, int]], stagger: int = 0
 ) -> list[NDArray[np.float32]]:
     """Audio (n,) of every utterance, of a voice, tokens and ODE steps, each round of chunks in one
     batch.
+
+    Utterance i begins in round `stagger` * i. An utterance that has ended is closed at once.
     """
     requests = [pipeline.request(voice, UtteranceOptions(steps)) for voice, _, steps in utterances]
-    for request, (_, tokens, _) in zip(requests, utterances, strict=True):
-        pipeline.open(request)
-        request.chunker.push(tokens, end=True)
     audio: list[list[NDArray[np.float32]]] = [[] for _ in requests]
-    while running := [
-        index for index, request in enumerate(requests) if request.chunker.next_chunk
-    ]:
+    waiting, running, rounds = list(range(len(requests))), list[int](), 0
+    while waiting or running:
+        while waiting and stagger * waiting[0] <= rounds:
+            running.append(waiting.pop(0))
+            pipeline.open(requests[running[-1]])
+            requests[running[-1]].chunker.push(utterances[running[-1]][1], end=True)
         chunks = pipeline.advance([requests[index] for index in running])
         for index, chunk in zip(running, chunks, strict=True):
             assert isinstance(chunk, AudioChunk)
             audio[index].append(chunk.audio)
             requests[index].chunker.computed()
-    for request in requests:
-        pipeline.close(request)
+        for index in [each for each in running if not requests[each].chunker.next_chunk]:
+            running.remove(index)
+            pipeline.close(requests[index])
+        rounds += 1
     return [np.concatenate(pieces) for pieces in audio]
 
 

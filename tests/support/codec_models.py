@@ -1,8 +1,14 @@
-"""Writers of the folders of all codecs, in the sizes of the golden data."""
+"""Table of all codecs. `tests/families/test_codec_contract.py` tests each row.
+
+A new codec needs one row here, and golden data of its public code in `tests/data/families/NAME`
+(`scripts/golden_families.py`). The golden data say what the codec takes: latents or codes, and
+whether a stream may have fewer codebooks.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +16,7 @@ import numpy as np
 from tests.support import (
     dac_model,
     mimi_model,
+    moshi_model,
     moss_model,
     nanocodec_model,
     pocket_model,
@@ -20,19 +27,46 @@ from tests.support.batches import Tokens
 from tests.support.family_golden import FamilyGolden
 from token2wav.model_config import ModelConfig
 
+Writer = Callable[[Path, FamilyGolden], Path]
+
+
+@dataclass(frozen=True)
+class Codec:
+    """Row of the table.
+
+    Attributes:
+        write: writes a model folder in the sizes of golden data, and returns the folder.
+        other_format: whether another row has the same codec in its usual folder format. Tests that
+            do not depend on the format leave the row out.
+        sizes: sizes of the golden data.
+    """
+
+    write: Writer
+    other_format: bool = False
+    sizes: tuple[str, ...] = ("tiny", "small")
+
+
 # By the name of the golden data.
-WRITERS: dict[str, Callable[[Path, FamilyGolden], Path]] = {
-    "dac": dac_model.write_dac,
-    "higgs": dac_model.write_higgs,
-    "mimi": mimi_model.write_model,
-    "moss": moss_model.write_model,
-    "moss_stereo": moss_model.write_model,
-    "nanocodec": nanocodec_model.write_model,
-    "pocket_tts": pocket_model.write_model,
-    "qwen3_tts": qwen3_model.write_model,
-    "qwen3_omni": qwen3_model.write_model,
-    "snac": snac_model.write_snac,
-    "snac_attention": snac_model.write_snac,
+CODECS: dict[str, Codec] = {
+    "dac": Codec(dac_model.write_dac),
+    "dac_of_descript": Codec(dac_model.write_descript, other_format=True),
+    "higgs": Codec(dac_model.write_higgs),
+    "higgs_first_release": Codec(
+        dac_model.write_higgs_first_release, other_format=True, sizes=("tiny",)
+    ),
+    "mimi": Codec(mimi_model.write_model),
+    "mimi_of_moshi": Codec(moshi_model.write_model, other_format=True),
+    "moss": Codec(moss_model.write_model),
+    "moss_stereo": Codec(moss_model.write_model),
+    "nanocodec": Codec(nanocodec_model.write_model),
+    "pocket_tts": Codec(pocket_model.write_model),
+    "qwen3_tts": Codec(qwen3_model.write_model),
+    "qwen3_omni": Codec(qwen3_model.write_model),
+    "snac": Codec(snac_model.write_snac),
+    "snac_attention": Codec(snac_model.write_snac),
+}
+WRITERS: dict[str, Writer] = {
+    name: codec.write for name, codec in CODECS.items() if not codec.other_format
 }
 
 

@@ -1,111 +1,54 @@
-"""DAC, the Higgs Audio tokenizer and SNAC in the library: the public audio, streams and batches,
-audio that is sent early, and folders that are refused.
+"""DAC, the Higgs Audio tokenizer and SNAC in the library: early audio, published sizes, and folders
+of DAC that are refused.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.support.batches import spoken_together
+from tests.support.codec_models import CODECS, drawn_tokens
 from tests.support.dac_model import (
     descript_content,
     document,
     published_weights,
     write_dac,
     write_descript,
-    write_higgs,
 )
 from tests.support.family_golden import FamilyGolden
-from tests.support.snac_model import write_snac
-from tests.support.utterances import Tokens, chunks_of, joined, off, portions
+from tests.support.utterances import chunks_of, joined, off, portions
 from token2wav import CheckpointError, ConfigError, RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.execution.assemble import check_folder, family_of
 from token2wav.execution.stages import FrameChunk
 from token2wav.execution.vocoder import StreamingVocoder, likely_pieces
 from token2wav.families import read_config
-from token2wav.serving.token_buffer import checked_tokens
-from token2wav.voice import voice_for
 
 # Of the spread of the audio. Sums are in another order than in the public code.
 PARITY = 1e-5
 CPU = RuntimeConfig(device="cpu")
 EXACT = StreamConfig(hold_frames=0)
-WRITERS: dict[str, Callable[[Path, FamilyGolden], Path]] = {
-    "dac": write_dac,
-    "dac_of_descript": write_descript,
-    "higgs": write_higgs,
-    "snac": write_snac,
-    "snac_attention": write_snac,
-}
+# Codecs that can send audio early. SNAC with attention never does.
+EARLY = ("dac", "dac_of_descript", "higgs", "snac")
 
 
 @pytest.fixture(
     scope="module",
-    params=[(family, size) for family in WRITERS for size in ("tiny", "small")],
+    params=[(name, size) for name in EARLY for size in ("tiny", "small")],
     ids="-".join,
 )
-def golden(request: pytest.FixtureRequest) -> FamilyGolden:
-    return FamilyGolden(*request.param)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    name, size = request.param
+    return CODECS[name].write(tmp_path_factory.mktemp(name), FamilyGolden(name, size))
 
 
 @pytest.fixture(scope="module")
-def model(golden: FamilyGolden, tmp_path_factory: pytest.TempPathFactory) -> Token2Wav:
-    folder = WRITERS[golden.family](tmp_path_factory.mktemp(golden.family), golden)
+def model(folder: Path) -> Token2Wav:
     return Token2Wav.load(folder, stream=EXACT, runtime=CPU)
-
-
-def codes(model: Token2Wav, count: int, codebooks: int | None = None) -> Tokens:
-    [most] = model.config.token_shape
-    drawn = np.random.default_rng(count).integers(
-        0, model.config.vocab_size, (count, codebooks or most)
-    )
-    return drawn.astype(np.int32)
-
-
-def test_the_public_audio(golden: FamilyGolden, model: Token2Wav) -> None:
-    given = golden["codes"].numpy()
-    fewer = [("audio_of_fewer", given[:, :-1])] if model.config.fewer_codebooks else []
-    for name, used in (("audio", given), *fewer):
-        expected = golden[name].numpy()
-        audio = model.synthesize(used)
-        assert audio.shape == expected.shape
-        assert off(audio, expected) <= PARITY * expected.std(), name
-
-
-@pytest.mark.parametrize("sizes", [[1], [2, 3, 1], [41, 30]], ids=str)
-def test_a_stream_is_the_whole_in_any_portions(model: Token2Wav, sizes: list[int]) -> None:
-    """The counts leave all blocks and an incomplete one."""
-    tokens = codes(model, 71)
-    [decoder] = model.pipeline.stages.values()
-    whole = decoder.whole(tokens).numpy()  # type: ignore[attr-defined]
-    chunks = chunks_of(model, portions(tokens, sizes))
-    assert len(chunks) > 1
-    assert off(joined(chunks), whole) <= PARITY * whole.std()
-    config = model.config
-    missing = config.missing_samples
-    assert chunks[-1].samples_trimmed == missing
-    assert len(whole) == config.samples_per_token * len(tokens) - missing
-
-
-def test_streams_with_different_numbers_of_codebooks_share_a_batch(model: Token2Wav) -> None:
-    if not model.config.fewer_codebooks:
-        pytest.skip("a stream of this codec has all codebooks")
-    utterances = [codes(model, count, books) for count, books in ((40, 1), (9, 3), (22, 2), (1, 3))]
-    nobody = voice_for(model.config, None)
-    together = spoken_together(
-        model.pipeline, [(nobody, checked_tokens(each, model.config), 0) for each in utterances]
-    )
-    for tokens, audio in zip(utterances, together, strict=True):
-        alone = model.synthesize(tokens)
-        assert off(audio, alone) <= PARITY * alone.std()
 
 
 @pytest.mark.parametrize("prepared", [False, True], ids=["own lengths", "prepared lengths"])
@@ -120,14 +63,12 @@ def test_stages_with_any_number_of_frames_held_back(
     """
     [decoder] = model.pipeline.stages.values()
     network = decoder._frames._net  # type: ignore[attr-defined]
-    if network.window_frames > 1:
-        pytest.skip("steps end with windows; see tests/families/snac/test_attention.py")
     reach, samples = network.lookahead_frames, network.frame_samples
     assert reach == model.config.reach_frames  # type: ignore[attr-defined]
     shapes = likely_pieces(network, model.config, (4, 16), 2) if prepared else []
     stage = StreamingVocoder(network, None, shapes=shapes, hold_frames=held)
     stops = [(2, 5, 6, reach + 6, reach + 22, reach + 30), (1, 3, 8, 9, reach + 9, reach + 15)]
-    given = [torch.from_numpy(codes(model, each[-1])).float().T for each in stops]
+    given = [torch.from_numpy(drawn_tokens(model.config, each[-1])).float().T for each in stops]
     handles = [stage.open() for _ in given]
     audio: list[list[torch.Tensor]] = [[] for _ in given]
     for turn, ends in enumerate(zip(*stops, strict=True)):
@@ -151,18 +92,13 @@ def test_stages_with_any_number_of_frames_held_back(
         assert not held or off(sent, whole) > PARITY * float(whole.std())
 
 
-def test_early_audio_is_exact_if_later_tokens_have_arrived(
-    golden: FamilyGolden, tmp_path: Path
-) -> None:
+def test_early_audio_is_exact_if_later_tokens_have_arrived(folder: Path) -> None:
     """So an utterance that is known as a whole is exact, with any number of frames held back."""
-    if golden.family == "snac_attention":
-        pytest.skip("its audio is never early")
-    folder = WRITERS[golden.family](tmp_path, golden)
     model = Token2Wav.load(folder, stream=StreamConfig(hold_frames=2), runtime=CPU)
     [decoder] = model.pipeline.stages.values()
     first, longest = model.config.hops(StreamConfig(hold_frames=2))
     for count in (first + 1, 3 * first + 2, 7 * first, first + longest):
-        tokens = codes(model, count)
+        tokens = drawn_tokens(model.config, count)
         whole = decoder.whole(tokens).numpy()  # type: ignore[attr-defined]
         assert off(model.synthesize(tokens), whole) <= PARITY * whole.std()
     slow = joined(chunks_of(model, portions(tokens, [1])))

@@ -1,119 +1,41 @@
-"""Mimi in the library: the public audio, any number of codebooks, streams and batches, and folders
-that are refused.
-"""
+"""Mimi in the library: layers on a CPU, weights in a pickle, and folders that are refused."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.support.batches import spoken_together
 from tests.support.family_golden import FamilyGolden
 from tests.support.mimi_model import document, published_weights, write_model
-from tests.support.utterances import Tokens, chunks_of, joined, off, portions
+from tests.support.utterances import off
 from token2wav import (
     CheckpointError,
     ConfigError,
-    InputError,
     RuntimeConfig,
     Token2Wav,
 )
 from token2wav.execution.assemble import check_folder
 from token2wav.families import read_config
 from token2wav.networks.packed_linear import PackedLinear
-from token2wav.serving.token_buffer import checked_tokens
-from token2wav.voice import voice_for
 
 # Of the spread of the audio. Sums are in another order than in the public code.
 PARITY = 1e-5
 CPU = RuntimeConfig(device="cpu")
 
 
-@pytest.fixture(scope="module", params=["tiny", "small"])
-def golden(request: pytest.FixtureRequest) -> FamilyGolden:
-    return FamilyGolden("mimi", request.param)
-
-
-@pytest.fixture(scope="module")
-def model(golden: FamilyGolden, tmp_path_factory: pytest.TempPathFactory) -> Token2Wav:
-    return Token2Wav.load(write_model(tmp_path_factory.mktemp("mimi"), golden), runtime=CPU)
-
-
-def codes(golden: FamilyGolden, count: int, codebooks: int = 0) -> Tokens:
-    codebooks = codebooks or golden.sizes["num_quantizers"]
-    drawn = np.random.default_rng(count).integers(
-        0, golden.sizes["codebook_size"], (count, codebooks)
-    )
-    return drawn.astype(np.int32)
-
-
-def test_the_public_audio(golden: FamilyGolden, model: Token2Wav) -> None:
-    given = golden["codes"].numpy()
-    for name, used in (("audio", given), ("audio_of_fewer", given[:, :-1])):
-        expected = golden[name].numpy()
-        audio = model.synthesize(used)
-        assert audio.shape == expected.shape
-        assert off(audio, expected) <= PARITY * expected.std(), name
-
-
-@pytest.mark.parametrize("sizes", [[1], [2, 3, 1], [7, 30], [40]], ids=str)
-def test_a_stream_is_the_whole_in_any_portions(
-    golden: FamilyGolden, model: Token2Wav, sizes: list[int]
-) -> None:
-    tokens = codes(golden, 40)
-    [decoder] = model.pipeline.stages.values()
-    whole = decoder.whole(tokens).numpy()  # type: ignore[attr-defined]
-    chunks = chunks_of(model, portions(tokens, sizes))
-    assert len(chunks) > 1
-    assert off(joined(chunks), whole) <= PARITY * whole.std()
-
-
-def test_a_cpu_packs_weights_and_changes_states_in_place(model: Token2Wav) -> None:
+def test_a_cpu_packs_weights_and_changes_states_in_place(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, FamilyGolden("mimi", "tiny"))
+    model = Token2Wav.load(folder, runtime=CPU)
     [decoder] = model.pipeline.stages.values()
     frames = decoder._frames  # type: ignore[attr-defined]
     assert frames.store._in_place
     kinds = {type(module) for module in frames._net.decoder_transformer.modules()}
     assert PackedLinear in kinds
     assert torch.nn.Linear not in kinds
-
-
-def test_streams_with_different_numbers_of_codebooks_share_a_batch(
-    golden: FamilyGolden, model: Token2Wav
-) -> None:
-    utterances = [codes(golden, count, books) for count, books in ((40, 1), (9, 3), (22, 4))]
-    nobody = voice_for(model.config, None)
-    together = spoken_together(
-        model.pipeline, [(nobody, checked_tokens(each, model.config), 0) for each in utterances]
-    )
-    for tokens, audio in zip(utterances, together, strict=True):
-        alone = model.synthesize(tokens)
-        assert off(audio, alone) <= PARITY * alone.std()
-
-
-def test_the_first_tokens_decide_the_number_of_codebooks(
-    golden: FamilyGolden, model: Token2Wav
-) -> None:
-    most = golden.sizes["num_quantizers"]
-    tokens = codes(golden, 9, 3)
-    with model.stream() as stream:
-        chunks = stream.push(tokens[:2])
-        for call in (stream.push, stream.finish):
-            with pytest.raises(InputError, match="tokens: 2 codebooks, but the stream began with"):
-                call(codes(golden, 2, 2))
-        chunks += stream.push(tokens[2:]) + stream.finish()
-    whole = model.synthesize(tokens)
-    assert off(joined(chunks), whole) <= PARITY * whole.std()
-    for wrong in (codes(golden, 2, most + 1), codes(golden, 2)[:, 0], np.zeros((2, 0), np.int32)):
-        with pytest.raises(InputError, match=f"with 1 to {most} codebooks"):
-            model.synthesize(wrong)
-    with pytest.raises(InputError, match="codebook 0, is outside the vocabulary"):
-        model.synthesize(codes(golden, 2) - golden.sizes["codebook_size"])
-    assert model.pipeline.open_streams == 0
 
 
 def test_a_pickle_gives_the_same_audio(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
-"""MOSS Audio Tokenizer in the library: the public audio, streams and batches, and folders that are
-refused.
+"""MOSS Audio Tokenizer in the library: published sizes, weights in several files, and folders that
+are refused.
 """
 
 from __future__ import annotations
@@ -8,80 +8,20 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.support.batches import spoken_together
 from tests.support.family_golden import FamilyGolden
 from tests.support.moss_model import document, published_weights, write_model
-from tests.support.utterances import Tokens, chunks_of, joined, off, portions
+from tests.support.utterances import off
 from token2wav import CheckpointError, ConfigError, RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.execution.assemble import check_folder, family_of
 from token2wav.families import read_config
-from token2wav.serving.token_buffer import checked_tokens
-from token2wav.voice import voice_for
 
 # Of the spread of the audio. Sums are in another order than in the public code.
 PARITY = 1e-5
 CPU = RuntimeConfig(device="cpu")
-
-
-@pytest.fixture(
-    scope="module",
-    params=[(family, size) for family in ("moss", "moss_stereo") for size in ("tiny", "small")],
-    ids="-".join,
-)
-def golden(request: pytest.FixtureRequest) -> FamilyGolden:
-    return FamilyGolden(*request.param)
-
-
-@pytest.fixture(scope="module")
-def model(golden: FamilyGolden, tmp_path_factory: pytest.TempPathFactory) -> Token2Wav:
-    return Token2Wav.load(write_model(tmp_path_factory.mktemp("moss"), golden), runtime=CPU)
-
-
-def codes(model: Token2Wav, count: int, codebooks: int = 0) -> Tokens:
-    [most] = model.config.token_shape
-    drawn = np.random.default_rng(count).integers(
-        0, model.config.vocab_size, (count, codebooks or most)
-    )
-    return drawn.astype(np.int32)
-
-
-def test_the_public_audio(golden: FamilyGolden, model: Token2Wav) -> None:
-    """The utterance is longer than the windows of all transformers."""
-    given = golden["codes"].numpy()
-    frames = len(golden["audio_of_fewer"]) // model.config.samples_per_token
-    for name, used in (("audio", given), ("audio_of_fewer", given[:frames, :-1])):
-        expected = golden[name].numpy()
-        audio = model.synthesize(used)
-        assert audio.shape == expected.shape
-        assert off(audio, expected) <= PARITY * expected.std(), name
-
-
-@pytest.mark.parametrize("sizes", [[1], [2, 3, 1], [40]], ids=str)
-def test_a_stream_is_the_whole_in_any_portions(model: Token2Wav, sizes: list[int]) -> None:
-    tokens = codes(model, 40)
-    [decoder] = model.pipeline.stages.values()
-    whole = decoder.whole(tokens).numpy()  # type: ignore[attr-defined]
-    if model.config.channels > 1:
-        whole = whole.reshape(-1, model.config.channels)
-    chunks = chunks_of(model, portions(tokens, sizes))
-    assert len(chunks) > 1
-    assert off(joined(chunks), whole) <= PARITY * whole.std()
-
-
-def test_streams_with_different_numbers_of_codebooks_share_a_batch(model: Token2Wav) -> None:
-    utterances = [codes(model, count, books) for count, books in ((20, 1), (9, 3), (12, 2))]
-    nobody = voice_for(model.config, None)
-    together = spoken_together(
-        model.pipeline, [(nobody, checked_tokens(each, model.config), 0) for each in utterances]
-    )
-    for tokens, audio in zip(utterances, together, strict=True):
-        alone = model.synthesize(tokens)
-        assert off(audio, alone) <= PARITY * alone.std()
 
 
 @pytest.mark.parametrize("explicit", [False, True])

@@ -1,4 +1,4 @@
-"""NanoCodec in the library: the public audio, streams and batches, and folders that are refused."""
+"""NanoCodec in the library: archives and unpacked files, and folders that are refused."""
 
 from __future__ import annotations
 
@@ -6,93 +6,21 @@ import tarfile
 from io import BytesIO
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import yaml
 from safetensors.torch import save_file
 
-from tests.support.batches import spoken_together
 from tests.support.family_golden import FamilyGolden
 from tests.support.nanocodec_model import document, published_weights, write_archive, write_model
-from tests.support.utterances import Tokens, a_voice, chunks_of, joined, off, portions
-from token2wav import CheckpointError, ConfigError, InputError, RuntimeConfig, Token2Wav
+from tests.support.utterances import off
+from token2wav import CheckpointError, ConfigError, RuntimeConfig, Token2Wav
 from token2wav.execution.assemble import check_folder
 from token2wav.families.nanocodec.config import read
-from token2wav.voice import voice_for
 
 # Of the spread of the audio. Sums are in another order than in the public code.
 PARITY = 1e-5
 CPU = RuntimeConfig(device="cpu")
-
-
-@pytest.fixture(scope="module", params=["tiny", "small"])
-def golden(request: pytest.FixtureRequest) -> FamilyGolden:
-    return FamilyGolden("nanocodec", request.param)
-
-
-@pytest.fixture(scope="module")
-def model(golden: FamilyGolden, tmp_path_factory: pytest.TempPathFactory) -> Token2Wav:
-    return Token2Wav.load(write_model(tmp_path_factory.mktemp("nanocodec"), golden), runtime=CPU)
-
-
-def codes(golden: FamilyGolden, count: int, seed: int = 0) -> Tokens:
-    quantizer = golden.sizes["vector_quantizer"]
-    size = int(np.prod(quantizer["num_levels_per_group"]))
-    drawn = np.random.default_rng(seed).integers(0, size, (count, quantizer["num_groups"]))
-    return drawn.astype(np.int32)
-
-
-def test_the_public_audio(golden: FamilyGolden, model: Token2Wav) -> None:
-    expected = golden["audio"].numpy()
-    audio = model.synthesize(golden["codes"].numpy())
-    assert (model.config.sample_rate, audio.shape) == (golden.sizes["sample_rate"], expected.shape)
-    assert off(audio, expected) <= PARITY * expected.std()
-
-
-@pytest.mark.parametrize("sizes", [[1], [2, 3, 1], [7, 30], [40]], ids=str)
-def test_a_stream_is_the_whole_in_any_portions(
-    golden: FamilyGolden, model: Token2Wav, sizes: list[int]
-) -> None:
-    tokens = codes(golden, 40)
-    whole = model.synthesize(tokens)
-    audio = joined(chunks_of(model, portions(tokens, sizes)))
-    assert off(audio, whole) <= PARITY * whole.std()
-
-
-def test_an_utterance_may_end_after_all_its_audio(golden: FamilyGolden, model: Token2Wav) -> None:
-    """The end comes alone, after the audio of every frame was sent."""
-    tokens = codes(golden, 7)
-    with model.stream() as stream:
-        sent = [chunk for part in portions(tokens, [1]) for chunk in stream.push(part)]
-        assert sum(len(chunk.audio) for chunk in sent) == 7 * model.config.samples_per_token
-        sent += stream.finish()
-    assert off(joined(sent), model.synthesize(tokens)) <= PARITY
-
-
-def test_the_first_chunk_comes_with_the_first_frame(golden: FamilyGolden, model: Token2Wav) -> None:
-    [first, *_] = chunks_of(model, portions(codes(golden, 5), [1]))
-    assert len(first.audio) == model.config.samples_per_token
-
-
-def test_streams_of_a_batch_equal_each_stream_alone(golden: FamilyGolden, model: Token2Wav) -> None:
-    utterances = [codes(golden, count, seed=count) for count in (1, 9, 22, 40)]
-    nobody = voice_for(model.config, None)
-    together = spoken_together(model.pipeline, [(nobody, each, 0) for each in utterances])
-    for tokens, audio in zip(utterances, together, strict=True):
-        alone = model.synthesize(tokens)
-        assert off(audio, alone) <= PARITY * alone.std()
-
-
-def test_a_voice_and_foreign_codes_are_refused(golden: FamilyGolden, model: Token2Wav) -> None:
-    tokens = codes(golden, 3)
-    groups = tokens.shape[1]
-    with pytest.raises(InputError, match=f"shape .3,., expected .tokens, {groups}."):
-        model.synthesize(tokens[:, 0])
-    with pytest.raises(InputError, match="codebook 0, is outside the vocabulary"):
-        model.synthesize(tokens + model.config.vocab_size)
-    with pytest.raises(InputError, match="voice"):
-        model.synthesize(tokens, a_voice(3))
 
 
 @pytest.mark.parametrize("weights", ["model_weights.safetensors", "model_weights.ckpt"])

@@ -1,4 +1,4 @@
-"""SNAC with attention (32 and 44.1 kHz): steps of whole windows, in prepared shapes too."""
+"""SNAC with attention (32 and 44.1 kHz): published sizes, and steps of whole windows."""
 
 from __future__ import annotations
 
@@ -11,13 +11,10 @@ import torch
 from tests.support.codec_models import drawn_tokens
 from tests.support.family_golden import FamilyGolden
 from tests.support.snac_model import SNAC_44KHZ, config_of, write_snac
-from tests.support.utterances import off
 from token2wav import ConfigError, RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.execution.assemble import family_of
 from token2wav.execution.stages import FrameChunk
-from token2wav.execution.vocoder import PieceInput, StreamingVocoder, likely_pieces
-
-PARITY = 1e-5  # of the spread of the audio
+from token2wav.execution.vocoder import StreamingVocoder
 
 
 @pytest.mark.parametrize(("rate", "tokens"), [(44100, 14.36), (32000, 10.42)])
@@ -36,43 +33,6 @@ def test_published_sizes(rate: int, tokens: float, tmp_path: Path) -> None:
     assert config.hops(StreamConfig()) == (4, 16)
     layer = network.decoder.attention
     assert (layer.heads, layer.window) == (24, 32)
-
-
-@pytest.mark.parametrize("size", ["tiny", "small"])
-def test_batches_of_prepared_shapes_equal_the_whole(size: str, tmp_path: Path) -> None:
-    """As on a GPU. The streams end at all places of a window, and share their batches."""
-    folder = write_snac(tmp_path, FamilyGolden("snac_attention", size))
-    model = Token2Wav.load(folder, runtime=RuntimeConfig(device="cpu"))
-    config: Any = model.config
-    [decoder] = model.pipeline.stages.values()
-    network = decoder._frames._net  # type: ignore[attr-defined]
-    hops = config.hops(StreamConfig())
-    stage = StreamingVocoder(network, None, shapes=likely_pieces(network, config, hops, 8))
-    prepared = set(stage._pieces._buckets)  # type: ignore[attr-defined]
-    run, ran = stage._pieces.run, set[tuple[bool, bool, int]]()
-
-    def recorded(items: list[PieceInput]) -> list[torch.Tensor]:
-        ran.update((item.shape.first, item.shape.inside, item.shape.frames) for item in items)
-        return run(items)
-
-    stage._pieces.run = recorded  # type: ignore[method-assign,assignment]
-    block, start = config.block_tokens, config.grid(0).first_boundary + hops[0]
-    ends = [start, start + block, start + block + hops[1]]
-    given = [
-        torch.from_numpy(drawn_tokens(config, ends[-1] + rest)).float().T for rest in range(block)
-    ]
-    handles = [stage.open() for _ in given]
-    audio: list[list[torch.Tensor]] = [[] for _ in given]
-    for begin, end in zip([0, *ends], [*ends, None], strict=True):
-        batch = [FrameChunk(frames[:, begin:end], end is None) for frames in given]
-        for parts, new in zip(
-            audio, stage.advance(list(zip(handles, batch, strict=True))), strict=True
-        ):
-            parts.append(new)
-    for frames, parts in zip(given, audio, strict=True):
-        whole = stage.whole(frames)
-        assert off(torch.cat(parts), whole) <= PARITY * float(whole.std())
-    assert ran <= {(shape.first, shape.inside, shape.frames) for shape in prepared}
 
 
 def test_a_step_that_ends_inside_a_window_is_refused(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
-"""SNAC in the library: the order of codes, noise, and folders that are refused. Streams and batches
-are compared in `tests/families/dac/test_dac.py`, because SNAC has DAC's decoder.
+"""SNAC in the library: the order of codes, noise, and folders that are refused. Early audio of SNAC
+is tested in `tests/families/dac/test_dac.py`, because SNAC has the decoder of DAC.
 """
 
 from __future__ import annotations

@@ -1,0 +1,379 @@
+"""Contract of codecs: the properties that every codec of `tests/support/codec_models.py` has.
+
+The files of each codec test what is special to it. `tests/benchmarks/test_launches.py` bounds the
+launches of all codecs.
+
+Each model runs on two engines. "Own lengths" is the engine of a CPU, which runs each chunk in one
+piece, and changes states in place. "Prepared lengths" runs as a GPU does: chunks are made up of
+pieces of prepared shapes, and the states of up to 4 streams are copied into the rows of a batch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import ArrayLike
+
+from tests.support.batches import spoken_together
+from tests.support.codec_models import CODECS, WRITERS, drawn_tokens
+from tests.support.family_golden import FamilyGolden
+from tests.support.tiny_model import one_line
+from tests.support.utterances import Audio, Tokens, a_voice, chunks_of, joined, off, portions
+from token2wav import InputError, RuntimeConfig, StreamConfig, Token2Wav
+from token2wav.execution.vocoder import PieceInput, StreamingVocoder, likely_pieces
+from token2wav.model_config import ModelConfig
+from token2wav.serving.token_buffer import checked_tokens
+from token2wav.voice import voice_for
+
+# Of the spread of the audio. Sums are in another order than in the public code.
+PARITY = 1e-5
+EXACT = StreamConfig(hold_frames=0)  # early audio depends on how tokens are portioned
+Shapes = set[tuple[bool, bool, int]]  # first, inside and frames of pieces
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """Codec under test.
+
+    Attributes:
+        golden: inputs and outputs of the public code.
+        model: the codec in the library.
+        prepared: shapes of the pieces that the engine has prepared; empty for its own lengths.
+        ran: shapes of the pieces that have run.
+    """
+
+    golden: FamilyGolden
+    model: Token2Wav
+    prepared: Shapes
+    ran: Shapes
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.model.config
+
+    @property
+    def decoder(self) -> Any:
+        [decoder] = self.model.pipeline.stages.values()
+        return decoder
+
+    @property
+    def field(self) -> str:
+        """Name of the tokens in messages."""
+        return "latents" if self.config.takes_latents else "tokens"
+
+    def whole(self, tokens: Tokens) -> Audio:
+        """Returns the audio of an utterance that is computed in one call, without any state."""
+        audio: Audio = self.decoder.whole(checked_tokens(tokens, self.config)).numpy()
+        channels = self.config.channels
+        return audio.reshape(-1, channels) if channels > 1 else audio
+
+    def assert_equal(self, audio: Audio, tokens: Tokens) -> None:
+        """Asserts that audio equals that of the whole utterance."""
+        whole = self.whole(tokens)
+        assert off(audio, whole) <= PARITY * whole.std(), len(tokens)
+
+    def together(self, utterances: list[Tokens], stagger: int = 0) -> list[Audio]:
+        """Returns the audio of utterances that share their batches."""
+        nobody = voice_for(self.config, None)
+        checked = [(nobody, checked_tokens(tokens, self.config), 0) for tokens in utterances]
+        return spoken_together(self.model.pipeline, checked, stagger)
+
+
+def watch(model: Token2Wav, settings: StreamConfig, streams: int) -> tuple[Shapes, Shapes]:
+    """Replaces the engine of a model by one of prepared shapes.
+
+    Returns:
+        The prepared shapes, and a set to which the shapes of all pieces are added that run.
+    """
+    config: Any = model.config
+    [decoder] = model.pipeline.stages.values()
+    network = decoder._frames._net  # type: ignore[attr-defined]
+    shapes = likely_pieces(network, config, config.hops(settings), streams)
+    held = config.held_frames(settings)
+    engine = StreamingVocoder(network, shapes=shapes, hold_frames=held)
+    assert not engine.store._in_place
+    decoder._frames = engine  # type: ignore[attr-defined]
+    buckets = set(engine._pieces._buckets)  # type: ignore[attr-defined]
+    run, ran = engine._pieces.run, Shapes()
+
+    def recorded(items: list[PieceInput]) -> list[torch.Tensor]:
+        ran.update((item.shape.first, item.shape.inside, item.shape.frames) for item in items)
+        return run(items)
+
+    engine._pieces.run = recorded  # type: ignore[method-assign,assignment]
+    return {(shape.first, shape.inside, shape.frames) for shape in buckets}, ran
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        (name, size, engine)
+        for name, codec in CODECS.items()
+        for size in codec.sizes
+        for engine in ("own lengths", "prepared lengths")
+        if not (codec.other_format and engine == "prepared lengths")
+    ],
+    ids="-".join,
+)
+def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subject:
+    name, size, engine = request.param
+    golden = FamilyGolden(name, size)
+    folder = CODECS[name].write(tmp_path_factory.mktemp(name), golden)
+    model = Token2Wav.load(folder, stream=EXACT, runtime=RuntimeConfig(device="cpu"))
+    shapes = watch(model, EXACT, 4) if engine == "prepared lengths" else (Shapes(), Shapes())
+    return Subject(golden, model, *shapes)
+
+
+@pytest.fixture
+def codec(loaded: Subject) -> Iterator[Subject]:
+    """The codec. After each test, no stream is open, and all pieces had prepared shapes."""
+    yield loaded
+    assert loaded.model.pipeline.open_streams == 0
+    assert loaded.decoder._frames.store.used == 0
+    # A stream that ends with its first piece may have any length.
+    assert {shape for shape in loaded.ran if shape[:2] != (True, False)} <= loaded.prepared
+
+
+def test_the_public_audio(codec: Subject) -> None:
+    golden, config = codec.golden, codec.config
+    assert config.takes_latents == ("latents" in golden.tensors)
+    assert config.fewer_codebooks == ("audio_of_fewer" in golden.tensors)
+    tokens = golden["latents" if config.takes_latents else "codes"].numpy()
+    names = {"audio": tokens}
+    if config.fewer_codebooks:
+        # Some of the golden audio ends earlier. It may lack samples at its start.
+        count = -(-len(golden["audio_of_fewer"]) // config.samples_per_token)
+        names["audio_of_fewer"] = tokens[:count, :-1]
+    for name, used in names.items():
+        expected = golden[name].numpy()
+        for audio in (codec.model.synthesize(used), codec.whole(used)):
+            assert audio.shape == expected.shape
+            assert off(audio, expected) <= PARITY * expected.std(), name
+    rate = golden.sizes.get("sampling_rate", golden.sizes.get("sample_rate", 24000))
+    assert config.sample_rate == rate
+
+
+RANDOM = np.random.default_rng(0).integers(0, 30, 20).tolist()
+
+
+@pytest.mark.parametrize("sizes", [[1], [2, 3, 1], [41, 30], RANDOM], ids=str)
+def test_a_stream_is_the_whole_in_any_portions(codec: Subject, sizes: list[int]) -> None:
+    """The counts leave all blocks and an incomplete one. Random portions may be empty."""
+    config, tokens = codec.config, drawn_tokens(codec.config, 71)
+    chunks = chunks_of(codec.model, portions(tokens, sizes))
+    assert len(chunks) > 1
+    codec.assert_equal(joined(chunks), tokens)
+    assert [chunk.index for chunk in chunks] == list(range(len(chunks)))
+    assert [chunk.final for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+    assert chunks[-1].samples_trimmed == config.missing_samples
+    samples = config.samples_per_token * len(tokens) - config.missing_samples
+    assert len(joined(chunks)) == samples
+    heard = [chunk for chunk in chunks if len(chunk.audio)]
+    assert heard[0].first_token == 0
+    if sizes == [1] and not codec.decoder._frames._net.lookahead_frames:
+        assert heard[0].token_count == 1
+    assert heard[-1].first_token + heard[-1].token_count == len(tokens)
+
+
+@pytest.mark.parametrize("stagger", [0, 1], ids=["at once", "one after the other"])
+def test_a_batch_equals_each_stream_alone(codec: Subject, stagger: int) -> None:
+    """The streams end at different times. With stagger, they are at different positions, and take
+    the memory of streams that have ended.
+    """
+    utterances = [drawn_tokens(codec.config, count) for count in (71, 40, 9, 1, 50)]
+    for tokens, audio in zip(utterances, codec.together(utterances, stagger), strict=True):
+        codec.assert_equal(audio, tokens)
+
+
+def test_streams_with_different_numbers_of_codebooks_share_a_batch(codec: Subject) -> None:
+    if not codec.config.fewer_codebooks:
+        pytest.skip("a stream of this codec has all codebooks")
+    [most] = codec.config.token_shape
+    utterances = [
+        drawn_tokens(codec.config, count)[:, :books]
+        for books, count in zip(range(1, most + 1), (40, 22, 9, 1, 30, 5), strict=False)
+    ]
+    for tokens, audio in zip(utterances, codec.together(utterances), strict=True):
+        codec.assert_equal(audio, tokens)
+
+
+def test_the_first_tokens_decide_the_number_of_codebooks(codec: Subject) -> None:
+    tokens = drawn_tokens(codec.config, 9)
+    if not codec.config.fewer_codebooks:
+        wrong = f"shape \\(9, .*, expected \\({codec.field}, {tokens.shape[1]}\\)"
+        with pytest.raises(InputError, match=wrong):
+            codec.model.synthesize(tokens[:, :-1])
+        return
+    fewer, message = tokens[:, :2], "tokens: 1 codebooks, but the stream began with 2"
+    with codec.model.stream() as stream:
+        chunks = stream.push(fewer[:2])
+        for call in (stream.push, stream.finish):
+            with pytest.raises(InputError, match=message):
+                call(tokens[2:, :1])
+        chunks += stream.push(fewer[2:]) + stream.finish()
+    codec.assert_equal(joined(chunks), fewer)
+
+
+def test_utterances_of_any_length(codec: Subject) -> None:
+    """The streams share their batches. They end in all places of a window of attention, and before
+    and after the look-ahead of the decoder.
+    """
+    utterances = [drawn_tokens(codec.config, count) for count in (*range(1, 13), *range(25, 29))]
+    for tokens, audio in zip(utterances, codec.together(utterances), strict=True):
+        codec.assert_equal(audio, tokens)
+
+
+@pytest.mark.parametrize("count", [1, 3, 7])
+def test_an_end_with_and_without_tokens(codec: Subject, count: int) -> None:
+    """The tokens are whole hops. So an end alone comes after all audio, if nothing is held back."""
+    tokens = drawn_tokens(codec.config, count)
+    samples = count * codec.config.samples_per_token - codec.config.missing_samples
+    sends_at_once = not codec.decoder._frames._net.lookahead_frames
+    for parts, last in (
+        ([tokens], tokens[:0]),
+        ([], tokens),
+        ([tokens[:-1]], tokens[-1:]),
+        (portions(tokens, [1]), tokens[:0]),
+    ):
+        with codec.model.stream() as stream:
+            sent = [chunk for part in parts for chunk in stream.push(part)]
+            if sends_at_once and not len(last):
+                assert sum(len(chunk.audio) for chunk in sent) == samples
+            sent += stream.finish(last)
+        assert sent[-1].final
+        codec.assert_equal(joined(sent), tokens)
+
+
+def test_an_utterance_without_tokens_is_refused(codec: Subject) -> None:
+    shaped = np.zeros((0, *codec.config.token_shape), codec.config.token_dtype)
+    empty: tuple[ArrayLike, ...] = (shaped, [])
+    message = f"^{codec.field}: 0 sent; .* at least 1$"
+    for tokens in empty:
+        with codec.model.stream() as stream:
+            assert not stream.push(tokens)
+            with pytest.raises(InputError, match=message):
+                stream.finish(tokens)
+        with pytest.raises(InputError, match=message):
+            codec.model.synthesize(tokens)
+
+
+def test_a_stream_that_is_cancelled_leaves_no_trace(codec: Subject) -> None:
+    """Its memory goes to the next stream, while another stream continues."""
+    tokens = [drawn_tokens(codec.config, count) for count in (30, 31, 32)]
+    chunks = []
+    with codec.model.stream() as first:
+        chunks += first.push(tokens[0][:20])
+        with codec.model.stream() as cancelled:
+            cancelled.push(tokens[1][:25])
+        with codec.model.stream() as later:
+            new = later.push(tokens[2][:9])
+            chunks += first.push(tokens[0][20:])
+            new += later.finish(tokens[2][9:])
+        chunks += first.finish()
+    codec.assert_equal(joined(chunks), tokens[0])
+    codec.assert_equal(joined(new), tokens[2])
+
+
+def with_last(config: ModelConfig, value: Any, dtype: Any = np.int64) -> ArrayLike:
+    """Returns two tokens of zeros, with this value at the end."""
+    tokens = np.zeros((2, *config.token_shape), dtype)
+    tokens[-1, -1] = value
+    return tokens
+
+
+# Tokens that are refused, and a regular expression for the message.
+Wrong = list[tuple[Callable[[ModelConfig], ArrayLike], str]]
+WRONG_SHAPES: Wrong = [
+    (lambda config: np.zeros(3, int), r"shape \(3,\), expected {shape}"),
+    (lambda config: np.zeros((2, 0), int), r"shape \(., 0\), expected {shape}"),
+    (
+        lambda config: np.zeros((2, config.token_shape[0] + 1), int),
+        r"shape \(2, {above_size}\), expected {shape}",
+    ),
+    (
+        lambda config: np.zeros((2, *config.token_shape, 1), int),
+        r"shape \(2, {size}, 1\), expected ",
+    ),
+    (lambda config: [[0], [0, 1]], "rows of different lengths"),
+]
+WRONG_CODES: Wrong = [
+    (
+        lambda config: with_last(config, config.vocab_size),
+        "{above} at index 1, codebook {last}, is outside the vocabulary 0 to {largest}",
+    ),
+    (lambda config: with_last(config, -1), "-1 at index 1, .* is outside .* 0 to {largest}"),
+    (lambda config: with_last(config, 1 << 40), "values do not fit 32 bits; found 0 to 10995116"),
+    (lambda config: with_last(config, 1, np.float32), "type float32, expected integers"),
+    (lambda config: with_last(config, "a", "U1"), "type <U1, expected integers"),
+]
+WRONG_LATENTS: Wrong = [
+    (lambda config: with_last(config, np.nan, float), "holds NaN or infinite values"),
+    (
+        lambda config: with_last(config, -2e4, float),
+        "-20000 at index 1, {last} is .* -10000 to 10000",
+    ),
+    (lambda config: with_last(config, "a", "U1"), "not an array of numbers: "),
+]
+
+
+def test_tokens_that_are_refused(codec: Subject) -> None:
+    """One sentence names the field and the bound. The stream goes on to which they are sent."""
+    config, good = codec.config, drawn_tokens(codec.config, 4)
+    [size] = config.token_shape
+    shape = f"({codec.field}, {size})"
+    if config.fewer_codebooks:
+        shape = f"(tokens, codebooks) with 1 to {size} codebooks"
+    bounds = {
+        "shape": re.escape(shape),
+        "above_size": size + 1,
+        "size": size,
+        "last": size - 1,
+        "above": config.vocab_size,
+        "largest": config.vocab_size - 1,
+    }
+    values = WRONG_LATENTS if config.takes_latents else WRONG_CODES
+    with codec.model.stream() as stream:
+        chunks = stream.push(good[:2])
+        for wrong, message in WRONG_SHAPES + values:
+            for call in (codec.model.synthesize, stream.push, stream.finish):
+                with pytest.raises(InputError) as refused:
+                    call(wrong(config))
+                sentence = one_line(refused.value)
+                assert re.match(f"{codec.field}: {message.format(**bounds)}", sentence), sentence
+                assert not re.search(r"\. [A-Z]", sentence)
+        with pytest.raises(InputError, match=r"^voice: given, but this model takes no voice"):
+            codec.model.synthesize(good, a_voice(3))
+        chunks += stream.finish(good[2:])
+    codec.assert_equal(joined(chunks), good)
+
+
+def test_the_smallest_and_the_largest_values_are_taken(codec: Subject) -> None:
+    config = codec.config
+    shape, ends = (2, *config.token_shape), (0, config.vocab_size - 1)
+    for value in (-1e4, 1e4) if config.takes_latents else ends:
+        tokens = np.full(shape, value, config.token_dtype)
+        whole = codec.whole(tokens)
+        assert off(codec.model.synthesize(tokens), whole) <= PARITY * abs(whole).max()
+
+
+@pytest.mark.parametrize("hold_frames", [None, 0], ids=["default", "exact"])
+@pytest.mark.parametrize("family", WRITERS)
+def test_every_chunk_is_made_up_of_prepared_shapes(
+    family: str, hold_frames: int | None, tmp_path: Path
+) -> None:
+    """Also the audio of a chunk that is sent early. So a GPU has a graph for every hop."""
+    settings = StreamConfig(hold_frames=hold_frames)
+    folder = WRITERS[family](tmp_path, FamilyGolden(family, "tiny"))
+    model = Token2Wav.load(folder, stream=settings, runtime=RuntimeConfig(device="cpu"))
+    prepared, ran = watch(model, settings, 1)
+    for sizes in ([1], [7], [3, 40, 1], [200]):
+        chunks_of(model, portions(drawn_tokens(model.config, 130), sizes))
+    assert ran
+    assert ran <= prepared
