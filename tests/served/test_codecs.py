@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,14 +18,7 @@ import soundfile
 from numpy.typing import NDArray
 
 from tests.served.test_streaming import random_portions
-from tests.support import (
-    dac_model,
-    mimi_model,
-    moss_model,
-    nanocodec_model,
-    qwen3_model,
-    snac_model,
-)
+from tests.support.codec_models import CODECS
 from tests.support.family_golden import FamilyGolden
 from tests.support.gateway_rig import GatewayRig
 from tests.support.golden import ROOT
@@ -37,18 +30,18 @@ from token2wav_client import Client, ClientVoice, ServerError, token_source
 STREAMS, FRAMES = 32, 30
 AUDIO = 1e-5  # of the spread of the audio: batches sum in another order than single streams
 
-WRITERS: dict[str, Callable[[Path, FamilyGolden], Path]] = {
-    "dac_of_descript": dac_model.write_descript,
-    "higgs": dac_model.write_higgs,
-    "nanocodec": nanocodec_model.write_model,
-    "mimi": mimi_model.write_model,
-    "moss": moss_model.write_model,
-    "moss_stereo": moss_model.write_model,
-    "qwen3_tts": qwen3_model.write_model,
-    "qwen3_omni": qwen3_model.write_model,
-    "snac": snac_model.write_snac,
-    "snac_attention": snac_model.write_snac,
-}
+NAMES = (
+    "dac_of_descript",
+    "higgs",
+    "nanocodec",
+    "mimi",
+    "moss",
+    "moss_stereo",
+    "qwen3_tts",
+    "qwen3_omni",
+    "snac",
+    "snac_attention",
+)
 MOST_TOKENS = 20_000  # which also bounds the time that a stream is open
 # Early audio depends on how tokens are portioned.
 SETTINGS = f"""
@@ -64,14 +57,14 @@ _SLOW = ("higgs", "moss", "nanocodec", "qwen3_omni", "snac_attention")
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param(name, marks=pytest.mark.slow) if name in _SLOW else name for name in WRITERS
+        pytest.param(name, marks=pytest.mark.slow) if name in _SLOW else name for name in NAMES
     ],
 )
 def served(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Rig, Token2Wav]]:
     golden = FamilyGolden(request.param, "tiny")
-    folder = WRITERS[request.param](tmp_path_factory.mktemp(request.param), golden)
+    folder = CODECS[request.param].write(tmp_path_factory.mktemp(request.param), golden)
     with Rig.start(folder, tmp_path_factory.mktemp("server"), SETTINGS) as rig:
         yield rig, Token2Wav.load(folder, stream=StreamConfig(hold_frames=0))
 
