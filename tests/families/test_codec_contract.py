@@ -230,11 +230,15 @@ def test_utterances_of_any_length(codec: Subject) -> None:
         codec.assert_equal(audio, tokens)
 
 
-@pytest.mark.parametrize("count", [1, 3, 7])
-def test_an_end_with_and_without_tokens(codec: Subject, count: int) -> None:
-    """The tokens are whole hops. So an end alone comes after all audio, if nothing is held back."""
-    tokens = drawn_tokens(codec.config, count)
-    samples = count * codec.config.samples_per_token - codec.config.missing_samples
+@pytest.mark.parametrize("hops", [0, 1, 3, 7])
+def test_an_end_with_and_without_tokens(codec: Subject, hops: int) -> None:
+    """The utterances have one token, or whole hops, whose chunks leave no token for the end. If
+    nothing is held back, the end then comes after all audio.
+    """
+    config: Any = codec.config
+    first_hop, _ = config.hops(EXACT)
+    tokens = drawn_tokens(config, max(1, hops * first_hop))
+    samples = len(tokens) * config.samples_per_token - config.missing_samples
     sends_at_once = not codec.decoder._frames._net.lookahead_frames
     for parts, last in (
         ([tokens], tokens[:0]),
