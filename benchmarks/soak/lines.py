@@ -19,7 +19,7 @@ TOLERANCE = 1e-4
 # A stream whose chunks end elsewhere, or that continued by recomputing because the cache was full,
 # rounds its mel in yet another way (1e-6), and the vocoder integrates F0 into phase. The random
 # weights of the tiny model make this up to 3e-2 in seconds, 51 to 82 dB below the signal for the
-# lines below and for a line of 40 s. A single wrong frame is 44 dB below it, a chunk that is lost or
+# lines below and for one of 40 s. A single wrong frame is 44 dB below it, a chunk that is lost or
 # comes twice 3 dB.
 SAME_DB = 50.0
 _INT16_STEP = 1 / 32767
