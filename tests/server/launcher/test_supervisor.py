@@ -270,8 +270,13 @@ def test_the_canary_leaves_the_main_thread_free_for_signals(
 
     released = threading.Event()
     monkeypatch.setattr(Client, "health", health)
-    with pytest.raises(KeyboardInterrupt):
-        Canary(1.0, ["token2wav"]).problem("localhost:1")
+    # A shell ignores SIGINT in the commands that it starts in the background.
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            Canary(1.0, ["token2wav"]).problem("localhost:1")
+    finally:
+        signal.signal(signal.SIGINT, usual)
     released.set()
     [thread] = threads
     assert thread is not threading.main_thread()
