@@ -18,9 +18,9 @@ import torch
 from benchmarks.gpu.settings import LeftOut, Row, Rows, Settings
 
 RATES = "rates"
-# Copies of the data of a launch. All copies fit into the L2 cache together, because a model
-# prefetches the weights of most products.
-_COPIES = 3
+# Data of a launch, in this number of copies, do not stay in the L2 cache until the next launch. A
+# model is like this: every layer has weights of its own.
+_COPIES = 10
 _GRAPH_US = 2000.0  # approximate duration of a graph of launches
 _REPLAYS = 5
 # The buffer fits into the L2 cache, but not into the caches of the multiprocessors.

@@ -17,6 +17,7 @@ from token2wav.execution.kernels.block_table import BEFORE, CHUNK, OF_A_BATCH, V
 from token2wav.execution.kernels.convolution import Precision, rounded, tf32
 from token2wav.execution.kernels.convolution_state import store_state
 
+# On an H200 a first chunk takes 22 us with its state; tiles of 16 and 32 rows take 28 and 32 us.
 _TILE, _WARPS, _STAGES = 64, 4, 3
 _NARROWEST = 16  # smallest matrix of the tensor cores; narrower groups are padded
 
