@@ -24,6 +24,10 @@ from token2wav_client import ClientVoice
 
 TEXT = "word " * (4096 // TOKENS_OF_A_WORD)
 LEFT_BLOCKS = 4  # so that 64 long streams fit into the cache
+# Chunks that end elsewhere round the mel in another way, and the vocoder adds up F0: in 40 s this
+# moves single samples by up to 2e-2. The text has 164 s. A chunk that is lost or comes twice moves
+# half of the later samples by 1.7e-2 or more, and single ones by 1.
+ROUNDING_OF_LONG_TEXTS = 0.1
 
 
 @pytest.fixture(scope="module")
@@ -95,8 +99,9 @@ def test_long_texts_are_whole_at_any_pace(
     ):
         contents = asyncio.run(speak(gateway))
     expected = whole(windowed, voice, np.array(tokens_of(TEXT), np.int32))
-    # In batches of other streams sums have another order, which F0 takes into the phase.
     for content in contents:
         audio = np.frombuffer(content, np.int16) / 32767
         assert audio.shape == expected.shape
-        assert np.abs(audio - expected).max() <= SERVER_EQUALS_LIBRARY
+        error = np.abs(audio - expected)
+        assert np.median(error) <= SERVER_EQUALS_LIBRARY
+        assert error.max() <= ROUNDING_OF_LONG_TEXTS
