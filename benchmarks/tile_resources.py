@@ -29,7 +29,7 @@ from token2wav.execution.kernels.tiles import Product, Tile, table
 NAME = "tile_resources"
 CAPABILITIES = (80, 90, 100)
 _ROWS = 200  # no binary depends on the number of rows
-# Sizes for which each product is compiled; a row has the most resources of all of them.
+# Sizes for which each product is compiled. A row has the most resources of all sizes.
 _SIZES: dict[tuple[str, str], tuple[Sizes, ...]] = {
     ("gelu", "float16"): (FULL, SMALL),
     ("gelu_exact", "float16"): (UNET,),

@@ -36,8 +36,8 @@ def record(place: tuple[str, int, str], error: float, bound: float) -> None:
 
 
 def _record_text(item: pytest.Item, line: int, text: str) -> None:
-    if found := _COMPARISON.match(text):
-        record((item.location[0], line, item.name.partition("[")[0]), *map(float, found.groups()))
+    if match := _COMPARISON.match(text):
+        record((item.location[0], line, item.name.partition("[")[0]), *map(float, match.groups()))
 
 
 def pytest_assertion_pass(item: pytest.Item, lineno: int, orig: str, expl: str) -> None:

@@ -1,4 +1,4 @@
-"""HTTP and WebSocket protocols of the gateway: those of uvicorn, with bounds."""
+"""HTTP and WebSocket protocols of the gateway: the protocols of uvicorn, with bounds."""
 
 from __future__ import annotations
 

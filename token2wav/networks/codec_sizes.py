@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -153,9 +154,9 @@ class SeanetSizes:
         return self.head_dim or self.hidden_size // self.num_attention_heads
 
     @property
+    @abstractmethod
     def stride(self) -> int:
         """Positions of the transformer for each frame of codes or latents."""
-        raise NotImplementedError
 
     @property
     def frame_samples(self) -> int:

@@ -140,8 +140,9 @@ class Streaming(StreamModule):
 class FreezableLayer(nn.Module):
     """Base of layers that compute values from their weights once, when loading ends."""
 
+    @abstractmethod
     def freeze(self) -> None:
-        raise NotImplementedError
+        """Ends loading: computes these values."""
 
 
 class VocoderNetwork(nn.Module):

@@ -67,7 +67,7 @@ def _causal_convolution(
     column = tl.arange(0, INPUTS_OF_TILE)
     branch = row // BLOCK_FRAMES // blocks
     stream = tl.load(header + CHUNK).to(tl.int64) * chunk_stride + branch * branch_stride
-    kept = state + stream
+    of_streams = state + stream
     x += first.to(tl.int64) * INPUTS
     result = tl.zeros((ROWS_OF_TILE, OUTPUTS_OF_TILE), tl.float32)
     if tl.max((frame < valid).to(tl.int32), axis=0) > 0:
@@ -81,7 +81,7 @@ def _causal_convolution(
             # One load from either source, because a loop can prefetch loads, but not their sum.
             frames = tl.where(
                 early,
-                kept + (at + before + TAPS - 1) * INPUTS,
+                of_streams + (at + before + TAPS - 1) * INPUTS,
                 x + (in_tile - (TAPS - 1) + tap) * INPUTS,
             )
             there = (early & (frame < valid)) | ((at >= oldest) & (at < valid))

@@ -26,7 +26,7 @@ _WIDTH = 32  # channels of a program
 def keep_last_inputs(
     x,  # (branches * blocks, BLOCK_FRAMES, channels)
     state,  # (chunks, branches, taps - 1, channels), the first two strided
-    own,  # row of the block table
+    header,  # row of the block table
     row,
     branch,
     channel,  # (n,) channels to store
@@ -41,22 +41,26 @@ def keep_last_inputs(
 
     The convolution must have read the state. Prompt padding counts as zeros.
     """
-    if tl.load(own + LAST) != 0:
-        before = tl.load(own + BEFORE)
+    if tl.load(header + LAST) != 0:
+        before = tl.load(header + BEFORE)
         slot = tl.arange(0, TAPS_UP)
-        kept = (channel < channels)[:, None] & (slot < TAPS - 1)[None, :]
-        place = tl.load(own + CHUNK).to(tl.int64) * chunk_stride + branch * branch_stride
-        place += channel[:, None]
+        stored = (channel < channels)[:, None] & (slot < TAPS - 1)[None, :]
+        offset = tl.load(header + CHUNK).to(tl.int64) * chunk_stride + branch * branch_stride
+        offset += channel[:, None]
         # The old state and n new inputs form one sequence. The new state starts at its position n.
-        source = (slot + before + tl.load(own + VALID))[None, :]
-        old = tl.load(state + place + source * channels, mask=kept & (source < TAPS - 1), other=0.0)
+        source = (slot + before + tl.load(header + VALID))[None, :]
+        old = tl.load(
+            state + offset + source * channels, mask=stored & (source < TAPS - 1), other=0.0
+        )
         # frame of the block; negative for frames of the blocks before, which are in the rows before
         frame = source - (TAPS - 1) - before
-        real = (frame >= -before) & (frame + tl.load(own + START) >= tl.load(own + PROMPT_PADDING))
+        real = (frame >= -before) & (
+            frame + tl.load(header + START) >= tl.load(header + PROMPT_PADDING)
+        )
         at = row.to(tl.int64) * BLOCK_FRAMES + frame
-        new = tl.load(x + at * channels + channel[:, None], mask=kept & real, other=0.0)
+        new = tl.load(x + at * channels + channel[:, None], mask=stored & real, other=0.0)
         tl.debug_barrier()  # every read must finish before the state is overwritten
-        tl.store(state + place + slot[None, :] * channels, old + new, mask=kept)
+        tl.store(state + offset + slot[None, :] * channels, old + new, mask=stored)
 
 
 @triton.jit(do_not_specialize=OF_A_BATCH)

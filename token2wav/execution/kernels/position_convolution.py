@@ -69,14 +69,14 @@ def _convolve(
                 mask=(at < valid)[:, None] & real[None, :],
                 other=0.0,
             )
-            place = ((tap * GROUPS + group) * WIDTH + channel)[None, :] * WIDTH + channel[:, None]
-            weight = tl.load(weights + place, mask=real[:, None] & real[None, :], other=0.0)
+            entry = ((tap * GROUPS + group) * WIDTH + channel)[None, :] * WIDTH + channel[:, None]
+            weight = tl.load(weights + entry, mask=real[:, None] & real[None, :], other=0.0)
             if PRECISION == "tf32":
                 inputs = rounded(inputs)
             result += tl.dot(inputs, weight, input_precision=PRECISION)
     result = mish(result)
-    place = (rows + frame)[:, None] * (GROUPS * WIDTH) + of_group[None, :]
-    tl.store(out + place, result, mask=(frame < BLOCK_FRAMES)[:, None] & real[None, :])
+    element = (rows + frame)[:, None] * (GROUPS * WIDTH) + of_group[None, :]
+    tl.store(out + element, result, mask=(frame < BLOCK_FRAMES)[:, None] & real[None, :])
 
 
 class PositionConvolution:
