@@ -13,7 +13,7 @@ import torch
 from benchmarks.gpu.settings import PROMPT_TOKENS, LeftOut, Row
 from benchmarks.models import a_voice
 from token2wav import Token2Wav, Voice
-from token2wav.execution.stages import FrameChunk, TokenChunk
+from token2wav.stages.stage import FrameChunk, TokenChunk
 
 _LEAST_REPEATS = 3
 _RESERVED_PAGES = 3  # pages that a stream reserves when it opens

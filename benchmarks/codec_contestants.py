@@ -52,10 +52,10 @@ from tests.support.snac_model import SNAC_24KHZ, SNAC_44KHZ
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.config.values import from_mapping
 from token2wav.families.dac.config import DacSizes
-from token2wav.families.dac.networks import Dac
+from token2wav.families.dac.family import Dac
 from token2wav.families.snac.config import SnacSizes
-from token2wav.families.snac.networks import Snac
-from token2wav.networks.streaming import VocoderNetwork
+from token2wav.families.snac.family import Snac
+from token2wav.layers.streaming import VocoderNetwork
 from token2wav.voice import voice_for
 
 _CONTEXT = 25  # frames that `chunked_decode` of qwen-tts decodes again

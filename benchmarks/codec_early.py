@@ -25,9 +25,9 @@ from benchmarks.codec_models import DAC, DAC_24KHZ
 from benchmarks.environment import describe, save
 from tests.support.dac_model import write_dac, write_higgs
 from tests.support.snac_model import SNAC_24KHZ, write_snac
-from token2wav.execution.assemble import load_network
-from token2wav.families import read_config
-from token2wav.networks.combine import Residual
+from token2wav.assembly import load_network
+from token2wav.families.registry import read_config
+from token2wav.layers.combine import Residual
 from token2wav.networks.symmetric_decoder import SymmetricDecoder
 
 _HIGGS_RATES = [8, 5, 4, 2, 3]

@@ -15,9 +15,9 @@ from tests.support import dac_model, mimi_model, nanocodec_model, pocket_model, 
 from tests.support.codec_models import WRITERS
 from tests.support.family_golden import FamilyGolden
 from tests.support.snac_model import SNAC_24KHZ, SNAC_44KHZ
-from token2wav.families import read_config
+from token2wav.config.model_config import ModelConfig
 from token2wav.families.moss.config import TransformerPart
-from token2wav.model_config import ModelConfig
+from token2wav.families.registry import read_config
 
 QWEN3_TTS = {
     "codebook_size": 2048,

@@ -35,7 +35,7 @@ from benchmarks.open_loop import Subject
 from tests.support.codec_models import WRITERS
 from tests.support.family_golden import FamilyGolden
 from token2wav import StreamConfig, Token2Wav
-from token2wav.model_config import ModelConfig
+from token2wav.config.model_config import ModelConfig
 from token2wav_client import AsyncClient
 from token2wav_server import Ports, TritonServer
 

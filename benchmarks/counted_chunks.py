@@ -15,8 +15,8 @@ from benchmarks.launch import Launch, expected_us, least_us
 from benchmarks.launch_counter import ENCODER, OUTSIDE, Counted, LaunchCounter
 from benchmarks.models import a_voice
 from token2wav import StreamConfig
-from token2wav.execution.stages import FrameChunk, TokenChunk
-from token2wav.model_config import ModelConfig
+from token2wav.config.model_config import ModelConfig
+from token2wav.stages.stage import FrameChunk, TokenChunk
 
 PROMPT_TOKENS = 75
 STREAMS, SPOKEN_S = (1, 64), (0.0, 10.0)

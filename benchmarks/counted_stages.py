@@ -16,13 +16,13 @@ from benchmarks.kernel_launches import ALL_PAGES
 from benchmarks.launch import Record
 from benchmarks.launch_counter import ENCODER, META, LaunchCounter
 from token2wav import RuntimeConfig, StreamConfig
-from token2wav.execution.assemble import Assembly
-from token2wav.execution.backends import LoadContext
-from token2wav.execution.cached_flow import CachedFlow
-from token2wav.execution.graphs import CudaGraph, GraphPool, GraphSummary
-from token2wav.execution.stages import EncoderInput, Stages
-from token2wav.model_config import ModelConfig, StageName
-from token2wav.networks.streaming import VocoderNetwork
+from token2wav.assembly import Assembly
+from token2wav.backends import LoadContext
+from token2wav.config.model_config import ModelConfig, StageName
+from token2wav.execution.cuda_graphs import CudaGraph, GraphPool, GraphSummary
+from token2wav.layers.streaming import VocoderNetwork
+from token2wav.stages.cached_flow import CachedFlow
+from token2wav.stages.stage import EncoderInput, Stages
 
 _NULL_AND_SCRATCH = 2  # pages that the cache adds to the number that it is given
 
@@ -103,7 +103,7 @@ def counted_stages(
         stages = _CountedAssembly(counter, context, config, stream).stages()
     for name, stage in stages.by_name.items():
         if isinstance(stage, CachedFlow):
-            stage.conditions.run = _counted_stage(counter, ENCODER, stage.conditions.run)  # type: ignore[method-assign]
+            stage.encoder_runner.run = _counted_stage(counter, ENCODER, stage.encoder_runner.run)  # type: ignore[method-assign]
         stage.advance = _counted_stage(counter, name, stage.advance)  # type: ignore[method-assign]
     return stages
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from itertools import product
 
 from benchmarks.launch import CAPTURED_US
-from token2wav.execution.kernels.tiles import MULTIPROCESSORS, ProductSize, Tile, table
+from token2wav.kernels.tiles import MULTIPROCESSORS, ProductSize, Tile, table
 
 _TILES = [
     Tile(rows, outputs, inputs=64, warps=4, stages=4)

@@ -28,8 +28,8 @@ from benchmarks.gpu.settings import LeftOut
 from benchmarks.models import SIZES, model_folder
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.errors import Token2WavError
-from token2wav.execution.artifacts import EngineFolder
-from token2wav.execution.graphs import SWITCH
+from token2wav.execution.cuda_graphs import SWITCH
+from token2wav.exported.artifacts import EngineFolder
 from token2wav_export.engines import load_package
 from token2wav_export.making import Maker
 from token2wav_export.profiles import Load

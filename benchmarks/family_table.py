@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from benchmarks.codec_models import codec_configs
 from benchmarks.environment import RESULTS
 from benchmarks.models import public_configs
+from token2wav.assembly import held_samples
 from token2wav.config import StreamConfig
-from token2wav.execution.assemble import held_samples
-from token2wav.model_config import ModelConfig
+from token2wav.config.model_config import ModelConfig
 from token2wav.serving.hops import HopSchedule
 from token2wav_server.plan_memory import stream_needs
 

@@ -24,10 +24,10 @@ from benchmarks.environment import RESULTS, describe, save
 from benchmarks.models import a_voice, public_configs
 from tests.support.random_weights import fill
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
-from token2wav.execution.assemble import Assembly
-from token2wav.execution.backends import LoadContext
-from token2wav.model_config import ModelConfig, StageName
-from token2wav.networks.streaming import VocoderNetwork
+from token2wav.assembly import Assembly
+from token2wav.backends import LoadContext
+from token2wav.config.model_config import ModelConfig, StageName
+from token2wav.layers.streaming import VocoderNetwork
 
 _STREAMS = (1, 4)
 _REPEATS, _LONGEST_SECONDS = 3, 60

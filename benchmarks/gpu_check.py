@@ -44,7 +44,7 @@ from benchmarks.gpu.worker import LOG, Results, run_section  # noqa: E402
 from benchmarks.models import TEMPLATE, model_folder  # noqa: E402
 from token2wav.config.values import from_mapping  # noqa: E402
 from token2wav.errors import ConfigError  # noqa: E402
-from token2wav.execution.graphs import SWITCH  # noqa: E402
+from token2wav.execution.cuda_graphs import SWITCH  # noqa: E402
 
 # name of a section, its share of the time that is left, and its settings
 Part = tuple[str, float, Settings]

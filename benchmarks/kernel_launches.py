@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from benchmarks.launch import Launch, Record
 from token2wav.execution.batch import CHUNK, HEADER, NUM_PAGES, PROMPT_PADDING, VALID
-from token2wav.execution.kernels.tiles import (
+from token2wav.kernels.tiles import (
     MULTIPROCESSORS,
     Product,
     ProductSize,

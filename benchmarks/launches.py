@@ -23,8 +23,8 @@ from benchmarks.environment import describe, save
 from benchmarks.launch import CAPTURED_US, LOOSE_US, RATES
 from benchmarks.launch_counter import ENCODER, OUTSIDE
 from benchmarks.models import public_configs
-from token2wav.execution.kernels.tiles import table
-from token2wav.model_config import ModelConfig
+from token2wav.config.model_config import ModelConfig
+from token2wav.kernels.tiles import table
 
 
 def counted_configs() -> dict[str, ModelConfig]:

@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import save_file
 
 from token2wav import Voice
-from token2wav.execution.assemble import flow_networks
-from token2wav.families import read_config
+from token2wav.assembly import flow_networks
+from token2wav.config.model_config import ModelConfig
 from token2wav.families.bigvgan.config import BigVGANConfig
 from token2wav.families.chatterbox.config import ChatterboxConfig
 from token2wav.families.cosyvoice2.config import (
@@ -24,9 +24,9 @@ from token2wav.families.cosyvoice2.config import (
     UNetConfig,
 )
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.families.registry import read_config
 from token2wav.families.stepaudio2.config import DiTConfig, StepAudio2Config
 from token2wav.families.streamflow.config import StreamFlowConfig, StreamFlowSection
-from token2wav.model_config import ModelConfig
 from token2wav.networks.configs import HiFTConfig, ScheduleConfig
 
 _DATA = Path(__file__).resolve().parents[1] / "tests" / "data"

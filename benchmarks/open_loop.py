@@ -46,8 +46,8 @@ from tests.support.codec_models import drawn_tokens
 from tests.support.gateway_rig import serving, serving_gateway
 from tests.support.golden import TINY
 from tests.support.utterances import a_voice
-from token2wav.families import read_config
-from token2wav.model_config import ModelConfig
+from token2wav.config.model_config import ModelConfig
+from token2wav.families.registry import read_config
 from token2wav_client import AsyncClient, ClientError, ClientVoice
 from token2wav_client.stats import first_sound
 from token2wav_client.voice import FIELDS

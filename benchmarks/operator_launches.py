@@ -14,7 +14,7 @@ from torch.utils.flop_counter import flop_registry
 from benchmarks.cublas_products import library_us
 from benchmarks.kernel_launches import bytes_of, tensors_of
 from benchmarks.launch import Launch
-from token2wav.execution.kernels.tiles import ProductSize, table
+from token2wav.kernels.tiles import ProductSize, table
 
 aten = torch.ops.aten
 

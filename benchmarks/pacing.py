@@ -22,9 +22,9 @@ import numpy as np
 from benchmarks.environment import RESULTS, ROOT, describe, save, save_picture
 from benchmarks.models import public_configs
 from token2wav import StreamConfig
-from token2wav.execution.assemble import held_samples
-from token2wav.families import read_config
-from token2wav.model_config import ModelConfig
+from token2wav.assembly import held_samples
+from token2wav.config.model_config import ModelConfig
+from token2wav.families.registry import read_config
 from token2wav.serving.chunking import Chunker
 from token2wav.serving.clocks import Load, Playback
 from token2wav.serving.hops import HopSchedule

@@ -50,8 +50,8 @@ from examples.demo_voice.export import MODEL
 from examples.demo_voice.recordings import PROMPT, record
 from examples.demo_voice.text import HELD_OUT, held_out
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav, Voice
-from token2wav.families import read_config
-from token2wav.networks import streaming
+from token2wav.families.registry import read_config
+from token2wav.layers import streaming
 from token2wav_client import Client, ClientVoice
 from token2wav_server import Ports, TritonServer
 from token2wav_voice import FrontEnd, PromptVoice, Recording
@@ -280,7 +280,7 @@ class _RoundedProducts(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        from token2wav.execution.kernels.convolution import tf32  # needs the Triton language
+        from token2wav.kernels.convolution import tf32  # needs the Triton language
 
         if func in (torch.conv1d, torch.conv_transpose1d):
             x, weight, *rest = args

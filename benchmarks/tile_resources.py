@@ -23,8 +23,8 @@ from triton.runtime import driver
 from benchmarks.environment import RESULTS, describe, save
 from benchmarks.gpu.products import FULL, LAUNCHES, SMALL, UNET, Sizes, heads, with_tile
 from benchmarks.launches import markdown
-from tests.execution.kernels.compile_kernels import AbsentGPU, compiling
-from token2wav.execution.kernels.tiles import Product, Tile, table
+from tests.kernels.compile_kernels import AbsentGPU, compiling
+from token2wav.kernels.tiles import Product, Tile, table
 
 NAME = "tile_resources"
 CAPABILITIES = (80, 90, 100)

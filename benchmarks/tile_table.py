@@ -1,4 +1,4 @@
-"""Table of tiles from measurements: replaces `token2wav/execution/kernels/tiles.json`.
+"""Table of tiles from measurements: replaces `token2wav/kernels/tiles.json`.
 
     .venv/bin/python -m benchmarks.tile_table out/1    # folder of slice 1 of the GPU report
 
@@ -18,7 +18,7 @@ import torch
 
 from benchmarks.gpu.report import merge, rehearsed, rows_of
 from benchmarks.gpu.tiles import RATES
-from token2wav.execution.kernels.tiles import TABLE, Limits, ProductSize, Rates, Tile, TileTable
+from token2wav.kernels.tiles import TABLE, Limits, ProductSize, Rates, Tile, TileTable
 
 # Part of a measured time that counts at least as the time of the product. The rest is the launch.
 _LEAST_PART = 0.1

@@ -15,11 +15,11 @@ from pathlib import Path
 import torch
 from matplotlib.figure import Figure
 
-from token2wav.block_grid import BlockGrid
 from token2wav.config import load_server_config
+from token2wav.config.block_grid import BlockGrid
 from token2wav.config.values import number
 from token2wav.errors import ConfigError, Token2WavError
-from token2wav.families import read_config
+from token2wav.families.registry import read_config
 from token2wav.networks.configs import EstimatorConfig, GuidedAttention
 from token2wav.networks.masks import block_mask, guided_mask
 

@@ -25,7 +25,7 @@ import torch
 from scripts.golden_codecs import Families, Golden, codes_of, write_families
 from scripts.public_packages import EmptyModule, bare_package, module_of, package_folder, refilled
 from tests.support.random_weights import fill_dac
-from token2wav.networks.position_noise import noise_table
+from token2wav.layers.position_noise import noise_table
 
 _FRAMES = 24  # frames of the codes
 

@@ -45,7 +45,7 @@ from tests.support.tiny_model import (
     tiny_config,
 )
 from token2wav import RuntimeConfig, Token2Wav, Voice
-from token2wav.execution.assemble import load_network
+from token2wav.assembly import load_network
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.families.cosyvoice3.noise import load_flow_noise, load_source_noise
 from token2wav.networks.ode import EulerSolver

@@ -13,8 +13,8 @@ from safetensors.numpy import save_file
 
 from tests.support.tiny_model import demo_voice
 from token2wav import InputError, Voice
+from token2wav.config.model_config import ModelConfig
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
-from token2wav.model_config import ModelConfig
 
 FIELDS = ("prompt_tokens", "prompt_mel", "speaker_embedding")
 

@@ -9,18 +9,18 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
+from token2wav.assembly import assemble, check_runtime
 from token2wav.config import RuntimeConfig, StreamConfig, config_hash
+from token2wav.config.model_config import ModelConfig
 from token2wav.errors import InputError
-from token2wav.execution.assemble import assemble, check_runtime
 from token2wav.execution.cuda_facts import device_facts
-from token2wav.execution.stages import Stages
-from token2wav.families import family_of, read_config
-from token2wav.model_config import ModelConfig
+from token2wav.families.registry import family_name, read_config
 from token2wav.serving.hops import HopSchedule
 from token2wav.serving.options import DEFAULTS, UtteranceOptions
 from token2wav.serving.pipeline import Pipeline
 from token2wav.serving.stream import Stream
 from token2wav.serving.token_buffer import checked_tokens
+from token2wav.stages.stage import Stages
 from token2wav.voice import Voice, check_steps, float_array, voice_for
 
 log = logging.getLogger(__name__)
@@ -80,11 +80,10 @@ class Token2Wav:
         folder, stream, runtime = Path(folder), stream or StreamConfig(), runtime or RuntimeConfig()
         config = _config_under(folder, stream)
         stages = assemble(folder, config, stream, runtime, streams)
-        family = family_of(folder).__name__.rpartition(".")[2]
         log.info(
             "configuration %s of %s: %s %s", config_hash(config, stream), folder, config, stream
         )
-        return cls(config, stages, stream, f"{folder} ({family})")
+        return cls(config, stages, stream, f"{folder} ({family_name(config)})")
 
     def __str__(self) -> str:
         device = torch.device(self.engine.device)

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from token2wav.config.model_config import ModelConfig
 from token2wav.errors import CheckpointError, InputError
-from token2wav.model_config import ModelConfig
 
 FIELDS = ("prompt_tokens", "prompt_mel", "speaker_embedding")
 MOST_PROMPT_TOKENS = 750  # 30 s of CosyVoice3

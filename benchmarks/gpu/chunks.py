@@ -18,7 +18,7 @@ from benchmarks.chunk_batch import ChunkBatch, chunk, chunk_key, spoken
 from benchmarks.gpu.settings import LeftOut, Row, Rows, Settings
 from benchmarks.models import a_voice
 from token2wav import StreamConfig, Token2Wav
-from token2wav.execution.backends import FLOAT8_CAPABILITY
+from token2wav.backends import FLOAT8_CAPABILITY
 
 
 def load(

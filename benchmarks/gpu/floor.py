@@ -19,9 +19,9 @@ from torch.utils.benchmark import Timer
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.gpu.settings import PROMPT_TOKENS, Row, Rows, Settings
+from token2wav.assembly import flow_networks
 from token2wav.cache.paged_kv_cache import CacheLayout
-from token2wav.execution.artifacts import Precision
-from token2wav.execution.assemble import flow_networks
+from token2wav.exported.artifacts import Precision
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.networks.configs import HiFTConfig
 from token2wav.networks.hift import HiFT

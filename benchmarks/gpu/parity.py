@@ -25,12 +25,12 @@ from benchmarks.gpu.floor import estimator_sizes
 from benchmarks.gpu.settings import SETTINGS, LeftOut, Row, Rows, Settings
 from benchmarks.models import a_voice
 from token2wav import StreamConfig, Token2Wav, Voice
-from token2wav.execution.graphs import SWITCH
-from token2wav.execution.stages import FrameChunk
-from token2wav.families import read_config
-from token2wav.model_config import ModelConfig
+from token2wav.config.model_config import ModelConfig
+from token2wav.execution.cuda_graphs import SWITCH
+from token2wav.families.registry import read_config
 from token2wav.serving.chunking import Chunker
 from token2wav.serving.hops import HopSchedule
+from token2wav.stages.stage import FrameChunk
 
 # Bounds of `token2wav-export verify`. The bound of the mel is a ratio: the root mean square of the
 # error relative to the spread of the mel. The bound of the audio is for vocoders with the same mel.

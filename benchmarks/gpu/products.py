@@ -17,18 +17,18 @@ import torch
 
 from token2wav.cache.paged_kv_cache import CacheLayout, PagedKVCache, Storage
 from token2wav.execution.batch import HEADER, Block
-from token2wav.execution.kernels import tiles
-from token2wav.execution.kernels.causal_convolution import CausalConvolution
-from token2wav.execution.kernels.convolution import (
+from token2wav.kernels import tiles
+from token2wav.kernels.causal_convolution import CausalConvolution
+from token2wav.kernels.convolution import (
     FAR,
     Convolution,
     PieceTensors,
     Signal,
     SignalLayout,
 )
-from token2wav.execution.kernels.norms import NormVectors
-from token2wav.execution.kernels.products import gelu_product, project_heads
-from token2wav.execution.kernels.tiles import Product, ProductSize, Tile
+from token2wav.kernels.norms import NormVectors
+from token2wav.kernels.products import gelu_product, project_heads
+from token2wav.kernels.tiles import Product, ProductSize, Tile
 from token2wav.networks.unet import CausalConv
 
 Launch = Callable[[], object]

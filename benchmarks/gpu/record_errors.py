@@ -6,7 +6,7 @@ enable_assertion_pass_hook=true`. The plugin records assertions of the form `err
 calls of `torch.testing.assert_close`. For each line of a test it prints the comparison that is
 closest to its bound, or farthest beyond it:
 
-    measured: tests/execution/kernels/test_kernels.py:54 test_norms: 2.4e-07 of 2.0e-06
+    measured: tests/kernels/test_kernels.py:54 test_norms: 2.4e-07 of 2.0e-06
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def tiles(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
 def _rates(products: Any, settings: Settings) -> Row:
     """Measures an empty node of a graph, and the rates that limit a product."""
     from benchmarks.gpu import rate_kernels
-    from token2wav.execution.kernels.tiles import Tile, limits
+    from token2wav.kernels.tiles import Tile, limits
 
     tiny = settings.size == "tiny"
     buffer = torch.rand(2 * _SM_WIDTH if tiny else _BUFFER)
@@ -91,7 +91,7 @@ def _product(
     products: Any, settings: Settings, product: Any, dtype: torch.dtype, sizes: Any, rows: int
 ) -> Row:
     """Measures all tiles of a product."""
-    from token2wav.execution.kernels.tiles import limits, table
+    from token2wav.kernels.tiles import limits, table
 
     tiny = settings.size == "tiny"
     launches = [

@@ -19,8 +19,8 @@ from benchmarks.gpu.settings import LeftOut, Row, Rows, Settings
 
 _SANITIZERS = ("memcheck", "racecheck")
 _KERNELS = (
-    "tests/execution/kernels/test_kernels.py",
-    "tests/execution/kernels/test_attention.py",
+    "tests/kernels/test_kernels.py",
+    "tests/kernels/test_attention.py",
 )
 _METRICS = (  # time, memory, arithmetic, registers
     "gpu__time_duration.sum",

@@ -47,12 +47,12 @@ from token2wav import (
     Voice,
 )
 from token2wav.config import LimitConfig
-from token2wav.execution.cached_flow import CachedFlow
-from token2wav.execution.stages import FrameChunk, TokenChunk
-from token2wav.execution.vocoder import StreamingVocoder
 from token2wav.serving.pipeline import Timed
 from token2wav.serving.request import Request
 from token2wav.serving.worker import WorkerPool
+from token2wav.stages.cached_flow import CachedFlow
+from token2wav.stages.stage import FrameChunk, TokenChunk
+from token2wav.stages.waveform import StreamingVocoder
 
 THREADS, WORKERS = 4, 2
 STREAMS_OF_A_THREAD = 3

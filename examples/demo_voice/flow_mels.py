@@ -23,7 +23,7 @@ from examples.demo_voice.folder import CORPUS, FLOW_MELS, FRONT_END, TEMPLATE, T
 from examples.demo_voice.front_end import Heard
 from examples.demo_voice.speech import RATE_HZ, TOKEN_SAMPLES
 from examples.demo_voice.training import averaged_weights
-from token2wav.block_grid import BlockGrid
+from token2wav.config.block_grid import BlockGrid
 from token2wav.families.cosyvoice3.config import CosyVoice3Config, FlowConfig
 from token2wav.families.cosyvoice3.flow import Flow
 from token2wav.networks.masks import block_mask

@@ -14,7 +14,7 @@ from examples.demo_voice.corpus import MEL_PER_TOKEN, Utterances
 from examples.demo_voice.front_end import Heard
 from examples.demo_voice.tokenizer_training import Autoencoder, audible, distance
 from examples.demo_voice.training import Training
-from token2wav.block_grid import BlockGrid
+from token2wav.config.block_grid import BlockGrid
 from token2wav.families.cosyvoice3.config import FlowConfig
 from token2wav.families.cosyvoice3.flow import Flow
 from token2wav.networks.dit import AdaNorm
@@ -155,7 +155,7 @@ class FlowTraining(Training):
         )
         return estimator.velocity(
             state,
-            estimator.prepare_conditions(mu, spk, prompt),
+            estimator.project_conditions(mu, spk, prompt),
             estimator.modulation(t),
             bias,
             rope=rope,

@@ -14,7 +14,7 @@ from examples.demo_voice.corpus import LISTENED_PER_TOKEN, MEL_PER_TOKEN, Uttera
 from examples.demo_voice.tokenizer import DIGITS, HIGHEST, SLOPE, WIDTH, Tokenizer, Unit, all_digits
 from examples.demo_voice.training import Training
 from token2wav.families.cosyvoice3.config import FlowConfig
-from token2wav.networks.lookahead import PreLookahead
+from token2wav.layers.lookahead import PreLookahead
 
 _BATCH, _LENGTH = 16, 100  # crops of a batch, and tokens of a crop
 _UNITS = 3

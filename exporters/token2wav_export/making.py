@@ -15,9 +15,10 @@ from typing import Any
 import onnx
 from tqdm import tqdm
 
+from token2wav.assembly import Exportable, exportable
 from token2wav.config import config_hash
 from token2wav.errors import ArtifactError
-from token2wav.execution.artifacts import (
+from token2wav.exported.artifacts import (
     GRAPH_VERSION,
     Artifact,
     EngineFolder,
@@ -26,8 +27,7 @@ from token2wav.execution.artifacts import (
     fingerprint,
     stage_of,
 )
-from token2wav.execution.assemble import Exportable, exportable
-from token2wav.execution.exported_graphs import Package
+from token2wav.exported.run import Package
 from token2wav_export import ExportError
 from token2wav_export.engines import build_engine, build_target, version_of
 from token2wav_export.modules import load_module

@@ -8,9 +8,10 @@ from functools import cached_property
 import torch
 from torch import nn
 
-from token2wav.execution.artifacts import GraphName, Precision, stage_of
-from token2wav.execution.assemble import Exportable
-from token2wav.execution.exported_graphs import (
+from token2wav.assembly import Exportable
+from token2wav.config.model_config import ModelConfig, StageName
+from token2wav.exported.artifacts import GraphName, Precision, stage_of
+from token2wav.exported.run import (
     AUDIO,
     NEW,
     NOISE_FACTOR,
@@ -18,12 +19,11 @@ from token2wav.execution.exported_graphs import (
     exported_states,
     signals_of,
 )
-from token2wav.model_config import ModelConfig, StageName
+from token2wav.layers.streaming import Streaming, StreamStep, VocoderNetwork
 from token2wav.networks.dit import DiT
 from token2wav.networks.estimator import MODULATION, PRESENT, ROPE, CachedStep
 from token2wav.networks.hift import HiFT
 from token2wav.networks.masks import attention_bias
-from token2wav.networks.streaming import Streaming, StreamStep, VocoderNetwork
 from token2wav_export.signatures import Signature, Sizes, TensorSpec
 
 # Streams run for at least this number of frames before their states are used as inputs. No vocoder

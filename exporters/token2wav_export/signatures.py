@@ -10,9 +10,10 @@ from typing import Literal, NamedTuple, get_args
 
 import torch
 
-from token2wav.execution.artifacts import GraphName, Precision, stage_of
-from token2wav.execution.assemble import Exportable
-from token2wav.execution.exported_graphs import (
+from token2wav.assembly import Exportable
+from token2wav.config.model_config import StageName
+from token2wav.exported.artifacts import GraphName, Precision, stage_of
+from token2wav.exported.run import (
     AUDIO,
     NEW,
     NOISE_FACTOR,
@@ -21,11 +22,10 @@ from token2wav.execution.exported_graphs import (
     signals_of,
     takes_noise_factor,
 )
-from token2wav.model_config import StageName
+from token2wav.layers.streaming import StateSpec
 from token2wav.networks.dit import DiT
 from token2wav.networks.estimator import MODULATION, PRESENT, ROPE, Estimator, cache_names
 from token2wav.networks.hift import HiFT
-from token2wav.networks.streaming import StateSpec
 from token2wav_export import ExportError
 
 TypeName = Literal["float32", "float16", "int64"]  # dtype by its name in numpy and torch

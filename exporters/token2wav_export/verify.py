@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from token2wav.backends import LoadContext
 from token2wav.config import RuntimeConfig
-from token2wav.execution.backends import LoadContext
+from token2wav.config.model_config import ModelConfig
 from token2wav.execution.device import device_named
-from token2wav.execution.stages import BackendName, FrameChunk
 from token2wav.model import Token2Wav
-from token2wav.model_config import ModelConfig
 from token2wav.serving.options import UtteranceOptions
+from token2wav.stages.stage import BackendName, FrameChunk
 from token2wav.voice import MEL_BOUND, Voice
 
 PROMPT_TOKENS = 75

@@ -14,7 +14,7 @@ from pathlib import Path
 from token2wav.commands import missing
 from token2wav.config import load_server_config
 from token2wav.errors import ConfigError, Token2WavError
-from token2wav.families import read_config
+from token2wav.families.registry import read_config
 from token2wav_server.voices import voices_in
 
 # Removes the working directory from `sys.path`. It may be a model folder, and no file of a model
@@ -68,7 +68,7 @@ def main() -> None:
     model, *config = map(Path, sys.argv[1:])
     try:
         # These import torch.
-        from token2wav.execution.assemble import check_folder
+        from token2wav.assembly import check_folder
         from token2wav.model import check_settings
 
         settings = load_server_config(config[0] if config else None)

@@ -17,9 +17,9 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
+from token2wav.config.model_config import StageName
 from token2wav.errors import Token2WavError
 from token2wav.model import Token2Wav
-from token2wav.model_config import StageName
 from token2wav.serving.observer import Observer
 from token2wav.serving.request import Request
 

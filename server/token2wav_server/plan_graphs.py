@@ -6,14 +6,19 @@ from typing import Any
 
 import torch
 
+from token2wav.assembly import family_for
 from token2wav.config import StreamConfig
-from token2wav.execution.assemble import CAPTURED_STREAMS, family_of
-from token2wav.execution.backends import CAPTURED_BLOCKS, CAPTURED_WINDOWS, PROVISIONAL_BATCH
-from token2wav.execution.piece_sizes import kernel_sizes
-from token2wav.execution.vocoder import likely_pieces
-from token2wav.families import networks_module
-from token2wav.model_config import ModelConfig
+from token2wav.config.model_config import ModelConfig
+from token2wav.execution.captured_sizes import (
+    CAPTURED_BLOCKS,
+    CAPTURED_STREAMS,
+    CAPTURED_WINDOWS,
+    PROVISIONAL_BLOCKS,
+)
+from token2wav.families.registry import family_name
 from token2wav.networks.hift import HiFT
+from token2wav.stages.piece_sizes import kernel_sizes
+from token2wav.stages.waveform import likely_pieces
 
 # Nodes of a CUDA graph of the encoder, and of one ODE step, by family. They are the launches that
 # `benchmarks.launches` counts at the published sizes, which change with the layers of a model. A
@@ -41,7 +46,7 @@ def graph_nodes(model: ModelConfig, stream: StreamConfig) -> int:
     Returns 0 for a codec, and for a family outside this project, because its nodes were not
     counted.
     """
-    family = networks_module(model).__package__.rpartition(".")[2]
+    family = family_name(model)
     if family not in _FLOW_NODES:
         return 0
     encoder, step = _FLOW_NODES[family]
@@ -50,7 +55,7 @@ def graph_nodes(model: ModelConfig, stream: StreamConfig) -> int:
     nodes = len(sizes) * (encoder + model.ode_steps * step)
     early_steps = model.early_steps(stream, model.ode_steps)
     if early_steps < model.ode_steps:
-        batches = sum(blocks <= PROVISIONAL_BATCH for blocks in CAPTURED_BLOCKS)
+        batches = sum(blocks <= PROVISIONAL_BLOCKS for blocks in CAPTURED_BLOCKS)
         nodes += batches * early_steps * step
     if isinstance(vocoder, HiFT):
         pieces = kernel_sizes(vocoder.lookahead_frames, model, model.hops(stream))
@@ -77,4 +82,4 @@ def vocoder_bytes(model: ModelConfig, stream: StreamConfig) -> int:
 def _vocoder(model: ModelConfig) -> Any:
     """Makes the vocoder of a model without weights."""
     with torch.device("meta"):
-        return family_of(model).network(model, "vocoder")
+        return family_for(model).network(model, "vocoder")

@@ -15,22 +15,22 @@ from typing import Any
 import numpy as np
 import torch
 
+from token2wav.assembly import family_for, flow_networks
 from token2wav.cache.block_pool import PageNeeds
 from token2wav.cache.paged_kv_cache import PagedKVCache, Storage
 from token2wav.cache.states import StateStore
 from token2wav.config import StreamConfig
-from token2wav.execution.assemble import family_of, flow_networks
+from token2wav.config.model_config import ModelConfig
 from token2wav.execution.batch import ChunkInput
-from token2wav.execution.cached_flow import CachedFlow, flow_states, page_needs
 from token2wav.execution.device import cuda_cache_bytes
-from token2wav.execution.recompute import RecomputeFlow
 from token2wav.execution.runner import Runner
-from token2wav.model_config import ModelConfig
+from token2wav.layers.streaming import VocoderNetwork, state_specs
 from token2wav.networks.noise import FlowNoise
 from token2wav.networks.ode import EulerSolver, OdeTables
-from token2wav.networks.streaming import VocoderNetwork, state_specs
 from token2wav.serving.chunking import Chunker
 from token2wav.serving.hops import HopSchedule
+from token2wav.stages.cached_flow import CachedFlow, flow_states, page_needs
+from token2wav.stages.recompute import RecomputeFlow
 from token2wav.voice import Voice
 
 _META = torch.device("meta")
@@ -167,7 +167,7 @@ def weight_bytes(model: ModelConfig, precision: str) -> int:
 def _decoder(model: ModelConfig) -> VocoderNetwork:
     """Makes the network of a codec without weights."""
     with _META:
-        network: Any = family_of(model).network(model, "decoder")
+        network: Any = family_for(model).network(model, "decoder")
     network.freeze()
     decoder: VocoderNetwork = network
     return decoder

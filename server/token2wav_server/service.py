@@ -18,10 +18,10 @@ import triton_python_backend_utils as pb_utils
 from token2wav.cache.block_pool import PageNeeds
 from token2wav.config import LimitConfig, ServerConfig
 from token2wav.errors import InputError, LimitError, to_public_error
-from token2wav.execution.cached_flow import page_needs
 from token2wav.model import Token2Wav
 from token2wav.serving.request import Request
 from token2wav.serving.worker import WorkerPool, default_workers
+from token2wav.stages.cached_flow import page_needs
 from token2wav.voice import Voice
 from token2wav_server.metrics import ServerMetrics
 from token2wav_server.model_process import (

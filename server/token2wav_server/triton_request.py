@@ -20,9 +20,9 @@ import triton_python_backend_utils as pb_utils
 from numpy.typing import NDArray
 from torch.utils.dlpack import from_dlpack
 
+from token2wav.config.model_config import ModelConfig
 from token2wav.config.values import shown
 from token2wav.errors import InputError
-from token2wav.model_config import ModelConfig
 from token2wav.serving.audio_output import AudioFormat
 from token2wav.serving.options import DEFAULTS, UtteranceOptions
 from token2wav.voice import FIELDS, NO_VOICE, Voice, voice_for

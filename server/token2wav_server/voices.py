@@ -13,9 +13,9 @@ from collections import OrderedDict
 from pathlib import Path
 
 from token2wav.config import ServerConfig
+from token2wav.config.model_config import ModelConfig
 from token2wav.config.values import shown
 from token2wav.errors import ConfigError, InputError
-from token2wav.model_config import ModelConfig
 from token2wav.voice import Voice
 
 _ID = re.compile("[0-9a-f]{64}")

@@ -149,7 +149,7 @@ def test_all_tests_for_a_gpu_are_collected_on_a_bare_machine(tmp_path: Path) -> 
     paths = [str(path.relative_to(ROOT)) for path in files_of_tests()]
     done = run("-m", "pytest", "-p", "no:cacheprovider", *options, *paths)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "tests/execution/test_vocoder_cuda.py::" in done.stdout
+    assert "tests/stages/test_waveform_cuda.py::" in done.stdout
 
 
 def test_slices_without_the_triton_language(tmp_path: Path) -> None:

@@ -42,10 +42,10 @@ from benchmarks.listening import silences
 from benchmarks.models import FULL_YAML
 from tests.support.golden import TINY
 from token2wav import Token2Wav
-from token2wav.execution.stages import CacheUsage
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.families.cosyvoice3.flow import Flow
 from token2wav.networks.configs import HiFTConfig
+from token2wav.stages.stage import CacheUsage
 
 FULL = CosyVoice3Config.read(FULL_YAML.parent)
 LAYERS = 22 * (4 * 1024 * 1024 + 2 * 1024 * 2048) + 1024 * 80
@@ -71,7 +71,7 @@ def good() -> dict[str, Any]:
     drift = {"drift": -0.05, "third_ms": 9.0, "last_ms": 8.5, "chunks": 60}
     rows = [
         row("floor", "rates", rates=RATES),
-        row("tests", "tests/execution/kernels", passed=9, skipped=0),
+        row("tests", "tests/kernels", passed=9, skipped=0),
         *(row("parity", key, mel=1e-4) for key in planned_parity()),
         chunk(1, 25, 0.0, 9.0),
         *(chunk(16, 100, spoken_s, 80.0) for spoken_s in PLANNED.histories),
@@ -201,7 +201,7 @@ def test_faults_are_named() -> None:
         {"section": "streams", "problem": "the process ended with SIGKILL", "took_s": 1.0}
     )
     assert faults(content) == [
-        "tests: tests/execution/kernels: 1 failed, tests/a.py::test_b",
+        "tests: tests/kernels: 1 failed, tests/a.py::test_b",
         "streams: the process ended with SIGKILL",
     ]
 
@@ -352,14 +352,14 @@ def test_the_flow_against_torchs_counter() -> None:
     x, mu, cond = (torch.randn(2, config.mel_bands, frames) for _ in range(3))
     speaker, time = torch.randn(2, config.mel_bands), torch.zeros(1)
     rope, modulation = estimator.rotary_embed(torch.arange(frames)), estimator.modulation(time)
-    conditions = estimator.prepare_conditions(mu, speaker, cond)
+    conditions = estimator.project_conditions(mu, speaker, cond)
     with (
         torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH),
         FlopCounterMode(display=False) as counter,
     ):
         estimator.velocity(x, conditions, modulation, None, rope=rope)
     with FlopCounterMode(display=False) as once:
-        estimator.prepare_conditions(mu, speaker, cond)
+        estimator.project_conditions(mu, speaker, cond)
     work = flow_work(model, "float32", 1, frames, 0)
     lookahead = 2 * config.block_tokens * 7 * config.pre_lookahead_channels * config.input_size
     assert (

@@ -15,7 +15,7 @@ from benchmarks.launch import Launch, expected_us, least_us
 from benchmarks.launch_counter import LaunchCounter
 from benchmarks.models import public_configs
 from token2wav import StreamConfig
-from token2wav.execution.kernels.tiles import ProductSize, table
+from token2wav.kernels.tiles import ProductSize, table
 
 pytest.importorskip("triton")
 

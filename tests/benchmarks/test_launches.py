@@ -214,7 +214,7 @@ def test_float32_products_use_tf32_only_where_it_is_allowed() -> None:
 
 
 def test_kernels_are_counted_and_not_run() -> None:
-    from token2wav.execution.kernels.norms import gated_norm, modulated_norm
+    from token2wav.kernels.norms import gated_norm, modulated_norm
 
     gate, shift, scale = (X.new_empty(8) for _ in range(3))
     counted = launches(

@@ -15,7 +15,7 @@ from benchmarks.environment import RESULTS
 from benchmarks.gpu.settings import LeftOut, Settings
 from benchmarks.gpu.tiles import tiles
 from benchmarks.tile_table import choices, measured, text
-from token2wav.execution.kernels.tiles import TABLE, TileTable
+from token2wav.kernels.tiles import TABLE, TileTable
 
 SIZES = ("rows", "outputs", "inputs", "warps", "stages")
 COMMITTED = json.loads(TABLE.read_text())

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from token2wav.block_grid import BlockGrid
 from token2wav.cache.block_pool import (
     BlockPool,
     CommonReserve,
@@ -18,6 +17,7 @@ from token2wav.cache.block_pool import (
     PrefixCache,
     StreamBlocks,
 )
+from token2wav.config.block_grid import BlockGrid
 
 PAGES = 20
 OPERATIONS = "open", "prompt", "start", "end", "retract", "close"

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from token2wav.block_grid import BlockGrid
 from token2wav.cache.block_pool import BlockPool, OutOfBlocksError, PrefixCache, StreamBlocks
+from token2wav.config.block_grid import BlockGrid
 from token2wav.networks.masks import block_mask
 
 CAPACITY = 64

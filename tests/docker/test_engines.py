@@ -13,7 +13,7 @@ import torch
 from benchmarks.models import SIZES, random_model
 from tests.support.container import ENTRYPOINT, image_environment
 from tests.support.patience import PATIENCE_SECONDS
-from token2wav.execution.artifacts import Artifact, EngineFolder, fingerprint
+from token2wav.exported.artifacts import Artifact, EngineFolder, fingerprint
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from types import ModuleType
 import pytest
 
 from tests.support.container import DOCKER
+from token2wav import backends
 from token2wav.config import LimitConfig, RuntimeConfig, ServerConfig
 from token2wav.errors import EngineUnavailableError
-from token2wav.execution import backends
 from token2wav_export import cli as export_cli
 
 L4 = {"compute_capability": "8.9", "gpu": "NVIDIA L4"}

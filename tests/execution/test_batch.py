@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.execution.rig import Parts, Utterance, fill_estimator_state, flow_mel, run_together
+from tests.stages.rig import Parts, Utterance, fill_estimator_state, flow_mel, run_together
 from tests.support.batches import WHOLE_BLOCKS
 from tests.support.packing import pad_batches
 from tests.support.utterances import a_voice, off, some_tokens
-from token2wav.execution.backends import exported_buckets
+from token2wav.backends import exported_buckets
 from token2wav.execution.batch import BatchSize
-from token2wav.execution.cached_flow import CachedFlow
 from token2wav.serving.chunking import Chunker
 from token2wav.serving.hops import HopSchedule
+from token2wav.stages.cached_flow import CachedFlow
 
 # of the mel: sums in another order, which depends on the sizes that a library is asked for
 BATCHED = 1e-5

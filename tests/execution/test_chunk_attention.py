@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.execution.rig import MEL, Parts, flow_mel
+from tests.stages.rig import MEL, Parts, flow_mel
 from tests.support.utterances import a_voice, off, portions, some_tokens
 from token2wav.execution import step
-from token2wav.execution.cached_flow import CachedFlow
 from token2wav.execution.chunk_attention import chunk_attention
 from token2wav.networks.unet import attended
+from token2wav.stages.cached_flow import CachedFlow
 
 HEADS = 3
 ROUNDING = 1e-6  # float32, for values of about 1

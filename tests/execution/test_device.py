@@ -17,9 +17,9 @@ import torch
 
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.tiny_model import TINY
-from token2wav import RuntimeConfig, StreamConfig, Token2Wav
+from token2wav import RuntimeConfig, StreamConfig, Token2Wav, assembly
 from token2wav.errors import ConfigError, DeviceLostError
-from token2wav.execution import assemble
+from token2wav.execution.cuda_graphs import GraphPool
 from token2wav.execution.device import (
     available_bytes,
     cache_bytes,
@@ -30,9 +30,8 @@ from token2wav.execution.device import (
     keep_arithmetic_exact,
     keep_compiled_operations,
 )
-from token2wav.execution.graphs import GraphPool
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
-from token2wav.networks.lookahead import as_product
+from token2wav.layers.lookahead import as_product
 
 ROUNDINGS = {"cudnn TF32", "matmul TF32", "float16 sums"}
 
@@ -128,12 +127,12 @@ def test_before_weights_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not roundings()
         raise InterruptedError
 
-    monkeypatch.setattr(assemble, "load_network", load)
-    monkeypatch.setattr(assemble, "device_named", lambda name: torch.device("cuda"))
-    monkeypatch.setattr(assemble, "entered", lambda device: nullcontext())
-    monkeypatch.setattr(assemble, "graphs_enabled", lambda device: False)
+    monkeypatch.setattr(assembly, "load_network", load)
+    monkeypatch.setattr(assembly, "device_named", lambda name: torch.device("cuda"))
+    monkeypatch.setattr(assembly, "entered", lambda device: nullcontext())
+    monkeypatch.setattr(assembly, "graphs_enabled", lambda device: False)
     with pytest.raises(InterruptedError):
-        assemble.assemble(
+        assembly.assemble(
             TINY, CosyVoice3Config.read(TINY), StreamConfig(), RuntimeConfig(backend="torch")
         )
 

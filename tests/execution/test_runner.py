@@ -6,11 +6,12 @@ import logging
 
 import pytest
 
-from tests.execution.rig import Parts, flow_mel
+from tests.stages.rig import Parts, flow_mel
 from tests.support.packing import pad_batches
 from tests.support.utterances import a_voice, off, some_tokens
+from token2wav import backends
 from token2wav.config import LimitConfig
-from token2wav.execution import backends
+from token2wav.execution.captured_sizes import PAST_PAGES
 
 PROMPT_TOKENS = 750  # longest prompt that a server accepts
 BATCHED = 1e-5  # of the mel, as in test_batch.py
@@ -18,7 +19,7 @@ BATCHED = 1e-5  # of the mel, as in test_batch.py
 
 def test_tables_have_room_for_the_longest_stream_of_a_server(parts: Parts) -> None:
     tokens = PROMPT_TOKENS + LimitConfig().stream_tokens
-    assert tokens // parts.config.block_tokens <= backends._PAST
+    assert tokens // parts.config.block_tokens <= PAST_PAGES
 
 
 def test_a_longer_history_runs_eagerly_and_is_reported_once(

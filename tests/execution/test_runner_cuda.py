@@ -17,7 +17,7 @@ from tests.support.batches import spoken_together
 from tests.support.golden import TINY, snr_db
 from tests.support.utterances import a_voice, some_tokens
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
-from token2wav.execution.graphs import SWITCH
+from token2wav.execution.cuda_graphs import SWITCH
 from token2wav.execution.runner import Runner
 from token2wav.execution.step import TorchStep
 from token2wav_export.verify import stream_mel
@@ -92,7 +92,7 @@ def test_a_model_on_another_gpu(reference: Token2Wav) -> None:
 
 LOSE_THE_DEVICE = """
 import sys, numpy, torch
-from tests.execution.rig import a_voice, some_tokens
+from tests.stages.rig import a_voice, some_tokens
 from token2wav import RuntimeConfig, Token2Wav
 from token2wav.errors import DeviceLostError
 model = Token2Wav.load(sys.argv[1], runtime=RuntimeConfig(device="cuda", backend="torch", \

@@ -18,7 +18,7 @@ from tests.support.golden import TINY
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.tiny_model import tiny_copy
 from token2wav.errors import ArtifactError, CheckpointError
-from token2wav.execution.artifacts import (
+from token2wav.exported.artifacts import (
     DESCRIPTION,
     GRAPH_VERSION,
     EngineFolder,

@@ -14,7 +14,7 @@ import pytest
 from tests.exporters.rig import ARTIFACT, Export, add, engine
 from tests.support.golden import TINY
 from token2wav.errors import ConfigError, EngineUnavailableError
-from token2wav.execution.artifacts import EngineFolder
+from token2wav.exported.artifacts import EngineFolder
 from token2wav_export import ExportError, engines, making
 from token2wav_export.cli import main
 from token2wav_export.engines import build_target, load_package

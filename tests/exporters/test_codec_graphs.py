@@ -13,7 +13,7 @@ from tests.support.codec_models import WRITERS, drawn_tokens
 from tests.support.family_golden import FamilyGolden
 from tests.support.utterances import chunks_of, joined, off, portions
 from token2wav import ConfigError, RuntimeConfig, StreamConfig, Token2Wav, UtteranceOptions
-from token2wav.execution.artifacts import EngineFolder
+from token2wav.exported.artifacts import EngineFolder
 from token2wav.serving.token_buffer import checked_tokens
 from token2wav.voice import voice_for
 from token2wav_export.cli import DONE, FAILED, main

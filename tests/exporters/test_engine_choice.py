@@ -17,9 +17,9 @@ from tests.support.golden import snr_db
 from tests.support.server_rig import Rig
 from tests.support.utterances import a_voice, some_tokens
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
+from token2wav import backends as choice
 from token2wav.errors import ArtifactError, ConfigError, EngineUnavailableError
-from token2wav.execution import backends as choice
-from token2wav.execution.exported_graphs import ExportedVocoder
+from token2wav.exported.run import ExportedVocoder
 from token2wav_export.cli import main
 from token2wav_export.verify import stream_mel
 from token2wav_server.launcher.errors import ServerError
@@ -215,7 +215,7 @@ def test_a_server_without_graphs_names_the_command_that_makes_them(
 
 def test_a_gpu_needs_the_onnxruntime_for_gpus() -> None:
     """Only the onnxruntime for CPUs is installed here."""
-    from token2wav.execution.exported_graphs import check_provider
+    from token2wav.exported.run import check_provider
 
     check_provider(torch.device("cpu"))
     with pytest.raises(

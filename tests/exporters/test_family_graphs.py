@@ -15,12 +15,11 @@ from tests.support.family_golden import FamilyGolden
 from tests.support.few_convolutions import with_few_convolutions
 from tests.support.golden import snr_db
 from tests.support.utterances import a_voice, off, some_tokens, streamed_mels
-from token2wav import RuntimeConfig, StreamConfig, Token2Wav
+from token2wav import RuntimeConfig, StreamConfig, Token2Wav, backends
+from token2wav.backends import Backend
 from token2wav.errors import ConfigError
-from token2wav.execution import backends
-from token2wav.execution.artifacts import EngineFolder
-from token2wav.execution.backends import Backend
-from token2wav.execution.exported_graphs import OnnxModule
+from token2wav.exported.artifacts import EngineFolder
+from token2wav.exported.run import OnnxModule
 from token2wav_export.cli import main
 from token2wav_export.engines import load_package
 from token2wav_export.making import Maker

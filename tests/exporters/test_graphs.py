@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from tests.exporters.rig import Export
-from token2wav.execution.artifacts import (
+from token2wav.assembly import Exportable, exportable
+from token2wav.exported.artifacts import (
     GRAPH_VERSION,
     EngineFolder,
     GraphName,
@@ -19,7 +20,6 @@ from token2wav.execution.artifacts import (
     fingerprint,
     stage_of,
 )
-from token2wav.execution.assemble import Exportable, exportable
 from token2wav.networks.dit import DiT
 from token2wav.networks.estimator import CachedStep
 from token2wav_export import ExportError

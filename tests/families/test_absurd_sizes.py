@@ -18,10 +18,10 @@ from tests.support.dac_model import write_higgs_first_release
 from tests.support.family_golden import FamilyGolden
 from tests.support.tiny_model import DATA, TINY, one_line, tiny_copy
 from token2wav import CheckpointError, ConfigError
-from token2wav.execution.assemble import check_folder
-from token2wav.families import family_of
+from token2wav.assembly import check_folder
 from token2wav.families.bigvgan.config import BigVGANConfig, read_bigvgan
 from token2wav.families.chatterbox.config import read as read_chatterbox
+from token2wav.families.registry import find_family
 from token2wav.families.streamflow.config import StreamFlowSection
 
 ABSURD = ["0", "-1", "100000000", "1000000000", "1" + "0" * 18, "1.0e+308", ".nan", "text", "[[1]]"]
@@ -76,7 +76,7 @@ def test_an_absurd_number_is_refused_by_its_key(
     tmp_path: Path, write: Callable[[Path], Path], absurd: str
 ) -> None:
     path = write(tmp_path)
-    read = family_of(tmp_path).read
+    read = find_family(tmp_path).read
     text, sound, refused = path.read_text(), read(tmp_path), 0
     for match in NUMBER.finditer(text):
         key, value = match.group(2), match.group(3)
@@ -121,7 +121,7 @@ def test_an_absurd_number_in_a_codec_is_refused_by_its_key(name: str, tmp_path: 
     """A number that the server does not read may have any value."""
     CODECS[name](tmp_path, FamilyGolden(name, "tiny"))
     [file] = [path for path in tmp_path.iterdir() if path.suffix in (".json", ".yaml")]
-    read = family_of(tmp_path).read
+    read = find_family(tmp_path).read
     text, sound, refused = file.read_text(), read(tmp_path), 0
     absurd = [0, -1, 10**8, 10**9, 10**18, 1e308, float("nan"), "text", [[1]]]
     for path in numbers(json.loads(text)):

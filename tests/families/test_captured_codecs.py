@@ -12,7 +12,7 @@ from tests.support.codec_models import WRITERS, drawn_tokens
 from tests.support.family_golden import FamilyGolden
 from tests.support.utterances import chunks_of, joined, off, portions
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
-from token2wav.execution.graphs import CudaGraph
+from token2wav.execution.cuda_graphs import CudaGraph
 from token2wav.voice import voice_for
 
 pytestmark = [

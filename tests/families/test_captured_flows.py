@@ -17,9 +17,9 @@ from tests.support.utterances import a_voice, off, some_tokens, streamed_mels
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.cache.paged_kv_cache import LayerView
 from token2wav.execution.batch import HEADER, NUM_PAGES, PROMPT_PADDING, VALID, BatchSize
-from token2wav.execution.conditions import BlockConditions
 from token2wav.execution.runner import Runner
 from token2wav.execution.step import TorchStep
+from token2wav.stages.encoder_runner import BlockEncoderRunner
 
 MEL = 2e-5  # of float32 on one device
 DEVICES = 2e-4  # between devices, which sum in another order
@@ -62,7 +62,7 @@ def attend_by_distance(
 @pytest.fixture
 def _torch_for_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
-    from token2wav.execution.kernels import relative_attention
+    from token2wav.kernels import relative_attention
 
     monkeypatch.setattr(relative_attention, "relative_attention", attend_by_distance)
 
@@ -71,8 +71,8 @@ def _torch_for_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_conditions_of_blocks_equal_the_whole(folder: Path) -> None:
     model = Token2Wav.load(folder, runtime=CPU)
     engine = model.pipeline.flow
-    streams, block = engine.conditions, model.config.block_tokens
-    engine.conditions = BlockConditions(
+    streams, block = engine.encoder_runner, model.config.block_tokens
+    engine.encoder_runner = BlockEncoderRunner(
         streams.encoder, streams.cache, engine.states, block, BUCKETS
     )
     utterances = [
@@ -90,7 +90,7 @@ def test_conditions_of_blocks_equal_the_whole(folder: Path) -> None:
 def test_captured_graphs_equal_the_cpu(folder: Path, precision: str) -> None:
     runtime = RuntimeConfig(device="cuda", backend="torch", precision=precision, cache_mib=512)  # type: ignore[arg-type]
     model, reference = Token2Wav.load(folder, runtime=runtime), Token2Wav.load(folder, runtime=CPU)
-    assert isinstance(model.pipeline.flow.conditions, BlockConditions)
+    assert isinstance(model.pipeline.flow.encoder_runner, BlockEncoderRunner)
     [runner] = model.pipeline.flow._runners.values()
     assert isinstance(runner, Runner)
     assert not isinstance(runner.step, TorchStep), "kernels"

@@ -27,9 +27,9 @@ from tests.support.family_golden import FamilyGolden
 from tests.support.tiny_model import one_line
 from tests.support.utterances import Audio, Tokens, a_voice, chunks_of, joined, off, portions
 from token2wav import InputError, RuntimeConfig, StreamConfig, Token2Wav
-from token2wav.execution.vocoder import PieceInput, StreamingVocoder, likely_pieces
-from token2wav.model_config import ModelConfig
+from token2wav.config.model_config import ModelConfig
 from token2wav.serving.token_buffer import checked_tokens
+from token2wav.stages.waveform import PieceInput, StreamingVocoder, likely_pieces
 from token2wav.voice import voice_for
 
 # Of the spread of the audio. Sums are in another order than in the public code.

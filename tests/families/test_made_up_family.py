@@ -24,8 +24,8 @@ from tests.support.batches import spoken_together
 from tests.support.server_rig import Rig
 from tests.support.utterances import chunks_of, joined, off, portions
 from token2wav import CheckpointError, ConfigError, InputError, Token2Wav, Voice
-from token2wav.execution.assemble import check_folder, exportable, family_of, flow_networks
-from token2wav.families import read_config
+from token2wav.assembly import check_folder, exportable, family_for, flow_networks
+from token2wav.families.registry import read_config
 from token2wav_client import Client, ClientVoice, ServerError
 
 AUDIO = 1e-5  # of float32; phases are summed in double precision
@@ -171,7 +171,7 @@ def codec_folder(tmp_path_factory: pytest.TempPathFactory, site: Path) -> Path:
     (folder / "codec.json").write_text("{}")
     torch.manual_seed(0)
     config = read_config(folder)
-    network = family_of(config).network(config, "decoder")
+    network = family_for(config).network(config, "decoder")
     save_file(network.state_dict(), folder / "decoder.safetensors")
     return folder
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from token2wav.block_grid import BlockGrid
 from token2wav.cache.block_pool import BlockPool, PrefixCache, StreamBlocks
 from token2wav.cache.encoder_cache import EncoderCache
+from token2wav.config.block_grid import BlockGrid
+from token2wav.layers.streaming import StreamStep, state_specs
 from token2wav.networks.conformer import RATIO, Conformer, SequenceAttention
-from token2wav.networks.streaming import StreamStep, state_specs
 
 SIZE, LOOKAHEAD, TOKENS, BLOCK = 16, 3, 110, 25
 ROUNDING = 1e-5

@@ -10,10 +10,10 @@ import torch
 
 from token2wav.cache.states import StateStore
 from token2wav.families.chatterbox.source import SampleSource
+from token2wav.layers.streaming import StreamStep, state_specs
 from token2wav.networks.configs import HiFTConfig
 from token2wav.networks.hift import HiFT
 from token2wav.networks.source import HarmonicSource
-from token2wav.networks.streaming import StreamStep, state_specs
 
 FRAMES, FRAME_SAMPLES, BANDS = 60, 480, 8
 ROUNDING = 2e-5

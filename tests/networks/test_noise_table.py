@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.support.tiny_model import TINY
-from token2wav.execution.assemble import load_network
+from token2wav.assembly import load_network
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.networks import noise as module
 from token2wav.networks.noise import NoiseTable, SourceNoise

@@ -11,7 +11,7 @@ from torch import nn
 
 from tests.support.family_golden import FamilyGolden
 from tests.support.random_weights import fill
-from token2wav.block_grid import BlockGrid
+from token2wav.config.block_grid import BlockGrid
 from token2wav.networks.conformer import Conformer, SequenceAttention
 from token2wav.networks.masks import attention_bias, block_mask
 from token2wav.networks.noise import FlowNoise
@@ -82,6 +82,6 @@ def test_public_conditions_and_velocities(family: str, kind: str, block: int, si
     bias = attention_bias(block_mask(BlockGrid(2 * block), mu.shape[2])) if block else None
     noise = FlowNoise(80).window(0, mu.shape[2]).expand(2, -1, -1)
     velocity = estimator.velocity(
-        noise, estimator.prepare_conditions(mu, speakers, cond), modulation, bias
+        noise, estimator.project_conditions(mu, speakers, cond), modulation, bias
     )
     torch.testing.assert_close(velocity, golden[f"velocity_{kind}"], atol=TOLERANCE, rtol=0)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.support.kept_context import KeptContext
-from token2wav.block_grid import BlockGrid
+from token2wav.config.block_grid import BlockGrid
 from token2wav.networks.masks import attention_bias, block_mask
 from token2wav.networks.unet import UNet
 
@@ -29,13 +29,13 @@ def test_chunks_give_the_whole(unet: UNet) -> None:
     speaker, modulation = torch.randn(2, BANDS), unet.modulation(torch.tensor([0.3]))
     allowed = block_mask(BlockGrid(BLOCK), FRAMES)
     whole = unet.velocity(
-        x, unet.prepare_conditions(mu, speaker, cond), modulation, attention_bias(allowed)
+        x, unet.project_conditions(mu, speaker, cond), modulation, attention_bias(allowed)
     )
     context, pieces = KeptContext(unet.convolutions, rows=2), []
     for start in range(0, FRAMES, BLOCK):
         part = (value[:, :, start : start + BLOCK] for value in (x, mu, cond))
         piece, own_mu, own_cond = part
-        conditions = unet.prepare_conditions(own_mu, speaker, own_cond)
+        conditions = unet.project_conditions(own_mu, speaker, own_cond)
         pieces.append(unet.velocity(piece, conditions, modulation, None, context))
     torch.testing.assert_close(torch.cat(pieces, dim=2), whole, atol=ROUNDING, rtol=0)
     assert len(context.keys) == 8

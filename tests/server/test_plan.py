@@ -14,16 +14,16 @@ from benchmarks.gpu.report import write_report
 from benchmarks.gpu.settings import SETTINGS
 from benchmarks.models import public_configs
 from tests.benchmarks.test_gpu_report import chunk, good, row
-from tests.execution.rig import CheapSolver, FlowStream, Parts
+from tests.stages.rig import CheapSolver, FlowStream, Parts
 from tests.support.codec_models import WRITERS
 from tests.support.family_golden import FamilyGolden
 from tests.support.golden import TINY
 from tests.support.utterances import a_voice, portions, some_tokens
 from token2wav import LimitError, StreamConfig, Token2Wav
+from token2wav.assembly import flow_networks, load_network
 from token2wav.cache.paged_kv_cache import PagedKVCache, Storage
-from token2wav.execution.assemble import flow_networks, load_network
-from token2wav.execution.cached_flow import CachedFlow
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.stages.cached_flow import CachedFlow
 from token2wav_server.plan import main
 from token2wav_server.plan_graphs import graph_nodes, vocoder_bytes
 from token2wav_server.plan_memory import StreamNeeds, share_out, stream_needs, weight_bytes

@@ -16,8 +16,8 @@ from tests.support.tiny_model import TINY, demo_voice
 from tests.support.utterances import a_voice
 from token2wav import ConfigError, InputError, Voice
 from token2wav.config import ServerConfig
-from token2wav.families import read_config
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.families.registry import read_config
 from token2wav_client import ClientVoice
 from token2wav_server.voices import VoiceRegistry, voices_in
 

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from tests.support.tiny_model import TINY, demo_voice, schedule_of
 from token2wav import ConfigError, InputError, StreamConfig
-from token2wav.execution.stages import TokenChunk
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.serving.chunking import Chunker
 from token2wav.serving.clocks import Playback
 from token2wav.serving.hops import HopSchedule
 from token2wav.serving.token_buffer import checked_tokens
+from token2wav.stages.stage import TokenChunk
 
 CONFIG = CosyVoice3Config.read(TINY)
 # One token is a block, and hops are 1, 2 and 4 tokens.

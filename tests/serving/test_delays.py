@@ -12,7 +12,7 @@ import pytest
 from tests.support.dac_model import write_higgs
 from tests.support.family_golden import FamilyGolden
 from token2wav import InputError, RuntimeConfig, Token2Wav, UtteranceOptions
-from token2wav.model_config import ModelConfig
+from token2wav.config.model_config import ModelConfig
 from token2wav.serving.delays import DelayPattern
 from token2wav_client import CodeAligner
 

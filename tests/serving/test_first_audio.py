@@ -11,17 +11,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.execution.rig import AUDIO, MEL, FlowStream, Parts, estimator_state
+from tests.stages.rig import AUDIO, MEL, FlowStream, Parts, estimator_state
 from tests.support.stages import two_stages
 from tests.support.utterances import Mel, a_voice, off, portions, some_tokens
 from token2wav import StreamConfig, Token2Wav
 from token2wav.cache.paged_kv_cache import Storage
-from token2wav.execution.stages import FlowStage, TokenChunk
-from token2wav.networks.lookahead import NO_TOKEN
+from token2wav.layers.lookahead import NO_TOKEN
 from token2wav.networks.masks import attention_bias
 from token2wav.networks.ode import OdeTables
 from token2wav.serving.chunking import Chunker
 from token2wav.serving.hops import HopSchedule
+from token2wav.stages.stage import FlowStage, TokenChunk
 
 LOOKAHEAD, FIRST_LOOKAHEAD = 3, 2
 BLOCK = 25
@@ -170,7 +170,7 @@ def test_fewer_steps_see_the_past_at_their_own_times() -> None:
     with torch.inference_mode():
         mu = parts.flow.conditions(torch.from_numpy(tokens)[None])[:, :, :count]
         speaker = parts.flow.speaker(torch.tensor(voice.speaker_embedding))[None]
-        conditions = estimator.prepare_conditions(*solver.guided(mu, speaker, torch.zeros_like(mu)))
+        conditions = estimator.project_conditions(*solver.guided(mu, speaker, torch.zeros_like(mu)))
         grid = parts.config.grid(0).scaled(2)
         positions = torch.arange(count)
         bias, rope = attention_bias(grid.allows(positions, positions)), estimator.rope(positions)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from token2wav.block_grid import BlockGrid
+from token2wav.config.block_grid import BlockGrid
 from token2wav.serving.hops import HopSchedule
 from token2wav.serving.next_stop import Stop, StreamFacts, next_stop
 

@@ -10,9 +10,9 @@ import pytest
 from tests.support.replies import FIRST, HOP, LIMITS, SECOND, FakeClock, RecordingReply
 from tests.support.tiny_model import TINY, demo_tokens, demo_voice, schedule_of
 from token2wav import LimitError, StreamClosedError
+from token2wav.config.model_config import ModelConfig
 from token2wav.errors import IdleError
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
-from token2wav.model_config import ModelConfig
 from token2wav.serving.audio_output import AudioOutput
 from token2wav.serving.chunking import Chunker
 from token2wav.serving.clocks import Playback

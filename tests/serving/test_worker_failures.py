@@ -28,19 +28,19 @@ from tests.support.replies import (
 from tests.support.stages import two_stages
 from tests.support.tiny_model import WAIT_SECONDS, FaultyVocoder, demo_tokens
 from token2wav import EngineError, StreamClosedError, Token2Wav, Voice
+from token2wav.config.model_config import ModelConfig
 from token2wav.errors import DeviceLostError
-from token2wav.execution.stages import (
+from token2wav.serving import pipeline
+from token2wav.serving.observer import Observer
+from token2wav.serving.request import Reply, Request
+from token2wav.serving.worker import WorkerPool
+from token2wav.stages.stage import (
     FlowStage,
     FrameChunk,
     StatefulStage,
     TokenChunk,
     VocoderStage,
 )
-from token2wav.model_config import ModelConfig
-from token2wav.serving import pipeline
-from token2wav.serving.observer import Observer
-from token2wav.serving.request import Reply, Request
-from token2wav.serving.worker import WorkerPool
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from token2wav import AudioChunk, StreamConfig, UtteranceOptions
-from token2wav.execution.stages import FlowStage
 from token2wav.serving.chunking import Chunker
 from token2wav.serving.pipeline import Pipeline
+from token2wav.stages.stage import FlowStage
 from token2wav.voice import Voice
 
 Tokens = NDArray[Any]  # int32 tokens, or float32 latents

@@ -25,7 +25,7 @@ from tests.support import (
 )
 from tests.support.batches import Tokens
 from tests.support.family_golden import FamilyGolden
-from token2wav.model_config import ModelConfig
+from token2wav.config.model_config import ModelConfig
 
 Writer = Callable[[Path, FamilyGolden], Path]
 

@@ -1,6 +1,6 @@
 """Plugin of pytest that compiles the kernels of each test for a GPU that need not be there.
 
-    TRITON_INTERPRET=0 pytest -p tests.support.compile_only tests/execution/kernels
+    TRITON_INTERPRET=0 pytest -p tests.support.compile_only tests/kernels
 
 Nothing is launched, so all results are wrong. A test fails only if a kernel cannot be compiled with
 the shapes of the test.
@@ -15,7 +15,7 @@ import pytest
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from tests.execution.kernels.compile_kernels import AbsentGPU, compiling
+from tests.kernels.compile_kernels import AbsentGPU, compiling
 
 _CAPABILITY = 90
 _failures: list[Exception] = []

@@ -13,12 +13,12 @@ from safetensors.torch import save_file
 
 from tests.support.family_golden import FamilyGolden
 from tests.support.random_weights import fill_dac
-from token2wav.families import read_config
-from token2wav.families.dac.networks import FAMILY as DAC
-from token2wav.families.higgs.networks import FAMILY as HIGGS
-from token2wav.networks.codebooks import ProjectedCodebooks
-from token2wav.networks.combine import Residual
-from token2wav.networks.snake import Snake
+from token2wav.families.dac.family import FAMILY as DAC
+from token2wav.families.higgs.family import FAMILY as HIGGS
+from token2wav.families.registry import read_config
+from token2wav.layers.codebooks import ProjectedCodebooks
+from token2wav.layers.combine import Residual
+from token2wav.layers.snake import Snake
 from token2wav.networks.symmetric_decoder import SymmetricDecoder
 
 _MODEL_TYPES = {"dac": "dac", "higgs": "higgs_audio_v2_tokenizer"}

@@ -12,7 +12,7 @@ import torch
 
 from tests.support.golden import TINY
 from tests.support.random_weights import fill
-from token2wav.families import read_config
+from token2wav.families.registry import read_config
 from token2wav.networks.hift import HiFT
 
 _FEWER = (

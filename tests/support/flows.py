@@ -8,13 +8,13 @@ from typing import Any
 import torch
 
 from token2wav.cache.paged_kv_cache import CacheLayout, PagedKVCache, Storage
-from token2wav.execution.cached_flow import CachedFlow, flow_states
-from token2wav.execution.recompute import RecomputeFlow
+from token2wav.config.model_config import ModelConfig
 from token2wav.execution.runner import Runner
 from token2wav.execution.step import TorchStep
-from token2wav.model_config import ModelConfig
 from token2wav.networks.noise import FlowNoise
 from token2wav.networks.ode import EulerSolver, OdeTables
+from token2wav.stages.cached_flow import CachedFlow, flow_states
+from token2wav.stages.recompute import RecomputeFlow
 
 
 def cached_flow(

@@ -13,7 +13,7 @@ from tests.support.family_golden import FamilyGolden
 from tests.support.random_weights import fill_state
 from token2wav.config.values import from_mapping
 from token2wav.families.mimi.config import MimiSizes
-from token2wav.families.mimi.networks import Mimi
+from token2wav.families.mimi.family import Mimi
 
 
 def published_weights(golden: FamilyGolden) -> dict[str, torch.Tensor]:

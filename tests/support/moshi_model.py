@@ -12,11 +12,11 @@ from tests.support.family_golden import FamilyGolden
 from tests.support.random_weights import fill_state
 from token2wav.config.values import from_mapping
 from token2wav.families.mimi.config import MimiSizes
+from token2wav.families.mimi.family import Mimi
 from token2wav.families.mimi.moshi_config import sizes_of
-from token2wav.families.mimi.networks import Mimi
-from token2wav.networks.codebooks import Codebooks
-from token2wav.networks.streaming import StreamConv, StreamConvTranspose
-from token2wav.networks.window_transformer import TransformerLayer
+from token2wav.layers.codebooks import Codebooks
+from token2wav.layers.streaming import StreamConv, StreamConvTranspose
+from token2wav.layers.window_transformer import TransformerLayer
 
 WEIGHTS = "tokenizer-0123abcd-checkpoint125.safetensors"
 SIZES = "mimi_config.json"

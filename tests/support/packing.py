@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from token2wav.execution.batch import BatchSize
-from token2wav.execution.cached_flow import CachedFlow
-from token2wav.execution.exported_step import ExportedStep
 from token2wav.execution.runner import Runner
+from token2wav.exported.step import ExportedStep
+from token2wav.stages.cached_flow import CachedFlow
 
 
 def pad_batches(engine: CachedFlow, buckets: Sequence[BatchSize] = ()) -> CachedFlow:

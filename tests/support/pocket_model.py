@@ -13,7 +13,7 @@ from tests.support.family_golden import FamilyGolden
 from tests.support.random_weights import fill_state
 from token2wav.config.values import from_mapping
 from token2wav.families.pocket_tts.config import PocketSizes
-from token2wav.families.pocket_tts.networks import PocketDecoder
+from token2wav.families.pocket_tts.family import PocketDecoder
 
 
 def published_weights(golden: FamilyGolden) -> dict[str, torch.Tensor]:

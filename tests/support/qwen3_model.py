@@ -14,8 +14,8 @@ from tests.support.random_weights import fill_qwen3
 from token2wav.config.values import from_mapping
 from token2wav.families.qwen3.config import DecoderSizes
 from token2wav.families.qwen3.network import Qwen3Decoder
-from token2wav.networks.codebooks import Codebooks
-from token2wav.networks.streaming import StreamConv, StreamConvTranspose
+from token2wav.layers.codebooks import Codebooks
+from token2wav.layers.streaming import StreamConv, StreamConvTranspose
 
 _KINDS = {"semantic": "first", "acoustic": "rest"}
 

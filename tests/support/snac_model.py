@@ -11,8 +11,8 @@ import torch
 from tests.support.dac_model import numbered_shapes
 from tests.support.family_golden import FamilyGolden
 from tests.support.random_weights import fill_dac
-from token2wav.families import read_config
-from token2wav.families.snac.networks import FAMILY
+from token2wav.families.registry import read_config
+from token2wav.families.snac.family import FAMILY
 
 # hubertsiuzdak/snac_24khz, and hubertsiuzdak/snac_44khz. snac_32khz differs from the latter in the
 # sample rate alone.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from token2wav.execution.stages import Stages, StageSummary
+from token2wav.stages.stage import Stages, StageSummary
 
 
 def two_stages(flow: Any, vocoder: Any, summary: StageSummary | None = None) -> Stages:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from token2wav.execution.kernels import tiles
-from token2wav.execution.kernels.tiles import Product, Tile
+from token2wav.kernels import tiles
+from token2wav.kernels.tiles import Product, Tile
 
 
 def tiles_of(product: Product) -> list[Any]:

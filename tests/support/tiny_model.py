@@ -15,13 +15,13 @@ from safetensors.torch import load_file, save_file
 from tests.support.batches import WHOLE_BLOCKS
 from token2wav import Voice
 from token2wav.config import StreamConfig
-from token2wav.execution.stages import FrameChunk
-from token2wav.execution.vocoder import StreamingVocoder
+from token2wav.config.model_config import ModelConfig
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
-from token2wav.model_config import ModelConfig
 from token2wav.networks.hift import HiFT
 from token2wav.networks.noise import SourceNoise
 from token2wav.serving.hops import HopSchedule
+from token2wav.stages.stage import FrameChunk
+from token2wav.stages.waveform import StreamingVocoder
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 TINY = DATA / "tiny"

@@ -4,7 +4,7 @@ The encoder and the estimator share the page numbers of a stream. Each of the tw
 own for the content of the pages. A page holds one attention block.
 
 For kernels a page also holds the sinusoids of its absolute positions, which all layers of one rate
-share. With them a score by distance is a plain product of two vectors (`execution/conditions.py`).
+share. With them a score by distance is a plain product of two vectors (`stages/encoder_runner.py`).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
-from token2wav.block_grid import BlockGrid
 from token2wav.cache.paged_kv_cache import CacheLayout, LayerView, PagedKVCache
-from token2wav.networks.streaming import KeyValueSpec
+from token2wav.config.block_grid import BlockGrid
+from token2wav.layers.streaming import KeyValueSpec
 
 
 class EncoderCache:

@@ -13,7 +13,7 @@ from typing import Literal
 
 import torch
 
-from token2wav.model_config import ModelConfig
+from token2wav.config.model_config import ModelConfig
 from token2wav.networks.estimator import Estimator
 
 Storage = Literal["float32", "float16", "int8", "float8"]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from token2wav.networks.streaming import StateSpec
+from token2wav.layers.streaming import StateSpec
 
 # Slot that belongs to no stream. The padding rows of a batch read it and write to it. A state that
 # must not be kept, such as the state after a provisional chunk, is written to it.

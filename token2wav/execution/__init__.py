@@ -1,3 +1,1 @@
-"""Execution of networks on batches of blocks: on torch, on Triton-language kernels, as CUDA graphs,
-and as exported graphs.
-"""
+"""Execution of networks on batches of blocks, eagerly or as CUDA graphs."""

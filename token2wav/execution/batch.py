@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from token2wav.cache.paged_kv_cache import CacheLayout
 from token2wav.cache.states import SCRATCH_SLOT, StateRows, StateStore
-from token2wav.networks.staging import IntegerTensors
+from token2wav.execution.staging import IntegerTensors
 
 # The block table of a batch is a tensor on the device with one row of integers for each block.
 # Kernels and graphs read all properties of a block from this row. The row starts with a header,

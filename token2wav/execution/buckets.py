@@ -10,7 +10,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
-from token2wav.execution.graphs import CaptureError, GraphPool
+from token2wav.execution.cuda_graphs import CaptureError, GraphPool
 
 log = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ import torch
 from token2wav.cache.states import StateRows, StateStore
 from token2wav.execution.batch import Batch, BatchSize, ChunkInput
 from token2wav.execution.buckets import BucketRunner
-from token2wav.execution.graphs import GraphPool
+from token2wav.execution.cuda_graphs import GraphPool
+from token2wav.execution.grouping import map_grouped
 from token2wav.execution.step import StepFunction
-from token2wav.networks.grouping import map_grouped
 
 log = logging.getLogger(__name__)
 

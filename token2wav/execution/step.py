@@ -105,7 +105,7 @@ class TorchStep(VelocityStep):
         if any(block.before for block in batch.blocks):
             frames = batch.block_frames
         mu, cond, state = (value[..., :frames] for value in (batch.mu, batch.cond, batch.x))
-        conditions = self.estimator.prepare_conditions(
+        conditions = self.estimator.project_conditions(
             *self.tables.guided(mu, batch.speakers, cond)
         )
         rope = self.estimator.rope(self.tables.rows(frame_positions(batch.table, frames)))

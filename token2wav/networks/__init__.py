@@ -1,1 +1,1 @@
-"""Networks as plain modules, and their layers."""
+"""Networks as plain modules that several families share, and the sizes that configure them."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from token2wav.networks.codebooks import stacked_projections
+from token2wav.layers.codebooks import stacked_projections
 from token2wav.networks.weights import fold_weight_norm
 
 BOOK = ("codebook.weight", "out_proj.weight", "out_proj.bias")  # weights of a codebook

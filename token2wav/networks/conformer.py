@@ -19,10 +19,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from token2wav.block_grid import BlockGrid
-from token2wav.networks.lookahead import PreLookahead, convolved
+from token2wav.config.block_grid import BlockGrid
+from token2wav.layers.lookahead import PreLookahead, convolved
+from token2wav.layers.streaming import OFFLINE, KeyValueSpec, StreamStep, causal_conv
 from token2wav.networks.masks import attention_bias
-from token2wav.networks.streaming import OFFLINE, KeyValueSpec, StreamStep, causal_conv
 
 RATIO = 2  # mel frames per token
 _LOOKBEHIND = 2  # tokens that the second convolution of the look-ahead layer reaches back

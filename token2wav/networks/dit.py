@@ -15,11 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from token2wav.block_grid import BlockGrid
+from token2wav.config.block_grid import BlockGrid
+from token2wav.layers.projections import join_projections
 from token2wav.networks.configs import EstimatorConfig
 from token2wav.networks.estimator import AttentionContext, Estimator, Modulation, Rope
 from token2wav.networks.masks import attention_bias, block_mask
-from token2wav.networks.projections import join_projections
 
 _CONV_KERNEL = 31
 CONTEXT_FRAMES = _CONV_KERNEL - 1  # number of inputs that each position convolution reaches back
@@ -321,7 +321,7 @@ class DiT(Estimator):
     def rope(self, positions: torch.Tensor) -> Rope:
         return self.rotary_embed(positions)
 
-    def prepare_conditions(
+    def project_conditions(
         self, mu: torch.Tensor, spks: torch.Tensor, cond: torch.Tensor | None
     ) -> torch.Tensor:
         """Projects the conditions to (B, T, dim), see `Estimator`.
@@ -371,7 +371,7 @@ class DiT(Estimator):
         if streaming:
             attend = attend & block_mask(BlockGrid(self.block_frames), x.shape[2], x.device)
         rope = self.rope(torch.arange(x.shape[2], device=x.device))
-        conditions, bias = self.prepare_conditions(mu, spks, cond), attention_bias(attend)
+        conditions, bias = self.project_conditions(mu, spks, cond), attention_bias(attend)
         return self.velocity(x, conditions, self.modulation(t), bias, rope=rope) * mask
 
     def halve(self) -> None:

@@ -87,7 +87,7 @@ class Estimator(nn.Module, ABC):
         return ()
 
     @abstractmethod
-    def prepare_conditions(
+    def project_conditions(
         self, mu: torch.Tensor, spks: torch.Tensor, cond: torch.Tensor
     ) -> torch.Tensor:
         """Prepares the conditions of frames. They are the same at every ODE step, so this runs once
@@ -117,7 +117,7 @@ class Estimator(nn.Module, ABC):
 
         Args:
             x: (B, bands, T) state.
-            conditions: (B, T, width) result of `prepare_conditions`.
+            conditions: (B, T, width) result of `project_conditions`.
             modulation: result of `modulation` for the ODE times of the rows, or for one time for
                 all rows.
             bias: bias of attention scores, broadcastable to (B, heads, T, keys); None for full
@@ -252,7 +252,7 @@ class CachedStep(nn.Module):
             tuple(inputs[name] for name in names if name in inputs) for names in (MODULATION, ROPE)
         )
         x, mu, spks, cond, bias = (inputs[name] for name in ("x", "mu", "spks", "cond", "bias"))
-        conditions = self.estimator.prepare_conditions(mu, spks, cond)
+        conditions = self.estimator.project_conditions(mu, spks, cond)
         velocity = self.estimator.velocity(x, conditions, modulation, bias, context, rope=rope)
         after = torch.cat([tail.transpose(1, 2).flatten(1) for tail in context.after], dim=1)
         new = {

@@ -17,19 +17,8 @@ from torch import nn
 from torch.nn.utils import parametrize
 from torch.nn.utils.parametrizations import weight_norm
 
-from token2wav.networks.combine import Mean, placed, run
-from token2wav.networks.configs import HiFTConfig
-from token2wav.networks.hift_layers import (
-    Analysis,
-    MirroredStart,
-    ResBlock,
-    Synthesis,
-    UpConv,
-    hift_conv,
-)
-from token2wav.networks.noise import SourceNoise
-from token2wav.networks.source import F0Predictor, HarmonicSource, Phase, SmoothSource
-from token2wav.networks.streaming import (
+from token2wav.layers.combine import Mean, placed, run
+from token2wav.layers.streaming import (
     OFFLINE,
     ON_TIME,
     Delay,
@@ -41,6 +30,17 @@ from token2wav.networks.streaming import (
     centred_conv,
     lookahead_conv,
 )
+from token2wav.networks.configs import HiFTConfig
+from token2wav.networks.hift_layers import (
+    Analysis,
+    MirroredStart,
+    ResBlock,
+    Synthesis,
+    UpConv,
+    hift_conv,
+)
+from token2wav.networks.noise import SourceNoise
+from token2wav.networks.source import F0Predictor, HarmonicSource, Phase, SmoothSource
 
 Decode = Callable[[torch.Tensor, torch.Tensor, StreamStep], torch.Tensor]  # as `HiFT.decode`
 

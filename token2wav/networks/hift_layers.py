@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from token2wav.networks.combine import placed
-from token2wav.networks.streaming import (
+from token2wav.layers.combine import placed
+from token2wav.layers.streaming import (
     OFFLINE,
     ON_TIME,
     Delay,

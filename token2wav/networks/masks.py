@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from token2wav.block_grid import BlockGrid
+from token2wav.config.block_grid import BlockGrid
 from token2wav.networks.configs import SEES, GuidedAttention, Mask
 
 _NEVER = -30000.0  # bias of scores where attention is not allowed

@@ -159,7 +159,7 @@ class EulerSolver:
             cond: (B, bands, T) condition from the prompt mel.
             mask: (T, T) attention mask, True where allowed; None for full attention.
         """
-        conditions = self._estimator.prepare_conditions(*self.tables.guided(mu, spk, cond))
+        conditions = self._estimator.project_conditions(*self.tables.guided(mu, spk, cond))
         bias = None if mask is None else attention_bias(mask)
         rope = self._estimator.rope(torch.arange(noise.shape[2], device=noise.device))
         x = noise

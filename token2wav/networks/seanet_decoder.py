@@ -13,15 +13,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from token2wav.networks.codec_sizes import SeanetSizes
-from token2wav.networks.combine import Chain, Residual, placed
-from token2wav.networks.streaming import (
+from token2wav.layers.combine import Chain, Residual, placed
+from token2wav.layers.streaming import (
     StreamConvTranspose,
     StreamStep,
     VocoderNetwork,
     causal_conv,
 )
-from token2wav.networks.window_transformer import TransformerSizes, WindowTransformer
+from token2wav.layers.window_transformer import TransformerSizes, WindowTransformer
+from token2wav.networks.codec_sizes import SeanetSizes
 
 
 class SeanetDecoder(VocoderNetwork):

@@ -11,9 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from token2wav.networks.combine import placed
-from token2wav.networks.configs import HiFTConfig
-from token2wav.networks.streaming import (
+from token2wav.layers.combine import placed
+from token2wav.layers.streaming import (
     OFFLINE,
     ON_TIME,
     Delay,
@@ -26,6 +25,7 @@ from token2wav.networks.streaming import (
     centred_conv,
     lookahead_conv,
 )
+from token2wav.networks.configs import HiFTConfig
 
 F0_LOOKAHEAD = 3  # later mel frames that an F0 value of a causal vocoder depends on
 _CONVS, _KERNEL = 5, 3

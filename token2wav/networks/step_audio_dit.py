@@ -72,7 +72,7 @@ class StepAudioDiT(Estimator):
         final = self.final_layer["adaLN_modulation"](time).unflatten(-1, (2, -1))
         return torch.stack(parts), final
 
-    def prepare_conditions(
+    def project_conditions(
         self, mu: torch.Tensor, spks: torch.Tensor, cond: torch.Tensor
     ) -> torch.Tensor:
         """Projects the conditions to (B, T, channels), see `Estimator`."""

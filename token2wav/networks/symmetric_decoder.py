@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from torch import nn
 
-from token2wav.networks.codec_sizes import SymmetricSizes
-from token2wav.networks.combine import Chain, Residual
-from token2wav.networks.position_noise import PositionNoise
-from token2wav.networks.snake import Snake
-from token2wav.networks.streaming import (
+from token2wav.layers.combine import Chain, Residual
+from token2wav.layers.position_noise import PositionNoise
+from token2wav.layers.snake import Snake
+from token2wav.layers.streaming import (
     StreamConvTranspose,
     Streaming,
     causal_conv,
     centred_conv,
 )
+from token2wav.networks.codec_sizes import SymmetricSizes
 
 KERNEL = 7  # of the first and the last convolution, and of the residual units
 DILATIONS = (1, 3, 9)  # of the residual units after each upsampling

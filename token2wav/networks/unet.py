@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from token2wav.block_grid import BlockGrid
+from token2wav.config.block_grid import BlockGrid
 from token2wav.networks.estimator import AttentionContext, Estimator, Modulation, Rope
 from token2wav.networks.masks import attention_bias, block_mask
 
@@ -97,7 +97,7 @@ class UNet(Estimator):
         angle = _TIME_SCALE * t[:, None] * exponents.exp()
         return self.time_mlp(torch.cat((angle.sin(), angle.cos()), dim=-1))
 
-    def prepare_conditions(
+    def project_conditions(
         self, mu: torch.Tensor, spks: torch.Tensor, cond: torch.Tensor
     ) -> torch.Tensor:
         """Concatenates the conditions to (B, T, 3 * bands), see `Estimator`."""
@@ -142,7 +142,7 @@ class UNet(Estimator):
         allowed = block_mask(BlockGrid(self.block_frames), x.shape[2], x.device)
         bias = attention_bias(allowed) if streaming else None
         return (
-            self.velocity(x, self.prepare_conditions(mu, spks, cond), self.modulation(t), bias)
+            self.velocity(x, self.project_conditions(mu, spks, cond), self.modulation(t), bias)
             * mask
         )
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from token2wav.config.model_config import ModelConfig
 from token2wav.config.values import shown
 from token2wav.errors import InputError
-from token2wav.model_config import ModelConfig
 
 SAMPLE_RATES = (8_000, 16_000, 22_050, 24_000, 44_100, 48_000)
 _WINDOW_MS = 10  # shorter than any sound of speech, longer than a click

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from token2wav.config.model_config import ModelConfig
 from token2wav.errors import InputError
-from token2wav.execution.stages import TokenChunk
-from token2wav.model_config import ModelConfig
-from token2wav.networks.lookahead import NO_TOKEN
+from token2wav.layers.lookahead import NO_TOKEN
 from token2wav.serving.clocks import Arrivals, Load, Playback
 from token2wav.serving.hops import HopSchedule
 from token2wav.serving.next_stop import StreamFacts, next_stop
 from token2wav.serving.token_buffer import TokenBuffer
+from token2wav.stages.stage import TokenChunk
 
 
 class Chunker:

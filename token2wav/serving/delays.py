@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from token2wav.config.model_config import ModelConfig
 from token2wav.errors import InputError
-from token2wav.model_config import ModelConfig
 from token2wav.voice import token_array
 
 _LONGEST_DELAY = 100  # rows; bounds the memory of a stream

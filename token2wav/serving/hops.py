@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 
 from token2wav.config import StreamConfig
+from token2wav.config.model_config import ModelConfig
 from token2wav.errors import ConfigError
-from token2wav.model_config import ModelConfig
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from token2wav.block_grid import BlockGrid
+from token2wav.config.block_grid import BlockGrid
 from token2wav.serving.hops import HopSchedule
 from token2wav.serving.provisional import Pace, next_end
 

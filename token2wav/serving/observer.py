@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from token2wav.config.model_config import StageName
 from token2wav.errors import Token2WavError
-from token2wav.model_config import StageName
 from token2wav.serving.request import Request
 
 

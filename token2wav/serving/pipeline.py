@@ -13,16 +13,16 @@ import torch
 from numpy.typing import NDArray
 
 from token2wav.config import PLAYER_BUFFER_SECONDS, StreamConfig
+from token2wav.config.model_config import ModelConfig, StageName
 from token2wav.errors import ConfigError, EngineError
 from token2wav.execution.device import check_device, entered
-from token2wav.execution.stages import CacheUsage, FrameChunk, Stage, TokenChunk
-from token2wav.model_config import ModelConfig, StageName
-from token2wav.networks.staging import to_host
+from token2wav.execution.staging import to_host
 from token2wav.serving.audio_output import AudioChunk
 from token2wav.serving.clocks import Load, Playback
 from token2wav.serving.hops import HopSchedule
 from token2wav.serving.options import DEFAULTS, UtteranceOptions
 from token2wav.serving.request import Request
+from token2wav.stages.stage import CacheUsage, FrameChunk, Stage, TokenChunk
 from token2wav.voice import Voice
 
 _Chunk = tuple[Request, tuple[int, ...], TokenChunk]  # a request, its handles, and its next chunk

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, Protocol
 from numpy.typing import ArrayLike, NDArray
 
 from token2wav.config import StreamConfig
+from token2wav.config.model_config import ModelConfig
 from token2wav.errors import StreamClosedError, Token2WavError
-from token2wav.model_config import ModelConfig
 from token2wav.serving.audio_output import AudioChunk, AudioOutput
 from token2wav.serving.chunking import Chunker
 from token2wav.serving.clocks import Load, Playback

@@ -13,6 +13,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from token2wav.config import LimitConfig
+from token2wav.config.model_config import ModelConfig
 from token2wav.errors import (
     ExpiredError,
     IdleError,
@@ -21,7 +22,6 @@ from token2wav.errors import (
     StreamClosedError,
     Token2WavError,
 )
-from token2wav.model_config import ModelConfig
 from token2wav.serving.policy import Policy, equal_length, has_time
 from token2wav.serving.request import Message, Reply, Request, Status
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from token2wav.config.model_config import ModelConfig
 from token2wav.errors import InputError
-from token2wav.model_config import ModelConfig
 from token2wav.voice import check_vocabulary, latent_array, token_array
 
 NO_CODE = -1  # code of a codebook that a stream does not send

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from safetensors.numpy import save
 
 from token2wav.errors import ConfigError
-from token2wav.families import cosyvoice3, read_config
+from token2wav.families import cosyvoice3
+from token2wav.families.registry import read_config
 from token2wav_voice.errors import ModelError, OutputError
 from token2wav_voice.features import (
     PROMPT_RATE_HZ,

@@ -13,17 +13,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from token2wav.assembly import held_samples
 from token2wav.config import ServerConfig
 from token2wav.errors import Token2WavError, to_public_error
-from token2wav.execution.assemble import held_samples
-from token2wav.execution.stages import TokenChunk
-from token2wav.families import read_config
+from token2wav.families.registry import read_config
 from token2wav.serving.audio_output import AudioFormat
 from token2wav.serving.clocks import Playback
 from token2wav.serving.delivery import deliver, finish
 from token2wav.serving.hops import HopSchedule
 from token2wav.serving.request import Request
 from token2wav.serving.scheduler import Scheduler
+from token2wav.stages.stage import TokenChunk
 from token2wav_server.ensemble.ordered_stage import Label, ticker
 from token2wav_server.ensemble.stages import FlowContent
 from token2wav_server.ensemble.wire import ToFlow

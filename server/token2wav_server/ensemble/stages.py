@@ -13,13 +13,13 @@ import torch
 from numpy.typing import NDArray
 
 from token2wav.config import ServerConfig
+from token2wav.config.model_config import StageName
 from token2wav.errors import ConfigError, EngineError, StreamClosedError
-from token2wav.execution.stages import FrameChunk, TokenChunk
-from token2wav.families import read_config
+from token2wav.families.registry import read_config
 from token2wav.model import Token2Wav
-from token2wav.model_config import StageName
 from token2wav.serving.audio_output import AudioChunk, AudioOutput
 from token2wav.serving.clocks import Playback
+from token2wav.stages.stage import FrameChunk, TokenChunk
 from token2wav.voice import Voice
 from token2wav_server.ensemble.ordered_stage import Label
 

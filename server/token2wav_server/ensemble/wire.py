@@ -22,10 +22,10 @@ import triton_python_backend_utils as pb_utils
 from numpy.typing import NDArray
 
 from token2wav.config import LimitConfig
+from token2wav.config.model_config import ModelConfig
 from token2wav.errors import EngineError, InputError, LimitError, StreamClosedError, Token2WavError
-from token2wav.execution.stages import FrameChunk, TokenChunk
-from token2wav.model_config import ModelConfig
 from token2wav.serving.audio_output import ENCODERS, AudioChunk, AudioFormat
+from token2wav.stages.stage import FrameChunk, TokenChunk
 from token2wav.voice import Voice
 from token2wav_server.ensemble.ordered_stage import Label, OrderedStage, Part, Stage, ticker
 from token2wav_server.ensemble.stages import FlowContent

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from token2wav.errors import ConfigError
-from token2wav.families import read_config
+from token2wav.families.registry import read_config
 
 _CONFIG = "config.pbtxt"
 _BANDS, _SPEAKER_SIZE = 80, 192  # sizes in the files of the checkout, where a token is one number

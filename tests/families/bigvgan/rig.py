@@ -12,7 +12,7 @@ from torch import nn
 from token2wav.families.bigvgan.config import BigVGANConfig, generator_file, read_bigvgan
 from token2wav.families.bigvgan.network import BigVGAN, LowPass
 from token2wav.families.bigvgan.weights import read_weights
-from token2wav.networks.snake import Snake
+from token2wav.layers.snake import Snake
 from token2wav.networks.weights import fill
 
 GOLDEN = Path(__file__).resolve().parents[2] / "data" / "bigvgan"

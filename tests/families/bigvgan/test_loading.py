@@ -24,11 +24,11 @@ from tests.families.bigvgan.rig import (
 from tests.support.tables import table
 from tests.support.tiny_model import one_line
 from token2wav.errors import CheckpointError, ConfigError
-from token2wav.execution.stages import FrameChunk
-from token2wav.execution.vocoder import StreamingVocoder
 from token2wav.families.bigvgan.config import BigVGANConfig, check_mel, read_bigvgan
 from token2wav.families.bigvgan.network import BigVGAN
 from token2wav.networks.configs import MelSettings
+from token2wav.stages.stage import FrameChunk
+from token2wav.stages.waveform import StreamingVocoder
 
 Weights = dict[str, Any]
 TRAINING = {

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from tests.families.bigvgan.rig import GOLDEN, SMALL, a_mel, changed, random_bigvgan, tracer
-from token2wav.execution.stages import FrameChunk
-from token2wav.execution.vocoder import StreamingVocoder
 from token2wav.families.bigvgan.config import BigVGANConfig, read_bigvgan
 from token2wav.families.bigvgan.network import BigVGAN
+from token2wav.stages.stage import FrameChunk
+from token2wav.stages.waveform import StreamingVocoder
 
 GOLDEN_CONFIG = read_bigvgan(GOLDEN)
 CONFIGS = {

@@ -26,8 +26,8 @@ from tests.support.tiny_model import one_line
 from tests.support.utterances import chunks_of, joined, off
 from tests.support.yaml_edits import edit_yaml
 from token2wav import CheckpointError, ConfigError, RuntimeConfig, Token2Wav
-from token2wav.execution.artifacts import EngineFolder, fingerprint
-from token2wav.execution.assemble import check_folder
+from token2wav.assembly import check_folder
+from token2wav.exported.artifacts import EngineFolder, fingerprint
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav_export.making import Maker
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from tests.families.bigvgan.rig import GOLDEN, a_mel, changed, random_bigvgan
 from tests.support.utterances import off
 from token2wav.families.bigvgan.network import FILTER_TAPS, AntiAliased, BigVGAN, kaiser_sinc
-from token2wav.networks.snake import Snake
+from token2wav.layers.snake import Snake
 
 Array = NDArray[np.float64]
 Activation = Literal["snake", "snakebeta"]

@@ -12,13 +12,13 @@ from tests.families.bigvgan.rig import SMALL, a_mel, random_bigvgan
 from tests.support.golden import TINY
 from token2wav import StreamConfig
 from token2wav.errors import StreamClosedError
+from token2wav.execution.cuda_graphs import GraphPool
 from token2wav.execution.device import keep_arithmetic_exact
-from token2wav.execution.graphs import GraphPool
-from token2wav.execution.recompute import RecomputeVocoder
-from token2wav.execution.stages import FrameChunk
-from token2wav.execution.vocoder import StreamingVocoder, likely_pieces
 from token2wav.families.bigvgan.network import BigVGAN
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.stages.recompute import RecomputeVocoder
+from token2wav.stages.stage import FrameChunk
+from token2wav.stages.waveform import StreamingVocoder, likely_pieces
 
 AUDIO = 1e-4
 AHEAD = BigVGAN(SMALL).lookahead_frames

@@ -20,12 +20,11 @@ from tests.support.chatterbox_model import write_conditionals, write_model
 from tests.support.family_golden import FamilyGolden
 from tests.support.golden import snr_db
 from tests.support.utterances import a_voice, off, some_tokens
-from token2wav import RuntimeConfig, StreamConfig, Token2Wav, Voice
+from token2wav import RuntimeConfig, StreamConfig, Token2Wav, Voice, assembly
 from token2wav.errors import CheckpointError, ConfigError, InputError
-from token2wav.execution import assemble
-from token2wav.execution.graphs import GraphSummary
-from token2wav.execution.stages import FrameChunk
-from token2wav.execution.vocoder import PieceShape, StreamingVocoder
+from token2wav.execution.cuda_graphs import GraphSummary
+from token2wav.stages.stage import FrameChunk
+from token2wav.stages.waveform import PieceShape, StreamingVocoder
 
 MEL = 2e-5  # tolerance between float32 results with values up to 6
 AUDIO = 1e-4
@@ -86,10 +85,10 @@ def test_whole_utterances_prepare_pieces_of_hops(
 
     no_graphs = SimpleNamespace(capture=lambda function: function, summary=GraphSummary())
     path = write_model(tmp_path, FamilyGolden("chatterbox", "tiny"))
-    monkeypatch.setattr(assemble, "graphs_enabled", lambda device: True)
-    monkeypatch.setattr(assemble, "GraphPool", lambda device: no_graphs)
-    monkeypatch.setattr(assemble, "gpu_runs_kernels", lambda device: False)
-    monkeypatch.setattr(assemble, "StreamingVocoder", vocoder)
+    monkeypatch.setattr(assembly, "graphs_enabled", lambda device: True)
+    monkeypatch.setattr(assembly, "GraphPool", lambda device: no_graphs)
+    monkeypatch.setattr(assembly, "gpu_runs_kernels", lambda device: False)
+    monkeypatch.setattr(assembly, "StreamingVocoder", vocoder)
     Token2Wav.load(path, stream=StreamConfig(reference=True), runtime=CPU)
     assert 200 in made
     assert max(made) <= 400

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.support.golden import GoldenSet, golden_sets
-from token2wav.execution.assemble import load_network
+from token2wav.assembly import load_network
 from token2wav.execution.device import keep_arithmetic_exact
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.families.cosyvoice3.flow import Flow

@@ -31,11 +31,11 @@ from tests.support.tiny_model import (
     tiny_weights,
 )
 from token2wav import CheckpointError, RuntimeConfig, Token2Wav, Token2WavError
-from token2wav.execution.assemble import check_folder, load_network
+from token2wav.assembly import check_folder, load_network
+from token2wav.config.model_config import StageName
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.families.cosyvoice3.flow import Flow
 from token2wav.families.cosyvoice3.noise import load_flow_noise, load_source_noise
-from token2wav.model_config import StageName
 from token2wav.networks.hift import HiFT
 
 

@@ -12,9 +12,9 @@ import pytest
 from tests.support.tables import table
 from tests.support.tiny_model import FULL_SIZE, TINY, one_line
 from token2wav import ConfigError
-from token2wav.execution.assemble import check_folder
-from token2wav.families import read_config
+from token2wav.assembly import check_folder
 from token2wav.families.cosyvoice3.config import CosyVoice3Config, FlowConfig
+from token2wav.families.registry import read_config
 from token2wav.networks.configs import EstimatorConfig, HiFTConfig
 
 FULL_FLOW = FlowConfig(

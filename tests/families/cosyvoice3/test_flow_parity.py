@@ -8,14 +8,14 @@ import torch
 from tests.families.cosyvoice3 import tolerances
 from tests.support.golden import GoldenSet
 from tests.support.utterances import off
-from token2wav.block_grid import BlockGrid
-from token2wav.execution.recompute import RecomputeFlow
+from token2wav.config.block_grid import BlockGrid
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.families.cosyvoice3.flow import Flow
+from token2wav.layers.streaming import StreamStep
 from token2wav.networks.masks import attention_bias, block_mask
 from token2wav.networks.noise import FlowNoise, SourceNoise
 from token2wav.networks.ode import EulerSolver, solver_times, time_grid
-from token2wav.networks.streaming import StreamStep
+from token2wav.stages.recompute import RecomputeFlow
 
 
 def all_tokens(golden: GoldenSet, flow: Flow) -> torch.Tensor:

@@ -17,10 +17,10 @@ from tests.families.cosyvoice3 import tolerances
 from tests.support.golden import TINY, GoldenSet, snr_db
 from tests.support.recomputing import recomputing
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
-from token2wav.execution.recompute import RecomputeVocoder
-from token2wav.execution.stages import FrameChunk
-from token2wav.execution.vocoder import StreamingVocoder
 from token2wav.serving.audio_output import AudioChunk
+from token2wav.stages.recompute import RecomputeVocoder
+from token2wav.stages.stage import FrameChunk
+from token2wav.stages.waveform import StreamingVocoder
 
 Load = Callable[..., Token2Wav]
 

@@ -11,12 +11,12 @@ from tests.families.cosyvoice3 import tolerances
 from tests.support.golden import GoldenSet, snr_db
 from tests.support.utterances import off
 from token2wav import StreamConfig
-from token2wav.execution.stages import FrameChunk
-from token2wav.execution.vocoder import StreamingVocoder, likely_pieces
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.networks.hift import HiFT
 from token2wav.networks.noise import FlowNoise, SourceNoise
 from token2wav.networks.source import F0_LOOKAHEAD
+from token2wav.stages.stage import FrameChunk
+from token2wav.stages.waveform import StreamingVocoder, likely_pieces
 
 Noises = tuple[FlowNoise, SourceNoise]
 

@@ -23,10 +23,10 @@ from tests.support.dac_model import (
 from tests.support.family_golden import FamilyGolden
 from tests.support.utterances import chunks_of, joined, off, portions
 from token2wav import CheckpointError, ConfigError, RuntimeConfig, StreamConfig, Token2Wav
-from token2wav.execution.assemble import check_folder, family_of
-from token2wav.execution.stages import FrameChunk
-from token2wav.execution.vocoder import StreamingVocoder, likely_pieces
-from token2wav.families import read_config
+from token2wav.assembly import check_folder, family_for
+from token2wav.families.registry import read_config
+from token2wav.stages.stage import FrameChunk
+from token2wav.stages.waveform import StreamingVocoder, likely_pieces
 
 # Of the spread of the audio. Sums are in another order than in the public code.
 PARITY = 1e-5
@@ -136,7 +136,7 @@ def test_published_sizes(name: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(content))
     config: Any = read_config(tmp_path)
     with torch.device("meta"):
-        network: Any = family_of(config).network(config, "decoder")
+        network: Any = family_for(config).network(config, "decoder")
     assert network.missing_samples == config.missing_samples
     assert network.lookahead_frames == config.reach_frames
     found = (

@@ -21,8 +21,8 @@ from tests.support.dac_model import (
 )
 from tests.support.family_golden import FamilyGolden
 from token2wav import CheckpointError, ConfigError, StreamConfig
-from token2wav.execution.assemble import check_folder
-from token2wav.families import read_config
+from token2wav.assembly import check_folder
+from token2wav.families.registry import read_config
 
 ACOUSTIC, SEMANTIC = "acoustic_model_config", "semantic_model_config"
 

@@ -18,9 +18,9 @@ from token2wav import (
     RuntimeConfig,
     Token2Wav,
 )
-from token2wav.execution.assemble import check_folder
-from token2wav.families import read_config
-from token2wav.networks.packed_linear import PackedLinear
+from token2wav.assembly import check_folder
+from token2wav.families.registry import read_config
+from token2wav.layers.packed_linear import PackedLinear
 
 # Of the spread of the audio. Sums are in another order than in the public code.
 PARITY = 1e-5

@@ -14,10 +14,10 @@ from tests.support.family_golden import FamilyGolden
 from tests.support.moshi_model import SIZES, WEIGHTS, published_weights, write_model
 from tests.support.utterances import off
 from token2wav import CheckpointError, ConfigError, RuntimeConfig, Token2Wav
-from token2wav.execution.assemble import check_folder
-from token2wav.families import read_config
+from token2wav.assembly import check_folder
 from token2wav.families.mimi.config import MimiSizes
 from token2wav.families.mimi.moshi_config import read_moshi_sizes
+from token2wav.families.registry import read_config
 
 # Of the spread of the audio. Sums are in another order than in the public code.
 PARITY = 1e-5

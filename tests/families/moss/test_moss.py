@@ -16,8 +16,8 @@ from tests.support.family_golden import FamilyGolden
 from tests.support.moss_model import document, published_weights, write_model
 from tests.support.utterances import off
 from token2wav import CheckpointError, ConfigError, RuntimeConfig, StreamConfig, Token2Wav
-from token2wav.execution.assemble import check_folder, family_of
-from token2wav.families import read_config
+from token2wav.assembly import check_folder, family_for
+from token2wav.families.registry import read_config
 
 # Of the spread of the audio. Sums are in another order than in the public code.
 PARITY = 1e-5
@@ -32,7 +32,7 @@ def test_published_sizes(explicit: bool, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(content))
     config: Any = read_config(tmp_path)
     with torch.device("meta"):
-        network: Any = family_of(config).network(config, "decoder")
+        network: Any = family_for(config).network(config, "decoder")
     assert (config.token_frame_rate, config.token_shape, config.vocab_size) == (12.5, (32,), 1024)
     assert config.samples_per_token == network.frame_samples == 1920
     assert config.hops(StreamConfig()) == (1, 16)
@@ -67,7 +67,7 @@ def test_published_sizes_of_version_2(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(content))
     config: Any = read_config(tmp_path)
     with torch.device("meta"):
-        network: Any = family_of(config).network(config, "decoder")
+        network: Any = family_for(config).network(config, "decoder")
     assert (config.channels, config.sample_rate, config.token_frame_rate) == (2, 48_000, 12.5)
     assert (config.samples_per_token, network.frame_samples) == (3840, 7680)
     windows = {0: 125, 2: 250, 4: 400, 6: 400, 8: 400, 10: 400}

@@ -15,7 +15,7 @@ from tests.support.family_golden import FamilyGolden
 from tests.support.nanocodec_model import document, published_weights, write_archive, write_model
 from tests.support.utterances import off
 from token2wav import CheckpointError, ConfigError, RuntimeConfig, Token2Wav
-from token2wav.execution.assemble import check_folder
+from token2wav.assembly import check_folder
 from token2wav.families.nanocodec.config import read
 
 # Of the spread of the audio. Sums are in another order than in the public code.

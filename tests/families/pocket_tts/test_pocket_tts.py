@@ -10,7 +10,7 @@ import pytest
 from tests.support.family_golden import FamilyGolden
 from tests.support.pocket_model import document
 from token2wav import ConfigError
-from token2wav.families import read_config
+from token2wav.families.registry import read_config
 
 
 @pytest.mark.parametrize(

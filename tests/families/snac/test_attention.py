@@ -12,16 +12,16 @@ from tests.support.codec_models import drawn_tokens
 from tests.support.family_golden import FamilyGolden
 from tests.support.snac_model import SNAC_44KHZ, config_of, write_snac
 from token2wav import ConfigError, RuntimeConfig, StreamConfig, Token2Wav
-from token2wav.execution.assemble import family_of
-from token2wav.execution.stages import FrameChunk
-from token2wav.execution.vocoder import StreamingVocoder
+from token2wav.assembly import family_for
+from token2wav.stages.stage import FrameChunk
+from token2wav.stages.waveform import StreamingVocoder
 
 
 @pytest.mark.parametrize(("rate", "tokens"), [(44100, 14.36), (32000, 10.42)])
 def test_published_sizes(rate: int, tokens: float, tmp_path: Path) -> None:
     config = config_of(tmp_path, {**SNAC_44KHZ, "sampling_rate": rate})
     with torch.device("meta"):
-        network: Any = family_of(config).network(config, "decoder")
+        network: Any = family_for(config).network(config, "decoder")
     assert config.token_shape == (15,)
     assert config.token_frame_rate == pytest.approx(tokens, abs=0.01)
     assert config.samples_per_token == network.frame_samples == 3072

@@ -22,9 +22,9 @@ from token2wav import (
     Token2Wav,
     UtteranceOptions,
 )
-from token2wav.execution.assemble import check_folder, family_of
-from token2wav.execution.stages import FrameChunk
-from token2wav.execution.vocoder import StreamingVocoder, likely_pieces
+from token2wav.assembly import check_folder, family_for
+from token2wav.stages.stage import FrameChunk
+from token2wav.stages.waveform import StreamingVocoder, likely_pieces
 
 PARITY = 1e-5  # of the spread of the audio
 
@@ -94,7 +94,7 @@ def test_streams_of_a_batch_with_and_without_noise(
 def test_published_sizes(tmp_path: Path) -> None:
     config = config_of(tmp_path, SNAC_24KHZ)
     with torch.device("meta"):
-        network: Any = family_of(config).network(config, "decoder")
+        network: Any = family_for(config).network(config, "decoder")
     assert config.token_shape == (7,)
     assert config.samples_per_token == network.frame_samples == 2048
     assert config.token_frame_rate == pytest.approx(11.72, abs=0.01)

@@ -15,8 +15,7 @@ import torch
 from tests.support import utterances
 from tests.support.utterances import Mel, Tokens
 from token2wav import StreamConfig, Voice
-from token2wav.execution.graphs import GraphPool
-from token2wav.execution.stages import TokenChunk
+from token2wav.execution.cuda_graphs import GraphPool
 from token2wav.families.bigvgan.config import BigVGANConfig
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.families.cosyvoice3.flow import Flow
@@ -29,6 +28,7 @@ from token2wav.networks.noise import FlowNoise
 from token2wav.networks.ode import EulerSolver
 from token2wav.serving.chunking import Chunker
 from token2wav.serving.hops import HopSchedule
+from token2wav.stages.stage import TokenChunk
 
 MEL = 1e-5
 BANDS, BLOCK_FRAMES, RATIO = 8, 12, 2
@@ -139,8 +139,8 @@ class Parts:
             speaker = self.flow.speaker(torch.tensor(voice.speaker_embedding))[None]
             rope = estimator.rotary_embed(torch.arange(first, first + frames))
             x = self.noise.window(first, first + frames)[None]
-            given = estimator.prepare_conditions(mu, speaker, None)
-            nothing = estimator.prepare_conditions(
+            given = estimator.project_conditions(mu, speaker, None)
+            nothing = estimator.project_conditions(
                 torch.zeros_like(mu), torch.zeros_like(speaker), None
             )
             for width, modulation in zip(tables.widths, tables.modulation, strict=True):

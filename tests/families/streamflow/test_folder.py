@@ -18,7 +18,7 @@ from tests.support.streamflow_model import (
 )
 from tests.support.utterances import chunks_of, joined, off, portions, streamed
 from token2wav import ConfigError, InputError, RuntimeConfig, StreamConfig, Token2Wav, Voice
-from token2wav.execution.assemble import check_folder
+from token2wav.assembly import check_folder
 from token2wav.families.streamflow.config import GuidedFlowConfig, StreamFlowConfig
 from token2wav.families.streamflow.flow import WindowFlow
 from token2wav.networks.configs import GuidedAttention

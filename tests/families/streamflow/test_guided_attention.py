@@ -81,7 +81,7 @@ def test_a_changed_frame_reaches_exactly_the_receptive_field(
 
     def velocity(state: torch.Tensor) -> torch.Tensor:
         with torch.inference_mode():
-            conditions = estimator.prepare_conditions(mu, speaker, None)
+            conditions = estimator.project_conditions(mu, speaker, None)
             return estimator.velocity(
                 state, conditions, parts.solver.tables.modulation[1], biases, rope=rope
             )

@@ -20,8 +20,8 @@ from tests.families.streamflow.rig import (
 )
 from tests.support.captured_code import NothingCopied, OnDevice
 from tests.support.utterances import off
+from token2wav.execution.cuda_graphs import GraphPool, GraphSummary, graphs_enabled
 from token2wav.execution.device import keep_arithmetic_exact
-from token2wav.execution.graphs import GraphPool, GraphSummary, graphs_enabled
 from token2wav.families.streamflow import flow
 from token2wav.families.streamflow.solver import GuidedSolver
 from token2wav.families.streamflow.window_batch import WindowBatch, WindowSize

@@ -14,13 +14,13 @@ from tests.support.family_golden import FamilyGolden
 from tests.support.mimi_model import write_model
 from tests.support.tiny_model import TINY, FaultyVocoder, demo_tokens, demo_voice, schedule_of
 from token2wav import AudioChunk, Token2Wav, Voice
+from token2wav.assembly import held_samples
 from token2wav.config import ServerConfig, StreamConfig
 from token2wav.errors import ConfigError, EngineError, StreamClosedError
-from token2wav.execution.assemble import held_samples
-from token2wav.execution.stages import FrameChunk, TokenChunk
-from token2wav.families import read_config
+from token2wav.families.registry import read_config
 from token2wav.serving.audio_output import AudioFormat
 from token2wav.serving.chunking import Chunker
+from token2wav.stages.stage import FrameChunk, TokenChunk
 from token2wav_server.ensemble import stages
 from token2wav_server.ensemble.ordered_stage import Label
 from token2wav_server.ensemble.stages import (

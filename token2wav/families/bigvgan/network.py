@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from token2wav.families.bigvgan.config import BigVGANConfig
-from token2wav.networks.combine import Mean, placed, run
-from token2wav.networks.snake import Snake
-from token2wav.networks.streaming import (
+from token2wav.layers.combine import Mean, placed, run
+from token2wav.layers.snake import Snake
+from token2wav.layers.streaming import (
     OFFLINE,
     ON_TIME,
     Delay,

@@ -10,6 +10,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from token2wav.config import StreamConfig
+from token2wav.config.model_config import StageName
 from token2wav.errors import CheckpointError, ConfigError
 from token2wav.families.cosyvoice2.config import (
     CosyVoice2Config,
@@ -17,7 +18,6 @@ from token2wav.families.cosyvoice2.config import (
     FlowConfig,
     UNetConfig,
 )
-from token2wav.model_config import StageName
 from token2wav.networks.configs import HiFTConfig, ScheduleConfig
 
 # Names of files with the weights, in order of preference. The file of Chatterbox Turbo, the

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from token2wav.families.chatterbox.source import SampleSource
+from token2wav.layers.streaming import OFFLINE, Streaming, StreamStep
 from token2wav.networks.configs import HiFTConfig
 from token2wav.networks.hift import Decode, HiFT
 from token2wav.networks.source import Phase
-from token2wav.networks.streaming import OFFLINE, Streaming, StreamStep
 
 
 class FadeIn(Streaming):

@@ -7,9 +7,9 @@ import math
 import torch
 import torch.nn.functional as F
 
+from token2wav.layers.streaming import OFFLINE, StreamStep
 from token2wav.networks.configs import HiFTConfig
 from token2wav.networks.source import HarmonicSource, Phase, PhaseCourse
-from token2wav.networks.streaming import OFFLINE, StreamStep
 
 
 class SampleSource(HarmonicSource):

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
 from token2wav.config.hyperyaml import HyperYaml, ModelNode, Tagged
+from token2wav.config.model_config import ModelConfig, StageName
 from token2wav.config.settings import Steps
 from token2wav.config.values import Bounds, check_bounds, prefixed
 from token2wav.errors import ConfigError
-from token2wav.model_config import ModelConfig, StageName
 from token2wav.networks.configs import (
     Guidance,
     Heads,

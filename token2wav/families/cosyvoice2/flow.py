@@ -13,9 +13,17 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import nn
 
-from token2wav.block_grid import BlockGrid
-from token2wav.execution.stages import EncoderInput, TokenChunk
+from token2wav.config.block_grid import BlockGrid
+from token2wav.execution.staging import to_device
 from token2wav.families.cosyvoice2.config import FlowConfig, UNetConfig
+from token2wav.layers.lookahead import embed_tokens
+from token2wav.layers.streaming import (
+    OFFLINE,
+    KeyValueSpec,
+    StateSpec,
+    StreamStep,
+    state_specs,
+)
 from token2wav.networks.conformer import (
     RATIO,
     Conformer,
@@ -23,16 +31,8 @@ from token2wav.networks.conformer import (
     SequenceAttention,
 )
 from token2wav.networks.estimator import Estimator
-from token2wav.networks.lookahead import embed_tokens
-from token2wav.networks.staging import to_device
-from token2wav.networks.streaming import (
-    OFFLINE,
-    KeyValueSpec,
-    StateSpec,
-    StreamStep,
-    state_specs,
-)
 from token2wav.networks.unet import UNet
+from token2wav.stages.stage import EncoderInput, TokenChunk
 
 EstimatorT = TypeVar("EstimatorT", bound=Estimator)
 

@@ -18,15 +18,15 @@ from torch import nn
 
 from token2wav.cache.paged_kv_cache import PagedKVCache
 from token2wav.execution.batch import Batch
-from token2wav.execution.kernels.causal_convolution import CausalConvolution, NormedConvolution
-from token2wav.execution.kernels.convolution import Precision, precision_beside
-from token2wav.execution.kernels.euler import integrate
-from token2wav.execution.kernels.norms import NormVectors, added_norm
-from token2wav.execution.kernels.past import Past
-from token2wav.execution.kernels.products import gelu_product
 from token2wav.execution.step import StepFunction
+from token2wav.kernels.causal_convolution import CausalConvolution, NormedConvolution
+from token2wav.kernels.convolution import Precision, precision_beside
+from token2wav.kernels.euler import integrate
+from token2wav.kernels.norms import NormVectors, added_norm
+from token2wav.kernels.past import Past
+from token2wav.kernels.products import gelu_product
+from token2wav.layers.projections import join_projections
 from token2wav.networks.ode import OdeTables
-from token2wav.networks.projections import join_projections
 from token2wav.networks.unet import (
     CausalConv,
     ConvolutionBlock,
@@ -63,7 +63,7 @@ class KernelStep(StepFunction):
         # State and conditions of every frame. Only the state differs between ODE steps.
         # Unconditional rows have zero conditions.
         inputs = batch.x.new_zeros(self.cache.layout.branches, blocks, frames, 4 * bands)
-        inputs[0, ..., bands:] = self.estimator.prepare_conditions(
+        inputs[0, ..., bands:] = self.estimator.project_conditions(
             batch.mu, batch.speakers, batch.cond
         )
         velocity = partial(self._velocity, Past(batch, self.cache, self.estimator))

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from token2wav.config.hyperyaml import HyperYaml, ModelNode
+from token2wav.config.model_config import StageName
 from token2wav.config.settings import Steps
 from token2wav.config.values import check_bounds, from_mapping, prefixed
 from token2wav.errors import ConfigError
 from token2wav.families.bigvgan.config import BigVGANConfig, generator_file, vocoder_from
 from token2wav.families.cosyvoice2.config import CosyVoiceConfig, hift_from
-from token2wav.model_config import StageName
 from token2wav.networks.configs import (
     CodebookConfig,
     EstimatorConfig,

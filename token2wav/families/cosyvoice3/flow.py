@@ -8,15 +8,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from token2wav.execution.stages import EncoderInput, TokenChunk
+from token2wav.execution.grouping import map_grouped
+from token2wav.execution.staging import to_device
 from token2wav.families.cosyvoice2.flow import FlowNetwork
 from token2wav.families.cosyvoice3.config import FlowConfig
+from token2wav.layers.lookahead import PreLookahead, embed_tokens
+from token2wav.layers.streaming import OFFLINE, StreamStep
 from token2wav.networks.conformer import ConformerAttention
 from token2wav.networks.dit import DiT
-from token2wav.networks.grouping import map_grouped
-from token2wav.networks.lookahead import PreLookahead, embed_tokens
-from token2wav.networks.staging import to_device
-from token2wav.networks.streaming import OFFLINE, StreamStep
+from token2wav.stages.stage import EncoderInput, TokenChunk
 
 
 class Flow(FlowNetwork[DiT]):

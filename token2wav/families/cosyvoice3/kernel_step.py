@@ -16,13 +16,13 @@ from torch import nn
 
 from token2wav.cache.paged_kv_cache import PagedKVCache
 from token2wav.execution.batch import Batch, frame_positions
-from token2wav.execution.kernels.attention import paged_attention
-from token2wav.execution.kernels.convolution import precision_beside
-from token2wav.execution.kernels.euler import integrate
-from token2wav.execution.kernels.norms import gated_norm
-from token2wav.execution.kernels.position_convolution import PositionConvolution
-from token2wav.execution.kernels.products import gelu_product, project_heads
 from token2wav.execution.step import StepFunction
+from token2wav.kernels.attention import paged_attention
+from token2wav.kernels.convolution import precision_beside
+from token2wav.kernels.euler import integrate
+from token2wav.kernels.norms import gated_norm
+from token2wav.kernels.position_convolution import PositionConvolution
+from token2wav.kernels.products import gelu_product, project_heads
 from token2wav.networks.dit import DiT, DiTBlock, FeedForward
 from token2wav.networks.estimator import Rope
 from token2wav.networks.ode import OdeTables
@@ -50,7 +50,7 @@ class KernelStep(StepFunction):
     @torch.inference_mode()
     def integrate(self, batch: Batch) -> None:
         estimator, embedding = self.estimator, self.estimator.input_embed
-        conditional = estimator.prepare_conditions(batch.mu, batch.speakers, batch.cond)
+        conditional = estimator.project_conditions(batch.mu, batch.speakers, batch.cond)
         given = conditional.new_empty(self.cache.layout.branches, *conditional.shape)
         given[0] = conditional
         # an unconditional row has zero conditions, so only the bias is left

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from token2wav.codec_config import SymmetricCodecConfig
+from token2wav.config.model_config import StageName
 from token2wav.config.transformers_json import CONFIG_JSON, has_model_type, read_json
 from token2wav.config.values import convert, from_mapping, known_fields, prefixed
 from token2wav.errors import CheckpointError
+from token2wav.families.codec_config import SymmetricCodecConfig
 from token2wav.families.dac.descript import WEIGHTS_PATTERNS, descript_weights_file, read_descript
-from token2wav.model_config import StageName
 from token2wav.networks.codec_sizes import SymmetricSizes
 from token2wav.networks.configs import (
     CodebookCount,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from token2wav.codec_config import SymmetricCodecConfig
+from token2wav.config.model_config import StageName
 from token2wav.config.transformers_json import CONFIG_JSON, has_model_type, read_json
 from token2wav.config.values import (
     Bounds,
@@ -21,9 +21,9 @@ from token2wav.config.values import (
     prefixed,
 )
 from token2wav.errors import CheckpointError, ConfigError
+from token2wav.families.codec_config import SymmetricCodecConfig
 from token2wav.families.dac.config import HOP_BLOCKS
 from token2wav.families.higgs.first_release import CONFIG_KEYS, WEIGHTS, read_arguments
-from token2wav.model_config import StageName
 from token2wav.networks.codec_sizes import SymmetricSizes
 from token2wav.networks.configs import CodebookCount, CodebookSize, SampleRate, TokenRate, Width
 

@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, TypeVar
 
-from token2wav.codec_config import CodecConfig
+from token2wav.config.model_config import StageName
 from token2wav.config.transformers_json import CONFIG_JSON, read_json
 from token2wav.config.values import Bounds, from_mapping, known_fields, prefixed
 from token2wav.errors import CheckpointError, ConfigError
+from token2wav.families.codec_config import CodecConfig
 from token2wav.families.mimi.moshi_config import (
     WEIGHTS_PATTERN,
     moshi_weights_file,
     read_moshi_sizes,
 )
-from token2wav.model_config import StageName
 from token2wav.networks.codec_sizes import SeanetSizes
 from token2wav.networks.configs import (
     CodebookCount,

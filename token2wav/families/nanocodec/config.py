@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from token2wav.codec_config import CodecConfig
+from token2wav.config.model_config import StageName
 from token2wav.config.strict_yaml import parse_yaml, read_bounded
 from token2wav.config.values import Bounds, Length, check_bounds, convert, from_mapping, prefixed
 from token2wav.errors import CheckpointError, ConfigError
+from token2wav.families.codec_config import CodecConfig
 from token2wav.families.nanocodec.archive import CONFIG, WEIGHTS, read_member
-from token2wav.model_config import StageName
 from token2wav.networks.configs import Kernel, Kernels, Rates, SampleRate, Width
 
 ARCHIVE = "*.nemo"

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from token2wav.families.nanocodec.config import DecoderConfig, QuantizerConfig
-from token2wav.networks.combine import Chain, Mean, Residual, placed, run
-from token2wav.networks.streaming import (
+from token2wav.layers.combine import Chain, Mean, Residual, placed, run
+from token2wav.layers.streaming import (
     OFFLINE,
     ON_TIME,
     Delay,

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from token2wav.codec_config import CodecConfig
+from token2wav.config.model_config import StageName
 from token2wav.config.values import Bounds
+from token2wav.families.codec_config import CodecConfig
 from token2wav.families.mimi.config import read_sizes, weights_file
-from token2wav.model_config import StageName
 from token2wav.networks.codec_sizes import SeanetSizes
 from token2wav.networks.configs import Layers, Rates, Width
 

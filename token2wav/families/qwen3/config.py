@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from token2wav.codec_config import CodecConfig
+from token2wav.config.model_config import StageName
 from token2wav.config.transformers_json import CONFIG_JSON, read_json, safetensors_files
 from token2wav.config.values import (
     Bounds,
@@ -20,8 +20,8 @@ from token2wav.config.values import (
     prefixed,
 )
 from token2wav.errors import ConfigError
-from token2wav.families import unfilled_network
-from token2wav.model_config import StageName
+from token2wav.families.codec_config import CodecConfig
+from token2wav.families.registry import unfilled_network
 from token2wav.networks.configs import (
     CodebookCount,
     CodebookSize,

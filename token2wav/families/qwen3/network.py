@@ -17,10 +17,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from token2wav.families.qwen3.config import DecoderSizes
-from token2wav.networks.codebooks import Quantizer
-from token2wav.networks.combine import Chain, Residual, placed
-from token2wav.networks.snake import Snake
-from token2wav.networks.streaming import (
+from token2wav.layers.codebooks import Quantizer
+from token2wav.layers.combine import Chain, Residual, placed
+from token2wav.layers.snake import Snake
+from token2wav.layers.streaming import (
     OFFLINE,
     ON_TIME,
     StreamConvTranspose,
@@ -30,7 +30,7 @@ from token2wav.networks.streaming import (
     VocoderNetwork,
     causal_conv,
 )
-from token2wav.networks.window_transformer import TransformerSizes, WindowTransformer
+from token2wav.layers.window_transformer import TransformerSizes, WindowTransformer
 
 _DILATIONS = (1, 3, 9)  # of the residual units after each upsampling
 _NORM_EPS = 1e-6  # of the ConvNeXt blocks

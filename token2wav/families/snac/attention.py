@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from token2wav.families.snac.config import HEAD_CHANNELS
-from token2wav.networks.streaming import OFFLINE, ON_TIME, Streaming, StreamStep, Timing
-from token2wav.networks.window_attention import rotate
+from token2wav.layers.streaming import OFFLINE, ON_TIME, Streaming, StreamStep, Timing
+from token2wav.layers.window_attention import rotate
 
 
 class Rotary(nn.Module):

@@ -8,9 +8,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
-from token2wav.block_grid import BlockGrid
-from token2wav.codec_config import SymmetricCodecConfig
 from token2wav.config import StreamConfig
+from token2wav.config.block_grid import BlockGrid
+from token2wav.config.model_config import StageName
 from token2wav.config.transformers_json import CONFIG_JSON, read_json
 from token2wav.config.values import (
     Bounds,
@@ -22,8 +22,8 @@ from token2wav.config.values import (
     prefixed,
 )
 from token2wav.errors import CheckpointError, ConfigError
-from token2wav.families import unfilled_network
-from token2wav.model_config import StageName
+from token2wav.families.codec_config import SymmetricCodecConfig
+from token2wav.families.registry import unfilled_network
 from token2wav.networks.codec_sizes import SymmetricSizes
 from token2wav.networks.configs import CodebookSize, Rates, SampleRate, TokenRate, Width
 

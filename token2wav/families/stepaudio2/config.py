@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from token2wav.block_grid import BlockGrid
+from token2wav.config.block_grid import BlockGrid
 from token2wav.config.hyperyaml import HyperYaml, ModelNode
 from token2wav.config.values import check_bounds, prefixed
 from token2wav.families.cosyvoice2.config import (

@@ -6,14 +6,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from token2wav.block_grid import BlockGrid
-from token2wav.execution.stages import EncoderInput, TokenChunk
+from token2wav.config.block_grid import BlockGrid
 from token2wav.families.cosyvoice2.config import FlowConfig
 from token2wav.families.cosyvoice2.flow import Flow
 from token2wav.families.stepaudio2.config import SILENCE, DiTConfig
+from token2wav.layers.streaming import StreamStep
 from token2wav.networks.conformer import SequenceAttention
 from token2wav.networks.step_audio_dit import StepAudioDiT
-from token2wav.networks.streaming import StreamStep
+from token2wav.stages.stage import EncoderInput, TokenChunk
 
 
 class StepAudioFlow(Flow[StepAudioDiT]):

@@ -17,15 +17,15 @@ from torch import nn
 
 from token2wav.cache.paged_kv_cache import PagedKVCache
 from token2wav.execution.batch import Batch
-from token2wav.execution.kernels.causal_convolution import CausalConvolution, NormedConvolution
-from token2wav.execution.kernels.convolution import precision_beside
-from token2wav.execution.kernels.euler import integrate
-from token2wav.execution.kernels.norms import NormVectors, gated_norm, modulated_norm
-from token2wav.execution.kernels.past import Past
-from token2wav.execution.kernels.products import gelu_product
 from token2wav.execution.step import StepFunction
+from token2wav.kernels.causal_convolution import CausalConvolution, NormedConvolution
+from token2wav.kernels.convolution import precision_beside
+from token2wav.kernels.euler import integrate
+from token2wav.kernels.norms import NormVectors, gated_norm, modulated_norm
+from token2wav.kernels.past import Past
+from token2wav.kernels.products import gelu_product
+from token2wav.layers.projections import join_projections
 from token2wav.networks.ode import OdeTables
-from token2wav.networks.projections import join_projections
 from token2wav.networks.step_audio_dit import StepAudioDiT, StepAudioLayer
 from token2wav.networks.unet import CausalConv
 
@@ -48,7 +48,7 @@ class KernelStep(StepFunction):
 
     @torch.inference_mode()
     def integrate(self, batch: Batch) -> None:
-        conditional = self.estimator.prepare_conditions(batch.mu, batch.speakers, batch.cond)
+        conditional = self.estimator.project_conditions(batch.mu, batch.speakers, batch.cond)
         given = conditional.new_empty(self.cache.layout.branches, *conditional.shape)
         given[0] = conditional
         # an unconditional row has zero conditions, so only the bias is left

@@ -21,17 +21,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from token2wav.execution.backends import CAPTURED_WINDOWS
+from token2wav.config.model_config import ModelConfig
 from token2wav.execution.buckets import BucketRunner
-from token2wav.execution.graphs import GraphPool
-from token2wav.execution.stages import EncoderInput, FlowStage, StatefulStage, TokenChunk
+from token2wav.execution.captured_sizes import CAPTURED_WINDOWS
+from token2wav.execution.cuda_graphs import GraphPool
+from token2wav.execution.grouping import map_grouped
+from token2wav.execution.staging import joined, to_device
 from token2wav.families.cosyvoice3.flow import Flow
 from token2wav.families.streamflow.solver import GuidedSolver
 from token2wav.families.streamflow.window_batch import Window, WindowBatch, WindowSize
-from token2wav.model_config import ModelConfig
-from token2wav.networks.grouping import map_grouped
 from token2wav.networks.noise import FlowNoise
-from token2wav.networks.staging import joined, to_device
+from token2wav.stages.stage import EncoderInput, FlowStage, StatefulStage, TokenChunk
 from token2wav.voice import Voice
 
 

@@ -59,7 +59,7 @@ class GuidedSolver:
         left, steps = 0, len(self._tables.modulation)
         x, positions = noise, start[:, None] + torch.arange(noise.shape[2], device=noise.device)
         mu, speaker = self._tables.guided(mu, speaker)
-        conditions = self._estimator.prepare_conditions(mu, speaker, None)
+        conditions = self._estimator.project_conditions(mu, speaker, None)
         lengths = None if lengths is None else self._tables.rows(lengths)
         frames = 0
         rope: Rope = ()

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from token2wav.execution.staging import IntegerTensors
 from token2wav.families.cosyvoice3.flow import Flow
 from token2wav.families.streamflow.solver import GuidedSolver
 from token2wav.networks.noise import FlowNoise
-from token2wav.networks.staging import IntegerTensors
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from token2wav.codec_config import CodecConfig
+from token2wav.families.codec_config import CodecConfig
 
 FILES = ("codec.json",)
 

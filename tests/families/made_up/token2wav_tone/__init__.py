@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from token2wav.model_config import ModelConfig, StageName
+from token2wav.config.model_config import ModelConfig, StageName
 
 FILES = ("tone.json",)
 

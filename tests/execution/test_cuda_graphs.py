@@ -1,0 +1,343 @@
+"""Capture of CUDA graphs: runs at load change nothing that a stream reads, and a load goes on after
+a capture that fails.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.stages.rig import Parts
+from token2wav import StreamConfig
+from token2wav.backends import exported_buckets
+from token2wav.cache.paged_kv_cache import PagedKVCache
+from token2wav.cache.states import SCRATCH_SLOT, StateStore
+from token2wav.errors import EngineError
+from token2wav.execution import cuda_graphs
+from token2wav.execution.buckets import BucketRunner
+from token2wav.execution.cuda_graphs import CaptureError, GraphPool
+from token2wav.execution.runner import Runner
+from token2wav.exported.step import ExportedStep
+from token2wav.stages.cached_flow import flow_states
+from token2wav.stages.waveform import StreamingVocoder, likely_pieces
+
+needs_gpu = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
+]
+
+
+class RunningPool(GraphPool):
+    """Pool that runs a function as often as a capture and its replay do, but captures nothing."""
+
+    def __init__(self) -> None:
+        pass
+
+    def capture(self, function: Callable[[], None]) -> Any:
+        for _ in range(3):
+            function()
+        return function
+
+
+def spoil(tensors: Sequence[torch.Tensor]) -> None:
+    for tensor in tensors:
+        tensor.fill_(torch.nan)
+
+
+def tables(store: StateStore) -> list[torch.Tensor]:
+    return store._all_tables()
+
+
+def test_runs_at_load_write_only_to_the_scratch_page(parts: Parts) -> None:
+    """An exported step pads its batches, so it reads the null page and writes the scratch page."""
+    layout, pages = parts.layout(), 4
+    cache = PagedKVCache(layout, pages, torch.device("cpu"))
+    states = flow_states(parts.flow, parts.flow.estimator, layout)
+    spoil([cache._data[:, :, :, :, :pages], *tables(states)])
+    step = ExportedStep(parts.flow.estimator, parts.solver.tables, cache)
+    with torch.inference_mode():
+        runner = Runner(step, states, exported_buckets(2, (2,)), RunningPool())
+    assert cache._data[:, :, :, :, :pages].isnan().all()
+    assert not cache._data[:, :, :, :, cache.null].any()
+    assert all(table.isnan().all() for table in tables(states))
+    for batch, _ in runner._batches._buckets.values():
+        assert batch.x.isfinite().all()  # type: ignore[attr-defined]
+
+
+def test_runs_of_the_vocoder_at_load_write_to_no_stream(parts: Parts) -> None:
+    shapes = likely_pieces(parts.hift, parts.config, parts.config.hops(StreamConfig()), 1)
+    stores: list[StateStore] = []
+
+    class SpoiltPool(RunningPool):
+        def capture(self, function: Callable[[], None]) -> Any:
+            store = function.__self__._states  # type: ignore[attr-defined]
+            if not stores:
+                spoil(tables(store))
+                stores.append(store)
+            return super().capture(function)
+
+    with torch.inference_mode():
+        StreamingVocoder(
+            parts.hift, parts.source_noise, shapes=shapes[:2], graphs=SpoiltPool(), streams=2
+        )
+    [store] = stores
+    for table in tables(store):
+        assert table[SCRATCH_SLOT + 1 :].isnan().all()
+
+
+# Captures that fail.
+
+
+@dataclass(frozen=True, order=True)
+class Count:
+    """Size of a batch of numbers."""
+
+    rows: int
+
+    @property
+    def cost(self) -> int:
+        return self.rows
+
+    def fits(self, other: Count) -> bool:
+        return self.rows <= other.rows
+
+
+class Doubled:
+    """Work of a batch of numbers: doubles each of them."""
+
+    def __init__(self, size: Count) -> None:
+        self.values = torch.zeros(size.rows)
+
+    def fill(self, items: Sequence[float]) -> None:
+        self.values[: len(items)] = torch.tensor(items)
+
+    def compute(self) -> None:
+        self.values.mul_(2)
+
+    def take(self, items: Sequence[float]) -> list[torch.Tensor]:
+        return list(self.values[: len(items)].clone())
+
+
+def test_a_bucket_that_cannot_be_captured_runs_eagerly(caplog: pytest.LogCaptureFixture) -> None:
+    asked: list[Callable[[], None]] = []
+
+    class NoPool(RunningPool):
+        def capture(self, function: Callable[[], None]) -> Any:
+            asked.append(function)
+            if len(asked) > 1:
+                raise CaptureError("not this one")
+            return super().capture(function)
+
+    sizes = [Count(rows) for rows in (1, 2, 4)]
+    with caplog.at_level(logging.WARNING):
+        runner = BucketRunner(lambda items: Count(len(items)), Doubled, sizes, NoPool())
+    assert len(asked) == 2  # after the first failure no other capture is tried
+    [warning] = caplog.messages
+    assert "Count(rows=2) cannot be captured" in warning
+    assert "not this one" in warning
+    for items in ([1.0], [1.0, 2.0], [1.0, 2.0, 3.0, 4.0, 5.0]):
+        assert [float(each) for each in runner.run(items)] == [2 * each for each in items]
+
+
+@dataclass(frozen=True, order=True)
+class Area(Count):
+    """Size of a batch of numbers below a bound."""
+
+    bound: float = 0.0
+
+    @property
+    def cost(self) -> int:
+        return int(self.rows * self.bound)
+
+    def fits(self, other: Count) -> bool:
+        assert isinstance(other, Area)
+        return super().fits(other) and self.bound <= other.bound
+
+
+def test_a_batch_is_split_into_parts_that_fit_buckets() -> None:
+    """A bucket takes few large numbers or many small ones. Numbers that fit none run together."""
+    made: list[Area] = []
+
+    def make(size: Area) -> Doubled:
+        made.append(size)
+        return Doubled(size)
+
+    sizes = [Area(4, 10.0), Area(2, 25.0)]
+    runner = BucketRunner(lambda items: Area(len(items), max(items)), make, sizes)
+    assert made == [Area(2, 25.0), Area(4, 10.0)], "the most costly size comes first"
+    for items, own in [
+        ([1.0, 2.0, 3.0, 4.0], []),
+        ([1.0, 2.0, 20.0, 4.0, 5.0], []),
+        ([1.0, 30.0, 40.0, 2.0, 50.0], [Area(2, 40.0), Area(1, 50.0)]),
+        ([30.0] * 6, [Area(4, 30.0), Area(2, 30.0)]),
+    ]:
+        made.clear()
+        assert [float(each) for each in runner.run(items)] == [2 * each for each in items]
+        assert made == own
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+    """Replaces the calls of torch that need a GPU. It records the captures and replays."""
+    record = SimpleNamespace(modes=[], replays=0, capturing=False, uploads=False)
+
+    class Graph:
+        def replay(self) -> None:
+            record.replays += 1
+
+    @contextmanager
+    def graph(*_: Any, capture_error_mode: str, **__: Any) -> Iterator[None]:
+        record.modes.append(capture_error_mode)
+        record.capturing = True
+        try:
+            yield
+        finally:
+            record.capturing = False
+
+    @contextmanager
+    def stream(_: Any) -> Iterator[None]:
+        yield
+
+    a_stream = SimpleNamespace(wait_stream=lambda other: None, cuda_stream=7)
+    replaced = {
+        "graph_pool_handle": lambda: (0, 1),
+        "Stream": lambda device: a_stream,
+        "current_stream": lambda: a_stream,
+        "stream": stream,
+        "synchronize": lambda: None,
+        "empty_cache": lambda: None,
+        "mem_get_info": lambda device: (100 - record.replays, 1000),
+        "CUDAGraph": Graph,
+        "graph": graph,
+    }
+    for name, value in replaced.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(cuda_graphs, "uploaded", lambda graph, stream: record.uploads)
+    monkeypatch.setattr(cuda_graphs, "nodes_in_capture", lambda stream: 5)
+    return record
+
+
+@pytest.mark.parametrize("uploads", [False, True])
+def test_a_graph_is_on_the_gpu_before_its_first_batch(
+    recorded: SimpleNamespace, uploads: bool
+) -> None:
+    """A capture uploads its graph, or replays it once if that is not possible."""
+    recorded.uploads = uploads
+    pool, calls = GraphPool(torch.device("cuda")), list[bool]()
+    captured = pool.capture(lambda: calls.append(recorded.capturing))
+    assert calls == [False, False, True]  # warm-ups, then the capture
+    assert recorded.modes == ["thread_local"]
+    assert recorded.replays == (0 if uploads else 1)
+    assert (pool.summary.graphs, pool.summary.nodes) == (1, 5)
+    assert pool.summary.memory == recorded.replays
+    assert pool.summary.seconds > 0
+    captured()
+    assert recorded.replays == (1 if uploads else 2)
+
+
+def test_only_errors_of_the_capture_are_forgiven(recorded: SimpleNamespace) -> None:
+    pool = GraphPool(torch.device("cuda"))
+
+    def fails_in_capture() -> None:
+        if recorded.capturing:
+            raise EngineError("tensorrt: the engine cannot be captured")
+
+    def fails_always() -> None:
+        raise EngineError("tensorrt: no profile")
+
+    with pytest.raises(CaptureError, match="the engine cannot be captured"):
+        pool.capture(fails_in_capture)
+    with pytest.raises(EngineError, match="no profile"):
+        pool.capture(fails_always)
+    assert pool.summary.graphs == 0
+
+
+def test_a_failed_capture_spoils_no_later_one(
+    recorded: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The allocator of torch 2.11 records for the pool of a failed capture until it is told to end,
+    and refuses to record for this pool again.
+    """
+    recording, spoilt, handles = set[int](), set[int](), iter(range(10))
+
+    @contextmanager
+    def graph(*_: Any, pool: int, **__: Any) -> Iterator[None]:
+        if recording or pool in spoilt:
+            raise RuntimeError("already recording to mempool_id")
+        recording.add(pool)
+        spoilt.add(pool)
+        yield  # an exception leaves the recording on
+        recording.remove(pool)
+        spoilt.remove(pool)
+
+    def end_recording(device: int, pool: int) -> None:
+        recording.remove(pool)
+
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(handles))
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", end_recording, raising=False)
+    pool, calls = GraphPool(torch.device("cuda")), list[int]()
+
+    def fails_in_capture() -> None:
+        calls.append(1)
+        if len(calls) % 3 == 0:
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    for _ in range(2):
+        with pytest.raises(CaptureError, match="not permitted"):
+            pool.capture(fails_in_capture)
+        pool.capture(lambda: None)
+        pool.capture(lambda: None)
+    assert pool.summary.graphs == 4
+
+
+class TestOnGpu:
+    """Captures on a real device."""
+
+    pytestmark = needs_gpu
+
+    def test_other_threads_may_use_the_gpu_during_a_capture(self) -> None:
+        device = torch.device("cuda")
+        pool, values = GraphPool(device), torch.zeros(4, device=device)
+
+        def function() -> None:
+            values.add_(1)
+            thread = threading.Thread(target=allocate)
+            thread.start()
+            thread.join()
+
+        def allocate() -> None:
+            torch.empty(1 << 26, device=device).fill_(1).cpu()
+
+        captured = pool.capture(function)
+        values.zero_()
+        captured()
+        assert values.tolist() == [1, 1, 1, 1]
+
+    def test_a_capture_after_one_that_failed(self) -> None:
+        device = torch.device("cuda")
+        pool, values = GraphPool(device), torch.zeros(4, device=device)
+
+        def add() -> None:
+            values.add_(1)
+
+        def add_and_wait() -> None:
+            add()
+            values.cpu()
+
+        before = torch.cuda.current_stream()
+        with pytest.raises(CaptureError):
+            pool.capture(add_and_wait)
+        assert torch.cuda.current_stream() == before
+        captured = pool.capture(add)
+        values.zero_()
+        captured()
+        assert values.tolist() == [1, 1, 1, 1]

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from tests.stages.conftest import parts
+from token2wav.execution.device import keep_arithmetic_exact
+
+__all__ = ["parts"]
+
+# Before triton is imported: without a GPU its kernels are interpreted.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+@pytest.fixture(autouse=True)
+def _exact_references() -> None:
+    """Computes the reference of every kernel in exact float32, without TF32, on a GPU too."""
+    keep_arithmetic_exact(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+@pytest.fixture(autouse=True)
+def _float8_is_there(request: pytest.FixtureRequest) -> None:
+    """Skips tests of float8 on a GPU for which Triton cannot convert it."""
+    parameters = getattr(request.node, "callspec", None)
+    if parameters is None or parameters.params.get("storage") != "float8":
+        return
+    if torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("float8 needs compute capability 8.9")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_unused_overflow_checks() -> Iterator[None]:
+    """Switches off the overflow checks of the interpreter, which take half of its time.
+
+    Without the option `debug`, the interpreter of Triton 3.7 computes the condition of each check,
+    and ignores it.
+    """
+    from triton.runtime.interpreter import interpreter_builder
+
+    options = dataclasses.replace(interpreter_builder.options, sanitize_overflow=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(interpreter_builder, "options", options)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _exact_float8(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds to float8 in the interpreter as a GPU does, with torch.
+
+    The interpreter of Triton 3.7 halves numbers that round up to a power of two, because it drops
+    the carry into the exponent.
+    """
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    convert = interpreter._convert_float
+
+    def rounded(values: NDArray[Any], source: Any, target: Any, mode: Any) -> NDArray[Any]:
+        if target != tl.float8e4nv or source != tl.float32:
+            return convert(values, source, target, mode)
+        exact = torch.from_numpy(np.ascontiguousarray(values).view(np.float32))
+        return exact.to(torch.float8_e4m3fn).view(torch.uint8).numpy().reshape(values.shape)
+
+    monkeypatch.setattr(interpreter, "_convert_float", rounded)

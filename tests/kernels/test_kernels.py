@@ -1,0 +1,192 @@
+"""Every kernel against the same arithmetic in torch, on shapes that fill no tile."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.support.tiles import tiles_of, use_tile
+from token2wav.cache.paged_kv_cache import CacheLayout, PagedKVCache, Storage
+from token2wav.execution.batch import HEADER, Block, frame_positions
+from token2wav.kernels.norms import NormVectors, gated_norm, modulated_norm
+from token2wav.kernels.position_convolution import PositionConvolution
+from token2wav.kernels.products import project_heads
+from token2wav.kernels.tiles import Tile
+from token2wav.networks import dit
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+# where there is one, among the tests that it must pass
+pytestmark = [pytest.mark.gpu] if DEVICE.type == "cuda" else []
+# Of values around 1: sums in another order, and on a GPU products of three parts, which no GPU has
+# been asked yet.
+EXACT = 2e-6 if DEVICE.type == "cpu" else 1e-5
+# Tolerance of keys and values that are rounded to the dtype of the store, for a largest value of 1:
+# half the widest step between two numbers, or a little more.
+STEP = {"float32": 2e-6, "float16": 5e-4, "int8": 4e-3, "float8": 0.04}
+# Results of products in float16 are rounded before and after the norms of the heads.
+CLOSE = {torch.float32: EXACT, torch.float16: 5e-3}
+DIM_HEAD, BLOCK = 16, 10  # blocks are no multiple of a tile
+PAGES = 12
+
+
+def random(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, device=DEVICE)
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize("dim", [64, 80])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_norms(dim: int, dtype: torch.dtype) -> None:
+    x, h = 3 * random(2, 3, dim) + 1, random(2, 3, dim).to(dtype)
+    gate, shift, scale = (random(dim) for _ in range(3))
+    tolerance = EXACT if dtype == torch.float32 else 1e-2
+    found = modulated_norm(x, shift, scale, dtype)
+    assert found.dtype == dtype
+    torch.testing.assert_close(
+        found.float(),
+        dit.modulated_norm(x, shift[None], scale[None]),
+        atol=tolerance,
+        rtol=tolerance,
+    )
+    summed = x + gate * h.float()
+    found = gated_norm(x, h, gate, shift, scale)
+    torch.testing.assert_close(x, summed, atol=EXACT, rtol=EXACT)
+    assert found.dtype == dtype
+    torch.testing.assert_close(
+        found.float(),
+        dit.modulated_norm(summed, shift[None], scale[None]),
+        atol=tolerance,
+        rtol=tolerance,
+    )
+
+
+# A chunk of two blocks at the start of its utterance, one block in the middle of another, and a
+# chunk that ends with a block that is not full, after a past of which a window shows a part. Then a
+# row that stands for no block.
+BLOCKS = [
+    Block(start=0, valid=BLOCK, before=0, chunk=0, last=False, pages=[7]),
+    Block(start=BLOCK, valid=BLOCK, before=BLOCK, chunk=0, last=True, pages=[7, 2]),
+    Block(start=3 * BLOCK, valid=BLOCK, before=0, chunk=1, last=True, pages=[9, 4, 0, 11]),
+    Block(start=6 * BLOCK, valid=BLOCK, before=0, chunk=2, last=False, pages=[9, 3, 1]),
+    Block(start=7 * BLOCK, valid=BLOCK, before=BLOCK, chunk=2, last=False, pages=[9, 1, 8]),
+    Block(start=8 * BLOCK, valid=3, before=2 * BLOCK, chunk=2, last=True, pages=[9, 8, 6]),
+]
+CHUNKS, ROWS = 3, len(BLOCKS) + 1
+
+
+def a_table() -> torch.Tensor:
+    table = torch.full((ROWS, HEADER + 8), 99, dtype=torch.int32)
+    table[len(BLOCKS), :HEADER] = 0
+    for row, block in zip(table, BLOCKS, strict=False):
+        row[: HEADER + len(block.pages)] = torch.tensor(block.row)
+    return table.to(DEVICE)
+
+
+def angles() -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns cosines and sines of the positions, (ROWS, BLOCK, DIM_HEAD) each."""
+    cos, sin = dit.RotaryEmbedding(DIM_HEAD).to(DEVICE)(frame_positions(a_table(), BLOCK))
+    return cos, sin
+
+
+def rotated(x: torch.Tensor) -> torch.Tensor:
+    """Rotates keys (2 * ROWS, BLOCK, inner) by position, and splits the branches."""
+    cos, sin = angles()
+    return dit.rotate_first_head(x, cos.repeat(2, 1, 1), sin.repeat(2, 1, 1)).unflatten(
+        0, (2, ROWS)
+    )
+
+
+def normed(x: torch.Tensor, norm: NormVectors | None) -> torch.Tensor:
+    """Normalizes every head of x (..., heads * DIM_HEAD)."""
+    if norm is None:
+        return x
+    heads = x.unflatten(-1, (-1, DIM_HEAD))
+    return F.layer_norm(heads, (DIM_HEAD,), 1 + norm.scale, norm.shift, norm.epsilon).flatten(-2)
+
+
+@pytest.mark.parametrize(("dtype", "tile"), tiles_of("heads"))
+def test_every_tile_of_the_heads(
+    dtype: torch.dtype, tile: Tile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_tile(monkeypatch, tile)
+    check_heads("float32", 8, dtype, bias=True, norms=True)
+
+
+@pytest.mark.parametrize("storage", ["float32", "float16", "int8", "float8"])
+@pytest.mark.parametrize(("heads", "bias", "norms"), [(3, True, False), (4, False, True)])
+def test_projected_keys_and_values_are_stored_in_the_pages_of_their_blocks(
+    storage: Storage, heads: int, bias: bool, norms: bool
+) -> None:
+    check_heads(storage, heads, torch.float32, bias=bias, norms=norms)
+
+
+def check_heads(
+    storage: Storage, heads: int, dtype: torch.dtype, *, bias: bool, norms: bool
+) -> None:
+    """Compares queries, keys and values with torch. Frames that are not valid hold NaN."""
+    inner, inputs, step = heads * DIM_HEAD, 40, max(STEP[storage], CLOSE[dtype])
+    cache = PagedKVCache(CacheLayout(1, 1, heads, DIM_HEAD, BLOCK, storage), PAGES, DEVICE)
+    view = cache.layer(0, 0)
+    view.data.fill_(72)
+    x = random(2 * ROWS, BLOCK, inputs).to(dtype)
+    for row, block in enumerate(BLOCKS):
+        x[row::ROWS, block.valid :] = torch.nan
+    layer = torch.nn.Linear(inputs, 3 * inner, bias=bias, device=DEVICE).requires_grad_(False)
+    layer.weight.mul_(4)  # values around 2
+    layer.to(dtype)
+    query_norm, key_norm = (
+        NormVectors(random(DIM_HEAD), random(DIM_HEAD), 1e-5) if norms else None for _ in range(2)
+    )
+    of_heads = (query_norm, key_norm) if query_norm and key_norm else None
+    weights = layer.weight.detach(), None if layer.bias is None else layer.bias.detach()
+    queries = project_heads(x, weights, view, *angles(), a_table(), of_heads)
+    q, k, v = layer.float()(x.float()).chunk(3, dim=2)
+    torch.testing.assert_close(
+        queries.float(), normed(q, query_norm), atol=CLOSE[dtype], rtol=CLOSE[dtype], equal_nan=True
+    )
+    keys, values = rotated(normed(k, key_norm)), v.unflatten(0, (2, ROWS))
+    for row, block in enumerate(BLOCKS):
+        found = view.read(cache.index(block.pages[-1:]), block.valid)
+        for wanted, kept in zip((keys, values), found, strict=True):
+            wanted = wanted[:, row, : block.valid]
+            assert (kept - wanted).abs().max() <= step * float(wanted.abs().max())
+        rest = view.data[:, :, block.pages[-1], block.valid :].float()
+        assert (rest == 72).all(), "the rest of a block"
+        if storage == "float8":
+            assert view.scales is not None
+            largest = keys[:, row, : block.valid].unflatten(2, (heads, DIM_HEAD)).abs()
+            of_page = view.scales[0, :, block.pages[-1], 0]
+            torch.testing.assert_close(of_page, largest.amax((1, 3)) / 448)
+    untouched = sorted(set(range(PAGES)) - {block.pages[-1] for block in BLOCKS})
+    assert (view.data[:, :, untouched].float() == 72).all()
+
+
+@pytest.mark.parametrize("width", [3, pytest.param(16, marks=pytest.mark.slow)])
+def test_position_convolution(width: int) -> None:
+    groups, taps = 4, 31  # more than two blocks, so that a block looks back on several
+    conv = torch.nn.Conv1d(
+        groups * width, groups * width, taps, groups=groups, device=DEVICE
+    ).requires_grad_(False)
+    conv.weight.mul_(3)
+    x = 4 * random(2 * ROWS, BLOCK, groups * width)
+    # As it lies in a batch: of one ODE step and one of two convolutions, with room for one more
+    # chunk.
+    state = random(CHUNKS + 1, 3, 2, 2, taps - 1, groups * width)[:, 1, 1].transpose(-1, -2)
+    before = state.clone()
+    found = PositionConvolution(conv, "tf32x3")(x, state, a_table()).unflatten(0, (2, ROWS))
+    for chunk in range(CHUNKS):
+        rows = [(row, block) for row, block in enumerate(BLOCKS) if block.chunk == chunk]
+        own = torch.cat(
+            [x.unflatten(0, (2, ROWS))[:, row, : block.valid] for row, block in rows], dim=1
+        )
+        extended = torch.cat((before[chunk], own.transpose(1, 2)), dim=2)
+        wanted = F.mish(conv(extended)).transpose(1, 2)
+        result = torch.cat([found[:, row, : block.valid] for row, block in rows], dim=1)
+        torch.testing.assert_close(result, wanted, atol=1e-5, rtol=1e-5)
+        assert torch.equal(state[chunk], extended[:, :, -(taps - 1) :])
+    assert torch.equal(state[CHUNKS], before[CHUNKS]), "a chunk that is not there"

@@ -1,0 +1,124 @@
+"""Attention with a sliding window: a whole sequence, steps of a stream, and streams of a batch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from tests.support.utterances import off
+from token2wav.cache.states import StateStore
+from token2wav.layers import window_attention
+from token2wav.layers.combine import placed
+from token2wav.layers.streaming import OFFLINE, StreamStep, state_specs
+from token2wav.layers.window_attention import (
+    PositionCounter,
+    WindowAttention,
+    rotary_angles,
+    rotate,
+)
+
+HEADS, DIM_HEAD, WINDOW, LENGTH = 2, 4, 5, 23
+ROUNDING = 1e-6  # float32, for values of about 1
+
+
+class Layer(nn.Module):
+    """Attention layer with rotary positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(HEADS * DIM_HEAD, 3 * HEADS * DIM_HEAD)
+        self.positions = PositionCounter(WINDOW)
+        self.attention = WindowAttention(HEADS, DIM_HEAD, WINDOW)
+        placed((self.positions, self.attention))
+
+    def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
+        in_place = step.state is not None and isinstance(step.state[self.attention], list)
+        positions = self.positions(x, step, in_place=in_place)
+        angles = rotary_angles(positions.values, DIM_HEAD, 100.0)
+        q, k, v = self.qkv(x).unflatten(-1, (3, HEADS, DIM_HEAD)).unbind(2)
+        q, k = rotate(q, angles), rotate(k, angles)
+        return self.attention(q, k, v, positions, step).flatten(2)
+
+
+@pytest.fixture(params=[6, 32], ids=["parts of 6", "parts of 32"])
+def layer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Layer:
+    """Layer whose rings are shorter or longer than the sequences."""
+    monkeypatch.setattr(window_attention, "_MOST_NEW", request.param)
+    torch.manual_seed(2)
+    return Layer().requires_grad_(False)
+
+
+@pytest.fixture(params=[False, True], ids=["rows", "in place"])
+def store(request: pytest.FixtureRequest, layer: Layer) -> StateStore:
+    specs = {"layer": state_specs(layer)}
+    return StateStore(specs, torch.device("cpu"), in_place=request.param)
+
+
+def advance(
+    layer: Layer, store: StateStore, slots: list[int], x: torch.Tensor, *, first: bool
+) -> torch.Tensor:
+    rows, where = store.rows("layer", len(x)), torch.tensor(slots)
+    store.read(where, rows)
+    states = store.states_of(slots, rows)
+    y = layer(x, StreamStep(states, first=first, frames=x.shape[1]))
+    store.write(where, rows)
+    return y
+
+
+def test_a_whole_sequence_equals_full_scores(layer: Layer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The window cuts off scores, also where the queries are computed in several blocks."""
+    monkeypatch.setattr(window_attention, "_BLOCK", 7)
+    x = torch.randn(2, LENGTH, HEADS * DIM_HEAD)
+    angles = rotary_angles(torch.arange(LENGTH)[None], DIM_HEAD, 100.0)
+    q, k, v = layer.qkv(x).unflatten(-1, (3, HEADS, DIM_HEAD)).unbind(2)
+    scores = torch.einsum("bthd,bshd->bhts", rotate(q, angles), rotate(k, angles)) / DIM_HEAD**0.5
+    distance = torch.arange(LENGTH)[:, None] - torch.arange(LENGTH)
+    scores = scores.masked_fill((distance < 0) | (distance >= WINDOW), -torch.inf)
+    expected = torch.einsum("bhts,bshd->bthd", scores.softmax(-1), v).flatten(2)
+    assert off(layer(x), expected) <= ROUNDING
+
+
+@pytest.mark.parametrize("lengths", [[1] * LENGTH, [4, 1, 11, 7], [2, 21], [LENGTH]], ids=str)
+def test_steps_equal_the_whole(layer: Layer, store: StateStore, lengths: list[int]) -> None:
+    x = torch.randn(3, LENGTH, HEADS * DIM_HEAD)
+    slots = [store.take() for _ in x]
+    steps = [
+        advance(layer, store, slots, part, first=index == 0)
+        for index, part in enumerate(x.split(lengths, dim=1))
+    ]
+    assert off(torch.cat(steps, dim=1), layer(x)) <= ROUNDING
+
+
+def test_streams_of_a_batch_have_positions_of_their_own(layer: Layer, store: StateStore) -> None:
+    x = torch.randn(3, LENGTH, HEADS * DIM_HEAD)
+    slots, starts = [store.take() for _ in x], (1, 3, 15)
+    for index, start in enumerate(starts):
+        advance(layer, store, [slots[index]], x[index : index + 1, :start], first=True)
+    new = torch.stack([x[index, start : start + 6] for index, start in enumerate(starts)])
+
+    found = advance(layer, store, slots, new, first=False)
+
+    whole = layer(x)
+    for index, start in enumerate(starts):
+        assert off(found[index], whole[index, start : start + 6]) <= ROUNDING
+
+
+def test_a_copied_slot_continues_the_stream(layer: Layer, store: StateStore) -> None:
+    x = torch.randn(1, LENGTH, HEADS * DIM_HEAD)
+    source, copy = store.take(), store.take()
+    advance(layer, store, [source], x[:, :15], first=True)
+    store.copy(source, copy)
+    store.clear(source)
+    found = advance(layer, store, [copy], x[:, 15:], first=False)
+    assert off(found, layer(x)[:, 15:]) <= ROUNDING
+
+
+def test_the_values_of_a_broken_stream_stay_in_it(layer: Layer, store: StateStore) -> None:
+    """NaN in one row changes no other row, and is gone when its slot begins anew."""
+    x = torch.randn(2, LENGTH, HEADS * DIM_HEAD)
+    slots = [store.take() for _ in x]
+    broken = x.clone()
+    broken[0] = torch.nan
+    assert off(advance(layer, store, slots, broken, first=True)[1], layer(x)[1]) <= ROUNDING
+    assert off(advance(layer, store, slots, x, first=True), layer(x)) <= ROUNDING

@@ -1,0 +1,314 @@
+"""Helpers of the incremental tests: parts of the tiny model, streams of mels, a mel recorder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tests.support.batches import WHOLE_BLOCKS, mels_together
+from tests.support.flows import cached_flow
+from tests.support.golden import TINY
+from tests.support.stages import two_stages
+from tests.support.tiny_model import ODE_STEPS, tiny_config
+from tests.support.utterances import Mel, Tokens, a_voice, chunks_of, joined, some_tokens
+from token2wav import StreamConfig, Token2Wav, Voice
+from token2wav.assembly import load_network
+from token2wav.cache.paged_kv_cache import CacheLayout, Storage
+from token2wav.config.model_config import ModelConfig
+from token2wav.execution.runner import ESTIMATOR
+from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.families.cosyvoice3.flow import Flow
+from token2wav.families.cosyvoice3.noise import load_flow_noise, load_source_noise
+from token2wav.networks.hift import HiFT
+from token2wav.networks.noise import FlowNoise, SourceNoise
+from token2wav.networks.ode import EulerSolver
+from token2wav.serving.chunking import Chunker
+from token2wav.serving.hops import HopSchedule
+from token2wav.stages.cached_flow import CachedFlow
+from token2wav.stages.recompute import RecomputeFlow, RecomputeVocoder
+from token2wav.stages.stage import FlowStage, FrameChunk, TokenChunk, VocoderStage
+from token2wav.stages.waveform import StreamingVocoder
+
+MEL = 2e-5  # tolerance in float32, see tests/families/cosyvoice3/tolerances.py
+AUDIO = 1e-4
+RESERVED = 3  # pages that an exact stream reserves when it opens
+
+Utterance = tuple[int, int]  # prompt tokens, tokens
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """Tiny model with few ODE steps, loaded once, from which engines of any kind are made."""
+
+    config: CosyVoice3Config
+    flow: Flow
+    hift: HiFT
+    flow_noise: FlowNoise
+    source_noise: SourceNoise
+    solver: EulerSolver
+
+    @classmethod
+    def load(cls, ode_steps: int = ODE_STEPS) -> Parts:
+        config = tiny_config(ode_steps)
+        flow = load_network(TINY, config, "flow")
+        solver = EulerSolver(flow.estimator, config.ode_steps, config.flow.inference_cfg_rate)
+        return cls(
+            config,
+            flow,
+            load_network(TINY, config, "vocoder"),
+            load_flow_noise(TINY, config),
+            load_source_noise(TINY, config),
+            solver,
+        )
+
+    def layout(self, storage: Storage = "float32") -> CacheLayout:
+        guidance = self.config.flow.inference_cfg_rate
+        return CacheLayout.of(
+            self.config, self.flow.estimator, guidance, self.config.ode_steps, storage
+        )
+
+    def incremental(
+        self,
+        pages: int = 64,
+        *,
+        storage: Storage = "float32",
+        left_blocks: int = -1,
+        longest_hop: int = 100,
+        early_steps: int = 0,
+        solver: CountingSolver | CheapSolver | None = None,
+    ) -> CachedFlow:
+        engine = cached_flow(
+            self.config,
+            self.flow,
+            self.flow_noise,
+            {self.config.ode_steps: self.solver},
+            pages=pages,
+            storage=storage,
+            left_blocks=left_blocks,
+            longest_hop=longest_hop,
+            early_steps=early_steps,
+        )
+        if solver is not None:
+            solver.watch(engine)
+        return engine
+
+    def recompute(self, *, left_blocks: int = -1) -> RecomputeFlow:
+        solvers = {self.config.ode_steps: self.solver}
+        return RecomputeFlow(
+            self.config, self.flow, self.flow_noise, solvers, left_blocks=left_blocks
+        )
+
+    def whole(self, tokens: Tokens, voice: Voice, *, left_blocks: int = -1) -> Mel:
+        """Returns the mel of an utterance computed at once: the oracle."""
+        return self.recompute(left_blocks=left_blocks).whole(tokens, voice, streaming=True).numpy()
+
+    def vocode(self, mel: Mel) -> NDArray[np.float32]:
+        """Returns the audio of a mel computed at once: the oracle."""
+        return RecomputeVocoder(self.hift, self.source_noise).whole(torch.from_numpy(mel)).numpy()
+
+    def model(self, flow: FlowStage, stream: StreamConfig | None = None) -> RecordedModel:
+        """Returns a model of a flow engine, a mel recorder and the streaming vocoder."""
+        recorder = MelRecorder(StreamingVocoder(self.hift, self.source_noise))
+        return RecordedModel(
+            Token2Wav(self.config, two_stages(flow, recorder), stream or WHOLE_BLOCKS), recorder
+        )
+
+
+class CountingSolver:
+    """Counts the calls of an engine's solver, and runs a function before each call."""
+
+    def __init__(self, before: Callable[[int], None] = lambda call: None) -> None:
+        self.calls = 0
+        self._before = before
+
+    def watch(self, engine: CachedFlow) -> None:
+        def watched(function: Callable[..., Any]) -> Callable[..., Any]:
+            def call(given: Any, *args: Any) -> Any:
+                if len(given):
+                    self.calls += 1
+                    self._before(self.calls)
+                return function(given, *args)
+
+            return call
+
+        _replace(engine, watched)
+
+
+class CheapSolver:
+    """Solver that computes nothing, so that thousands of streams run quickly.
+
+    The accounting of streams and pages stays the same.
+    """
+
+    def watch(self, engine: CachedFlow) -> None:
+        _replace(engine, lambda function: self._compute)
+
+    def _compute(self, given: Any, *_: object) -> Any:
+        if isinstance(given, torch.Tensor):
+            return torch.zeros_like(given)
+        return [torch.zeros_like(chunk.noise) for chunk in given]
+
+
+def _replace(engine: CachedFlow, other: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Replaces the functions that compute chunks, both from the cache and by recomputing."""
+    runners: dict[int, Any] = engine._runners
+    solvers: dict[int, Any] = engine._recompute._solvers
+    for steps in runners:
+        runners[steps] = SimpleNamespace(run=other(runners[steps].run))
+        solvers[steps] = SimpleNamespace(solve=other(solvers[steps].solve))
+
+
+class MelRecorder:
+    """Vocoder engine that records every mel and passes it on to another vocoder engine."""
+
+    def __init__(self, engine: VocoderStage) -> None:
+        self._engine = engine
+        self._mels: dict[int, list[torch.Tensor]] = {}
+
+    def mel(self, index: int = -1) -> Mel:
+        """Returns the mel (bands, frames) of the utterance that was opened as the `index`th."""
+        return torch.cat(list(self._mels.values())[index], dim=1).numpy()
+
+    def open(self, voice: Voice, steps: int = 0) -> int:
+        handle = self._engine.open(voice, steps)
+        self._mels[handle] = []
+        return handle
+
+    def advance(self, batch: Sequence[tuple[int, FrameChunk]]) -> list[torch.Tensor]:
+        for handle, chunk in batch:
+            self._mels[handle].append(chunk.frames)
+        return self._engine.advance(batch)
+
+    def close(self, handle: int) -> None:
+        self._engine.close(handle)
+
+    def whole(self, mel: torch.Tensor) -> torch.Tensor:
+        return self._engine.whole(mel)
+
+    @property
+    def open_streams(self) -> int:
+        return self._engine.open_streams
+
+    @property
+    def held_samples(self) -> int:
+        return self._engine.held_samples
+
+
+@dataclass(frozen=True)
+class RecordedModel:
+    model: Token2Wav
+    recorder: MelRecorder
+
+    def run(self, portions: Iterable[Tokens], voice: Voice) -> tuple[NDArray[np.float32], Mel]:
+        """Returns audio and mel of an utterance that is pushed in portions of tokens."""
+        return joined(chunks_of(self.model, portions, voice)), self.recorder.mel()
+
+
+class FlowStream:
+    """Utterance that ends at its mel: a `Stream` without a vocoder.
+
+    Args:
+        engine: flow engine.
+        voice: voice of the speaker.
+        config: configuration of the model.
+        stream: configuration of the chunks.
+    """
+
+    def __init__(
+        self,
+        engine: FlowStage,
+        voice: Voice,
+        config: ModelConfig,
+        stream: StreamConfig | None = None,
+    ) -> None:
+        self._engine = engine
+        self.handle = engine.open(voice)
+        schedule = HopSchedule.of(stream or WHOLE_BLOCKS, config)
+        self._chunker = Chunker(voice.prompt_tokens, config, schedule)
+        self._mels: list[torch.Tensor] = []
+        self.chunks: list[TokenChunk] = []
+
+    @property
+    def mel(self) -> Mel:
+        """Returns the mel (bands, frames) so far as a vocoder receives it.
+
+        The mel excludes the prompt, and frames that earlier chunks already returned.
+        """
+        return torch.cat(self._mels, dim=1).numpy()
+
+    def push(self, tokens: Tokens) -> FlowStream:
+        self._chunker.push(tokens)
+        return self._run()
+
+    def finish(self) -> FlowStream:
+        self._chunker.push(np.empty(0, np.int32), end=True)
+        return self._run()
+
+    def close(self) -> None:
+        self._engine.close(self.handle)
+
+    def _run(self) -> FlowStream:
+        while (chunk := self._chunker.next_chunk) is not None:
+            [mel] = self._engine.advance([(self.handle, chunk)])
+            self._mels.append(mel[:, 2 * chunk.skip :])
+            self.chunks.append(chunk)
+            self._chunker.computed()
+        return self
+
+
+def flow_mel(
+    parts: Parts,
+    engine: FlowStage,
+    portions: Iterable[Tokens],
+    voice: Voice,
+    stream: StreamConfig | None = None,
+) -> Mel:
+    """Streams an utterance in portions of tokens, closes the stream and returns the mel."""
+    utterance = FlowStream(engine, voice, parts.config, stream)
+    try:
+        for portion in portions:
+            utterance.push(portion)
+        return utterance.finish().mel
+    finally:
+        utterance.close()
+
+
+def estimator_state(engine: CachedFlow, handle: int) -> torch.Tensor:
+    """Returns a copy of the state of the estimator's convolutions in a stream."""
+    rows = engine.states.rows(ESTIMATOR, 1)
+    engine.states.read(torch.tensor([engine._streams[handle].slot]), rows)
+    [state] = rows.views.values()
+    return state[0]
+
+
+def fill_estimator_state(engine: CachedFlow, handle: int, value: float) -> None:
+    """Overwrites the state of the estimator's convolutions in a stream."""
+    rows = engine.states.rows(ESTIMATOR, 1)
+    for tensor in rows.tensors.values():
+        tensor.fill_(value)
+    engine.states.write(torch.tensor([engine._streams[handle].slot]), rows)
+
+
+def unreferenced_evicted(engine: CachedFlow) -> int:
+    """Evicts every prompt without a stream, and returns the number of pages still in use."""
+    while engine.prefixes.evict():
+        pass
+    return engine.pool.used
+
+
+def run_together(parts: Parts, engine: CachedFlow, utterances: list[Utterance]) -> list[np.ndarray]:
+    """Returns the mels of utterances with chunks that always run in one batch."""
+    schedule = HopSchedule.of(WHOLE_BLOCKS, parts.config)
+    streams = []
+    for seed, (prompt, length) in enumerate(utterances):
+        voice = a_voice(prompt)
+        chunker = Chunker(voice.prompt_tokens, parts.config, schedule)
+        streams.append((engine.open(voice), chunker, some_tokens(length, seed)))
+    mels = mels_together(engine, streams)
+    return [mel[:, -2 * length :] for mel, (_, length) in zip(mels, utterances, strict=True)]

@@ -1,0 +1,65 @@
+"""Streams without end: with attention to a bounded past, their state stops growing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.stages.rig import Parts
+from tests.support.utterances import a_voice, some_tokens
+from token2wav import StreamConfig, Token2Wav
+from token2wav.serving.chunking import Chunker
+from token2wav.serving.hops import HopSchedule
+from token2wav.stages.waveform import StreamingVocoder
+
+SECONDS = 40
+
+
+def test_nothing_grows_in_40_seconds(parts: Parts) -> None:
+    config = StreamConfig(left_blocks=2, max_hop_tokens=25)
+    engine = parts.incremental(pages=16, left_blocks=2, longest_hop=25)
+    model: Token2Wav = parts.model(engine, config).model
+    pipeline = model.pipeline
+    request = pipeline.request(a_voice(41))
+    pipeline.open(request)
+    chunker, handles = request.chunker, request.handles
+    assert handles is not None
+    vocoder = pipeline.vocoder._engine
+    assert isinstance(vocoder, StreamingVocoder)
+    flow, tokens = engine._streams[handles[0]], some_tokens(25 * SECONDS)
+    seen: list[tuple[int, ...]] = []
+    for second in np.split(tokens, SECONDS):
+        chunker.push(second)
+        while chunker.next_chunk is not None:
+            pipeline.advance([request])
+            chunker.computed()
+        seen.append(
+            (
+                engine.pool.used,
+                flow.blocks.page_count,
+                len(flow.blocks.own),
+                len(flow.tokens),
+                engine.states.used,
+                vocoder.store.used,
+                vocoder._streams[handles[1]].pending_mel.numel(),
+                len(chunker._tokens._tokens),
+            )
+        )
+    pipeline.close(request)
+    assert chunker.new_tokens == 25 * SECONDS
+    assert set(seen[8:]) == {seen[8]}
+    assert engine._recompute.open_streams == 0
+
+
+@pytest.mark.parametrize("push", [1, 25, 400])
+def test_chunker_forgets_tokens_of_computed_chunks(parts: Parts, push: int) -> None:
+    tokens = some_tokens(20_000)
+    chunker = Chunker(tokens[:41], parts.config, HopSchedule(25, 25, 25))
+    for at in range(41, len(tokens), push):
+        chunker.push(tokens[at : at + push], end=at + push >= len(tokens))
+        while (chunk := chunker.next_chunk) is not None:
+            right = 0 if chunk.last else 3
+            assert np.array_equal(chunk.tokens, tokens[chunk.start : chunk.stop + right])
+            chunker.computed()
+    assert chunker.done
+    assert len(chunker._tokens._tokens) <= 2 * (push + 60) + 200

@@ -1,0 +1,149 @@
+"""Properties of the vocoder that only a GPU can show: graphs equal eager runs, both equal the CPU,
+and no call waits for the GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+import torch
+
+from tests.stages.rig import AUDIO, Parts
+from tests.stages.test_waveform import Utterance, run
+from tests.support.golden import TINY, snr_db
+from token2wav import RuntimeConfig, StreamConfig, Token2Wav
+from token2wav.execution.cuda_graphs import SWITCH, CudaGraph, GraphPool
+from token2wav.execution.device import keep_arithmetic_exact
+from token2wav.execution.staging import to_host
+from token2wav.stages.piece_sizes import kernel_sizes
+from token2wav.stages.stage import FrameChunk
+from token2wav.stages.waveform import StreamingVocoder, likely_pieces
+
+pytest.importorskip("triton", reason="the Triton language is not installed")
+from token2wav.kernels.channels_last import HiFTPlan
+from token2wav.kernels.convolution import Precision
+from token2wav.stages.kernel_pieces import PlannedPieces
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
+]
+# F0 of another library differs in its last bits, which moves phases; see
+# tests/families/cosyvoice3/tolerances.py.
+SNR_DB = 50
+TF32_DB = 45  # 60 dB on a CPU, and the differences of F0
+
+
+@pytest.fixture(scope="module")
+def on_gpu() -> Iterator[Parts]:
+    keep_arithmetic_exact(torch.device("cuda"))
+    parts = Parts.load()
+    parts.hift.to("cuda")
+    yield parts
+    torch.cuda.empty_cache()
+
+
+@pytest.fixture(scope="module")
+def vocoders(on_gpu: Parts) -> dict[bool, StreamingVocoder]:
+    """Vocoders by whether their calls are captured."""
+    hift, config = on_gpu.hift, on_gpu.config
+    shapes = likely_pieces(hift, config, config.hops(StreamConfig()), 4)
+    return {
+        capture: StreamingVocoder(hift, on_gpu.source_noise, shapes=shapes, graphs=graphs)
+        for capture, graphs in ((False, None), (True, GraphPool(torch.device("cuda"))))
+    }
+
+
+def on_kernels(parts: Parts, precision: Precision, graphs: GraphPool | None) -> StreamingVocoder:
+    """Returns a vocoder on kernels."""
+    hift, config = parts.hift, parts.config
+    sizes = kernel_sizes(hift.lookahead_frames, config, config.hops(StreamConfig()), 4)
+    kernels = partial(PlannedPieces, HiFTPlan(hift, precision), sizes, graphs)
+    return StreamingVocoder(hift, parts.source_noise, kernels=kernels)
+
+
+def utterances() -> list[Utterance]:
+    return [
+        Utterance([50, 100, 200, 31], start=0, seed=0, device="cuda"),
+        Utterance([98, 100, 1], start=1, seed=1, device="cuda"),
+        Utterance([13], start=1, seed=2, device="cuda"),
+        *(
+            Utterance([50, 50, 50 - index], start=2, seed=3 + index, device="cuda")
+            for index in range(6)
+        ),
+    ]
+
+
+def test_replay_equals_eager(vocoders: dict[bool, StreamingVocoder]) -> None:
+    eager, captured = utterances(), utterances()
+    run(vocoders[False], eager)
+    run(vocoders[True], captured)
+    for one, other in zip(eager, captured, strict=True):
+        assert float((torch.cat(one.audio) - torch.cat(other.audio)).abs().max()) <= AUDIO
+
+
+def test_audio_is_that_of_the_cpu(parts: Parts, vocoders: dict[bool, StreamingVocoder]) -> None:
+    oracle, streams = StreamingVocoder(parts.hift, parts.source_noise), utterances()
+    run(vocoders[True], streams)
+    for each in streams:
+        expected = oracle.whole(each.mel.cpu()).numpy()
+        assert snr_db(torch.cat(each.audio).cpu().numpy(), expected) >= SNR_DB
+
+
+@pytest.mark.parametrize(("precision", "least_db"), [("ieee", SNR_DB), ("tf32", TF32_DB)])
+def test_audio_of_kernels_is_that_of_the_cpu(
+    parts: Parts, on_gpu: Parts, precision: Precision, least_db: float
+) -> None:
+    oracle = StreamingVocoder(parts.hift, parts.source_noise)
+    pool = GraphPool(torch.device("cuda"))
+    eager, captured = utterances(), utterances()
+    run(on_kernels(on_gpu, precision, None), eager)
+    run(on_kernels(on_gpu, precision, pool), captured)
+    for one, other in zip(eager, captured, strict=True):
+        assert torch.equal(torch.cat(one.audio), torch.cat(other.audio))
+        expected = oracle.whole(one.mel.cpu()).numpy()
+        assert snr_db(torch.cat(other.audio).cpu().numpy(), expected) >= least_db
+
+
+@pytest.mark.parametrize("capture", [False, True])
+def test_nothing_waits_for_the_device(
+    vocoders: dict[bool, StreamingVocoder], capture: bool
+) -> None:
+    vocoder = vocoders[capture]
+    run(vocoder, utterances())  # draws noise, which waits, and takes memory
+    handles, mels = [vocoder.open() for _ in range(4)], torch.zeros(3, 4, 80, 50, device="cuda")
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for turn in mels:
+            vocoder.advance(
+                [
+                    (handle, FrameChunk(mel, last=False))
+                    for handle, mel in zip(handles, turn, strict=True)
+                ]
+            )
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    for handle in handles:
+        vocoder.close(handle)
+
+
+def test_a_model_chooses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = RuntimeConfig(device="cuda", backend="torch", cache_mib=512)
+    engine = Token2Wav.load(TINY, runtime=runtime).pipeline.vocoder
+    assert isinstance(engine, StreamingVocoder)
+    assert engine._lengths
+    assert isinstance(engine._pieces, PlannedPieces)
+    buckets = engine._pieces._runner._buckets.values()
+    assert all(isinstance(compute, CudaGraph) for _, compute in buckets)
+    monkeypatch.setenv(SWITCH, "0")
+    engine = Token2Wav.load(TINY, runtime=runtime).pipeline.vocoder
+    assert isinstance(engine, StreamingVocoder)
+    assert not engine._lengths
+
+
+def test_audio_of_a_batch_comes_to_the_host_in_one_copy() -> None:
+    audio = [torch.arange(3.0), torch.empty(0), torch.arange(5.0)]
+    for array, expected in zip(to_host([samples.cuda() for samples in audio]), audio, strict=True):
+        assert torch.equal(torch.from_numpy(array), expected)

@@ -1,0 +1,32 @@
+"""Choice of a backend for a GPU. The devices are only named, so no test needs one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.support.golden import TINY
+from token2wav import RuntimeConfig
+from token2wav.backends import Backend, LoadContext, choose
+from token2wav.errors import ConfigError
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_auto_takes_torch(device: str) -> None:
+    context = LoadContext(TINY, RuntimeConfig(), torch.device(device))
+    for stages in (("flow", "vocoder"), ("decoder",)):
+        assert choose(context, stages) == Backend("torch")
+
+
+def test_only_tensorrt_limits_the_streams_of_a_batch() -> None:
+    assert [Backend(name).most_streams for name in ("torch", "onnx", "tensorrt")] == [0, 0, 4]
+
+
+def test_float8_needs_a_gpu_that_converts_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime, capability = RuntimeConfig(cache_storage="float8"), (8, 6)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    with pytest.raises(ConfigError, match=r"float8 needs .* 8\.9 or more, but cuda has 8\.6"):
+        choose(LoadContext(TINY, runtime, torch.device("cuda")), ("flow", "vocoder"))
+    choose(LoadContext(TINY, runtime, torch.device("cpu")), ("flow", "vocoder"))
+    capability = (8, 9)
+    choose(LoadContext(TINY, runtime, torch.device("cuda")), ("flow", "vocoder"))

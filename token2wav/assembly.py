@@ -1,0 +1,512 @@
+"""Assembly of a model: loads the networks of a family, puts them on a device, and makes the stages
+that run them.
+
+This is the only module that chooses device, backend, precision, CUDA graph pool, cache size and
+kind of stage.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from token2wav.backends import (
+    Backend,
+    LoadContext,
+    choose,
+    encoder_runner,
+    flow_runner,
+    gpu_runs_kernels,
+)
+from token2wav.cache.encoder_cache import page_bytes
+from token2wav.cache.paged_kv_cache import CacheLayout, PagedKVCache, Storage
+from token2wav.config import RuntimeConfig, StreamConfig
+from token2wav.config.model_config import ModelConfig, StageName
+from token2wav.errors import ConfigError
+from token2wav.execution.captured_sizes import CAPTURED_STREAMS
+from token2wav.execution.cuda_graphs import GraphPool, GraphSummary, graphs_enabled
+from token2wav.execution.device import (
+    cache_bytes,
+    device_named,
+    entered,
+    keep_arithmetic_exact,
+    keep_compiled_operations,
+    keep_freed_memory,
+)
+from token2wav.exported.run import ExportedVocoder, signals_of
+from token2wav.families.family import Family
+from token2wav.families.registry import family_module, read_config
+from token2wav.layers.packed_linear import pack_linears
+from token2wav.layers.streaming import VocoderNetwork
+from token2wav.networks.configs import ScheduleConfig
+from token2wav.networks.hift import HiFT
+from token2wav.networks.noise import FlowNoise, NoiseTable, SourceNoise
+from token2wav.networks.ode import EulerSolver, OdeTables
+from token2wav.networks.weights import SkipInit, fill
+from token2wav.stages.cached_flow import (
+    CachedFlow,
+    check_pages,
+    encoder_cache,
+    flow_states,
+)
+from token2wav.stages.decoder import TokenDecoder
+from token2wav.stages.piece_sizes import kernel_sizes
+from token2wav.stages.recompute import RecomputeFlow, RecomputeVocoder
+from token2wav.stages.stage import FlowStage, Stage, Stages, StageSummary
+from token2wav.stages.waveform import (
+    KernelPieces,
+    StreamingVocoder,
+    check_hold_frames,
+    likely_pieces,
+)
+
+log = logging.getLogger(__name__)
+
+# Largest number of streams whose states are allocated at load: 6 GB for public CosyVoice3.
+_MOST_PREPARED = 1024
+
+
+@dataclass(frozen=True, eq=False)
+class FlowNetworks:
+    """Networks of a flow and a vocoder without weights, for memory plans and exports.
+
+    Attributes:
+        flow: network of the flow. It implements `Encoder`, and has the attribute `estimator`.
+        vocoder: vocoder.
+        layout: layout of the key-value cache of the estimator.
+        guidance: classifier-free guidance rate.
+        schedule: schedule of the ODE.
+        page_bytes: bytes of a page of the cache, including the keys and values of the encoder.
+    """
+
+    flow: Any
+    vocoder: Any
+    layout: CacheLayout
+    guidance: float
+    schedule: ScheduleConfig
+    page_bytes: int
+
+
+@dataclass(frozen=True, eq=False)
+class Exportable:
+    """Model folder with networks that can be exported.
+
+    Attributes:
+        config: configuration of the model.
+        networks: networks of the stages without weights, on the device `meta`.
+        guidance: classifier-free guidance rate of the flow; 0 for a model without a flow.
+        load: loads the network of a stage in float32 on the CPU, as `load_network` does.
+    """
+
+    config: ModelConfig
+    networks: Mapping[StageName, Any]
+    guidance: float
+    load: Callable[[StageName], Any]
+
+
+def exportable(folder: Path) -> Exportable:
+    """Returns the networks of a model folder, for an export.
+
+    Raises:
+        ConfigError: no such folder, or its family runs on torch alone.
+    """
+    config = read_config(folder)
+    family = family_for(config)
+    if family.torch_only:
+        raise ConfigError(
+            f"{folder}: the family of this model runs only on torch, so there are no graphs to "
+            "export"
+        )
+    load = partial(load_network, folder, config)
+    with torch.device("meta"):
+        if "decoder" in config.stages:
+            return Exportable(config, {"decoder": family.network(config, "decoder")}, 0.0, load)
+        made = flow_networks(config, "float32")
+    networks: dict[StageName, Any] = {"flow": made.flow, "vocoder": made.vocoder}
+    return Exportable(config, networks, made.guidance, load)
+
+
+def family_for(config: ModelConfig) -> Family:
+    """Returns the family of a model, which the type of its configuration determines."""
+    family: Family = family_module(config).FAMILY
+    return family
+
+
+def assemble(
+    folder: Path,
+    config: ModelConfig,
+    stream: StreamConfig,
+    runtime: RuntimeConfig,
+    streams: int = 0,
+) -> Stages:
+    """Makes the stages of a model.
+
+    Args:
+        folder: model folder.
+        config: configuration of the model, with the settings of streams applied.
+        stream: settings of streams.
+        runtime: settings of device, backend, precision and memory.
+        streams: number of open streams to allocate states for; further streams allocate more.
+
+    Raises:
+        ConfigError: the settings need something that this machine or this family does not have.
+        CheckpointError: weights are missing, unreadable, or do not fit the configuration.
+    """
+    device = device_named(runtime.device)
+    context = LoadContext(folder, runtime, device, min(streams, _MOST_PREPARED))
+    with entered(device):
+        stages = Assembly(context, config, stream).stages()
+        # Called last, so that the memory which only the load needs is returned.
+        keep_freed_memory(device)
+        return stages
+
+
+def check_runtime(
+    folder: Path, config: ModelConfig, stream: StreamConfig, runtime: RuntimeConfig
+) -> None:
+    """Checks that this machine has the device, memory and backend that the settings name, and that
+    the settings fit the sizes of the model. Loads no weights.
+
+    Raises:
+        ConfigError: the device, memory or backend is missing or does not run this model, or a
+            setting of streams does not fit the model or the cache.
+    """
+    context = LoadContext(folder, runtime, device_named(runtime.device))
+    with entered(context.device):
+        _check_sizes(context, config, stream)
+        # `auto` never fails: it falls back to torch
+        if runtime.backend != "auto" or stream.reference:
+            _backend_of(context, config, stream)
+
+
+def _check_sizes(context: LoadContext, config: ModelConfig, stream: StreamConfig) -> None:
+    """Checks the settings of streams against the networks, which are made without weights.
+
+    Raises:
+        ConfigError: the machine has too little memory for the cache, or a setting does not fit the
+            vocoder or the cache.
+    """
+    family, total = family_for(config), cache_bytes(context.runtime.cache_mib, context.device)
+    with torch.device("meta"):
+        last = family.network(config, config.stages[-1])
+        flow = family.network(config, "flow") if "flow" in config.stages else None
+    if isinstance(last, VocoderNetwork):
+        check_hold_frames(config.held_frames(stream), last)
+    # A stage that only the family has may have no pages.
+    shared_stage = type(family).own_stage is Family.own_stage
+    if hasattr(flow, "estimator") and shared_stage and not stream.reference:
+        steps = max(config.allowed_steps(stream.steps))
+        check_pages(config, stream, total // _layout(context, config, flow, steps)[1])
+
+
+def _layout(context: LoadContext, config: Any, flow: Any, steps: int) -> tuple[CacheLayout, int]:
+    """Returns the layout of the cache of a flow, and the bytes of a page with the encoder's share.
+
+    Args:
+        context: settings and device.
+        config: configuration of the model.
+        flow: network of the flow.
+        steps: largest number of ODE steps.
+    """
+    chosen = context.runtime.cache_storage
+    storage = context.precision if chosen == "auto" else chosen
+    layout = CacheLayout.of(config, flow.estimator, config.flow.inference_cfg_rate, steps, storage)
+    return layout, layout.page_bytes + page_bytes(flow.key_value_specs, config.block_tokens)
+
+
+def check_folder(folder: Path) -> None:
+    """Reads configuration and weights of a model folder without putting anything on a device.
+
+    Raises:
+        Token2WavError: the folder cannot be served. The message gives the reason.
+    """
+    config = read_config(folder)
+    family = family_for(config)
+    for stage in config.stages:
+        _read_network(family, folder, config, stage)
+        family.noise(config, folder, stage)
+
+
+def load_network(folder: Path, config: ModelConfig, stage: StageName) -> Any:
+    """Loads the network of a stage in float32 on the CPU, ready for inference.
+
+    Raises:
+        CheckpointError: weights are missing, unreadable, or do not fit the configuration.
+    """
+    network, weights = _read_network(family_for(config), folder, config, stage)
+    fill(network, weights)
+    if isinstance(network, VocoderNetwork):
+        network.freeze()
+    return network.eval().requires_grad_(False)
+
+
+def flow_networks(config: Any, storage: Storage) -> FlowNetworks:
+    """Makes the networks of a flow decoder without weights, on torch's default device.
+
+    Args:
+        config: configuration of the model.
+        storage: dtype of the stored keys and values.
+
+    Raises:
+        ConfigError: the model has no flow with a cache.
+    """
+    family = family_for(config)
+    flow: Any = family.network(config, "flow") if "flow" in config.stages else None
+    if not hasattr(flow, "estimator"):
+        raise ConfigError(
+            "flow: the model has no flow with a cache, which a plan or an export needs"
+        )
+    vocoder: Any = family.network(config, "vocoder")
+    layout = CacheLayout.of(
+        config, flow.estimator, config.flow.inference_cfg_rate, config.ode_steps, storage
+    )
+    return FlowNetworks(
+        flow,
+        vocoder,
+        layout,
+        config.flow.inference_cfg_rate,
+        config.schedule,
+        layout.page_bytes + page_bytes(flow.key_value_specs, config.block_tokens),
+    )
+
+
+def held_samples(config: ModelConfig, stream: StreamConfig) -> int:
+    """Returns the number of samples that the last stage holds back at the end of a chunk.
+
+    The number follows from the sizes of its network, which this function builds without weights. A
+    stage that is loaded knows the number itself (`Stage.held_samples`).
+    """
+    with torch.device("meta"):
+        network: Any = family_for(config).network(config, config.stages[-1])
+    return int(config.held_frames(stream) * network.frame_samples or network.output_delay)
+
+
+class Assembly:
+    """Assembly of one model on one device.
+
+    `benchmarks/counted_stages.py` derives from it, to count the work of a GPU without one.
+    """
+
+    def __init__(self, context: LoadContext, config: Any, stream: StreamConfig) -> None:
+        self.context, self.config, self.stream = context, config, stream
+        self.family = family_for(config)
+        # Chosen before weights are loaded, because the backend of the settings may be unavailable.
+        self.backend = _backend_of(context, config, stream)
+        self.pool = self.graph_pool()
+
+    def stages(self) -> Stages:
+        """Makes all stages.
+
+        The last stage is made first, because the cache of the flow takes a share of the memory that
+        the vocoder leaves.
+        """
+        keep_arithmetic_exact(self.context.device)
+        keep_compiled_operations(self.context.device)
+        summary = StageSummary(
+            self.backend.name,
+            self.context.precision,
+            str(self.context.device),
+            self.backend.most_streams,
+            self.pool.summary if self.pool else GraphSummary(),
+        )
+        names = self.config.stages
+        networks = {name: self.loaded(name) for name in names}
+        made = {name: self._stage(name, networks[name]) for name in reversed(names)}
+        return Stages({name: made[name] for name in names}, summary)
+
+    def graph_pool(self) -> GraphPool | None:
+        """Makes the pool of all CUDA graphs of the model; None to run it eagerly."""
+        device = self.context.device
+        return GraphPool(device) if graphs_enabled(device) else None
+
+    def loaded(self, name: StageName) -> Any:
+        """Loads the network of a stage onto the device."""
+        return load_network(self.context.folder, self.config, name).to(self.context.device)
+
+    def pages(self, page_bytes: int) -> int:
+        """Returns the number of pages of the cache, from the bytes of a page."""
+        return cache_bytes(self.context.runtime.cache_mib, self.context.device) // page_bytes
+
+    def _stage(self, name: StageName, network: Any) -> Stage:
+        noise: Any = self.family.noise(self.config, self.context.folder, name)
+        solvers: dict[int, EulerSolver] = {}
+        early: dict[int, OdeTables] = {}
+        if name == "flow" and hasattr(network, "estimator"):
+            solvers, early = self._schedules(network)
+        if name == "decoder" and self.context.device.type == "cpu":
+            pack_linears(network)
+        own = self.family.own_stage(
+            self.config,
+            name,
+            network,
+            noise,
+            solvers,
+            longest_hop=self.config.hops(self.stream)[1],
+            graphs=self.pool,
+        )
+        if own is not None:
+            return own
+        if name == "flow":
+            return self._flow_stage(network, noise, solvers, early)
+        stage = self._vocoder_stage(name, network, noise)
+        return TokenDecoder(stage) if name == "decoder" else stage
+
+    def _schedules(self, flow: Any) -> tuple[dict[int, EulerSolver], dict[int, OdeTables]]:
+        """Makes the solvers of a flow, and the tables for its provisional chunks, both by number of
+        ODE steps of a stream.
+
+        The tables hold all results that depend on the ODE time alone. The weights that the tables
+        replace are then dropped from the estimator.
+        """
+        config, guidance = self.config, self.config.flow.inference_cfg_rate
+        allowed = config.allowed_steps(self.stream.steps)
+        solvers = {
+            steps: EulerSolver(flow.estimator, steps, guidance, config.schedule)
+            for steps in allowed
+        }
+        early = {
+            steps: OdeTables.of(flow.estimator, steps, guidance, config.schedule, evaluated)
+            for steps in allowed
+            if (evaluated := config.early_steps(self.stream, steps)) < steps
+        }
+        flow.estimator.drop_time_weights()
+        if self.context.precision == "float16":
+            flow.estimator.halve()
+        return solvers, early
+
+    def _flow_stage(
+        self,
+        flow: Any,
+        noise: FlowNoise,
+        solvers: dict[int, EulerSolver],
+        early: dict[int, OdeTables],
+    ) -> FlowStage:
+        """Makes the incremental stage of a flow.
+
+        A page of its cache has room for the largest number of ODE steps.
+
+        Args:
+            flow: network of the flow.
+            noise: noise at the start of the ODE.
+            solvers: solvers by number of ODE steps.
+            early: tables for provisional chunks by number of ODE steps of their streams. A number
+                that is missing has no provisional chunks, or they have as many steps as all chunks.
+        """
+        context, config, hop = self.context, self.config, self.config.hops(self.stream)[1]
+        window, reference = config.window(self.stream), self.family.reference
+        if self.stream.reference and reference is not None:
+            options = {"full_tail": reference.full_tail, "windows": reference.windows}
+            return RecomputeFlow(config, flow, noise, solvers, left_blocks=window, **options)
+        recompute = RecomputeFlow(config, flow, noise, solvers, left_blocks=window)
+        layout, per_page = _layout(context, config, flow, max(solvers))
+        # The states are allocated first, so that the cache takes its share of the rest. No more
+        # streams can be open than there are pages.
+        count = min(context.streams, self.pages(per_page))
+        states = flow_states(flow, flow.estimator, layout, count)
+        pages = self.pages(per_page)
+        check_pages(config, self.stream, pages)
+        cache = PagedKVCache(layout, pages, context.device)
+        longest = hop // config.block_tokens
+        kernel_step = self.family.kernel_step()
+        with torch.inference_mode():
+            make = partial(flow_runner, kernel_step=kernel_step, pool=self.pool)
+            runners = {
+                steps: make(self.backend, (flow.estimator, solver.tables, cache), states, longest)
+                for steps, solver in solvers.items()
+            }
+            early_runners = {
+                steps: make(self.backend, (flow.estimator, tables, cache), states, provisional=True)
+                for steps, tables in early.items()
+            }
+        keys = encoder_cache(flow, config.block_tokens, cache)
+        return CachedFlow(
+            recompute,
+            runners,
+            cache,
+            states,
+            early_runners=early_runners,
+            encoder_runner=encoder_runner(flow, keys, states, config.block_tokens, self.pool),
+            longest_hop=hop,
+        )
+
+    def _vocoder_stage(
+        self, name: StageName, vocoder: VocoderNetwork, noise: SourceNoise | None
+    ) -> StreamingVocoder | RecomputeVocoder:
+        """Makes the stage of a vocoder or of a codec decoder."""
+        reference = self.family.reference
+        if self.stream.reference and reference is not None and reference.recomputes_audio:
+            return RecomputeVocoder(vocoder, noise, "reference")
+        # Under `stream.reference` the hop may be a whole utterance, too long to prepare.
+        stream = replace(self.stream, reference=False)
+        exported = (
+            ExportedVocoder(self.backend.vocoder, vocoder, signals_of(name, vocoder))
+            if self.backend.vocoder
+            else None
+        )
+        pool = None if exported else self.pool
+        hops = self.config.hops(stream)
+        kernels = None if exported else self._vocoder_kernels(vocoder, hops)
+        shapes = (
+            likely_pieces(vocoder, self.config, hops, CAPTURED_STREAMS)
+            if pool and not kernels
+            else []
+        )
+        return StreamingVocoder(
+            vocoder,
+            noise,
+            exported,
+            shapes=shapes,
+            graphs=pool,
+            kernels=kernels,
+            hold_frames=self.config.held_frames(stream),
+            streams=self.context.streams,
+        )
+
+    def _vocoder_kernels(
+        self, vocoder: VocoderNetwork, hops: tuple[int, int]
+    ) -> Callable[[NoiseTable, int], KernelPieces] | None:
+        """Returns the maker of the runner of a vocoder on kernels; None if it cannot run on
+        kernels.
+        """
+        device = self.context.device
+        if self.pool is None or not isinstance(vocoder, HiFT) or not gpu_runs_kernels(device):
+            return None
+        # Triton-language kernels
+        from token2wav.kernels.channels_last import HiFTPlan
+        from token2wav.stages.kernel_pieces import PlannedPieces
+
+        plan = HiFTPlan(vocoder, "tf32" if self.context.precision == "float16" else "tf32x3")
+        sizes = kernel_sizes(vocoder.lookahead_frames, self.config, hops)
+        log.info("the vocoder runs on kernels in %d CUDA graphs", len(sizes))
+        return partial(PlannedPieces, plan, sizes, self.pool)
+
+
+def _read_network(
+    family: Family, folder: Path, config: ModelConfig, stage: StageName
+) -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    """Makes the network of a stage, and reads its weights."""
+    path = config.weights_file(folder, stage)
+    with SkipInit(path):
+        network = family.network(config, stage)
+    return network, family.weights(network, path, stage)
+
+
+def _backend_of(context: LoadContext, config: ModelConfig, stream: StreamConfig) -> Backend:
+    """Chooses the backend of a model.
+
+    Raises:
+        ConfigError: as `choose`; or `stream.reference` is set, but the family has no reference
+            loop.
+    """
+    family = family_for(config)
+    if stream.reference and family.reference is None:
+        raise ConfigError("stream.reference: not supported by this family; remove the setting")
+    torch_only = "stream.reference" if stream.reference else family.torch_only
+    return choose(context, config.stages, torch_only=torch_only)

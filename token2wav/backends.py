@@ -1,0 +1,322 @@
+"""Selection of the backend of a model: the backend of the settings, or the fastest backend whose
+packages and artifacts are present.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+
+import torch
+
+from token2wav.cache.encoder_cache import EncoderCache
+from token2wav.cache.paged_kv_cache import PagedKVCache
+from token2wav.cache.states import StateStore
+from token2wav.config import RuntimeConfig
+from token2wav.config.model_config import StageName
+from token2wav.errors import ConfigError, EngineUnavailableError
+from token2wav.execution.batch import BatchSize
+from token2wav.execution.captured_sizes import CAPTURED_BLOCKS, PAST_PAGES, PROVISIONAL_BLOCKS
+from token2wav.execution.cuda_graphs import GraphPool
+from token2wav.execution.runner import Runner
+from token2wav.execution.step import ExportedModule, StepMaker, TorchStep
+from token2wav.exported.artifacts import EngineFolder, Precision
+from token2wav.exported.run import (
+    PACKAGES,
+    OnnxModule,
+    TensorRTModule,
+    check_provider,
+    package,
+    target_of,
+)
+from token2wav.exported.step import ExportedStep
+from token2wav.networks.estimator import Estimator
+from token2wav.networks.ode import OdeTables
+from token2wav.stages.encoder_runner import BlockEncoderRunner, ChunkEncoderRunner, EncoderRunner
+from token2wav.stages.stage import BackendName, BlockEncoder
+
+log = logging.getLogger(__name__)
+
+# Fastest first. On a GPU this order is an assumption until `make gpu-check` has measured it: a
+# TensorRT engine holds few streams, so a batch of 64 streams runs as 16 batches one after another.
+# On a CPU torch was measured to be faster than ONNX Runtime, except for first chunks of very small
+# models (benchmarks/results/engines.json).
+_ORDER: dict[str, tuple[BackendName, ...]] = {
+    "cpu": ("torch", "onnx"),
+    "cuda": ("torch", "tensorrt", "onnx"),
+}
+
+
+# Provisional chunks have few blocks: the end of the prompt, and an incomplete block.
+_PROVISIONAL_CHUNK = 2
+# Sizes of the CUDA graphs on an exported step, which pads its inputs: numbers of past blocks, up to
+# one minute with the prompt, and numbers of streams. A batch with a longer past runs eagerly.
+_CAPTURED_PAST = (4, 8, 16, 32, 64)
+_CAPTURED_STREAMS = (1, 2, 4)
+_LEAST_CAPABILITY = (8, 0)  # first compute capability with matrix units for TF32
+FLOAT8_CAPABILITY = (8, 9)  # first compute capability that converts float8; Triton needs it
+_HEAD_SIZES = (16, 32, 64, 128)  # powers of two, because the tiles of a kernel need them
+
+
+@dataclass(frozen=True)
+class LoadContext:
+    """Folder, runtime settings and device with which a model is loaded.
+
+    Attributes:
+        folder: model folder.
+        runtime: settings of device, backend, precision and memory.
+        device: device of the model.
+        streams: number of open streams for which memory is allocated at load.
+    """
+
+    folder: Path
+    runtime: RuntimeConfig
+    device: torch.device
+    streams: int = 0
+
+    @property
+    def precision(self) -> Precision:
+        if self.runtime.precision == "auto":
+            return "float16" if self.device.type == "cuda" else "float32"
+        return self.runtime.precision
+
+    @property
+    def engines(self) -> EngineFolder:
+        return (
+            EngineFolder(Path(self.runtime.engines))
+            if self.runtime.engines
+            else EngineFolder.of(self.folder)
+        )
+
+
+@dataclass(frozen=True)
+class Backend:
+    """Backend of a model.
+
+    Attributes:
+        name: name of the backend.
+        step: exported step of the estimator; None to run the estimator on torch.
+        vocoder: exported vocoder or codec decoder; None to run it on torch.
+    """
+
+    name: BackendName
+    step: ExportedModule | None = None
+    vocoder: ExportedModule | None = None
+
+    @property
+    def most_streams(self) -> int:
+        """Largest number of chunks in a batch of the flow, see `StageSummary`."""
+        return max(_CAPTURED_STREAMS) if self.name == "tensorrt" else 0
+
+
+def choose(context: LoadContext, stages: Sequence[StageName], *, torch_only: str = "") -> Backend:
+    """Chooses the backend of the settings. If that is `auto`, chooses the fastest backend whose
+    packages and artifacts are present.
+
+    Args:
+        context: folder, settings and device.
+        stages: stages of the model.
+        torch_only: name of a feature of the model that runs on torch alone; empty for none.
+
+    Raises:
+        ConfigError: the backend of the settings cannot run here, or cannot run the feature, or the
+            device cannot store the cache as the settings say.
+    """
+    _check_storage(context)
+    if torch_only:
+        if context.runtime.backend not in ("auto", "torch"):
+            raise ConfigError(
+                f"runtime.backend: {context.runtime.backend} cannot run {torch_only}; set torch"
+            )
+        return Backend("torch")
+    loaders: dict[BackendName, Callable[[], Backend]] = {
+        "torch": lambda: Backend("torch"),
+        "onnx": lambda: _onnx(context, stages),
+        "tensorrt": lambda: _tensorrt(context, stages),
+    }
+    if context.runtime.backend != "auto":
+        return loaders[context.runtime.backend]()
+    for name in _ORDER[context.device.type]:
+        try:
+            return loaders[name]()
+        except ConfigError as error:
+            log.info("backend %s has priority but cannot be used: %s", name, error)
+    raise AssertionError("torch is always available")
+
+
+def _check_storage(context: LoadContext) -> None:
+    """Raises ConfigError if kernels on the device cannot read the storage type of the settings."""
+    storage, device = context.runtime.cache_storage, context.device
+    if storage != "float8" or device.type != "cuda":
+        return
+    found = torch.cuda.get_device_capability(device)
+    if found < FLOAT8_CAPABILITY:
+        raise ConfigError(
+            "runtime.cache_storage: float8 needs a GPU of compute capability 8.9 or more, but "
+            f"{device} has {found[0]}.{found[1]}; set int8"
+        )
+
+
+def flow_runner(
+    backend: Backend,
+    parts: tuple[Estimator, OdeTables, PagedKVCache],
+    states: StateStore,
+    longest_blocks: int = _PROVISIONAL_CHUNK,
+    kernel_step: StepMaker | None = None,
+    pool: GraphPool | None = None,
+    *,
+    provisional: bool = False,
+) -> Runner:
+    """Makes the runner of a flow on a backend. It uses CUDA graphs if there is a pool for them.
+
+    Args:
+        backend: backend that was chosen.
+        parts: estimator, tables of its ODE schedule, and key-value cache.
+        states: state store with the states of the estimator.
+        longest_blocks: number of blocks of the longest chunk.
+        kernel_step: makes the step function on kernels of the family; None to run the estimator
+            eagerly on torch.
+        pool: memory pool of the CUDA graphs; None to run eagerly.
+        provisional: whether the runner computes provisional chunks only.
+    """
+    if backend.step is None:
+        device, dim_head = parts[-1].device, parts[-1].layout.dim_head
+        if kernel_step is None or pool is None or not kernels_run(device, dim_head):
+            return Runner(TorchStep(*parts), states)
+        step = kernel_step(*parts)
+        buckets = _kernel_buckets(PROVISIONAL_BLOCKS if provisional else max(CAPTURED_BLOCKS))
+    else:
+        step, buckets = ExportedStep(*parts, backend.step), exported_buckets(longest_blocks)
+        if pool is None or backend.name == "onnx":
+            return Runner(step, states)
+    log.info("the flow runs as %s in %d CUDA graphs", type(step).__name__, len(buckets))
+    made = Runner(step, states, buckets, pool)
+    if isinstance(backend.step, TensorRTModule):
+        backend.step.save_kernels()  # the captures have compiled all of them
+    return made
+
+
+def encoder_runner(
+    encoder: BlockEncoder,
+    cache: EncoderCache,
+    states: StateStore,
+    block_tokens: int,
+    pool: GraphPool | None = None,
+) -> EncoderRunner:
+    """Makes the runner of the encoder of a flow, in CUDA graphs if there is a pool.
+
+    Args:
+        encoder: encoder of the flow.
+        cache: keys and values of the encoder.
+        states: state store with the states of the encoder.
+        block_tokens: tokens of an attention block.
+        pool: memory pool of the CUDA graphs; None to encode chunk by chunk.
+    """
+    heads, dim_head = encoder.attention_heads
+    reaches = [spec.shape[-1] for spec in encoder.state_specs().values()]
+    # a state reaches back into one block at most
+    if pool is None or max(reaches, default=0) > block_tokens:
+        return ChunkEncoderRunner(encoder, cache, states)
+    if heads and not kernels_run(encoder.device, dim_head):
+        return ChunkEncoderRunner(encoder, cache, states)
+    buckets = _kernel_buckets(max(CAPTURED_BLOCKS))
+    log.info("the encoder runs in %d CUDA graphs", len(buckets))
+    return BlockEncoderRunner(encoder, cache, states, block_tokens, buckets, pool)
+
+
+def _kernel_buckets(most: int) -> list[BatchSize]:
+    """Lists the sizes of at most `most` blocks that are captured on kernels."""
+    return [BatchSize(blocks, 1, PAST_PAGES) for blocks in CAPTURED_BLOCKS if blocks <= most]
+
+
+def exported_buckets(longest: int, past: Sequence[int] = _CAPTURED_PAST) -> list[BatchSize]:
+    """Lists batch sizes to capture. Every batch up to the largest size fits one of them with
+    moderate padding.
+
+    Args:
+        longest: number of blocks of the longest chunk.
+        past: numbers of past blocks to prepare.
+    """
+    lengths = sorted({1, 2, *range(4, longest + 1, 4), longest})
+    return [BatchSize(*size) for size in product(_CAPTURED_STREAMS, lengths, past)]
+
+
+def kernels_run(device: torch.device, dim_head: int) -> bool:
+    """Returns whether the kernels of a flow can run: the device can run kernels, and they exist for
+    the size of the attention heads.
+    """
+    return dim_head in _HEAD_SIZES and gpu_runs_kernels(device)
+
+
+def gpu_runs_kernels(device: torch.device) -> bool:
+    """Returns whether kernels can run: the Triton language is installed and can compile, and the
+    GPU has the matrix units that they need.
+
+    The device `meta` stands for a GPU that has them. Nothing is computed on it;
+    benchmarks/launches.py counts the launches.
+    """
+    if importlib.util.find_spec("triton") is None:
+        return False
+    if device.type == "meta":
+        return True
+    return torch.cuda.get_device_capability(device) >= _LEAST_CAPABILITY and _triton_compiles()
+
+
+def _triton_compiles() -> bool:
+    from triton.runtime import driver
+
+    try:
+        # This call compiles a small library. A container may lack the compiler or headers for it.
+        driver.active.get_current_device()
+    except Exception as error:
+        log.warning(
+            "the model runs without kernels: the Triton language cannot compile: %s",
+            error,
+        )
+        return False
+    return True
+
+
+def _onnx(context: LoadContext, stages: Sequence[StageName]) -> Backend:
+    if importlib.util.find_spec("onnxruntime") is None:
+        extra = "onnx-gpu" if context.device.type == "cuda" else "onnx"
+        raise EngineUnavailableError(
+            f"onnxruntime is not installed; run: pip install 'token2wav[{extra}]'"
+        )
+    check_provider(context.device)
+    if "decoder" in stages:
+        decoder = context.engines.find("decoder", "float32", "onnx", model_folder=context.folder)
+        return Backend("onnx", vocoder=OnnxModule(decoder, context.device))
+    step = context.engines.find("step", context.precision, "onnx", model_folder=context.folder)
+    vocoder = context.engines.find("vocoder", "float32", "onnx", model_folder=context.folder)
+    return Backend("onnx", *(OnnxModule(path, context.device) for path in (step, vocoder)))
+
+
+def _tensorrt(context: LoadContext, stages: Sequence[StageName]) -> Backend:
+    if "decoder" in stages:
+        raise ConfigError("runtime.backend: tensorrt cannot run a codec decoder; set torch or onnx")
+    if context.device.type != "cuda":
+        raise EngineUnavailableError(
+            f"tensorrt needs an NVIDIA GPU, but the device is {context.device}"
+        )
+    problems = []
+    for name in PACKAGES:
+        try:
+            versions: dict[str, str] = {name: package(name).__version__}
+            target = target_of(context.device)
+            step = context.engines.find(
+                "step",
+                context.precision,
+                name,
+                model_folder=context.folder,
+                versions=versions,
+                target=target,
+            )
+            return Backend("tensorrt", TensorRTModule(step, name, context.device))
+        except ConfigError as error:
+            problems.append(str(error))
+    raise EngineUnavailableError("; ".join(problems))

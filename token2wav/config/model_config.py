@@ -1,0 +1,242 @@
+"""Configuration of a model: token format, rates and bounds of chunks, which all families have."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from token2wav.config import StreamConfig
+from token2wav.config.block_grid import BlockGrid
+from token2wav.errors import CheckpointError, ConfigError, InputError
+
+StageName = Literal["flow", "vocoder", "decoder"]  # tokens to mel, mel to audio, tokens to audio
+# Names of the weights files of the stages, without suffix.
+_STEMS = {"flow": "flow", "vocoder": "hift", "decoder": "decoder"}
+_SUFFIXES = (".safetensors", ".pt")  # in order of preference
+# Share of the ODE steps of a stream that its provisional chunks have, and the least number of them
+# (docs/tuning.md).
+_EARLY_SHARE, _LEAST_EARLY = Fraction(3, 10), 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Configuration of one model.
+
+    A family derives its own class, which adds the sizes of its networks.
+
+    Attributes:
+        vocab_size: number of different tokens, or of different codes in each codebook.
+        token_frame_rate: tokens per second.
+        block_tokens: tokens of an attention block. Every chunk ends where a block of the stream
+            ends, except the last chunk and provisional chunks.
+        token_mel_ratio: mel frames per token.
+        mel_bands: number of bands of the mel between flow and vocoder.
+        speaker_size: length of a speaker embedding; 0 for a model without voices.
+        sample_rate: samples per second.
+        stages: names of the stages, in the order in which they compute a chunk.
+        samples_per_token: audio samples per token, of each channel.
+        channels: channels of the audio, 1 or 2. The last stage makes the samples of two channels in
+            turn, and `AudioOutput` separates them.
+        token_shape: shape of one token: () for a number, (codebooks,) for several codes.
+        takes_latents: whether a token is a latent, a vector of float32 numbers, instead of codes.
+            `token_shape` is then its length, and `vocab_size` is 0.
+        fewer_codebooks: whether a stream may send only the first codes of each token. Its first
+            tokens decide how many.
+        adds_noise: whether the decoder adds noise to its signal, which a request can turn off.
+        lookahead_tokens: number of tokens after a chunk that the chunk depends on. They must have
+            arrived before the chunk can run.
+        ahead_tokens: number of tokens after a chunk that the last stage uses for early audio, as
+            far as they have arrived.
+        hop_blocks: number of attention blocks in the first hop and in the longest hop. A hop is the
+            number of new tokens of a chunk. `StreamConfig.max_hop_tokens` overrides the longest
+            hop.
+        hold_frames: default number of frames that the last stage holds back at the end of a chunk;
+            0 for its whole look-ahead. `StreamConfig.hold_frames` overrides this number.
+        ode_steps: default number of ODE steps; 0 for a model without an ODE.
+        fixed_steps: whether the model allows no other number of ODE steps.
+        takes_prompt: whether voices may have a prompt.
+        speaks_early: whether the flow can compute provisional chunks. A provisional chunk ends
+            inside a block, and its state is not stored.
+        fixed_hops: whether the audio depends on where chunks end. If so, the ends of chunks do not
+            depend on the arrival times of tokens.
+        left_blocks: number of past blocks that stay visible besides the prompt; -1 for all.
+            `StreamConfig.left_blocks` overrides this number.
+    """
+
+    vocab_size: int
+    token_frame_rate: float
+    block_tokens: int
+    token_mel_ratio: int
+    mel_bands: int
+    speaker_size: int
+    sample_rate: int
+    stages: tuple[StageName, ...] = ("flow", "vocoder")
+    samples_per_token: int
+    channels: int = 1
+    token_shape: tuple[int, ...] = ()
+    takes_latents: bool = False
+    fewer_codebooks: bool = False
+    adds_noise: bool = False
+    lookahead_tokens: int = 0
+    ahead_tokens: int = 0
+    hop_blocks: tuple[int, int] = (1, 4)
+    hold_frames: int = 0
+    ode_steps: int = 0
+    fixed_steps: bool = False
+    takes_prompt: bool = True
+    speaks_early: bool = False
+    fixed_hops: bool = False
+    left_blocks: int = -1
+
+    @property
+    def token_field(self) -> str:
+        """Name of the tokens in requests and in messages: `tokens`, or `latents`."""
+        return "latents" if self.takes_latents else "tokens"
+
+    @property
+    def token_dtype(self) -> type[np.int32 | np.float32]:
+        """Type of the numbers of a token."""
+        return np.float32 if self.takes_latents else np.int32
+
+    @property
+    def missing_samples(self) -> int:
+        """Samples at the start of an utterance that the decoder does not make. N tokens give
+        samples_per_token * N - missing_samples samples.
+        """
+        return 0
+
+    @property
+    def takes_voice(self) -> bool:
+        """Whether an utterance needs a voice."""
+        return self.speaker_size > 0
+
+    @property
+    def block_seconds(self) -> float:
+        """Duration of the audio of one attention block."""
+        return self.block_tokens / self.token_frame_rate
+
+    @property
+    def equal_chunks(self) -> bool:
+        """Whether a batch should hold only chunks of equal length. A decoder of codecs computes the
+        chunks of each length one after another, so a batch of several lengths takes several times
+        as long.
+        """
+        return self.stages == ("decoder",)
+
+    def grid(self, prompt_tokens: int, left_blocks: int = -1) -> BlockGrid:
+        """Returns the block grid of a stream, in tokens.
+
+        The prefix (see `BlockGrid`) consists of the blocks that end at least `lookahead_tokens`
+        before the end of the prompt.
+
+        Args:
+            prompt_tokens: number of tokens of the prompt.
+            left_blocks: visible earlier blocks besides the prefix; negative for all.
+        """
+        block = self.block_tokens
+        prefix = max(0, prompt_tokens - self.lookahead_tokens) // block * block
+        return BlockGrid(block, prompt_tokens, prefix, left_blocks=left_blocks)
+
+    def hops(self, stream: StreamConfig) -> tuple[int, int]:
+        """Returns the tokens of the first hop and of the longest hop, under settings of streams."""
+        first, longest = (blocks * self.block_tokens for blocks in self.hop_blocks)
+        return first, stream.max_hop_tokens or longest
+
+    def window(self, stream: StreamConfig) -> int:
+        """Returns the number of past blocks that stay visible besides the prompt; negative for all.
+
+        It is `left_blocks` of the settings. If the settings have None, it is `left_blocks` of the
+        model.
+        """
+        return self.left_blocks if stream.left_blocks is None else stream.left_blocks
+
+    def held_frames(self, stream: StreamConfig) -> int:
+        """Returns the number of frames that the last stage holds back; 0 for its look-ahead.
+
+        It is `hold_frames` of the settings. If the settings have None, it is `hold_frames` of the
+        model.
+        """
+        return self.hold_frames if stream.hold_frames is None else stream.hold_frames
+
+    def decoder_noise(self, wanted: bool | None, stream: StreamConfig) -> bool:
+        """Returns whether the decoder adds its noise to a stream.
+
+        Args:
+            wanted: value of the request; None for the default in the settings.
+            stream: settings of streams.
+
+        Raises:
+            InputError: the request has a value, but the model adds no noise.
+        """
+        if wanted is not None and not self.adds_noise:
+            raise InputError("decoder_noise", "given, but the decoder of this model adds no noise")
+        return stream.decoder_noise if wanted is None else wanted
+
+    def check(self, stream: StreamConfig) -> None:
+        """Raises ConfigError if settings of streams do not fit the model."""
+        self.allowed_steps(stream.steps)
+
+    def with_stream_settings(self, stream: StreamConfig) -> ModelConfig:
+        """Returns the configuration as the settings of streams change it.
+
+        In some families the settings change the tokens that a chunk gets after its end. This base
+        class changes nothing.
+        """
+        return self
+
+    def allowed_steps(self, wanted: tuple[int, ...]) -> tuple[int, ...]:
+        """Returns the numbers of ODE steps that streams may have, the default first.
+
+        Args:
+            wanted: value of `StreamConfig.steps`; empty for the default of the model.
+
+        Raises:
+            ConfigError: the model allows only its default, and the setting has another number.
+        """
+        own = self.ode_steps
+        if self.fixed_steps and wanted not in ((), (own,)):
+            raise ConfigError(
+                f"stream.steps: {', '.join(map(str, wanted))}, but the model has a fixed "
+                f"list of times for {own} steps only"
+            )
+        return wanted or (own,)
+
+    def early_steps(self, stream: StreamConfig, steps: int) -> int:
+        """Returns the number of ODE steps of the provisional chunks of a stream. It is `steps` if
+        there are no such chunks.
+
+        Args:
+            stream: settings of streams.
+            steps: number of ODE steps of the other chunks of the stream.
+        """
+        if not (stream.first_tokens and self.speaks_early):
+            return steps
+        if stream.early_steps:
+            return min(stream.early_steps, steps)
+        if self.fixed_steps:
+            return steps
+        return min(steps, max(_LEAST_EARLY, math.ceil(_EARLY_SHARE * steps)))
+
+    def stage_config(self, stage: StageName) -> Any:
+        """Returns the part of the configuration that the network of a stage depends on.
+
+        This part is hashed with the weights, to identify exported artefacts.
+        """
+        return self
+
+    def weights_file(self, folder: Path, stage: StageName) -> Path:
+        """Returns the path of the weights of a stage in a model folder.
+
+        Raises:
+            CheckpointError: the folder has no weights of this stage.
+        """
+        stem = _STEMS[stage]
+        for suffix in _SUFFIXES:
+            if (path := folder / (stem + suffix)).is_file():
+                return path
+        raise CheckpointError(f"{folder}: contains neither {stem}.safetensors nor {stem}.pt")

@@ -1,0 +1,20 @@
+"""Sizes of the batches that CUDA graphs are captured for. A batch runs in the next larger size, and
+a batch above the largest size is split.
+"""
+
+from __future__ import annotations
+
+# Batches of the flow and the encoder on kernels, in blocks.
+CAPTURED_BLOCKS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
+# Past pages of a block: room for a history of 34 minutes, in one width for all graphs. Kernels read
+# only the pages of a block. So unused room costs 8 KB for each of the 423 rows, and a copy of at
+# most 1 MB for each batch. Narrower tables for short histories would save 6 KB for each row, but
+# double the number of captures.
+PAST_PAGES = 2047
+# Largest batch of provisional chunks, in blocks. It is small, because the number of streams with
+# such chunks is limited.
+PROVISIONAL_BLOCKS = 32
+# Batches of a flow that computes windows, in windows.
+CAPTURED_WINDOWS = (1, 2, 4, 8, 16, 32)
+# Largest batch of a vocoder on torch, in streams.
+CAPTURED_STREAMS = 32

@@ -1,0 +1,84 @@
+"""Configuration of codecs, whose decoder computes audio from codes or latents."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+from token2wav.config import StreamConfig
+from token2wav.config.model_config import ModelConfig, StageName
+from token2wav.families.registry import unfilled_network
+
+# A decoder that reads at most this far ahead holds back its whole reach by default. This is exact.
+_LONGEST_WAIT_SECONDS = 0.12
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodecConfig(ModelConfig):
+    """Configuration of a codec. It has one stage, no voices and no prompts.
+
+    A family derives its own class, with `sizes` of its own type.
+
+    Attributes:
+        sizes: sizes of the decoder, which identify an exported artefact together with the weights.
+    """
+
+    sizes: Any
+    stages: tuple[StageName, ...] = ("decoder",)
+    block_tokens: int = 1
+    token_mel_ratio: int = 1
+    mel_bands: int = 0
+    hop_blocks: tuple[int, int] = (1, 16)
+    speaker_size: int = 0
+    takes_prompt: bool = False
+
+    def stage_config(self, stage: StageName) -> Any:
+        return self.sizes
+
+
+@dataclass(frozen=True, kw_only=True)
+class SymmetricCodecConfig(CodecConfig):
+    """Configuration of a codec with a decoder that reads as far ahead as it reads back.
+
+    Attributes:
+        hold_frames: default number of frames to hold back for a decoder that reads far ahead.
+            Another decoder holds back its whole reach by default, which is exact.
+    """
+
+    @property
+    def reach_frames(self) -> int:
+        """Number of frames that the decoder reads ahead, rounded up."""
+        return int(unfilled_network(self, "decoder").lookahead_frames)
+
+    @property
+    def missing_samples(self) -> int:
+        return int(unfilled_network(self, "decoder").missing_samples)
+
+    def held_frames(self, stream: StreamConfig) -> int:
+        if stream.hold_frames is not None:
+            return stream.hold_frames
+        far = self.reach_frames / self.token_frame_rate > _LONGEST_WAIT_SECONDS
+        return self.hold_frames if far and self.hold_frames < self.reach_frames else 0
+
+    def with_stream_settings(self, stream: StreamConfig) -> SymmetricCodecConfig:
+        """Sets `ahead_tokens`, the number of tokens after a chunk that make its last samples exact.
+
+        If the whole reach is held back, all samples are exact, and the number is 0.
+        """
+        held = self.held_frames(stream)
+        # The reach counts from the first sample that the decoder makes. If samples are missing, one
+        # more token may be needed.
+        ahead = self.reach_frames + bool(self.missing_samples) - held
+        return replace(self, ahead_tokens=max(0, ahead) if held else 0)
+
+    def hops(self, stream: StreamConfig) -> tuple[int, int]:
+        """Returns the first and the longest hop, in tokens.
+
+        The first hop also has the tokens that the decoder holds back. Without them the first chunk
+        would have less audio than `hop_blocks[0]` blocks, or none.
+        """
+        first, longest = super().hops(stream)
+        held = self.held_frames(stream) or self.reach_frames
+        first += self.block_tokens * math.ceil(held / self.block_tokens)
+        return min(first, longest), longest

@@ -1,0 +1,61 @@
+"""Networks of CosyVoice3: a flow with a DiT, and HiFT or BigVGAN."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from token2wav.cache.paged_kv_cache import PagedKVCache
+from token2wav.config.model_config import StageName
+from token2wav.execution.step import StepFunction, StepMaker
+from token2wav.families.bigvgan.config import BigVGANConfig
+from token2wav.families.bigvgan.network import BigVGAN
+from token2wav.families.bigvgan.weights import read_weights as read_bigvgan_weights
+from token2wav.families.cosyvoice2.weights import read_weights
+from token2wav.families.cosyvoice3.flow import Flow
+from token2wav.families.cosyvoice3.noise import load_flow_noise, load_source_noise
+from token2wav.families.family import Family, ReferenceLoop
+from token2wav.networks.hift import HiFT
+from token2wav.networks.noise import FlowNoise, SourceNoise
+from token2wav.networks.ode import OdeTables
+
+
+class CosyVoice3(Family):
+    """Family of CosyVoice3, and of other models in its format."""
+
+    reference = ReferenceLoop(full_tail=True, recomputes_audio=True)
+
+    def network(self, config: Any, stage: StageName) -> nn.Module:
+        if stage == "flow":
+            return Flow(config.flow)
+        return (
+            BigVGAN(config.vocoder)
+            if isinstance(config.vocoder, BigVGANConfig)
+            else HiFT(config.vocoder)
+        )
+
+    def weights(self, network: Any, path: Path, stage: StageName) -> dict[str, torch.Tensor]:
+        read = read_bigvgan_weights if isinstance(network, BigVGAN) else read_weights
+        return read(network, path)
+
+    def noise(self, config: Any, folder: Path, stage: StageName) -> FlowNoise | SourceNoise | None:
+        if stage == "flow":
+            return load_flow_noise(folder, config)
+        return (
+            None if isinstance(config.vocoder, BigVGANConfig) else load_source_noise(folder, config)
+        )
+
+    def kernel_step(self) -> StepMaker | None:
+        return _kernel_step
+
+
+def _kernel_step(estimator: Any, tables: OdeTables, cache: PagedKVCache) -> StepFunction:
+    from token2wav.families.cosyvoice3.kernel_step import KernelStep  # Triton-language kernels
+
+    return KernelStep(estimator, tables, cache)
+
+
+FAMILY = CosyVoice3()

@@ -1,0 +1,77 @@
+"""Family of DAC: its decoder, with modules named as the published weights in the format of
+`transformers`, and its weights.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from token2wav.config.model_config import StageName
+from token2wav.errors import CheckpointError
+from token2wav.families.dac.config import DacSizes
+from token2wav.families.family import Family
+from token2wav.layers.codebooks import ProjectedCodebooks
+from token2wav.layers.streaming import OFFLINE, StreamStep, VocoderNetwork
+from token2wav.networks.codec_weights import BOOK, converted, transformers_name
+from token2wav.networks.symmetric_decoder import SymmetricDecoder
+from token2wav.networks.weights import fitting_weights, floating_tensors, read_state
+
+_PARTS = ("quantizer.", "decoder.")  # the rest makes codes
+_ENCODING = re.compile(r"quantizer\.quantizers\.\d+\.in_proj\.\w+")  # only makes codes
+
+
+class Dac(VocoderNetwork):
+    """Decoder of DAC, from codes to audio.
+
+    Args:
+        sizes: sizes of the decoder.
+    """
+
+    def __init__(self, sizes: DacSizes) -> None:
+        super().__init__()
+        self.bands, self.frame_samples = sizes.n_codebooks, sizes.frame_samples
+        self.quantizer = ProjectedCodebooks(
+            sizes.n_codebooks, sizes.codebook_size, sizes.codebook_dim, sizes.latents
+        )
+        self.decoder = SymmetricDecoder(sizes)
+        self.output = self.decoder.place()
+
+    def forward(self, codes: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
+        """Computes the audio of codes (B, codebooks, T), which are whole numbers in float32, and -1
+        in codebooks that a stream does not send.
+
+        Returns:
+            (B, 1, frame_samples * T) audio of a step, late by `output_delay`. A whole sequence is
+            shorter by `missing_samples` samples.
+        """
+        return torch.tanh(self.decoder(self.quantizer(codes), step))
+
+
+class DacFamily(Family):
+    """Family of DAC."""
+
+    def network(self, config: Any, stage: StageName) -> nn.Module:
+        return Dac(config.sizes)
+
+    def weights(self, network: Any, path: Path, stage: StageName) -> dict[str, torch.Tensor]:
+        state: Any = read_state(path)
+        if "state_dict" in state:  # a file of `descript-audio-codec`
+            state = state["state_dict"]
+            if not isinstance(state, dict):
+                raise CheckpointError(f"{path}: state_dict: expected weights by name")
+        own = {
+            name: value
+            for name, value in state.items()
+            if str(name).startswith(_PARTS) and not _ENCODING.match(str(name))
+        }
+        blocks = len(network.decoder.block)
+        named = floating_tensors(own, path, lambda name: transformers_name(name, blocks))
+        return fitting_weights(network, converted(named, BOOK, path), path)
+
+
+FAMILY = DacFamily()

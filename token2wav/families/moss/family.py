@@ -1,0 +1,190 @@
+"""Family of the MOSS Audio Tokenizer: its decoder, and its weights.
+
+The decoder has no convolution. Transformers with a sliding window alternate with patches, which
+turn the channels of a position into several positions.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from token2wav.config.model_config import StageName
+from token2wav.config.transformers_json import safetensors_files
+from token2wav.families.family import Family
+from token2wav.families.moss.config import MossSizes, TransformerPart
+from token2wav.layers.codebooks import ProjectedCodebooks
+from token2wav.layers.combine import placed
+from token2wav.layers.streaming import (
+    OFFLINE,
+    ON_TIME,
+    StreamModule,
+    StreamStep,
+    Timing,
+    VocoderNetwork,
+)
+from token2wav.layers.window_transformer import TransformerSizes, WindowTransformer
+from token2wav.networks.codec_weights import BOOK, converted
+from token2wav.networks.moshi_layers import attention_rows, layer_name
+from token2wav.networks.weights import (
+    fitting_weights,
+    floating_tensors,
+    read_tensors,
+)
+
+_NORM_EPS = 1e-5
+_ENCODING = re.compile(r"quantizer\.(?:quantizers\.\d+\.in_proj|input_proj)\..+")  # makes codes
+_OUTPUT = "quantizer.output_proj."
+_PART = re.compile(r"decoder\.(\d{1,3})\.")
+
+
+class Moss(VocoderNetwork):
+    """Decoder of the MOSS Audio Tokenizer, from codes to audio. Modules have the names of the
+    published weights; a part of the decoder has its place among all parts as a name.
+
+    Args:
+        sizes: sizes of the decoder.
+    """
+
+    def __init__(self, sizes: MossSizes) -> None:
+        super().__init__()
+        codes, windows = sizes.quantizer, dict(sizes.windows())
+        self.bands = codes.num_quantizers
+        self.frame_samples = sizes.channels * sizes.downsample_rate
+        self.quantizer = ProjectedCodebooks(
+            codes.num_quantizers, codes.codebook_size, codes.codebook_dim, codes.width
+        )
+        self.output_proj = _projection(codes.width, codes.latents, bias=True)
+        self.decoder = nn.ModuleDict(
+            {
+                str(index): ProjectedTransformer(part, windows[index], sizes.channels > 1)
+                if isinstance(part, TransformerPart)
+                else Patches(part.patch_size)
+                for index, part in enumerate(sizes.parts)
+            }
+        )
+        self.output = placed(self.decoder.values())
+
+    def forward(self, codes: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
+        """Computes the audio (B, 1, frame_samples * T) of codes (B, codebooks, T), which are whole
+        numbers in float32, and -1 in codebooks that a stream does not send. If there are two
+        channels, their samples are in turn.
+        """
+        x = self.output_proj(self.quantizer(codes).transpose(1, 2))
+        for part in self.decoder.values():
+            x = part(x, step)
+        return x.transpose(1, 2)
+
+
+class ProjectedTransformer(StreamModule):
+    """Transformer between two projections.
+
+    Args:
+        part: sizes.
+        window: number of positions that a position attends to, itself included.
+        project_always: whether the projections exist even if they keep the number of channels, as
+            in version 2 of the codec.
+    """
+
+    def __init__(self, part: TransformerPart, window: int, project_always: bool) -> None:
+        super().__init__()
+        self.heads = part.num_heads
+        self.input_proj = _projection(part.input_dimension, part.d_model, always=project_always)
+        self.transformer = WindowTransformer(
+            TransformerSizes(
+                part.num_layers,
+                part.d_model,
+                part.num_heads,
+                part.d_model // part.num_heads,
+                window,
+                part.max_period,
+            ),
+            partial(nn.LayerNorm, eps=_NORM_EPS),
+            lambda: FeedForward(part.d_model, part.dim_feedforward),
+        )
+        self.output_proj = _projection(part.d_model, part.output_dimension, always=project_always)
+
+    def place(self, timing: Timing = ON_TIME) -> Timing:
+        return self.transformer.place(timing)
+
+    def forward(self, x: torch.Tensor, step: StreamStep) -> torch.Tensor:
+        """Converts x (B, T, input_dimension) to (B, T, output_dimension)."""
+        return self.output_proj(self.transformer(self.input_proj(x), step))
+
+
+class FeedForward(nn.Module):
+    """Feed-forward part of a layer."""
+
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(width, inner, bias=False)
+        self.fc2 = nn.Linear(inner, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc2(F.gelu(self.fc1(x)))
+
+
+class Patches(nn.Module):
+    """Patches: they turn the channels of a position into `size` positions with fewer channels.
+
+    Args:
+        size: number of positions of a patch. Channel c of position p comes from channel
+            `size * c + p`.
+    """
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
+
+    def forward(self, x: torch.Tensor, step: StreamStep) -> torch.Tensor:
+        """Converts x (B, T, C) to (B, T * size, C // size)."""
+        return x.unflatten(2, (-1, self.size)).transpose(2, 3).flatten(1, 2)
+
+
+def _projection(
+    inputs: int, outputs: int, *, bias: bool = False, always: bool = False
+) -> nn.Module:
+    """Makes a projection; none where the number of channels is the same, as in the public code,
+    unless `always` is set.
+    """
+    if inputs == outputs and not always:
+        return nn.Identity()
+    return nn.Linear(inputs, outputs, bias=bias)
+
+
+class MossFamily(Family):
+    """Family of the MOSS Audio Tokenizer."""
+
+    def network(self, config: Any, stage: StageName) -> nn.Module:
+        return Moss(config.sizes)
+
+    def weights(self, network: Any, path: Path, stage: StageName) -> dict[str, torch.Tensor]:
+        # The encoder, about half of the weights, stays in the files.
+        own = {
+            name: value
+            for file in safetensors_files(path.parent)
+            for start in ("quantizer.", "decoder.")
+            for name, value in read_tensors(file, start).items()
+            if not _ENCODING.fullmatch(name)
+        }
+        named = floating_tensors(own, path, layer_name)
+        weights: dict[str, torch.Tensor] = {}
+        for name, value in converted(named, BOOK, path).items():
+            if name.startswith(_OUTPUT):
+                # The weight of a convolution with a kernel of 1, and its bias.
+                weights[name.removeprefix("quantizer.")] = value.squeeze(-1).contiguous()
+            elif (place := _PART.match(name)) and place[1] in network.decoder:
+                part = network.decoder[place[1]]
+                weights |= attention_rows(name, value, getattr(part, "heads", 1))
+            else:
+                weights[name] = value
+        return fitting_weights(network, weights, path)
+
+
+FAMILY = MossFamily()

@@ -1,0 +1,135 @@
+"""Registry of families. Each family is a package that reads the folders of one published format.
+
+The package of a family has these members:
+
+- `FILES`: file names, or patterns such as `*.nemo`. A folder with any of these files holds a model
+  of the family. It is empty if the package only holds networks for other families.
+- `MODEL_TYPES`, optional: values of `model_type` in a `config.json` of Hugging Face, by which a
+  folder is recognised too.
+- `CONFIG_KEYS`, optional: keys of a `config.json` without `model_type`, by which a folder is
+  recognised too.
+- `read(folder)`: returns its subclass of `ModelConfig`, without importing torch.
+- a module `family` with `FAMILY`, a `token2wav.families.family.Family`: networks, weights and
+  noise.
+
+The packages beside this module are families. An installed distribution can add further families by
+entry points of the group `token2wav.families`.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Iterator
+from functools import lru_cache
+from importlib import import_module
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import token2wav.families
+from token2wav.config.model_config import ModelConfig, StageName
+from token2wav.config.transformers_json import CONFIG_JSON, has_keys, has_model_type
+from token2wav.errors import ConfigError
+
+GROUP = "token2wav.families"  # of the entry points, and the package of the families here
+
+
+def find_family(folder: Path) -> Any:
+    """Finds the package of the family that a model folder belongs to.
+
+    Raises:
+        ConfigError: the folder does not exist, or has no file of any family. If one of its
+            subfolders is a model folder, the message names the subfolder.
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"{folder}: no such model folder")
+    families = []
+    for family in _families():
+        if _has_file(folder, family):
+            return family
+        families.append(family)
+    for family in families:
+        if _has_known_configuration(folder, family):
+            return family
+    for subfolder in sorted(path for path in folder.glob("*") if path.is_dir()):
+        if any(
+            _has_file(subfolder, family) or _has_known_configuration(subfolder, family)
+            for family in families
+        ):
+            raise ConfigError(
+                f"{folder}: not a model folder, but its subfolder {subfolder.name} is one; "
+                f"use {subfolder}"
+            )
+    files = ", ".join(file for family in families for file in family.FILES)
+    types = ", ".join(name for family in families for name in _model_types(family))
+    raise ConfigError(
+        f"{folder}: not a model folder; it contains none of {files}, nor a {CONFIG_JSON} with the "
+        f"model_type {types}"
+    )
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """Reads the configuration of a model folder.
+
+    Raises:
+        ConfigError: the folder belongs to no family, or a value in its files is missing, of another
+            type or out of range.
+    """
+    config: ModelConfig = find_family(folder).read(folder)
+    return config
+
+
+def family_name(config: ModelConfig) -> str:
+    """Returns the name of the family of a configuration, such as `cosyvoice3`."""
+    return _package(config).rpartition(".")[2]
+
+
+def family_module(config: ModelConfig) -> Any:
+    """Imports the module `family` of the family of a configuration, and torch with it."""
+    return import_module(f"{_package(config)}.family")
+
+
+@lru_cache(maxsize=8)
+def unfilled_network(config: ModelConfig, stage: StageName) -> Any:
+    """Makes the network of a stage without weights, on torch's `meta` device, where it takes no
+    memory. A configuration reads from it what follows from the layers, such as their look-ahead.
+
+    The first call imports torch, and takes 10 to 50 ms more. The result is shared.
+    """
+    import torch
+
+    with torch.device("meta"):
+        return family_module(config).FAMILY.network(config, stage)
+
+
+def _package(config: ModelConfig) -> str:
+    """Returns the import name of the package that a configuration belongs to."""
+    return str(import_module(type(config).__module__).__package__)
+
+
+def _has_file(folder: Path, family: Any) -> bool:
+    return any(path.is_file() for file in family.FILES for path in folder.glob(file))
+
+
+def _has_known_configuration(folder: Path, family: Any) -> bool:
+    return has_model_type(folder, *_model_types(family)) or has_keys(
+        folder, *getattr(family, "CONFIG_KEYS", ())
+    )
+
+
+def _model_types(family: Any) -> tuple[str, ...]:
+    return getattr(family, "MODEL_TYPES", ())
+
+
+def _families() -> Iterator[ModuleType]:
+    """Yields the families of this package, then the families of other distributions.
+
+    Python reads the metadata of all installed distributions to find families of others. A caller
+    that stops earlier saves this time.
+    """
+    for module in pkgutil.iter_modules(token2wav.families.__path__):
+        if module.ispkg:
+            yield import_module(f"{GROUP}.{module.name}")
+    for point in entry_points(group=GROUP):
+        yield point.load()

@@ -1,0 +1,337 @@
+"""Linear layers in one launch with the operations on their results: GELU, or norms of heads, the
+rotation, and the storing of keys and values.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+import triton
+import triton.language as tl
+
+from token2wav.cache.paged_kv_cache import LayerView
+from token2wav.kernels import tiles
+from token2wav.kernels.activations import gelu
+from token2wav.kernels.block_table import (
+    HEADER,
+    NUM_CAUSAL_PAGES,
+    OF_A_BATCH,
+    VALID,
+    rows_of,
+    sizes_of,
+)
+from token2wav.kernels.key_values import store_vectors
+from token2wav.kernels.norms import NormVectors
+from token2wav.kernels.tiles import ProductSize
+
+# Tile of blocks whose pages have one scale: as many rows as a block, and these outputs and inputs.
+_OF_BLOCK = tiles.Tile(rows=0, outputs=64, inputs=32, warps=4, stages=3)
+
+
+@triton.jit
+def _multiplied(
+    x,  # (rows, INPUTS)
+    weight,  # (OUTPUTS, INPUTS)
+    bias,
+    row,
+    output,
+    rows,
+    INPUTS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    ROWS_OF_TILE: tl.constexpr,
+    OUTPUTS_OF_TILE: tl.constexpr,
+    INPUTS_OF_TILE: tl.constexpr,
+):
+    """Computes a tile (rows, outputs) of x times the weight, plus the bias, in float32."""
+    column = tl.arange(0, INPUTS_OF_TILE)
+    there, real = (row < rows)[:, None], (output < OUTPUTS)[:, None]
+    whole: tl.constexpr = INPUTS % INPUTS_OF_TILE == 0
+    given = x + row.to(tl.int64)[:, None] * INPUTS + column[None, :]
+    weights = weight + output[:, None] * INPUTS + column[None, :]
+    result = tl.zeros((ROWS_OF_TILE, OUTPUTS_OF_TILE), tl.float32)
+    for begin in range(0, INPUTS, INPUTS_OF_TILE):
+        inside = (begin + column < INPUTS)[None, :]
+        a = tl.load(given + begin, mask=there if whole else there & inside, other=0.0)
+        b = tl.load(weights + begin, mask=real if whole else real & inside, other=0.0)
+        result += tl.dot(a, tl.trans(b), input_precision="tf32x3")
+    if bias is not None:
+        result += tl.load(bias + output, mask=output < OUTPUTS, other=0.0).to(tl.float32)[None, :]
+    return result
+
+
+@triton.jit(do_not_specialize=("rows",))
+def _gelu_product(
+    x,
+    weight,
+    bias,
+    out,  # (rows, OUTPUTS)
+    rows,
+    INPUTS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    TANH: tl.constexpr,
+    ROWS_OF_TILE: tl.constexpr,
+    OUTPUTS_OF_TILE: tl.constexpr,
+    INPUTS_OF_TILE: tl.constexpr,
+):
+    row = tl.program_id(0) * ROWS_OF_TILE + tl.arange(0, ROWS_OF_TILE)
+    output = tl.program_id(1) * OUTPUTS_OF_TILE + tl.arange(0, OUTPUTS_OF_TILE)
+    result = _multiplied(
+        x,
+        weight,
+        bias,
+        row,
+        output,
+        rows,
+        INPUTS,
+        OUTPUTS,
+        ROWS_OF_TILE,
+        OUTPUTS_OF_TILE,
+        INPUTS_OF_TILE,
+    )
+    place = out + row.to(tl.int64)[:, None] * OUTPUTS + output[None, :]
+    result = gelu(result, TANH).to(out.dtype.element_ty)
+    tl.store(place, result, mask=(row < rows)[:, None] & (output < OUTPUTS)[None, :])
+
+
+def gelu_product(x: torch.Tensor, layer: torch.nn.Linear, *, tanh: bool) -> torch.Tensor:
+    """Computes gelu(layer(x)).
+
+    Args:
+        x: (..., inputs) in the dtype of the layer, contiguous.
+        layer: linear layer with a bias.
+        tanh: whether GELU is approximated with tanh.
+    """
+    assert x.is_contiguous()
+    assert layer.weight.is_contiguous()
+    outputs, inputs = layer.weight.shape
+    out = x.new_empty(*x.shape[:-1], outputs)
+    rows = x.numel() // inputs
+    size = ProductSize(rows, outputs, inputs, x.dtype)
+    tile = tiles.choose("gelu" if tanh else "gelu_exact", size, x.device)
+    _gelu_product[triton.cdiv(rows, tile.rows), triton.cdiv(outputs, tile.outputs)](
+        x,
+        layer.weight,
+        layer.bias,
+        out,
+        rows,
+        INPUTS=inputs,
+        OUTPUTS=outputs,
+        TANH=tanh,
+        ROWS_OF_TILE=tile.rows,
+        OUTPUTS_OF_TILE=tile.outputs,
+        INPUTS_OF_TILE=tile.inputs,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+    )
+    return out
+
+
+@triton.jit
+def _normed_heads(
+    vectors,  # (ROWS, HEADS_OF_TILE * DIM) in float32
+    shift,  # (DIM,) float32
+    scale,
+    epsilon,
+    ROWS: tl.constexpr,
+    HEADS_OF_TILE: tl.constexpr,
+    DIM: tl.constexpr,
+):
+    """Computes norm(x) * (1 + scale) + shift of every head."""
+    heads = tl.reshape(vectors, (ROWS, HEADS_OF_TILE, DIM))
+    centred = heads - (tl.sum(heads, axis=2) / DIM)[:, :, None]
+    deviation = tl.sqrt(tl.sum(centred * centred, axis=2) / DIM + epsilon)
+    result = centred / deviation[:, :, None] * (1.0 + scale)[None, None, :] + shift[None, None, :]
+    return tl.reshape(result, (ROWS, HEADS_OF_TILE * DIM))
+
+
+@triton.jit(do_not_specialize=(*OF_A_BATCH, "rows"))
+def _project_heads(
+    x,  # (branches * blocks * BLOCK_FRAMES, INPUTS)
+    weight,  # (3 * HEADS * DIM, INPUTS) of queries, keys and values
+    bias,
+    query_shift,  # (DIM,) of the norm of a head, or None for no norm
+    query_scale,
+    key_shift,
+    key_scale,
+    epsilon,
+    queries,  # (branches * blocks * BLOCK_FRAMES, HEADS * DIM)
+    keys,  # (branches, pages, BLOCK_FRAMES, HEADS, DIM) of a layer
+    values,
+    key_scales,
+    value_scales,
+    cos,  # (blocks, BLOCK_FRAMES, DIM), equal in each pair of channels
+    sin,
+    table,
+    blocks,
+    width,
+    pages,  # number of pages in the cache
+    rows,
+    INPUTS: tl.constexpr,
+    BLOCK_FRAMES: tl.constexpr,
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    ROWS_OF_TILE: tl.constexpr,
+    HEADS_OF_TILE: tl.constexpr,  # a power of 2 that divides HEADS
+    INPUTS_OF_TILE: tl.constexpr,
+    BY_BLOCK: tl.constexpr,  # whether the rows of a tile are those of a block
+):
+    at = tl.arange(0, ROWS_OF_TILE)
+    row = tl.program_id(0) * (BLOCK_FRAMES if BY_BLOCK else ROWS_OF_TILE) + at
+    first_head = tl.program_id(1) * HEADS_OF_TILE  # of queries, then of keys, then of values
+    output = tl.arange(0, HEADS_OF_TILE * DIM)
+    result = _multiplied(
+        x,
+        weight,
+        bias,
+        row,
+        first_head * DIM + output,
+        rows,
+        INPUTS,
+        3 * HEADS * DIM,
+        ROWS_OF_TILE,
+        HEADS_OF_TILE * DIM,
+        INPUTS_OF_TILE,
+    ).to(queries.dtype.element_ty)
+    if query_shift is not None and first_head < 2 * HEADS:
+        column, of_query = tl.arange(0, DIM), first_head < HEADS
+        result = _normed_heads(
+            result.to(tl.float32),
+            tl.where(of_query, tl.load(query_shift + column), tl.load(key_shift + column)),
+            tl.where(of_query, tl.load(query_scale + column), tl.load(key_scale + column)),
+            epsilon,
+            ROWS_OF_TILE,
+            HEADS_OF_TILE,
+            DIM,
+        ).to(queries.dtype.element_ty)
+    there = row < rows
+    if BY_BLOCK:
+        there = there & (at < BLOCK_FRAMES)
+    if first_head < HEADS:
+        place = row.to(tl.int64)[:, None] * (HEADS * DIM) + first_head * DIM + output[None, :]
+        tl.store(queries + place, result, mask=there[:, None])
+    else:
+        frame, block = row % BLOCK_FRAMES, row // BLOCK_FRAMES % blocks
+        branch = row // BLOCK_FRAMES // blocks
+        own = table + block * width
+        there = there & (frame < tl.load(own + VALID, mask=there, other=0))
+        last = tl.load(own + NUM_CAUSAL_PAGES, mask=there, other=1) - 1
+        page = tl.load(own + HEADER + last, mask=there, other=0).to(tl.int64)
+        page += branch * pages
+        vectors = result.to(tl.float32)
+        if first_head == HEADS:  # head 0 of the keys is rotated
+            # Interleaved pairs: (even, odd) turns into (-odd, even). Both have the same angle.
+            pair = tl.arange(0, HEADS_OF_TILE * DIM // 2)
+            angle = (block * BLOCK_FRAMES + frame)[:, None] * DIM + 2 * pair[None, :]
+            known = there[:, None] & (pair < DIM // 2)[None, :]
+            c = tl.load(cos + angle, mask=known, other=1.0)
+            s = tl.load(sin + angle, mask=known, other=0.0)
+            pairs = tl.reshape(vectors, (ROWS_OF_TILE, HEADS_OF_TILE * DIM // 2, 2))
+            even, odd = tl.split(pairs)
+            turned = tl.join(even * c - odd * s, odd * c + even * s)
+            vectors = tl.reshape(turned, (ROWS_OF_TILE, HEADS_OF_TILE * DIM))
+        head = first_head % HEADS
+        if first_head < 2 * HEADS:
+            store_vectors(
+                vectors,
+                keys,
+                key_scales,
+                page,
+                frame,
+                head,
+                there,
+                BLOCK_FRAMES,
+                HEADS,
+                DIM,
+                ROWS_OF_TILE,
+                HEADS_OF_TILE,
+            )
+        else:
+            store_vectors(
+                vectors,
+                values,
+                value_scales,
+                page,
+                frame,
+                head,
+                there,
+                BLOCK_FRAMES,
+                HEADS,
+                DIM,
+                ROWS_OF_TILE,
+                HEADS_OF_TILE,
+            )
+
+
+def project_heads(
+    x: torch.Tensor,
+    projections: tuple[torch.Tensor, torch.Tensor | None],
+    view: LayerView,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    table: torch.Tensor,
+    norms: tuple[NormVectors, NormVectors] | None = None,
+) -> torch.Tensor:
+    """Projects x to queries, keys and values. Stores the keys and values of the valid frames of
+    every block in its own page, with head 0 of the keys rotated.
+
+    Args:
+        x: (branches * blocks, block_frames, inputs) in the dtype of the weights, contiguous; rows
+            of a branch are neighbours.
+        projections: weight (3 * heads * dim_head, inputs) and bias of queries, keys and values.
+        view: view of a layer; so do the values.
+        cos, sin: (blocks, block_frames, dim_head) float32 rotary angles of head 0, equal in each
+            pair of channels.
+        table: block table of the batch, see `execution/batch.py`.
+        norms: norms over dim_head of each head of the queries, and of the keys, with one epsilon;
+            None for no norms.
+
+    Returns:
+        (branches * blocks, block_frames, heads * dim_head) queries, not rotated.
+    """
+    weight, bias = projections
+    query_norm, key_norm = norms or (None, None)
+    assert norms is None or norms[0].epsilon == norms[1].epsilon
+    assert x.is_contiguous()
+    assert weight.is_contiguous()
+    pages, block_frames, heads, dim_head = view.data.shape[2:]
+    queries = x.new_empty(*x.shape[:-1], heads * dim_head)
+    rows, inputs = x.numel() // x.shape[-1], x.shape[-1]
+
+    size = ProductSize(rows, 3 * heads * dim_head, inputs, x.dtype)
+    # Scales of whole pages need all frames of a block in one tile.
+    by_block = view.scales is not None and view.scales.shape[3] == 1
+    if by_block:
+        step, tile = block_frames, replace(_OF_BLOCK, rows=triton.next_power_of_2(block_frames))
+    else:
+        tile = tiles.choose("heads", size, x.device)
+        step = tile.rows
+    # A power of 2, as a tile and the size of a head are.
+    heads_of_tile = math.gcd(heads, max(1, tile.outputs // dim_head))
+    _project_heads[triton.cdiv(rows, step), 3 * heads // heads_of_tile](
+        x,
+        weight,
+        bias,
+        query_norm and query_norm.shift,
+        query_norm and query_norm.scale,
+        key_norm and key_norm.shift,
+        key_norm and key_norm.scale,
+        query_norm.epsilon if query_norm else 0.0,
+        queries,
+        *view.parts,
+        cos,
+        sin,
+        *rows_of(table),
+        pages,
+        rows,
+        INPUTS=inputs,
+        ROWS_OF_TILE=tile.rows,
+        HEADS_OF_TILE=heads_of_tile,
+        INPUTS_OF_TILE=tile.inputs,
+        BY_BLOCK=by_block,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+        **sizes_of(view),
+    )
+    return queries

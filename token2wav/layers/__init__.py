@@ -1,0 +1,1 @@
+"""Layers that networks share. Streaming layers declare the states that they keep."""

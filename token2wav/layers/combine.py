@@ -1,0 +1,117 @@
+"""Modules that combine streaming layers, and place them (`networks/streaming.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import nn
+
+from token2wav.layers.streaming import (
+    OFFLINE,
+    ON_TIME,
+    Delay,
+    StreamConv,
+    StreamModule,
+    StreamStep,
+    Timing,
+)
+
+
+class Chain(nn.Sequential, StreamModule):
+    """Layers in sequence.
+
+    A module without `place` computes every position alone. Before a convolution it is an
+    `Activation`, which writes its result into the input of the convolution.
+
+    Args:
+        layers: the layers, by name if weights need other names than 0, 1, 2 ...
+    """
+
+    def __init__(self, layers: Mapping[str, nn.Module] | Iterable[nn.Module]) -> None:
+        super().__init__()
+        named = layers.items() if isinstance(layers, Mapping) else enumerate(layers)
+        for name, layer in named:
+            self.add_module(str(name), layer)
+
+    def place(self, timing: Timing = ON_TIME) -> Timing:
+        return placed(self, timing)
+
+    def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
+        """Computes x (B, C, T) with all layers."""
+        return run(self, x, step)
+
+
+class Residual(Chain):
+    """Layers in sequence, whose result is added to their input. The input is delayed to match.
+
+    Args:
+        channels: channels of input and output.
+        layers: see `Chain`; the last one is a convolution.
+    """
+
+    def __init__(self, channels: int, layers: Mapping[str, nn.Module]) -> None:
+        super().__init__(layers)
+        self.wait = Delay(channels)
+
+    def place(self, timing: Timing = ON_TIME) -> Timing:
+        late = placed(self._branch, timing)
+        self.wait.align(timing, late)
+        return late
+
+    def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
+        return run(self._branch, x, step).add_(self.wait(x, step))
+
+    @property
+    def _branch(self) -> list[nn.Module]:
+        return list(self)[:-1]
+
+
+class Mean:
+    """Mean of parallel layers, each of which is followed by a delay, so that all are equally late.
+
+    It is no module: layers and delays are parts of the network that makes it.
+
+    Args:
+        branches: modules with `place`, which read the same signal.
+        waits: a `Delay` for each branch.
+    """
+
+    def __init__(self, branches: Iterable[nn.Module], waits: Iterable[nn.Module]) -> None:
+        self._branches = list(zip(branches, waits, strict=True))
+
+    def place(self, timing: Timing) -> Timing:
+        signals = [placed((branch,), timing) for branch, _ in self._branches]
+        latest = max(signals)
+        for signal, (_, wait) in zip(signals, self._branches, strict=True):
+            wait.align(signal, latest)  # type: ignore[operator]
+        return latest
+
+    def __call__(self, x: torch.Tensor, step: StreamStep) -> torch.Tensor:
+        total, *others = [wait(branch(x, step), step) for branch, wait in self._branches]
+        for other in others:
+            total += other
+        return total / len(self._branches)
+
+
+def placed(layers: Iterable[nn.Module], timing: Timing = ON_TIME) -> Timing:
+    """Places layers in sequence, and returns the timing of the last output."""
+    for layer in layers:
+        if isinstance(layer, StreamModule):
+            timing = layer.place(timing)
+    return timing
+
+
+def run(layers: Iterable[nn.Module], x: torch.Tensor, step: StreamStep) -> torch.Tensor:
+    """Computes layers in sequence, as `Chain` does."""
+    before: nn.Module | None = None  # module without `place` that was not computed yet
+    for layer in layers:
+        if before is not None and not isinstance(layer, StreamConv):
+            x, before = before(x), None
+        if not isinstance(layer, StreamModule):
+            before = layer
+        elif before is None:
+            x = layer(x, step)
+        else:
+            x, before = layer(x, step, before), None
+    return x if before is None else before(x)

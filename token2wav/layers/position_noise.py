@@ -1,0 +1,61 @@
+"""Noise of decoders, in which every number is a function of its position in the utterance."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from token2wav.layers.streaming import OFFLINE, FreezableLayer, Streaming, StreamStep
+
+# Positions after which the noise repeats: 11 s at 24 kHz.
+_PERIOD = 1 << 18
+
+
+def noise_table(seed: int) -> torch.Tensor:
+    """Draws the noise (positions,) float32 of a layer, with unit variance, on the CPU."""
+    # The generator of the CPU, because other devices draw other numbers.
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(_PERIOD, generator=generator, device="cpu")
+
+
+class PositionNoise(Streaming, FreezableLayer):
+    """Noise whose strength depends on the signal: x + noise * (W x), with one number of the noise
+    for all channels of a position.
+
+    The public code draws new noise in every call. Here a stream, a batch and a whole utterance get
+    the same noise, because a number depends on its position alone. The state is the position at
+    which the next step starts.
+
+    Call `freeze` after loading, before the first use.
+
+    Args:
+        channels: channels of the signal.
+        seed: seed of the noise. Layers of one network have different seeds.
+    """
+
+    table: torch.Tensor
+    state_shape = (1,)
+
+    def __init__(self, channels: int, *, seed: int) -> None:
+        super().__init__()
+        self.linear = nn.Conv1d(channels, channels, 1, bias=False)
+        self.seed = seed
+        self.register_buffer("table", None, persistent=False)  # (positions,), filled by `freeze`
+
+    def freeze(self) -> None:
+        """Ends loading: draws the noise."""
+        self.table = noise_table(self.seed)
+
+    def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
+        """Adds noise to x (B, channels, T), except in the streams that turn it off."""
+        positions = torch.arange(x.shape[2], device=x.device)
+        if step.state is not None:
+            start = x.new_zeros(x.shape[0], 1) if step.first else step.state[self]
+            positions = positions + start.long() - self.input.delay
+            if not step.frames_past_end:
+                # A remainder, because float32 holds no position above 2**24 exactly.
+                step.save_state(self, torch.remainder(start + x.shape[2], _PERIOD))
+        noise = self.table[torch.remainder(positions, _PERIOD)]  # (T,) or (B, T)
+        if step.noise_factor is not None:
+            noise = noise * step.noise_factor[:, None]
+        return torch.addcmul(x, noise[..., None, :], self.linear(x))

@@ -1,0 +1,717 @@
+"""Streaming layers: they run on a whole sequence, or on a stream step by step, with the same result
+up to rounding.
+
+A layer declares its state: the last positions of its input, as far as its kernel reaches back. A
+layer that reads later positions returns its output late. A step with T positions of input still has
+T positions of output (at stride 1), but these belong to earlier positions. All steps of one length
+therefore have the same shapes, and nothing is computed twice.
+
+Delays add up along a network, so the state of a layer depends on the layers before it. A layer
+does not get its delay when it is made. When a network is complete, its constructor calls `place`
+once, which walks through the layers in the order of the signal. The method `place` of each layer
+takes the `Timing` of its input, sets the shape of its state, and returns the timing of its output.
+`networks/combine.py` has combinations that place their parts: `Chain`, `Residual`, which delays its
+skip path, and `Mean`, which delays the earlier ones of parallel branches. The timing of the last
+layer's output is what the network holds back.
+
+The first step of a stream has no input before its first position, and the last step has no input
+after the last position. Every layer puts zeros there, or its own kind of padding. The step that
+ends a stream is longer by the delay of the network, so that all outputs are returned. A whole
+sequence needs neither state nor delay.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from token2wav.layers.packed_linear import PackedCopy
+
+# On a CPU torch spends most of the time of a convolution of few positions on its weights, which it
+# copies into another order in every call. Then a matrix product is faster, on 2 cores (2026-11-24)
+# by factors of 2 to 8: 27 to 3 ms for a transposed convolution of 2 positions with 1,024 to 512
+# channels. The product must copy its inputs, so it is slower for many positions.
+#
+# The rows of a product have all channels of a position. If the memory of a signal (B, C, T) has
+# this order ("channels last"), no product reorders its inputs or outputs, and convolutions of many
+# positions are as fast as in the other order. So layers return the order of their input. The
+# transposed convolutions of 8 streams of Mimi then take 16.6 instead of 23.5 ms on one core
+# (2026-11-25).
+_FEW_POSITIONS = 32  # outputs of all streams of a batch
+_FEW_POSITIONS_OF_MANY_WEIGHTS = 256
+_MANY_WEIGHTS = 1 << 22  # more than fit into the cache of a core
+_SHORT_INPUT = 32  # inputs of a stream, for transposed convolutions
+
+
+class Activation(Protocol):
+    """Elementwise function. It returns the result, and also writes it to `out` if that is given."""
+
+    def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor: ...
+
+
+class StateSpec(NamedTuple):
+    """State of one layer for one stream: name of the layer in its network, shape and dtype."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class Timing(NamedTuple):
+    """Timing of a signal.
+
+    Attributes:
+        delay: number of positions by which the signal of a step is late.
+        extra: number of positions that the signal of a whole sequence has in addition to the
+            positions of its frames, for example 1 after an STFT; negative if it has fewer.
+    """
+
+    delay: int = 0
+    extra: int = 0
+
+
+ON_TIME = Timing()
+
+
+class KeyValueSpec(NamedTuple):
+    """Keys and values of a group of attention layers for one stream.
+
+    Attributes:
+        layers: number of layers.
+        size: channels of a key, and of a value.
+        rate: positions per token.
+    """
+
+    layers: int
+    size: int
+    rate: int
+
+
+class StreamModule(nn.Module):
+    """Base of layers, and of modules that consist of layers, which `place` puts into a network."""
+
+    # The class is no ABC, whose `isinstance` takes longer, and networks ask for each layer.
+    @abstractmethod
+    def place(self, timing: Timing = ON_TIME) -> Timing:
+        """Prepares all layers for streams.
+
+        Args:
+            timing: timing of the input.
+
+        Returns:
+            Timing of the output, at the rate of the output.
+        """
+
+
+class Streaming(StreamModule):
+    """Base of layers that may have a state.
+
+    Attributes:
+        input, output: timing of the input and of the output; set by `place`.
+        state_shape: shape of the state of one stream; empty for a layer without state.
+        state_in_place: whether the layer changes only a part of its state in a step, and can do so
+            where the state is stored. A store may then pass a list with the state of each stream
+            instead of one tensor (`StateStore`).
+    """
+
+    input: Timing
+    output: Timing
+    state_shape: tuple[int, ...] = ()
+    state_in_place: bool = False
+
+    def place(self, timing: Timing = ON_TIME) -> Timing:
+        self.input = self.output = timing
+        return timing
+
+    @property
+    def state_dtype(self) -> torch.dtype:
+        """dtype of the state: the dtype of the layer, and at least float32."""
+        own = [*self.parameters(recurse=False), *self.buffers(recurse=False)]
+        return torch.promote_types(own[0].dtype, torch.float32) if own else torch.float32
+
+
+class FreezableLayer(nn.Module):
+    """Base of layers that compute values from their weights once, when loading ends."""
+
+    @abstractmethod
+    def freeze(self) -> None:
+        """Ends loading: computes these values."""
+
+
+class VocoderNetwork(nn.Module):
+    """Network from mel to audio, as vocoder stages use it.
+
+    Attributes:
+        bands: number of mel bands.
+        frame_samples: number of samples of audio per mel frame.
+        output: timing of the audio; the constructor of a network that holds audio back sets it.
+        window_frames, frames_past_window: every step that does not end a stream must end
+            `frames_past_window` frames after a multiple of `window_frames` frames.
+        m_source: harmonic source (`HarmonicSource`); only in networks that take noise.
+    """
+
+    bands: int
+    frame_samples: int
+    output: Timing = ON_TIME
+    window_frames: int = 1
+    frames_past_window: int = 0
+    m_source: Any
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    @property
+    def output_delay(self) -> int:
+        """Number of samples by which the audio of a step is late, because the network reads later
+        frames.
+        """
+        return self.output.delay
+
+    @property
+    def missing_samples(self) -> int:
+        """Number of samples at the start of an utterance that the network does not make. The audio
+        of a step is late by these samples too.
+        """
+        return -self.output.extra
+
+    @property
+    def lookahead_frames(self) -> int:
+        """Number of frames at the end of an unfinished mel that yield no audio yet, rounded up."""
+        return -(-(self.output_delay - self.missing_samples) // self.frame_samples)
+
+    def freeze(self) -> None:
+        """Ends loading: the weights no longer change, and results that depend on them alone are
+        computed once.
+        """
+        self.eval().requires_grad_(False)
+        for module in self.modules():  # a layer before the layers inside it
+            if isinstance(module, FreezableLayer):
+                module.freeze()
+
+    def vocode(self, mel: torch.Tensor, noise: Any, *, phase: Any = "exact") -> torch.Tensor:
+        """Computes the audio (B, samples) of whole utterances.
+
+        Args:
+            mel: (B, bands, T) mel of the utterances.
+            noise: noise of the harmonic source, see `HiFT`; not used by a network without one.
+            phase: rounding of the phase of the harmonic source, see `HiFT`.
+        """
+        return self(mel)[:, 0]
+
+    def run_step(
+        self, mel: torch.Tensor, noise: torch.Tensor, step: StreamStep, decode: Any = None
+    ) -> torch.Tensor:
+        """Computes the audio (B, samples) of the next frames of streams, late by `output_delay`.
+
+        Args:
+            mel: (B, bands, T) next frames.
+            noise: noise of the harmonic source for these frames.
+            step: position in the streams, and the state of every layer.
+            decode: runs the network on another backend; None for torch.
+        """
+        return (decode or self)(mel, step)[:, 0]
+
+
+@dataclass(frozen=True, eq=False)
+class StreamStep:
+    """One step of a streaming network: the position of its input in the streams, and the state of
+    every layer.
+
+    All streams of a batch are in the same situation: all of them begin, continue or end with the
+    step. A layer reads its state unless the step is the first. The state after the last step has no
+    use.
+
+    Attributes:
+        state: tensor (batch, *state_shape) for each layer that has a state, or a list with a tensor
+            for each stream (`Streaming.state_in_place`); None computes whole sequences.
+        first: whether the streams begin with this step.
+        frames: number of input frames of the network in this step.
+        frames_past_end: number of trailing zero frames after the end of the streams. They flush the
+            delay of the network. 0 unless the streams end with this step.
+        noise_factor: (batch,) int64, 0 for streams in which noise layers add no noise, else 1. None
+            is 1 for all streams.
+    """
+
+    state: Mapping[nn.Module, Any] | None = None
+    first: bool = False
+    frames: int = 1
+    frames_past_end: int = 0
+    noise_factor: torch.Tensor | None = None
+
+    def with_context(
+        self,
+        layer: Streaming,
+        x: torch.Tensor,
+        left: int = 0,
+        right: int | None = None,
+        mode: str = "constant",
+        activation: Activation | None = None,
+    ) -> torch.Tensor:
+        """Returns the input of a layer with its context: the state of the layer in front, and
+        padding at both ends of a stream.
+
+        Args:
+            layer: layer whose state is read. The end of the result becomes its new state.
+            x: (B, C, T) input of the layer, before the activation.
+            left: positions of padding at the start of a stream.
+            right: positions of padding at the end of a stream; None if the layer reads no later
+                positions, so that the values there have no effect.
+            mode: kind of padding, see `torch.nn.functional.pad`.
+            activation: activation to apply to x. It writes into the result, which saves a copy of
+                the whole tensor.
+        """
+        if self.state is None:
+            x = activation(x) if activation else x
+            return _padded(x, left, right or 0, mode) if left or right else x
+        if not layer.state_shape:
+            return activation(x) if activation else x
+        reach = layer.state_shape[-1]
+        delay, extra = layer.input
+        begin = delay if self.first else 0
+        stop = x.shape[2]
+        if self.frames_past_end and right is not None:
+            stop = stop * (self.frames - self.frames_past_end) // self.frames + delay + extra
+        before, after = (
+            reach + begin if self.first else 0,
+            x.shape[2] - stop if self.frames_past_end else 0,
+        )
+        past = None if self.first else self.state[layer]
+        in_order = mode == "constant" and is_channels_last(x)
+        if (activation or in_order) and not torch.compiler.is_exporting():
+            joined = _empty(x, reach + x.shape[2])
+            joined[:, :, : reach + begin] = 0 if past is None else past
+            if self.frames_past_end:
+                joined[:, :, reach + stop :] = 0
+            own, place = x[:, :, begin:stop], joined[:, :, reach + begin : reach + stop]
+            if activation:
+                activation(own, place)
+            else:
+                place.copy_(own)
+            x = joined
+        else:
+            x = activation(x) if activation else x
+            x = x[:, :, begin:stop] if before or after else x
+            if past is not None:
+                x = torch.cat((past, x), dim=2)
+            # Reflect only `left` and `right` positions, because a step may be too short to reflect
+            # more. Zeros fill the rest.
+            if mode == "reflect":
+                edges = left if before else 0, (right or 0) if after else 0
+                x = F.pad(x, edges, mode)
+                before, after = before - edges[0], after - edges[1]
+                mode = "constant"
+            if before or after:
+                x = F.pad(x, (before, after), mode)
+        if not self.frames_past_end:
+            self.save_state(layer, x[:, :, x.shape[2] - reach :])
+        return x
+
+    def save_state(self, layer: Streaming, value: torch.Tensor) -> None:
+        """Replaces the state of a layer."""
+        if self.state is not None:
+            self.state[layer].copy_(value)
+
+
+OFFLINE = StreamStep()
+
+
+def is_channels_last(x: torch.Tensor) -> bool:
+    """Returns whether the channels of a position of x (B, C, T) follow each other in memory, which
+    layers use on a CPU.
+    """
+    if torch.compiler.is_exporting() or x.device.type != "cpu":
+        return False
+    return x.shape[1] > 1 and x.stride(1) == 1
+
+
+def _padded(x: torch.Tensor, left: int, right: int, mode: str) -> torch.Tensor:
+    """Pads x (B, C, T) at both ends, and keeps the order of its memory."""
+    if mode == "constant" and is_channels_last(x):
+        return F.pad(x.transpose(1, 2), (0, 0, left, right)).transpose(1, 2)
+    return F.pad(x, (left, right), mode)
+
+
+def _empty(x: torch.Tensor, length: int) -> torch.Tensor:
+    """Allocates (B, C, length) like x (B, C, T), in the order of its memory."""
+    batch, channels, _ = x.shape
+    if is_channels_last(x):
+        return x.new_empty(batch, length, channels).transpose(1, 2)
+    return x.new_empty(batch, channels, length)
+
+
+class Window(NamedTuple):
+    """Input positions that an output of a layer depends on.
+
+    Attributes:
+        left, right: number of positions of padding at the start and at the end of a stream.
+        span: number of positions from the first to the last one that an output depends on.
+        stride: number of positions from the window of an output to that of the next one.
+    """
+
+    left: int
+    right: int
+    span: int
+    stride: int = 1
+
+    def output(self, timing: Timing) -> Timing:
+        """Returns the timing of the output for the timing of the input."""
+        delay = -((self.left - timing.delay - self.span) // self.stride + 1)
+        extra = (timing.extra + self.left + self.right - self.span) // self.stride + 1
+        return Timing(delay, extra)
+
+    def kept(self, timing: Timing) -> int:
+        """Returns the number of input positions before a step that its outputs depend on."""
+        return self.left - timing.delay + self.stride * self.output(timing).delay
+
+    def latest_input(self, delay: int) -> int:
+        """Returns the largest delay of the input that gives a delay of the output."""
+        return self.left - self.span + self.stride * (delay + 1)
+
+
+class StreamConv(nn.Conv1d, Streaming):
+    """Convolution over a stream.
+
+    Args:
+        inputs, outputs, kernel, dilation, stride, groups, bias: as for `nn.Conv1d`.
+        left, right: number of zeros at the start and at the end of a stream.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        kernel: int,
+        *,
+        left: int = 0,
+        right: int = 0,
+        dilation: int = 1,
+        stride: int = 1,
+        groups: int = 1,
+        bias: bool = True,
+    ) -> None:
+        super().__init__(
+            inputs, outputs, kernel, stride=stride, dilation=dilation, groups=groups, bias=bias
+        )
+        self.left, self.right = left, right
+        self._packed = PackedCopy(lambda weight: weight.transpose(1, 2).flatten(1))
+
+    def place(self, timing: Timing = ON_TIME) -> Timing:
+        self.input, self.output = timing, self.window.output(timing)
+        kept = self.window.kept(timing)
+        self.state_shape = (self.in_channels, kept) if kept else ()
+        return self.output
+
+    @property
+    def window(self) -> Window:
+        """Input positions of an output."""
+        span = (self.kernel_size[0] - 1) * self.dilation[0] + 1
+        return Window(self.left, self.right, span, self.stride[0])
+
+    def forward(
+        self, x: torch.Tensor, step: StreamStep = OFFLINE, activation: Activation | None = None
+    ) -> torch.Tensor:
+        return super().forward(
+            step.with_context(self, x, self.left, self.right or None, activation=activation)
+        )
+
+    def _conv_forward(
+        self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        if input.dtype != weight.dtype:
+            return super()._conv_forward(input.to(weight.dtype), weight, bias).to(input.dtype)
+        if self.groups > 1 or self.stride[0] > 1 or not _multiplies(input, weight):
+            return super()._conv_forward(input, weight, bias)
+        in_order = is_channels_last(input)
+        if self._is_short(input, in_order):
+            y = self._as_product(input, weight, bias)
+            return y if in_order else y.contiguous()
+        if in_order:  # torch has this order for two dimensions only
+            image, kernel = input[:, :, None], weight[:, :, None]
+            return F.conv2d(image, kernel, bias, dilation=(1, self.dilation[0]))[:, :, 0]
+        return super()._conv_forward(input, weight, bias)
+
+    def _is_short(self, x: torch.Tensor, in_order: bool) -> bool:
+        """Returns whether a matrix product is faster than torch's convolution of x (B, C, T)."""
+        [kernel], [dilation] = self.kernel_size, self.dilation
+        if in_order and kernel == 1:
+            return True
+        many = in_order or self.weight.numel() >= _MANY_WEIGHTS
+        positions = len(x) * (x.shape[2] - (kernel - 1) * dilation)
+        return positions <= (_FEW_POSITIONS_OF_MANY_WEIGHTS if many else _FEW_POSITIONS)
+
+    def _as_product(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Computes the convolution of x (B, inputs, T) as a product of a row for each output. The
+        result is channels last.
+        """
+        rows = _windows(x, self.kernel_size[0], self.dilation[0])
+        return self._packed.of(weight).product(rows, bias).transpose(1, 2)
+
+
+def _windows(x: torch.Tensor, kernel: int, dilation: int = 1) -> torch.Tensor:
+    """Returns all windows (B, windows, kernel * C) of x (B, C, T)."""
+    if kernel == 1:
+        return x.transpose(1, 2)
+    reach = (kernel - 1) * dilation
+    windows = x.unfold(2, reach + 1, 1)[..., ::dilation]  # (B, C, windows, kernel)
+    return windows.permute(0, 2, 3, 1).flatten(2)
+
+
+def _windows_weight(weight: torch.Tensor, stride: int) -> torch.Tensor:
+    """Arranges the weight (inputs, outputs, kernel) of a transposed convolution as that of a
+    product with windows of its input: (stride * outputs, window * inputs).
+    """
+    parts = F.pad(weight, (0, -weight.shape[2] % stride)).unflatten(2, (-1, stride))
+    # The last input of a window gives the first outputs of its kernel.
+    return parts.flip(2).permute(3, 1, 2, 0).flatten(2).flatten(0, 1)
+
+
+def _multiplies(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Returns whether a convolution of x may be a product with a packed weight."""
+    return (
+        x.device.type == "cpu"
+        and x.dtype == weight.dtype == torch.float32
+        and not weight.requires_grad  # the product has no gradient
+        and not (torch.is_grad_enabled() and x.requires_grad)
+        and not torch.compiler.is_exporting()
+    )
+
+
+def causal_conv(
+    inputs: int,
+    outputs: int,
+    kernel: int,
+    *,
+    dilation: int = 1,
+    groups: int = 1,
+    bias: bool = True,
+) -> StreamConv:
+    """Makes a convolution that reads only the present position and earlier ones."""
+    return StreamConv(
+        inputs,
+        outputs,
+        kernel,
+        left=(kernel - 1) * dilation,
+        dilation=dilation,
+        groups=groups,
+        bias=bias,
+    )
+
+
+def lookahead_conv(inputs: int, outputs: int, kernel: int) -> StreamConv:
+    """Makes a convolution that reads only the present position and later ones."""
+    return StreamConv(inputs, outputs, kernel, right=kernel - 1)
+
+
+def centred_conv(
+    inputs: int,
+    outputs: int,
+    kernel: int,
+    *,
+    dilation: int = 1,
+    groups: int = 1,
+    bias: bool = True,
+) -> StreamConv:
+    """Makes a convolution with an odd kernel that reads equally far to both sides."""
+    reach = (kernel - 1) * dilation // 2
+    return StreamConv(
+        inputs,
+        outputs,
+        kernel,
+        left=reach,
+        right=reach,
+        dilation=dilation,
+        groups=groups,
+        bias=bias,
+    )
+
+
+class Overlap(Streaming):
+    """State of a transposed convolution, in which the outputs of several inputs overlap. It selects
+    the outputs that no later input changes.
+
+    Args:
+        channels: channels of the convolution's input.
+        kernel, stride: kernel and stride of the convolution.
+        cut: number of outputs that are dropped at the start of a stream.
+        cut_end: number of outputs that are dropped at the end of a stream; None for `cut`.
+        pad: number of times that the edges of the input are repeated before the convolution.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        kernel: int,
+        stride: int,
+        *,
+        cut: int,
+        cut_end: int | None = None,
+        pad: int = 0,
+    ) -> None:
+        super().__init__()
+        self.kernel, self.stride, self.cut, self.pad = kernel, stride, cut, pad
+        self.cut_end = cut if cut_end is None else cut_end
+        if kept := (kernel - 1) // stride:
+            self.state_shape = (channels, kept)
+
+    def place(self, timing: Timing = ON_TIME) -> Timing:
+        inputs = timing.extra + 2 * self.pad  # in addition to those of the frames
+        self.input = timing
+        self.output = Timing(
+            self.stride * (timing.delay - self.pad) + self.cut,
+            self.stride * (inputs - 1) + self.kernel - self.cut - self.cut_end,
+        )
+        return self.output
+
+    def with_context(self, x: torch.Tensor, step: StreamStep) -> torch.Tensor:
+        """Returns the input of the convolution, with its context."""
+        return step.with_context(
+            self, x, self.pad, self.pad, "replicate" if self.pad else "constant"
+        )
+
+    def complete_outputs(self, y: torch.Tensor, inputs: int, step: StreamStep) -> torch.Tensor:
+        """Selects the outputs that no later input changes.
+
+        Args:
+            y: (B, C, T) outputs of the convolution.
+            inputs: positions of its input, as `with_context` returned it.
+            step: position in the streams.
+        """
+        if step.state is None:
+            return y[:, :, self.cut : y.shape[2] - self.cut_end]
+        kept = self.state_shape[-1] if self.state_shape else 0
+        return y[:, :, self.stride * kept : self.stride * inputs]
+
+
+class StreamConvTranspose(nn.ConvTranspose1d, StreamModule):
+    """Transposed convolution over a stream that makes `stride` outputs of every input.
+
+    Args:
+        inputs, outputs, kernel, stride: as for `nn.ConvTranspose1d`. The kernel is as long as the
+            stride, or longer; by an even number if `cut` is "halves".
+        cut: place of the outputs of a whole sequence that are dropped, because there are
+            `kernel - stride` too many. "halves": one half at each end. "end": all at the end, so
+            that an output depends on no later input. "both": as "end", and as many at the start;
+            the result is then shorter than `stride` outputs of every input. A pair gives the
+            number of outputs that are dropped at the start, and at the end.
+        groups, bias: as for `nn.ConvTranspose1d`.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        kernel: int,
+        stride: int,
+        *,
+        cut: Literal["halves", "end", "both"] | tuple[int, int] = "halves",
+        groups: int = 1,
+        bias: bool = True,
+    ) -> None:
+        super().__init__(inputs, outputs, kernel, stride, groups=groups, bias=bias)
+        surplus = kernel - stride
+        if isinstance(cut, tuple):
+            start, end = cut
+        else:
+            start = {"halves": surplus // 2, "end": 0, "both": surplus}[cut]
+            end = surplus - start if cut == "halves" else surplus
+        self.overlap = Overlap(inputs, kernel, stride, cut=start, cut_end=end)
+        self._packed = PackedCopy(partial(_windows_weight, stride=stride))
+
+    def place(self, timing: Timing = ON_TIME) -> Timing:
+        return self.overlap.place(timing)
+
+    @property
+    def output(self) -> Timing:
+        """Timing of the output."""
+        return self.overlap.output
+
+    def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:  # type: ignore[override]
+        x = self.overlap.with_context(x, step)
+        if self._is_product(x):
+            return self._as_product(x, step)
+        y = F.conv_transpose1d(
+            x.to(self.weight.dtype), self.weight, self.bias, self.stride, groups=self.groups
+        ).to(x.dtype)
+        return self.overlap.complete_outputs(y, x.shape[2], step)
+
+    def _is_product(self, x: torch.Tensor) -> bool:
+        """Returns whether a matrix product is faster than torch's convolution of x (B, C, T)."""
+        if self.groups > 1 or not _multiplies(x, self.weight):
+            return False
+        return is_channels_last(x) or x.shape[2] <= _SHORT_INPUT
+
+    def _as_product(self, x: torch.Tensor, step: StreamStep) -> torch.Tensor:
+        """Computes all complete outputs from x (B, inputs, T) as a product of windows.
+
+        A window has the inputs that an output depends on: one for each stride of the kernel. It
+        gives `stride` outputs.
+        """
+        in_order, [kernel], [stride] = is_channels_last(x), self.kernel_size, self.stride
+        window, count = -(-kernel // stride), x.shape[2]
+        if step.state is None:
+            x = _padded(x, window - 1, window - 1, "constant")
+        bias = None if self.bias is None else self.bias.repeat(stride)
+        products = self._packed.of(self.weight).product(_windows(x, window), bias)
+        y = products.view(len(x), -1, self.out_channels).transpose(1, 2)
+        if step.state is None:
+            last = (count - 1) * stride + kernel - self.overlap.cut_end
+            y = y[:, :, self.overlap.cut : last]
+        return y if in_order else y.contiguous()
+
+
+class Delay(Streaming):
+    """Delay line, which returns a signal `length` positions later. It aligns the signal with
+    another signal that is late.
+
+    Args:
+        channels: channels of the signal.
+        length: number of positions to delay; 0 changes nothing. `align` sets it.
+    """
+
+    def __init__(self, channels: int, length: int = 0) -> None:
+        super().__init__()
+        self.channels, self.length = channels, length
+
+    def place(self, timing: Timing = ON_TIME) -> Timing:
+        self.input, self.output = timing, Timing(timing.delay + self.length, timing.extra)
+        self.state_shape = (self.channels, self.length) if self.length else ()
+        return self.output
+
+    def align(self, signal: Timing, later: Timing) -> None:
+        """Places the delay line, such that it makes a signal as late as another one."""
+        self.length = later.delay - signal.delay
+        self.place(signal)
+
+    def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
+        return step.with_context(self, x)[:, :, : x.shape[2]] if self.length else x
+
+
+def state_specs(network: nn.Module) -> dict[nn.Module, StateSpec]:
+    """Returns the state specs of the layers of a network, in the order of its modules.
+
+    Raises:
+        RuntimeError: a layer was not placed, so that its state is unknown.
+    """
+    layers = {
+        name: layer for name, layer in network.named_modules() if isinstance(layer, Streaming)
+    }
+    if missing := [name for name, layer in layers.items() if not hasattr(layer, "input")]:
+        raise RuntimeError(
+            f"{type(network).__name__}: layer {missing[0]} was not placed; the constructor of the "
+            "network must call `place`"
+        )
+    return {
+        layer: StateSpec(name, layer.state_shape, layer.state_dtype)
+        for name, layer in layers.items()
+        if layer.state_shape
+    }

@@ -1,0 +1,150 @@
+"""Causal transformer of codec decoders. It has a sliding window, and its layers stream.
+
+Modules have the names of the published weights in Hugging Face's format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from token2wav.layers.streaming import OFFLINE, ON_TIME, StreamModule, StreamStep, Timing
+from token2wav.layers.window_attention import (
+    PositionCounter,
+    Positions,
+    WindowAttention,
+    rotary_angles,
+    rotate,
+)
+
+
+@dataclass(frozen=True)
+class TransformerSizes:
+    """Sizes of a transformer.
+
+    Attributes:
+        layers: number of layers.
+        width: channels of the residual stream.
+        heads, dim_head: number of heads, and channels of a head.
+        window: number of positions that a position attends to, itself included.
+        rope_base: base of the frequencies of rotary positions.
+    """
+
+    layers: int
+    width: int
+    heads: int
+    dim_head: int
+    window: int
+    rope_base: float
+
+
+class WindowTransformer(StreamModule):
+    """Transformer with a sliding window and rotary positions. Its input must not be late.
+
+    Args:
+        sizes: sizes of the transformer.
+        norm: makes a norm over `width` channels.
+        mlp: makes the feed-forward part of a layer.
+    """
+
+    def __init__(
+        self,
+        sizes: TransformerSizes,
+        norm: Callable[[int], nn.Module],
+        mlp: Callable[[], nn.Module],
+    ) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            TransformerLayer(sizes, norm, mlp()) for _ in range(sizes.layers)
+        )
+        self.positions = PositionCounter(sizes.window)
+        self._dim_head, self._base = sizes.dim_head, sizes.rope_base
+
+    def place(self, timing: Timing = ON_TIME) -> Timing:
+        if timing.delay:
+            raise ValueError(f"the input of a transformer is late by {timing.delay} positions")
+        for module in self.modules():
+            if isinstance(module, PositionCounter | WindowAttention):
+                module.place(timing)
+        return timing
+
+    def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
+        """Computes x (B, T, width) to the same shape."""
+        positions = self.positions(x, step, in_place=self._in_place(step))
+        angles = rotary_angles(positions.values, self._dim_head, self._base)
+        for layer in self.layers:
+            x = layer(x, positions, angles, step)
+        return x
+
+    def _in_place(self, step: StreamStep) -> bool:
+        first: Any = self.layers[0]
+        return step.state is not None and isinstance(step.state[first.self_attn.window], list)
+
+
+class TransformerLayer(nn.Module):
+    """Attention and a feed-forward part, each after a norm, with a scale for every channel."""
+
+    def __init__(
+        self, sizes: TransformerSizes, norm: Callable[[int], nn.Module], mlp: nn.Module
+    ) -> None:
+        super().__init__()
+        self.self_attn = Attention(sizes)
+        self.mlp = mlp
+        self.input_layernorm, self.post_attention_layernorm = norm(sizes.width), norm(sizes.width)
+        self.self_attn_layer_scale, self.mlp_layer_scale = (
+            LayerScale(sizes.width) for _ in range(2)
+        )
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        positions: Positions,
+        angles: tuple[torch.Tensor, torch.Tensor],
+        step: StreamStep,
+    ) -> torch.Tensor:
+        h = self.self_attn(self.input_layernorm(x), positions, angles, step)
+        x = x + self.self_attn_layer_scale(h)
+        return x + self.mlp_layer_scale(self.mlp(self.post_attention_layernorm(x)))
+
+
+class Attention(nn.Module):
+    """Projections around `WindowAttention`."""
+
+    def __init__(self, sizes: TransformerSizes) -> None:
+        super().__init__()
+        inner = sizes.heads * sizes.dim_head
+        self.q_proj, self.k_proj, self.v_proj = (
+            nn.Linear(sizes.width, inner, bias=False) for _ in range(3)
+        )
+        self.o_proj = nn.Linear(inner, sizes.width, bias=False)
+        self.window = WindowAttention(sizes.heads, sizes.dim_head, sizes.window)
+        self._heads = sizes.heads
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        positions: Positions,
+        angles: tuple[torch.Tensor, torch.Tensor],
+        step: StreamStep,
+    ) -> torch.Tensor:
+        q, k, v = (
+            project(x).unflatten(-1, (self._heads, -1))
+            for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        h = self.window(rotate(q, angles), rotate(k, angles), v, positions, step)
+        return self.o_proj(h.flatten(2))
+
+
+class LayerScale(nn.Module):
+    """Scale of every channel."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.scale * x

@@ -1,0 +1,505 @@
+"""Incremental flow stage, which computes only the new frames of every chunk.
+
+The keys and values of finished blocks stay in pages of one pool, and the last inputs of
+convolutions stay in the state store. Blocks that lie wholly in a prompt are computed once for each
+voice, and streams share them. The result equals the result of `RecomputeFlow` up to float rounding.
+This module decides which pages are kept, and for which stream. An `EncoderRunner` and a `Runner`
+compute the chunks.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from math import ceil
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from token2wav.cache.block_pool import (
+    BlockPool,
+    CommonReserve,
+    OutOfBlocksError,
+    PageNeeds,
+    Prefix,
+    PrefixCache,
+    StreamBlocks,
+)
+from token2wav.cache.encoder_cache import EncoderCache
+from token2wav.cache.paged_kv_cache import CacheLayout, PagedKVCache
+from token2wav.cache.states import StateStore
+from token2wav.config import StreamConfig
+from token2wav.config.block_grid import BlockGrid
+from token2wav.config.model_config import ModelConfig
+from token2wav.errors import ConfigError, EngineError, StreamClosedError
+from token2wav.execution.batch import ChunkInput
+from token2wav.execution.grouping import map_grouped
+from token2wav.execution.runner import ESTIMATOR, Runner
+from token2wav.execution.staging import joined, to_device
+from token2wav.layers.streaming import StateSpec
+from token2wav.networks.estimator import Estimator
+from token2wav.stages.encoder_runner import ENCODER, ChunkEncoderRunner, EncoderRunner, PlacedChunk
+from token2wav.stages.recompute import RecomputeFlow
+from token2wav.stages.stage import (
+    CacheUsage,
+    Encoder,
+    FlowStage,
+    StatefulStage,
+    TokenChunk,
+)
+from token2wav.voice import Voice
+
+# Number of blocks of a prompt that are computed at once. It bounds the memory, and costs no time.
+_PREFILL_BLOCKS = 4
+# Pages that a stream without a window takes when it opens. They hold a first chunk with the end of
+# the prompt.
+_FIRST_PAGES = 3
+_PROMPTS = 16  # slots for the states of prompts that exist from the start
+
+
+@dataclass(eq=False)
+class _Prompt:
+    """Prefix that streams with the same voice and number of ODE steps share.
+
+    Attributes:
+        states: state store that `slot` belongs to.
+        slot: slot with the states after the prefix.
+        mel: (bands, frames) mel of the whole prompt.
+        speaker: (bands,) speaker vector.
+        pages: pages of the blocks of the prefix.
+    """
+
+    states: StateStore
+    slot: int
+    mel: torch.Tensor
+    speaker: torch.Tensor
+    pages: list[int] = field(default_factory=list)
+
+    def release(self) -> None:
+        self.states.release(self.slot)
+
+
+@dataclass(eq=False)
+class _Stream:
+    """State of one stream.
+
+    Attributes:
+        voice: prompt and speaker.
+        steps: number of ODE steps.
+        grid: block grid, in tokens.
+        prefix: reference to the shared prefix; None after the stream has released its pages.
+        prompt: content of the prefix.
+        blocks: pages of the stream.
+        slot: slot in the state store.
+        next_token: position of the token that starts the next chunk.
+        tokens: tokens of finished chunks. The stream needs them if it must continue without the
+            cache.
+        recomputing: handle of the stream in `RecomputeFlow`; None while the stream uses the cache.
+        busy: whether a thread is computing a chunk of the stream.
+        closed: whether the stream was closed.
+    """
+
+    voice: Voice
+    steps: int
+    grid: BlockGrid
+    prefix: Prefix[_Prompt] | None
+    prompt: _Prompt
+    blocks: StreamBlocks
+    slot: int
+    next_token: int
+    tokens: list[NDArray[np.int32]] = field(default_factory=list)
+    recomputing: int | None = None
+    busy: bool = False
+    closed: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class _PagedChunk:
+    """Chunk of a stream or of a prompt, with the pages that it is computed in.
+
+    Attributes:
+        placed: the chunk with its pages.
+        steps: number of ODE steps.
+        prompt: prompt of the stream.
+    """
+
+    placed: PlacedChunk
+    steps: int
+    prompt: _Prompt
+
+
+def flow_states(
+    encoder: Encoder, estimator: Estimator, layout: CacheLayout, streams: int = 0
+) -> StateStore:
+    """Makes the state store of a flow, on the device of its encoder.
+
+    The estimator has one state for each ODE step and guidance branch.
+
+    Args:
+        encoder: encoder of the flow.
+        estimator: estimator of the flow.
+        layout: sizes of the cache.
+        streams: number of streams that get a slot at once. Each prompt in the cache takes a slot
+            too. The store grows if there are more streams or prompts.
+    """
+    shape = layout.steps, *layout.conv_state
+    own = StateSpec("estimator", shape, torch.float32)
+    return StateStore(
+        {ENCODER: encoder.state_specs(), ESTIMATOR: {estimator: own}},
+        encoder.device,
+        1 + _PROMPTS + streams,
+    )
+
+
+def encoder_cache(encoder: Encoder, block_tokens: int, cache: PagedKVCache) -> EncoderCache:
+    """Makes the keys and values of an encoder, for the pages of the estimator's cache."""
+    return EncoderCache(encoder.key_value_specs, block_tokens, cache.pages, encoder.device)
+
+
+def page_needs(config: ModelConfig, left_blocks: int, longest_hop: int) -> PageNeeds:
+    """Returns the pages that a stream with a limited number of visible blocks needs.
+
+    The longest chunk is a last chunk. Besides its hop, it contains the tokens that would be the
+    look-ahead of another chunk. A first chunk also contains the blocks at the end of the prompt
+    that depend on later tokens. But no block comes before it that the stream would have to keep.
+
+    Args:
+        config: sizes of the model.
+        left_blocks: number of visible blocks before each block, besides the prefix; at least 0.
+        longest_hop: tokens of the longest hop of a stream.
+    """
+    block, after = config.block_tokens, max(config.lookahead_tokens, config.ahead_tokens, 1) - 1
+    last = ceil(after / block)
+    first = config.hop_blocks[0] + last + 1 + ceil(max(0, config.lookahead_tokens - 1) / block)
+    return PageNeeds(left_blocks, max(longest_hop // block + last, first - left_blocks))
+
+
+def check_pages(config: ModelConfig, stream: StreamConfig, pages: int) -> None:
+    """Checks that a cache has room for a stream with a window, and for the longest chunk.
+
+    Without a window, a stream that finds too few pages is computed without them. So only a setting
+    is checked there, and not the value of the model.
+
+    Args:
+        config: sizes of the model.
+        stream: settings of streams.
+        pages: number of pages of the cache.
+
+    Raises:
+        ConfigError: the cache has too few pages.
+    """
+    window, hop = config.window(stream), config.hops(stream)[1]
+    if window < 0 and not stream.max_hop_tokens:
+        return
+    needs = page_needs(config, max(0, window), hop)
+    if (least := needs.kept + needs.chunk) <= pages:
+        return
+    problem = f"stream.max_hop_tokens: {hop} tokens"
+    if window >= 0:
+        problem = f"stream.left_blocks: {window} past blocks and a chunk of {hop} tokens"
+    raise ConfigError(
+        f"{problem} need {least} pages of the cache, which has {pages}; lower stream.left_blocks "
+        "or stream.max_hop_tokens, or raise runtime.cache_mib"
+    )
+
+
+class CachedFlow(StatefulStage[_Stream], FlowStage):
+    """Incremental flow on a CPU or a CUDA device.
+
+    A stream takes the pages of its first chunk when it opens. If the pool has too few pages then,
+    the stream is rejected. If a later chunk finds too few pages, the stream releases its own pages
+    and its reference to the pages of the prompt. From then on it recomputes its history for every
+    chunk, which is slower and has the same result. With a limited number of past blocks
+    (`left_blocks` >= 0) a stream needs a bounded number of pages. When it opens, it takes the pages
+    that it keeps between its chunks. Each chunk borrows the rest from a reserve that all streams
+    share (`CommonReserve`).
+
+    Args:
+        recompute: the same flow without cache. It computes whole utterances, and the streams that
+            the pool has no room for.
+        runners: runners by number of ODE steps; the default number comes first.
+        early_runners: runners of provisional chunks, by number of ODE steps of their streams. The
+            runner of a number that is missing is the one in `runners`.
+        cache: keys and values of the estimator, which all runners use.
+        states: state store that all runners use, see `flow_states`.
+        encoder_runner: runner of the encoder; None to encode chunk by chunk.
+        longest_hop: tokens of the longest hop of a stream.
+    """
+
+    def __init__(
+        self,
+        recompute: RecomputeFlow,
+        runners: Mapping[int, Runner],
+        cache: PagedKVCache,
+        states: StateStore,
+        *,
+        early_runners: Mapping[int, Runner] | None = None,
+        encoder_runner: EncoderRunner | None = None,
+        longest_hop: int = 100,
+    ) -> None:
+        super().__init__()
+        self._config, self._encoder, self._device = (
+            recompute.config,
+            recompute.encoder,
+            recompute.device,
+        )
+        self._noise, self._left_blocks = recompute.noise, recompute.left_blocks
+        self._recompute = recompute
+        self._runners = dict(runners)
+        self._early_runners = dict(early_runners or {})
+        self._usual = next(iter(runners))
+        self._layout = cache.layout
+        self.states = states
+        if encoder_runner is None:
+            keys = encoder_cache(self._encoder, self._config.block_tokens, cache)
+            encoder_runner = ChunkEncoderRunner(self._encoder, keys, states)
+        self.encoder_runner = encoder_runner
+        self.pool = BlockPool(cache.pages)
+        self.prefixes: PrefixCache[_Prompt] = PrefixCache(self.pool)
+        self._common = None
+        if self._left_blocks >= 0:
+            needs = page_needs(self._config, self._left_blocks, longest_hop)
+            self._common = CommonReserve(self.prefixes, needs)
+        self._zero = torch.zeros(self._config.mel_bands, 1, device=self._device)
+        self._lock = threading.Lock()  # guards `busy` and `closed` of the streams
+
+    def usage(self) -> CacheUsage:
+        prefixes = self.prefixes
+        return CacheUsage(
+            capacity=self.pool.capacity,
+            used=self.pool.used,
+            shared=prefixes.pages,
+            idle=prefixes.idle_pages,
+            page_bytes=self._layout.page_bytes + self.encoder_runner.cache.page_bytes,
+            prompt_hits=prefixes.acquired - prefixes.computed,
+            prompt_misses=prefixes.computed,
+        )
+
+    @torch.inference_mode()
+    def open(self, voice: Voice, steps: int = 0) -> int:
+        steps = steps or self._usual
+        prefix = self.prefixes.acquire(
+            (voice.content_hash, steps), lambda: self._prefill(voice, steps)
+        )
+        prompt = prefix.content
+        assert prompt is not None
+        with ExitStack() as taken:  # releases everything again if a later step fails
+            taken.callback(self.prefixes.release, prefix)
+            grid = self._config.grid(len(voice.prompt_tokens), self._left_blocks)
+            blocks = StreamBlocks(self.prefixes, prompt.pages, grid, _FIRST_PAGES, self._common)
+            taken.callback(blocks.release)
+            slot = self.states.take()
+            taken.callback(self.states.release, slot)
+            self.states.copy(prompt.slot, slot)
+            handle = self.register(
+                _Stream(voice, steps, grid, prefix, prompt, blocks, slot, grid.prefix)
+            )
+            taken.pop_all()
+            return handle
+
+    @torch.inference_mode()
+    def advance(self, batch: Sequence[tuple[int, TokenChunk]]) -> list[torch.Tensor]:
+        streams = self._enter([handle for handle, _ in batch])
+        try:
+            return self._advance(streams, [chunk for _, chunk in batch])
+        finally:
+            self._leave(streams)
+
+    def close(self, handle: int) -> None:
+        stream = self._streams.pop(handle, None)
+        if stream is None:
+            return
+        with self._lock:
+            stream.closed = True
+            busy = stream.busy
+        # A busy stream is released by `_leave`, because another thread still writes to its pages.
+        if not busy:
+            self._release(stream)
+
+    def limit_chunks(self, most: int) -> None:
+        if self._common:
+            self._common.limit(most)
+
+    def whole(
+        self, tokens: NDArray[np.int32], voice: Voice, *, streaming: bool, steps: int = 0
+    ) -> torch.Tensor:
+        return self._recompute.whole(tokens, voice, streaming=streaming, steps=steps)
+
+    def _enter(self, handles: list[int]) -> list[_Stream]:
+        """Marks the streams of a batch as busy, so that `close` does not release their pages."""
+        streams = [self.state(handle) for handle in handles]
+        with self._lock:
+            if any(stream.closed for stream in streams):
+                raise StreamClosedError("stream: it was cancelled")
+            for stream in streams:
+                stream.busy = True
+        return streams
+
+    def _leave(self, streams: list[_Stream]) -> None:
+        with self._lock:
+            for stream in streams:
+                stream.busy = False
+            closed = [stream for stream in streams if stream.closed]
+        for stream in closed:
+            self._release(stream)
+
+    def _advance(self, streams: list[_Stream], chunks: list[TokenChunk]) -> list[torch.Tensor]:
+        parts: list[_PagedChunk | None] = []
+        with ExitStack() as taken:  # returns the pages of all chunks if one of them fails
+            for stream, chunk in zip(streams, chunks, strict=True):
+                parts.append(part := self._with_pages(stream, chunk))
+                if part is not None:
+                    taken.callback(stream.blocks.retract, len(part.placed.tables))
+            computed = iter(self._computed([part for part in parts if part is not None]))
+            taken.pop_all()
+        mels = []
+        for stream, chunk, part in zip(streams, chunks, parts, strict=True):
+            mel = self._recomputed(stream, chunk) if part is None else next(computed)
+            mels.append(mel)
+            if not chunk.provisional:
+                stream.next_token = chunk.stop
+            if part is None:
+                continue
+            if chunk.provisional:
+                stream.blocks.retract(len(part.placed.tables))
+                continue
+            stream.blocks.forget_unseen()
+            # With limited past blocks a stream has all its pages, so it never recomputes.
+            if self._left_blocks < 0:
+                stream.tokens.append(chunk.tokens[: chunk.stop - chunk.start])
+        return mels
+
+    def _with_pages(self, stream: _Stream, chunk: TokenChunk) -> _PagedChunk | None:
+        """Takes the pages of a chunk; None if the stream must continue without the cache."""
+        if stream.next_token != chunk.start:
+            raise EngineError(
+                f"chunk starts at token {chunk.start}, but {stream.next_token} comes next"
+            )
+        if stream.recomputing is not None:
+            return None
+        try:
+            tables = stream.blocks.extend(stream.grid.block_count(chunk.start, chunk.stop))
+        except OutOfBlocksError:
+            if self._common:  # more chunks run than `limit_chunks` allows, so the caller is wrong
+                raise
+            return None
+        placed = PlacedChunk(chunk, stream.grid, stream.slot, tables)
+        return _PagedChunk(placed, stream.steps, stream.prompt)
+
+    def _computed(self, parts: Sequence[_PagedChunk]) -> list[torch.Tensor]:
+        """Computes the mels of chunks that have pages."""
+        if not parts:
+            return []
+        mus = self.encoder_runner.run([part.placed for part in parts])
+        kinds = [(part.steps, part.placed.provisional) for part in parts]
+        inputs = list(zip(kinds, self._inputs(parts, mus), strict=True))
+        return map_grouped(inputs, lambda each: each[0], self._run)
+
+    def _run(self, alike: Sequence[tuple[tuple[int, bool], ChunkInput]]) -> list[torch.Tensor]:
+        """Computes the mels of chunks that have the same number of ODE steps, and that are all
+        provisional or all not.
+        """
+        steps, provisional = alike[0][0]
+        runner = self._early_runners.get(steps) if provisional else None
+        return (runner or self._runners[steps]).run([given for _, given in alike])
+
+    def _inputs(self, parts: Sequence[_PagedChunk], mus: list[torch.Tensor]) -> list[ChunkInput]:
+        """Prepares chunks for the ODE from their conditions mu (bands, frames).
+
+        One launch joins the noise of all chunks, and one their prompt mel.
+        """
+        ratio = self._config.token_mel_ratio
+        noises: list[list[torch.Tensor]] = []
+        conds: list[list[torch.Tensor]] = []
+        padded: list[list[torch.Tensor]] = []
+        for part, mu in zip(parts, mus, strict=True):
+            start, frames = ratio * part.placed.chunk.start, mu.shape[1]
+            # Padding at the start of a stream completes its first block, if the family needs that.
+            padding = self._zeros(ratio * part.placed.padding)
+            prompt = part.prompt.mel[:, start : start + frames]
+            noises.append([padding, *self._noise.pieces(start, start + frames)])
+            conds.append([padding, prompt, self._zeros(frames - prompt.shape[1])])
+            padded.append([padding, mu])
+        if any(part.placed.padding for part in parts):
+            mus = joined(padded)
+        return [
+            self._input(*each)
+            for each in zip(parts, joined(noises), mus, joined(conds), strict=True)
+        ]
+
+    def _zeros(self, frames: int) -> torch.Tensor:
+        """Returns a view (bands, frames) of zeros."""
+        return self._zero.expand(-1, frames)
+
+    def _input(
+        self, part: _PagedChunk, noise: torch.Tensor, mu: torch.Tensor, cond: torch.Tensor
+    ) -> ChunkInput:
+        ratio, placed = self._config.token_mel_ratio, part.placed
+        return ChunkInput(
+            noise,
+            mu,
+            cond,
+            part.prompt.speaker,
+            ratio * placed.start,
+            placed.tables,
+            placed.slot,
+            provisional=placed.provisional,
+            prompt_padding=ratio * placed.prompt_padding,
+            full_prompt_attention=placed.full_prompt_attention,
+        )
+
+    def _prefill(self, voice: Voice, steps: int) -> _Prompt:
+        """Computes the prefix of a voice: the blocks that lie wholly in its prompt."""
+        config, device = self._config, self._device
+        grid = config.grid(len(voice.prompt_tokens))
+        mel = to_device(voice.prompt_mel, device).T
+        speaker = self._encoder.speaker(to_device(voice.speaker_embedding, device))
+        hop = _PREFILL_BLOCKS * grid.block
+        if grid.full_prompt_attention:
+            hop = max(1, grid.prefix)
+        with ExitStack() as taken:  # releases everything again if a later step fails
+            prompt = _Prompt(self.states, self.states.take(), mel, speaker)
+            taken.callback(prompt.release)
+            blocks = StreamBlocks(self.prefixes, [], grid, grid.prefix_blocks)
+            taken.callback(blocks.release)
+            self.states.clear(prompt.slot)
+            for start in range(0, grid.prefix, hop):
+                stop = min(grid.prefix, start + hop)
+                tokens = voice.prompt_tokens[start : stop + config.lookahead_tokens]
+                chunk = TokenChunk(tokens, start, stop, last=False)
+                tables = blocks.extend(grid.block_count(start, stop))
+                placed = PlacedChunk(chunk, grid, prompt.slot, tables)
+                self._computed([_PagedChunk(placed, steps, prompt)])
+            taken.pop_all()
+        prompt.pages = blocks.own
+        return prompt
+
+    def _recomputed(self, stream: _Stream, chunk: TokenChunk) -> torch.Tensor:
+        """Computes the mel of a chunk without the cache. The first such chunk of a stream releases
+        all pages of the stream.
+        """
+        if stream.recomputing is None:
+            self._release_pages(stream)
+            prompt = stream.voice.prompt_tokens[: stream.grid.prefix]
+            tokens = np.concatenate([prompt, *stream.tokens])
+            stream.tokens.clear()
+            stream.recomputing = self._recompute.resume(stream.voice, tokens, stream.steps)
+        [mel] = self._recompute.advance([(stream.recomputing, chunk)])
+        return mel
+
+    def _release(self, stream: _Stream) -> None:
+        """Releases all memory of a stream. This is the only method that does so."""
+        self._release_pages(stream)
+        if stream.recomputing is not None:
+            self._recompute.close(stream.recomputing)
+
+    def _release_pages(self, stream: _Stream) -> None:
+        """Releases the pages and the slot of a stream, and its reference to the prefix."""
+        stream.blocks.release()
+        if stream.prefix is not None:
+            self.states.release(stream.slot)
+            self.prefixes.release(stream.prefix)
+            stream.prefix = None

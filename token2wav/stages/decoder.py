@@ -1,0 +1,73 @@
+"""Stage from tokens to audio: a codec decoder with input frames of codes or latents."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+
+from token2wav.stages.recompute import RecomputeVocoder
+from token2wav.stages.stage import CacheUsage, FrameChunk, Stage, TokenChunk
+from token2wav.stages.waveform import StreamingVocoder
+from token2wav.voice import Voice
+
+
+class TokenDecoder(Stage):
+    """Decoder stage, which passes the tokens of each chunk to a vocoder stage as frames.
+
+    The codes or the latent of a token become the numbers of a float32 frame. float32 holds
+    every code below 2**24 exactly. The network looks up the embeddings of the codes.
+
+    Args:
+        frames: vocoder stage of the network. The bands of its input are codebooks, or the numbers
+            of a latent.
+    """
+
+    def __init__(self, frames: StreamingVocoder | RecomputeVocoder) -> None:
+        self._frames = frames
+
+    def open(self, voice: Voice | None = None, steps: int = 0) -> int:
+        return self._frames.open()
+
+    def advance(self, batch: Sequence[tuple[int, TokenChunk]]) -> list[torch.Tensor]:
+        return self._frames.advance([(handle, _frame_chunk(chunk)) for handle, chunk in batch])
+
+    def close(self, handle: int) -> None:
+        self._frames.close(handle)
+
+    def limit_chunks(self, most: int) -> None:
+        self._frames.limit_chunks(most)
+
+    def usage(self) -> CacheUsage:
+        return self._frames.usage()
+
+    def whole(self, tokens: NDArray[Any]) -> torch.Tensor:
+        """Computes the audio (samples,) of a whole utterance in one call.
+
+        Args:
+            tokens: (n, *token_shape) all tokens of the utterance.
+        """
+        return self._frames.whole(_as_frames(tokens))
+
+    @property
+    def open_streams(self) -> int:
+        return self._frames.open_streams
+
+    @property
+    def held_samples(self) -> int:
+        return self._frames.held_samples
+
+
+def _frame_chunk(chunk: TokenChunk) -> FrameChunk:
+    """Converts the tokens of a chunk, and the tokens that follow it, to frames."""
+    frames, count = _as_frames(chunk.tokens), chunk.stop - chunk.start
+    return FrameChunk(frames[:, :count], chunk.last, frames[:, count:], chunk.decoder_noise)
+
+
+def _as_frames(tokens: NDArray[Any]) -> torch.Tensor:
+    """Converts tokens (n,) or (n, bands) to frames (bands, n) float32."""
+    if tokens.ndim == 1:
+        tokens = tokens[:, None]
+    return torch.from_numpy(tokens).float().T

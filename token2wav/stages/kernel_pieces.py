@@ -1,0 +1,152 @@
+"""Batches of vocoder pieces on kernels.
+
+Pieces of any length and of any place in their streams run in one batch, because kernels read both
+from a table on the device. So a few sizes of batches are enough, and each is one CUDA graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from token2wav.cache.states import SCRATCH_SLOT, StateRows, StateStore
+from token2wav.execution.buckets import BucketRunner
+from token2wav.execution.cuda_graphs import GraphPool
+from token2wav.execution.staging import copy_to
+from token2wav.kernels.channels_last import HiFTPlan
+from token2wav.kernels.convolution import COLUMNS, FAR, PieceTensors
+from token2wav.networks.noise import NoiseTable
+from token2wav.stages.piece_sizes import PieceSize
+from token2wav.stages.waveform import PieceInput
+
+_NETWORK = "vocoder"  # name of the network in its state store
+
+
+class _KernelBatch:
+    """Tensors for pieces of a size.
+
+    Args:
+        size: size of the batch.
+        plan: plan of the network.
+        states: states of all streams.
+        rows: rows for the states before the pieces, and for the states after them.
+        noise: noise of the source.
+    """
+
+    def __init__(
+        self,
+        size: PieceSize,
+        plan: HiFTPlan,
+        states: StateStore,
+        rows: tuple[StateRows, StateRows],
+        noise: NoiseTable,
+    ) -> None:
+        network, streams, frames = plan.network, size.rows, size.frames
+        device, samples = network.device, network.frame_samples
+        self._plan, self._states, self._noise_table = plan, states, noise
+        self._old, self._new = rows
+        self._mel = torch.zeros(network.bands, streams * frames, device=device)
+        self._noise = torch.zeros(streams * (1 + frames), samples, device=device)
+        self._audio = torch.empty(streams, frames * samples, device=device)
+        # One tensor, so that one copy brings all numbers to the device: slots to read, slots to
+        # write, rows of the noise, and the table of the pieces. Numbers of the table have half the
+        # width of the others.
+        counts = streams, streams, streams * (1 + frames), streams * COLUMNS.value // 2
+        self._numbers = torch.zeros(sum(counts), dtype=torch.int64, device=device)
+        self._slots, self._targets, self._noise_rows, table = self._numbers.split(counts)
+        pieces = table.view(torch.int32).view(streams, COLUMNS.value)
+        self._batch = PieceTensors(frames, pieces, self._old.tensors, self._new.tensors)
+
+    def fill(self, items: Sequence[PieceInput]) -> None:
+        """Copies mel, states and noise of pieces into the tensors; there must be room for them."""
+        streams, frames, noise = self._batch.streams, self._batch.frames, self._noise_table
+        count, slots = len(items), [item.stream.slot for item in items]
+        targets = [
+            SCRATCH_SLOT if item.provisional or not item.shape.inside else item.stream.slot
+            for item in items
+        ]
+        lengths = np.array([item.mel.shape[1] for item in items])
+        if total := int(lengths.sum()):
+            torch.cat([item.mel for item in items], dim=1, out=self._mel[:, :total])
+        numbers = np.full(len(self._numbers), SCRATCH_SLOT)
+        numbers[:count], numbers[streams : streams + count] = slots, targets
+        table = np.zeros((streams, COLUMNS.value), np.int32)
+        table[:count, 0] = [min(item.start, FAR) for item in items]
+        table[:count, 1] = [item.shape.frames for item in items]
+        table[:count, 2] = [FAR if item.shape.inside else item.mel.shape[1] for item in items]
+        table[:count, 3] = np.cumsum(lengths) - lengths
+        numbers[-table.size // 2 :] = table.view(np.int64).ravel()
+        starts = np.zeros(streams, np.int64)
+        starts[:count] = [item.start - noise.late - 1 for item in items]
+        with noise.lock:
+            found = noise.find(starts, 1 + frames).ravel()
+            numbers[2 * streams : 2 * streams + len(found)] = found
+            copy_to(self._numbers, numbers)
+            torch.index_select(noise.rows, 0, self._noise_rows, out=self._noise)
+        self._states.read(self._slots, self._old)
+
+    @torch.inference_mode()
+    def compute(self) -> None:
+        """Computes the audio and the new states."""
+        noise = self._noise.view(self._batch.streams, -1)
+        self._audio = self._plan.step(self._batch, self._mel, noise)
+
+    def take(self, items: Sequence[PieceInput]) -> list[torch.Tensor]:
+        """Returns the audio (samples,) of every piece, and stores the states after the pieces."""
+        self._states.write(self._targets, self._new)
+        delay, samples = self._plan.network.output_delay, self._plan.network.frame_samples
+        results = []
+        for audio, item in zip(self._audio.clone(), items, strict=False):
+            last = item.mel.shape[1] * samples + (0 if item.shape.inside else delay)
+            results.append(audio[delay if item.shape.first else 0 : last])
+        return results
+
+
+class PlannedPieces:
+    """Runner of the pieces of a vocoder on kernels.
+
+    Args:
+        plan: plan of the network.
+        sizes: sizes to prepare; see `piece_sizes.py`.
+        graphs: pool in which the sizes are captured; None to run them eagerly.
+        noise: noise of the source.
+        slots: slots of the state store, including the scratch slot.
+
+    Attributes:
+        store: states of all streams.
+        longest: largest number of mel frames in a piece. The frames that flush the end of a stream
+            fit in addition.
+    """
+
+    def __init__(
+        self,
+        plan: HiFTPlan,
+        sizes: Sequence[PieceSize],
+        graphs: GraphPool | None,
+        noise: NoiseTable,
+        slots: int,
+    ) -> None:
+        network = plan.network
+        self.store = StateStore({_NETWORK: plan.state_specs()}, network.device, slots)
+        self.longest = max(size.frames for size in sizes) - network.lookahead_frames
+        # Prepared sizes run one at a time, so they share their rows.
+        most = max(size.rows for size in sizes)
+        old, new = (self.store.rows(_NETWORK, most) for _ in range(2))
+
+        def make(size: PieceSize) -> _KernelBatch:
+            rows = old.first(size.rows), new.first(size.rows)
+            return _KernelBatch(size, plan, self.store, rows, noise)
+
+        with torch.inference_mode():
+            self._runner = BucketRunner(_size_of, make, sizes, graphs)
+
+    def run(self, pieces: Sequence[PieceInput]) -> list[torch.Tensor]:
+        """Returns the audio (samples,) of every piece."""
+        return self._runner.run(pieces)
+
+
+def _size_of(pieces: Sequence[PieceInput]) -> PieceSize:
+    """Returns the size of a batch of pieces."""
+    return PieceSize(max(piece.shape.frames for piece in pieces), len(pieces))

@@ -1,0 +1,345 @@
+"""Stages of a model: the interface between the pipeline and the stages, and the interface of the
+encoder that a family implements.
+
+A model has a flow stage (tokens to mel) and a vocoder stage (mel to audio), or a single decoder
+stage (tokens to audio). A stage computes a whole chunk in one call, so that it can run all ODE
+steps as one CUDA graph. A stage owns its weights and the states of its streams. The pipeline refers
+to the state of a stream by the handle that `open` returns. Only `close` releases the state.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, Literal, Protocol, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from token2wav.config.block_grid import BlockGrid
+from token2wav.config.model_config import StageName
+from token2wav.errors import StreamClosedError
+from token2wav.execution.cuda_graphs import GraphSummary
+from token2wav.layers.streaming import KeyValueSpec, StateSpec, StreamStep
+from token2wav.networks.conformer import WHOLE, ConformerAttention, ConformerContext
+from token2wav.voice import Voice
+
+BackendName = Literal["torch", "onnx", "tensorrt"]
+State = TypeVar("State")
+
+
+@dataclass(frozen=True, eq=False)
+class TokenChunk:
+    """Chunk of tokens: the next tokens of an utterance, for the first stage.
+
+    Positions count tokens from the first token of the prompt.
+
+    Attributes:
+        tokens: (stop - start + right, *token_shape) int32, or float32 if the model takes latents:
+            the tokens of the chunk, and then `right` tokens of look-ahead. There is no look-ahead
+            if `last`. Up to `ModelConfig.ahead_tokens` tokens may follow. In a provisional chunk
+            `NO_TOKEN` stands for look-ahead that has not arrived.
+        start: position of the first token of the chunk. It is the `stop` of the previous chunk that
+            was not provisional. The first chunk starts after the shared prefix of the voice.
+        stop: position after the last token of the chunk. A block ends there, unless the chunk is
+            `last` or `provisional`.
+        last: whether the utterance ends with this chunk.
+        skip: number of tokens at the start of the chunk that belong to the prompt, or whose audio
+            was sent already.
+        provisional: whether the last block of the chunk is incomplete. No state of such a chunk is
+            stored, and the next chunk starts at the same position.
+        decoder_noise: whether the decoder adds its noise; the same in all chunks of a stream.
+    """
+
+    tokens: NDArray[Any]
+    start: int
+    stop: int
+    last: bool
+    skip: int = 0
+    provisional: bool = False
+    decoder_noise: bool = True
+
+
+@dataclass(frozen=True, eq=False)
+class FrameChunk:
+    """Chunk of frames: the next frames of an utterance, for any stage after the first.
+
+    Attributes:
+        frames: (bands, frames) float32, without frames of the prompt.
+        last: whether the utterance ends with this chunk.
+        ahead: (bands, n) frames of the next chunk that are already known. A stage may compute early
+            audio with them. None if there are none.
+        decoder_noise: see `TokenChunk`.
+    """
+
+    frames: torch.Tensor
+    last: bool
+    ahead: torch.Tensor | None = None
+    decoder_noise: bool = True
+
+
+@dataclass(frozen=True)
+class CacheUsage:
+    """Use of a stage's cache, in pages.
+
+    Attributes:
+        capacity: number of all pages.
+        used: pages that are in use.
+        shared: pages that hold prompts.
+        idle: prompt pages that no stream references, and that can be evicted.
+        page_bytes: bytes of a page.
+        prompt_hits: utterances whose prompt was in the cache.
+        prompt_misses: utterances whose prompt had to be computed.
+    """
+
+    capacity: int = 0
+    used: int = 0
+    shared: int = 0
+    idle: int = 0
+    page_bytes: int = 0
+    prompt_hits: int = 0
+    prompt_misses: int = 0
+
+
+class Stage(Protocol):
+    """Stage of a model.
+
+    The input of the first stage is a `TokenChunk`. The input of every later stage is a `FrameChunk`
+    with the output of the stage before.
+    """
+
+    def open(self, voice: Voice, steps: int = 0) -> int:
+        """Starts an utterance, and computes everything that depends on its voice alone.
+
+        Args:
+            voice: prompt and speaker; only flows use them.
+            steps: number of ODE steps, one of the numbers that the stage was made for; 0 for the
+                default number.
+
+        Returns:
+            Handle of the utterance.
+        """
+
+    def advance(self, batch: Sequence[tuple[int, Any]]) -> list[torch.Tensor]:
+        """Computes the next chunk of each utterance. The result of a chunk does not depend on the
+        rest of the batch.
+
+        Args:
+            batch: handle and chunk of each utterance.
+
+        Returns:
+            (bands, frames) float32 of each chunk, or (samples,) from the last stage. A stage with
+            look-ahead holds back the end of the result until the next chunk arrives.
+        """
+
+    def close(self, handle: int) -> None:
+        """Releases an utterance; a handle that is not open is ignored."""
+
+    def limit_chunks(self, most: int) -> None:
+        """Sets the largest number of chunks that the caller computes at the same time, in all calls
+        of `advance` together. A cache may keep less memory for so many chunks.
+        """
+
+    def usage(self) -> CacheUsage:
+        """Returns the present use of the cache; all zero for a stage without cache."""
+        return CacheUsage()
+
+    @property
+    def open_streams(self) -> int:
+        """Number of utterances that hold memory."""
+
+    @property
+    def held_samples(self) -> int:
+        """Number of samples of audio that the last stage holds back at the end of every chunk; 0
+        for another stage, and for one that holds back nothing.
+        """
+        return 0
+
+
+class FlowStage(Stage, Protocol):
+    """Stage from tokens to mel. It returns mel (bands, ratio * (stop - start)) for each chunk,
+    where `ratio` is the number of mel frames per token.
+    """
+
+    def whole(
+        self, tokens: NDArray[np.int32], voice: Voice, *, streaming: bool, steps: int = 0
+    ) -> torch.Tensor:
+        """Computes the mel (bands, ratio * tokens) of a whole utterance.
+
+        Args:
+            tokens: tokens of the utterance, without the prompt.
+            voice: prompt and speaker.
+            streaming: whether attention is limited to whole blocks, as in a stream. If not, every
+                frame attends to all frames.
+            steps: number of ODE steps; 0 for the default number.
+        """
+
+
+class VocoderStage(Stage, Protocol):
+    """Stage from mel to audio."""
+
+    def whole(self, mel: torch.Tensor) -> torch.Tensor:
+        """Computes the audio (samples,) of a whole mel (bands, frames)."""
+
+
+@dataclass(frozen=True, eq=False)
+class EncoderInput:
+    """Chunk of a stream, for the encoder.
+
+    Attributes:
+        chunk: tokens with their look-ahead.
+        grid: block grid of the stream, in tokens; None for full attention. Under full attention the
+            whole utterance is one chunk.
+        context: keys and values of the tokens before the chunk.
+    """
+
+    chunk: TokenChunk
+    grid: BlockGrid | None
+    context: ConformerContext = WHOLE
+
+
+class Encoder(Protocol):
+    """Encoder: the part of a flow that turns tokens into conditions.
+
+    An encoder holds no memory of its streams. Its layers declare their states, and their keys and
+    values. The stage stores both.
+    """
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def key_value_specs(self) -> Sequence[KeyValueSpec]:
+        """Sizes of the keys and values of its attention layers, in the order of the layers."""
+
+    def state_specs(self) -> Mapping[nn.Module, StateSpec]:
+        """Returns the states of its streaming layers."""
+
+    def encode(
+        self, batch: Sequence[EncoderInput], states: Mapping[nn.Module, torch.Tensor] | None = None
+    ) -> list[torch.Tensor]:
+        """Computes the conditions (bands, frames) of chunks.
+
+        Args:
+            batch: chunk of each stream.
+            states: (B, *shape) state of each layer before the chunks. The encoder overwrites it
+                with the state after the chunks. None for whole utterances.
+        """
+
+    def speaker(self, embedding: torch.Tensor) -> torch.Tensor:
+        """Projects a speaker embedding to a vector (bands,)."""
+
+
+class BlockEncoder(Encoder, Protocol):
+    """Encoder that can also encode a batch of blocks of any streams, in code that a CUDA graph can
+    capture.
+    """
+
+    @property
+    def lookahead(self) -> int:
+        """Number of tokens after a block that its conditions depend on."""
+
+    @property
+    def token_shape(self) -> tuple[int, ...]:
+        """Shape of a token: empty, or its number of codes."""
+
+    @property
+    def mel_bands(self) -> int:
+        """Number of mel bands, and of bands of the conditions."""
+
+    @property
+    def token_mel_ratio(self) -> int:
+        """Number of mel frames per token."""
+
+    @property
+    def attention_heads(self) -> tuple[int, int]:
+        """Number of attention heads and size of a head; zeros without attention."""
+
+    def with_lookahead(self, chunk: TokenChunk, grid: BlockGrid) -> NDArray[np.int32]:
+        """Returns the tokens of a chunk and its look-ahead, which the end of a stream lacks."""
+
+    def encode_blocks(
+        self, tokens: torch.Tensor, step: StreamStep, attention: ConformerAttention
+    ) -> torch.Tensor:
+        """Computes the conditions (rows, bands, frames) of blocks.
+
+        Args:
+            tokens: (rows, block + lookahead, *token_shape) int32 tokens of each block and after it;
+                -1 where there is no token, which counts as an embedding of zeros.
+            step: state of the convolutions.
+            attention: attention of the layers.
+        """
+
+
+@dataclass(frozen=True)
+class StageSummary:
+    """Backend, precision and device of the stages of a model, for reports and logs.
+
+    Attributes:
+        name: name of the backend.
+        precision: dtype of the estimator's layers.
+        device: device of the networks.
+        most_streams: largest number of chunks that the backend computes together. A larger batch
+            runs in parts. 0 if the number is large or unlimited.
+        graphs: number and size of the CUDA graphs.
+    """
+
+    name: BackendName
+    precision: str
+    device: str
+    most_streams: int = 0
+    graphs: GraphSummary = field(default_factory=GraphSummary)
+
+
+@dataclass(frozen=True, eq=False)
+class Stages:
+    """Stages of a model.
+
+    Attributes:
+        by_name: stages by their names, in the order in which a chunk passes them.
+        summary: backend, precision and device.
+    """
+
+    by_name: Mapping[StageName, Stage]
+    summary: StageSummary
+
+
+class StatefulStage(Generic[State]):
+    """Base of stages, which stores the state of each stream under its handle. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._streams: dict[int, State] = {}
+        self._handles = itertools.count(1)
+
+    def register(self, state: State) -> int:
+        """Stores the state of a new stream, and returns its handle."""
+        handle = next(self._handles)
+        self._streams[handle] = state
+        return handle
+
+    def state(self, handle: int) -> State:
+        """Returns the state of a stream.
+
+        Raises:
+            StreamClosedError: the stream has ended.
+        """
+        try:
+            return self._streams[handle]
+        except KeyError:
+            raise StreamClosedError(f"stream {handle}: it has ended") from None
+
+    def close(self, handle: int) -> None:
+        self._streams.pop(handle, None)
+
+    def limit_chunks(self, most: int) -> None:
+        """Sets nothing, because a stage without cache keeps no memory for chunks."""
+
+    def usage(self) -> CacheUsage:
+        return CacheUsage()
+
+    @property
+    def open_streams(self) -> int:
+        return len(self._streams)

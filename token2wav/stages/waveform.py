@@ -1,0 +1,527 @@
+"""Vocoder stage that computes only the new audio of every chunk. The layers of the network declare
+the state that they need from earlier chunks, and the stage stores it.
+
+A piece is a part of a chunk that runs through the network at once. Pieces that have the same length
+and the same place in their streams (start, inside or end) run together. On a GPU a CUDA graph is
+captured for each of several prepared lengths. A chunk of another length is cut into pieces of the
+prepared lengths, without padding, the longest first. Frames that are left over are the last piece
+of the chunk.
+
+With kernels (`kernel_pieces.py`), pieces of any length and any place run together.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from token2wav.cache.states import SCRATCH_SLOT, StateRows, StateStore
+from token2wav.config.model_config import ModelConfig
+from token2wav.errors import ConfigError
+from token2wav.execution.buckets import BucketRunner
+from token2wav.execution.cuda_graphs import GraphPool
+from token2wav.execution.staging import copy_to, frames_to_device, joined
+from token2wav.layers.streaming import StreamStep, VocoderNetwork, state_specs
+from token2wav.networks.noise import NoiseTable, SourceNoise
+from token2wav.stages.stage import FrameChunk, StatefulStage, VocoderStage
+from token2wav.voice import Voice
+
+_NETWORK = "vocoder"  # name of the network in its state store
+_PREPARED_BLOCKS = 60  # blocks of noise at load, one minute; later blocks are drawn on demand
+
+
+@dataclass(frozen=True, order=True)
+class PieceShape:
+    """Shape of a batch of pieces that have the same place in their streams.
+
+    Attributes:
+        first: whether the streams start with these pieces.
+        inside: whether the streams continue after these pieces. If not, each piece ends with
+            `lookahead_frames` frames after the end of the mel. They flush the audio that the
+            network holds back.
+        frames: number of frames in each piece, including frames after the end of the mel.
+        rows: number of pieces, each from another stream.
+    """
+
+    first: bool
+    inside: bool
+    frames: int
+    rows: int = 1
+
+    def fits(self, other: PieceShape) -> bool:
+        """Returns whether a batch of this shape can run in the tensors of another shape."""
+        same = (self.first, self.inside, self.frames) == (other.first, other.inside, other.frames)
+        return same and self.rows <= other.rows
+
+    @property
+    def cost(self) -> int:
+        """Cost of a batch of this shape, in arbitrary units."""
+        return self.rows * self.frames
+
+
+def likely_pieces(
+    network: VocoderNetwork, config: ModelConfig, hops: tuple[int, int], most_streams: int
+) -> list[PieceShape]:
+    """Lists the shapes to prepare. Every chunk can be assembled from pieces of these shapes.
+
+    The list has every shape for 1, 2, 4 ... `most_streams` streams. Hops grow by doubling, and the
+    chunk of each hop is one piece. A first chunk is longer than its hop, because it also fills the
+    last block of the prompt. A last chunk has any length. Both are assembled from pieces whose
+    lengths are hops or powers of two. If the network attends to windows, pieces inside a stream
+    have whole windows, and the rest of a last chunk is part of the piece that ends the stream.
+
+    Args:
+        network: vocoder.
+        config: configuration of the model.
+        hops: tokens of the first hop and of the longest hop.
+        most_streams: largest number of streams in a batch, a power of two.
+    """
+    held, window, past = network.lookahead_frames, network.window_frames, network.frames_past_window
+    first, longest = (config.token_mel_ratio * hop for hop in hops)
+    doubled = {first << doublings for doublings in range((longest // first).bit_length())} | {
+        longest
+    }
+    powers = {window << doublings for doublings in range((first // window).bit_length())}
+    # The first piece of a stream must be longer than the part that the network holds back.
+    starts = {held + 1, max(first, held + 1)}
+    if window > 1:
+        boundary = past % window  # the first end of a piece is `boundary` after a whole window
+        least = window * -(-(held + 1 - boundary) // window)
+        starts = {boundary + max(each, least) for each in (window, first)}
+    places = [(True, True, frames) for frames in starts]
+    places += [(False, True, frames) for frames in doubled | powers]
+    if held:
+        places += [(False, False, held + rest) for rest in range(window)]
+    return [
+        PieceShape(*place, 1 << doublings)
+        for place in places
+        for doublings in range(most_streams.bit_length())
+    ]
+
+
+@dataclass(eq=False)
+class _Stream:
+    """State of one stream.
+
+    Attributes:
+        slot: slot in the state store.
+        pending_mel: (bands, n) first frames of the stream. They wait here until their number is
+            larger than the number that the network holds back.
+        frames: number of frames that were computed so far, without pending frames.
+        early_samples: number of samples at the end of the audio so far that were extrapolated. The
+            next chunk computes them again, but does not send them.
+    """
+
+    slot: int
+    pending_mel: torch.Tensor
+    frames: int = 0
+    early_samples: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class PieceInput:
+    """Piece of a chunk of one stream.
+
+    Attributes:
+        stream: state of the stream.
+        start: position of the first frame in the stream.
+        mel: (bands, n) new frames.
+        shape: shape of a batch that holds only this piece.
+        provisional: whether the states after the piece are dropped.
+        decoder_noise: see `TokenChunk`.
+    """
+
+    stream: _Stream
+    start: int
+    mel: torch.Tensor
+    shape: PieceShape
+    provisional: bool = False
+    decoder_noise: bool = True
+
+
+class PieceRunner(Protocol):
+    """Runner of batches of pieces."""
+
+    def run(self, items: Sequence[PieceInput]) -> list[torch.Tensor]:
+        """Returns the audio (samples,) of each piece, independently of the other pieces."""
+
+
+class KernelPieces(PieceRunner, Protocol):
+    """Runner of batches of pieces that may have different lengths and places in their streams.
+
+    Attributes:
+        store: states of all streams.
+        longest: largest number of mel frames in a piece. The frames that flush the end of a stream
+            fit in addition.
+    """
+
+    store: StateStore
+    longest: int
+
+
+class _Batch:
+    """Tensors for pieces of one shape: S streams, T frames.
+
+    Args:
+        shape: shape of the batch.
+        network: vocoder, on its device.
+        states: states of all streams.
+        rows: rows for the states of the streams of the batch.
+        noise: noise of the harmonic source; None for a vocoder without one.
+        decode: runs the network on another backend, see `StreamingVocoder`; None for torch.
+
+    Attributes:
+        mel: (S, bands, T) input.
+        noise: (S * T, frame_samples) noise of the source.
+        audio: (S, samples) output.
+    """
+
+    def __init__(
+        self,
+        shape: PieceShape,
+        network: VocoderNetwork,
+        states: StateStore,
+        rows: StateRows,
+        noise: NoiseTable | None,
+        decode: Callable[..., torch.Tensor] | None,
+    ) -> None:
+        streams, frames, device = shape.rows, shape.frames, network.device
+        self.mel = torch.zeros(streams, network.bands, frames, device=device)
+        self.noise = torch.empty(streams * frames, network.frame_samples, device=device)
+        self.audio = self.noise  # a placeholder until the first output
+        # Slots, noise factors and noise rows share one tensor, so that one copy brings them to the
+        # device.
+        self._numbers = torch.zeros(streams * (2 + frames), dtype=torch.int64, device=device)
+        self._slots = self._numbers[:streams]
+        self._noise_rows = self._numbers[2 * streams :]
+        self._shape, self._network, self._states, self._rows = shape, network, states, rows
+        self._noise_table = noise
+        self._step = StreamStep(
+            rows.views,
+            shape.first,
+            frames,
+            0 if shape.inside else network.lookahead_frames,
+            noise_factor=self._numbers[streams : 2 * streams],
+        )
+        self._decode = decode if shape.inside and not shape.first else None
+
+    def fill(self, items: Sequence[PieceInput]) -> None:
+        """Copies mel, states and noise of pieces, at most S of them, into the tensors."""
+        streams, count, noise = len(self._slots), items[0].mel.shape[1], self._noise_table
+        if count:
+            self.mel[: len(items), :, :count].copy_(torch.stack([item.mel for item in items]))
+        numbers = np.full(len(self._numbers), SCRATCH_SLOT)
+        numbers[: len(items)] = [item.stream.slot for item in items]
+        numbers[streams : streams + len(items)] = [item.decoder_noise for item in items]
+        states = self._states.states_of(numbers[:streams].tolist(), self._rows)
+        self._step = dataclasses.replace(self._step, state=states)
+        with noise.lock if noise else nullcontext():
+            if noise:
+                starts = np.zeros(streams, np.int64)
+                starts[: len(items)] = [item.start - noise.late for item in items]
+                numbers[2 * streams :] = noise.find(starts, self._shape.frames).ravel()
+            copy_to(self._numbers, numbers)
+            if noise:
+                torch.index_select(noise.rows, 0, self._noise_rows, out=self.noise)
+        if not self._shape.first:
+            self._states.read(self._slots, self._rows)
+
+    @torch.inference_mode()
+    def compute(self) -> None:
+        """Computes `audio`, and overwrites the states in the rows with the new states."""
+        noise = self.noise.view(len(self.mel), -1)
+        self.audio = self._network.run_step(self.mel, noise, self._step, self._decode)
+
+    def take(self, items: Sequence[PieceInput]) -> list[torch.Tensor]:
+        """Returns the audio (samples,) of every piece, and stores the states after the pieces."""
+        shape, network = self._shape, self._network
+        if shape.inside and not items[0].provisional:
+            self._states.write(self._slots, self._rows)
+        first = network.output_delay if shape.first else 0
+        last = items[0].mel.shape[1] * network.frame_samples
+        if not shape.inside:
+            last += network.output_delay - network.missing_samples
+        return list(self.audio[: len(items), first:last].clone())
+
+
+def check_hold_frames(hold_frames: int, network: VocoderNetwork) -> None:
+    """Raises ConfigError if a vocoder cannot hold back a number of frames, see `StreamingVocoder`.
+
+    Only the sizes of the network are read.
+    """
+    lookahead = network.lookahead_frames
+    if hold_frames and hold_frames >= lookahead:
+        expected = f"0 to {lookahead - 1}" if lookahead > 1 else "0"
+        raise ConfigError(
+            f"stream.hold_frames: {hold_frames}, expected {expected}; the look-ahead of this "
+            f"model has {lookahead} frames"
+        )
+
+
+class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
+    """Vocoder stage on a network that runs step by step. The audio of a stream equals the audio of
+    `whole` up to float rounding.
+
+    Args:
+        network: vocoder, on its device.
+        noise: noise of the harmonic source; None for a vocoder without one.
+        decode: runs the network, or only `HiFT.decode`, on another backend; None for torch. The
+            first and the last piece of a stream always run on torch.
+        shapes: shapes to prepare. Chunks are cut into pieces of these shapes. If there are none,
+            every chunk is one piece, and any number of threads may use the stage at the same time.
+        graphs: memory pool of the CUDA graphs that the shapes are captured in; None to run eagerly.
+        kernels: makes the runner of pieces on kernels, from the noise of the source and the number
+            of slots of the state store; None to run the network on torch. `shapes` and `graphs`
+            must then be left out.
+        hold_frames: number of frames to hold back, which must be below the look-ahead of the
+            network; 0 for the whole look-ahead. With fewer frames, the last samples of a chunk are
+            extrapolated: they are computed as if the last mel frame were repeated. The next chunk
+            continues with exact samples. All samples of a stream that is not longer than the
+            look-ahead are extrapolated. Frames of `FrameChunk.ahead` take the place of repeated
+            frames; if there are enough, the samples are exact.
+        streams: number of streams whose states are allocated at once. Further streams allocate
+            more. States in place are allocated with each stream (`StateStore`).
+    """
+
+    def __init__(
+        self,
+        network: VocoderNetwork,
+        noise: SourceNoise | None = None,
+        decode: Callable[..., torch.Tensor] | None = None,
+        *,
+        shapes: Sequence[PieceShape] = (),
+        graphs: GraphPool | None = None,
+        kernels: Callable[[NoiseTable, int], KernelPieces] | None = None,
+        hold_frames: int = 0,
+        streams: int = 0,
+    ) -> None:
+        super().__init__()
+        self._net, self._source_noise, self._decode = network, noise, decode
+        self._noise = NoiseTable(noise, network.m_source) if noise else None
+        self._device = network.device
+        check_hold_frames(hold_frames, network)
+        self._hold = hold_frames
+        self._early = (
+            network.output_delay - hold_frames * network.frame_samples if hold_frames else 0
+        )
+        self._repeated = -(-self._early // network.frame_samples)  # frames that give these samples
+        if self._noise and (graphs or kernels):
+            self._noise.prepare(_PREPARED_BLOCKS)
+        self._pieces: PieceRunner
+        self._mixes_places = kernels is not None
+        if self._noise and kernels:
+            self._pieces = runner = kernels(self._noise, 1 + streams)
+            self.store = runner.store
+            self._lengths = [(first, runner.longest) for first in (True, False)]
+        else:
+            self._prepare(shapes, graphs, 1 + streams)
+
+    @property
+    def held_samples(self) -> int:
+        return self._net.output_delay - self._early
+
+    def _prepare(self, shapes: Sequence[PieceShape], graphs: GraphPool | None, slots: int) -> None:
+        """Prepares shapes of batches that run on torch or on an exported network."""
+        if self._early:
+            repeated = {
+                dataclasses.replace(shape, inside=True, frames=self._repeated)
+                for shape in shapes
+                if not shape.inside
+            }
+            # the longest such piece that starts a stream
+            longest = self._net.lookahead_frames + self._repeated
+            starts = {dataclasses.replace(shape, first=True, frames=longest) for shape in repeated}
+            shapes = [*{*shapes, *repeated, *starts}]
+        # States in place keep the values of provisional pieces, so streams with such pieces copy.
+        # An exported graph takes the states of a batch as one tensor.
+        in_place = (
+            self._device.type == "cpu" and not shapes and not self._early and self._decode is None
+        )
+        self.store = StateStore(
+            {_NETWORK: state_specs(self._net)}, self._device, slots, in_place=in_place
+        )
+        self._lengths = sorted(
+            {(shape.first, shape.frames) for shape in shapes if shape.inside}, reverse=True
+        )
+        # Prepared shapes run one at a time, so they share their rows.
+        self._most_rows = max((shape.rows for shape in shapes), default=0)
+        self._rows = self.store.rows(_NETWORK, self._most_rows)
+        with torch.inference_mode():
+            self._pieces = BucketRunner(_shape_of, self._make, shapes, graphs)
+
+    @torch.inference_mode()
+    def whole(self, mel: torch.Tensor) -> torch.Tensor:
+        return self._net.vocode(mel.to(self._device)[None], self._source_noise)[0]
+
+    def open(self, voice: Voice | None = None, steps: int = 0) -> int:
+        # Allocated before the slot is taken, because no code would release the slot on a failure.
+        nothing = torch.empty(self._net.bands, 0, device=self._device)
+        return self.register(_Stream(self.store.take(), nothing))
+
+    def close(self, handle: int) -> None:
+        if (stream := self._streams.pop(handle, None)) is not None:
+            # A piece of this stream that has not started yet then uses the scratch slot.
+            slot, stream.slot = stream.slot, SCRATCH_SLOT
+            self.store.release(slot)
+
+    @torch.inference_mode()
+    def advance(self, batch: Sequence[tuple[int, FrameChunk]]) -> list[torch.Tensor]:
+        streams = [self.state(handle) for handle, _ in batch]
+        chunks = self._on_device([chunk for _, chunk in batch])
+        waiting = {index: self._parts(streams[index], chunk) for index, chunk in enumerate(chunks)}
+        audio: list[list[torch.Tensor]] = [[] for _ in batch]
+        while waiting := {index: parts for index, parts in waiting.items() if parts}:
+            # The largest shape runs first. Starts therefore come before inner pieces, which run
+            # from long to short, and ends come last. The pieces of every stream are in this order.
+            shape = max(parts[0].shape for parts in waiting.values())
+            indices = [
+                index
+                for index, parts in waiting.items()
+                if self._mixes_places or parts[0].shape == shape
+            ]
+            samples = self._pieces.run([waiting[index].pop(0) for index in indices])
+            for index, new in zip(indices, samples, strict=True):
+                audio[index].append(new)
+        if self._early:
+            for index, new in self._extrapolate(streams, chunks).items():
+                audio[index].append(new)
+        joined = self._joined(audio)
+        if self._early:
+            joined = [
+                samples[stream.early_samples :]
+                for samples, stream in zip(joined, streams, strict=True)
+            ]
+            for stream, chunk in zip(streams, chunks, strict=True):
+                stream.early_samples = 0 if chunk.last else self._early_of(stream)
+        return joined
+
+    def _on_device(self, chunks: Sequence[FrameChunk]) -> list[FrameChunk]:
+        """Returns chunks whose frames are on the device. One copy brings the codes of all codec
+        streams there.
+        """
+        known = [chunk.ahead for chunk in chunks if chunk.ahead is not None]
+        parts = frames_to_device([*(chunk.frames for chunk in chunks), *known], self._device)
+        ahead = iter(parts[len(chunks) :])
+        return [
+            dataclasses.replace(
+                chunk, frames=frames, ahead=None if chunk.ahead is None else next(ahead)
+            )
+            for chunk, frames in zip(chunks, parts, strict=False)
+        ]
+
+    def _early_of(self, stream: _Stream) -> int:
+        """Returns the number of samples after the exact audio of a stream that are extrapolated."""
+        if stream.frames:
+            return self._early
+        return max(0, stream.pending_mel.shape[1] - self._hold) * self._net.frame_samples
+
+    def _extrapolate(
+        self, streams: Sequence[_Stream], chunks: Sequence[FrameChunk]
+    ) -> dict[int, torch.Tensor]:
+        """Computes the samples after the exact audio, as if the last known frame of each stream
+        were repeated.
+
+        Returns:
+            (samples,) by the index of the stream in the batch.
+        """
+        extended = [
+            index
+            for index, (stream, chunk) in enumerate(zip(streams, chunks, strict=True))
+            if chunk.frames.shape[1] and not chunk.last and self._early_of(stream)
+        ]
+        if not extended:
+            return {}
+        # One launch joins the frames of all streams.
+        mels = joined([self._extension(streams[index], chunks[index]) for index in extended])
+        groups: dict[PieceShape | None, dict[int, PieceInput]] = {}
+        for index, mel in zip(extended, mels, strict=True):
+            stream, noise = streams[index], chunks[index].decoder_noise
+            shape = PieceShape(not stream.frames, True, mel.shape[1])
+            piece = PieceInput(stream, stream.frames, mel, shape, True, noise)
+            groups.setdefault(None if self._mixes_places else shape, {})[index] = piece
+        return {
+            index: new[: self._early_of(streams[index])]
+            for pieces in groups.values()
+            for index, new in zip(pieces, self._pieces.run(list(pieces.values())), strict=True)
+        }
+
+    def _extension(self, stream: _Stream, chunk: FrameChunk) -> list[torch.Tensor]:
+        """Returns the parts of the piece after a chunk: the pending frames of the stream, known
+        frames of the next chunk, and repetitions of the last frame.
+        """
+        mel, count = stream.pending_mel, self._repeated
+        if not stream.frames:
+            # The piece starts the stream, so it must be longer than the look-ahead.
+            least = max(mel.shape[1] + count, self._net.lookahead_frames + 1)
+            prepared = [length for first, length in self._lengths if first and length >= least]
+            padded = least if self._mixes_places else min(prepared, default=least)
+            count = padded - mel.shape[1]
+        ahead = chunk.frames[:, :0] if chunk.ahead is None else chunk.ahead[:, :count]
+        known = ahead if ahead.shape[1] else chunk.frames
+        return [mel, ahead, known[:, -1:].expand(-1, count - ahead.shape[1])]
+
+    def _parts(self, stream: _Stream, chunk: FrameChunk) -> list[PieceInput]:
+        """Cuts a chunk into pieces of prepared shapes, and one piece of the frames that are left.
+
+        Returns an empty list while the start of a stream is too short to yield audio.
+        """
+        mel, noise = chunk.frames, chunk.decoder_noise
+        if not stream.frames:
+            stream.pending_mel = mel = (
+                torch.cat((stream.pending_mel, mel), dim=1) if stream.pending_mel.shape[1] else mel
+            )
+            if mel.shape[1] <= self._net.lookahead_frames and not chunk.last:
+                return []
+            stream.pending_mel = mel[:, :0]
+        count, holdback, parts = mel.shape[1], self._net.lookahead_frames, []
+        if not stream.frames + count:
+            return []
+        at = 0
+        for first, frames in self._lengths:
+            while frames <= count - at and first == (stream.frames + at == 0):
+                parts.append(
+                    PieceInput(
+                        stream,
+                        stream.frames + at,
+                        mel[:, at : at + frames],
+                        PieceShape(first, True, frames),
+                        decoder_noise=noise,
+                    )
+                )
+                at += frames
+        if rest := count - at + (holdback if chunk.last else 0):
+            shape = PieceShape(stream.frames + at == 0, not chunk.last, rest)
+            parts.append(
+                PieceInput(stream, stream.frames + at, mel[:, at:], shape, decoder_noise=noise)
+            )
+        stream.frames += count
+        return parts
+
+    def _joined(self, audio: list[list[torch.Tensor]]) -> list[torch.Tensor]:
+        """Joins the pieces of every stream, in one operation for all streams."""
+        if all(len(parts) == 1 for parts in audio):
+            return [samples for [samples] in audio]
+        parts = [samples for stream in audio for samples in stream] or [
+            torch.empty(0, device=self._device)
+        ]
+        counts = [sum(len(samples) for samples in stream) for stream in audio]
+        return list(torch.cat(parts).split(counts))
+
+    def _make(self, shape: PieceShape) -> _Batch:
+        """Makes the tensors of a shape."""
+        shared = shape.rows <= self._most_rows
+        rows = self._rows if shared else self.store.rows(_NETWORK, shape.rows)
+        return _Batch(
+            shape, self._net, self.store, rows.first(shape.rows), self._noise, self._decode
+        )
+
+
+def _shape_of(pieces: Sequence[PieceInput]) -> PieceShape:
+    """Returns the shape of a batch of pieces that have the same place in their streams."""
+    return dataclasses.replace(pieces[0].shape, rows=len(pieces))
