@@ -55,7 +55,7 @@ from token2wav.families.dac.config import DacSizes
 from token2wav.families.dac.family import Dac
 from token2wav.families.snac.config import SnacSizes
 from token2wav.families.snac.family import Snac
-from token2wav.layers.streaming import VocoderNetwork
+from token2wav.layers.streaming import WaveformNetwork
 from token2wav.voice import voice_for
 
 _CONTEXT = 25  # frames that `chunked_decode` of qwen-tts decodes again
@@ -239,7 +239,7 @@ class Match:
         return self.block * self.frame_seconds
 
 
-def _held(make: Callable[[Any], VocoderNetwork], sizes: Any) -> int:
+def _held(make: Callable[[Any], WaveformNetwork], sizes: Any) -> int:
     """Returns the number of samples that a decoder of some sizes holds back."""
     with torch.device("meta"):
         return make(sizes).output_delay

@@ -64,7 +64,7 @@ def row(name: str, *, strong: bool) -> dict[str, Any]:
     drawn = np.random.default_rng(0).integers(
         0, config.vocab_size, (1, *config.token_shape, _FRAMES)
     )
-    errors = errors_of(network, torch.from_numpy(drawn).float())
+    errors = errors_of(network, torch.from_numpy(drawn))
     reach = 1000 * network.output_delay / config.sample_rate
     frame = 1000 / config.token_frame_rate
     return {
@@ -72,7 +72,7 @@ def row(name: str, *, strong: bool) -> dict[str, Any]:
         "weights": "strong" if strong else "weak",
         "reach_samples": network.output_delay,
         "reach_ms": round(reach, 1),
-        "held_frames": [
+        "withheld_frames": [
             {"frames": held, "earlier_ms": round(reach - held * frame, 1), **error}
             for held, error in enumerate(errors)
         ],

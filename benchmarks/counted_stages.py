@@ -20,7 +20,7 @@ from token2wav.assembly import Assembly
 from token2wav.backends import LoadContext
 from token2wav.config.model_config import ModelConfig, StageName
 from token2wav.execution.cuda_graphs import CudaGraph, GraphPool, GraphSummary
-from token2wav.layers.streaming import VocoderNetwork
+from token2wav.layers.streaming import WaveformNetwork
 from token2wav.stages.cached_flow import CachedFlow
 from token2wav.stages.stage import EncoderInput, Stages
 
@@ -75,7 +75,7 @@ class _CountedAssembly(Assembly):
     def loaded(self, name: StageName) -> Any:
         with META:
             network: Any = self.family.network(self.config, name)
-        if isinstance(network, VocoderNetwork):
+        if isinstance(network, WaveformNetwork):
             network.freeze()
         if hasattr(network, "encode"):
             network.encode = _counted_encoder(self._counter, network.encode, self.config)

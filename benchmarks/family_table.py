@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from benchmarks.codec_models import codec_configs
 from benchmarks.environment import RESULTS
 from benchmarks.models import public_configs
-from token2wav.assembly import held_samples
+from token2wav.assembly import withheld_samples
 from token2wav.config import StreamConfig
 from token2wav.config.model_config import ModelConfig
 from token2wav.serving.hops import HopSchedule
@@ -64,7 +64,7 @@ def first_tokens(config: ModelConfig) -> int:
     """Returns the number of tokens that must arrive before the first audio."""
     if "flow" not in config.stages:
         return config.grid(0).first_boundary + config.hops(_STREAM)[0]
-    schedule = HopSchedule.of(_STREAM, config, held_samples(config, _STREAM))
+    schedule = HopSchedule.of(_STREAM, config, withheld_samples(config, _STREAM))
     if schedule.first_tokens:
         return schedule.first_tokens + schedule.early_lookahead
     return schedule.first + config.lookahead_tokens
@@ -74,7 +74,7 @@ def lookahead_seconds(config: ModelConfig) -> float:
     """Returns the time after a sample in which tokens change the sample: the look-ahead of all
     layers, without the rest of an attention block.
     """
-    ahead = held_samples(config, StreamConfig(hold_frames=0))
+    ahead = withheld_samples(config, StreamConfig(hold_frames=0))
     return config.lookahead_tokens / config.token_frame_rate + ahead / config.sample_rate
 
 

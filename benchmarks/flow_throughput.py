@@ -27,7 +27,7 @@ from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.assembly import Assembly
 from token2wav.backends import LoadContext
 from token2wav.config.model_config import ModelConfig, StageName
-from token2wav.layers.streaming import VocoderNetwork
+from token2wav.layers.streaming import WaveformNetwork
 
 _STREAMS = (1, 4)
 _REPEATS, _LONGEST_SECONDS = 3, 60
@@ -38,7 +38,7 @@ class _RandomAssembly(Assembly):
 
     def loaded(self, name: StageName) -> Any:
         network: Any = fill(self.family.network(self.config, name))
-        if isinstance(network, VocoderNetwork):
+        if isinstance(network, WaveformNetwork):
             network.freeze()
         return network.eval().requires_grad_(False)
 

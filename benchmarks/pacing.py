@@ -22,7 +22,7 @@ import numpy as np
 from benchmarks.environment import RESULTS, ROOT, describe, save, save_picture
 from benchmarks.models import public_configs
 from token2wav import StreamConfig
-from token2wav.assembly import held_samples
+from token2wav.assembly import withheld_samples
 from token2wav.config.model_config import ModelConfig
 from token2wav.families.registry import read_config
 from token2wav.serving.chunking import Chunker
@@ -135,7 +135,7 @@ class Clock:
 @cache
 def held_back(config: ModelConfig) -> int:
     """Returns the samples that the vocoder holds back with default settings."""
-    return held_samples(config, StreamConfig())
+    return withheld_samples(config, StreamConfig())
 
 
 def policies(config: ModelConfig) -> dict[str, HopSchedule]:

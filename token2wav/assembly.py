@@ -44,7 +44,7 @@ from token2wav.exported.run import ExportedVocoder, signals_of
 from token2wav.families.family import Family
 from token2wav.families.registry import family_module, read_config
 from token2wav.layers.packed_linear import pack_linears
-from token2wav.layers.streaming import VocoderNetwork
+from token2wav.layers.streaming import WaveformNetwork
 from token2wav.networks.configs import ScheduleConfig
 from token2wav.networks.hift import HiFT
 from token2wav.networks.noise import FlowNoise, NoiseTable, SourceNoise
@@ -62,7 +62,7 @@ from token2wav.stages.recompute import RecomputeFlow, RecomputeVocoder
 from token2wav.stages.stage import FlowStage, Stage, Stages, StageSummary
 from token2wav.stages.waveform import (
     KernelPieces,
-    StreamingVocoder,
+    WaveformStage,
     check_hold_frames,
     likely_pieces,
 )
@@ -197,8 +197,8 @@ def _check_sizes(context: LoadContext, config: ModelConfig, stream: StreamConfig
     with torch.device("meta"):
         last = family.network(config, config.stages[-1])
         flow = family.network(config, "flow") if "flow" in config.stages else None
-    if isinstance(last, VocoderNetwork):
-        check_hold_frames(config.held_frames(stream), last)
+    if isinstance(last, WaveformNetwork):
+        check_hold_frames(config.withheld_frames(stream), last)
     # A stage that only the family has may have no pages.
     shared_stage = type(family).own_stage is Family.own_stage
     if hasattr(flow, "estimator") and shared_stage and not stream.reference:
@@ -242,7 +242,7 @@ def load_network(folder: Path, config: ModelConfig, stage: StageName) -> Any:
     """
     network, weights = _read_network(family_for(config), folder, config, stage)
     fill(network, weights)
-    if isinstance(network, VocoderNetwork):
+    if isinstance(network, WaveformNetwork):
         network.freeze()
     return network.eval().requires_grad_(False)
 
@@ -277,15 +277,15 @@ def flow_networks(config: Any, storage: Storage) -> FlowNetworks:
     )
 
 
-def held_samples(config: ModelConfig, stream: StreamConfig) -> int:
+def withheld_samples(config: ModelConfig, stream: StreamConfig) -> int:
     """Returns the number of samples that the last stage holds back at the end of a chunk.
 
     The number follows from the sizes of its network, which this function builds without weights. A
-    stage that is loaded knows the number itself (`Stage.held_samples`).
+    stage that is loaded knows the number itself (`Stage.withheld_samples`).
     """
     with torch.device("meta"):
         network: Any = family_for(config).network(config, config.stages[-1])
-    return int(config.held_frames(stream) * network.frame_samples or network.output_delay)
+    return int(config.withheld_frames(stream) * network.frame_samples or network.output_delay)
 
 
 class Assembly:
@@ -437,8 +437,8 @@ class Assembly:
         )
 
     def _vocoder_stage(
-        self, name: StageName, vocoder: VocoderNetwork, noise: SourceNoise | None
-    ) -> StreamingVocoder | RecomputeVocoder:
+        self, name: StageName, vocoder: WaveformNetwork, noise: SourceNoise | None
+    ) -> WaveformStage | RecomputeVocoder:
         """Makes the stage of a vocoder or of a codec decoder."""
         reference = self.family.reference
         if self.stream.reference and reference is not None and reference.recomputes_audio:
@@ -458,19 +458,19 @@ class Assembly:
             if pool and not kernels
             else []
         )
-        return StreamingVocoder(
+        return WaveformStage(
             vocoder,
             noise,
             exported,
             shapes=shapes,
             graphs=pool,
             kernels=kernels,
-            hold_frames=self.config.held_frames(stream),
+            hold_frames=self.config.withheld_frames(stream),
             streams=self.context.streams,
         )
 
     def _vocoder_kernels(
-        self, vocoder: VocoderNetwork, hops: tuple[int, int]
+        self, vocoder: WaveformNetwork, hops: tuple[int, int]
     ) -> Callable[[NoiseTable, int], KernelPieces] | None:
         """Returns the maker of the runner of a vocoder on kernels; None if it cannot run on
         kernels.

@@ -52,7 +52,7 @@ from token2wav.serving.request import Request
 from token2wav.serving.worker import WorkerPool
 from token2wav.stages.cached_flow import CachedFlow
 from token2wav.stages.stage import FrameChunk, TokenChunk
-from token2wav.stages.waveform import StreamingVocoder
+from token2wav.stages.waveform import WaveformStage
 
 THREADS, WORKERS = 4, 2
 STREAMS_OF_A_THREAD = 3
@@ -155,7 +155,7 @@ class Round:
         )
         flow, vocoder = self._model.pipeline.flow, self._model.pipeline.vocoder
         assert isinstance(flow, CachedFlow)
-        assert isinstance(vocoder, StreamingVocoder)
+        assert isinstance(vocoder, WaveformStage)
         self._flow, self._vocoder = flow, vocoder
         # The speed of the machine has no effect: streams always send provisional chunks.
         self._model.pipeline.clock = lambda: 0.0

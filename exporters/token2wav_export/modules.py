@@ -19,7 +19,7 @@ from token2wav.exported.run import (
     exported_states,
     signals_of,
 )
-from token2wav.layers.streaming import Streaming, StreamStep, VocoderNetwork
+from token2wav.layers.streaming import Streaming, StreamStep, WaveformNetwork
 from token2wav.networks.dit import DiT
 from token2wav.networks.estimator import MODULATION, PRESENT, ROPE, CachedStep
 from token2wav.networks.hift import HiFT
@@ -81,7 +81,7 @@ class Vocoder(nn.Module):
     """
 
     def __init__(
-        self, vocoder: VocoderNetwork, config: ModelConfig, stage: StageName, *, whole: bool
+        self, vocoder: WaveformNetwork, config: ModelConfig, stage: StageName, *, whole: bool
     ) -> None:
         super().__init__()
         self.vocoder = vocoder
@@ -120,7 +120,7 @@ class Vocoder(nn.Module):
         """
         if not self._codes:
             return tokens
-        codes = torch.randint(self._codes, tokens.shape, generator=generator).float()
+        codes = torch.randint(self._codes, tokens.shape, generator=generator).to(tokens.dtype)
         if self._fewer_codebooks:
             codes[-1, 1:] = -1
         return codes
@@ -164,7 +164,7 @@ def load_module(graph: GraphName, precision: Precision, model: Exportable) -> nn
     return PublicEstimator(estimator, streaming=graph == "estimator-streaming").eval()
 
 
-def halve_convolutions(vocoder: VocoderNetwork) -> None:
+def halve_convolutions(vocoder: WaveformNetwork) -> None:
     """Converts the convolutions of the network to float16, except for the F0 predictor.
 
     All other layers keep their dtype, above all the layers that compute phases.

@@ -28,8 +28,12 @@ from token2wav.networks.estimator import MODULATION, PRESENT, ROPE, Estimator, c
 from token2wav.networks.hift import HiFT
 from token2wav_export import ExportError
 
-TypeName = Literal["float32", "float16", "int64"]  # dtype by its name in numpy and torch
-_NAMES: dict[torch.dtype, TypeName] = {torch.float32: "float32", torch.int64: "int64"}
+TypeName = Literal["float32", "float16", "int32", "int64"]  # dtype by its name in numpy and torch
+_NAMES: dict[torch.dtype, TypeName] = {
+    torch.float32: "float32",
+    torch.int32: "int32",
+    torch.int64: "int64",
+}
 
 Sizes = Mapping[str, int]  # sizes of the free dimensions by name: rows, frames, past
 
@@ -153,12 +157,16 @@ def _vocoder(model: Exportable, stage: StageName, *, whole: bool) -> Signature:
     vocoder = model.networks[stage]
     samples = Axis(FRAMES.names, vocoder.frame_samples)
     channel: tuple[int, ...] = () if isinstance(vocoder, HiFT) else (1,)
-    shapes: list[tuple[int | Axis, ...]] = [(ROWS, vocoder.bands, FRAMES), (ROWS, 1, samples)]
-    signals = zip(signals_of(stage, vocoder), shapes, strict=False)
+    shapes: list[tuple[int | Axis, ...]] = [
+        (ROWS, vocoder.input_channels, FRAMES),
+        (ROWS, 1, samples),
+    ]
+    dtypes: tuple[TypeName, TypeName] = _NAMES[vocoder.input_dtype], "float32"
+    signals = zip(signals_of(stage, vocoder), shapes, dtypes, strict=False)
     states = [] if whole else list(exported_states(vocoder).values())
     return Signature(
         inputs=(
-            *(TensorSpec(name, shape) for name, shape in signals),
+            *(TensorSpec(*signal) for signal in signals),
             *([TensorSpec(NOISE_FACTOR, (ROWS,), "int64")] if takes_noise_factor(vocoder) else ()),
             *(_state(PAST, spec) for spec in states),
         ),

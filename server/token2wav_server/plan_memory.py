@@ -24,7 +24,7 @@ from token2wav.config.model_config import ModelConfig
 from token2wav.execution.batch import ChunkInput
 from token2wav.execution.device import cuda_cache_bytes
 from token2wav.execution.runner import Runner
-from token2wav.layers.streaming import VocoderNetwork, state_specs
+from token2wav.layers.streaming import WaveformNetwork, state_specs
 from token2wav.networks.noise import FlowNoise
 from token2wav.networks.ode import EulerSolver, OdeTables
 from token2wav.serving.chunking import Chunker
@@ -164,12 +164,12 @@ def weight_bytes(model: ModelConfig, precision: str) -> int:
     return sum(tensor.nbytes for tensor in [*weights, *_tensors(tables.modulation)])
 
 
-def _decoder(model: ModelConfig) -> VocoderNetwork:
+def _decoder(model: ModelConfig) -> WaveformNetwork:
     """Makes the network of a codec without weights."""
     with _META:
         network: Any = family_for(model).network(model, "decoder")
     network.freeze()
-    decoder: VocoderNetwork = network
+    decoder: WaveformNetwork = network
     return decoder
 
 

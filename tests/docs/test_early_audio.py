@@ -10,5 +10,5 @@ from token2wav import StreamConfig
 
 
 def test_codecs_with_early_audio_are_those_that_the_pages_name() -> None:
-    early = {name for name, config in configs() if config.held_frames(StreamConfig())}
+    early = {name for name, config in configs() if config.withheld_frames(StreamConfig())}
     assert early == {"DAC 24 kHz", "Higgs Audio", "SNAC"}  # SNAC at 24 kHz

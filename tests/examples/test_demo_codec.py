@@ -83,7 +83,7 @@ def test_a_trainable_decoder_computes_the_same() -> None:
     torch.manual_seed(0)
     network = NanoCodec(config.sizes.decoder, config.sizes.quantizer).eval()
     network.freeze()
-    codes = torch.randint(20, (1, config.sizes.quantizer.num_groups, 12)).float()
+    codes = torch.randint(20, (1, config.sizes.quantizer.num_groups, 12)).int()
     with torch.no_grad():
         expected = network(codes)
         torch.testing.assert_close(trainable(network)(codes), expected, atol=1e-5, rtol=1e-4)

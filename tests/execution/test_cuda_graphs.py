@@ -27,7 +27,7 @@ from token2wav.execution.cuda_graphs import CaptureError, GraphPool
 from token2wav.execution.runner import Runner
 from token2wav.exported.step import ExportedStep
 from token2wav.stages.cached_flow import flow_states
-from token2wav.stages.waveform import StreamingVocoder, likely_pieces
+from token2wav.stages.waveform import WaveformStage, likely_pieces
 
 needs_gpu = [
     pytest.mark.gpu,
@@ -85,7 +85,7 @@ def test_runs_of_the_vocoder_at_load_write_to_no_stream(parts: Parts) -> None:
             return super().capture(function)
 
     with torch.inference_mode():
-        StreamingVocoder(
+        WaveformStage(
             parts.hift, parts.source_noise, shapes=shapes[:2], graphs=SpoiltPool(), streams=2
         )
     [store] = stores

@@ -29,7 +29,7 @@ from tests.support.utterances import Audio, Tokens, a_voice, chunks_of, joined, 
 from token2wav import InputError, RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.config.model_config import ModelConfig
 from token2wav.serving.token_buffer import checked_tokens
-from token2wav.stages.waveform import PieceInput, StreamingVocoder, likely_pieces
+from token2wav.stages.waveform import PieceInput, WaveformStage, likely_pieces
 from token2wav.voice import voice_for
 
 # Of the spread of the audio. Sums are in another order than in the public code.
@@ -96,8 +96,8 @@ def watch(model: Token2Wav, settings: StreamConfig, streams: int) -> tuple[Shape
     [decoder] = model.pipeline.stages.values()
     network = decoder._frames._net  # type: ignore[attr-defined]
     shapes = likely_pieces(network, config, config.hops(settings), streams)
-    held = config.held_frames(settings)
-    engine = StreamingVocoder(network, shapes=shapes, hold_frames=held)
+    held = config.withheld_frames(settings)
+    engine = WaveformStage(network, shapes=shapes, hold_frames=held)
     assert not engine.store._in_place
     decoder._frames = engine  # type: ignore[attr-defined]
     buckets = set(engine._pieces._buckets)  # type: ignore[attr-defined]

@@ -121,7 +121,7 @@ def test_provisional_first_audio_leaves_no_trace_in_later_blocks(
 ) -> None:
     model = windowed(None)
     voice, tokens, flow = a_voice(prompt), some_tokens(120), model.pipeline.flow
-    held = model.pipeline.stages["vocoder"].held_samples
+    held = model.pipeline.stages["vocoder"].withheld_samples
     schedule = HopSchedule.of(StreamConfig(), model.config, held)
     chunker, handle = Chunker(voice.prompt_tokens, model.config, schedule), flow.open(voice)
     mels, provisional = [], 0
@@ -147,7 +147,7 @@ def test_the_first_chunk_has_audio(folder: Path, hold_frames: int) -> None:
     """The vocoder holds back the audio of up to 10 tokens, so the first chunk has more tokens."""
     settings = StreamConfig(hold_frames=hold_frames)
     model = Token2Wav.load(folder, stream=settings, runtime=CPU)
-    held = model.pipeline.stages["vocoder"].held_samples
+    held = model.pipeline.stages["vocoder"].withheld_samples
     schedule = HopSchedule.of(settings, model.config, held)
     tokens = some_tokens(schedule.first_tokens + schedule.early_lookahead)
     with model.stream(a_voice(30)) as stream:

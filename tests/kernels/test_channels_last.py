@@ -35,7 +35,7 @@ from token2wav.networks.noise import SourceNoise
 from token2wav.stages.kernel_pieces import PlannedPieces
 from token2wav.stages.piece_sizes import PieceSize, kernel_sizes
 from token2wav.stages.stage import FrameChunk
-from token2wav.stages.waveform import StreamingVocoder
+from token2wav.stages.waveform import WaveformStage
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 # on a GPU, the tests belong to the tests that the GPU must pass
@@ -86,12 +86,12 @@ def a_network(name: str) -> HiFT:
     return network.to(DEVICE)
 
 
-def a_stage(network: HiFT, precision: Precision = "ieee", hold_frames: int = 0) -> StreamingVocoder:
+def a_stage(network: HiFT, precision: Precision = "ieee", hold_frames: int = 0) -> WaveformStage:
     sizes = [PieceSize(2 * network.lookahead_frames + 4, rows) for rows in (1, 3)]
     graphs = GraphPool(DEVICE) if graphs_enabled(DEVICE) else None
     kernels = partial(PlannedPieces, HiFTPlan(network, precision), sizes, graphs)
     noise = SourceNoise(HARMONICS + 1, 0)
-    return StreamingVocoder(network, noise, kernels=kernels, hold_frames=hold_frames)
+    return WaveformStage(network, noise, kernels=kernels, hold_frames=hold_frames)
 
 
 def a_mel(frames: int) -> torch.Tensor:
@@ -99,7 +99,7 @@ def a_mel(frames: int) -> torch.Tensor:
 
 
 def spoken(
-    stage: StreamingVocoder, utterances: dict[int, list[int | None]]
+    stage: WaveformStage, utterances: dict[int, list[int | None]]
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yields mel and audio of utterances that run side by side.
 

@@ -33,7 +33,7 @@ from token2wav.serving.hops import HopSchedule
 from token2wav.stages.cached_flow import CachedFlow
 from token2wav.stages.recompute import RecomputeFlow, RecomputeVocoder
 from token2wav.stages.stage import FlowStage, FrameChunk, TokenChunk, VocoderStage
-from token2wav.stages.waveform import StreamingVocoder
+from token2wav.stages.waveform import WaveformStage
 
 MEL = 2e-5  # tolerance in float32, see tests/families/cosyvoice3/tolerances.py
 AUDIO = 1e-4
@@ -114,7 +114,7 @@ class Parts:
 
     def model(self, flow: FlowStage, stream: StreamConfig | None = None) -> RecordedModel:
         """Returns a model of a flow engine, a mel recorder and the streaming vocoder."""
-        recorder = MelRecorder(StreamingVocoder(self.hift, self.source_noise))
+        recorder = MelRecorder(WaveformStage(self.hift, self.source_noise))
         return RecordedModel(
             Token2Wav(self.config, two_stages(flow, recorder), stream or WHOLE_BLOCKS), recorder
         )
@@ -196,8 +196,8 @@ class MelRecorder:
         return self._engine.open_streams
 
     @property
-    def held_samples(self) -> int:
-        return self._engine.held_samples
+    def withheld_samples(self) -> int:
+        return self._engine.withheld_samples
 
 
 @dataclass(frozen=True)

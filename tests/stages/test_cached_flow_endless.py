@@ -10,7 +10,7 @@ from tests.support.utterances import a_voice, some_tokens
 from token2wav import StreamConfig, Token2Wav
 from token2wav.serving.chunking import Chunker
 from token2wav.serving.hops import HopSchedule
-from token2wav.stages.waveform import StreamingVocoder
+from token2wav.stages.waveform import WaveformStage
 
 SECONDS = 40
 
@@ -25,7 +25,7 @@ def test_nothing_grows_in_40_seconds(parts: Parts) -> None:
     chunker, handles = request.chunker, request.handles
     assert handles is not None
     vocoder = pipeline.vocoder._engine
-    assert isinstance(vocoder, StreamingVocoder)
+    assert isinstance(vocoder, WaveformStage)
     flow, tokens = engine._streams[handles[0]], some_tokens(25 * SECONDS)
     seen: list[tuple[int, ...]] = []
     for second in np.split(tokens, SECONDS):
@@ -41,7 +41,7 @@ def test_nothing_grows_in_40_seconds(parts: Parts) -> None:
                 len(flow.tokens),
                 engine.states.used,
                 vocoder.store.used,
-                vocoder._streams[handles[1]].pending_mel.numel(),
+                vocoder._streams[handles[1]].pending.numel(),
                 len(chunker._tokens._tokens),
             )
         )

@@ -22,7 +22,7 @@ from tests.support.utterances import a_voice, some_tokens
 from token2wav import EngineError, InputError, LimitError, Stream, StreamConfig, Token2Wav
 from token2wav.cache.block_pool import StreamBlocks
 from token2wav.stages.cached_flow import CachedFlow
-from token2wav.stages.waveform import StreamingVocoder
+from token2wav.stages.waveform import WaveformStage
 
 Ending = Callable[[Stream], None]
 
@@ -158,7 +158,7 @@ def test_an_open_that_fails_at_any_step_leaves_nothing(
 def test_a_vocoder_that_cannot_open_leaves_nothing(
     parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine, vocoder = parts.incremental(), StreamingVocoder(parts.hift, parts.source_noise)
+    engine, vocoder = parts.incremental(), WaveformStage(parts.hift, parts.source_noise)
     model = Token2Wav(parts.config, two_stages(engine, vocoder), FIXED)
 
     def fail(*given: object, **options: object) -> None:

@@ -27,7 +27,7 @@ from token2wav.families.cosyvoice3.noise import load_source_noise
 from token2wav.layers.streaming import StreamStep, state_specs
 from token2wav.networks.source import F0_LOOKAHEAD, frame_sines
 from token2wav.stages.stage import FrameChunk
-from token2wav.stages.waveform import PieceShape, StreamingVocoder, likely_pieces
+from token2wav.stages.waveform import PieceShape, WaveformStage, likely_pieces
 
 # A GPU machine cannot import the exporter of the demo, which needs further packages.
 DEMO = ROOT / "examples" / "demo_voice" / "model"
@@ -44,9 +44,9 @@ def prepared(parts: Parts, streams: int = 4) -> list[PieceShape]:
 
 
 @pytest.fixture(scope="module", params=["own lengths", PREPARED])
-def engine(parts: Parts, request: pytest.FixtureRequest) -> StreamingVocoder:
+def engine(parts: Parts, request: pytest.FixtureRequest) -> WaveformStage:
     shapes = prepared(parts) if request.param == PREPARED else []
-    return StreamingVocoder(parts.hift, parts.source_noise, shapes=shapes)
+    return WaveformStage(parts.hift, parts.source_noise, shapes=shapes)
 
 
 @dataclass
@@ -72,7 +72,7 @@ class Utterance:
         )
 
 
-def run(engine: StreamingVocoder, utterances: Sequence[Utterance]) -> None:
+def run(engine: WaveformStage, utterances: Sequence[Utterance]) -> None:
     """Vocodes utterances side by side, and closes each utterance after its last piece."""
     handles: dict[int, int] = {}
     for turn in range(max(each.start + len(each.lengths) for each in utterances)):
@@ -91,7 +91,7 @@ def run(engine: StreamingVocoder, utterances: Sequence[Utterance]) -> None:
                 engine.close(handles.pop(index))
 
 
-def check(engine: StreamingVocoder, utterances: Sequence[Utterance]) -> None:
+def check(engine: WaveformStage, utterances: Sequence[Utterance]) -> None:
     """Checks that every piece returned all samples that it makes possible.
 
     Together, the pieces must give the samples of the whole mel.
@@ -112,7 +112,7 @@ def check(engine: StreamingVocoder, utterances: Sequence[Utterance]) -> None:
 
 @pytest.mark.parametrize("size", [1, 3, 8, 50])
 def test_any_pieces_equal_the_whole(parts: Parts, size: int) -> None:
-    engine = StreamingVocoder(parts.hift, parts.source_noise)
+    engine = WaveformStage(parts.hift, parts.source_noise)
     utterance = Utterance([size] * (100 // size) + [100 % size])
     run(engine, [utterance])
     check(engine, [utterance])
@@ -121,7 +121,7 @@ def test_any_pieces_equal_the_whole(parts: Parts, size: int) -> None:
 @pytest.mark.parametrize(
     "lengths", [[1] * 40, [7] * 9, [36, 1, 1, 40], [50, 100, 200, 7], [3], [8, 1], [50, 0]]
 )
-def test_any_lengths(engine: StreamingVocoder, lengths: list[int]) -> None:
+def test_any_lengths(engine: WaveformStage, lengths: list[int]) -> None:
     utterance = Utterance(lengths)
     run(engine, [utterance])
     check(engine, [utterance])
@@ -129,20 +129,20 @@ def test_any_lengths(engine: StreamingVocoder, lengths: list[int]) -> None:
 
 @pytest.mark.parametrize("first", [0, 1, 5, 6, 30])
 @pytest.mark.parametrize("last", [1, 2, 5])
-def test_any_end(engine: StreamingVocoder, first: int, last: int) -> None:
+def test_any_end(engine: WaveformStage, first: int, last: int) -> None:
     """Mels shorter than the holdback, and last pieces without earlier samples."""
     utterance = Utterance([first, last])
     run(engine, [utterance])
     check(engine, [utterance])
 
 
-def test_an_end_that_is_longer_than_prepared_lengths(engine: StreamingVocoder) -> None:
+def test_an_end_that_is_longer_than_prepared_lengths(engine: WaveformStage) -> None:
     utterance = Utterance([50, 333])
     run(engine, [utterance])
     check(engine, [utterance])
 
 
-def test_mixed_batches(engine: StreamingVocoder) -> None:
+def test_mixed_batches(engine: WaveformStage) -> None:
     """Starts, middles and ends of all hops run in one batch.
 
     Prepared numbers of streams are reached, partly filled and exceeded.
@@ -166,7 +166,7 @@ def test_another_geometry() -> None:
     config = CosyVoice3Config.read(DEMO)
     hift, noise = load_network(DEMO, config, "vocoder"), load_source_noise(DEMO, config)
     shapes = likely_pieces(hift, config, config.hops(StreamConfig()), 2)
-    for engine in (StreamingVocoder(hift, noise), StreamingVocoder(hift, noise, shapes=shapes)):
+    for engine in (WaveformStage(hift, noise), WaveformStage(hift, noise, shapes=shapes)):
         utterances = [
             Utterance([50, 100, 31], seed=0),
             Utterance([50, 2], seed=1),
@@ -226,7 +226,7 @@ def test_phase_of_an_hour_carried_on_equals_double_precision() -> None:
 
 def test_slots_are_used_again(parts: Parts) -> None:
     """More streams than the initial slots, and many later streams in slots of ended ones."""
-    engine = StreamingVocoder(parts.hift, parts.source_noise)
+    engine = WaveformStage(parts.hift, parts.source_noise)
     held = [engine.open() for _ in range(62)]
     utterances = [Utterance([40, 9 + index], start=index // 3, seed=index) for index in range(12)]
     run(engine, utterances)
@@ -240,7 +240,7 @@ def test_slots_are_used_again(parts: Parts) -> None:
 
 
 def test_a_broken_stream_harms_neither_its_batch_nor_the_next_in_its_slot(
-    engine: StreamingVocoder,
+    engine: WaveformStage,
 ) -> None:
     broken, sound = engine.open(), Utterance([50, 50], seed=1)
     other, nan = engine.open(), torch.full((80, 50), torch.nan)
@@ -263,7 +263,7 @@ def test_a_broken_stream_harms_neither_its_batch_nor_the_next_in_its_slot(
     assert float((torch.cat(audio) - engine.whole(mel)).abs().max()) <= AUDIO
 
 
-def test_handles(engine: StreamingVocoder) -> None:
+def test_handles(engine: WaveformStage) -> None:
     handle, mel = engine.open(), a_mel(77)
     audio = [*engine.advance([(handle, FrameChunk(mel[:, :50], last=False))])]
     audio += engine.advance([(handle, FrameChunk(mel[:, 50:], last=True))])
@@ -292,7 +292,7 @@ class Launches(TorchDispatchMode):
 
 
 def test_launches_do_not_grow_with_the_streams(parts: Parts) -> None:
-    engine, counts = StreamingVocoder(parts.hift, parts.source_noise, shapes=prepared(parts)), {}
+    engine, counts = WaveformStage(parts.hift, parts.source_noise, shapes=prepared(parts)), {}
     assert engine._noise is not None
     engine._noise.prepare(6)
     for streams in (1, 3, 4):
@@ -351,7 +351,7 @@ def test_every_chunk_is_made_up_of_prepared_lengths(
 
     Also runs more streams than prepared.
     """
-    engine = StreamingVocoder(parts.hift, parts.source_noise, shapes=prepared(parts))
+    engine = WaveformStage(parts.hift, parts.source_noise, shapes=prepared(parts))
     asked: list[PieceShape] = []
 
     def note(parts: Sequence[Any]) -> Sequence[Any]:
@@ -359,7 +359,7 @@ def test_every_chunk_is_made_up_of_prepared_lengths(
         return parts
 
     monkeypatch.setattr(engine._pieces, "run", note)
-    monkeypatch.setattr(engine, "_joined", lambda audio: [])
+    monkeypatch.setattr(engine, "_joined", lambda audio: [torch.empty(0)] * len(audio))
     for lengths in ([50 + 2 * 24, 100, 200, 200 + 2 * 27], [74, 50, 6], [8, 2], [2 * 27]):
         utterances = [Utterance(lengths) for _ in range(streams)]
         handles = [engine.open() for _ in utterances]
@@ -400,11 +400,11 @@ def test_a_model_with_graphs_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     runtime = RuntimeConfig(device="cpu", backend="torch")
     captured, tokens, voice = Token2Wav.load(TINY, runtime=runtime), some_tokens(190), a_voice(41)
-    assert isinstance(captured.pipeline.vocoder, StreamingVocoder)
+    assert isinstance(captured.pipeline.vocoder, WaveformStage)
     assert captured.pipeline.vocoder._lengths
     monkeypatch.undo()
     exact = Token2Wav.load(TINY, runtime=runtime)
-    assert isinstance(exact.pipeline.vocoder, StreamingVocoder)
+    assert isinstance(exact.pipeline.vocoder, WaveformStage)
     assert not exact.pipeline.vocoder._lengths
     assert (
         np.abs(captured.synthesize(tokens, voice) - exact.synthesize(tokens, voice)).max() <= AUDIO

@@ -19,7 +19,7 @@ from token2wav.execution.device import keep_arithmetic_exact
 from token2wav.execution.staging import to_host
 from token2wav.stages.piece_sizes import kernel_sizes
 from token2wav.stages.stage import FrameChunk
-from token2wav.stages.waveform import StreamingVocoder, likely_pieces
+from token2wav.stages.waveform import WaveformStage, likely_pieces
 
 pytest.importorskip("triton", reason="the Triton language is not installed")
 from token2wav.kernels.channels_last import HiFTPlan
@@ -46,22 +46,22 @@ def on_gpu() -> Iterator[Parts]:
 
 
 @pytest.fixture(scope="module")
-def vocoders(on_gpu: Parts) -> dict[bool, StreamingVocoder]:
+def vocoders(on_gpu: Parts) -> dict[bool, WaveformStage]:
     """Vocoders by whether their calls are captured."""
     hift, config = on_gpu.hift, on_gpu.config
     shapes = likely_pieces(hift, config, config.hops(StreamConfig()), 4)
     return {
-        capture: StreamingVocoder(hift, on_gpu.source_noise, shapes=shapes, graphs=graphs)
+        capture: WaveformStage(hift, on_gpu.source_noise, shapes=shapes, graphs=graphs)
         for capture, graphs in ((False, None), (True, GraphPool(torch.device("cuda"))))
     }
 
 
-def on_kernels(parts: Parts, precision: Precision, graphs: GraphPool | None) -> StreamingVocoder:
+def on_kernels(parts: Parts, precision: Precision, graphs: GraphPool | None) -> WaveformStage:
     """Returns a vocoder on kernels."""
     hift, config = parts.hift, parts.config
     sizes = kernel_sizes(hift.lookahead_frames, config, config.hops(StreamConfig()), 4)
     kernels = partial(PlannedPieces, HiFTPlan(hift, precision), sizes, graphs)
-    return StreamingVocoder(hift, parts.source_noise, kernels=kernels)
+    return WaveformStage(hift, parts.source_noise, kernels=kernels)
 
 
 def utterances() -> list[Utterance]:
@@ -76,7 +76,7 @@ def utterances() -> list[Utterance]:
     ]
 
 
-def test_replay_equals_eager(vocoders: dict[bool, StreamingVocoder]) -> None:
+def test_replay_equals_eager(vocoders: dict[bool, WaveformStage]) -> None:
     eager, captured = utterances(), utterances()
     run(vocoders[False], eager)
     run(vocoders[True], captured)
@@ -84,8 +84,8 @@ def test_replay_equals_eager(vocoders: dict[bool, StreamingVocoder]) -> None:
         assert float((torch.cat(one.audio) - torch.cat(other.audio)).abs().max()) <= AUDIO
 
 
-def test_audio_is_that_of_the_cpu(parts: Parts, vocoders: dict[bool, StreamingVocoder]) -> None:
-    oracle, streams = StreamingVocoder(parts.hift, parts.source_noise), utterances()
+def test_audio_is_that_of_the_cpu(parts: Parts, vocoders: dict[bool, WaveformStage]) -> None:
+    oracle, streams = WaveformStage(parts.hift, parts.source_noise), utterances()
     run(vocoders[True], streams)
     for each in streams:
         expected = oracle.whole(each.mel.cpu()).numpy()
@@ -96,7 +96,7 @@ def test_audio_is_that_of_the_cpu(parts: Parts, vocoders: dict[bool, StreamingVo
 def test_audio_of_kernels_is_that_of_the_cpu(
     parts: Parts, on_gpu: Parts, precision: Precision, least_db: float
 ) -> None:
-    oracle = StreamingVocoder(parts.hift, parts.source_noise)
+    oracle = WaveformStage(parts.hift, parts.source_noise)
     pool = GraphPool(torch.device("cuda"))
     eager, captured = utterances(), utterances()
     run(on_kernels(on_gpu, precision, None), eager)
@@ -108,9 +108,7 @@ def test_audio_of_kernels_is_that_of_the_cpu(
 
 
 @pytest.mark.parametrize("capture", [False, True])
-def test_nothing_waits_for_the_device(
-    vocoders: dict[bool, StreamingVocoder], capture: bool
-) -> None:
+def test_nothing_waits_for_the_device(vocoders: dict[bool, WaveformStage], capture: bool) -> None:
     vocoder = vocoders[capture]
     run(vocoder, utterances())  # draws noise, which waits, and takes memory
     handles, mels = [vocoder.open() for _ in range(4)], torch.zeros(3, 4, 80, 50, device="cuda")
@@ -132,14 +130,14 @@ def test_nothing_waits_for_the_device(
 def test_a_model_chooses_it(monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = RuntimeConfig(device="cuda", backend="torch", cache_mib=512)
     engine = Token2Wav.load(TINY, runtime=runtime).pipeline.vocoder
-    assert isinstance(engine, StreamingVocoder)
+    assert isinstance(engine, WaveformStage)
     assert engine._lengths
     assert isinstance(engine._pieces, PlannedPieces)
     buckets = engine._pieces._runner._buckets.values()
     assert all(isinstance(compute, CudaGraph) for _, compute in buckets)
     monkeypatch.setenv(SWITCH, "0")
     engine = Token2Wav.load(TINY, runtime=runtime).pipeline.vocoder
-    assert isinstance(engine, StreamingVocoder)
+    assert isinstance(engine, WaveformStage)
     assert not engine._lengths
 
 

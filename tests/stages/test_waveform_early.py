@@ -16,7 +16,7 @@ from tests.support.random_weights import fill
 from token2wav.networks.hift import HiFT
 from token2wav.networks.noise import NormalNoise
 from token2wav.stages.stage import FrameChunk
-from token2wav.stages.waveform import StreamingVocoder
+from token2wav.stages.waveform import WaveformStage
 
 HOLD, STOPS = 8, (50, 70, 150, 153)
 ROUNDING = 2e-5
@@ -29,12 +29,12 @@ def hift() -> HiFT:
     return hift
 
 
-def stage(hift: HiFT, hold_frames: int) -> StreamingVocoder:
-    return StreamingVocoder(hift, NormalNoise(9), hold_frames=hold_frames)
+def stage(hift: HiFT, hold_frames: int) -> WaveformStage:
+    return WaveformStage(hift, NormalNoise(9), hold_frames=hold_frames)
 
 
 def spoken(
-    stage: StreamingVocoder, mels: Sequence[torch.Tensor], stops: Sequence[int]
+    stage: WaveformStage, mels: Sequence[torch.Tensor], stops: Sequence[int]
 ) -> list[list[torch.Tensor]]:
     """Returns the audio of every chunk of utterances that run side by side."""
     handles, chunks, start = [stage.open() for _ in mels], [], 0

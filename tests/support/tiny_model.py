@@ -21,7 +21,7 @@ from token2wav.networks.hift import HiFT
 from token2wav.networks.noise import SourceNoise
 from token2wav.serving.hops import HopSchedule
 from token2wav.stages.stage import FrameChunk
-from token2wav.stages.waveform import StreamingVocoder
+from token2wav.stages.waveform import WaveformStage
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 TINY = DATA / "tiny"
@@ -103,7 +103,7 @@ class FaultyVocoder:
     """
 
     def __init__(self, hift: HiFT, noise: SourceNoise) -> None:
-        self._stage = StreamingVocoder(hift, noise)
+        self._stage = WaveformStage(hift, noise)
         self.fault: BaseException | float | None = None
         self.open_fault: BaseException | None = None
         self.meanwhile: dict[str, Callable[[], None]] = {}
@@ -135,8 +135,8 @@ class FaultyVocoder:
         return self._stage.open_streams
 
     @property
-    def held_samples(self) -> int:
-        return self._stage.held_samples
+    def withheld_samples(self) -> int:
+        return self._stage.withheld_samples
 
     def _happen(self, moment: str) -> None:
         self.meanwhile.pop(moment, lambda: None)()

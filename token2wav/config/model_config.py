@@ -50,8 +50,8 @@ class ModelConfig:
         adds_noise: whether the decoder adds noise to its signal, which a request can turn off.
         lookahead_tokens: number of tokens after a chunk that the chunk depends on. They must have
             arrived before the chunk can run.
-        ahead_tokens: number of tokens after a chunk that the last stage uses for early audio, as
-            far as they have arrived.
+        optional_lookahead_tokens: number of tokens after a chunk that the last stage uses for early
+            audio, as far as they have arrived.
         hop_blocks: number of attention blocks in the first hop and in the longest hop. A hop is the
             number of new tokens of a chunk. `StreamConfig.max_hop_tokens` overrides the longest
             hop.
@@ -83,7 +83,7 @@ class ModelConfig:
     fewer_codebooks: bool = False
     adds_noise: bool = False
     lookahead_tokens: int = 0
-    ahead_tokens: int = 0
+    optional_lookahead_tokens: int = 0
     hop_blocks: tuple[int, int] = (1, 4)
     hold_frames: int = 0
     ode_steps: int = 0
@@ -155,7 +155,7 @@ class ModelConfig:
         """
         return self.left_blocks if stream.left_blocks is None else stream.left_blocks
 
-    def held_frames(self, stream: StreamConfig) -> int:
+    def withheld_frames(self, stream: StreamConfig) -> int:
         """Returns the number of frames that the last stage holds back; 0 for its look-ahead.
 
         It is `hold_frames` of the settings. If the settings have None, it is `hold_frames` of the

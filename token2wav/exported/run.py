@@ -28,7 +28,7 @@ from token2wav.layers.position_noise import PositionNoise
 from token2wav.layers.streaming import (
     StateSpec,
     StreamStep,
-    VocoderNetwork,
+    WaveformNetwork,
     state_specs,
 )
 from token2wav.networks.hift import HiFT
@@ -44,7 +44,7 @@ PAST, NEW = "past_", "new_"
 _OUTSIDE = ("f0_predictor.", "m_source", "fade_in")
 
 
-def exported_states(vocoder: VocoderNetwork) -> dict[nn.Module, StateSpec]:
+def exported_states(vocoder: WaveformNetwork) -> dict[nn.Module, StateSpec]:
     """Returns the state specs of the layers of a vocoder that its graph contains."""
     return {
         layer: spec
@@ -53,12 +53,12 @@ def exported_states(vocoder: VocoderNetwork) -> dict[nn.Module, StateSpec]:
     }
 
 
-def takes_noise_factor(vocoder: VocoderNetwork) -> bool:
+def takes_noise_factor(vocoder: WaveformNetwork) -> bool:
     """Returns whether the graph of a vocoder has the input `NOISE_FACTOR`."""
     return any(isinstance(layer, PositionNoise) for layer in vocoder.modules())
 
 
-def signals_of(stage: StageName, network: VocoderNetwork) -> tuple[str, ...]:
+def signals_of(stage: StageName, network: WaveformNetwork) -> tuple[str, ...]:
     """Returns the names of the inputs of the graph of a vocoder or of a codec decoder, except for
     its states.
     """
@@ -79,7 +79,7 @@ class ExportedVocoder:
     """
 
     def __init__(
-        self, graph: ExportedModule, vocoder: VocoderNetwork, signals: tuple[str, ...]
+        self, graph: ExportedModule, vocoder: WaveformNetwork, signals: tuple[str, ...]
     ) -> None:
         self._graph, self._signals = graph, signals
         self._shape = (
@@ -103,8 +103,9 @@ class ExportedVocoder:
         if self._takes_noise_factor:
             assert step.noise_factor is not None
             inputs[NOISE_FACTOR] = step.noise_factor
-        *channels, samples = self._shape
-        audio = signals[0].new_empty(len(signals[0]), *channels, signals[0].shape[2] * samples)
+        frames, (*channels, samples) = signals[0], self._shape
+        shape = len(frames), *channels, frames.shape[2] * samples
+        audio = torch.empty(shape, device=frames.device)
         new = {
             name: torch.empty(state.shape, dtype=state.dtype, device=state.device)
             for name, state in kept.items()
@@ -117,7 +118,12 @@ class ExportedVocoder:
         return audio
 
 
-_TYPES = {torch.float32: np.float32, torch.float16: np.float16, torch.int64: np.int64}
+_TYPES = {
+    torch.float32: np.float32,
+    torch.float16: np.float16,
+    torch.int32: np.int32,
+    torch.int64: np.int64,
+}
 
 
 def check_provider(device: torch.device) -> None:

@@ -55,22 +55,23 @@ class SymmetricCodecConfig(CodecConfig):
     def missing_samples(self) -> int:
         return int(unfilled_network(self, "decoder").missing_samples)
 
-    def held_frames(self, stream: StreamConfig) -> int:
+    def withheld_frames(self, stream: StreamConfig) -> int:
         if stream.hold_frames is not None:
             return stream.hold_frames
         far = self.reach_frames / self.token_frame_rate > _LONGEST_WAIT_SECONDS
         return self.hold_frames if far and self.hold_frames < self.reach_frames else 0
 
     def with_stream_settings(self, stream: StreamConfig) -> SymmetricCodecConfig:
-        """Sets `ahead_tokens`, the number of tokens after a chunk that make its last samples exact.
+        """Sets `optional_lookahead_tokens` to the number of tokens after a chunk that make its last
+        samples exact.
 
         If the whole reach is held back, all samples are exact, and the number is 0.
         """
-        held = self.held_frames(stream)
+        held = self.withheld_frames(stream)
         # The reach counts from the first sample that the decoder makes. If samples are missing, one
         # more token may be needed.
         ahead = self.reach_frames + bool(self.missing_samples) - held
-        return replace(self, ahead_tokens=max(0, ahead) if held else 0)
+        return replace(self, optional_lookahead_tokens=max(0, ahead) if held else 0)
 
     def hops(self, stream: StreamConfig) -> tuple[int, int]:
         """Returns the first and the longest hop, in tokens.
@@ -79,6 +80,6 @@ class SymmetricCodecConfig(CodecConfig):
         would have less audio than `hop_blocks[0]` blocks, or none.
         """
         first, longest = super().hops(stream)
-        held = self.held_frames(stream) or self.reach_frames
+        held = self.withheld_frames(stream) or self.reach_frames
         first += self.block_tokens * math.ceil(held / self.block_tokens)
         return min(first, longest), longest

@@ -46,8 +46,8 @@ class Family(ABC):
     """Family of models with one format of model folders.
 
     A flow decoder has two stages. The network of the stage `flow` is a `Flow` with an `Estimator`.
-    The network of the stage `vocoder` is a `VocoderNetwork`. A codec decoder has one stage,
-    `decoder`. Its network is a `VocoderNetwork` whose input bands are codes.
+    The network of the stage `vocoder` is a `WaveformNetwork`. A codec decoder has one stage,
+    `decoder`. Its network is a `WaveformNetwork` whose input bands are codes.
 
     Attributes:
         torch_only: name of the feature that no other backend than torch supports, for messages;

@@ -42,9 +42,8 @@ class Quantizer(nn.Module):
         """Converts codes (B, codebooks, T) to latents (B, width, T).
 
         Args:
-            codes: whole numbers in float32, and -1 in codebooks that a stream does not send.
+            codes: integers, -1 in codebooks that a stream does not send.
         """
-        codes = codes.long()
         return self.semantic(codes[:, : self._semantic]) + self.acoustic(codes[:, self._semantic :])
 
 
@@ -62,8 +61,8 @@ class Codebooks(nn.Module):
         """Converts codes (B, count, T), -1 for none, to (B, width, T)."""
         count, size, _ = self.entries.shape
         first = size * torch.arange(count, device=codes.device)[:, None]
-        found = F.embedding(codes.clamp(min=0) + first, self.entries.flatten(0, 1))
-        total = (found * (codes >= 0)[..., None]).sum(dim=1)  # (B, T, dim)
+        entries = F.embedding(codes.clamp(min=0) + first, self.entries.flatten(0, 1))
+        total = (entries * (codes >= 0)[..., None]).sum(dim=1)  # (B, T, dim)
         latents = total if self.output_proj is None else self.output_proj(total)
         return latents.transpose(1, 2)
 
@@ -88,15 +87,14 @@ class ProjectedCodebooks(nn.Module):
         """Converts codes (B, count, T) to latents (B, width, T).
 
         Args:
-            codes: whole numbers in float32, and -1 in codebooks that a stream does not send. Such
-                a codebook adds neither an entry nor its bias.
+            codes: integers, -1 in codebooks that a stream does not send. Such a codebook adds
+                neither an entry nor its bias.
         """
-        codes = codes.long()
         count, size, _ = self.entries.shape
         first = size * torch.arange(count, device=codes.device)[:, None]
         sent = (codes >= 0).to(self.entries.dtype)
-        found = F.embedding(codes.clamp(min=0) + first, self.entries.flatten(0, 1))
-        latents = torch.einsum("bktd,kdw->bwt", found * sent[..., None], self.weight)
+        entries = F.embedding(codes.clamp(min=0) + first, self.entries.flatten(0, 1))
+        latents = torch.einsum("bktd,kdw->bwt", entries * sent[..., None], self.weight)
         return latents + torch.einsum("bkt,kw->bwt", sent, self.bias)
 
 

@@ -145,19 +145,22 @@ class FreezableLayer(nn.Module):
         """Ends loading: computes these values."""
 
 
-class VocoderNetwork(nn.Module):
-    """Network from mel to audio, as vocoder stages use it.
+class WaveformNetwork(nn.Module):
+    """Network from frames to audio: a vocoder, whose frames are mel frames, or a codec decoder,
+    whose frames are codes or latents.
 
     Attributes:
-        bands: number of mel bands.
-        frame_samples: number of samples of audio per mel frame.
+        input_channels: numbers of a frame: mel bands, codebooks, or the size of a latent.
+        input_dtype: dtype of the frames: int32 for codes.
+        frame_samples: number of samples of audio per frame.
         output: timing of the audio; the constructor of a network that holds audio back sets it.
         window_frames, frames_past_window: every step that does not end a stream must end
             `frames_past_window` frames after a multiple of `window_frames` frames.
         m_source: harmonic source (`HarmonicSource`); only in networks that take noise.
     """
 
-    bands: int
+    input_channels: int
+    input_dtype: torch.dtype = torch.float32
     frame_samples: int
     output: Timing = ON_TIME
     window_frames: int = 1
@@ -184,8 +187,12 @@ class VocoderNetwork(nn.Module):
 
     @property
     def lookahead_frames(self) -> int:
-        """Number of frames at the end of an unfinished mel that yield no audio yet, rounded up."""
+        """Frames at the end of an unfinished stream that yield no audio yet, rounded up."""
         return -(-(self.output_delay - self.missing_samples) // self.frame_samples)
+
+    def no_frames(self) -> torch.Tensor:
+        """Returns frames (input_channels, 0)."""
+        return torch.empty(self.input_channels, 0, dtype=self.input_dtype, device=self.device)
 
     def freeze(self) -> None:
         """Ends loading: the weights no longer change, and results that depend on them alone are
@@ -196,28 +203,28 @@ class VocoderNetwork(nn.Module):
             if isinstance(module, FreezableLayer):
                 module.freeze()
 
-    def vocode(self, mel: torch.Tensor, noise: Any, *, phase: Any = "exact") -> torch.Tensor:
+    def vocode(self, frames: torch.Tensor, noise: Any, *, phase: Any = "exact") -> torch.Tensor:
         """Computes the audio (B, samples) of whole utterances.
 
         Args:
-            mel: (B, bands, T) mel of the utterances.
+            frames: (B, input_channels, T) frames of the utterances.
             noise: noise of the harmonic source, see `HiFT`; not used by a network without one.
             phase: rounding of the phase of the harmonic source, see `HiFT`.
         """
-        return self(mel)[:, 0]
+        return self(frames)[:, 0]
 
     def run_step(
-        self, mel: torch.Tensor, noise: torch.Tensor, step: StreamStep, decode: Any = None
+        self, frames: torch.Tensor, noise: torch.Tensor, step: StreamStep, decode: Any = None
     ) -> torch.Tensor:
         """Computes the audio (B, samples) of the next frames of streams, late by `output_delay`.
 
         Args:
-            mel: (B, bands, T) next frames.
+            frames: (B, input_channels, T) next frames.
             noise: noise of the harmonic source for these frames.
             step: position in the streams, and the state of every layer.
             decode: runs the network on another backend; None for torch.
         """
-        return (decode or self)(mel, step)[:, 0]
+        return (decode or self)(frames, step)[:, 0]
 
 
 @dataclass(frozen=True, eq=False)

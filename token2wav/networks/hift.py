@@ -26,7 +26,7 @@ from token2wav.layers.streaming import (
     StreamConvTranspose,
     StreamStep,
     Timing,
-    VocoderNetwork,
+    WaveformNetwork,
     centred_conv,
     lookahead_conv,
 )
@@ -45,20 +45,20 @@ from token2wav.networks.source import F0Predictor, HarmonicSource, Phase, Smooth
 Decode = Callable[[torch.Tensor, torch.Tensor, StreamStep], torch.Tensor]  # as `HiFT.decode`
 
 
-class HiFT(VocoderNetwork):
+class HiFT(WaveformNetwork):
     """HiFT vocoder, for whole utterances and for streams.
 
     Args:
         config: sizes of the network.
         source: class of the harmonic source, if the family has one of its own.
 
-    For attributes see `VocoderNetwork`.
+    For attributes see `WaveformNetwork`.
     """
 
     def __init__(self, config: HiFTConfig, source: type[HarmonicSource] | None = None) -> None:
         super().__init__()
         self.config = config
-        self.bands, self.frame_samples = config.in_channels, config.samples_per_frame
+        self.input_channels, self.frame_samples = config.in_channels, config.samples_per_frame
         bins = config.n_fft + 2  # real and imaginary part of n_fft / 2 + 1 bins
         channels = [
             config.base_channels >> stage for stage in range(len(config.upsample_rates) + 1)

@@ -17,14 +17,14 @@ from token2wav.layers.combine import Chain, Residual, placed
 from token2wav.layers.streaming import (
     StreamConvTranspose,
     StreamStep,
-    VocoderNetwork,
+    WaveformNetwork,
     causal_conv,
 )
 from token2wav.layers.window_transformer import TransformerSizes, WindowTransformer
 from token2wav.networks.codec_sizes import SeanetSizes
 
 
-class SeanetDecoder(VocoderNetwork):
+class SeanetDecoder(WaveformNetwork):
     """Decoder from latents, vectors of `hidden_size` numbers, to audio.
 
     Args:

@@ -186,7 +186,7 @@ class Chunker:
             self._schedule,
             self._grid,
             self._config.lookahead_tokens,
-            self._config.ahead_tokens,
+            self._config.optional_lookahead_tokens,
             1 / self._config.token_frame_rate,
             start=self._start,
             spoken=self.spoken,
@@ -238,7 +238,9 @@ class Chunker:
         that have arrived.
         """
         last = self.ended and stop == self.received
-        right = 0 if last else self._config.lookahead_tokens + self._config.ahead_tokens
+        right = (
+            0 if last else self._config.lookahead_tokens + self._config.optional_lookahead_tokens
+        )
         end = min(stop + right, self.received)
         tokens = self._tokens.copy(self._start, end)
         skip = min(max(0, self.spoken - self._start), stop - self._start)

@@ -56,13 +56,15 @@ class HopSchedule:
             )
 
     @classmethod
-    def of(cls, stream: StreamConfig, config: ModelConfig, held_samples: int = 0) -> HopSchedule:
+    def of(
+        cls, stream: StreamConfig, config: ModelConfig, withheld_samples: int = 0
+    ) -> HopSchedule:
         """Makes the schedule of a model under settings of streams.
 
         Args:
             stream: settings.
             config: configuration of the model.
-            held_samples: number of samples that the last stage holds back (`Stage.held_samples`).
+            withheld_samples: see `Stage.withheld_samples`.
 
         Raises:
             ConfigError: the settings do not fit the model.
@@ -72,7 +74,7 @@ class HopSchedule:
         return cls(
             *config.hops(stream),
             config.block_tokens,
-            _first_tokens(stream.first_tokens, held_samples / config.samples_per_token)
+            _first_tokens(stream.first_tokens, withheld_samples / config.samples_per_token)
             if early
             else 0,
             max(1, min(stream.early_lookahead_tokens, config.lookahead_tokens)),

@@ -52,7 +52,7 @@ class Pipeline:
         self.steps = config.allowed_steps(stream.steps)
         self.clock: Callable[[], float] = time.monotonic
         last = list(stages.values())[-1]
-        self._schedule = HopSchedule.of(stream, config, last.held_samples)
+        self._schedule = HopSchedule.of(stream, config, last.withheld_samples)
         self.load = Load()
         self._stream = stream
         self._device = torch.device(device)

@@ -171,7 +171,10 @@ def page_needs(config: ModelConfig, left_blocks: int, longest_hop: int) -> PageN
         left_blocks: number of visible blocks before each block, besides the prefix; at least 0.
         longest_hop: tokens of the longest hop of a stream.
     """
-    block, after = config.block_tokens, max(config.lookahead_tokens, config.ahead_tokens, 1) - 1
+    block, after = (
+        config.block_tokens,
+        max(config.lookahead_tokens, config.optional_lookahead_tokens, 1) - 1,
+    )
     last = ceil(after / block)
     first = config.hop_blocks[0] + last + 1 + ceil(max(0, config.lookahead_tokens - 1) / block)
     return PageNeeds(left_blocks, max(longest_hop // block + last, first - left_blocks))

@@ -10,22 +10,21 @@ from numpy.typing import NDArray
 
 from token2wav.stages.recompute import RecomputeVocoder
 from token2wav.stages.stage import CacheUsage, FrameChunk, Stage, TokenChunk
-from token2wav.stages.waveform import StreamingVocoder
+from token2wav.stages.waveform import WaveformStage
 from token2wav.voice import Voice
 
 
 class TokenDecoder(Stage):
-    """Decoder stage, which passes the tokens of each chunk to a vocoder stage as frames.
+    """Decoder stage, which passes the tokens of each chunk to a waveform stage as frames.
 
-    The codes or the latent of a token become the numbers of a float32 frame. float32 holds
-    every code below 2**24 exactly. The network looks up the embeddings of the codes.
+    The codes or the latent of a token are a frame. The network looks up the embeddings of the
+    codes.
 
     Args:
-        frames: vocoder stage of the network. The bands of its input are codebooks, or the numbers
-            of a latent.
+        frames: waveform stage of the network.
     """
 
-    def __init__(self, frames: StreamingVocoder | RecomputeVocoder) -> None:
+    def __init__(self, frames: WaveformStage | RecomputeVocoder) -> None:
         self._frames = frames
 
     def open(self, voice: Voice | None = None, steps: int = 0) -> int:
@@ -56,8 +55,8 @@ class TokenDecoder(Stage):
         return self._frames.open_streams
 
     @property
-    def held_samples(self) -> int:
-        return self._frames.held_samples
+    def withheld_samples(self) -> int:
+        return self._frames.withheld_samples
 
 
 def _frame_chunk(chunk: TokenChunk) -> FrameChunk:
@@ -67,7 +66,7 @@ def _frame_chunk(chunk: TokenChunk) -> FrameChunk:
 
 
 def _as_frames(tokens: NDArray[Any]) -> torch.Tensor:
-    """Converts tokens (n,) or (n, bands) to frames (bands, n) float32."""
+    """Converts tokens (n,) or (n, channels) to frames (channels, n) of the same dtype."""
     if tokens.ndim == 1:
         tokens = tokens[:, None]
-    return torch.from_numpy(tokens).float().T
+    return torch.from_numpy(tokens).T

@@ -47,7 +47,7 @@ class _KernelBatch:
         device, samples = network.device, network.frame_samples
         self._plan, self._states, self._noise_table = plan, states, noise
         self._old, self._new = rows
-        self._mel = torch.zeros(network.bands, streams * frames, device=device)
+        self._mel = torch.zeros(network.input_channels, streams * frames, device=device)
         self._noise = torch.zeros(streams * (1 + frames), samples, device=device)
         self._audio = torch.empty(streams, frames * samples, device=device)
         # One tensor, so that one copy brings all numbers to the device: slots to read, slots to
@@ -67,15 +67,15 @@ class _KernelBatch:
             SCRATCH_SLOT if item.provisional or not item.shape.inside else item.stream.slot
             for item in items
         ]
-        lengths = np.array([item.mel.shape[1] for item in items])
+        lengths = np.array([item.frames.shape[1] for item in items])
         if total := int(lengths.sum()):
-            torch.cat([item.mel for item in items], dim=1, out=self._mel[:, :total])
+            torch.cat([item.frames for item in items], dim=1, out=self._mel[:, :total])
         numbers = np.full(len(self._numbers), SCRATCH_SLOT)
         numbers[:count], numbers[streams : streams + count] = slots, targets
         table = np.zeros((streams, COLUMNS.value), np.int32)
         table[:count, 0] = [min(item.start, FAR) for item in items]
         table[:count, 1] = [item.shape.frames for item in items]
-        table[:count, 2] = [FAR if item.shape.inside else item.mel.shape[1] for item in items]
+        table[:count, 2] = [FAR if item.shape.inside else item.frames.shape[1] for item in items]
         table[:count, 3] = np.cumsum(lengths) - lengths
         numbers[-table.size // 2 :] = table.view(np.int64).ravel()
         starts = np.zeros(streams, np.int64)
@@ -99,7 +99,7 @@ class _KernelBatch:
         delay, samples = self._plan.network.output_delay, self._plan.network.frame_samples
         results = []
         for audio, item in zip(self._audio.clone(), items, strict=False):
-            last = item.mel.shape[1] * samples + (0 if item.shape.inside else delay)
+            last = item.frames.shape[1] * samples + (0 if item.shape.inside else delay)
             results.append(audio[delay if item.shape.first else 0 : last])
         return results
 
@@ -116,7 +116,7 @@ class PlannedPieces:
 
     Attributes:
         store: states of all streams.
-        longest: largest number of mel frames in a piece. The frames that flush the end of a stream
+        longest: largest number of frames in a piece. The frames that flush the end of a stream
             fit in addition.
     """
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from token2wav.config.model_config import ModelConfig
 from token2wav.errors import EngineError
-from token2wav.layers.streaming import VocoderNetwork
+from token2wav.layers.streaming import WaveformNetwork
 from token2wav.networks.masks import block_mask
 from token2wav.networks.noise import FlowNoise, SourceNoise
 from token2wav.networks.ode import EulerSolver
@@ -145,12 +145,12 @@ class RecomputeFlow(StatefulStage[_History], FlowStage):
 
 
 @dataclass(eq=False)
-class _Mel:
-    mel: torch.Tensor  # (bands, frames)
+class _FrameHistory:
+    frames: torch.Tensor  # (channels, n)
     speech_offset: int = 0  # samples already sent
 
 
-class RecomputeVocoder(StatefulStage[_Mel], VocoderStage):
+class RecomputeVocoder(StatefulStage[_FrameHistory], VocoderStage):
     """Vocoder stage that vocodes the whole mel so far for every chunk, and returns only the samples
     that were not sent yet.
 
@@ -161,27 +161,29 @@ class RecomputeVocoder(StatefulStage[_Mel], VocoderStage):
     """
 
     def __init__(
-        self, network: VocoderNetwork, noise: SourceNoise | None = None, phase: Phase = "exact"
+        self, network: WaveformNetwork, noise: SourceNoise | None = None, phase: Phase = "exact"
     ) -> None:
         super().__init__()
         self._net, self._noise, self._phase = network, noise, phase
 
     def open(self, voice: Voice | None = None, steps: int = 0) -> int:
-        return self.register(_Mel(torch.empty(self._net.bands, 0, device=self._net.device)))
+        return self.register(_FrameHistory(self._net.no_frames()))
 
     @torch.inference_mode()
     def advance(self, batch: Sequence[tuple[int, FrameChunk]]) -> list[torch.Tensor]:
         return [self._advance_one(self.state(handle), chunk) for handle, chunk in batch]
 
     @torch.inference_mode()
-    def whole(self, mel: torch.Tensor) -> torch.Tensor:
-        return self._net.vocode(mel.to(self._net.device)[None], self._noise, phase=self._phase)[0]
+    def whole(self, frames: torch.Tensor) -> torch.Tensor:
+        return self._net.vocode(frames.to(self._net.device)[None], self._noise, phase=self._phase)[
+            0
+        ]
 
-    def _advance_one(self, history: _Mel, chunk: FrameChunk) -> torch.Tensor:
-        history.mel = torch.cat((history.mel, chunk.frames.to(self._net.device)), dim=1)
-        if not chunk.last and history.mel.shape[1] <= self._net.lookahead_frames:
-            return history.mel.new_empty(0)
-        audio = self.whole(history.mel)
+    def _advance_one(self, history: _FrameHistory, chunk: FrameChunk) -> torch.Tensor:
+        history.frames = torch.cat((history.frames, chunk.frames.to(self._net.device)), dim=1)
+        if not chunk.last and history.frames.shape[1] <= self._net.lookahead_frames:
+            return torch.empty(0, device=self._net.device)
+        audio = self.whole(history.frames)
         audio = audio[
             history.speech_offset : len(audio) - (0 if chunk.last else self._net.output_delay)
         ]

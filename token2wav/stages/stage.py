@@ -40,8 +40,8 @@ class TokenChunk:
     Attributes:
         tokens: (stop - start + right, *token_shape) int32, or float32 if the model takes latents:
             the tokens of the chunk, and then `right` tokens of look-ahead. There is no look-ahead
-            if `last`. Up to `ModelConfig.ahead_tokens` tokens may follow. In a provisional chunk
-            `NO_TOKEN` stands for look-ahead that has not arrived.
+            if `last`. Up to `ModelConfig.optional_lookahead_tokens` tokens may follow. In a
+            provisional chunk `NO_TOKEN` stands for look-ahead that has not arrived.
         start: position of the first token of the chunk. It is the `stop` of the previous chunk that
             was not provisional. The first chunk starts after the shared prefix of the voice.
         stop: position after the last token of the chunk. A block ends there, unless the chunk is
@@ -68,16 +68,17 @@ class FrameChunk:
     """Chunk of frames: the next frames of an utterance, for any stage after the first.
 
     Attributes:
-        frames: (bands, frames) float32, without frames of the prompt.
+        frames: (channels, frames) mel or latents in float32, or codes in int32; without frames of
+            the prompt.
         last: whether the utterance ends with this chunk.
-        ahead: (bands, n) frames of the next chunk that are already known. A stage may compute early
-            audio with them. None if there are none.
+        next_frames: (channels, n) frames of the next chunk that are already known. A stage may
+            compute early audio with them. None if there are none.
         decoder_noise: see `TokenChunk`.
     """
 
     frames: torch.Tensor
     last: bool
-    ahead: torch.Tensor | None = None
+    next_frames: torch.Tensor | None = None
     decoder_noise: bool = True
 
 
@@ -152,10 +153,8 @@ class Stage(Protocol):
         """Number of utterances that hold memory."""
 
     @property
-    def held_samples(self) -> int:
-        """Number of samples of audio that the last stage holds back at the end of every chunk; 0
-        for another stage, and for one that holds back nothing.
-        """
+    def withheld_samples(self) -> int:
+        """Samples withheld at the end of a chunk (last stage only)."""
         return 0
 
 
@@ -179,10 +178,10 @@ class FlowStage(Stage, Protocol):
 
 
 class VocoderStage(Stage, Protocol):
-    """Stage from mel to audio."""
+    """Stage from frames to audio."""
 
-    def whole(self, mel: torch.Tensor) -> torch.Tensor:
-        """Computes the audio (samples,) of a whole mel (bands, frames)."""
+    def whole(self, frames: torch.Tensor) -> torch.Tensor:
+        """Computes the audio (samples,) of all frames (channels, n) of an utterance."""
 
 
 @dataclass(frozen=True, eq=False)

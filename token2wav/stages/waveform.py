@@ -1,5 +1,6 @@
-"""Vocoder stage that computes only the new audio of every chunk. The layers of the network declare
-the state that they need from earlier chunks, and the stage stores it.
+"""Waveform stage: it computes the audio of frames, which are mel frames, codes or latents. A chunk
+costs only its own frames. The layers of the network declare the state that they need from earlier
+chunks, and the stage stores it.
 
 A piece is a part of a chunk that runs through the network at once. Pieces that have the same length
 and the same place in their streams (start, inside or end) run together. On a GPU a CUDA graph is
@@ -27,7 +28,7 @@ from token2wav.errors import ConfigError
 from token2wav.execution.buckets import BucketRunner
 from token2wav.execution.cuda_graphs import GraphPool
 from token2wav.execution.staging import copy_to, frames_to_device, joined
-from token2wav.layers.streaming import StreamStep, VocoderNetwork, state_specs
+from token2wav.layers.streaming import StreamStep, WaveformNetwork, state_specs
 from token2wav.networks.noise import NoiseTable, SourceNoise
 from token2wav.stages.stage import FrameChunk, StatefulStage, VocoderStage
 from token2wav.voice import Voice
@@ -43,9 +44,9 @@ class PieceShape:
     Attributes:
         first: whether the streams start with these pieces.
         inside: whether the streams continue after these pieces. If not, each piece ends with
-            `lookahead_frames` frames after the end of the mel. They flush the audio that the
+            `lookahead_frames` frames after the end of the stream. They flush the audio that the
             network holds back.
-        frames: number of frames in each piece, including frames after the end of the mel.
+        frames: number of frames in each piece, including frames after the end of the stream.
         rows: number of pieces, each from another stream.
     """
 
@@ -66,7 +67,7 @@ class PieceShape:
 
 
 def likely_pieces(
-    network: VocoderNetwork, config: ModelConfig, hops: tuple[int, int], most_streams: int
+    network: WaveformNetwork, config: ModelConfig, hops: tuple[int, int], most_streams: int
 ) -> list[PieceShape]:
     """Lists the shapes to prepare. Every chunk can be assembled from pieces of these shapes.
 
@@ -111,17 +112,17 @@ class _Stream:
 
     Attributes:
         slot: slot in the state store.
-        pending_mel: (bands, n) first frames of the stream. They wait here until their number is
+        pending: (channels, n) first frames of the stream. They wait here until their number is
             larger than the number that the network holds back.
         frames: number of frames that were computed so far, without pending frames.
-        early_samples: number of samples at the end of the audio so far that were extrapolated. The
+        extrapolated: number of samples at the end of the audio so far that were extrapolated. The
             next chunk computes them again, but does not send them.
     """
 
     slot: int
-    pending_mel: torch.Tensor
+    pending: torch.Tensor
     frames: int = 0
-    early_samples: int = 0
+    extrapolated: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,7 +132,7 @@ class PieceInput:
     Attributes:
         stream: state of the stream.
         start: position of the first frame in the stream.
-        mel: (bands, n) new frames.
+        frames: (channels, n) new frames.
         shape: shape of a batch that holds only this piece.
         provisional: whether the states after the piece are dropped.
         decoder_noise: see `TokenChunk`.
@@ -139,10 +140,25 @@ class PieceInput:
 
     stream: _Stream
     start: int
-    mel: torch.Tensor
+    frames: torch.Tensor
     shape: PieceShape
     provisional: bool = False
     decoder_noise: bool = True
+
+
+@dataclass(frozen=True, eq=False)
+class _Cut:
+    """Chunk of a stream, cut into pieces. The stream changes only after they were computed.
+
+    Attributes:
+        pieces: pieces in order; none while the start of a stream is too short to yield audio.
+        pending: value of `_Stream.pending` after the pieces.
+        frames: value of `_Stream.frames` after the pieces.
+    """
+
+    pieces: list[PieceInput]
+    pending: torch.Tensor
+    frames: int
 
 
 class PieceRunner(Protocol):
@@ -157,7 +173,7 @@ class KernelPieces(PieceRunner, Protocol):
 
     Attributes:
         store: states of all streams.
-        longest: largest number of mel frames in a piece. The frames that flush the end of a stream
+        longest: largest number of frames in a piece. The frames that flush the end of a stream
             fit in addition.
     """
 
@@ -174,10 +190,10 @@ class _Batch:
         states: states of all streams.
         rows: rows for the states of the streams of the batch.
         noise: noise of the harmonic source; None for a vocoder without one.
-        decode: runs the network on another backend, see `StreamingVocoder`; None for torch.
+        decode: runs the network on another backend, see `WaveformStage`; None for torch.
 
     Attributes:
-        mel: (S, bands, T) input.
+        frames: (S, channels, T) input.
         noise: (S * T, frame_samples) noise of the source.
         audio: (S, samples) output.
     """
@@ -185,14 +201,16 @@ class _Batch:
     def __init__(
         self,
         shape: PieceShape,
-        network: VocoderNetwork,
+        network: WaveformNetwork,
         states: StateStore,
         rows: StateRows,
         noise: NoiseTable | None,
         decode: Callable[..., torch.Tensor] | None,
     ) -> None:
         streams, frames, device = shape.rows, shape.frames, network.device
-        self.mel = torch.zeros(streams, network.bands, frames, device=device)
+        self.frames = torch.zeros(
+            streams, network.input_channels, frames, dtype=network.input_dtype, device=device
+        )
         self.noise = torch.empty(streams * frames, network.frame_samples, device=device)
         self.audio = self.noise  # a placeholder until the first output
         # Slots, noise factors and noise rows share one tensor, so that one copy brings them to the
@@ -212,10 +230,10 @@ class _Batch:
         self._decode = decode if shape.inside and not shape.first else None
 
     def fill(self, items: Sequence[PieceInput]) -> None:
-        """Copies mel, states and noise of pieces, at most S of them, into the tensors."""
-        streams, count, noise = len(self._slots), items[0].mel.shape[1], self._noise_table
+        """Copies frames, states and noise of pieces, at most S of them, into the tensors."""
+        streams, count, noise = len(self._slots), items[0].frames.shape[1], self._noise_table
         if count:
-            self.mel[: len(items), :, :count].copy_(torch.stack([item.mel for item in items]))
+            self.frames[: len(items), :, :count].copy_(torch.stack([item.frames for item in items]))
         numbers = np.full(len(self._numbers), SCRATCH_SLOT)
         numbers[: len(items)] = [item.stream.slot for item in items]
         numbers[streams : streams + len(items)] = [item.decoder_noise for item in items]
@@ -235,8 +253,8 @@ class _Batch:
     @torch.inference_mode()
     def compute(self) -> None:
         """Computes `audio`, and overwrites the states in the rows with the new states."""
-        noise = self.noise.view(len(self.mel), -1)
-        self.audio = self._network.run_step(self.mel, noise, self._step, self._decode)
+        noise = self.noise.view(len(self.frames), -1)
+        self.audio = self._network.run_step(self.frames, noise, self._step, self._decode)
 
     def take(self, items: Sequence[PieceInput]) -> list[torch.Tensor]:
         """Returns the audio (samples,) of every piece, and stores the states after the pieces."""
@@ -244,14 +262,14 @@ class _Batch:
         if shape.inside and not items[0].provisional:
             self._states.write(self._slots, self._rows)
         first = network.output_delay if shape.first else 0
-        last = items[0].mel.shape[1] * network.frame_samples
+        last = items[0].frames.shape[1] * network.frame_samples
         if not shape.inside:
             last += network.output_delay - network.missing_samples
         return list(self.audio[: len(items), first:last].clone())
 
 
-def check_hold_frames(hold_frames: int, network: VocoderNetwork) -> None:
-    """Raises ConfigError if a vocoder cannot hold back a number of frames, see `StreamingVocoder`.
+def check_hold_frames(hold_frames: int, network: WaveformNetwork) -> None:
+    """Raises ConfigError if a vocoder cannot hold back a number of frames, see `WaveformStage`.
 
     Only the sizes of the network are read.
     """
@@ -264,13 +282,13 @@ def check_hold_frames(hold_frames: int, network: VocoderNetwork) -> None:
         )
 
 
-class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
-    """Vocoder stage on a network that runs step by step. The audio of a stream equals the audio of
-    `whole` up to float rounding.
+class WaveformStage(StatefulStage[_Stream], VocoderStage):
+    """Stage from frames to audio, on a network that runs step by step. The audio of a stream equals
+    the audio of `whole` up to float rounding.
 
     Args:
-        network: vocoder, on its device.
-        noise: noise of the harmonic source; None for a vocoder without one.
+        network: vocoder or codec decoder, on its device.
+        noise: noise of the harmonic source; None for a network without one.
         decode: runs the network, or only `HiFT.decode`, on another backend; None for torch. The
             first and the last piece of a stream always run on torch.
         shapes: shapes to prepare. Chunks are cut into pieces of these shapes. If there are none,
@@ -281,17 +299,17 @@ class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
             must then be left out.
         hold_frames: number of frames to hold back, which must be below the look-ahead of the
             network; 0 for the whole look-ahead. With fewer frames, the last samples of a chunk are
-            extrapolated: they are computed as if the last mel frame were repeated. The next chunk
+            extrapolated: they are computed as if the last frame were repeated. The next chunk
             continues with exact samples. All samples of a stream that is not longer than the
-            look-ahead are extrapolated. Frames of `FrameChunk.ahead` take the place of repeated
-            frames; if there are enough, the samples are exact.
+            look-ahead are extrapolated. `FrameChunk.next_frames` take the place of repeated frames;
+            if there are enough, the samples are exact.
         streams: number of streams whose states are allocated at once. Further streams allocate
             more. States in place are allocated with each stream (`StateStore`).
     """
 
     def __init__(
         self,
-        network: VocoderNetwork,
+        network: WaveformNetwork,
         noise: SourceNoise | None = None,
         decode: Callable[..., torch.Tensor] | None = None,
         *,
@@ -306,11 +324,12 @@ class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
         self._noise = NoiseTable(noise, network.m_source) if noise else None
         self._device = network.device
         check_hold_frames(hold_frames, network)
-        self._hold = hold_frames
-        self._early = (
+        self._hold_frames = hold_frames
+        self._extrapolated = (
             network.output_delay - hold_frames * network.frame_samples if hold_frames else 0
         )
-        self._repeated = -(-self._early // network.frame_samples)  # frames that give these samples
+        # frames that give these samples
+        self._repeated = -(-self._extrapolated // network.frame_samples)
         if self._noise and (graphs or kernels):
             self._noise.prepare(_PREPARED_BLOCKS)
         self._pieces: PieceRunner
@@ -323,12 +342,12 @@ class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
             self._prepare(shapes, graphs, 1 + streams)
 
     @property
-    def held_samples(self) -> int:
-        return self._net.output_delay - self._early
+    def withheld_samples(self) -> int:
+        return self._net.output_delay - self._extrapolated
 
     def _prepare(self, shapes: Sequence[PieceShape], graphs: GraphPool | None, slots: int) -> None:
         """Prepares shapes of batches that run on torch or on an exported network."""
-        if self._early:
+        if self._extrapolated:
             repeated = {
                 dataclasses.replace(shape, inside=True, frames=self._repeated)
                 for shape in shapes
@@ -341,7 +360,10 @@ class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
         # States in place keep the values of provisional pieces, so streams with such pieces copy.
         # An exported graph takes the states of a batch as one tensor.
         in_place = (
-            self._device.type == "cpu" and not shapes and not self._early and self._decode is None
+            self._device.type == "cpu"
+            and not shapes
+            and not self._extrapolated
+            and self._decode is None
         )
         self.store = StateStore(
             {_NETWORK: state_specs(self._net)}, self._device, slots, in_place=in_place
@@ -356,12 +378,12 @@ class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
             self._pieces = BucketRunner(_shape_of, self._make, shapes, graphs)
 
     @torch.inference_mode()
-    def whole(self, mel: torch.Tensor) -> torch.Tensor:
-        return self._net.vocode(mel.to(self._device)[None], self._source_noise)[0]
+    def whole(self, frames: torch.Tensor) -> torch.Tensor:
+        return self._net.vocode(frames.to(self._device)[None], self._source_noise)[0]
 
     def open(self, voice: Voice | None = None, steps: int = 0) -> int:
         # Allocated before the slot is taken, because no code would release the slot on a failure.
-        nothing = torch.empty(self._net.bands, 0, device=self._device)
+        nothing = self._net.no_frames()
         return self.register(_Stream(self.store.take(), nothing))
 
     def close(self, handle: int) -> None:
@@ -374,55 +396,57 @@ class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
     def advance(self, batch: Sequence[tuple[int, FrameChunk]]) -> list[torch.Tensor]:
         streams = [self.state(handle) for handle, _ in batch]
         chunks = self._on_device([chunk for _, chunk in batch])
-        waiting = {index: self._parts(streams[index], chunk) for index, chunk in enumerate(chunks)}
+        cuts = [self._cut(stream, chunk) for stream, chunk in zip(streams, chunks, strict=True)]
+        waiting = {index: list(cut.pieces) for index, cut in enumerate(cuts)}
         audio: list[list[torch.Tensor]] = [[] for _ in batch]
-        while waiting := {index: parts for index, parts in waiting.items() if parts}:
+        while waiting := {index: pieces for index, pieces in waiting.items() if pieces}:
             # The largest shape runs first. Starts therefore come before inner pieces, which run
             # from long to short, and ends come last. The pieces of every stream are in this order.
-            shape = max(parts[0].shape for parts in waiting.values())
+            shape = max(pieces[0].shape for pieces in waiting.values())
             indices = [
                 index
-                for index, parts in waiting.items()
-                if self._mixes_places or parts[0].shape == shape
+                for index, pieces in waiting.items()
+                if self._mixes_places or pieces[0].shape == shape
             ]
             samples = self._pieces.run([waiting[index].pop(0) for index in indices])
             for index, new in zip(indices, samples, strict=True):
                 audio[index].append(new)
-        if self._early:
-            for index, new in self._extrapolate(streams, chunks).items():
+        if self._extrapolated:
+            for index, new in self._extrapolate(streams, cuts, chunks).items():
                 audio[index].append(new)
-        joined = self._joined(audio)
-        if self._early:
-            joined = [
-                samples[stream.early_samples :]
-                for samples, stream in zip(joined, streams, strict=True)
-            ]
-            for stream, chunk in zip(streams, chunks, strict=True):
-                stream.early_samples = 0 if chunk.last else self._early_of(stream)
-        return joined
+        results = [
+            samples[stream.extrapolated :]
+            for samples, stream in zip(self._joined(audio), streams, strict=True)
+        ]
+        for stream, cut, chunk in zip(streams, cuts, chunks, strict=True):
+            stream.pending, stream.frames = cut.pending, cut.frames
+            stream.extrapolated = 0 if chunk.last else self._extrapolated_after(cut)
+        return results
 
     def _on_device(self, chunks: Sequence[FrameChunk]) -> list[FrameChunk]:
         """Returns chunks whose frames are on the device. One copy brings the codes of all codec
         streams there.
         """
-        known = [chunk.ahead for chunk in chunks if chunk.ahead is not None]
+        known = [chunk.next_frames for chunk in chunks if chunk.next_frames is not None]
         parts = frames_to_device([*(chunk.frames for chunk in chunks), *known], self._device)
-        ahead = iter(parts[len(chunks) :])
+        following = iter(parts[len(chunks) :])
         return [
             dataclasses.replace(
-                chunk, frames=frames, ahead=None if chunk.ahead is None else next(ahead)
+                chunk,
+                frames=frames,
+                next_frames=None if chunk.next_frames is None else next(following),
             )
             for chunk, frames in zip(chunks, parts, strict=False)
         ]
 
-    def _early_of(self, stream: _Stream) -> int:
-        """Returns the number of samples after the exact audio of a stream that are extrapolated."""
-        if stream.frames:
-            return self._early
-        return max(0, stream.pending_mel.shape[1] - self._hold) * self._net.frame_samples
+    def _extrapolated_after(self, cut: _Cut) -> int:
+        """Returns the number of samples that are extrapolated after the exact audio of a chunk."""
+        if cut.frames or not self._extrapolated:
+            return self._extrapolated
+        return max(0, cut.pending.shape[1] - self._hold_frames) * self._net.frame_samples
 
     def _extrapolate(
-        self, streams: Sequence[_Stream], chunks: Sequence[FrameChunk]
+        self, streams: Sequence[_Stream], cuts: Sequence[_Cut], chunks: Sequence[FrameChunk]
     ) -> dict[int, torch.Tensor]:
         """Computes the samples after the exact audio, as if the last known frame of each stream
         were repeated.
@@ -432,64 +456,61 @@ class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
         """
         extended = [
             index
-            for index, (stream, chunk) in enumerate(zip(streams, chunks, strict=True))
-            if chunk.frames.shape[1] and not chunk.last and self._early_of(stream)
+            for index, (cut, chunk) in enumerate(zip(cuts, chunks, strict=True))
+            if chunk.frames.shape[1] and not chunk.last and self._extrapolated_after(cut)
         ]
         if not extended:
             return {}
         # One launch joins the frames of all streams.
-        mels = joined([self._extension(streams[index], chunks[index]) for index in extended])
+        extensions = joined([self._extension(cuts[index], chunks[index]) for index in extended])
         groups: dict[PieceShape | None, dict[int, PieceInput]] = {}
-        for index, mel in zip(extended, mels, strict=True):
-            stream, noise = streams[index], chunks[index].decoder_noise
-            shape = PieceShape(not stream.frames, True, mel.shape[1])
-            piece = PieceInput(stream, stream.frames, mel, shape, True, noise)
+        for index, frames in zip(extended, extensions, strict=True):
+            start, noise = cuts[index].frames, chunks[index].decoder_noise
+            shape = PieceShape(not start, True, frames.shape[1])
+            piece = PieceInput(streams[index], start, frames, shape, True, noise)
             groups.setdefault(None if self._mixes_places else shape, {})[index] = piece
         return {
-            index: new[: self._early_of(streams[index])]
+            index: new[: self._extrapolated_after(cuts[index])]
             for pieces in groups.values()
             for index, new in zip(pieces, self._pieces.run(list(pieces.values())), strict=True)
         }
 
-    def _extension(self, stream: _Stream, chunk: FrameChunk) -> list[torch.Tensor]:
+    def _extension(self, cut: _Cut, chunk: FrameChunk) -> list[torch.Tensor]:
         """Returns the parts of the piece after a chunk: the pending frames of the stream, known
         frames of the next chunk, and repetitions of the last frame.
         """
-        mel, count = stream.pending_mel, self._repeated
-        if not stream.frames:
+        pending, count = cut.pending, self._repeated
+        if not cut.frames:
             # The piece starts the stream, so it must be longer than the look-ahead.
-            least = max(mel.shape[1] + count, self._net.lookahead_frames + 1)
+            least = max(pending.shape[1] + count, self._net.lookahead_frames + 1)
             prepared = [length for first, length in self._lengths if first and length >= least]
             padded = least if self._mixes_places else min(prepared, default=least)
-            count = padded - mel.shape[1]
-        ahead = chunk.frames[:, :0] if chunk.ahead is None else chunk.ahead[:, :count]
-        known = ahead if ahead.shape[1] else chunk.frames
-        return [mel, ahead, known[:, -1:].expand(-1, count - ahead.shape[1])]
+            count = padded - pending.shape[1]
+        following = chunk.frames[:, :0]
+        if chunk.next_frames is not None:
+            following = chunk.next_frames[:, :count]
+        known = following if following.shape[1] else chunk.frames
+        return [pending, following, known[:, -1:].expand(-1, count - following.shape[1])]
 
-    def _parts(self, stream: _Stream, chunk: FrameChunk) -> list[PieceInput]:
-        """Cuts a chunk into pieces of prepared shapes, and one piece of the frames that are left.
-
-        Returns an empty list while the start of a stream is too short to yield audio.
-        """
-        mel, noise = chunk.frames, chunk.decoder_noise
-        if not stream.frames:
-            stream.pending_mel = mel = (
-                torch.cat((stream.pending_mel, mel), dim=1) if stream.pending_mel.shape[1] else mel
-            )
-            if mel.shape[1] <= self._net.lookahead_frames and not chunk.last:
-                return []
-            stream.pending_mel = mel[:, :0]
-        count, holdback, parts = mel.shape[1], self._net.lookahead_frames, []
+    def _cut(self, stream: _Stream, chunk: FrameChunk) -> _Cut:
+        """Cuts a chunk into pieces of prepared shapes, and one piece of the frames left over."""
+        new, noise = chunk.frames, chunk.decoder_noise
+        if stream.pending.shape[1]:
+            new = torch.cat((stream.pending, new), dim=1)
+        count, holdback = new.shape[1], self._net.lookahead_frames
+        if not stream.frames and count <= holdback and not chunk.last:
+            return _Cut([], new, 0)
+        pieces: list[PieceInput] = []
         if not stream.frames + count:
-            return []
+            return _Cut(pieces, new, 0)
         at = 0
         for first, frames in self._lengths:
             while frames <= count - at and first == (stream.frames + at == 0):
-                parts.append(
+                pieces.append(
                     PieceInput(
                         stream,
                         stream.frames + at,
-                        mel[:, at : at + frames],
+                        new[:, at : at + frames],
                         PieceShape(first, True, frames),
                         decoder_noise=noise,
                     )
@@ -497,11 +518,10 @@ class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
                 at += frames
         if rest := count - at + (holdback if chunk.last else 0):
             shape = PieceShape(stream.frames + at == 0, not chunk.last, rest)
-            parts.append(
-                PieceInput(stream, stream.frames + at, mel[:, at:], shape, decoder_noise=noise)
+            pieces.append(
+                PieceInput(stream, stream.frames + at, new[:, at:], shape, decoder_noise=noise)
             )
-        stream.frames += count
-        return parts
+        return _Cut(pieces, new[:, :0], stream.frames + count)
 
     def _joined(self, audio: list[list[torch.Tensor]]) -> list[torch.Tensor]:
         """Joins the pieces of every stream, in one operation for all streams."""

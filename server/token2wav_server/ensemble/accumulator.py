@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from token2wav.assembly import held_samples
+from token2wav.assembly import withheld_samples
 from token2wav.config import ServerConfig
 from token2wav.errors import Token2WavError, to_public_error
 from token2wav.families.registry import read_config
@@ -109,7 +109,7 @@ class Accumulator:
         self._config = read_config(folder).with_stream_settings(server.stream)
         self._config.check(server.stream)
         self._limits, self._stream = server.limits, server.stream
-        held = held_samples(self._config, server.stream)
+        held = withheld_samples(self._config, server.stream)
         self._schedule = HopSchedule.of(server.stream, self._config, held)
         # Audio that the vocoder may not have sent yet: also silence that it may trim.
         self._held_back = held / self._config.sample_rate + server.stream.trim_silence_ms / 1000

@@ -28,7 +28,7 @@ from token2wav.families.bigvgan.config import BigVGANConfig, check_mel, read_big
 from token2wav.families.bigvgan.network import BigVGAN
 from token2wav.networks.configs import MelSettings
 from token2wav.stages.stage import FrameChunk
-from token2wav.stages.waveform import StreamingVocoder
+from token2wav.stages.waveform import WaveformStage
 
 Weights = dict[str, Any]
 TRAINING = {
@@ -280,7 +280,7 @@ def test_odd_channels_are_halved_as_integers() -> None:
 
 def test_a_vocoder_that_fits(folder: Path, least: BigVGAN) -> None:
     check_mel(read_bigvgan(folder), MelSettings(8000, 8, 10))
-    engine = StreamingVocoder(load_bigvgan(folder))
+    engine = WaveformStage(load_bigvgan(folder))
     [audio] = engine.advance([(engine.open(), FrameChunk(torch.zeros(10, 4), last=True))])
     assert audio.shape == (4 * least.config.hop_size,)
 

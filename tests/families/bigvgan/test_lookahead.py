@@ -14,7 +14,7 @@ from tests.families.bigvgan.rig import GOLDEN, SMALL, a_mel, changed, random_big
 from token2wav.families.bigvgan.config import BigVGANConfig, read_bigvgan
 from token2wav.families.bigvgan.network import BigVGAN
 from token2wav.stages.stage import FrameChunk
-from token2wav.stages.waveform import StreamingVocoder
+from token2wav.stages.waveform import WaveformStage
 
 GOLDEN_CONFIG = read_bigvgan(GOLDEN)
 CONFIGS = {
@@ -51,7 +51,7 @@ def test_an_impulse_arrives_earlier_by_the_declared_delay(config: BigVGANConfig)
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
 def test_pieces_equal_the_whole(config: BigVGANConfig) -> None:
     bigvgan = random_bigvgan(config)
-    engine, mel = StreamingVocoder(bigvgan), a_mel(120, config.num_mels)
+    engine, mel = WaveformStage(bigvgan), a_mel(120, config.num_mels)
     first = bigvgan.lookahead_frames + 1
     handle, parts = engine.open(), mel.split([first, 13, 30, 77 - first], dim=1)
     audio = [

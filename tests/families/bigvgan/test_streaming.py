@@ -18,7 +18,7 @@ from token2wav.families.bigvgan.network import BigVGAN
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.stages.recompute import RecomputeVocoder
 from token2wav.stages.stage import FrameChunk
-from token2wav.stages.waveform import StreamingVocoder, likely_pieces
+from token2wav.stages.waveform import WaveformStage, likely_pieces
 
 AUDIO = 1e-4
 AHEAD = BigVGAN(SMALL).lookahead_frames
@@ -26,7 +26,7 @@ HOP = SMALL.hop_size
 
 
 def streamed(
-    engine: StreamingVocoder | RecomputeVocoder, mel: torch.Tensor, sizes: Sequence[int]
+    engine: WaveformStage | RecomputeVocoder, mel: torch.Tensor, sizes: Sequence[int]
 ) -> list[torch.Tensor]:
     """Returns the audio of every piece of a mel. `sizes` leaves out the last piece."""
     handle = engine.open()
@@ -48,19 +48,19 @@ def off(audio: Sequence[torch.Tensor], whole: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("size", [1, AHEAD, 50])
 def test_any_pieces_equal_the_whole(small: BigVGAN, size: int) -> None:
-    engine, mel = StreamingVocoder(small), a_mel(63)
+    engine, mel = WaveformStage(small), a_mel(63)
     assert off(streamed(engine, mel, [size] * (62 // size)), engine.whole(mel)) <= AUDIO
 
 
 def test_uneven_pieces_equal_the_whole(small: BigVGAN) -> None:
-    engine, mel = StreamingVocoder(small), a_mel(120)
+    engine, mel = WaveformStage(small), a_mel(120)
     assert off(streamed(engine, mel, [1, 0, 40, 3, 0, 0, 30, 7]), engine.whole(mel)) <= AUDIO
 
 
 def test_pieces_of_the_golden_mel_equal_its_audio(
     bigvgan: BigVGAN, golden: dict[str, torch.Tensor]
 ) -> None:
-    audio = streamed(StreamingVocoder(bigvgan), golden["mel"][0], [38, 1, 61])
+    audio = streamed(WaveformStage(bigvgan), golden["mel"][0], [38, 1, 61])
     assert off(audio, golden["wav"][0, 0]) <= AUDIO
 
 
@@ -68,7 +68,7 @@ def test_pieces_of_the_golden_mel_equal_its_audio(
 @pytest.mark.parametrize("first", [0, AHEAD, AHEAD + 1, 2 * AHEAD + 5])
 def test_both_edges(small: BigVGAN, first: int, last: int) -> None:
     """Streams shorter than the look-ahead, and ends that arrive with only held-back frames left."""
-    engine, mel = StreamingVocoder(small), a_mel(first + last)
+    engine, mel = WaveformStage(small), a_mel(first + last)
     head, tail = streamed(engine, mel, [first])
     assert len(head) == (HOP * first - small.output_delay if first > AHEAD else 0)
     assert len(head) + len(tail) == HOP * (first + last)
@@ -78,7 +78,7 @@ def test_both_edges(small: BigVGAN, first: int, last: int) -> None:
 
 def test_batches_of_streams_that_are_not_alike(small: BigVGAN) -> None:
     """Streams that start, run, wait for their look-ahead and end in the same calls."""
-    engine = StreamingVocoder(small)
+    engine = WaveformStage(small)
     sizes = [[20, 20, 20], [3, 37, 20], [20, 20, 20], [1, 1, 1], [40, 0, 20]]
     mels = [a_mel(sum(each), seed=seed) for seed, each in enumerate(sizes)]
     handles = [engine.open() for _ in mels]
@@ -97,7 +97,7 @@ def test_batches_of_streams_that_are_not_alike(small: BigVGAN) -> None:
 def test_prepared_lengths(small: BigVGAN) -> None:
     """Lengths are prepared as on a GPU, where each length is a CUDA graph."""
     config = CosyVoice3Config.read(TINY)
-    engine = StreamingVocoder(small, shapes=likely_pieces(small, config, (25, 50), 2))
+    engine = WaveformStage(small, shapes=likely_pieces(small, config, (25, 50), 2))
     for sizes in ([50, 100], [17, 31, 9], [3, 1]):
         mel = a_mel(sum(sizes) + 20)
         assert off(streamed(engine, mel, sizes), engine.whole(mel)) <= AUDIO
@@ -109,7 +109,7 @@ def test_cost_stays_the_same(small: BigVGAN) -> None:
     hook = small.conv_post.register_forward_hook(
         lambda _m, _i, output: shapes.append(tuple(output.shape))
     )
-    engine, parts = StreamingVocoder(small), a_mel(500).split(50, dim=1)
+    engine, parts = WaveformStage(small), a_mel(500).split(50, dim=1)
     handles = [engine.open() for _ in range(3)]
     for index, part in enumerate(parts):
         engine.advance([(handle, FrameChunk(part, index == len(parts) - 1)) for handle in handles])
@@ -130,10 +130,10 @@ def test_one_copy_brings_the_frames_of_all_streams_to_a_gpu() -> None:
             self.total += moved and any(each.device.type == "cpu" for each in tensors)
             return result
 
-    engine = StreamingVocoder(random_bigvgan(SMALL).to("meta"), hold_frames=1)
+    engine = WaveformStage(random_bigvgan(SMALL).to("meta"), hold_frames=1)
     totals = []
     for streams in (1, 5):
-        chunk = FrameChunk(a_mel(20), last=False, ahead=a_mel(2))
+        chunk = FrameChunk(a_mel(20), last=False, next_frames=a_mel(2))
         batch = [(engine.open(), chunk) for _ in range(streams)]
         with HostCopies() as copies:
             engine.advance(batch)
@@ -143,7 +143,7 @@ def test_one_copy_brings_the_frames_of_all_streams_to_a_gpu() -> None:
 
 
 def test_handles(small: BigVGAN) -> None:
-    engine = StreamingVocoder(small)
+    engine = WaveformStage(small)
     one, two = engine.open(), engine.open()
     assert engine.open_streams == 2
     engine.close(one)
@@ -167,13 +167,13 @@ def test_captured_pieces_equal_the_cpu(hold_frames: int) -> None:
     keep_arithmetic_exact(device)
     network = random_bigvgan(SMALL).to(device)
     shapes = likely_pieces(network, config, config.hops(StreamConfig()), 2)
-    captured = StreamingVocoder(
+    captured = WaveformStage(
         network,
         shapes=shapes,
         graphs=GraphPool(device),
         hold_frames=hold_frames,
     )
-    exact = StreamingVocoder(random_bigvgan(SMALL), hold_frames=hold_frames)
+    exact = WaveformStage(random_bigvgan(SMALL), hold_frames=hold_frames)
     mel, sizes = a_mel(230), [50, 37, 100]
     for one, other in zip(streamed(captured, mel, sizes), streamed(exact, mel, sizes), strict=True):
         assert float((one.cpu() - other).abs().max()) <= AUDIO

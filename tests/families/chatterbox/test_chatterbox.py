@@ -24,7 +24,7 @@ from token2wav import RuntimeConfig, StreamConfig, Token2Wav, Voice, assembly
 from token2wav.errors import CheckpointError, ConfigError, InputError
 from token2wav.execution.cuda_graphs import GraphSummary
 from token2wav.stages.stage import FrameChunk
-from token2wav.stages.waveform import PieceShape, StreamingVocoder
+from token2wav.stages.waveform import PieceShape, WaveformStage
 
 MEL = 2e-5  # tolerance between float32 results with values up to 6
 AUDIO = 1e-4
@@ -81,14 +81,14 @@ def test_whole_utterances_prepare_pieces_of_hops(
 
     def vocoder(*_: object, shapes: Sequence[PieceShape], **rest: object) -> SimpleNamespace:
         made.extend(shape.frames for shape in shapes)
-        return SimpleNamespace(held_samples=0)
+        return SimpleNamespace(withheld_samples=0)
 
     no_graphs = SimpleNamespace(capture=lambda function: function, summary=GraphSummary())
     path = write_model(tmp_path, FamilyGolden("chatterbox", "tiny"))
     monkeypatch.setattr(assembly, "graphs_enabled", lambda device: True)
     monkeypatch.setattr(assembly, "GraphPool", lambda device: no_graphs)
     monkeypatch.setattr(assembly, "gpu_runs_kernels", lambda device: False)
-    monkeypatch.setattr(assembly, "StreamingVocoder", vocoder)
+    monkeypatch.setattr(assembly, "WaveformStage", vocoder)
     Token2Wav.load(path, stream=StreamConfig(reference=True), runtime=CPU)
     assert 200 in made
     assert max(made) <= 400
@@ -135,7 +135,7 @@ def test_the_fade_in_goes_on_where_the_first_piece_is_shorter(
     It has fewer samples than the fade-in.
     """
     vocoder = model.pipeline.vocoder
-    assert isinstance(vocoder, StreamingVocoder)
+    assert isinstance(vocoder, WaveformStage)
     mel = torch.from_numpy(model.mel(some_tokens(40), a_voice(0)))
     network = vocoder._net
     shortest = network.lookahead_frames + 1

@@ -20,7 +20,7 @@ from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.serving.audio_output import AudioChunk
 from token2wav.stages.recompute import RecomputeVocoder
 from token2wav.stages.stage import FrameChunk
-from token2wav.stages.waveform import StreamingVocoder
+from token2wav.stages.waveform import WaveformStage
 
 Load = Callable[..., Token2Wav]
 
@@ -32,7 +32,7 @@ class MelRecorder:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.mels: list[torch.Tensor] = []
-        for engine in (StreamingVocoder, RecomputeVocoder):
+        for engine in (WaveformStage, RecomputeVocoder):
             self._record(engine, monkeypatch)
 
     def _record(self, kind: type[Any], monkeypatch: pytest.MonkeyPatch) -> None:

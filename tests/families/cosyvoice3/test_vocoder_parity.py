@@ -16,7 +16,7 @@ from token2wav.networks.hift import HiFT
 from token2wav.networks.noise import FlowNoise, SourceNoise
 from token2wav.networks.source import F0_LOOKAHEAD
 from token2wav.stages.stage import FrameChunk
-from token2wav.stages.waveform import StreamingVocoder, likely_pieces
+from token2wav.stages.waveform import WaveformStage, likely_pieces
 
 Noises = tuple[FlowNoise, SourceNoise]
 
@@ -136,7 +136,7 @@ def test_audio_of_pieces_of_prepared_lengths(
 ) -> None:
     mel, config = on_device(hift, golden["flow.mel.streaming"])[0], CosyVoice3Config.read(folder)
     shapes = likely_pieces(hift, config, config.hops(StreamConfig()), 2)
-    engine = StreamingVocoder(hift, noises[1], shapes=shapes)
+    engine = WaveformStage(hift, noises[1], shapes=shapes)
     whole = engine.whole(mel)[None]
     handles, audio = [engine.open(), engine.open()], []
     for start in range(0, mel.shape[1], 50):

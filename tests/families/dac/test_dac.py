@@ -26,7 +26,7 @@ from token2wav import CheckpointError, ConfigError, RuntimeConfig, StreamConfig,
 from token2wav.assembly import check_folder, family_for
 from token2wav.families.registry import read_config
 from token2wav.stages.stage import FrameChunk
-from token2wav.stages.waveform import StreamingVocoder, likely_pieces
+from token2wav.stages.waveform import WaveformStage, likely_pieces
 
 # Of the spread of the audio. Sums are in another order than in the public code.
 PARITY = 1e-5
@@ -66,9 +66,9 @@ def test_stages_with_any_number_of_frames_held_back(
     reach, samples = network.lookahead_frames, network.frame_samples
     assert reach == model.config.reach_frames  # type: ignore[attr-defined]
     shapes = likely_pieces(network, model.config, (4, 16), 2) if prepared else []
-    stage = StreamingVocoder(network, None, shapes=shapes, hold_frames=held)
+    stage = WaveformStage(network, None, shapes=shapes, hold_frames=held)
     stops = [(2, 5, 6, reach + 6, reach + 22, reach + 30), (1, 3, 8, 9, reach + 9, reach + 15)]
-    given = [torch.from_numpy(drawn_tokens(model.config, each[-1])).float().T for each in stops]
+    given = [torch.from_numpy(drawn_tokens(model.config, each[-1])).T for each in stops]
     handles = [stage.open() for _ in given]
     audio: list[list[torch.Tensor]] = [[] for _ in given]
     for turn, ends in enumerate(zip(*stops, strict=True)):
@@ -141,13 +141,13 @@ def test_published_sizes(name: str, tmp_path: Path) -> None:
     assert network.lookahead_frames == config.reach_frames
     found = (
         *(config.token_frame_rate, *config.token_shape, config.missing_samples),
-        *(network.output_delay, config.reach_frames, config.held_frames(StreamConfig())),
+        *(network.output_delay, config.reach_frames, config.withheld_frames(StreamConfig())),
         *(config.block_tokens, config.hops(StreamConfig())),
     )
     assert found == expected
-    assert config.held_frames(EXACT) == 0
+    assert config.withheld_frames(EXACT) == 0
     # the first packet, and the longest one
-    held = config.held_frames(StreamConfig()) or config.reach_frames
+    held = config.withheld_frames(StreamConfig()) or config.reach_frames
     first, longest = config.hops(StreamConfig())
     assert 0.039 < (first - held) / config.token_frame_rate < 0.08
     assert 1.2 < longest / config.token_frame_rate < 1.5

@@ -14,7 +14,7 @@ from tests.support.snac_model import SNAC_44KHZ, config_of, write_snac
 from token2wav import ConfigError, RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.assembly import family_for
 from token2wav.stages.stage import FrameChunk
-from token2wav.stages.waveform import StreamingVocoder
+from token2wav.stages.waveform import WaveformStage
 
 
 @pytest.mark.parametrize(("rate", "tokens"), [(44100, 14.36), (32000, 10.42)])
@@ -39,8 +39,8 @@ def test_a_step_that_ends_inside_a_window_is_refused(tmp_path: Path) -> None:
     folder = write_snac(tmp_path, FamilyGolden("snac_attention", "tiny"))
     model = Token2Wav.load(folder, runtime=RuntimeConfig(device="cpu"))
     [decoder] = model.pipeline.stages.values()
-    stage = StreamingVocoder(decoder._frames._net)  # type: ignore[attr-defined]
-    frames = torch.from_numpy(drawn_tokens(model.config, 12)).float().T
+    stage = WaveformStage(decoder._frames._net)  # type: ignore[attr-defined]
+    frames = torch.from_numpy(drawn_tokens(model.config, 12)).T
     with pytest.raises(ValueError, match="step of 48 latents: it ends inside a window of 8"):
         stage.advance([(stage.open(), FrameChunk(frames, False))])
 

@@ -24,7 +24,7 @@ from token2wav import (
 )
 from token2wav.assembly import check_folder, family_for
 from token2wav.stages.stage import FrameChunk
-from token2wav.stages.waveform import StreamingVocoder, likely_pieces
+from token2wav.stages.waveform import WaveformStage, likely_pieces
 
 PARITY = 1e-5  # of the spread of the audio
 
@@ -68,10 +68,10 @@ def test_streams_of_a_batch_with_and_without_noise(
     [decoder] = model.pipeline.stages.values()
     network = decoder._frames._net  # type: ignore[attr-defined]
     shapes = likely_pieces(network, model.config, (4, 16), 2) if prepared else []
-    frames = golden["codes"].float().T  # (codes, 24)
+    frames = golden["codes"].T  # (codes, 24)
     audio = []
     for switches in ((True,), (False,), (True, False)):
-        stage = StreamingVocoder(network, shapes=shapes, hold_frames=held)
+        stage = WaveformStage(network, shapes=shapes, hold_frames=held)
         handles, parts = [stage.open() for _ in switches], [list[torch.Tensor]() for _ in switches]
         for start, stop in ((0, 14), (14, 22), (22, 24)):
             chunks = [
@@ -101,7 +101,7 @@ def test_published_sizes(tmp_path: Path) -> None:
     assert network.output_delay == 4757
     assert network.missing_samples == 0
     assert network.lookahead_frames == config.reach_frames == 3
-    assert config.held_frames(StreamConfig()) == 2
+    assert config.withheld_frames(StreamConfig()) == 2
     assert config.hops(StreamConfig()) == (3, 16)
     assert config.hops(StreamConfig(hold_frames=0)) == (4, 16)
     assert config.sizes.code_places() == [[0, 0, 0, 0], [1, 1, 4, 4], [2, 3, 5, 6]]

@@ -14,7 +14,7 @@ from tests.support.family_golden import FamilyGolden
 from tests.support.mimi_model import write_model
 from tests.support.tiny_model import TINY, FaultyVocoder, demo_tokens, demo_voice, schedule_of
 from token2wav import AudioChunk, Token2Wav, Voice
-from token2wav.assembly import held_samples
+from token2wav.assembly import withheld_samples
 from token2wav.config import ServerConfig, StreamConfig
 from token2wav.errors import ConfigError, EngineError, StreamClosedError
 from token2wav.families.registry import read_config
@@ -106,8 +106,8 @@ def test_held_samples_are_the_audio_that_the_vocoder_keeps(hold_frames: int) -> 
     stage.close(state)
     assert isinstance(chunk, AudioChunk)
     missing = 50 * model.config.samples_per_token // model.config.token_mel_ratio - len(chunk.audio)
-    assert missing == model.pipeline.stages["vocoder"].held_samples > 0
-    assert missing == held_samples(model.config, stream)
+    assert missing == model.pipeline.stages["vocoder"].withheld_samples > 0
+    assert missing == withheld_samples(model.config, stream)
 
 
 def test_a_codec_has_no_flow(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from token2wav.layers.streaming import (
     StreamModule,
     StreamStep,
     Timing,
-    VocoderNetwork,
+    WaveformNetwork,
     Window,
     centred_conv,
 )
@@ -173,13 +173,13 @@ def _activation(channels: int, config: BigVGANConfig) -> AntiAliased:
     return AntiAliased(snake)
 
 
-class BigVGAN(VocoderNetwork):
+class BigVGAN(WaveformNetwork):
     """BigVGAN vocoder, for whole utterances and for streams."""
 
     def __init__(self, config: BigVGANConfig) -> None:
         super().__init__()
         self.config = config
-        self.bands, self.frame_samples = config.num_mels, config.hop_size
+        self.input_channels, self.frame_samples = config.num_mels, config.hop_size
         channels = config.upsample_initial_channel
         self.conv_pre = centred_conv(config.num_mels, channels, _EDGE_KERNEL)
         self.ups, self.resblocks, self.waits = nn.ModuleList(), nn.ModuleList(), nn.ModuleList()

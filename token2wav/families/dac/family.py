@@ -16,7 +16,7 @@ from token2wav.errors import CheckpointError
 from token2wav.families.dac.config import DacSizes
 from token2wav.families.family import Family
 from token2wav.layers.codebooks import ProjectedCodebooks
-from token2wav.layers.streaming import OFFLINE, StreamStep, VocoderNetwork
+from token2wav.layers.streaming import OFFLINE, StreamStep, WaveformNetwork
 from token2wav.networks.codec_weights import BOOK, converted, transformers_name
 from token2wav.networks.symmetric_decoder import SymmetricDecoder
 from token2wav.networks.weights import fitting_weights, floating_tensors, read_state
@@ -25,16 +25,18 @@ _PARTS = ("quantizer.", "decoder.")  # the rest makes codes
 _ENCODING = re.compile(r"quantizer\.quantizers\.\d+\.in_proj\.\w+")  # only makes codes
 
 
-class Dac(VocoderNetwork):
+class Dac(WaveformNetwork):
     """Decoder of DAC, from codes to audio.
 
     Args:
         sizes: sizes of the decoder.
     """
 
+    input_dtype = torch.int32
+
     def __init__(self, sizes: DacSizes) -> None:
         super().__init__()
-        self.bands, self.frame_samples = sizes.n_codebooks, sizes.frame_samples
+        self.input_channels, self.frame_samples = sizes.n_codebooks, sizes.frame_samples
         self.quantizer = ProjectedCodebooks(
             sizes.n_codebooks, sizes.codebook_size, sizes.codebook_dim, sizes.latents
         )
@@ -42,8 +44,8 @@ class Dac(VocoderNetwork):
         self.output = self.decoder.place()
 
     def forward(self, codes: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
-        """Computes the audio of codes (B, codebooks, T), which are whole numbers in float32, and -1
-        in codebooks that a stream does not send.
+        """Computes the audio of codes (B, codebooks, T), which are -1 in codebooks that a stream
+        does not send.
 
         Returns:
             (B, 1, frame_samples * T) audio of a step, late by `output_delay`. A whole sequence is

@@ -13,7 +13,7 @@ from token2wav.config.model_config import StageName
 from token2wav.families.family import Family
 from token2wav.families.higgs.config import HiggsConfig
 from token2wav.layers.codebooks import ProjectedCodebooks
-from token2wav.layers.streaming import OFFLINE, StreamStep, VocoderNetwork
+from token2wav.layers.streaming import OFFLINE, StreamStep, WaveformNetwork
 from token2wav.networks.codec_weights import converted, transformers_name
 from token2wav.networks.symmetric_decoder import SymmetricDecoder
 from token2wav.networks.weights import (
@@ -35,7 +35,7 @@ _FIRST_DECODING = re.compile(rf"{_FIRST_CODEBOOK.pattern}$|fc_post2\.|decoder_2\
 _BOOK = ("codebook.embed", "project_out.weight", "project_out.bias")
 
 
-class Higgs(VocoderNetwork):
+class Higgs(WaveformNetwork):
     """Decoder of the Higgs Audio tokenizer, from codes to audio. Modules have the names of the
     published weights.
 
@@ -43,21 +43,22 @@ class Higgs(VocoderNetwork):
         config: configuration of the model.
     """
 
+    input_dtype = torch.int32
+
     def __init__(self, config: HiggsConfig) -> None:
         super().__init__()
         sizes, width = config.sizes, config.sizes.quantizer_width
-        self.bands, self.frame_samples = sizes.codebooks, config.samples_per_token
+        self.input_channels, self.frame_samples = sizes.codebooks, config.samples_per_token
         self.quantizer = ProjectedCodebooks(
-            self.bands, sizes.codebook_size, sizes.codebook_dim, width
+            self.input_channels, sizes.codebook_size, sizes.codebook_dim, width
         )
         self.fc2 = nn.Linear(width, sizes.decoder.latents)
         self.acoustic_decoder = SymmetricDecoder(sizes.decoder, whole_frames=True)
         self.output = self.acoustic_decoder.place()
 
     def forward(self, codes: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
-        """Computes the audio (B, 1, frame_samples * T) of codes (B, codebooks, T), which are whole
-        numbers in float32, and -1 in codebooks that a stream does not send. The audio of a step is
-        late by `output_delay`.
+        """Computes the audio (B, 1, frame_samples * T) of codes (B, codebooks, T), which are -1 in
+        codebooks that a stream does not send. The audio of a step is late by `output_delay`.
         """
         latents = self.fc2(self.quantizer(codes).transpose(1, 2)).transpose(1, 2)
         return self.acoustic_decoder(latents, step)

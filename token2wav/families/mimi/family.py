@@ -35,9 +35,11 @@ class Mimi(SeanetDecoder):
         sizes: sizes of the decoder.
     """
 
+    input_dtype = torch.int32
+
     def __init__(self, sizes: MimiSizes) -> None:
         super().__init__(sizes)
-        self.bands = sizes.num_quantizers
+        self.input_channels = sizes.num_quantizers
         self.quantizer = Quantizer(
             sizes.num_quantizers,
             sizes.num_semantic_quantizers,
@@ -47,8 +49,8 @@ class Mimi(SeanetDecoder):
         )
 
     def forward(self, codes: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
-        """Computes the audio (B, 1, frame_samples * T) of codes (B, codebooks, T), which are whole
-        numbers in float32, and -1 in codebooks that a stream does not send.
+        """Computes the audio (B, 1, frame_samples * T) of codes (B, codebooks, T), which are -1 in
+        codebooks that a stream does not send.
         """
         return self.decode(self.quantizer(codes), step)
 

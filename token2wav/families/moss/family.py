@@ -27,7 +27,7 @@ from token2wav.layers.streaming import (
     StreamModule,
     StreamStep,
     Timing,
-    VocoderNetwork,
+    WaveformNetwork,
 )
 from token2wav.layers.window_transformer import TransformerSizes, WindowTransformer
 from token2wav.networks.codec_weights import BOOK, converted
@@ -44,7 +44,7 @@ _OUTPUT = "quantizer.output_proj."
 _PART = re.compile(r"decoder\.(\d{1,3})\.")
 
 
-class Moss(VocoderNetwork):
+class Moss(WaveformNetwork):
     """Decoder of the MOSS Audio Tokenizer, from codes to audio. Modules have the names of the
     published weights; a part of the decoder has its place among all parts as a name.
 
@@ -52,10 +52,12 @@ class Moss(VocoderNetwork):
         sizes: sizes of the decoder.
     """
 
+    input_dtype = torch.int32
+
     def __init__(self, sizes: MossSizes) -> None:
         super().__init__()
         codes, windows = sizes.quantizer, dict(sizes.windows())
-        self.bands = codes.num_quantizers
+        self.input_channels = codes.num_quantizers
         self.frame_samples = sizes.channels * sizes.downsample_rate
         self.quantizer = ProjectedCodebooks(
             codes.num_quantizers, codes.codebook_size, codes.codebook_dim, codes.width
@@ -72,9 +74,8 @@ class Moss(VocoderNetwork):
         self.output = placed(self.decoder.values())
 
     def forward(self, codes: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
-        """Computes the audio (B, 1, frame_samples * T) of codes (B, codebooks, T), which are whole
-        numbers in float32, and -1 in codebooks that a stream does not send. If there are two
-        channels, their samples are in turn.
+        """Computes the audio (B, 1, frame_samples * T) of codes (B, codebooks, T), which are -1 in
+        codebooks that a stream does not send. If there are two channels, their samples are in turn.
         """
         x = self.output_proj(self.quantizer(codes).transpose(1, 2))
         for part in self.decoder.values():

@@ -20,7 +20,7 @@ from token2wav.layers.streaming import (
     StreamModule,
     StreamStep,
     Timing,
-    VocoderNetwork,
+    WaveformNetwork,
     causal_conv,
 )
 
@@ -28,7 +28,7 @@ _SNAKE_EPS = 1e-9
 _LEAKY_SLOPE = 0.01
 
 
-class NanoCodec(VocoderNetwork):
+class NanoCodec(WaveformNetwork):
     """Decoder of NanoCodec, from codes to audio.
 
     Args:
@@ -36,9 +36,11 @@ class NanoCodec(VocoderNetwork):
         quantizer: sizes of the quantiser.
     """
 
+    input_dtype = torch.int32
+
     def __init__(self, config: DecoderConfig, quantizer: QuantizerConfig) -> None:
         super().__init__()
-        self.bands, self.frame_samples = quantizer.num_groups, config.frame_samples
+        self.input_channels, self.frame_samples = quantizer.num_groups, config.frame_samples
         self.codes = GroupedCodes(quantizer.num_levels_per_group)
         channels = config.base_channels
         self.pre_conv = causal_conv(config.input_dim, channels, config.in_kernel_size)
@@ -63,9 +65,7 @@ class NanoCodec(VocoderNetwork):
         self.output = placed(self._order)
 
     def forward(self, codes: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
-        """Computes the audio (B, 1, frame_samples * T) of codes (B, groups, T), which are whole
-        numbers in float32.
-        """
+        """Computes the audio (B, 1, frame_samples * T) of codes (B, groups, T)."""
         values = self.codes(codes).to(self.pre_conv.weight.dtype)
         return self._bounded(run(self._order, values, step))
 
@@ -90,7 +90,7 @@ class GroupedCodes(nn.Module):
 
     def forward(self, codes: torch.Tensor) -> torch.Tensor:
         """Converts codes (B, groups, T) to values (B, groups * values, T) float32."""
-        digits = codes.long()[:, :, None] // self.strides % self.levels
+        digits = codes[:, :, None] // self.strides % self.levels
         middle = self.levels // 2
         return ((digits - middle) / middle).flatten(1, 2)
 

@@ -29,7 +29,7 @@ class PocketDecoder(SeanetDecoder):
 
     def __init__(self, sizes: PocketSizes) -> None:
         super().__init__(sizes)
-        self.bands = sizes.latent_dim
+        self.input_channels = sizes.latent_dim
         self.latent_proj = nn.Conv1d(sizes.latent_dim, sizes.hidden_size, 1, bias=False)
 
     def forward(self, latents: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:

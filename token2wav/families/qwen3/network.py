@@ -27,7 +27,7 @@ from token2wav.layers.streaming import (
     StreamModule,
     StreamStep,
     Timing,
-    VocoderNetwork,
+    WaveformNetwork,
     causal_conv,
 )
 from token2wav.layers.window_transformer import TransformerSizes, WindowTransformer
@@ -36,17 +36,19 @@ _DILATIONS = (1, 3, 9)  # of the residual units after each upsampling
 _NORM_EPS = 1e-6  # of the ConvNeXt blocks
 
 
-class Qwen3Decoder(VocoderNetwork):
+class Qwen3Decoder(WaveformNetwork):
     """Decoder from codes to audio.
 
     Args:
         sizes: sizes of the decoder.
     """
 
+    input_dtype = torch.int32
+
     def __init__(self, sizes: DecoderSizes) -> None:
         super().__init__()
         self.sizes = sizes
-        self.bands, self.frame_samples = sizes.num_quantizers, sizes.frame_samples
+        self.input_channels, self.frame_samples = sizes.num_quantizers, sizes.frame_samples
         self.front = MeanEmbedding(sizes) if sizes.is_omni else ProjectedCodes(sizes)
         self.pre_transformer = Transformer(sizes)
         self.upsample = Chain(
@@ -62,7 +64,7 @@ class Qwen3Decoder(VocoderNetwork):
         self.output = placed((self.front, self.pre_transformer, self.upsample, self.decoder))
 
     def forward(self, codes: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
-        """Computes the audio of codes (B, codebooks, T), which are whole numbers in float32.
+        """Computes the audio of codes (B, codebooks, T).
 
         Returns:
             (B, 1, frame_samples * T) audio of a step, late by `missing_samples`. A whole sequence
@@ -111,7 +113,7 @@ class MeanEmbedding(nn.Module):
     def forward(self, codes: torch.Tensor, step: StreamStep) -> torch.Tensor:
         """Converts codes (B, codebooks, T) to (B, T, hidden_size)."""
         first = self._size * torch.arange(codes.shape[1], device=codes.device)[:, None]
-        return self.code_embedding(codes.long() + first).mean(1)
+        return self.code_embedding(codes + first).mean(1)
 
 
 class Transformer(StreamModule):

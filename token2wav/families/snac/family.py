@@ -14,7 +14,7 @@ from token2wav.families.family import Family
 from token2wav.families.snac.attention import LocalAttention
 from token2wav.families.snac.config import SnacSizes
 from token2wav.layers.codebooks import ProjectedCodebooks
-from token2wav.layers.streaming import OFFLINE, StreamStep, VocoderNetwork
+from token2wav.layers.streaming import OFFLINE, StreamStep, WaveformNetwork
 from token2wav.networks.codec_weights import BOOK, converted, decoder_name
 from token2wav.networks.symmetric_decoder import SymmetricDecoder
 from token2wav.networks.weights import (
@@ -27,18 +27,19 @@ _PARTS = ("quantizer.", "decoder.")  # the rest makes codes
 _ENCODING = re.compile(r"quantizer\.quantizers\.\d+\.in_proj\..+")  # only makes codes
 
 
-class Snac(VocoderNetwork):
+class Snac(WaveformNetwork):
     """Decoder of SNAC, from codes to audio.
 
     Args:
         sizes: sizes of the decoder.
     """
 
+    input_dtype = torch.int32
     places: torch.Tensor
 
     def __init__(self, sizes: SnacSizes) -> None:
         super().__init__()
-        self.bands, self.frame_samples = sizes.codes, sizes.token_samples
+        self.input_channels, self.frame_samples = sizes.codes, sizes.token_samples
         self.quantizer = ProjectedCodebooks(
             len(sizes.vq_strides), sizes.codebook_size, sizes.codebook_dim, sizes.decoder.latents
         )
@@ -64,7 +65,7 @@ class Snac(VocoderNetwork):
         self.places = torch.tensor(self._places)  # (codebooks, latents of a token)
 
     def forward(self, codes: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
-        """Computes the audio of codes (B, codes of a token, T), which are whole numbers in float32.
+        """Computes the audio of codes (B, codes of a token, T).
 
         Returns:
             (B, 1, frame_samples * T) audio of a step, late by `output_delay`.

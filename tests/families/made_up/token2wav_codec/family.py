@@ -17,14 +17,14 @@ from token2wav.layers.streaming import (
     OFFLINE,
     StreamConvTranspose,
     StreamStep,
-    VocoderNetwork,
+    WaveformNetwork,
     causal_conv,
     centred_conv,
 )
 from token2wav.networks.weights import fitting_weights, floating_tensors, read_state
 
 
-class Decoder(VocoderNetwork):
+class Decoder(WaveformNetwork):
     """Decoder of a codec.
 
     Args:
@@ -34,9 +34,11 @@ class Decoder(VocoderNetwork):
         channels: channels of the first layers.
     """
 
+    input_dtype = torch.int32
+
     def __init__(self, codebooks: int, vocab_size: int, frame_samples: int, channels: int) -> None:
         super().__init__()
-        self.bands, self.frame_samples = codebooks, frame_samples
+        self.input_channels, self.frame_samples = codebooks, frame_samples
         self.tables = nn.ModuleList(nn.Embedding(vocab_size, channels) for _ in range(codebooks))
         self.before = causal_conv(channels, channels, 3)
         self.around = centred_conv(channels, channels, 5)
@@ -44,9 +46,8 @@ class Decoder(VocoderNetwork):
         self.out = StreamConvTranspose(4, 1, frame_samples // 8, frame_samples // 8)
         self.output = placed((self.before, self.around, self.up, self.out))
 
-    def forward(self, frames: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
-        """Codes (B, codebooks, T) as float32 to audio (B, 1, frame_samples * T)."""
-        codes = frames.long()
+    def forward(self, codes: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
+        """Computes the audio (B, 1, frame_samples * T) of codes (B, codebooks, T)."""
         embedded = sum(table(codes[:, index]) for index, table in enumerate(self.tables)).transpose(
             1, 2
         )
