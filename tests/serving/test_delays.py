@@ -19,12 +19,9 @@ from token2wav_client import CodeAligner
 CONFIG = ModelConfig(
     vocab_size=16,
     token_frame_rate=25,
-    block_tokens=1,
-    token_mel_ratio=1,
-    mel_bands=3,
-    speaker_size=0,
     sample_rate=1000,
     samples_per_token=40,
+    stages=("decoder",),
     token_shape=(3,),
 )
 START, END = 16, 17

@@ -209,6 +209,7 @@ def test_an_end_alone_at_a_chunks_border_is_no_fault(
         speaker_size=3,
         sample_rate=500,
         samples_per_token=20,
+        stages=("flow", "vocoder"),
     )
     workers = make(
         Token2Wav(config, two_stages(FlowWithoutLookahead(), TenSamplesOfEachFrame()), WHOLE_BLOCKS)

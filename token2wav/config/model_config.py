@@ -27,19 +27,20 @@ _EARLY_SHARE, _LEAST_EARLY = Fraction(3, 10), 3
 class ModelConfig:
     """Configuration of one model.
 
-    A family derives its own class, which adds the sizes of its networks.
+    A family derives its own class, which adds the sizes of its networks: from `FlowModelConfig` or
+    `CodecConfig`, which set the fields that their kind of decoder has.
 
     Attributes:
         vocab_size: number of different tokens, or of different codes in each codebook.
         token_frame_rate: tokens per second.
+        sample_rate: samples per second.
+        samples_per_token: audio samples per token, of each channel.
+        stages: names of the stages, in the order in which they compute a chunk.
         block_tokens: tokens of an attention block. Every chunk ends where a block of the stream
             ends, except the last chunk and provisional chunks.
         token_mel_ratio: mel frames per token.
         mel_bands: number of bands of the mel between flow and vocoder.
         speaker_size: length of a speaker embedding; 0 for a model without voices.
-        sample_rate: samples per second.
-        stages: names of the stages, in the order in which they compute a chunk.
-        samples_per_token: audio samples per token, of each channel.
         channels: channels of the audio, 1 or 2. The last stage makes the samples of two channels in
             turn, and `AudioOutput` separates them.
         token_shape: shape of one token: () for a number, (codebooks,) for several codes.
@@ -70,13 +71,13 @@ class ModelConfig:
 
     vocab_size: int
     token_frame_rate: float
-    block_tokens: int
-    token_mel_ratio: int
-    mel_bands: int
-    speaker_size: int
     sample_rate: int
-    stages: tuple[StageName, ...] = ("flow", "vocoder")
     samples_per_token: int
+    stages: tuple[StageName, ...]
+    block_tokens: int = 1
+    token_mel_ratio: int = 1
+    mel_bands: int = 0
+    speaker_size: int = 0
     channels: int = 1
     token_shape: tuple[int, ...] = ()
     takes_latents: bool = False
@@ -88,7 +89,7 @@ class ModelConfig:
     hold_frames: int = 0
     ode_steps: int = 0
     fixed_steps: bool = False
-    takes_prompt: bool = True
+    takes_prompt: bool = False
     speaks_early: bool = False
     fixed_hops: bool = False
     left_blocks: int = -1

@@ -26,12 +26,7 @@ class CodecConfig(ModelConfig):
 
     sizes: Any
     stages: tuple[StageName, ...] = ("decoder",)
-    block_tokens: int = 1
-    token_mel_ratio: int = 1
-    mel_bands: int = 0
     hop_blocks: tuple[int, int] = (1, 16)
-    speaker_size: int = 0
-    takes_prompt: bool = False
 
     def stage_config(self, stage: StageName) -> Any:
         return self.sizes

@@ -4,23 +4,20 @@ older `cosyvoice.yaml`.
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
 from token2wav.config.hyperyaml import HyperYaml, ModelNode, Tagged
-from token2wav.config.model_config import ModelConfig, StageName
 from token2wav.config.settings import Steps
 from token2wav.config.values import Bounds, check_bounds, prefixed
 from token2wav.errors import ConfigError
+from token2wav.families.flow_config import FlowModelConfig
 from token2wav.networks.configs import (
     Guidance,
     Heads,
     HiFTConfig,
     Layers,
-    ScheduleConfig,
     TokenRate,
     Tokens,
     Vocabulary,
@@ -42,77 +39,6 @@ ENCODER_ALWAYS = {
 }
 
 EstimatorT = TypeVar("EstimatorT")
-ConfigT = TypeVar("ConfigT", bound="CosyVoiceConfig")
-
-
-@dataclass(frozen=True, kw_only=True)
-class CosyVoiceConfig(ModelConfig):
-    """Configuration of a model with a flow and a vocoder. Checks that flow and vocoder fit each
-    other.
-
-    Attributes:
-        flow: sizes of the network from tokens to mel.
-        vocoder: sizes of the network from mel to audio. Its class selects the vocoder.
-        schedule: schedule of the ODE of the flow.
-    """
-
-    speaks_early: bool = True
-    flow: Any
-    vocoder: Any
-    schedule: ScheduleConfig = dataclasses.field(default_factory=ScheduleConfig)
-
-    @classmethod
-    def of(
-        cls: type[ConfigT], flow: Any, vocoder: Any, token_frame_rate: float, **own: Any
-    ) -> ConfigT:
-        """Makes the configuration of a flow and a vocoder.
-
-        Args:
-            flow: configuration of the flow.
-            vocoder: configuration of the vocoder.
-            token_frame_rate: tokens per second.
-            own: further fields of the class. They are added to the common fields, or replace them.
-
-        Raises:
-            ConfigError: flow and vocoder do not fit each other.
-        """
-        rate = token_frame_rate
-        common = {
-            "vocab_size": flow.vocab_size,
-            "token_shape": flow.token_shape,
-            # An integer if possible, so that the hash of the configuration does not depend on how
-            # the number is written.
-            "token_frame_rate": int(rate) if rate == int(rate) else rate,
-            "block_tokens": flow.block_tokens,
-            "lookahead_tokens": flow.lookahead_tokens,
-            "token_mel_ratio": flow.token_mel_ratio,
-            "mel_bands": flow.mel_bands,
-            "speaker_size": flow.spk_embed_dim,
-            "sample_rate": vocoder.mel.sample_rate_hz,
-            "samples_per_token": flow.token_mel_ratio * vocoder.mel.hop_samples,
-            "hop_blocks": flow.hop_blocks,
-            "ode_steps": flow.n_timesteps,
-        }
-        return cls(**{**common, **own}, flow=flow, vocoder=vocoder)
-
-    def __post_init__(self) -> None:
-        if self.mel_bands != self.vocoder.mel.bands:
-            raise ConfigError(
-                f"hift.in_channels: {self.vocoder.mel.bands} mel bands, but the flow makes "
-                f"{self.mel_bands}"
-            )
-        # Rates such as 22050 / 512 have infinitely many decimals.
-        if not math.isclose(
-            self.token_frame_rate * self.samples_per_token, self.sample_rate, rel_tol=1e-6
-        ):
-            raise ConfigError(
-                f"sample_rate: {self.token_frame_rate:g} tokens per second of "
-                f"{self.samples_per_token} samples do not "
-                f"make {self.sample_rate} Hz"
-            )
-
-    def stage_config(self, stage: StageName) -> Any:
-        return self.flow if stage == "flow" else self.vocoder
 
 
 @dataclass(frozen=True)
@@ -193,7 +119,7 @@ class FlowConfig(Generic[EstimatorT]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CosyVoice2Config(CosyVoiceConfig):
+class CosyVoice2Config(FlowModelConfig):
     """Configuration of a CosyVoice2 model, or of a relative of CosyVoice2."""
 
     flow: FlowConfig[Any]

@@ -16,7 +16,8 @@ from token2wav.config.settings import Steps
 from token2wav.config.values import check_bounds, from_mapping, prefixed
 from token2wav.errors import ConfigError
 from token2wav.families.bigvgan.config import BigVGANConfig, generator_file, vocoder_from
-from token2wav.families.cosyvoice2.config import CosyVoiceConfig, hift_from
+from token2wav.families.cosyvoice2.config import hift_from
+from token2wav.families.flow_config import FlowModelConfig
 from token2wav.networks.configs import (
     CodebookConfig,
     EstimatorConfig,
@@ -104,7 +105,7 @@ class FlowConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CosyVoice3Config(CosyVoiceConfig):
+class CosyVoice3Config(FlowModelConfig):
     """Configuration of a model in the format of CosyVoice3.
 
     Attributes:

@@ -32,4 +32,6 @@ def read(folder: Path) -> ToneConfig:
         speaker_size=3,
         sample_rate=2000,
         samples_per_token=80,
+        stages=("flow", "vocoder"),
+        takes_prompt=True,
     )

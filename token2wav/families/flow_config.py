@@ -1,0 +1,85 @@
+"""Configuration of models with a flow, from tokens to mel, and a vocoder, from mel to audio."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from token2wav.config.model_config import ModelConfig, StageName
+from token2wav.errors import ConfigError
+from token2wav.networks.configs import ScheduleConfig
+
+ConfigT = TypeVar("ConfigT", bound="FlowModelConfig")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlowModelConfig(ModelConfig):
+    """Configuration of a model with a flow and a vocoder. Checks that flow and vocoder fit each
+    other.
+
+    Attributes:
+        flow: sizes of the network from tokens to mel.
+        vocoder: sizes of the network from mel to audio. Its class selects the vocoder.
+        schedule: schedule of the ODE of the flow.
+    """
+
+    stages: tuple[StageName, ...] = ("flow", "vocoder")
+    takes_prompt: bool = True
+    speaks_early: bool = True
+    flow: Any
+    vocoder: Any
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+
+    @classmethod
+    def of(
+        cls: type[ConfigT], flow: Any, vocoder: Any, token_frame_rate: float, **own: Any
+    ) -> ConfigT:
+        """Makes the configuration of a flow and a vocoder.
+
+        Args:
+            flow: configuration of the flow.
+            vocoder: configuration of the vocoder.
+            token_frame_rate: tokens per second.
+            own: further fields of the class. They are added to the common fields, or replace them.
+
+        Raises:
+            ConfigError: flow and vocoder do not fit each other.
+        """
+        rate = token_frame_rate
+        common = {
+            "vocab_size": flow.vocab_size,
+            "token_shape": flow.token_shape,
+            # An integer if possible, so that the hash of the configuration does not depend on how
+            # the number is written.
+            "token_frame_rate": int(rate) if rate == int(rate) else rate,
+            "block_tokens": flow.block_tokens,
+            "lookahead_tokens": flow.lookahead_tokens,
+            "token_mel_ratio": flow.token_mel_ratio,
+            "mel_bands": flow.mel_bands,
+            "speaker_size": flow.spk_embed_dim,
+            "sample_rate": vocoder.mel.sample_rate_hz,
+            "samples_per_token": flow.token_mel_ratio * vocoder.mel.hop_samples,
+            "hop_blocks": flow.hop_blocks,
+            "ode_steps": flow.n_timesteps,
+        }
+        return cls(**{**common, **own}, flow=flow, vocoder=vocoder)
+
+    def __post_init__(self) -> None:
+        if self.mel_bands != self.vocoder.mel.bands:
+            raise ConfigError(
+                f"hift.in_channels: {self.vocoder.mel.bands} mel bands, but the flow makes "
+                f"{self.mel_bands}"
+            )
+        # Rates such as 22050 / 512 have infinitely many decimals.
+        if not math.isclose(
+            self.token_frame_rate * self.samples_per_token, self.sample_rate, rel_tol=1e-6
+        ):
+            raise ConfigError(
+                f"sample_rate: {self.token_frame_rate:g} tokens per second of "
+                f"{self.samples_per_token} samples do not "
+                f"make {self.sample_rate} Hz"
+            )
+
+    def stage_config(self, stage: StageName) -> Any:
+        return self.flow if stage == "flow" else self.vocoder
