@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.launch import Launch, Record
-from token2wav.execution.batch import CHUNK, HEADER, NUM_PAGES, PROMPT_PADDING, VALID
+from token2wav.execution.block_table import HEADER, Column
 from token2wav.kernels.tiles import (
     MULTIPROCESSORS,
     Product,
@@ -138,7 +138,7 @@ class _Kernel:
         if relative:  # every head multiplies with whole sinusoids too; the cache has one wide head
             heads = arguments["HEADS"]
             operations += 2.0 * heads * dim_head * pairs
-        pages = int(rows[:, NUM_PAGES].sum()) if relative else _pages_of_chunks(rows)
+        pages = int(rows[:, Column.NUM_PAGES].sum()) if relative else _pages_of_chunks(rows)
         return Launch(
             self.name,
             plain + pages * page_bytes,
@@ -243,7 +243,7 @@ class _Kernel:
         groups = [[row] for row in rows] if relative else _chunks(rows)
         tiles = read = most = 0
         for group in groups:
-            count = -(-rate * sum(int(row[VALID]) for row in group) // arguments["QUERIES"])
+            count = -(-rate * sum(int(row[Column.VALID]) for row in group) // arguments["QUERIES"])
             pages = len(_pages(group))
             tiles, read, most = tiles + count, read + count * pages, max(most, pages)
         if relative:  # each head reads the sinusoids of all heads
@@ -265,7 +265,7 @@ class _Kernel:
         integers = [tensor for tensor in self.tensors if tensor.dtype == torch.int32]
         for rows in map(self.contents, integers):
             if rows is not None and rows.ndim == 2 and rows.shape[1] > HEADER:
-                return rows[rows[:, VALID] > 0].astype(int)
+                return rows[rows[:, Column.VALID] > 0].astype(int)
         return None
 
     def _room(self) -> int:
@@ -298,19 +298,23 @@ def _on_matrix_units(operations: float, dtype: torch.dtype = torch.float32) -> t
 
 def _pairs(rows: NDArray[Any], block_frames: int) -> int:
     """Counts the pairs of query and key of blocks."""
-    keys = (rows[:, NUM_PAGES] - 1) * block_frames + rows[:, VALID] - rows[:, PROMPT_PADDING]
-    return int((rows[:, VALID] * keys).sum())
+    keys = (
+        (rows[:, Column.NUM_PAGES] - 1) * block_frames
+        + rows[:, Column.VALID]
+        - rows[:, Column.PROMPT_PADDING]
+    )
+    return int((rows[:, Column.VALID] * keys).sum())
 
 
 def _pages(rows: Sequence[NDArray[Any]]) -> set[int]:
-    return {int(page) for row in rows for page in row[HEADER : HEADER + row[NUM_PAGES]]}
+    return {int(page) for row in rows for page in row[HEADER : HEADER + row[Column.NUM_PAGES]]}
 
 
 def _chunks(rows: NDArray[Any]) -> list[list[NDArray[Any]]]:
     """Groups blocks by their chunks, which share their past."""
     chunks: dict[int, list[NDArray[Any]]] = {}
     for row in rows:
-        chunks.setdefault(int(row[CHUNK]), []).append(row)
+        chunks.setdefault(int(row[Column.CHUNK]), []).append(row)
     return list(chunks.values())
 
 

@@ -16,7 +16,7 @@ from unittest.mock import patch
 import torch
 
 from token2wav.cache.paged_kv_cache import CacheLayout, PagedKVCache, Storage
-from token2wav.execution.batch import HEADER, Block
+from token2wav.execution.block_table import HEADER, Block
 from token2wav.kernels import tiles
 from token2wav.kernels.causal_convolution import CausalConvolution
 from token2wav.kernels.convolution import (

@@ -16,7 +16,8 @@ from tests.support.caching_families import CPU, WRITERS, write_family
 from tests.support.utterances import a_voice, off, some_tokens, streamed_mels
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.cache.paged_kv_cache import LayerView
-from token2wav.execution.batch import HEADER, NUM_PAGES, PROMPT_PADDING, VALID, BatchSize
+from token2wav.execution.batch import BatchSize
+from token2wav.execution.block_table import HEADER, Column
 from token2wav.execution.runner import Runner
 from token2wav.execution.step import TorchStep
 from token2wav.stages.encoder_runner import BlockEncoderRunner
@@ -44,10 +45,10 @@ def attend_by_distance(
     """`relative_attention` on torch."""
     out, (heads, dim) = torch.zeros_like(queries), bias.shape
     for index, row in enumerate(table.tolist()):
-        if valid := rate * row[VALID]:
-            pages = row[HEADER : HEADER + row[NUM_PAGES]]
-            stop = (row[NUM_PAGES] - 1) * queries.shape[1] + valid
-            seen = slice(rate * row[PROMPT_PADDING], stop)
+        if valid := rate * row[Column.VALID]:
+            pages = row[HEADER : HEADER + row[Column.NUM_PAGES]]
+            stop = (row[Column.NUM_PAGES] - 1) * queries.shape[1] + valid
+            seen = slice(rate * row[Column.PROMPT_PADDING], stop)
             k, v, s = (
                 page[pages].flatten(0, 1)[seen].flatten(1) for page in (*view.data[:, 0], sinusoids)
             )

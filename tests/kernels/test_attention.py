@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from token2wav.cache.paged_kv_cache import CacheLayout, LayerView, PagedKVCache, Storage
-from token2wav.execution.batch import HEADER, Block, ChunkInput, blocks_of, frame_positions
+from token2wav.execution.block_table import HEADER, Block, ChunkPlace, blocks_of, frame_positions
 from token2wav.kernels import attention
 from token2wav.kernels.attention import paged_attention
 from token2wav.networks import dit
@@ -29,16 +29,10 @@ def a_chunk(
     prompt_padding: int = 0,
     *,
     full: bool = False,
-) -> ChunkInput:
-    """Returns a chunk of `length` frames, without contents."""
-    empty = torch.empty(0, length)
-    return ChunkInput(
-        *(empty, empty, empty, empty),
-        start=start,
-        tables=tables,
-        slot=1,
-        prompt_padding=prompt_padding,
-        full_prompt_attention=full,
+) -> ChunkPlace:
+    """Returns the place of a chunk of `length` frames."""
+    return ChunkPlace(
+        start, length, tables, 1, prompt_padding=prompt_padding, full_prompt_attention=full
     )
 
 

@@ -143,7 +143,7 @@ class Speaker:
             blocks.forget_unseen()
         self._start = start if provisional else stop
         chunk = TokenChunk(tokens, start, stop, last, provisional=provisional)
-        return PlacedChunk(chunk, grid, self._slot, tables)
+        return PlacedChunk.of(chunk, grid, self._slot, tables)
 
 
 def encoded(rig: Rig, runner: EncoderRunner, kind: str, chosen: list[int]) -> list[torch.Tensor]:
@@ -190,7 +190,7 @@ def a_chunk(stream: int, past: int) -> PlacedChunk:
     pages = list(range(past + 1))
     start = past * BLOCK
     chunk = TokenChunk(np.zeros(BLOCK + LOOKAHEAD, np.int32), start, start + BLOCK, last=False)
-    return PlacedChunk(chunk, BlockGrid(BLOCK), stream + 1, [pages])
+    return PlacedChunk.of(chunk, BlockGrid(BLOCK), stream + 1, [pages])
 
 
 @pytest.mark.parametrize("kind", STREAMS)

@@ -17,6 +17,7 @@ from tests.support.captured_code import NothingCopied, OnDevice
 from token2wav.cache.paged_kv_cache import BRANCHES, CacheLayout, PagedKVCache, Storage
 from token2wav.cache.states import StateStore
 from token2wav.execution.batch import Batch, BatchSize, ChunkInput
+from token2wav.execution.block_table import ChunkPlace
 from token2wav.execution.cuda_graphs import GraphPool, graphs_enabled
 from token2wav.execution.runner import ESTIMATOR, Runner
 from token2wav.execution.step import StepFunction, TorchStep
@@ -89,17 +90,15 @@ def batches(estimator: Estimator, slots: list[int]) -> list[list[ChunkInput]]:
             torch.randn(BANDS, frames, generator=random).to(DEVICE) for _ in range(3)
         )
         speaker, padded = torch.randn(BANDS, generator=random).to(DEVICE), estimator.masks_padding
-        return ChunkInput(
-            noise,
-            mu,
-            cond,
-            speaker,
+        place = ChunkPlace(
             start,
+            frames,
             tables,
             slots[stream],
             prompt_padding=3 if padded and not stream else 0,
             full_prompt_attention=prompt and padded,
         )
+        return ChunkInput(noise, mu, cond, speaker, place)
 
     return [
         [
@@ -137,7 +136,7 @@ def run_alone(
     """Computes each chunk in a batch of its own, in which everything but the chunk is NaN."""
     mels = []
     for chunk in chunks:
-        rows = len(chunk.tables) + 1
+        rows = len(chunk.place.tables) + 1
         size = BatchSize(rows, 1, PAGES)
         batch = Batch(size, step.cache.layout, store, store.rows(ESTIMATOR, rows), step.integrate)
         frames = [batch.x, batch.mu, batch.cond]

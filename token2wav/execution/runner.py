@@ -57,11 +57,11 @@ class Runner:
         The mel of a chunk does not depend on the other chunks.
         """
         if self.step.aligned:
-            return map_grouped(chunks, lambda chunk: len(chunk.tables), self._batches.run)
+            return map_grouped(chunks, lambda chunk: len(chunk.place.tables), self._batches.run)
         return self._batches.run(chunks)
 
     def _size_of(self, chunks: Sequence[ChunkInput]) -> BatchSize:
-        return BatchSize.of(chunks, aligned=self.step.aligned)
+        return BatchSize.of([chunk.place for chunk in chunks], aligned=self.step.aligned)
 
     def _make(self, size: BatchSize) -> Batch:
         self._warn_of_long_past(size)

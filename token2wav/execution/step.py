@@ -11,7 +11,8 @@ from typing import Protocol
 import torch
 
 from token2wav.cache.paged_kv_cache import PagedKVCache
-from token2wav.execution.batch import Batch, Block, frame_positions
+from token2wav.execution.batch import Batch
+from token2wav.execution.block_table import Block, frame_positions
 from token2wav.execution.chunk_attention import chunk_attention
 from token2wav.networks.estimator import Attend, Convolution, Estimator
 from token2wav.networks.ode import OdeTables

@@ -14,15 +14,8 @@ from collections.abc import Mapping
 import torch
 
 from token2wav.cache.paged_kv_cache import PagedKVCache
-from token2wav.execution.batch import (
-    HEADER,
-    NUM_CAUSAL_PAGES,
-    NUM_PAGES,
-    PROMPT_PADDING,
-    START,
-    VALID,
-    Batch,
-)
+from token2wav.execution.batch import Batch
+from token2wav.execution.block_table import HEADER, Column
 from token2wav.execution.step import ExportedModule, Velocity, VelocityStep
 from token2wav.networks.estimator import (
     MODULATION,
@@ -113,7 +106,7 @@ class ExportedStep(VelocityStep):
                 **dict(zip(MODULATION, self.tables.modulation[step], strict=False)),
             }
             graph.run(given | of_step, outputs)
-            self.cache.scatter(stored, new_pages, new, batch.table[:, VALID])
+            self.cache.scatter(stored, new_pages, new, batch.table[:, Column.VALID])
             kept.copy_(outputs["new_conv_state"].view(kept.shape))
             return (
                 outputs["velocity"]
@@ -137,12 +130,13 @@ class ExportedStep(VelocityStep):
         count = torch.arange(max(size.pages, size.blocks_per_chunk * frames), device=table.device)
         valid, seen, visible = (
             table[:, column].view(size.rows, size.blocks_per_chunk)
-            for column in (VALID, NUM_CAUSAL_PAGES, NUM_PAGES)
+            for column in (Column.VALID, Column.NUM_CAUSAL_PAGES, Column.NUM_PAGES)
         )
         pages = table[:, HEADER:].view(size.rows, size.blocks_per_chunk, size.pages)
         # (chunks, 1)
         starts, prompt_padding = (
-            table[:: size.blocks_per_chunk, column, None] for column in (START, PROMPT_PADDING)
+            table[:: size.blocks_per_chunk, column, None]
+            for column in (Column.START, Column.PROMPT_PADDING)
         )
         own = pages.gather(2, (seen - 1).clamp(min=0)[..., None]).squeeze(2)
         own = torch.where(valid > 0, own, self.cache.scratch)  # (chunks, blocks)

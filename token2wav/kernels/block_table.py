@@ -7,19 +7,20 @@ import triton
 import triton.language as tl
 
 from token2wav.cache.paged_kv_cache import LayerView
-from token2wav.execution import batch
+from token2wav.execution import block_table
+from token2wav.execution.block_table import Column
 
 # Columns of block tables, as constants for kernels.
-START = tl.constexpr(batch.START)
-VALID = tl.constexpr(batch.VALID)
-NUM_CAUSAL_PAGES = tl.constexpr(batch.NUM_CAUSAL_PAGES)
-BEFORE = tl.constexpr(batch.BEFORE)
-CHUNK = tl.constexpr(batch.CHUNK)
-LAST = tl.constexpr(batch.LAST)
-PROMPT_PADDING = tl.constexpr(batch.PROMPT_PADDING)
-NUM_PAGES = tl.constexpr(batch.NUM_PAGES)
-SHARED_PAGES = tl.constexpr(batch.SHARED_PAGES)
-HEADER = tl.constexpr(batch.HEADER)
+START = tl.constexpr(Column.START.value)
+VALID = tl.constexpr(Column.VALID.value)
+NUM_CAUSAL_PAGES = tl.constexpr(Column.NUM_CAUSAL_PAGES.value)
+BEFORE = tl.constexpr(Column.BEFORE.value)
+CHUNK = tl.constexpr(Column.CHUNK.value)
+LAST = tl.constexpr(Column.LAST.value)
+PROMPT_PADDING = tl.constexpr(Column.PROMPT_PADDING.value)
+NUM_PAGES = tl.constexpr(Column.NUM_PAGES.value)
+SHARED_PAGES = tl.constexpr(Column.SHARED_PAGES.value)
+HEADER = tl.constexpr(block_table.HEADER)
 
 # Arguments that differ from batch to batch. For other arguments Triton compiles separate binaries
 # for the value 1 and for multiples of 16. It must not do so for these, because no wide load depends

@@ -104,7 +104,7 @@ def store_state(x: torch.Tensor, state: torch.Tensor, table: torch.Tensor) -> No
             branch.
         state: (chunks, branches, channels, taps - 1) last inputs before the chunks, as
             `Estimator.tails` returns them.
-        table: block table of the batch, see `execution/batch.py`.
+        table: block table of the batch, see `execution/block_table.py`.
     """
     assert x.is_contiguous()
     rows, frames, channels = x.shape

@@ -112,7 +112,7 @@ class PositionConvolution:
                 branch.
             state: (chunks, branches, channels, taps - 1) last inputs before the chunks, as
                 `Estimator.tails` returns them. They are replaced by the last inputs of the chunks.
-            table: block table of the batch, see `execution/batch.py`.
+            table: block table of the batch, see `execution/block_table.py`.
 
         Returns:
             (branches * blocks, block_frames, channels). Values after the valid frames of a block

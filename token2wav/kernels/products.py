@@ -283,7 +283,7 @@ def project_heads(
         view: view of a layer; so do the values.
         cos, sin: (blocks, block_frames, dim_head) float32 rotary angles of head 0, equal in each
             pair of channels.
-        table: block table of the batch, see `execution/batch.py`.
+        table: block table of the batch, see `execution/block_table.py`.
         norms: norms over dim_head of each head of the queries, and of the keys, with one epsilon;
             None for no norms.
 

@@ -122,7 +122,7 @@ def relative_attention(
         bias: (heads, dim), which is added to the queries in their product with keys.
         view: view of a layer of the encoder's cache.
         sinusoids: (pages, positions, heads * dim) sinusoids of the positions in pages.
-        table: block table of the batch in tokens, see `execution/batch.py`.
+        table: block table of the batch in tokens, see `execution/block_table.py`.
         rate: positions per token.
 
     Returns:

@@ -355,7 +355,7 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
             for stream, chunk in zip(streams, chunks, strict=True):
                 parts.append(part := self._with_pages(stream, chunk))
                 if part is not None:
-                    taken.callback(stream.blocks.retract, len(part.placed.tables))
+                    taken.callback(stream.blocks.retract, len(part.placed.place.tables))
             computed = iter(self._computed([part for part in parts if part is not None]))
             taken.pop_all()
         mels = []
@@ -367,7 +367,7 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
             if part is None:
                 continue
             if chunk.provisional:
-                stream.blocks.retract(len(part.placed.tables))
+                stream.blocks.retract(len(part.placed.place.tables))
                 continue
             stream.blocks.forget_unseen()
             # With limited past blocks a stream has all its pages, so it never recomputes.
@@ -389,7 +389,7 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
             if self._common:  # more chunks run than `limit_chunks` allows, so the caller is wrong
                 raise
             return None
-        placed = PlacedChunk(chunk, stream.grid, stream.slot, tables)
+        placed = PlacedChunk.of(chunk, stream.grid, stream.slot, tables)
         return _PagedChunk(placed, stream.steps, stream.prompt)
 
     def _computed(self, parts: Sequence[_PagedChunk]) -> list[torch.Tensor]:
@@ -397,7 +397,7 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
         if not parts:
             return []
         mus = self.encoder_runner.run([part.placed for part in parts])
-        kinds = [(part.steps, part.placed.provisional) for part in parts]
+        kinds = [(part.steps, part.placed.chunk.provisional) for part in parts]
         inputs = list(zip(kinds, self._inputs(parts, mus), strict=True))
         return map_grouped(inputs, lambda each: each[0], self._run)
 
@@ -421,12 +421,12 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
         for part, mu in zip(parts, mus, strict=True):
             start, frames = ratio * part.placed.chunk.start, mu.shape[1]
             # Padding at the start of a stream completes its first block, if the family needs that.
-            padding = self._zeros(ratio * part.placed.padding)
+            padding = self._zeros(ratio * part.placed.place.padding)
             prompt = part.prompt.mel[:, start : start + frames]
             noises.append([padding, *self._noise.pieces(start, start + frames)])
             conds.append([padding, prompt, self._zeros(frames - prompt.shape[1])])
             padded.append([padding, mu])
-        if any(part.placed.padding for part in parts):
+        if any(part.placed.place.padding for part in parts):
             mus = joined(padded)
         return [
             self._input(*each)
@@ -440,19 +440,8 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
     def _input(
         self, part: _PagedChunk, noise: torch.Tensor, mu: torch.Tensor, cond: torch.Tensor
     ) -> ChunkInput:
-        ratio, placed = self._config.token_mel_ratio, part.placed
-        return ChunkInput(
-            noise,
-            mu,
-            cond,
-            part.prompt.speaker,
-            ratio * placed.start,
-            placed.tables,
-            placed.slot,
-            provisional=placed.provisional,
-            prompt_padding=ratio * placed.prompt_padding,
-            full_prompt_attention=placed.full_prompt_attention,
-        )
+        place = part.placed.place.scaled(self._config.token_mel_ratio)
+        return ChunkInput(noise, mu, cond, part.prompt.speaker, place)
 
     def _prefill(self, voice: Voice, steps: int) -> _Prompt:
         """Computes the prefix of a voice: the blocks that lie wholly in its prompt."""
@@ -474,7 +463,7 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
                 tokens = voice.prompt_tokens[start : stop + config.lookahead_tokens]
                 chunk = TokenChunk(tokens, start, stop, last=False)
                 tables = blocks.extend(grid.block_count(start, stop))
-                placed = PlacedChunk(chunk, grid, prompt.slot, tables)
+                placed = PlacedChunk.of(chunk, grid, prompt.slot, tables)
                 self._computed([_PagedChunk(placed, steps, prompt)])
             taken.pop_all()
         prompt.pages = blocks.own

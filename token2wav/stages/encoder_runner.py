@@ -19,19 +19,8 @@ from numpy.typing import NDArray
 from token2wav.cache.encoder_cache import EncoderCache
 from token2wav.cache.states import StateRows, StateStore
 from token2wav.config.block_grid import BlockGrid
-from token2wav.execution.batch import (
-    BEFORE,
-    CHUNK,
-    HEADER,
-    LAST,
-    NUM_CAUSAL_PAGES,
-    PROMPT_PADDING,
-    START,
-    VALID,
-    BatchSize,
-    slots_of,
-    write_table,
-)
+from token2wav.execution.batch import BatchSize
+from token2wav.execution.block_table import HEADER, ChunkPlace, Column, slots_of, write_table
 from token2wav.execution.buckets import BucketRunner
 from token2wav.execution.cuda_graphs import GraphPool
 from token2wav.execution.staging import IntegerTensors, to_device
@@ -44,49 +33,41 @@ ENCODER = "encoder"  # name of the encoder in the state store
 
 @dataclass(frozen=True, eq=False)
 class PlacedChunk:
-    """Chunk of a stream or of a prompt, with the pages of its blocks.
+    """Chunk of a stream or of a prompt, with its place.
 
     Attributes:
         chunk: tokens of the chunk.
         grid: block grid, in tokens.
-        slot: slot of the stream in the state store.
-        tables: block table of each block.
+        place: place of the chunk, in tokens.
     """
 
     chunk: TokenChunk
     grid: BlockGrid
-    slot: int
-    tables: list[list[int]]
+    place: ChunkPlace
 
-    @property
-    def provisional(self) -> bool:
-        """Whether no state after the chunk is stored."""
-        return self.chunk.provisional
+    @classmethod
+    def of(
+        cls, chunk: TokenChunk, grid: BlockGrid, slot: int, tables: list[list[int]]
+    ) -> PlacedChunk:
+        """Places a chunk in its pages.
 
-    @property
-    def prompt_padding(self) -> int:
-        """Tokens of padding at the start of the stream, in its first page."""
-        return self.grid.prompt_padding
-
-    @property
-    def padding(self) -> int:
-        """Tokens of padding in front of the chunk."""
-        return 0 if self.chunk.start else self.prompt_padding
-
-    @property
-    def start(self) -> int:
-        """Position of the first token of the first block, counted from the start of the padding."""
-        return self.chunk.start + self.prompt_padding - self.padding
-
-    @property
-    def length(self) -> int:
-        """Tokens of the chunk, with the padding in front."""
-        return self.padding + self.chunk.stop - self.chunk.start
-
-    @property
-    def full_prompt_attention(self) -> bool:
-        """Whether every block attends to the later blocks of the chunk too."""
-        return self.grid.full_prompt_attention and self.chunk.start < self.grid.prefix
+        Args:
+            chunk: tokens of the chunk.
+            grid: block grid, in tokens.
+            slot: slot of the stream in the state store.
+            tables: see `ChunkPlace`.
+        """
+        padding = 0 if chunk.start else grid.prompt_padding
+        place = ChunkPlace(
+            start=chunk.start + grid.prompt_padding - padding,
+            length=padding + chunk.stop - chunk.start,
+            tables=tables,
+            slot=slot,
+            provisional=chunk.provisional,
+            prompt_padding=grid.prompt_padding,
+            full_prompt_attention=grid.full_prompt_attention and chunk.start < grid.prefix,
+        )
+        return cls(chunk, grid, place)
 
 
 class EncoderRunner(ABC):
@@ -114,16 +95,20 @@ class ChunkEncoderRunner(EncoderRunner):
     @torch.inference_mode()
     def run(self, chunks: Sequence[PlacedChunk]) -> list[torch.Tensor]:
         rows = self.states.rows(ENCODER, len(chunks))
-        before, after = to_device(slots_of(chunks, len(chunks)), self.encoder.device)
+        before, after = to_device(
+            slots_of([placed.place for placed in chunks], len(chunks)), self.encoder.device
+        )
         self.states.read(before, rows)
         mus = self.encoder.encode([self._input(chunk) for chunk in chunks], rows.views)
         self.states.write(after, rows)
         return mus
 
     def _input(self, placed: PlacedChunk) -> EncoderInput:
-        chunk, own = placed.chunk, [table[-1] for table in placed.tables]
+        chunk, tables = placed.chunk, placed.place.tables
         count = chunk.stop - chunk.start
-        context = self.cache.context(placed.grid, chunk.start, count, placed.tables[0], own)
+        context = self.cache.context(
+            placed.grid, chunk.start, count, tables[0], [table[-1] for table in tables]
+        )
         return EncoderInput(chunk, placed.grid, context)
 
 
@@ -166,7 +151,7 @@ class BlockEncoderRunner(EncoderRunner):
 
 
 def _size_of(chunks: Sequence[PlacedChunk]) -> BatchSize:
-    return BatchSize.of(chunks, aligned=False)
+    return BatchSize.of([placed.place for placed in chunks], aligned=False)
 
 
 class EncoderBatch:
@@ -214,9 +199,9 @@ class EncoderBatch:
         )
         row = 0
         for number, placed in enumerate(chunks):
-            write_table(table[row:], placed, number, self._block_tokens)
+            write_table(table[row:], placed.place, number, self._block_tokens)
             row += self._write_tokens(tokens[row:], placed)
-        slots = slots_of(chunks, self._slots.shape[1])
+        slots = slots_of([placed.place for placed in chunks], self._slots.shape[1])
         self._integers.fill(table, tokens, slots)
         count = len(chunks)
         self._states.read(self._slots[0, :count], self._rows.first(count))
@@ -239,18 +224,19 @@ class EncoderBatch:
         mu = self.mu.transpose(0, 1).clone(memory_format=torch.contiguous_format).flatten(1)
         mus, row = [], 0
         for placed in chunks:
-            first = ratio * (row * self._block_tokens + placed.padding)
-            mus.append(mu[:, first : first + ratio * (placed.length - placed.padding)])
-            row += len(placed.tables)
+            place = placed.place
+            first = ratio * (row * self._block_tokens + place.padding)
+            mus.append(mu[:, first : first + ratio * (place.length - place.padding)])
+            row += len(place.tables)
         return mus
 
     def _write_tokens(self, rows: NDArray[np.int32], placed: PlacedChunk) -> int:
         """Writes the tokens of a chunk, and returns the number of its rows."""
-        chunk, count = placed.chunk, len(placed.tables)
-        tokens = self._encoder.with_lookahead(chunk, placed.grid)
+        padding, count = placed.place.padding, len(placed.place.tables)
+        tokens = self._encoder.with_lookahead(placed.chunk, placed.grid)
         width = rows.shape[1]
         line = np.full(((count - 1) * self._block_tokens + width, *rows.shape[2:]), -1, np.int32)
-        line[placed.padding : placed.padding + len(tokens)] = tokens
+        line[padding : padding + len(tokens)] = tokens
         for index in range(count):
             rows[index] = line[index * self._block_tokens :][:width]
         return count
@@ -286,18 +272,18 @@ class BlockStep(StreamStep):
         reach, table = layer.state_shape[-1], self.table
         # The positions before the first token of a prompt with padding are zeros.
         positions = torch.arange(x.shape[2], device=x.device)
-        padding = rate * (table[:, PROMPT_PADDING, None] - table[:, START, None])
+        padding = rate * (table[:, Column.PROMPT_PADDING, None] - table[:, Column.START, None])
         x = x.masked_fill((positions < padding)[:, None], 0.0)
-        follows = table[:, BEFORE, None, None] > 0
+        follows = table[:, Column.BEFORE, None, None] > 0
         above = x[:, :, x.shape[2] - reach :].roll(1, dims=0)
         x = torch.cat(
-            (torch.where(follows, above, state.index_select(0, table[:, CHUNK])), x), dim=2
+            (torch.where(follows, above, state.index_select(0, table[:, Column.CHUNK])), x), dim=2
         )
         # The new state ends with the last valid position of the chunk. Rows that do not end a chunk
         # write to one extra place, which is cut off.
         count = len(state)
-        ends = table[:, CHUNK].masked_fill(table[:, LAST] == 0, count).long()
-        after = rate * table[:, VALID, None, None] + positions[:reach]
+        ends = table[:, Column.CHUNK].masked_fill(table[:, Column.LAST] == 0, count).long()
+        after = rate * table[:, Column.VALID, None, None] + positions[:reach]
         kept = x.gather(2, after.expand(-1, x.shape[1], -1))
         state.copy_(kept.new_empty(count + 1, *kept.shape[1:]).index_copy_(0, ends, kept)[:count])
         return x
@@ -319,16 +305,16 @@ class BlockAttention:
     def _own(self) -> torch.Tensor:
         """Page (rows,) of every block; the scratch page for rows that hold no block."""
         table = self._table
-        at = HEADER - 1 + table[:, NUM_CAUSAL_PAGES, None].long()
+        at = HEADER - 1 + table[:, Column.NUM_CAUSAL_PAGES, None].long()
         own = table.gather(1, at)[:, 0].long()
-        return own.masked_fill_(table[:, VALID] == 0, self._cache.scratch)
+        return own.masked_fill_(table[:, Column.VALID] == 0, self._cache.scratch)
 
     def at_rate(self, x: torch.Tensor, rate: int) -> LayerAttention:
         from token2wav.kernels.relative_attention import relative_attention
 
         # In float64, because a float32 angle of a long stream has few digits after the point.
         positions = torch.arange(rate * self._block, device=x.device, dtype=torch.float64)
-        positions = positions + rate * self._table[:, START, None]
+        positions = positions + rate * self._table[:, Column.START, None]
         angles = positions.flatten()[:, None] * frequencies(x.shape[2], x.device).double()
         cos, sin = angles.cos().float(), angles.sin().float()
         # The product of a rotated query and the sinusoids of a key depends on their distance alone.

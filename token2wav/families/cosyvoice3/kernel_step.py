@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from token2wav.cache.paged_kv_cache import PagedKVCache
-from token2wav.execution.batch import Batch, frame_positions
+from token2wav.execution.batch import Batch
+from token2wav.execution.block_table import frame_positions
 from token2wav.execution.step import StepFunction
 from token2wav.kernels.attention import paged_attention
 from token2wav.kernels.convolution import precision_beside

@@ -1,0 +1,195 @@
+"""Block tables: the rows of integers by which kernels and graphs find the blocks of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from token2wav.cache.states import SCRATCH_SLOT
+
+
+class Column(IntEnum):
+    """Columns of the header of a block table.
+
+    The block table of a batch is a tensor on the device with one row of integers for each block.
+    Kernels and graphs read all properties of a block from this row. After the header come the pages
+    that the block attends to, in order. The last of these pages is the page of the block itself,
+    except under full prompt attention. The rest of the row is not read. A row of zeros holds no
+    block.
+    """
+
+    START = 0  # position of the first frame of the block
+    VALID = 1  # number of frames of the block; the rest of its page is padding
+    NUM_CAUSAL_PAGES = 2  # number of pages that the block attends to, up to its own page
+    BEFORE = 3  # number of frames of the chunk before the block; the rows above hold these frames
+    CHUNK = 4  # index of the chunk in the batch
+    LAST = 5  # 1 for the last block of a chunk
+    PROMPT_PADDING = 6  # number of padding frames at the start of the stream, in its first page
+    NUM_PAGES = 7  # number of all pages that the block attends to, with later pages of its chunk
+    # Number of the first pages that all blocks of the chunk attend to. Own pages of its blocks do
+    # not count, except under full prompt attention. So a kernel reads these pages once for many
+    # blocks, and needs no mask for their frames, apart from padding of the prompt.
+    SHARED_PAGES = 8
+
+
+HEADER = len(Column)  # number of columns of the header
+
+
+@dataclass(frozen=True)
+class ChunkPlace:
+    """Place of a chunk among the blocks of its stream. Positions are frames for the estimator, and
+    tokens for the encoder.
+
+    Attributes:
+        start: first position, a multiple of the block, counted from the start of the stream with
+            its padding.
+        length: number of positions, with the padding in front.
+        tables: for each block the pages that it attends to, in order; its own page comes last.
+        slot: slot of the stream in the state store. It holds the state before the chunk.
+        provisional: whether the state after the chunk is dropped. If not, it replaces the state in
+            the slot.
+        prompt_padding: number of padding positions at the start of the stream. The first page of
+            every table begins with them.
+        full_prompt_attention: whether every block also attends to the later blocks of the chunk, as
+            if the chunk were one block.
+    """
+
+    start: int
+    length: int
+    tables: list[list[int]]
+    slot: int
+    provisional: bool = False
+    prompt_padding: int = 0
+    full_prompt_attention: bool = False
+
+    @property
+    def padding(self) -> int:
+        """Number of padding positions in front of the chunk."""
+        return 0 if self.start else self.prompt_padding
+
+    def scaled(self, ratio: int) -> ChunkPlace:
+        """Returns the same place in units that are smaller by a factor."""
+        return replace(
+            self,
+            start=ratio * self.start,
+            length=ratio * self.length,
+            prompt_padding=ratio * self.prompt_padding,
+        )
+
+
+@dataclass(frozen=True)
+class Block:
+    """One block of a batch, as the host builds its row of the block table.
+
+    The fields without a description here are the columns of the header that have the same names.
+
+    Attributes:
+        pages: pages that the block attends to, in order; its own page comes last.
+        chunk_pages: pages of the last block of the chunk, which every block of the chunk attends to
+            under full prompt attention; None without it.
+    """
+
+    start: int
+    valid: int
+    before: int
+    chunk: int
+    last: bool
+    pages: list[int]
+    prompt_padding: int = 0
+    chunk_pages: list[int] | None = None
+    shared_pages: int = 0
+
+    @property
+    def row(self) -> list[int]:
+        """Row of the block table."""
+        seen, visible = len(self.pages), self.chunk_pages or self.pages
+        header = [
+            self.start,
+            self.valid,
+            seen,
+            self.before,
+            self.chunk,
+            int(self.last),
+            self.prompt_padding,
+            len(visible),
+            self.shared_pages,
+        ]
+        return header + visible
+
+
+def write_table(rows: NDArray[np.int32], place: ChunkPlace, number: int, block: int) -> list[Block]:
+    """Writes the blocks of one chunk into the first rows of a block table.
+
+    Args:
+        rows: (rows, columns) zeros.
+        place: place of the chunk.
+        number: index of the chunk in the batch.
+        block: positions of a block.
+
+    Returns:
+        The blocks.
+    """
+    blocks = blocks_of(place, number, block)
+    for index, entry in enumerate(blocks):
+        values = entry.row
+        rows[index, : len(values)] = values
+    return blocks
+
+
+def slots_of(places: Sequence[ChunkPlace], room: int) -> NDArray[np.int64]:
+    """Returns the slots (2, room) of the states before and after chunks. The scratch slot follows
+    them, and stands for the states that are dropped.
+    """
+    slots = np.full((2, room), SCRATCH_SLOT)
+    slots[0, : len(places)] = [place.slot for place in places]
+    slots[1, : len(places)] = [
+        SCRATCH_SLOT if place.provisional else place.slot for place in places
+    ]
+    return slots
+
+
+def blocks_of(place: ChunkPlace, number: int, block: int) -> list[Block]:
+    """Returns the blocks of one chunk; `number` is its index in the batch."""
+    whole = place.tables[-1] if place.full_prompt_attention else None
+    shared = _shared_pages(whole or place.tables[0], place.tables[-1])
+    return [
+        Block(
+            start=place.start + before,
+            valid=min(block, place.length - before),
+            before=before,
+            chunk=number,
+            last=index == len(place.tables) - 1,
+            pages=pages,
+            prompt_padding=place.prompt_padding,
+            chunk_pages=whole,
+            shared_pages=shared,
+        )
+        for index, (before, pages) in enumerate(
+            zip(range(0, place.length, block), place.tables, strict=True)
+        )
+    ]
+
+
+def _shared_pages(first: list[int], last: list[int]) -> int:
+    """Returns the number of pages, without the last one, at the start of the first block's table
+    that are also at the start of the last block's table.
+
+    A window of past blocks that moves on from block to block drops pages behind the prompt.
+    """
+    most = len(first) - 1
+    if first[:most] == last[:most]:
+        return most
+    return next(index for index in range(most) if first[index] != last[index])
+
+
+def frame_positions(table: torch.Tensor, frames: int) -> torch.Tensor:
+    """Computes the positions (blocks, frames) of the frames of every block in a block table.
+
+    Frames of padding have positions too.
+    """
+    return table[:, Column.START, None] + torch.arange(frames, device=table.device)
