@@ -22,6 +22,7 @@ from tests.support import (
     pocket_model,
     qwen3_model,
     snac_model,
+    vibevoice_model,
 )
 from tests.support.batches import Tokens
 from tests.support.family_golden import FamilyGolden
@@ -64,6 +65,7 @@ CODECS: dict[str, Codec] = {
     "qwen3_omni": Codec(qwen3_model.write_model),
     "snac": Codec(snac_model.write_snac),
     "snac_attention": Codec(snac_model.write_snac),
+    "vibevoice": Codec(vibevoice_model.write_tokenizer),
 }
 WRITERS: dict[str, Writer] = {
     name: codec.write for name, codec in CODECS.items() if not codec.other_format

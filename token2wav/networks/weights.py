@@ -27,8 +27,9 @@ from torch.overrides import TorchFunctionMode
 from token2wav.errors import CheckpointError
 
 _FACTORIES = (torch.empty, torch.zeros, torch.ones)  # functions that allocate weights of modules
-_BUFFERS = 1 << 24  # largest number of values that a network has besides its weights
-_LISTED = 8  # number of names per kind in an error
+_BUFFERS = 1 << 24  # most values that a network has besides its weights
+_MAPPED_BYTES = 16 << 20
+_LISTED = 8  # names of each kind in an error
 # Endings of the two tensors of a weight norm, in the older names, and the newer names of torch.
 _LENGTH, _DIRECTION = ".weight_g", ".weight_v"
 _NEWER = {
@@ -70,10 +71,10 @@ def read_pickle(source: Path | BytesIO, path: Path, *, mmap: bool = False) -> di
             state = torch.load(source, map_location="cpu", weights_only=True, mmap=mmap)
     except pickle.UnpicklingError as error:
         # The rest of torch's message explains how to execute the pickle.
-        asked_for = re.search(r"GLOBAL (\S+)", str(error))
+        reference = re.search(r"GLOBAL (\S+)", str(error))
         reason = (
-            f"the file refers to '{asked_for.group(1)}'"
-            if asked_for
+            f"the file refers to '{reference.group(1)}'"
+            if reference
             else "the file is not a pickle of tensors"
         )
         raise CheckpointError(f"{path}: refused, nothing was executed: {reason}") from error
@@ -91,25 +92,35 @@ def read_tensor(path: Path, name: str) -> torch.Tensor | None:
 
 
 def read_tensors(path: Path, prefix: str) -> dict[str, torch.Tensor]:
-    """Reads the tensors of a `.safetensors` file whose names begin with `prefix`, on the CPU. The
-    other tensors stay in the file.
+    """Reads the tensors of a `.safetensors` file whose names begin with `prefix`, on the CPU.
+    Floats become float32. The other tensors stay in the file.
+
+    A mapped file counts as memory as far as it was read. So it is mapped anew for every 16 MB.
 
     Raises:
         CheckpointError: the file is unreadable.
     """
-    with _reading(path), safe_open(path, framework="pt") as tensors:
-        return {
-            name: tensors.get_tensor(name)
-            for name in tensors.keys()  # noqa: SIM118 - it is no mapping
-            if name.startswith(prefix)
-        }
+    with _reading(path):
+        with safe_open(path, framework="pt") as tensors:
+            waiting = [name for name in tensors.keys() if name.startswith(prefix)]  # noqa: SIM118 - it is no mapping
+        values: dict[str, torch.Tensor] = {}
+        while waiting:
+            with safe_open(path, framework="pt") as tensors:
+                mapped = 0
+                while waiting and mapped < _MAPPED_BYTES:
+                    name = waiting.pop()
+                    value = tensors.get_tensor(name)
+                    mapped += value.nbytes
+                    dtype = torch.float32 if value.is_floating_point() else value.dtype
+                    values[name] = value.to(dtype, copy=True)
+                    del value  # the last reference keeps the file mapped
+        return values
 
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Context manager that turns every error of a reader into a CheckpointError with the path.
-
-    A damaged file makes the readers raise many kinds of errors.
+    """Turns every error of a reader into a CheckpointError with the path. A damaged file makes the
+    readers raise many kinds of errors.
     """
     try:
         if path.stat().st_size == 0:
@@ -151,7 +162,7 @@ def fold_weight_norm(weights: Mapping[str, torch.Tensor], path: Path) -> dict[st
 
     Args:
         weights: tensors by name, in the older or the newer names of torch.
-        path: file of the weights, for messages.
+        path: file, for messages.
 
     Raises:
         CheckpointError: the shapes of two partners differ, or a weight appears twice.
@@ -197,9 +208,14 @@ def fitting_weights(
     """
     _compare(module, weights, path)
     widened = {name: value.float() for name, value in weights.items()}
-    if broken := [name for name, value in widened.items() if not torch.isfinite(value).all()]:
+    if broken := [name for name, value in widened.items() if not _is_finite(value)]:
         raise CheckpointError(f"{path}: NaN or infinite values in {_listed(broken)}")
     return widened
+
+
+def _is_finite(value: torch.Tensor) -> bool:
+    """Returns whether no number is NaN or infinite, without memory for a number each."""
+    return not value.numel() or bool(torch.isfinite(torch.stack(value.aminmax())).all())
 
 
 class SkipInit(TorchFunctionMode):
@@ -209,8 +225,8 @@ class SkipInit(TorchFunctionMode):
     torch's compiler, which adds two seconds to a start.
 
     Args:
-        path: file of the weights. A network is rejected before it takes memory if this file is too
-            small for it.
+        path: file of the weights. A network for which this file is too small is rejected before it
+            takes memory.
     """
 
     def __init__(self, path: Path) -> None:
@@ -218,7 +234,7 @@ class SkipInit(TorchFunctionMode):
         self._path = path
         # a weight takes at least one byte of the file
         self._most = path.stat().st_size + _BUFFERS
-        self._made = 0
+        self._allocated = 0
 
     def __torch_function__(
         self,
@@ -230,8 +246,8 @@ class SkipInit(TorchFunctionMode):
         if getattr(func, "__module__", None) == "torch.nn.init":
             return None
         if func in _FACTORIES:
-            self._made += math.prod(args[0] if isinstance(args[0], Sequence) else args)
-            if self._made > self._most:
+            self._allocated += math.prod(args[0] if isinstance(args[0], Sequence) else args)
+            if self._allocated > self._most:
                 raise CheckpointError(
                     f"{self._path}: the file is too small for the configuration, whose "
                     f"network has more than {self._most} parameters; correct the depth and "
@@ -242,21 +258,24 @@ class SkipInit(TorchFunctionMode):
 
 def fill(module: nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
     """Replaces the weights of a module; the old ones are ignored."""
-    # Copies, because the tensors may be views of the file, and model files are replaced while
-    # servers run.
-    module.load_state_dict({name: value.clone() for name, value in weights.items()}, assign=True)
+    # Views of a file are copied, because model files are replaced while servers run.
+    copies = {
+        name: value.clone() if value.untyped_storage().filename else value
+        for name, value in weights.items()
+    }
+    module.load_state_dict(copies, assign=True)
 
 
 def _compare(module: nn.Module, weights: Mapping[str, torch.Tensor], path: Path) -> None:
     expected = {name: tuple(value.shape) for name, value in module.state_dict().items()}
-    found = {name: tuple(value.shape) for name, value in weights.items()}
+    shapes = {name: tuple(value.shape) for name, value in weights.items()}
     problems = {
-        "missing": [name for name in expected if name not in found],
-        "unexpected": [name for name in found if name not in expected],
+        "missing": [name for name in expected if name not in shapes],
+        "unexpected": [name for name in shapes if name not in expected],
         "wrongly shaped": [
-            f"{name} {found[name]} instead of {shape}"
+            f"{name} {shapes[name]} instead of {shape}"
             for name, shape in expected.items()
-            if name in found and found[name] != shape
+            if name in shapes and shapes[name] != shape
         ],
     }
     if any(problems.values()):

@@ -19,6 +19,7 @@ from torch import nn
 from token2wav.families.qwen3.config import DecoderSizes
 from token2wav.layers.codebooks import Quantizer
 from token2wav.layers.combine import Chain, Residual, placed
+from token2wav.layers.convnext import ConvNeXt
 from token2wav.layers.snake import Snake
 from token2wav.layers.streaming import (
     OFFLINE,
@@ -33,7 +34,6 @@ from token2wav.layers.streaming import (
 from token2wav.layers.window_transformer import TransformerSizes, WindowTransformer
 
 _DILATIONS = (1, 3, 9)  # of the residual units after each upsampling
-_NORM_EPS = 1e-6  # of the ConvNeXt blocks
 
 
 class Qwen3Decoder(WaveformNetwork):
@@ -162,30 +162,6 @@ class FeedForward(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
-
-
-class ConvNeXt(StreamModule):
-    """ConvNeXt block: a convolution of every channel, and a feed-forward part, added to the input.
-
-    Args:
-        channels: channels of input and output.
-    """
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.dwconv = causal_conv(channels, channels, 7, groups=channels)
-        self.norm = nn.LayerNorm(channels, eps=_NORM_EPS)
-        self.pwconv1 = nn.Linear(channels, 4 * channels)
-        self.pwconv2 = nn.Linear(4 * channels, channels)
-        self.gamma = nn.Parameter(torch.ones(channels))
-
-    def place(self, timing: Timing = ON_TIME) -> Timing:
-        return self.dwconv.place(timing)
-
-    def forward(self, x: torch.Tensor, step: StreamStep) -> torch.Tensor:
-        h = self.norm(self.dwconv(x, step).transpose(1, 2))
-        h = self.pwconv2(F.gelu(self.pwconv1(h)))
-        return x + (self.gamma * h).transpose(1, 2)
 
 
 def decoder_layers(sizes: DecoderSizes) -> Chain:

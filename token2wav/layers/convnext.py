@@ -1,0 +1,48 @@
+"""ConvNeXt block of codec decoders."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from token2wav.layers.streaming import (
+    OFFLINE,
+    ON_TIME,
+    StreamModule,
+    StreamStep,
+    Timing,
+    causal_conv,
+)
+
+_EPS = 1e-6  # of the norm
+
+
+class ConvNeXt(StreamModule):
+    """A causal convolution of every channel, and a feed-forward part, added to the input.
+
+    Args:
+        channels: channels of input and output.
+        inner: channels within the feed-forward part; None for four times as many.
+        kernel: kernel of the convolution.
+        scaled: whether every channel of the feed-forward part has a scale.
+    """
+
+    def __init__(
+        self, channels: int, inner: int | None = None, kernel: int = 7, *, scaled: bool = True
+    ) -> None:
+        super().__init__()
+        inner = inner or 4 * channels
+        self.dwconv = causal_conv(channels, channels, kernel, groups=channels)
+        self.norm = nn.LayerNorm(channels, eps=_EPS)
+        self.pwconv1, self.pwconv2 = nn.Linear(channels, inner), nn.Linear(inner, channels)
+        self.gamma = nn.Parameter(torch.ones(channels)) if scaled else None
+
+    def place(self, timing: Timing = ON_TIME) -> Timing:
+        return self.dwconv.place(timing)
+
+    def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
+        """Computes x (B, C, T) to the same shape."""
+        h = self.norm(self.dwconv(x, step).transpose(1, 2))
+        h = self.pwconv2(F.gelu(self.pwconv1(h)))
+        return x + (h if self.gamma is None else self.gamma * h).transpose(1, 2)
