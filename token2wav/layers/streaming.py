@@ -6,18 +6,15 @@ layer that reads later positions returns its output late. A step with T position
 T positions of output (at stride 1), but these belong to earlier positions. All steps of one length
 therefore have the same shapes, and nothing is computed twice.
 
-Delays add up along a network, so the state of a layer depends on the layers before it. A layer
-does not get its delay when it is made. When a network is complete, its constructor calls `place`
-once, which walks through the layers in the order of the signal. The method `place` of each layer
-takes the `Timing` of its input, sets the shape of its state, and returns the timing of its output.
-`networks/combine.py` has combinations that place their parts: `Chain`, `Residual`, which delays its
-skip path, and `Mean`, which delays the earlier ones of parallel branches. The timing of the last
-layer's output is what the network holds back.
+Delays add up along a network, so the state of a layer depends on the layers before it. The
+constructor of a complete network calls `place` once, which walks through the layers in the order of
+the signal. The method `place` of a layer takes the `Timing` of its input, sets the shape of its
+state, and returns the timing of its output. `layers/combine.py` has combinations that place their
+parts. The delay of the last output is the delay of the network.
 
-The first step of a stream has no input before its first position, and the last step has no input
-after the last position. Every layer puts zeros there, or its own kind of padding. The step that
-ends a stream is longer by the delay of the network, so that all outputs are returned. A whole
-sequence needs neither state nor delay.
+Before the first position of a stream and after its last one, every layer puts zeros, or its own
+kind of padding. The step that ends a stream is longer by the delay of the network, so that all
+outputs are returned. A whole sequence needs neither state nor delay.
 """
 
 from __future__ import annotations
@@ -57,7 +54,7 @@ class Activation(Protocol):
 
 
 class StateSpec(NamedTuple):
-    """State of one layer for one stream: name of the layer in its network, shape and dtype."""
+    """State of one layer for one stream. The name is the layer's name in its network."""
 
     name: str
     shape: tuple[int, ...]
@@ -68,9 +65,9 @@ class Timing(NamedTuple):
     """Timing of a signal.
 
     Attributes:
-        delay: number of positions by which the signal of a step is late.
-        extra: number of positions that the signal of a whole sequence has in addition to the
-            positions of its frames, for example 1 after an STFT; negative if it has fewer.
+        delay: positions by which the signal of a step is late.
+        extra: positions that the signal of a whole sequence has beyond the positions of its frames,
+            for example 1 after an STFT; negative if it has fewer.
     """
 
     delay: int = 0
@@ -84,7 +81,6 @@ class KeyValueSpec(NamedTuple):
     """Keys and values of a group of attention layers for one stream.
 
     Attributes:
-        layers: number of layers.
         size: channels of a key, and of a value.
         rate: positions per token.
     """
@@ -95,18 +91,13 @@ class KeyValueSpec(NamedTuple):
 
 
 class StreamModule(nn.Module):
-    """Base of layers, and of modules that consist of layers, which `place` puts into a network."""
+    """Base of layers, and of modules that consist of layers."""
 
     # The class is no ABC, whose `isinstance` takes longer, and networks ask for each layer.
     @abstractmethod
     def place(self, timing: Timing = ON_TIME) -> Timing:
-        """Prepares all layers for streams.
-
-        Args:
-            timing: timing of the input.
-
-        Returns:
-            Timing of the output, at the rate of the output.
+        """Prepares all layers for streams, from the timing of the input. Returns the timing of the
+        output, at the rate of the output.
         """
 
 
@@ -116,9 +107,8 @@ class Streaming(StreamModule):
     Attributes:
         input, output: timing of the input and of the output; set by `place`.
         state_shape: shape of the state of one stream; empty for a layer without state.
-        state_in_place: whether the layer changes only a part of its state in a step, and can do so
-            where the state is stored. A store may then pass a list with the state of each stream
-            instead of one tensor (`StateStore`).
+        state_in_place: whether a step changes only a part of the state, where it is stored. A store
+            may then pass a list with the state of each stream instead of one tensor (`StateStore`).
     """
 
     input: Timing
@@ -133,16 +123,15 @@ class Streaming(StreamModule):
     @property
     def state_dtype(self) -> torch.dtype:
         """dtype of the state: the dtype of the layer, and at least float32."""
-        own = [*self.parameters(recurse=False), *self.buffers(recurse=False)]
-        return torch.promote_types(own[0].dtype, torch.float32) if own else torch.float32
+        tensors = [*self.parameters(recurse=False), *self.buffers(recurse=False)]
+        return torch.promote_types(tensors[0].dtype, torch.float32) if tensors else torch.float32
 
 
 class FreezableLayer(nn.Module):
     """Base of layers that compute values from their weights once, when loading ends."""
 
     @abstractmethod
-    def freeze(self) -> None:
-        """Ends loading: computes these values."""
+    def freeze(self) -> None: ...
 
 
 class WaveformNetwork(nn.Module):
@@ -150,9 +139,9 @@ class WaveformNetwork(nn.Module):
     whose frames are codes or latents.
 
     Attributes:
-        input_channels: numbers of a frame: mel bands, codebooks, or the size of a latent.
+        input_channels: mel bands, codebooks, or the size of a latent.
         input_dtype: dtype of the frames: int32 for codes.
-        frame_samples: number of samples of audio per frame.
+        frame_samples: audio samples per frame.
         output: timing of the audio; the constructor of a network that holds audio back sets it.
         window_frames, frames_past_window: every step that does not end a stream must end
             `frames_past_window` frames after a multiple of `window_frames` frames.
@@ -173,15 +162,13 @@ class WaveformNetwork(nn.Module):
 
     @property
     def output_delay(self) -> int:
-        """Number of samples by which the audio of a step is late, because the network reads later
-        frames.
-        """
+        """Samples by which the audio of a step is late, because the network reads later frames."""
         return self.output.delay
 
     @property
     def missing_samples(self) -> int:
-        """Number of samples at the start of an utterance that the network does not make. The audio
-        of a step is late by these samples too.
+        """Samples at the start of an utterance that the network does not make. The audio of a step
+        is late by these samples too.
         """
         return -self.output.extra
 
@@ -190,13 +177,18 @@ class WaveformNetwork(nn.Module):
         """Frames at the end of an unfinished stream that yield no audio yet, rounded up."""
         return -(-(self.output_delay - self.missing_samples) // self.frame_samples)
 
+    @property
+    def first_frames(self) -> int:
+        """Least frames with which a stream can start. Fewer frames yield no audio."""
+        return self.output_delay // self.frame_samples + 1
+
     def no_frames(self) -> torch.Tensor:
         """Returns frames (input_channels, 0)."""
         return torch.empty(self.input_channels, 0, dtype=self.input_dtype, device=self.device)
 
     def freeze(self) -> None:
-        """Ends loading: the weights no longer change, and results that depend on them alone are
-        computed once.
+        """Ends loading: computes results that depend on the weights alone, which no longer
+        change.
         """
         self.eval().requires_grad_(False)
         for module in self.modules():  # a layer before the layers inside it
@@ -204,24 +196,20 @@ class WaveformNetwork(nn.Module):
                 module.freeze()
 
     def vocode(self, frames: torch.Tensor, noise: Any, *, phase: Any = "exact") -> torch.Tensor:
-        """Computes the audio (B, samples) of whole utterances.
+        """Computes the audio (B, samples) of whole utterances from frames (B, input_channels, T).
 
-        Args:
-            frames: (B, input_channels, T) frames of the utterances.
-            noise: noise of the harmonic source, see `HiFT`; not used by a network without one.
-            phase: rounding of the phase of the harmonic source, see `HiFT`.
+        Only a network with a harmonic source uses `noise` and `phase`, see `HiFT`.
         """
         return self(frames)[:, 0]
 
     def run_step(
         self, frames: torch.Tensor, noise: torch.Tensor, step: StreamStep, decode: Any = None
     ) -> torch.Tensor:
-        """Computes the audio (B, samples) of the next frames of streams, late by `output_delay`.
+        """Computes the audio (B, samples), late by `output_delay`, of the next frames
+        (B, input_channels, T) of streams.
 
         Args:
-            frames: (B, input_channels, T) next frames.
             noise: noise of the harmonic source for these frames.
-            step: position in the streams, and the state of every layer.
             decode: runs the network on another backend; None for torch.
         """
         return (decode or self)(frames, step)[:, 0]
@@ -229,20 +217,18 @@ class WaveformNetwork(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class StreamStep:
-    """One step of a streaming network: the position of its input in the streams, and the state of
-    every layer.
+    """Step of a streaming network: position of its input in the streams, and state of every layer.
 
-    All streams of a batch are in the same situation: all of them begin, continue or end with the
-    step. A layer reads its state unless the step is the first. The state after the last step has no
-    use.
+    All streams of a batch begin with the step, or all continue, or all end. A layer reads its state
+    unless the step is the first. The state after the last step has no use.
 
     Attributes:
         state: tensor (batch, *state_shape) for each layer that has a state, or a list with a tensor
             for each stream (`Streaming.state_in_place`); None computes whole sequences.
         first: whether the streams begin with this step.
-        frames: number of input frames of the network in this step.
-        frames_past_end: number of trailing zero frames after the end of the streams. They flush the
-            delay of the network. 0 unless the streams end with this step.
+        frames: input frames of the network in this step.
+        frames_past_end: trailing zero frames after the end of the streams. They flush the delay of
+            the network. 0 unless the streams end with this step.
         noise_factor: (batch,) int64, 0 for streams in which noise layers add no noise, else 1. None
             is 1 for all streams.
     """
@@ -263,17 +249,16 @@ class StreamStep:
         activation: Activation | None = None,
     ) -> torch.Tensor:
         """Returns the input of a layer with its context: the state of the layer in front, and
-        padding at both ends of a stream.
+        padding at both ends of a stream. The end of the result becomes the new state.
 
         Args:
-            layer: layer whose state is read. The end of the result becomes its new state.
+            layer: layer whose state is read.
             x: (B, C, T) input of the layer, before the activation.
             left: positions of padding at the start of a stream.
             right: positions of padding at the end of a stream; None if the layer reads no later
                 positions, so that the values there have no effect.
             mode: kind of padding, see `torch.nn.functional.pad`.
-            activation: activation to apply to x. It writes into the result, which saves a copy of
-                the whole tensor.
+            activation: writes its result into the returned tensor, which saves a copy.
         """
         if self.state is None:
             x = activation(x) if activation else x
@@ -297,11 +282,11 @@ class StreamStep:
             joined[:, :, : reach + begin] = 0 if past is None else past
             if self.frames_past_end:
                 joined[:, :, reach + stop :] = 0
-            own, place = x[:, :, begin:stop], joined[:, :, reach + begin : reach + stop]
+            signal, target = x[:, :, begin:stop], joined[:, :, reach + begin : reach + stop]
             if activation:
-                activation(own, place)
+                activation(signal, target)
             else:
-                place.copy_(own)
+                target.copy_(signal)
             x = joined
         else:
             x = activation(x) if activation else x
@@ -331,8 +316,8 @@ OFFLINE = StreamStep()
 
 
 def is_channels_last(x: torch.Tensor) -> bool:
-    """Returns whether the channels of a position of x (B, C, T) follow each other in memory, which
-    layers use on a CPU.
+    """Returns whether x (B, C, T) is on a CPU, and the channels of a position follow each other in
+    memory.
     """
     if torch.compiler.is_exporting() or x.device.type != "cpu":
         return False
@@ -358,9 +343,9 @@ class Window(NamedTuple):
     """Input positions that an output of a layer depends on.
 
     Attributes:
-        left, right: number of positions of padding at the start and at the end of a stream.
-        span: number of positions from the first to the last one that an output depends on.
-        stride: number of positions from the window of an output to that of the next one.
+        left, right: positions of padding at the start and at the end of a stream.
+        span: positions from the first to the last one that an output depends on.
+        stride: positions from the window of an output to the window of the next one.
     """
 
     left: int
@@ -375,7 +360,7 @@ class Window(NamedTuple):
         return Timing(delay, extra)
 
     def kept(self, timing: Timing) -> int:
-        """Returns the number of input positions before a step that its outputs depend on."""
+        """Returns the number of input positions before a step on which its outputs depend."""
         return self.left - timing.delay + self.stride * self.output(timing).delay
 
     def latest_input(self, delay: int) -> int:
@@ -384,11 +369,8 @@ class Window(NamedTuple):
 
 
 class StreamConv(nn.Conv1d, Streaming):
-    """Convolution over a stream.
-
-    Args:
-        inputs, outputs, kernel, dilation, stride, groups, bias: as for `nn.Conv1d`.
-        left, right: number of zeros at the start and at the end of a stream.
+    """Convolution over a stream. For arguments see `nn.Conv1d`; `left` and `right` are the numbers
+    of zeros at the start and at the end of a stream.
     """
 
     def __init__(
@@ -412,13 +394,12 @@ class StreamConv(nn.Conv1d, Streaming):
 
     def place(self, timing: Timing = ON_TIME) -> Timing:
         self.input, self.output = timing, self.window.output(timing)
-        kept = self.window.kept(timing)
-        self.state_shape = (self.in_channels, kept) if kept else ()
+        reach = self.window.kept(timing)
+        self.state_shape = (self.in_channels, reach) if reach else ()
         return self.output
 
     @property
     def window(self) -> Window:
-        """Input positions of an output."""
         span = (self.kernel_size[0] - 1) * self.dilation[0] + 1
         return Window(self.left, self.right, span, self.stride[0])
 
@@ -457,9 +438,7 @@ class StreamConv(nn.Conv1d, Streaming):
     def _as_product(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
-        """Computes the convolution of x (B, inputs, T) as a product of a row for each output. The
-        result is channels last.
-        """
+        """Convolves x (B, inputs, T) by a matrix product. The result is channels last."""
         rows = _windows(x, self.kernel_size[0], self.dilation[0])
         return self._packed.of(weight).product(rows, bias).transpose(1, 2)
 
@@ -548,10 +527,10 @@ class Overlap(Streaming):
 
     Args:
         channels: channels of the convolution's input.
-        kernel, stride: kernel and stride of the convolution.
-        cut: number of outputs that are dropped at the start of a stream.
-        cut_end: number of outputs that are dropped at the end of a stream; None for `cut`.
-        pad: number of times that the edges of the input are repeated before the convolution.
+        kernel, stride: sizes of the convolution.
+        cut: outputs that are dropped at the start of a stream.
+        cut_end: outputs that are dropped at the end of a stream; None for `cut`.
+        pad: repetitions of the edges of the input before the convolution.
     """
 
     def __init__(
@@ -567,8 +546,8 @@ class Overlap(Streaming):
         super().__init__()
         self.kernel, self.stride, self.cut, self.pad = kernel, stride, cut, pad
         self.cut_end = cut if cut_end is None else cut_end
-        if kept := (kernel - 1) // stride:
-            self.state_shape = (channels, kept)
+        if reach := (kernel - 1) // stride:
+            self.state_shape = (channels, reach)
 
     def place(self, timing: Timing = ON_TIME) -> Timing:
         inputs = timing.extra + 2 * self.pad  # in addition to those of the frames
@@ -586,31 +565,26 @@ class Overlap(Streaming):
         )
 
     def complete_outputs(self, y: torch.Tensor, inputs: int, step: StreamStep) -> torch.Tensor:
-        """Selects the outputs that no later input changes.
-
-        Args:
-            y: (B, C, T) outputs of the convolution.
-            inputs: positions of its input, as `with_context` returned it.
-            step: position in the streams.
+        """Selects the outputs y (B, C, T) of the convolution that no later input changes. `inputs`
+        is the length of the input that `with_context` returned.
         """
         if step.state is None:
             return y[:, :, self.cut : y.shape[2] - self.cut_end]
-        kept = self.state_shape[-1] if self.state_shape else 0
-        return y[:, :, self.stride * kept : self.stride * inputs]
+        reach = self.state_shape[-1] if self.state_shape else 0
+        return y[:, :, self.stride * reach : self.stride * inputs]
 
 
 class StreamConvTranspose(nn.ConvTranspose1d, StreamModule):
     """Transposed convolution over a stream that makes `stride` outputs of every input.
 
     Args:
-        inputs, outputs, kernel, stride: as for `nn.ConvTranspose1d`. The kernel is as long as the
-            stride, or longer; by an even number if `cut` is "halves".
-        cut: place of the outputs of a whole sequence that are dropped, because there are
-            `kernel - stride` too many. "halves": one half at each end. "end": all at the end, so
-            that an output depends on no later input. "both": as "end", and as many at the start;
-            the result is then shorter than `stride` outputs of every input. A pair gives the
-            number of outputs that are dropped at the start, and at the end.
-        groups, bias: as for `nn.ConvTranspose1d`.
+        inputs, outputs, kernel, stride, groups, bias: as for `nn.ConvTranspose1d`. The kernel is as
+            long as the stride, or longer; by an even number if `cut` is "halves".
+        cut: selects the outputs of a whole sequence to drop, because it has `kernel - stride` too
+            many. "halves": one half at each end. "end": all at the end, so that an output depends
+            on no later input. "both": as "end", and as many at the start; the result is then
+            shorter than `stride` outputs of every input. A pair: outputs to drop at the start, and
+            at the end.
     """
 
     def __init__(
@@ -639,7 +613,6 @@ class StreamConvTranspose(nn.ConvTranspose1d, StreamModule):
 
     @property
     def output(self) -> Timing:
-        """Timing of the output."""
         return self.overlap.output
 
     def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:  # type: ignore[override]
@@ -658,10 +631,8 @@ class StreamConvTranspose(nn.ConvTranspose1d, StreamModule):
         return is_channels_last(x) or x.shape[2] <= _SHORT_INPUT
 
     def _as_product(self, x: torch.Tensor, step: StreamStep) -> torch.Tensor:
-        """Computes all complete outputs from x (B, inputs, T) as a product of windows.
-
-        A window has the inputs that an output depends on: one for each stride of the kernel. It
-        gives `stride` outputs.
+        """Computes all complete outputs from x (B, inputs, T) as a product of windows. A window has
+        one input for each stride of the kernel, and gives `stride` outputs.
         """
         in_order, [kernel], [stride] = is_channels_last(x), self.kernel_size, self.stride
         window, count = -(-kernel // stride), x.shape[2]
@@ -678,11 +649,7 @@ class StreamConvTranspose(nn.ConvTranspose1d, StreamModule):
 
 class Delay(Streaming):
     """Delay line, which returns a signal `length` positions later. It aligns the signal with
-    another signal that is late.
-
-    Args:
-        channels: channels of the signal.
-        length: number of positions to delay; 0 changes nothing. `align` sets it.
+    another signal that is late. `align` sets the length; 0 changes nothing.
     """
 
     def __init__(self, channels: int, length: int = 0) -> None:
@@ -704,7 +671,7 @@ class Delay(Streaming):
 
 
 def state_specs(network: nn.Module) -> dict[nn.Module, StateSpec]:
-    """Returns the state specs of the layers of a network, in the order of its modules.
+    """Returns the state specs of a network's layers, in the order of its modules.
 
     Raises:
         RuntimeError: a layer was not placed, so that its state is unknown.

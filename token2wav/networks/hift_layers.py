@@ -4,20 +4,18 @@ its inverse.
 
 from __future__ import annotations
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from token2wav.layers.combine import placed
+from token2wav.layers.inverse_stft import OverlapAdd, fourier_kernels
 from token2wav.layers.streaming import (
     OFFLINE,
     ON_TIME,
     Delay,
     FreezableLayer,
-    Overlap,
     StreamConv,
     Streaming,
     StreamModule,
@@ -89,11 +87,7 @@ class Snake(FreezableLayer):
 
 class ResBlock(StreamModule, FreezableLayer):
     """Residual block. For each dilation it adds to its input: Snake, dilated convolution, Snake,
-    convolution. The input is delayed to match.
-
-    Args:
-        channels, kernel, dilations: sizes of the convolutions.
-        causal: whether the convolutions are causal; else they are centred.
+    convolution. The input is delayed to match. The convolutions are causal or centred.
     """
 
     def __init__(
@@ -117,9 +111,9 @@ class ResBlock(StreamModule, FreezableLayer):
 
     def place(self, timing: Timing = ON_TIME) -> Timing:
         for conv1, conv2, wait in zip(self.convs1, self.convs2, self.waits, strict=True):
-            late = placed((conv1, conv2), timing)
-            wait.align(timing, late)  # type: ignore[operator]
-            timing = late
+            output = placed((conv1, conv2), timing)
+            wait.align(timing, output)  # type: ignore[operator]
+            timing = output
         return timing
 
     def freeze(self) -> None:
@@ -214,31 +208,6 @@ class MirroredStart(Streaming):
 _MAX_MAGNITUDE = 100.0
 
 
-def fourier_kernels(window: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns convolution kernels of the short-time Fourier transform and of its inverse.
-
-    16 samples need no FFT, and every backend has convolutions.
-
-    Args:
-        window: (n,) window.
-
-    Returns:
-        Kernels of analysis and of synthesis, each (n + 2, 1, n): real parts of all bins, then
-        imaginary parts.
-    """
-    size = len(window)
-    angle = (
-        2 * math.pi / size * torch.outer(torch.arange(size // 2 + 1), torch.arange(size)).double()
-    )
-    waves = torch.cat((angle.cos(), -angle.sin()))  # (n + 2, n)
-    # Every bin except the first and the last counts twice in the inverse transform, because it also
-    # stands for its mirror image.
-    twice = torch.full((size // 2 + 1,), 2.0, dtype=torch.float64)
-    twice[0] = twice[-1] = 1.0
-    inverse = waves * twice.repeat(2)[:, None] / size
-    return (waves * window).float()[:, None], (inverse * window).float()[:, None]
-
-
 class Analysis(Streaming):
     """STFT of a signal with half a window mirrored at both ends.
 
@@ -269,22 +238,13 @@ class Analysis(Streaming):
         )
 
 
-class Synthesis(StreamModule):
+class Synthesis(OverlapAdd):
     """Inverse STFT of log-magnitudes and phases."""
 
-    kernels: torch.Tensor
-    weights: torch.Tensor
-
     def __init__(self, n_fft: int, hop: int) -> None:
-        super().__init__()
-        self.overlap = Overlap(n_fft + 3, n_fft, hop, cut=n_fft // 2)
-        self.bins = n_fft // 2 + 1
         window = torch.hann_window(n_fft)
-        self.register_buffer("kernels", fourier_kernels(window)[1], persistent=False)
-        self.register_buffer("weights", window.square()[None, None], persistent=False)
-
-    def place(self, timing: Timing = ON_TIME) -> Timing:
-        return self.overlap.place(timing)
+        super().__init__(fourier_kernels(window)[1], window, hop, cut=n_fft // 2)
+        self.bins = n_fft // 2 + 1
 
     def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
         """Transforms the output (B, n_fft + 2, frames) of the last convolution of HiFT to audio (B,
@@ -293,13 +253,5 @@ class Synthesis(StreamModule):
         magnitude = x[:, : self.bins].exp().clamp(max=_MAX_MAGNITUDE)
         # As in the public code, the phase in radians is the sine of the network's output.
         angle = x[:, self.bins :].sin()
-        # a channel of ones, from which the sum of overlapping windows is computed
-        there = torch.ones_like(magnitude[:, :1])
-        stft = torch.cat((magnitude * angle.cos(), magnitude * angle.sin(), there), dim=1)
-        stft, hop = self.overlap.with_context(stft, step), self.overlap.stride
-        audio = F.conv_transpose1d(stft[:, :-1], self.kernels, stride=hop)
-        weight = F.conv_transpose1d(stft[:, -1:], self.weights, stride=hop)
-        audio, weight = (
-            self.overlap.complete_outputs(each, stft.shape[2], step) for each in (audio, weight)
-        )
-        return (audio / weight)[:, 0]
+        stft = torch.cat((magnitude * angle.cos(), magnitude * angle.sin()), dim=1)
+        return self.add(stft, step)[:, 0]

@@ -258,9 +258,10 @@ class SkipInit(TorchFunctionMode):
 
 def fill(module: nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
     """Replaces the weights of a module; the old ones are ignored."""
-    # Views of a file are copied, because model files are replaced while servers run.
+    # Views of a file are copied, because model files are replaced while servers run. Memory that
+    # torch has allocated itself is resizable.
     copies = {
-        name: value.clone() if value.untyped_storage().filename else value
+        name: value if value.untyped_storage().resizable() else value.clone()
         for name, value in weights.items()
     }
     module.load_state_dict(copies, assign=True)

@@ -1,0 +1,138 @@
+"""Family of EAR-TTS: the decoder of its codec, and its weights."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from token2wav.config.model_config import StageName
+from token2wav.config.transformers_json import safetensors_files
+from token2wav.errors import CheckpointError
+from token2wav.families.ear_tts.config import PREFIX, EarTtsSizes
+from token2wav.families.family import Family
+from token2wav.layers.codebooks import Codebooks
+from token2wav.layers.combine import placed, run
+from token2wav.layers.convnext import ConvNeXt
+from token2wav.layers.inverse_stft import OverlapAdd, fourier_kernels
+from token2wav.layers.streaming import (
+    OFFLINE,
+    StreamConvTranspose,
+    StreamStep,
+    WaveformNetwork,
+    causal_conv,
+)
+from token2wav.networks.weights import fitting_weights, floating_tensors, read_tensors
+
+_MOST_MAGNITUDE = 100.0
+_CODEBOOK = "prvq.mus_list."
+_DECODER = "decoder."
+_POINTWISE = re.compile(r"layers\.\d+\.pwconv\d\.weight")
+
+
+class EarTtsDecoder(WaveformNetwork):
+    """Decoder from codes to audio. Its layers have the numbers of the published weights.
+
+    Args:
+        sizes: sizes of the codec.
+    """
+
+    input_dtype = torch.int32
+
+    def __init__(self, sizes: EarTtsSizes) -> None:
+        super().__init__()
+        self.input_channels, self.frame_samples = sizes.num_quantizers, sizes.frame_samples
+        self.codebooks = Codebooks(
+            sizes.num_quantizers,
+            sizes.codebook_size,
+            sizes.latent_size,
+            sizes.latent_size,
+            projected=False,
+        )
+        self.layers = nn.ModuleList()
+        inputs = sizes.latent_size
+        for width, rate in zip(sizes.widths, reversed(sizes.rates), strict=True):
+            self.layers.append(
+                StreamConvTranspose(
+                    inputs, width, rate, rate, cut="end", groups=sizes.groups, bias=False
+                )
+            )
+            self.layers.extend(
+                ConvNeXt(width, kernel=sizes.kernel_size, scaled=False)
+                for _ in range(sizes.num_blocks)
+            )
+            inputs = width
+        self.layers.append(causal_conv(inputs, sizes.n_fft + 2, 1, bias=False))
+        self.synthesis = Synthesis(sizes.n_fft, sizes.hop_length)
+        self.output = placed([*self.layers, self.synthesis])
+
+    def forward(self, codes: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
+        """Computes the audio (B, 1, frame_samples * T) of codes (B, codebooks, T). The audio of a
+        step is late by `output_delay`.
+        """
+        return self.synthesis(run(self.layers, self.codebooks(codes), step), step)
+
+
+class Synthesis(OverlapAdd):
+    """Inverse STFT of log-magnitudes and phases. No sample of a frame exceeds its window.
+
+    Args:
+        n_fft: samples of a window.
+        hop: samples from a window to the next one.
+    """
+
+    inverse: torch.Tensor
+    bound: torch.Tensor
+
+    def __init__(self, n_fft: int, hop: int) -> None:
+        window = torch.hann_window(n_fft)
+        # A channel is a sample of a frame.
+        super().__init__(torch.diag(window)[:, None], window, hop, cut=(n_fft - hop) // 2)
+        inverse = fourier_kernels(torch.ones(n_fft))[1][:, 0].T  # (n_fft, n_fft + 2)
+        self.register_buffer("inverse", inverse, persistent=False)
+        self.register_buffer("bound", window[:, None], persistent=False)
+
+    def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
+        """Converts magnitudes and phases (B, n_fft + 2, T) to samples (B, 1, hop * T)."""
+        magnitude, phase = x.float().chunk(2, dim=1)
+        magnitude = _MOST_MAGNITUDE * torch.exp(-F.softplus(math.log(_MOST_MAGNITUDE) - magnitude))
+        spectrum = torch.cat((magnitude * phase.cos(), magnitude * phase.sin()), dim=1)
+        frames = torch.matmul(self.inverse, spectrum).clamp(-self.bound, self.bound)
+        return self.add(frames, step)
+
+
+class EarTtsFamily(Family):
+    """Family of EAR-TTS."""
+
+    def network(self, config: Any, stage: StageName) -> nn.Module:
+        return EarTtsDecoder(config.sizes)
+
+    def weights(self, network: Any, path: Path, stage: StageName) -> dict[str, torch.Tensor]:
+        weights: dict[str, torch.Tensor] = {}
+        for part in (_CODEBOOK, _DECODER):  # the rest makes codes
+            for file in safetensors_files(path.parent, PREFIX + part):
+                weights |= floating_tensors(
+                    read_tensors(file, PREFIX + part), path, lambda name: name.removeprefix(PREFIX)
+                )
+        current, books = {}, {}
+        for name, value in weights.items():
+            if name.startswith(_CODEBOOK):
+                books[name] = value
+            else:
+                name = name.removeprefix(_DECODER)
+                current[name] = value.flatten(1) if _POINTWISE.fullmatch(name) else value
+        names = [f"{_CODEBOOK}{number}" for number in range(network.input_channels)]
+        if missing := [name for name in names if name not in books]:
+            raise CheckpointError(f"{path}: {PREFIX}{missing[0]} is missing")
+        if len({book.shape for book in books.values()}) > 1 or len(books) > len(names):
+            raise CheckpointError(f"{path}: {PREFIX}{_CODEBOOK}*: more codebooks, or other shapes")
+        current["codebooks.entries"] = torch.stack([books[name] for name in names])
+        return fitting_weights(network, current, path)
+
+
+FAMILY = EarTtsFamily()

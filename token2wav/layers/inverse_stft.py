@@ -1,0 +1,70 @@
+"""Short-time Fourier transform as convolutions, and the overlap-add of its inverse for streams."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+
+from token2wav.layers.streaming import OFFLINE, ON_TIME, Overlap, StreamModule, StreamStep, Timing
+
+
+def fourier_kernels(window: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns convolution kernels of the short-time Fourier transform and of its inverse.
+
+    16 samples need no FFT, and every backend has convolutions.
+
+    Args:
+        window: (n,) window.
+
+    Returns:
+        Kernels of analysis and of synthesis, each (n + 2, 1, n): real parts of all bins, then
+        imaginary parts.
+    """
+    size = len(window)
+    angle = (
+        2 * math.pi / size * torch.outer(torch.arange(size // 2 + 1), torch.arange(size)).double()
+    )
+    waves = torch.cat((angle.cos(), -angle.sin()))  # (n + 2, n)
+    # Every bin except the first and the last counts twice in the inverse transform, because it also
+    # stands for its mirror image.
+    twice = torch.full((size // 2 + 1,), 2.0, dtype=torch.float64)
+    twice[0] = twice[-1] = 1.0
+    inverse = waves * twice.repeat(2)[:, None] / size
+    return (waves * window).float()[:, None], (inverse * window).float()[:, None]
+
+
+class OverlapAdd(StreamModule):
+    """Overlap-add of windowed frames, divided by the sum of the squared windows.
+
+    Args:
+        kernels: (C, 1, n) contribution of every channel to the samples of a frame, with the window.
+        window: (n,) window.
+        hop: samples from a frame to the next one.
+        cut: samples that are dropped at each end of a whole sequence.
+    """
+
+    kernels: torch.Tensor
+    weights: torch.Tensor
+
+    def __init__(self, kernels: torch.Tensor, window: torch.Tensor, hop: int, cut: int) -> None:
+        super().__init__()
+        # one more channel, of ones, from which the sum of overlapping windows is computed
+        self.overlap = Overlap(len(kernels) + 1, len(window), hop, cut=cut)
+        self.register_buffer("kernels", kernels, persistent=False)
+        self.register_buffer("weights", window.square()[None, None], persistent=False)
+
+    def place(self, timing: Timing = ON_TIME) -> Timing:
+        return self.overlap.place(timing)
+
+    def add(self, frames: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
+        """Converts frames (B, C, T) to samples (B, 1, hop * T), less what is cut."""
+        x = torch.cat((frames, torch.ones_like(frames[:, :1])), dim=1)
+        x, hop = self.overlap.with_context(x, step), self.overlap.stride
+        audio = F.conv_transpose1d(x[:, :-1], self.kernels, stride=hop)
+        weight = F.conv_transpose1d(x[:, -1:], self.weights, stride=hop)
+        audio, weight = (
+            self.overlap.complete_outputs(signal, x.shape[2], step) for signal in (audio, weight)
+        )
+        return audio / weight
