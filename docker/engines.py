@@ -132,38 +132,39 @@ def build(root: Path, model: Path, config_file: Path | None) -> int:
     if config.runtime.backend in ("auto", "torch") or config.stream.reference:
         return _nothing("the settings select the backend torch")
     machine = Machine.own()
-    place = root / machine.key
+    engine_folder = root / machine.key
     missing = [
         (graph, precision)
         for graph, precision in machine.wanted(config.runtime).items()
-        if not _usable(machine, EngineFolder(place), graph, precision, model)
+        if not _usable(machine, EngineFolder(engine_folder), graph, precision, model)
     ]
     if not missing:
-        return _nothing(f"{place} is up to date")
+        return _nothing(f"{engine_folder} is up to date")
     for graph, precision in missing:
         print(
-            f"engines: building {graph} in {precision} for {machine.backend} in {place}", flush=True
+            f"engines: building {graph} in {precision} for {machine.backend} in {engine_folder}",
+            flush=True,
         )
-        folders = ["--model", str(model), "--out", str(place)]
-        what = ["--graphs", graph, "--precision", precision]
+        folders = ["--model", str(model), "--out", str(engine_folder)]
+        selection = ["--graphs", graph, "--precision", precision]
         settings = (
             ["--config", str(config_file)] if config_file and machine.backend != "onnx" else []
         )
         task, *details = machine.command(config)
-        if code := cli.main([task, *folders, *what, *details, *settings]):
+        if code := cli.main([task, *folders, *selection, *details, *settings]):
             return code
     if machine.backend == "tensorrt_rtx":
-        compile_kernels(model, config, place)
-    print(f"engines: {place} is complete")
+        compile_kernels(model, config, engine_folder)
+    print(f"engines: {engine_folder} is complete")
     return cli.DONE
 
 
-def compile_kernels(model: Path, config: ServerConfig, place: Path) -> None:
+def compile_kernels(model: Path, config: ServerConfig, engine_folder: Path) -> None:
     """Loads the engines once, so that TensorRT-RTX stores its compiled kernels beside them. A
     server must not write to the folder of the engines.
     """
     print("engines: compiling the kernels of this GPU", flush=True)
-    runtime = replace(config.runtime, engines=str(place))
+    runtime = replace(config.runtime, engines=str(engine_folder))
     Token2Wav.load(model, stream=config.stream, runtime=runtime)
 
 

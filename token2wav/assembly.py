@@ -79,10 +79,8 @@ class FlowNetworks:
 
     Attributes:
         flow: network of the flow. It implements `Encoder`, and has the attribute `estimator`.
-        vocoder: vocoder.
         layout: layout of the key-value cache of the estimator.
         guidance: classifier-free guidance rate.
-        schedule: schedule of the ODE.
         page_bytes: bytes of a page of the cache, including the keys and values of the encoder.
     """
 
@@ -99,7 +97,6 @@ class Exportable:
     """Model folder with networks that can be exported.
 
     Attributes:
-        config: configuration of the model.
         networks: networks of the stages without weights, on the device `meta`.
         guidance: classifier-free guidance rate of the flow; 0 for a model without a flow.
         load: loads the network of a stage in float32 on the CPU, as `load_network` does.
@@ -128,9 +125,9 @@ def exportable(folder: Path) -> Exportable:
     with torch.device("meta"):
         if "decoder" in config.stages:
             return Exportable(config, {"decoder": family.network(config, "decoder")}, 0.0, load)
-        made = flow_networks(config, "float32")
-    networks: dict[StageName, Any] = {"flow": made.flow, "vocoder": made.vocoder}
-    return Exportable(config, networks, made.guidance, load)
+        parts = flow_networks(config, "float32")
+    networks: dict[StageName, Any] = {"flow": parts.flow, "vocoder": parts.vocoder}
+    return Exportable(config, networks, parts.guidance, load)
 
 
 def family_for(config: ModelConfig) -> Family:
@@ -149,11 +146,8 @@ def assemble(
     """Makes the stages of a model.
 
     Args:
-        folder: model folder.
         config: configuration of the model, with the settings of streams applied.
-        stream: settings of streams.
-        runtime: settings of device, backend, precision and memory.
-        streams: number of open streams to allocate states for; further streams allocate more.
+        streams: open streams to allocate states for; further streams allocate more.
 
     Raises:
         ConfigError: the settings need something that this machine or this family does not have.
@@ -208,15 +202,10 @@ def _check_sizes(context: LoadContext, config: ModelConfig, stream: StreamConfig
 
 def _layout(context: LoadContext, config: Any, flow: Any, steps: int) -> tuple[CacheLayout, int]:
     """Returns the layout of the cache of a flow, and the bytes of a page with the encoder's share.
-
-    Args:
-        context: settings and device.
-        config: configuration of the model.
-        flow: network of the flow.
-        steps: largest number of ODE steps.
+    `steps` is the largest number of ODE steps.
     """
-    chosen = context.runtime.cache_storage
-    storage = context.precision if chosen == "auto" else chosen
+    setting = context.runtime.cache_storage
+    storage = context.precision if setting == "auto" else setting
     layout = CacheLayout.of(config, flow.estimator, config.flow.inference_cfg_rate, steps, storage)
     return layout, layout.page_bytes + page_bytes(flow.key_value_specs, config.block_tokens)
 
@@ -251,7 +240,6 @@ def flow_networks(config: Any, storage: Storage) -> FlowNetworks:
     """Makes the networks of a flow decoder without weights, on torch's default device.
 
     Args:
-        config: configuration of the model.
         storage: dtype of the stored keys and values.
 
     Raises:
@@ -280,8 +268,8 @@ def flow_networks(config: Any, storage: Storage) -> FlowNetworks:
 def withheld_samples(config: ModelConfig, stream: StreamConfig) -> int:
     """Returns the number of samples that the last stage holds back at the end of a chunk.
 
-    The number follows from the sizes of its network, which this function builds without weights. A
-    stage that is loaded knows the number itself (`Stage.withheld_samples`).
+    This function builds the network without weights. A loaded stage knows the number itself
+    (`Stage.withheld_samples`).
     """
     with torch.device("meta"):
         network: Any = family_for(config).network(config, config.stages[-1])
@@ -318,8 +306,8 @@ class Assembly:
         )
         names = self.config.stages
         networks = {name: self.loaded(name) for name in names}
-        made = {name: self._stage(name, networks[name]) for name in reversed(names)}
-        return Stages({name: made[name] for name in names}, summary)
+        stages = {name: self._stage(name, networks[name]) for name in reversed(names)}
+        return Stages({name: stages[name] for name in names}, summary)
 
     def graph_pool(self) -> GraphPool | None:
         """Makes the pool of all CUDA graphs of the model; None to run it eagerly."""
@@ -331,7 +319,7 @@ class Assembly:
         return load_network(self.context.folder, self.config, name).to(self.context.device)
 
     def pages(self, page_bytes: int) -> int:
-        """Returns the number of pages of the cache, from the bytes of a page."""
+        """Returns the pages of the cache, from the bytes of a page."""
         return cache_bytes(self.context.runtime.cache_mib, self.context.device) // page_bytes
 
     def _stage(self, name: StageName, network: Any) -> Stage:
@@ -342,7 +330,7 @@ class Assembly:
             solvers, early = self._schedules(network)
         if name == "decoder" and self.context.device.type == "cpu":
             pack_linears(network)
-        own = self.family.own_stage(
+        special_stage = self.family.own_stage(
             self.config,
             name,
             network,
@@ -351,8 +339,8 @@ class Assembly:
             longest_hop=self.config.hops(self.stream)[1],
             graphs=self.pool,
         )
-        if own is not None:
-            return own
+        if special_stage is not None:
+            return special_stage
         if name == "flow":
             return self._flow_stage(network, noise, solvers, early)
         stage = self._vocoder_stage(name, network, noise)
@@ -393,8 +381,6 @@ class Assembly:
         A page of its cache has room for the largest number of ODE steps.
 
         Args:
-            flow: network of the flow.
-            noise: noise at the start of the ODE.
             solvers: solvers by number of ODE steps.
             early: tables for provisional chunks by number of ODE steps of their streams. A number
                 that is missing has no provisional chunks, or they have as many steps as all chunks.
@@ -421,7 +407,7 @@ class Assembly:
                 steps: make(self.backend, (flow.estimator, solver.tables, cache), states, longest)
                 for steps, solver in solvers.items()
             }
-            early_runners = {
+            provisional_runners = {
                 steps: make(self.backend, (flow.estimator, tables, cache), states, provisional=True)
                 for steps, tables in early.items()
             }
@@ -431,7 +417,7 @@ class Assembly:
             runners,
             cache,
             states,
-            early_runners=early_runners,
+            provisional_runners=provisional_runners,
             encoder_runner=encoder_runner(flow, keys, states, config.block_tokens, self.pool),
             longest_hop=hop,
         )
@@ -491,7 +477,6 @@ class Assembly:
 def _read_network(
     family: Family, folder: Path, config: ModelConfig, stage: StageName
 ) -> tuple[nn.Module, dict[str, torch.Tensor]]:
-    """Makes the network of a stage, and reads its weights."""
     path = config.weights_file(folder, stage)
     with SkipInit(path):
         network = family.network(config, stage)

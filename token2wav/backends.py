@@ -67,10 +67,7 @@ class LoadContext:
     """Folder, runtime settings and device with which a model is loaded.
 
     Attributes:
-        folder: model folder.
-        runtime: settings of device, backend, precision and memory.
-        device: device of the model.
-        streams: number of open streams for which memory is allocated at load.
+        streams: open streams for which memory is allocated at load.
     """
 
     folder: Path
@@ -98,7 +95,6 @@ class Backend:
     """Backend of a model.
 
     Attributes:
-        name: name of the backend.
         step: exported step of the estimator; None to run the estimator on torch.
         vocoder: exported vocoder or codec decoder; None to run it on torch.
     """
@@ -109,7 +105,7 @@ class Backend:
 
     @property
     def most_streams(self) -> int:
-        """Largest number of chunks in a batch of the flow, see `StageSummary`."""
+        """Most chunks in a batch of the flow, see `StageSummary`."""
         return max(_CAPTURED_STREAMS) if self.name == "tensorrt" else 0
 
 
@@ -118,8 +114,6 @@ def choose(context: LoadContext, stages: Sequence[StageName], *, torch_only: str
     packages and artifacts are present.
 
     Args:
-        context: folder, settings and device.
-        stages: stages of the model.
         torch_only: name of a feature of the model that runs on torch alone; empty for none.
 
     Raises:
@@ -153,11 +147,11 @@ def _check_storage(context: LoadContext) -> None:
     storage, device = context.runtime.cache_storage, context.device
     if storage != "float8" or device.type != "cuda":
         return
-    found = torch.cuda.get_device_capability(device)
-    if found < FLOAT8_CAPABILITY:
+    capability = torch.cuda.get_device_capability(device)
+    if capability < FLOAT8_CAPABILITY:
         raise ConfigError(
             "runtime.cache_storage: float8 needs a GPU of compute capability 8.9 or more, but "
-            f"{device} has {found[0]}.{found[1]}; set int8"
+            f"{device} has {capability[0]}.{capability[1]}; set int8"
         )
 
 
@@ -174,10 +168,9 @@ def flow_runner(
     """Makes the runner of a flow on a backend. It uses CUDA graphs if there is a pool for them.
 
     Args:
-        backend: backend that was chosen.
         parts: estimator, tables of its ODE schedule, and key-value cache.
-        states: state store with the states of the estimator.
-        longest_blocks: number of blocks of the longest chunk.
+        states: states of the estimator.
+        longest_blocks: blocks of the longest chunk.
         kernel_step: makes the step function on kernels of the family; None to run the estimator
             eagerly on torch.
         pool: memory pool of the CUDA graphs; None to run eagerly.
@@ -194,10 +187,10 @@ def flow_runner(
         if pool is None or backend.name == "onnx":
             return Runner(step, states)
     log.info("the flow runs as %s in %d CUDA graphs", type(step).__name__, len(buckets))
-    made = Runner(step, states, buckets, pool)
+    runner = Runner(step, states, buckets, pool)
     if isinstance(backend.step, TensorRTModule):
         backend.step.save_kernels()  # the captures have compiled all of them
-    return made
+    return runner
 
 
 def encoder_runner(
@@ -207,14 +200,8 @@ def encoder_runner(
     block_tokens: int,
     pool: GraphPool | None = None,
 ) -> EncoderRunner:
-    """Makes the runner of the encoder of a flow, in CUDA graphs if there is a pool.
-
-    Args:
-        encoder: encoder of the flow.
-        cache: keys and values of the encoder.
-        states: state store with the states of the encoder.
-        block_tokens: tokens of an attention block.
-        pool: memory pool of the CUDA graphs; None to encode chunk by chunk.
+    """Makes the runner of a flow's encoder: in CUDA graphs if there is a pool for them, else chunk
+    by chunk.
     """
     heads, dim_head = encoder.attention_heads
     reaches = [spec.shape[-1] for spec in encoder.state_specs().values()]
@@ -238,7 +225,7 @@ def exported_buckets(longest: int, past: Sequence[int] = _CAPTURED_PAST) -> list
     moderate padding.
 
     Args:
-        longest: number of blocks of the longest chunk.
+        longest: blocks of the longest chunk.
         past: numbers of past blocks to prepare.
     """
     lengths = sorted({1, 2, *range(4, longest + 1, 4), longest})

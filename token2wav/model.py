@@ -112,7 +112,8 @@ class Token2Wav:
             np.zeros((0, config.mel_bands), np.float32),
             np.ones(config.speaker_size, np.float32),
         )
-        counted = np.arange(2 * config.block_tokens) % max(1, config.vocab_size)
+        smallest = int(np.min(config.vocabulary))
+        counted = np.arange(2 * config.block_tokens) % max(1, smallest)
         tokens = np.broadcast_to(counted, (*config.token_shape[::-1], len(counted))).T
         self.synthesize(tokens, silent if config.takes_voice else None)
 

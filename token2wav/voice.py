@@ -115,7 +115,7 @@ class Voice:
             raise InputError(
                 "prompt_tokens", _shape_problem(self.prompt_tokens.shape, config.token_shape)
             )
-        check_vocabulary("prompt_tokens", self.prompt_tokens, config.vocab_size)
+        check_vocabulary("prompt_tokens", self.prompt_tokens, config.vocabulary)
         if not config.takes_prompt and len(self.prompt_tokens):
             raise InputError(
                 "prompt_tokens",
@@ -143,10 +143,6 @@ class Voice:
 
 def voice_for(config: ModelConfig, voice: Voice | None) -> Voice:
     """Returns the voice of an utterance, checked. A model without voices gets an empty voice.
-
-    Args:
-        config: configuration of the model.
-        voice: voice that the caller gave; None for no voice.
 
     Raises:
         InputError: the voice does not fit the model, is missing, or is given to a model without
@@ -177,21 +173,21 @@ def _conditionals(path: Path) -> dict[str, NDArray[np.generic]]:
     """
     from token2wav.networks.weights import read_state  # needs torch; other voices do not
 
-    given = read_state(path).get("gen")
+    section = read_state(path).get("gen")
     if (
-        not isinstance(given, dict)
-        or not {"prompt_token", "prompt_feat", "embedding"} <= given.keys()
+        not isinstance(section, dict)
+        or not {"prompt_token", "prompt_feat", "embedding"} <= section.keys()
     ):
         raise InputError("gen", "missing, or without prompt_token, prompt_feat and embedding")
     tokens, mel = (
-        given["prompt_token"].reshape(-1).numpy(),
-        given["prompt_feat"].squeeze(0).float().numpy(),
+        section["prompt_token"].reshape(-1).numpy(),
+        section["prompt_feat"].squeeze(0).float().numpy(),
     )
     count = min(len(tokens), len(mel) // 2)  # the public code cuts tokens to the mel as well
     return dict(
         zip(
             FIELDS,
-            (tokens[:count], mel[: 2 * count], given["embedding"].reshape(-1).float().numpy()),
+            (tokens[:count], mel[: 2 * count], section["embedding"].reshape(-1).float().numpy()),
             strict=True,
         )
     )
@@ -232,8 +228,8 @@ def token_array(
     if array.dtype != np.int32:
         limits = np.iinfo(np.int32)
         if array.min() < limits.min or array.max() > limits.max:
-            found = f"{array.min()} to {array.max()}"
-            raise InputError(field, f"values do not fit 32 bits; found {found}")
+            value_range = f"{array.min()} to {array.max()}"
+            raise InputError(field, f"values do not fit 32 bits; found {value_range}")
     return array.astype(np.int32)
 
 
@@ -252,24 +248,32 @@ def latent_array(latents: ArrayLike, size: int) -> NDArray[np.float32]:
     return array
 
 
-def check_vocabulary(field: str, tokens: NDArray[np.int32], vocab_size: int) -> None:
-    """Raises InputError if a token, or a code of a token, is outside 0 to vocab_size - 1."""
-    outside = (tokens < 0) | (tokens >= vocab_size)
+def check_vocabulary(
+    field: str, tokens: NDArray[np.int32], vocabulary: int | tuple[int, ...]
+) -> None:
+    """Raises InputError if a token, or a code of a token, is outside 0 to vocabulary - 1.
+
+    Args:
+        vocabulary: different tokens or codes; a number for each codebook if they differ.
+    """
+    outside = (tokens < 0) | (tokens >= np.asarray(vocabulary))
     if outside.any():
-        at = tuple(np.argwhere(outside)[0].tolist())
-        where = str(at[0]) if len(at) == 1 else f"{at[0]}, codebook {at[1]},"
+        index = tuple(np.argwhere(outside)[0].tolist())
+        label = str(index[0]) if len(index) == 1 else f"{index[0]}, codebook {index[1]},"
+        size = vocabulary[index[1]] if isinstance(vocabulary, tuple) else vocabulary
         raise InputError(
-            field, f"{tokens[at]} at index {where} is outside the vocabulary 0 to {vocab_size - 1}"
+            field,
+            f"{tokens[index]} at index {label} is outside the vocabulary 0 to {size - 1}",
         )
 
 
-def _shape_problem(found: tuple[int, ...], token_shape: tuple[int, ...]) -> str:
-    wanted = (
+def _shape_problem(shape: tuple[int, ...], token_shape: tuple[int, ...]) -> str:
+    expected = (
         f"(tokens, {token_shape[0]}), {token_shape[0]} codes for each"
         if token_shape
         else "one dimension"
     )
-    return f"shape {found}, expected {wanted}"
+    return f"shape {shape}, expected {expected}"
 
 
 def check_steps(steps: int, allowed: tuple[int, ...]) -> None:
@@ -285,7 +289,6 @@ def float_array(
 
     Args:
         field: name of the argument for messages.
-        values: array to copy.
         dimensions: required number of dimensions; None for any.
         bound: largest magnitude of a value.
 
@@ -305,17 +308,17 @@ def float_array(
     if not np.isfinite(array).all():
         raise InputError(field, "holds NaN or infinite values")
     if array.size and max(-array.min(), array.max()) > bound:
-        at = tuple(np.argwhere(np.abs(array) > bound)[0].tolist())
-        where = ", ".join(map(str, at))
+        index = tuple(np.argwhere(np.abs(array) > bound)[0].tolist())
+        label = ", ".join(map(str, index))
         raise InputError(
-            field, f"{array[at]:g} at index {where} is outside {-bound:g} to {bound:g}"
+            field, f"{array[index]:g} at index {label} is outside {-bound:g} to {bound:g}"
         )
     return array
 
 
-def _no_array(wanted: str, error: Exception) -> str:
+def _no_array(expected: str, error: Exception) -> str:
     uneven = "inhomogeneous" in str(error)  # NumPy's word for a list of lists of different lengths
-    return "rows of different lengths" if uneven else f"not {wanted}: {_one_line(error)}"
+    return "rows of different lengths" if uneven else f"not {expected}: {_one_line(error)}"
 
 
 def _one_line(error: Exception) -> str:

@@ -49,16 +49,15 @@ class AudioChunk:
             request with the last token whose audio is in the chunk, and the request
             that the server names in the response with the chunk.
         gap_s: seconds since the arrival of the previous chunk; None for the first chunk.
-        sample_rate: samples per second, as reported by the server.
-        samples_per_token: number of samples of a channel for each token of the utterance, before
-            silence is trimmed.
+        sample_rate: samples per second.
+        samples_per_token: samples of a channel for each token, before silence is trimmed.
         samples_trimmed: samples at the start of the utterance that the server does not send:
             leading silence, and samples that the decoder does not make. The utterance has
             samples_per_token * tokens - samples_trimmed samples.
         first_token: position in the utterance of the first token that the chunk speaks, in whole or
             in part.
-        token_count: number of tokens that the chunk speaks, in whole or in part. After an
-            interruption, use it to compute the tokens that a listener has heard.
+        token_count: tokens that the chunk speaks, in whole or in part. After an interruption, use
+            it to compute the tokens that a listener has heard.
         audio_format: format of the samples, as requested.
     """
 
@@ -82,7 +81,7 @@ class AudioChunk:
 
 
 def channels_of(audio: AudioArray) -> int:
-    """Returns the number of channels of samples, shape (samples,) or (samples, channels)."""
+    """Counts the channels of samples, shape (samples,) or (samples, channels)."""
     return audio.shape[1] if audio.ndim > 1 else 1
 
 
@@ -118,9 +117,9 @@ def frames(chunks: Iterable[AudioChunk], milliseconds: float = 20) -> Iterator[A
                 f"{chunk.sample_rate} Hz"
             )
         audio = chunk.audio if rest is None else np.concatenate((rest, chunk.audio))
-        whole = len(audio) // int(size) * int(size)
-        yield from audio[:whole].reshape(-1, int(size), *audio.shape[1:])
-        rest = audio[whole:]
+        end = len(audio) // int(size) * int(size)
+        yield from audio[:end].reshape(-1, int(size), *audio.shape[1:])
+        rest = audio[end:]
         if chunk.final and len(rest):
             yield np.pad(
                 rest,

@@ -49,14 +49,13 @@ class BaseClient(Generic[UtteranceT]):
 
     Args:
         url: host:port of the server's gRPC endpoint.
-        model: name of the model.
         connect_timeout_s: seconds in which the server must answer the question whether the model is
             ready. The client asks it before its first utterance.
         response_timeout_s: seconds without a response that are allowed while the server owes one.
             Time in which the server waits for tokens from the client does not count, and time in
             which a listener still plays delivered audio does not count either, because a busy
             server computes other streams first.
-        retries: number of further attempts if no server answers, the connection is lost, the server
+        retries: further attempts if no server answers, the connection is lost, the server
             sends nothing for too long, or the server is full. It applies to the question whether
             the model is ready, and to each utterance. Pauses grow from 0.5 to 4 s. An utterance is
             sent again from its start. Audio that was already delivered is not delivered again.

@@ -36,13 +36,12 @@ class Call:
     clock.
 
     Args:
-        model: name of the model.
         opening: voice and options, which only the first request carries.
         repeatable: whether to store the tokens for further attempts.
 
     Attributes:
         id: sequence id of the utterance on the server; every attempt has a new one.
-        tokens: number of tokens that were added.
+        tokens: tokens that were added.
         ended: True after the last tokens were added.
         complete: True after the final chunk arrived with all samples.
         owed_since: time since which the server owes a response and has sent none; None if the
@@ -59,7 +58,8 @@ class Call:
         voice = opening.voice
         self._token_shape = voice.prompt_tokens.shape[1:] if isinstance(voice, ClientVoice) else ()
         self._token_dtype: np.dtype[Any] = np.dtype(np.int32)
-        self._said: list[tuple[TokenArray, bool]] = []
+        # Tokens of every `add` for further attempts, and whether they end the utterance.
+        self._batches: list[tuple[TokenArray, bool]] = []
         # Time at which the first tokens were sent, in the first attempt.
         self._started_at: float | None = None
         # Samples per second, samples per token, and channels: the same in all chunks.
@@ -121,7 +121,7 @@ class Call:
         if end and not self.tokens + len(tokens):
             raise InputError("tokens: 0 sent; an utterance needs at least 1")
         if self._repeatable:
-            self._said.append((tokens, end))
+            self._batches.append((tokens, end))
         self._add(tokens, now, end)
 
     def interrupt(self) -> None:
@@ -131,7 +131,7 @@ class Call:
     def again(self, now: float) -> None:
         """Begins another attempt. All earlier tokens wait to be sent again."""
         self._begin()
-        for tokens, end in self._said:
+        for tokens, end in self._batches:
             self._add(tokens, now, end)
 
     def _add(self, tokens: TokenArray, now: float, end: bool) -> None:
@@ -167,13 +167,13 @@ class Call:
         )
 
     def _owes(self) -> bool:
-        owed = set(self._unanswered)
+        request_ids = set(self._unanswered)
         if self._unsent:
-            owed.add(str(len(self._first_of_request)))
+            request_ids.add(str(len(self._first_of_request)))
         # The server keeps the response stream of a `keep_open` first request open until the
         # utterance ends.
-        kept_open = {"0"} if self._opening.keep_open and not self.ended else set()
-        return bool(owed - kept_open) and not self._interrupted
+        open_ids = {"0"} if self._opening.keep_open and not self.ended else set()
+        return bool(request_ids - open_ids) and not self._interrupted
 
     def accept(self, message: Any, now: float) -> AudioChunk | None:
         """Reads a response and checks it.

@@ -64,11 +64,11 @@ def _terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         raise _Terminated
 
-    before = signal.signal(signal.SIGTERM, stop)
+    previous_handler = signal.signal(signal.SIGTERM, stop)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, previous_handler)
 
 
 def _give_up(message: str, exit_code: int) -> int:
@@ -80,13 +80,13 @@ def _parser() -> argparse.ArgumentParser:
     exit_codes = "exit codes:\n" + "\n".join(
         f"  {code:<4} {meaning}" for code, meaning in EXIT_CODES.items()
     )
-    as_written = argparse.RawDescriptionHelpFormatter
+    formatter = argparse.RawDescriptionHelpFormatter
     parser = CommandParser(
         prog=PROGRAM,
         description="Turn speech tokens into audio on a token2wav server. Audio arrives while you "
         "still send tokens.",
         epilog=exit_codes,
-        formatter_class=as_written,
+        formatter_class=formatter,
     )
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
@@ -94,53 +94,53 @@ def _parser() -> argparse.ArgumentParser:
     def command(
         run: Callable[[argparse.Namespace], int], brief: str, description: str, epilog: str = ""
     ) -> Any:
-        added = commands.add_parser(
+        subparser = commands.add_parser(
             run.__name__.replace("_", "-"),
             help=brief,
             description=description,
             epilog=epilog,
-            formatter_class=as_written,
+            formatter_class=formatter,
         )
-        added.set_defaults(run=run, refuse=added.error)
-        return added
+        subparser.set_defaults(run=run, refuse=subparser.error)
+        return subparser
 
-    speaking = command(
+    synth_parser = command(
         synth,
         "synthesize one utterance into a file, a pipe or a loudspeaker",
         "Send the tokens of one utterance, write the audio as it arrives, and report the "
         "time of each chunk.",
         f"{_DEFINITIONS}\n{exit_codes}",
     )
-    _add_utterance(speaking)
-    _add_connection(speaking)
-    naming = command(
+    _add_utterance(synth_parser)
+    _add_connection(synth_parser)
+    id_parser = command(
         voice_id,
         "print the id of a voice file",
         "Print the id of a voice, which is a hash of its content. Once a server has "
         "received the voice, requests can name\n"
         "it by this id.",
     )
-    naming.add_argument("voice", metavar="FILE", help=".npz or .safetensors")
-    measuring = command(
+    id_parser.add_argument("voice", metavar="FILE", help=".npz or .safetensors")
+    data_parser = command(
         perf_data,
         "write an utterance as input data for perf_analyzer",
         "Write an utterance and its voice as JSON for perf_analyzer's option --input-data.\n"
         "Each request that perf_analyzer sends is one whole utterance.",
     )
     _option(
-        measuring,
+        data_parser,
         "--tokens FILE",
         "tokens in the formats of the command synth: .npy, .json or text; - for text from "
         "standard input",
         required=True,
     )
-    _option(measuring, "--voice FILE", ".npz or .safetensors", required=True)
-    _option(measuring, "--out JSON", "JSON file to write", required=True)
+    _option(data_parser, "--voice FILE", ".npz or .safetensors", required=True)
+    _option(data_parser, "--out JSON", "JSON file to write", required=True)
     seconds = (
         "seconds of audio; tokens are cut or repeated to this length (default: every token once)"
     )
-    _option(measuring, "--seconds S", seconds, type=_SECONDS)
-    checking = command(
+    _option(data_parser, "--seconds S", seconds, type=_SECONDS)
+    health_parser = command(
         health,
         "check that the server synthesizes speech",
         "Synthesize three tokens with a voice that has no prompt, check the audio, and "
@@ -149,9 +149,11 @@ def _parser() -> argparse.ArgumentParser:
         "process of the model has died.",
         exit_codes,
     )
-    _add_audio_format(checking, "float32")
-    _option(checking, "--timeout S", "time limit of the whole check, in seconds", 10, type=_SECONDS)
-    _add_connection(checking)
+    _add_audio_format(health_parser, "float32")
+    _option(
+        health_parser, "--timeout S", "time limit of the whole check, in seconds", 10, type=_SECONDS
+    )
+    _add_connection(health_parser)
     return parser
 
 
@@ -159,17 +161,15 @@ def _option(parser: Any, spelling: str, meaning: str, default: Any = None, **mor
     """Adds an option to a parser.
 
     Args:
-        parser: parser or group that receives the option.
         spelling: flag and metavar as the usage shows them, such as `--retry N`.
         meaning: help text, to which the default is appended.
-        default: value if the option is absent.
         more: further arguments of `add_argument`.
     """
     flag, *metavar = spelling.split()
-    told = "" if default is None else " (default: %(default)s)"
+    suffix = "" if default is None else " (default: %(default)s)"
     if metavar:  # argparse rejects a metavar for a flag without a value
         more["metavar"] = metavar[0]
-    parser.add_argument(flag, help=meaning + told, default=default, **more)
+    parser.add_argument(flag, help=meaning + suffix, default=default, **more)
 
 
 def _add_utterance(parser: argparse.ArgumentParser) -> None:
@@ -210,10 +210,10 @@ def _add_utterance(parser: argparse.ArgumentParser) -> None:
         "play the audio as it arrives; possible with and without --out",
         action="store_true",
     )
-    pace = (
+    rate_help = (
         "pace at which tokens are sent, such as 25 for a language model; 0 sends each token at once"
     )
-    option("--rate TOKENS/S", pace, 0, type=_number(float))
+    option("--rate TOKENS/S", rate_help, 0, type=_number(float))
     option(
         "--tokens-per-request N",
         "maximum number of tokens in a request; a request has fewer if no more have arrived",
@@ -247,11 +247,11 @@ def _add_utterance(parser: argparse.ArgumentParser) -> None:
         30,
         type=_SECONDS,
     )
-    again = (
+    retry_help = (
         "number of retries, after pauses of 0.5, 1, 2 and then 4 s, if the server is "
         "unreachable, lost, silent or full; "
     )
-    option("--retry N", f"{again}audio never arrives twice", 0, type=_number(int))
+    option("--retry N", f"{retry_help}audio never arrives twice", 0, type=_number(int))
 
 
 def _add_audio_format(parser: argparse.ArgumentParser, default: AudioFormat) -> None:
@@ -294,16 +294,16 @@ def _add_connection(parser: argparse.ArgumentParser) -> None:
         "--server-name NAME",
         "host name in the server's certificate, if it differs from the host in --url",
     )
-    bearer = (
+    token_help = (
         "file with an access token, sent as authorization: Bearer; the variable "
         f"{TOKEN_VARIABLE} can hold the token instead. "
     )
-    option("--token-file FILE", f"{bearer}The token is sent only with TLS or to this machine")
-    header = (
+    option("--token-file FILE", f"{token_help}The token is sent only with TLS or to this machine")
+    header_help = (
         "header of every call; can be repeated. Other users of this machine can see the "
         "value in the process list"
     )
-    option("--header NAME=VALUE", header, type=_header, action="append")
+    option("--header NAME=VALUE", header_help, type=_header, action="append")
 
 
 def _header(text: str) -> tuple[str, str]:
@@ -317,7 +317,7 @@ def _number(
     kind: type[int] | type[float], least: int = 0, *, above: bool = False
 ) -> Callable[[str], float]:
     """Returns an argparse type that reads a finite number of at least, or above, `least`."""
-    wanted = (
+    expected = (
         f"{'an integer' if kind is int else 'a number'} "
         f"{'above' if above else 'of at least'} {least}"
     )
@@ -328,7 +328,7 @@ def _number(
         except ValueError:
             value = math.nan
         if not least <= value < math.inf or (above and value == least):
-            raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}")
+            raise argparse.ArgumentTypeError(f"{text!r} is not {expected}")
         return value
 
     return read

@@ -120,10 +120,6 @@ class Client(BaseClient[Utterance], AbstractContextManager["Client"]):
         A server that is too full for another utterance counts as healthy. The check is never
         retried.
 
-        Args:
-            timeout_s: seconds for the whole check.
-            audio_format: format of the samples to request.
-
         Raises:
             ServerUnavailable: no server answers, or the connection was lost during the check.
             ModelNotReadyError: the server lacks the model, or it is shutting down.

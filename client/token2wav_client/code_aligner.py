@@ -36,8 +36,8 @@ class CodeAligner:
     Args:
         delays: delay of every codebook in rows; the first is 0. The default is the pattern of Higgs
             Audio, 0 to 7. Dia has (0, 8, 9, 10, 11, 12, 13, 14, 15).
-        codebook_size: number of codes of a codebook. This number and all above it are marks, such
-            as start and end. A mark inside a frame becomes the highest code, as in the public code.
+        codebook_size: codes in a codebook. This number and all above it are marks, such as start
+            and end. A mark inside a frame becomes the highest code, as in the public code.
 
     Raises:
         ValueError: there are no delays, the first is not 0, or one is negative.
@@ -49,12 +49,12 @@ class CodeAligner:
         self._delays, self._size = tuple(delays), codebook_size
         self._rows = np.zeros((0, len(delays)), np.int32)  # rows of incomplete frames
         self._started = False
-        self._left: int | None = None  # frames until the end; None before its mark
+        self._frames_left: int | None = None  # until the end; None before its mark
 
     @property
     def ended(self) -> bool:
         """Whether the mark of the end has arrived, and all frames before it were returned."""
-        return self._left == 0
+        return self._frames_left == 0
 
     def feed(self, rows: npt.ArrayLike) -> npt.NDArray[np.int32]:
         """Takes the next rows, and returns the frames that they complete.
@@ -68,32 +68,33 @@ class CodeAligner:
         Raises:
             TokenError: the rows have another shape, or are not integers of at least 0.
         """
-        given = as_tokens(rows)
-        given = given[None] if given.ndim == 1 and given.size else given
-        count = len(self._delays)
-        if not given.size:
-            given = self._rows[:0]
-        if given.shape[1] != count or given.dtype != np.int32:
+        new_rows = as_tokens(rows)
+        new_rows = new_rows[None] if new_rows.ndim == 1 and new_rows.size else new_rows
+        codebooks = len(self._delays)
+        if not new_rows.size:
+            new_rows = self._rows[:0]
+        if new_rows.shape[1] != codebooks or new_rows.dtype != np.int32:
             raise TokenError(
-                f"tokens: shape {given.shape} of {given.dtype}, expected rows of {count} codes"
+                f"tokens: shape {new_rows.shape} of {new_rows.dtype}, expected rows of "
+                f"{codebooks} codes"
             )
         if not self._started:
-            codes = np.flatnonzero(given[:, 0] < self._size)
-            given = given[codes[0] :] if codes.size else given[:0]
-            self._started = bool(codes.size)
-        return self._complete(np.concatenate((self._rows, given)).astype(np.int32))
+            code_rows = np.flatnonzero(new_rows[:, 0] < self._size)
+            new_rows = new_rows[code_rows[0] :] if code_rows.size else new_rows[:0]
+            self._started = bool(code_rows.size)
+        return self._complete(np.concatenate((self._rows, new_rows)).astype(np.int32))
 
     def _complete(self, rows: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
         """Returns the complete frames in rows, which begin with the first frame, and keeps the
         other rows.
         """
-        if self._left is None:
+        if self._frames_left is None:
             marks = np.flatnonzero(rows[:, 0] >= self._size)
-            self._left = int(marks[0]) if marks.size else None
+            self._frames_left = int(marks[0]) if marks.size else None
         frames = max(0, len(rows) - max(self._delays))
-        if self._left is not None:
-            frames = min(frames, self._left)
-            self._left -= frames
+        if self._frames_left is not None:
+            frames = min(frames, self._frames_left)
+            self._frames_left -= frames
         self._rows = rows[:0] if self.ended else rows[frames:]
         codes = [rows[delay : delay + frames, k] for k, delay in enumerate(self._delays)]
         return np.minimum(np.stack(codes, axis=1), self._size - 1)

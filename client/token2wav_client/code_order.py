@@ -34,18 +34,18 @@ def flatten_codebooks(codebooks: Sequence[npt.ArrayLike]) -> npt.NDArray[np.int3
         raise TokenError("tokens: expected a list of codes for each codebook")
     counts = [len(row) for row in rows]
     tokens = counts[0]
-    each = [count // tokens if tokens else 1 for count in counts]
-    whole = counts == [tokens * number for number in each]
-    if not whole or any(not fine or fine % coarse for coarse, fine in pairwise(each)):
+    rates = [count // tokens if tokens else 1 for count in counts]  # codes of each token
+    divisible = counts == [tokens * rate for rate in rates]
+    if not divisible or any(not fine or fine % coarse for coarse, fine in pairwise(rates)):
         raise TokenError(
             f"tokens: {counts} codes in the codebooks; each number must be a multiple of the "
             "number before it"
         )
-    finest = each[-1]
+    finest = rates[-1]
     columns = [
-        row.reshape(tokens, -1)[:, place * number // finest]
-        for place in range(finest)
-        for row, number in zip(rows, each, strict=True)
-        if place * number % finest == 0
+        row.reshape(tokens, -1)[:, step * rate // finest]
+        for step in range(finest)
+        for row, rate in zip(rows, rates, strict=True)
+        if step * rate % finest == 0
     ]
     return np.stack(columns, axis=1).astype(np.int32)

@@ -57,14 +57,18 @@ def synth(options: argparse.Namespace) -> int:
             expected_s = (
                 None if source.count is None else source.count * SAMPLES_PER_TOKEN / SAMPLE_RATE
             )
-            shown = (
+            bar_format = (
                 None if source.count is None else "{desc} {bar} {n:.1f}/{total:.1f} s [{elapsed}]"
             )
             # With None, tqdm shows no bar if standard error is not a terminal.
-            silent = True if options.quiet else None
+            disabled = True if options.quiet else None
             with (
                 tqdm(
-                    total=expected_s, unit="s", desc="audio", bar_format=shown, disable=silent
+                    total=expected_s,
+                    unit="s",
+                    desc="audio",
+                    bar_format=bar_format,
+                    disable=disabled,
                 ) as bar,
                 _files_named(options, source),
             ):
@@ -88,7 +92,7 @@ def synth(options: argparse.Namespace) -> int:
                 writer.close()  # it may fail as well, if the disk is too full for the last bytes
         except BaseException:
             if writer is not None and timings:
-                _tell_kept(writer, out, timings[0].sample_rate)
+                _report_incomplete(writer, out, timings[0].sample_rate)
             raise
     stats = summarize(timings)
     report_to = sys.stderr if out == STANDARD_OUTPUT else sys.stdout
@@ -123,15 +127,15 @@ def _files_named(options: argparse.Namespace, source: TokenSource) -> Iterator[N
         raise type(error)(f"{file}: {text}") from None
 
 
-def _tell_kept(writer: AudioWriter, out: str | None, sample_rate: int) -> None:
+def _report_incomplete(writer: AudioWriter, out: str | None, sample_rate: int) -> None:
     """Completes the file as far as possible and prints how much audio it contains."""
     with suppress(OutputError):  # the command reports the error that ended the utterance
         writer.close()
-    kept_s = writer.samples / sample_rate
+    duration_s = writer.samples / sample_rate
     if out != STANDARD_OUTPUT:
-        print(f"{out}: incomplete, {kept_s:.2f} s of audio kept", file=sys.stderr)
-    elif kept_s:
-        print(f"standard output: incomplete, {kept_s:.2f} s of audio written", file=sys.stderr)
+        print(f"{out}: incomplete, {duration_s:.2f} s of audio kept", file=sys.stderr)
+    elif duration_s:
+        print(f"standard output: incomplete, {duration_s:.2f} s of audio written", file=sys.stderr)
 
 
 def _speaker(options: argparse.Namespace) -> ClientVoice | str | None:

@@ -19,7 +19,7 @@ from token2wav_client.errors import InputError
 _HEADER_NAME = re.compile("[a-z0-9_.-]+")
 _HEADER_VALUE = re.compile("[ -~]+")
 # Headers that a user may not set, because gRPC sets them itself or gives them a meaning.
-_NOT_OURS = re.compile("grpc-.*|.*-bin|te|content-type|user-agent")
+_RESERVED_HEADER = re.compile("grpc-.*|.*-bin|te|content-type|user-agent")
 _ADDRESS = re.compile(r"([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9_.-]+)?\]):([0-9]{1,9})")
 _MAX_PORT = 65535
 _LOOPBACK = re.compile(r"localhost|127(\.\d+){3}|\[::1\]")
@@ -138,7 +138,7 @@ def open_channel(library: Any, url: str, tls: Tls | None, max_message_mib: int) 
 
 def _header(name: str, value: str, shown: str = "") -> tuple[str, str]:
     lower = name.lower()
-    if not _HEADER_NAME.fullmatch(lower) or _NOT_OURS.fullmatch(lower):
+    if not _HEADER_NAME.fullmatch(lower) or _RESERVED_HEADER.fullmatch(lower):
         raise InputError(
             f"headers: {name!r} is not a valid header name of a gRPC call, as in x-api-key"
         )
@@ -150,7 +150,7 @@ def _header(name: str, value: str, shown: str = "") -> tuple[str, str]:
     return lower, value
 
 
-def _check(what: str, shown: object, load: Any) -> None:
+def _check(field: str, shown: object, load: Any) -> None:
     try:
         load()
         return
@@ -160,7 +160,7 @@ def _check(what: str, shown: object, load: Any) -> None:
         reason = error.strerror or str(error)
     except ValueError:
         reason = "the key is encrypted"
-    raise InputError(f"{what}: cannot use {shown} ({reason})")
+    raise InputError(f"{field}: cannot use {shown} ({reason})")
 
 
 def _no_password() -> str:

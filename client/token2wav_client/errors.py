@@ -55,7 +55,7 @@ _CONNECTION_LOST = re.compile("RST_STREAM|Stream removed|GOAWAY")
 
 
 class ClientError(Exception):
-    """Base class of the errors of this package, with an exit code and a flag for retries.
+    """Base class of this package's errors, with an exit code and a flag for retries.
 
     Attributes:
         exit_code: exit code of the command after this error.

@@ -56,10 +56,9 @@ class Examination:
     """
 
     def __init__(self, metadata: Any | None, timeout_s: float) -> None:
-        shapes = (
-            {} if metadata is None else {each.name: list(each.shape) for each in metadata.inputs}
-        )
-        kind, shape = (
+        tensors = [] if metadata is None else metadata.inputs
+        shapes = {tensor.name: list(tensor.shape) for tensor in tensors}
+        dtype, shape = (
             (np.float32, shapes[LATENTS])
             if LATENTS in shapes
             else (np.int32, shapes.get("tokens", [-1]))
@@ -67,7 +66,7 @@ class Examination:
         # -1 for a model that accepts any number of codebooks
         codes = [max(1, count) for count in shape[1:]]
         self.tokens: TokenArray = np.broadcast_to(
-            np.array(TOKENS, kind), (*codes[::-1], len(TOKENS))
+            np.array(TOKENS, dtype), (*codes[::-1], len(TOKENS))
         ).T
         size = shapes.get("speaker_embedding", [SPEAKER_SIZE])[-1]
         self.voice: ClientVoice | None = None
@@ -94,11 +93,11 @@ class Examination:
             yield
         except ClientError as error:
             if time.monotonic() - self._began >= self.timeout_s:
-                late = (
+                message = (
                     f"the server did not synthesize {len(TOKENS)} tokens within "
                     f"{self.timeout_s:.2g} s"
                 )
-                raise ResponseTimeoutError(late) from None
+                raise ResponseTimeoutError(message) from None
             if str(error).startswith(SHUTTING_DOWN):
                 raise ModelNotReadyError(str(error)) from None
             if not str(error).endswith(FULL):

@@ -83,9 +83,9 @@ def array_in_npy(content: bytes) -> npt.NDArray[Any]:
         raise ValueError("the file holds pickled objects, which are never loaded")
     if min(shape, default=0) < 0:
         raise ValueError(f"the header has the invalid shape {shape}")
-    announced, there = math.prod(shape) * dtype.itemsize, len(content) - file.tell()
-    if announced > there:
-        raise ValueError(f"the header announces {announced} bytes, but {there} follow")
+    array_bytes, data_bytes = math.prod(shape) * dtype.itemsize, len(content) - file.tell()
+    if array_bytes > data_bytes:
+        raise ValueError(f"the header announces {array_bytes} bytes, but {data_bytes} follow")
     flat = np.frombuffer(content, dtype, math.prod(shape), file.tell())
     return flat.reshape(shape, order="F" if fortran_order else "C")
 
@@ -93,9 +93,9 @@ def array_in_npy(content: bytes) -> npt.NDArray[Any]:
 def arrays_in_npz(content: bytes, names: Iterable[str]) -> dict[str, npt.NDArray[Any]]:
     """Reads the arrays in the content of a `.npz` file whose names are in `names`."""
     with ZipFile(BytesIO(content)) as archive:
-        members = {member.filename: member for member in archive.infolist()}
-        found = {name: members[f"{name}.npy"] for name in names if f"{name}.npy" in members}
-        for name, member in found.items():
+        files = {member.filename: member for member in archive.infolist()}
+        members = {name: files[f"{name}.npy"] for name in names if f"{name}.npy" in files}
+        for name, member in members.items():
             if member.file_size > _MOST_BYTES:
                 raise ValueError(f"{name} has more than {MOST_MIB} MiB")
-        return {name: array_in_npy(archive.read(member)) for name, member in found.items()}
+        return {name: array_in_npy(archive.read(member)) for name, member in members.items()}

@@ -76,7 +76,7 @@ class Player(AbstractContextManager["Player"]):
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
-        at: TracebackType | None,
+        traceback: TracebackType | None,
     ) -> None:
         if error is None:
             self._stream.stop()

@@ -26,7 +26,7 @@ class ChunkTiming:
     Attributes that are not listed here have the meaning that `AudioChunk` gives them.
 
     Attributes:
-        samples: number of samples in the chunk.
+        samples: samples in a channel of the chunk.
         sound_s: seconds from the start of the chunk to its first audible sound; None if the chunk
             has no audible sound.
     """
@@ -48,8 +48,8 @@ class ChunkTiming:
     @classmethod
     def of(cls, chunk: AudioChunk) -> ChunkTiming:
         """Returns the timing of a chunk without its audio."""
-        kept = ("index", "arrival_s", "latency_s", "gap_s", "sample_rate", "samples_trimmed")
-        values = {name: getattr(chunk, name) for name in kept}
+        fields = ("index", "arrival_s", "latency_s", "gap_s", "sample_rate", "samples_trimmed")
+        values = {name: getattr(chunk, name) for name in fields}
         return cls(samples=len(chunk.audio), sound_s=_sound_s(chunk), **values)
 
 
@@ -67,7 +67,7 @@ class UtteranceStats:
         trimmed_s: seconds of leading silence that the server removed.
         total_s: arrival of the last chunk.
         real_time_factor: total_s / audio_s (below 1 is faster than playback); None without audio.
-        underruns: number of times that a player which starts 0.2 s after the first chunk runs out
+        underruns: times that a player which starts 0.2 s after the first chunk runs out
             of audio.
         stalled_s: total time in seconds for which that player waits for audio.
     """

@@ -31,7 +31,6 @@ class TokenSource:
     The iterator yields tokens in pieces, as soon as they are known.
 
     Attributes:
-        pieces: the tokens.
         shape: (tokens,), (tokens, codebooks) or (latents, size); None for text, where only its end
             determines the number of tokens.
     """
@@ -49,12 +48,12 @@ def open_tokens(name: str, codebooks: int = 1) -> TokenSource:
     """Opens a token source: a `.npy` file with an array, a `.json` file with a list, or text.
 
     Any other file, a FIFO and `-` contain text. Text is read during the iteration over `pieces`, so
-    this iteration raises errors in the text. At its end the number of skipped special tokens is
-    logged.
+    this iteration raises errors in the text, and at its end logs the count of skipped special
+    tokens.
 
     Args:
-        name: name of the file; `-` for standard input.
-        codebooks: number of consecutive codes in text that form one token. For arrays and lists
+        name: path of the file; `-` for standard input.
+        codebooks: consecutive codes in text that form one token. For arrays and lists
             this argument has no effect, because their shape has the number.
 
     Raises:
@@ -62,8 +61,8 @@ def open_tokens(name: str, codebooks: int = 1) -> TokenSource:
     """
     if name == "-":
         # FileIO has no buffer between the pipe and the parser.
-        file, what = FileIO(sys.stdin.fileno(), closefd=False), "standard input"
-        return TokenSource(_grouped(_read_text(file, what), codebooks, what), None)
+        file, label = FileIO(sys.stdin.fileno(), closefd=False), "standard input"
+        return TokenSource(_grouped(_read_text(file, label), codebooks, label), None)
     path = Path(name)
     readers: dict[str, Callable[[bytes], Any]] = {".npy": array_in_npy, ".json": _read_json}
     try:
@@ -98,10 +97,10 @@ def _grouped(pieces: Iterator[list[int]], codebooks: int, name: str) -> Iterator
     codes: list[int] = []
     for piece in pieces:
         codes += piece
-        whole = len(codes) // codebooks * codebooks
-        if whole:
-            yield [codes[begin : begin + codebooks] for begin in range(0, whole, codebooks)]
-            del codes[:whole]
+        end = len(codes) // codebooks * codebooks
+        if end:
+            yield [codes[begin : begin + codebooks] for begin in range(0, end, codebooks)]
+            del codes[:end]
     if codes:
         raise TokenError(
             f"{name}: tokens: the text ends after {len(codes)} of the {codebooks} codes of "
@@ -159,7 +158,7 @@ def paced(
     count = 0
     for piece in pieces:
         count += len(piece)
-        early = began + count / tokens_per_second - clock()
-        if early > 0:
-            sleep(early)
+        pause_s = began + count / tokens_per_second - clock()
+        if pause_s > 0:
+            sleep(pause_s)
         yield piece

@@ -70,24 +70,23 @@ class TokenParser:
         """
         data = self._rest + text
         tokens: list[int] = []
-        at = 0
-        while found := _COMPLETE.match(data, at):
-            if digits := found[1] or found[2]:
-                tokens.append(_token(digits, self._offset + at))
-            elif special := found[3]:
+        position = 0
+        while match := _COMPLETE.match(data, position):
+            if digits := match[1] or match[2]:
+                tokens.append(_token(digits, self._offset + position))
+            elif special := match[3]:
                 if not self.skipped:
                     mark = special == _BYTE_ORDER_MARK
                     self.first_skipped = "a byte-order mark" if mark else _excerpt(special, 80)
                 self.skipped += 1
-            at = found.end()
-        if at < len(data) and not _BEGUN.fullmatch(data, at):
+            position = match.end()
+        if position < len(data) and not _BEGUN.fullmatch(data, position):
             raise TokenError(
-                f"tokens: {_excerpt(data[at:])} at byte {self._offset + at} is neither "
-                f"<|s_NUMBER|> nor an integer "
-                f"from 0 to {MAX_TOKEN}"
+                f"tokens: {_excerpt(data[position:])} at byte {self._offset + position} is "
+                f"neither <|s_NUMBER|> nor an integer from 0 to {MAX_TOKEN}"
             )
-        self._rest = data[at:]
-        self._offset += at
+        self._rest = data[position:]
+        self._offset += position
         return tokens
 
     def close(self) -> list[int]:

@@ -43,10 +43,9 @@ class BaseUtterance(ABC):
 
     Args:
         start_rpc: function that starts the stream with an iterator of requests.
-        call: object that builds the requests and reads the responses.
         url: address of the server, for messages.
         response_timeout_s: allowed seconds without a response, as in `BaseClient`.
-        retries: number of further attempts, as in `BaseClient`.
+        retries: further attempts, as in `BaseClient`.
         on_close: function that is called with the utterance when it is closed.
     """
 
@@ -246,10 +245,10 @@ class BaseUtterance(ABC):
             error: ClientError = ServerUnavailable(
                 f"the server at {self._url} closed the stream before the final chunk"
             )
-        except ClientError as refused:
-            error = refused
-        except grpc.RpcError as failed:
-            error = error_of_rpc(failed, self._url)
+        except ClientError as client_error:
+            error = client_error
+        except grpc.RpcError as rpc_error:
+            error = error_of_rpc(rpc_error, self._url)
         # grpc.aio raises CancelledError also for a call that the client itself has ended.
         except asyncio.CancelledError:
             if self._broken is None:

@@ -67,7 +67,7 @@ class ClientVoice:
     def id(self) -> str:
         """Id by which requests can name this voice once a server has received it.
 
-        The id is the SHA-256 of the content of the voice, as 64 hexadecimal digits.
+        The id is the SHA-256 of the voice's content, as 64 hexadecimal digits.
         """
         digest = hashlib.sha256(b"token2wav voice 1\n")
         digest.update(len(self.prompt_tokens).to_bytes(8, "little"))

@@ -36,11 +36,10 @@ class SpeechOptions(TypedDict, total=False):
         keep_open: True (the default) to keep the first request open until the utterance ends. The
             server then notices at once if this client disconnects, otherwise after its idle
             time-out.
-        steps: number of ODE steps, one of the numbers that the server allows; None for the default
-            of the server.
+        steps: ODE steps, one of the numbers that the server allows; None for the server's default.
         sample_rate: 8000, 16000, 22050, 24000, 44100 or 48000; None for the model's own rate.
         decoder_noise: whether the decoder adds its noise, for models with noise (SNAC); None for
-            the default of the server.
+            the server's default.
     """
 
     audio_format: AudioFormat
@@ -108,7 +107,6 @@ def build_request(
     """Builds the ModelInferRequest that carries `tokens`.
 
     Args:
-        model: name of the model.
         sequence_id: id of the utterance.
         request_id: id of this request, which its responses repeat.
         tokens: (n,) or (n, codebooks) int32, or (n, size) float32 latents.

@@ -48,7 +48,6 @@ class AudioWriter(AbstractContextManager["AudioWriter"]):
 
     Args:
         out: path of the file; - for standard output.
-        audio_format: format of the samples that will be written.
         file_format: format of the file. By default it follows from the suffix of `out`; for
             standard output it is raw.
 
@@ -73,9 +72,9 @@ class AudioWriter(AbstractContextManager["AudioWriter"]):
         self._begun = False
         self._files = ExitStack()  # closes `_out` and `_encoded` if they were opened
         self._encoder: soundfile.SoundFile | None = None
-        self._passed_on = 0  # bytes copied from `_encoded` to standard output
+        self._copied_bytes = 0  # from `_encoded` to standard output
         if self._path is not None:
-            _check_place(self._path)
+            _check_path(self._path)
         elif sys.stdout.isatty():
             raise OutputError(
                 "out: standard output is a terminal; pipe the samples into a program or a file"
@@ -83,7 +82,7 @@ class AudioWriter(AbstractContextManager["AudioWriter"]):
 
     @property
     def samples(self) -> int:
-        """Number of samples of a channel that were written; for a file, the number in the file.
+        """Samples of a channel that were written; for a file, the samples in the file.
 
         A FLAC or Ogg file contains its samples only after the writer is closed. If the writing of a
         chunk failed or was interrupted, a part of this chunk may be included.
@@ -131,7 +130,7 @@ class AudioWriter(AbstractContextManager["AudioWriter"]):
     def _write(self, audio: AudioArray, sample_rate: int) -> None:
         if self._format in _ENCODED:
             if self._encoder is None:
-                kind, subtype = _ENCODED[self._format]
+                container, subtype = _ENCODED[self._format]
                 if self._format == "flac" and self._audio_format == "float32":
                     subtype = "PCM_24"
                 # The target is a path or a file descriptor. If it were a Python file, libsndfile
@@ -144,7 +143,7 @@ class AudioWriter(AbstractContextManager["AudioWriter"]):
                     sample_rate,
                     channels=self._channels,
                     subtype=subtype,
-                    format=kind,
+                    format=container,
                     closefd=False,
                 )
                 self._begun = True
@@ -184,8 +183,8 @@ class AudioWriter(AbstractContextManager["AudioWriter"]):
         if self._path is None:
             # A pipe accepts a write of this size completely or not at all. The number of bytes sent
             # is therefore known even if a signal interrupts a write.
-            while piece := os.pread(self._encoded.fileno(), select.PIPE_BUF, self._passed_on):
-                self._passed_on += self._out.write(piece) or 0
+            while piece := os.pread(self._encoded.fileno(), select.PIPE_BUF, self._copied_bytes):
+                self._copied_bytes += self._out.write(piece) or 0
 
     def _check_encoded(self) -> None:
         """Raises an error if samples are missing in the encoded file.
@@ -258,17 +257,17 @@ def _endless_header(sample_rate: int, channels: int, subtype: str) -> bytes:
 def _format_of(path: Path | None) -> FileFormat:
     if path is None:
         return "raw"
-    for known in FILE_FORMATS:
-        if path.suffix.lower() == f".{known}":
-            return known
-    endings = ", ".join(f".{known}" for known in FILE_FORMATS)
+    for file_format in FILE_FORMATS:
+        if path.suffix.lower() == f".{file_format}":
+            return file_format
+    endings = ", ".join(f".{file_format}" for file_format in FILE_FORMATS)
     raise OutputError(
         f"{path}: the name ends in none of {endings}; set the format (--format), or write "
         "to standard output (--out -)"
     )
 
 
-def _check_place(path: Path) -> None:
+def _check_path(path: Path) -> None:
     if not path.parent.is_dir():
         raise OutputError(f"{path}: the folder {path.parent} does not exist")
     if path.exists() and not path.is_file():
@@ -287,6 +286,6 @@ def _refusal(path: Path) -> str | None:
                 file.write(bytes(_PROBE_BYTES))
         finally:
             os.truncate(path, size)
-    except OSError as refused:
-        return refused.strerror or str(refused)
+    except OSError as error:
+        return error.strerror or str(error)
     return None

@@ -33,9 +33,9 @@ _EXIT_CODES = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    options = _parser().parse_args(given)
-    options.command_line = [PROGRAM, *given]
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    options = _parser().parse_args(words)
+    options.command_line = [PROGRAM, *words]
     try:
         return options.run(options) or DONE
     except ExportError as error:
@@ -265,7 +265,7 @@ def _run_verify(options: argparse.Namespace) -> int:
     from token2wav_export.verify import exported_runtime, verify
 
     if options.out is not None:
-        _check_there(options)
+        _check_engines(options)
     runtime = RuntimeConfig(
         device=options.device,
         backend=options.backend,
@@ -294,17 +294,17 @@ def _run_inspect(options: argparse.Namespace) -> None:
 
     # Reports a wrong model folder even if the engine folder has no artefact to compare with it.
     read_config(options.model)
-    _check_there(options)
-    found = inspect_folder(_engines(options), options.model)
-    if options.json or found:
-        print(as_json(found) if options.json else as_text(found))
+    _check_engines(options)
+    inspections = inspect_folder(_engines(options), options.model)
+    if options.json or inspections:
+        print(as_json(inspections) if options.json else as_text(inspections))
     else:
         print(
             f"{_engines(options).path}: no artefacts exported yet; run: {_export_command(options)}"
         )
 
 
-def _check_there(options: argparse.Namespace) -> None:
+def _check_engines(options: argparse.Namespace) -> None:
     """Raises ArtifactError if the engine folder does not exist."""
     path = _engines(options).path
     if not path.is_dir():

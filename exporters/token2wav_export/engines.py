@@ -43,12 +43,12 @@ def load_package(name: Package | Literal["auto"]) -> Package:
     Raises:
         EngineUnavailableError: the package is not installed, or a library that it needs is missing.
     """
-    wanted = PACKAGES if name == "auto" else (name,)
-    for candidate in wanted:
+    candidates = PACKAGES if name == "auto" else (name,)
+    for candidate in candidates:
         if importlib.util.find_spec(candidate) is not None:
             package(candidate)
             return candidate
-    raise EngineUnavailableError(f"{' and '.join(wanted)} cannot be imported; {_INSTALL}")
+    raise EngineUnavailableError(f"{' and '.join(candidates)} cannot be imported; {_INSTALL}")
 
 
 def version_of(name: Package) -> str:
@@ -79,21 +79,23 @@ def build_target(name: Package, compute_capabilities: Sequence[str]) -> dict[str
             machine.
     """
     if name == "tensorrt_rtx":
-        digits = [
+        suffixes = [
             member.removeprefix("SM") for member in package(name).ComputeCapability.__members__
         ]
-        listed = [f"{each[:-1]}.{each[-1]}" for each in digits if each.isdecimal()]
-        known = [capability for capability in listed if capability not in _NOT_SUPPORTED]
+        numbers = [suffix for suffix in suffixes if suffix.isdecimal()]
+        capabilities = [f"{number[:-1]}.{number[-1]}" for number in numbers]
+        supported = [capability for capability in capabilities if capability not in _NOT_SUPPORTED]
         for capability in compute_capabilities:
-            if capability not in known:
+            if capability not in supported:
                 raise ConfigError(
-                    f"--compute-capability: {capability} is not one of {', '.join(known)}, "
+                    f"--compute-capability: {capability} is not one of {', '.join(supported)}, "
                     "the capabilities that TensorRT-RTX supports; other GPUs need ordinary "
                     "TensorRT"
                 )
         return {
             "compute_capability": tuple(
-                compute_capabilities or (c for c in known if float(c) >= _AMPERE)
+                compute_capabilities
+                or (capability for capability in supported if float(capability) >= _AMPERE)
             )
         }
     if compute_capabilities:
@@ -122,7 +124,6 @@ def build_engine(
     """Builds and writes an engine.
 
     Args:
-        name: TensorRT package that builds.
         source: ONNX file. Its weights lie beside it.
         engine: file to write.
         precision: number type of the graph. For float32, TF32 is turned off, because it keeps only
@@ -143,9 +144,9 @@ def build_engine(
     trt, logger = package(name), _logger(name)
     logger.errors.clear()
     builder = trt.Builder(logger)
-    kinds = trt.NetworkDefinitionCreationFlag
+    network_flags = trt.NetworkDefinitionCreationFlag
     network = builder.create_network(
-        1 << int(kinds.STRONGLY_TYPED) if hasattr(kinds, "STRONGLY_TYPED") else 0
+        1 << int(network_flags.STRONGLY_TYPED) if hasattr(network_flags, "STRONGLY_TYPED") else 0
     )
     parser = trt.OnnxParser(network, logger)
     if not parser.parse_from_file(str(source)):
@@ -163,10 +164,10 @@ def build_engine(
     if capturable and hasattr(trt.BuilderFlag, _CAPTURABLE):
         config.set_flag(getattr(trt.BuilderFlag, _CAPTURABLE))
         flags.append(_CAPTURABLE)
-    for place, capability in enumerate(compute_capabilities):
+    for index, capability in enumerate(compute_capabilities):
         config.num_compute_capabilities = len(compute_capabilities)
         config.set_compute_capability(
-            getattr(trt.ComputeCapability, f"SM{capability.replace('.', '')}"), place
+            getattr(trt.ComputeCapability, f"SM{capability.replace('.', '')}"), index
         )
     for shapes in profiles:
         profile = builder.create_optimization_profile()
@@ -174,17 +175,17 @@ def build_engine(
             profile.set_shape(tensor, smallest, best, largest)
         if config.add_optimization_profile(profile) < 0:
             raise _failed(name, source, logger.errors)
-    measured = name == "tensorrt"  # TensorRT-RTX measures nothing before it runs
-    if measured:
-        known = timing_cache.read_bytes() if timing_cache.is_file() else b""
-        config.set_timing_cache(config.create_timing_cache(known), ignore_mismatch=False)
+    has_timings = name == "tensorrt"  # TensorRT-RTX measures nothing before it runs
+    if has_timings:
+        timings = timing_cache.read_bytes() if timing_cache.is_file() else b""
+        config.set_timing_cache(config.create_timing_cache(timings), ignore_mismatch=False)
     with tqdm(desc=f"{name}: {engine.name}", unit="step", leave=False, disable=None) as bar:
         config.progress_monitor = _monitor(name, bar)
         blob = builder.build_serialized_network(network, config)
     if blob is None:
         raise _failed(name, source, logger.errors)
     engine.write_bytes(blob)
-    if measured:
+    if has_timings:
         timing_cache.write_bytes(config.get_timing_cache().serialize())
     return tuple(flags)
 
@@ -224,19 +225,19 @@ def _monitor(name: Package, bar: tqdm[Any]) -> Any:
 
         def __init__(self) -> None:
             super().__init__()
-            self._left: dict[str, int] = {}
+            self._steps_left: dict[str, int] = {}
 
         def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
-            self._left[phase_name] = num_steps
+            self._steps_left[phase_name] = num_steps
             bar.total = (bar.total or 0) + num_steps
             bar.set_postfix_str(phase_name, refresh=False)
 
         def step_complete(self, phase_name: str, step: int) -> bool:
-            self._left[phase_name] -= 1
+            self._steps_left[phase_name] -= 1
             bar.update()
             return True
 
         def phase_finish(self, phase_name: str) -> None:
-            bar.update(self._left.pop(phase_name))
+            bar.update(self._steps_left.pop(phase_name))
 
     return Monitor()

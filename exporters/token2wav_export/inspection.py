@@ -29,7 +29,6 @@ class Inspected:
     """Artefact with its contents, and the reason why this machine cannot use it, if any.
 
     Attributes:
-        artifact: description of the artefact.
         problem: reason why it cannot be used on this machine; None if it can.
         nodes, operators, inputs, outputs: contents of an ONNX graph; None for engines, which can
             only be opened on their GPU.
@@ -96,40 +95,45 @@ def _bytes(weight: onnx.TensorProto) -> int:
     return math.prod(weight.dims) * onnx.helper.tensor_dtype_to_np_dtype(weight.data_type).itemsize
 
 
-def as_json(found: list[Inspected]) -> str:
+def as_json(inspections: list[Inspected]) -> str:
     """Formats a JSON list with one object per artefact: the fields of `Inspected`."""
-    return json.dumps([asdict(one) for one in found], indent=1)
+    return json.dumps([asdict(inspection) for inspection in inspections], indent=1)
 
 
-def as_text(found: list[Inspected]) -> str:
+def as_text(inspections: list[Inspected]) -> str:
     """Formats a table of all artefacts, followed by the contents of each artefact."""
-    return "\n".join([_HEAD, *map(_row, found), *map(_details, found)])
+    return "\n".join([_HEAD, *map(_row, inspections), *map(_details, inspections)])
 
 
-def _row(one: Inspected) -> str:
-    artifact = one.artifact
+def _row(inspection: Inspected) -> str:
+    artifact = inspection.artifact
     target = ",".join(artifact.target.get("compute_capability", ("any",)))
-    nodes, weights = ("-", "-") if one.weights is None else (one.nodes, f"{one.weights / 1e6:.1f}")
+    nodes, weights = (
+        ("-", "-")
+        if inspection.weights is None
+        else (inspection.nodes, f"{inspection.weights / 1e6:.1f}")
+    )
     return (
         f"{artifact.graph:20} {artifact.precision:9} {artifact.backend:12} {nodes:>6} "
         f"{weights:>10} "
         f"{artifact.size / 1e6:>8.1f} {target:21} {artifact.created[:16]:16}  "
-        f"{'usable' if one.problem is None else f'stale: {one.problem}'}"
+        f"{'usable' if inspection.problem is None else f'stale: {inspection.problem}'}"
     )
 
 
-def _details(one: Inspected) -> str:
-    lines = ["", one.artifact.file]
-    if one.operators is not None:
+def _details(inspection: Inspected) -> str:
+    lines = ["", inspection.artifact.file]
+    if inspection.operators is not None:
         shown = [
-            f"{count} {name}" for name, count in list(one.operators.items())[:_SHOWN_OPERATORS]
+            f"{count} {name}"
+            for name, count in list(inspection.operators.items())[:_SHOWN_OPERATORS]
         ]
         lines.append(f"  operators  {', '.join(shown)}")
-    for title, tensors in (("inputs", one.inputs), ("outputs", one.outputs)):
+    for title, tensors in (("inputs", inspection.inputs), ("outputs", inspection.outputs)):
         for name, shape in _summarised(tensors or {}).items():
             lines.append(f"  {title:10} {name} ({', '.join(map(str, shape))})")
             title = ""
-    for number, profile in enumerate(one.artifact.profiles):
+    for number, profile in enumerate(inspection.artifact.profiles):
         lines.append(f"  profile {number}")
         lines += [
             f"    {name:14} {' .. '.join(map(str, shapes))}"

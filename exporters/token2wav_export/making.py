@@ -45,8 +45,6 @@ class Maker:
     """Maker of the artefacts of one model.
 
     Args:
-        model_folder: path of the model folder.
-        engines: folder that takes the artefacts.
         command: command line, which the descriptions of the artefacts contain.
 
     Raises:
@@ -81,24 +79,24 @@ class Maker:
         """
         start = time.monotonic()
         tensors = signature(graph, precision, self.model)
-        made_of = fingerprint(self._folder, stage_of(graph))
+        digest = fingerprint(self._folder, stage_of(graph))
         metadata = {  # identifies the file if it is found without its description
             "graph": graph,
             "graph_version": str(GRAPH_VERSION),
             "precision": precision,
             "opset": str(opset),
-            "fingerprint": made_of,
+            "fingerprint": digest,
             "config": config_hash(self.model.config),
             "token2wav": version("token2wav"),
             **{name: f"{value:g}" for name, value in self._schedule.items()},
         }
         with (
-            self._engines.staging() as staged,
+            self._engines.staging() as staging,
             tqdm(
                 desc=f"{graph} {precision}", total=2, unit="stage", leave=False, disable=None
             ) as bar,
         ):
-            path = staged / f"{graph}-{precision}.onnx"
+            path = staging / f"{graph}-{precision}.onnx"
             bar.set_postfix_str("tracing")
             module = load_module(graph, precision, self.model)
             write_onnx(module, tensors, path, opset=opset, metadata=metadata)
@@ -107,17 +105,17 @@ class Maker:
             reference = (
                 module if precision == "float32" else load_module(graph, "float32", self.model)
             )
-            found = check_parity(path, graph, precision, tensors, reference)
+            difference = check_parity(path, graph, precision, tensors, reference)
             bar.update()
             return self._add(
                 path,
                 start,
-                f"difference from torch {found:.1e}",
+                f"difference from torch {difference:.1e}",
                 graph=graph,
                 precision=precision,
                 backend="onnx",
                 opset=opset,
-                fingerprint=made_of,
+                fingerprint=digest,
                 versions={name: version(name) for name in _ONNX_PACKAGES},
             )
 
@@ -133,7 +131,7 @@ class Maker:
         is no usable graph.
 
         Returns:
-            Path of the file of the engine.
+            Path of the engine file.
 
         Raises:
             ConfigError: the profiles or capabilities are not supported.
@@ -143,7 +141,7 @@ class Maker:
         if graph == "decoder":
             raise ExportError("decoder: codec decoders run on torch or ONNX Runtime, not TensorRT")
         tensors = signature(graph, precision, self.model)
-        allowed = [shapes(profile, tensors) for profile in profiles(graph, load, self.model)]
+        profile_shapes = [shapes(profile, tensors) for profile in profiles(graph, load, self.model)]
         target = build_target(package, compute_capabilities)
         try:
             source = self._engines.find(graph, precision, "onnx", model_folder=self._folder)
@@ -154,15 +152,15 @@ class Maker:
             )
             source = self.onnx(graph, precision)
         start = time.monotonic()
-        made_of = fingerprint(self._folder, stage_of(graph))
-        with self._engines.staging() as staged:
-            path = staged / f"{graph}-{precision}.engine"
+        digest = fingerprint(self._folder, stage_of(graph))
+        with self._engines.staging() as staging:
+            path = staging / f"{graph}-{precision}.engine"
             flags = build_engine(
                 package,
                 source,
                 path,
                 precision=precision,
-                profiles=allowed,
+                profiles=profile_shapes,
                 compute_capabilities=target["compute_capability"]
                 if package == "tensorrt_rtx"
                 else (),
@@ -172,20 +170,20 @@ class Maker:
             return self._add(
                 path,
                 start,
-                f"{len(allowed)} profiles",
+                f"{len(profile_shapes)} profiles",
                 graph=graph,
                 precision=precision,
                 backend=package,
                 opset=onnx.load(source, load_external_data=False).opset_import[0].version,
-                fingerprint=made_of,
+                fingerprint=digest,
                 versions={package: version_of(package)},
                 target=target,
                 flags=flags,
-                profiles=tuple(allowed),
+                profiles=tuple(profile_shapes),
             )
 
     def _add(
-        self, path: Path, start: float, remark: str, *, versions: dict[str, str], **described: Any
+        self, path: Path, start: float, remark: str, *, versions: dict[str, str], **fields: Any
     ) -> Path:
         """Adds a file to the engine folder, with a description.
 
@@ -194,7 +192,7 @@ class Maker:
             start: time.monotonic() when the work on the file began.
             remark: text for the printed report.
             versions: versions of the packages that made the file.
-            described: fields of `Artifact` that differ between the artefacts of this maker.
+            fields: fields of `Artifact` that differ between the artefacts of this maker.
         """
         seconds = time.monotonic() - start
         artifact = Artifact(
@@ -204,8 +202,8 @@ class Maker:
             created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             seconds=round(seconds, 1),
             command=self._command,
-            **{"target": {}, "flags": (), "profiles": (), **described},
+            **{"target": {}, "flags": (), "profiles": (), **fields},
         )
-        placed = self._engines.add(path.parent, artifact)
-        print(f"{artifact.graph} {artifact.precision}: {placed} ({seconds:.0f} s, {remark})")
-        return placed
+        destination = self._engines.add(path.parent, artifact)
+        print(f"{artifact.graph} {artifact.precision}: {destination} ({seconds:.0f} s, {remark})")
+        return destination

@@ -41,7 +41,6 @@ class PublicEstimator(nn.Module):
     """Estimator without state, as in the public code. It recomputes everything at each call.
 
     Args:
-        estimator: network that is called.
         streaming: whether a frame attends no further than the end of its own block.
     """
 
@@ -62,11 +61,11 @@ class _Traced(StreamStep):
     """Step that returns new states separately and does not overwrite its input states."""
 
     @cached_property
-    def new(self) -> dict[nn.Module, torch.Tensor]:
+    def new_states(self) -> dict[nn.Module, torch.Tensor]:
         return {}
 
     def save_state(self, layer: Streaming, value: torch.Tensor) -> None:
-        self.new[layer] = value
+        self.new_states[layer] = value
 
 
 class Vocoder(nn.Module):
@@ -74,9 +73,6 @@ class Vocoder(nn.Module):
     `forward` of another network.
 
     Args:
-        vocoder: network to export.
-        config: configuration of the model.
-        stage: stage of the network.
         whole: True for whole sequences, False for pieces of streams with states.
     """
 
@@ -87,6 +83,7 @@ class Vocoder(nn.Module):
         self.vocoder = vocoder
         self.signals = signals_of(stage, vocoder)
         self._codes = config.vocab_size if stage == "decoder" else 0
+        self._sizes = config.codebook_sizes
         self._fewer_codebooks = config.fewer_codebooks
         self._network: Callable[..., torch.Tensor] = (
             vocoder.decode if isinstance(vocoder, HiFT) else vocoder.forward
@@ -109,7 +106,7 @@ class Vocoder(nn.Module):
         return {
             AUDIO: audio,
             **{
-                f"{NEW}{spec.name}": step.new.get(layer, state[layer])
+                f"{NEW}{spec.name}": step.new_states.get(layer, state[layer])
                 for layer, spec in self.specs.items()
             },
         }
@@ -121,6 +118,8 @@ class Vocoder(nn.Module):
         if not self._codes:
             return tokens
         codes = torch.randint(self._codes, tokens.shape, generator=generator).to(tokens.dtype)
+        if self._sizes:
+            codes %= torch.tensor(self._sizes)[:, None]
         if self._fewer_codebooks:
             codes[-1, 1:] = -1
         return codes
@@ -131,11 +130,11 @@ class Vocoder(nn.Module):
 
         The streams end where a step may end.
         """
-        rows, drawn = len(signals[0]), signals[0].shape[2]
+        rows, length = len(signals[0]), signals[0].shape[2]
         vocoder = self.vocoder
-        frames = drawn - (drawn - vocoder.frames_past_window) % vocoder.window_frames
+        frames = length - (length - vocoder.frames_past_window) % vocoder.window_frames
         # A signal may have several positions for each frame.
-        signals = tuple(signal[:, :, : signal.shape[2] // drawn * frames] for signal in signals)
+        signals = tuple(signal[:, :, : signal.shape[2] // length * frames] for signal in signals)
         state = {
             layer: torch.zeros(rows, *spec.shape, dtype=spec.dtype)
             for layer, spec in self.specs.items()
@@ -206,13 +205,13 @@ def sample_inputs(module: nn.Module, signature: Signature, sizes: Sizes, seed: i
     query = torch.arange(frames)
     if isinstance(module, CachedStep):
         past, estimator = sizes["past"], module.estimator
-        # Number of valid past frames of each row.
+        # Valid past frames of each row.
         begin = torch.randint(0, past + 1, (rows,), generator=generator)
         begin[0] = past
         key = torch.arange(past + frames)
         # (rows, keys)
-        known = torch.where(key < past, key < begin[:, None], key - past < valid[:, None])
-        inputs["bias"] = attention_bias(known[:, None, None, :].expand(-1, 1, frames, -1))
+        key_mask = torch.where(key < past, key < begin[:, None], key - past < valid[:, None])
+        inputs["bias"] = attention_bias(key_mask[:, None, None, :].expand(-1, 1, frames, -1))
         inputs |= zip(ROPE, estimator.rope(begin[:, None] + query), strict=False)
         inputs |= zip(
             MODULATION, estimator.modulation(*torch.rand(2, 1, generator=generator)), strict=False

@@ -41,18 +41,15 @@ def write_onnx(
 
     Args:
         module: module on the CPU.
-        signature: inputs and outputs of the graph.
-        path: file to write.
-        opset: version of the ONNX operators.
         metadata: entries that are kept in the file.
 
     Raises:
         ExportError: torch cannot trace the module with these free dimensions, or the file is not
             valid.
     """
-    free = {
+    dynamic_axes = {
         spec.name: {
-            place: Dim.DYNAMIC for place, axis in enumerate(spec.shape) if isinstance(axis, Axis)
+            index: Dim.DYNAMIC for index, axis in enumerate(spec.shape) if isinstance(axis, Axis)
         }
         or None
         for spec in signature.inputs
@@ -64,7 +61,7 @@ def write_onnx(
                 kwargs={"inputs": sample_inputs(module, signature, _TRACED)},
                 input_names=[spec.name for spec in signature.inputs],
                 output_names=[spec.name for spec in signature.outputs],
-                dynamic_shapes={"inputs": free},
+                dynamic_shapes={"inputs": dynamic_axes},
                 opset_version=opset,
                 dynamo=True,
                 optimize=True,
@@ -102,13 +99,13 @@ def _describe(path: Path, signature: Signature, metadata: Mapping[str, str]) -> 
 
 def _name_axes(spec: TensorSpec, value: onnx.ValueInfoProto) -> None:
     dimensions = value.type.tensor_type.shape.dim
-    wanted = [None if isinstance(axis, Axis) else axis for axis in spec.shape]
-    found = [
+    expected = [None if isinstance(axis, Axis) else axis for axis in spec.shape]
+    shape = [
         dimension.dim_value if dimension.HasField("dim_value") else None for dimension in dimensions
     ]
-    if value.name != spec.name or found != wanted:
+    if value.name != spec.name or shape != expected:
         raise ExportError(
-            f"output {value.name} has shape {found}, expected {spec.name} with {wanted}"
+            f"output {value.name} has shape {shape}, expected {spec.name} with {expected}"
         )
     for axis, dimension in zip(spec.shape, dimensions, strict=True):
         if isinstance(axis, Axis):
@@ -142,12 +139,12 @@ def disagreement(outputs: Arrays, references: Tensors, precision: Precision) -> 
     """
     worst = 0.0
     for name, reference in references.items():
-        value, wanted = outputs[name].astype(np.float64), reference.double().numpy()
-        error = np.abs(value - wanted)
+        value, expected = outputs[name].astype(np.float64), reference.double().numpy()
+        error = np.abs(value - expected)
         if precision == "float16":
-            relative = np.sqrt(np.square(error).mean() / np.square(wanted).mean())
+            relative = np.sqrt(np.square(error).mean() / np.square(expected).mean())
         else:
-            relative = error.max() / max(1.0, np.abs(wanted).max())
+            relative = error.max() / max(1.0, np.abs(expected).max())
         worst = max(worst, float(relative) if np.isfinite(relative) else np.inf)
     return worst
 
@@ -155,8 +152,8 @@ def disagreement(outputs: Arrays, references: Tensors, precision: Precision) -> 
 def run_onnx(session: onnxruntime.InferenceSession, inputs: Tensors) -> Arrays:
     """Runs a graph and returns its outputs by name."""
     names = [value.name for value in session.get_outputs()]
-    found = session.run(names, {name: value.numpy() for name, value in inputs.items()})
-    return dict(zip(names, found, strict=True))
+    outputs = session.run(names, {name: value.numpy() for name, value in inputs.items()})
+    return dict(zip(names, outputs, strict=True))
 
 
 def check_parity(
@@ -173,13 +170,13 @@ def check_parity(
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     inputs = sample_inputs(reference, signature, _CHECKED)
     outputs = run_onnx(session, inputs)
-    found, allowed = (
+    difference, limit = (
         disagreement(outputs, run_module(reference, inputs), precision),
         bound(graph, precision),
     )
-    if found > allowed:
+    if difference > limit:
         raise ExportError(
-            f"{graph} in {precision}: ONNX Runtime and torch differ by {found:.1e}, more "
-            f"than the bound {allowed:.0e}; no artefact was written"
+            f"{graph} in {precision}: ONNX Runtime and torch differ by {difference:.1e}, more "
+            f"than the bound {limit:.0e}; no artefact was written"
         )
-    return found
+    return difference

@@ -40,7 +40,7 @@ class Load(NamedTuple):
 
 
 def chunk_frames(stream: StreamConfig, config: ModelConfig) -> list[int]:
-    """Returns the number of frames of every hop of a schedule, ascending.
+    """Returns the frames of every hop of a schedule, ascending.
 
     A longer chunk runs on torch, see `ExportedStep`.
 
@@ -67,8 +67,8 @@ def profiles(graph: GraphName, load: Load, model: Exportable) -> list[Profile]:
     frame_rate = config.token_frame_rate * config.token_mel_ratio
     block = config.block_tokens * config.token_mel_ratio
     history = -(-int(load.history_seconds * frame_rate) // block) * block  # whole blocks
-    each = BRANCHES if model.guidance else 1  # rows per stream
-    rows = Span(each, each, each * load.max_streams)
+    branches = BRANCHES if model.guidance else 1  # rows per stream
+    rows = Span(branches, branches, branches * load.max_streams)
     if graph == "step":
         past = Span(0, history // 2, history)
         starts = [1, *(largest + 1 for largest in chunks)]

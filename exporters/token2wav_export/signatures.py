@@ -78,7 +78,7 @@ ROWS, FRAMES, PAST_FRAMES, KEYS = (
 
 
 def signature(graph: GraphName, precision: Precision, model: Exportable) -> Signature:
-    """Returns the signature of a graph of a model.
+    """Returns the signature of a model's graph.
 
     Raises:
         ExportError: this model has no such graph.
@@ -123,16 +123,16 @@ def _step(estimator: Estimator, bands: int, precision: Precision) -> Signature:
             *((TensorSpec(PRESENT, (ROWS, 1, FRAMES)),) if estimator.masks_padding else ()),
             TensorSpec("conv_state", conv_state),
             *(
-                TensorSpec(f"{PAST}{name}", (ROWS, PAST_FRAMES, inner), precision)
-                for name, inner in caches
+                TensorSpec(f"{PAST}{name}", (ROWS, PAST_FRAMES, width), precision)
+                for name, width in caches
             ),
         ),
         outputs=(
             TensorSpec("velocity", state),
             TensorSpec(f"{NEW}conv_state", conv_state),
             *(
-                TensorSpec(f"{NEW}{name}", (ROWS, FRAMES, inner), precision)
-                for name, inner in caches
+                TensorSpec(f"{NEW}{name}", (ROWS, FRAMES, width), precision)
+                for name, width in caches
             ),
         ),
     )

@@ -144,7 +144,6 @@ def verify(folder: Path, runtime: RuntimeConfig, seconds: float) -> Report:
     """Compares the backend of a configuration with torch in float32 on the same device.
 
     Args:
-        folder: model folder.
         runtime: settings that name the backend.
         seconds: duration of the audio.
 
@@ -169,16 +168,16 @@ def verify(folder: Path, runtime: RuntimeConfig, seconds: float) -> Report:
         ),
         random.standard_normal(config.speaker_size).astype(np.float32),
     )
-    steps = tqdm(total=4, desc="verify", unit="stage", leave=False)
+    bar = tqdm(total=4, desc="verify", unit="stage", leave=False)
     mel, other_mel = (stream_mel(model, tokens, voice) for model in (reference, candidate))
-    steps.update()
-    same_mel, other_audio = (vocode(model, mel) for model in (reference, candidate))
-    steps.update()
-    whole, other_whole = (model.synthesize(tokens, voice) for model in (reference, candidate))
-    steps.update()
-    huge = replace(voice, prompt_mel=np.sign(voice.prompt_mel) * np.float32(MEL_BOUND))
-    finite = bool(np.isfinite(stream_mel(candidate, tokens[:60], huge)).all())
-    steps.close()
+    bar.update()
+    mel_audio, other_mel_audio = (vocode(model, mel) for model in (reference, candidate))
+    bar.update()
+    audio, other_audio = (model.synthesize(tokens, voice) for model in (reference, candidate))
+    bar.update()
+    loud_voice = replace(voice, prompt_mel=np.sign(voice.prompt_mel) * np.float32(MEL_BOUND))
+    finite = bool(np.isfinite(stream_mel(candidate, tokens[:60], loud_voice)).all())
+    bar.close()
     return Report(
         engine=candidate.engine.name,
         precision=candidate.engine.precision,
@@ -186,8 +185,8 @@ def verify(folder: Path, runtime: RuntimeConfig, seconds: float) -> Report:
         seconds=seconds,
         mel_max=float(np.abs(other_mel - mel).max()),
         mel_db=_decibel(np.std(other_mel - mel) / np.std(mel)),
-        vocoder_max=float(np.abs(other_audio - same_mel).max()),
-        audio_snr_db=-_decibel(np.std(other_whole - whole) / np.std(whole)),
+        vocoder_max=float(np.abs(other_mel_audio - mel_audio).max()),
+        audio_snr_db=-_decibel(np.std(other_audio - audio) / np.std(audio)),
         finite_when_large=finite,
     )
 
@@ -197,15 +196,15 @@ def _draw_tokens(config: ModelConfig, count: int, random: np.random.Generator) -
     shape = (count, *config.token_shape)
     if config.takes_latents:
         return random.standard_normal(shape).astype(np.float32)
-    return random.integers(0, config.vocab_size, shape).astype(np.int32)
+    return random.integers(0, config.vocabulary, shape).astype(np.int32)
 
 
 def _verify_decoder(
     reference: Token2Wav, candidate: Token2Wav, tokens: NDArray[Any], seconds: float
 ) -> Report:
     """Compares the decoders of a codec in a stream of four parts."""
-    wanted, found = (_stream_audio(model, tokens) for model in (reference, candidate))
-    error = found - wanted
+    audio, other_audio = (_stream_audio(model, tokens) for model in (reference, candidate))
+    error = other_audio - audio
     return Report(
         engine=candidate.engine.name,
         precision=candidate.engine.precision,
@@ -214,13 +213,13 @@ def _verify_decoder(
         mel_max=None,
         mel_db=None,
         vocoder_max=float(np.abs(error).max()),
-        audio_snr_db=-_decibel(np.std(error) / np.std(wanted)),
+        audio_snr_db=-_decibel(np.std(error) / np.std(audio)),
         finite_when_large=None,
     )
 
 
 def _stream_audio(model: Token2Wav, tokens: NDArray[Any]) -> NDArray[np.float32]:
-    """Computes the audio of an utterance of a codec in four parts.
+    """Computes the audio of a codec utterance in four parts.
 
     There are four because an exported decoder runs only the chunks between the first and the last
     one.
@@ -237,10 +236,7 @@ def stream_mel(
     """Computes the mel (bands, 2 * tokens) of an utterance as a stream does, chunk by chunk.
 
     Args:
-        model: loaded model.
-        tokens: all tokens of the utterance.
-        voice: prompt and speaker.
-        steps: number of ODE steps; 0 for the default number.
+        steps: ODE steps; 0 for the default number.
     """
     flow, config = model.pipeline.flow, model.config
     chunker = model.pipeline.request(voice, UtteranceOptions(steps)).chunker
@@ -249,7 +245,7 @@ def stream_mel(
         chunker.push(tokens, end=True)
         while (chunk := chunker.next_chunk) is not None:
             mels += flow.advance([(handle, chunk)])
-            chunker.computed()
+            chunker.finish_chunk()
     finally:
         flow.close(handle)
     frames = config.token_mel_ratio * len(tokens)

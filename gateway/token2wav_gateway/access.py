@@ -110,8 +110,8 @@ class Access:
         digest = hashlib.sha256(key.strip().encode()).hexdigest()
         holder = None
         # Every key is compared, so that the time of the check reveals nothing.
-        for stored, candidate in self._holders:
-            if hmac.compare_digest(stored, digest):
+        for key_digest, candidate in self._holders:
+            if hmac.compare_digest(key_digest, digest):
                 holder = candidate
         if kind.lower() != "bearer" or holder is None:
             raise AccessDeniedError("authorization: a valid key is needed, as 'Bearer KEY'")

@@ -96,13 +96,13 @@ def create_app(settings: Settings, metrics: Metrics) -> FastAPI:
         if isinstance(cause := error.__cause__, OSError):  # a large form is kept in a file
             log.error("a form cannot be stored: %s", cause)
             return await refuse(request, StorageError(cause))
-        found = GatewayError(f"{request.method} {request.url.path}: {error.detail}")
-        found.status, found.kind = error.status_code, "invalid_request_error"
-        return await refuse(request, found)
+        refusal = GatewayError(f"{request.method} {request.url.path}: {error.detail}")
+        refusal.status, refusal.kind = error.status_code, "invalid_request_error"
+        return await refuse(request, refusal)
 
     def gateway_of(request: Request) -> Gateway:
-        found: Gateway = request.app.state.gateway
-        return found
+        gateway: Gateway = request.app.state.gateway
+        return gateway
 
     # The guard has checked the key of each request. Handlers count requests that need time.
     def admitted(request: Request) -> AbstractContextManager[Holder]:
@@ -144,8 +144,8 @@ def create_app(settings: Settings, metrics: Metrics) -> FastAPI:
                 response = ClosingResponse(pieces, encoder.format.media_type, stack.pop_all())
             else:
                 content = await _unless_left(request, _joined(pieces))
-                whole = whole_file(body.response_format, content)
-                response = Response(whole, media_type=encoder.format.media_type)
+                file = whole_file(body.response_format, content)
+                response = Response(file, media_type=encoder.format.media_type)
             if body.request_id is not None:
                 response.headers["x-request-id"] = body.request_id
             return response
@@ -212,13 +212,7 @@ def create_app(settings: Settings, metrics: Metrics) -> FastAPI:
 
 
 class ClosingResponse(StreamingResponse):
-    """Response that releases its resources when it ends, also after an error.
-
-    Args:
-        pieces: content.
-        media_type: media type of the content.
-        resources: stack of resources.
-    """
+    """Response that releases its resources when it ends, also after an error."""
 
     def __init__(
         self, pieces: AsyncGenerator[bytes, None], media_type: str, resources: AsyncExitStack
@@ -294,9 +288,9 @@ async def _events(
     Each piece also says the samples and the speech tokens that have been sent so far.
     """
     async for piece in pieces:
-        sent = {"samples": progress.samples, "tokens": progress.spoken_tokens}
+        progress_fields = {"samples": progress.samples, "tokens": progress.spoken_tokens}
         audio = base64.b64encode(piece).decode()
-        yield _event({"type": "speech.audio.delta", "audio": audio, **sent})
+        yield _event({"type": "speech.audio.delta", "audio": audio, **progress_fields})
     usage = {
         "input_tokens": characters,
         "output_tokens": progress.tokens,

@@ -88,10 +88,6 @@ class Connections:
 class Connection:
     """A connection, as uvicorn sees its transport. It reads in turn with the other connections.
 
-    Args:
-        transport: transport of the connection.
-        turns: order of all connections.
-
     Attributes:
         address: address of the client.
         turn: see `Turn`.

@@ -17,14 +17,14 @@ _FILES = 64  # files, listeners, voices that are read, and connections of checks
 _OF_A_TEXT = 2  # connections to the servers behind the gateway
 # Connections beyond those that texts and WebSockets may take, for health checks, short requests,
 # and requests that arrive slowly.
-_LEAST_OTHERS, _MOST_OTHERS = 16, 256
+_LEAST_EXTRA, _MOST_EXTRA = 16, 256
 
 
 def most_connections(limits: LimitSettings) -> int:
     """Raises the limit of descriptors as far as the system allows, and divides them.
 
     Returns:
-        Largest number of connections of clients.
+        Largest number of client connections.
 
     Raises:
         SettingsError: there are fewer descriptors than the settings need.
@@ -33,18 +33,18 @@ def most_connections(limits: LimitSettings) -> int:
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         descriptors = hard
-    wanted = limits.streams + limits.sockets
+    text_connections = limits.streams + limits.sockets
     reserved = _OF_A_TEXT * limits.streams + _FILES
     if descriptors == resource.RLIM_INFINITY:
-        return wanted + _MOST_OTHERS
-    others = descriptors - reserved - wanted
-    if others < _LEAST_OTHERS:
+        return text_connections + _MOST_EXTRA
+    extra = descriptors - reserved - text_connections
+    if extra < _LEAST_EXTRA:
         raise SettingsError(
             f"limits: {limits.streams} streams and {limits.sockets} sockets need "
-            f"{wanted + reserved + _LEAST_OTHERS} file descriptors, but the gateway may open "
-            f"{descriptors} (ulimit -n)"
+            f"{text_connections + reserved + _LEAST_EXTRA} file descriptors, but the gateway may "
+            f"open {descriptors} (ulimit -n)"
         )
-    return wanted + min(others, _MOST_OTHERS)
+    return text_connections + min(extra, _MOST_EXTRA)
 
 
 def report_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -103,8 +103,8 @@ def whole_file(name: str, content: bytes) -> bytes:
     file, chunk = bytearray(content), _FIRST_CHUNK
     while file[chunk : chunk + 4] != b"data":
         chunk += 8 + int.from_bytes(file[chunk + 4 : chunk + 8], "little")
-    for place in (0, chunk):  # the whole file, and the samples
-        file[place + 4 : place + 8] = (len(file) - place - 8).to_bytes(4, "little")
+    for start in (0, chunk):  # the whole file, and the samples
+        file[start + 4 : start + 8] = (len(file) - start - 8).to_bytes(4, "little")
     return bytes(file)
 
 
@@ -115,12 +115,15 @@ def _raw(samples: Samples | None) -> bytes:
 class _Container:
     """Container with one audio stream, which FFmpeg writes."""
 
-    def __init__(self, chosen: Format) -> None:
+    def __init__(self, audio_format: Format) -> None:
         self._buffer = _Buffer()
         self._container = av.open(
-            self._buffer, "w", format=chosen.container, options=dict(chosen.options)
+            self._buffer,
+            "w",
+            format=audio_format.container,
+            options=dict(audio_format.options),
         )
-        stream = self._container.add_stream(chosen.codec, rate=RATE_HZ)
+        stream = self._container.add_stream(audio_format.codec, rate=RATE_HZ)
         assert isinstance(stream, av.AudioStream)
         stream.layout = _LAYOUTS[1]
         self._stream: av.AudioStream = stream
@@ -134,8 +137,8 @@ class _Container:
             layout = _LAYOUTS[channels_of(samples)]
             if not self._samples:
                 self._stream.layout = layout
-            in_turn = np.ascontiguousarray(samples).reshape(1, -1)
-            frame = av.AudioFrame.from_ndarray(in_turn, format="s16", layout=layout)
+            row = np.ascontiguousarray(samples).reshape(1, -1)
+            frame = av.AudioFrame.from_ndarray(row, format="s16", layout=layout)
             frame.rate, frame.pts = RATE_HZ, self._samples
             self._samples += len(samples)
         for packet in self._stream.encode(frame):

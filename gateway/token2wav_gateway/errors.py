@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from typing import Any
 
-# Errors of a full disk, of a quota, and of a limit of the size of files.
+# Errors of a full disk, a quota, and a limit of file sizes.
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -76,7 +76,7 @@ class BusyError(GatewayError):
 
 
 class StorageError(GatewayError):
-    """Error of a disk of the gateway: it is full (507), or it cannot be written (503).
+    """Error of the gateway's disk: it is full (507), or it cannot be written (503).
 
     Args:
         error: error of the operating system. Its path does not reach the client.
@@ -92,7 +92,7 @@ class StorageError(GatewayError):
 
 
 class ModelError(GatewayError):
-    """Error of the language model server or of the speech server behind the gateway.
+    """Error of the language model server or the speech server behind the gateway.
 
     Args:
         message: server and problem, without texts of clients.

@@ -12,13 +12,7 @@ from token2wav_gateway.voices import VoiceFolder
 
 
 class Gateway:
-    """Gateway of one process: its settings, its connections, and the checks of every request.
-
-    Args:
-        settings: settings of the gateway.
-        access: check of keys.
-        metrics: metrics to update.
-    """
+    """Gateway of one process: its settings, its connections, and the checks of every request."""
 
     def __init__(self, settings: Settings, access: Access, metrics: Metrics) -> None:
         self.settings = settings

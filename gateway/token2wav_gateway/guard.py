@@ -27,12 +27,6 @@ class Guard:
 
     It refuses a request without a valid key before its body is read, and a body that is too large
     or that arrives too slowly. It ends a response if the client takes no more bytes.
-
-    Args:
-        app: application to protect.
-        access: check of keys.
-        limits: limits of bodies.
-        metrics: metrics to update.
     """
 
     def __init__(

@@ -39,9 +39,7 @@ class LanguageModel:
     Create it in the event loop that uses it.
 
     Args:
-        settings: address and time-outs of the server.
-        template: prompt and tokens of the model.
-        most_tokens: largest number of tokens of an answer.
+        most_tokens: largest number of tokens in an answer.
     """
 
     def __init__(

@@ -41,10 +41,10 @@ class Listener:
             StorageError: the work has failed because of a disk.
         """
         await self._free.acquire()
-        running = asyncio.get_running_loop().run_in_executor(None, work)
-        running.add_done_callback(lambda _: self._free.release())
+        future = asyncio.get_running_loop().run_in_executor(None, work)
+        future.add_done_callback(lambda _: self._free.release())
         try:
-            return await asyncio.shield(running)
+            return await asyncio.shield(future)
         except OSError as error:
             log.error("a recording cannot be stored: %s", error)
             raise StorageError(error) from None
@@ -66,19 +66,19 @@ class Listener:
             file.write(recording)
             file.flush()
             try:
-                heard = Recording.load(file.name)
+                speech = Recording.load(file.name)
             except RecordingError as error:
                 reason = str(error).replace(file.name, "the recording")
                 raise RequestError(f"{field}: {reason}", param=field) from None
-        if heard.seconds > self._longest_s:
+        if speech.seconds > self._longest_s:
             raise RequestError(
-                f"{field}: {heard.seconds:.1f} s; at most {self._longest_s:g} s are allowed",
+                f"{field}: {speech.seconds:.1f} s; at most {self._longest_s:g} s are allowed",
                 param=field,
             )
         try:
             if self._front_end is None:
                 self._front_end = FrontEnd(self._model)
-            return ClientVoice(**vars(self._front_end.voice(heard)))
+            return ClientVoice(**vars(self._front_end.voice(speech)))
         except ModelError as error:
             log.error("%s", error)
             raise GatewayError(f"{field}: the model cannot turn it into a voice") from None

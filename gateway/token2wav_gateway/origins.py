@@ -22,9 +22,7 @@ class OriginCheck:
     for any page. It adds the origin of the page. Programs other than browsers send no origin.
 
     Args:
-        app: application to protect.
         origins: origins that are allowed besides the host of the request, in lower case.
-        metrics: metrics to update.
     """
 
     def __init__(self, app: ASGIApp, origins: Sequence[str], metrics: Metrics) -> None:

@@ -27,11 +27,7 @@ _MOST_FRAGMENTS = 1024  # of a message
 
 
 class CountedConfig(uvicorn.Config):
-    """Configuration of uvicorn with the connections of the server.
-
-    Attributes:
-        client_connections: connections of the server.
-    """
+    """Configuration of uvicorn with the connections of the server."""
 
     client_connections: Connections
 
@@ -159,8 +155,8 @@ class HttpConnection(H11Protocol, _Buffered):
         """
         if self.cycle.response_started or self.conn.their_http_version != b"1.1":
             return
-        present = h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
-        self.transport.write(self.conn.send(present) or b"")
+        response = h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
+        self.transport.write(self.conn.send(response) or b"")
         self._presence = self.loop.call_later(_PRESENCE_S, self._check_presence)
 
 

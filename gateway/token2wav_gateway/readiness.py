@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from token2wav_gateway.errors import GatewayError
 
-_KEPT_S = 1.0  # seconds for which a result is kept
+_VALID_S = 1.0  # seconds for which a result is valid
 
 
 class Readiness:
@@ -42,7 +42,7 @@ class Readiness:
         async with self._checking:
             if self._valid_until is None or self._clock() >= self._valid_until:
                 self._failure = await self._result()
-                self._valid_until = self._clock() + _KEPT_S
+                self._valid_until = self._clock() + _VALID_S
             failure = self._failure
         if failure is not None:
             raise failure.with_traceback(None)

@@ -2,7 +2,7 @@
 
 A request has a text, and a recording with its words. The service turns the recording into a voice,
 asks the language model server for speech tokens, and pushes each token into the model `token2wav`.
-It runs in the process of a Python model of Triton.
+It runs in the process of a Triton Python model.
 
 A decoupled model sends each chunk of audio as a response of its own, and then an empty final
 response. Any other model returns the audio of the whole text.
@@ -47,7 +47,6 @@ class RecipeText:
     """Text of a request.
 
     Attributes:
-        words: words to say.
         reference: words of the recording; empty if they are unknown.
         recording: (samples,) recording of the voice at 16 kHz; None for the default voice.
     """
@@ -59,10 +58,6 @@ class RecipeText:
 
 class RecipeService:
     """Service behind a Triton model. It speaks all texts in one event loop.
-
-    Args:
-        settings: settings of the gateway.
-        decoupled: whether the model is decoupled.
 
     Raises:
         SettingsError: the settings name no model folder for voices.
@@ -91,9 +86,10 @@ class RecipeService:
         _require_strings()
         path = os.environ.get(_SETTINGS)
         settings = read_settings(Path(path) if path else None)
-        if (own := os.environ.get(_GRPC)) and "url" not in settings.speech_server.model_fields_set:
-            here = settings.speech_server.model_copy(update={"url": own})
-            settings = settings.model_copy(update={"speech_server": here})
+        url, server = os.environ.get(_GRPC), settings.speech_server
+        if url and "url" not in server.model_fields_set:
+            server = server.model_copy(update={"url": url})
+            settings = settings.model_copy(update={"speech_server": server})
         policy = json.loads(model_config).get("model_transaction_policy", {})
         return cls(settings, decoupled=bool(policy.get("decoupled")))
 
@@ -134,8 +130,8 @@ class RecipeService:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     async def _end(self) -> None:
-        own = asyncio.current_task()
-        tasks = [task for task in asyncio.all_tasks() if task is not own]
+        current = asyncio.current_task()
+        tasks = [task for task in asyncio.all_tasks() if task is not current]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -143,18 +139,18 @@ class RecipeService:
 
     async def _send(self, text: RecipeText | RequestError, sender: Any) -> None:
         """Sends the responses of a decoupled request."""
-        speaking = asyncio.ensure_future(self._send_audio(text, sender))
+        task = asyncio.ensure_future(self._send_audio(text, sender))
         try:
-            while not speaking.done():
-                await asyncio.wait({speaking}, timeout=_POLL_S)
+            while not task.done():
+                await asyncio.wait({task}, timeout=_POLL_S)
                 if sender.is_cancelled():
-                    speaking.cancel()
+                    task.cancel()
             with suppress(asyncio.CancelledError):
-                speaking.result()
+                task.result()
         except Exception as error:
             sender.send(pb_utils.InferenceResponse(error=_error(error)))
         finally:
-            speaking.cancel()
+            task.cancel()
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
     async def _send_audio(self, text: RecipeText | RequestError, sender: Any) -> None:
@@ -198,9 +194,9 @@ def _require_strings() -> None:
     """
     if np.lib.NumpyVersion(np.__version__) < "2.0.0":
         return
-    sent = np.array([7, 8, 9], np.uint8)
-    received = pb_utils.Tensor.from_dlpack("probe", sent).as_numpy()
-    if not np.array_equal(received, sent):
+    probe = np.array([7, 8, 9], np.uint8)
+    copy = pb_utils.Tensor.from_dlpack("probe", probe).as_numpy()
+    if not np.array_equal(copy, probe):
         raise SettingsError(
             f"numpy: version {np.__version__}, with which this Triton cannot read strings; "
             "numpy<2 or a newer Triton is needed (docs/recipe.md)"

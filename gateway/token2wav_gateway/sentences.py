@@ -26,16 +26,16 @@ class SentenceSplitter:
 
     def feed(self, piece: str) -> list[str]:
         """Returns the sentences that a piece of text completes."""
-        text, start, whole = self._rest + piece, 0, []
+        text, start, sentences = self._rest + piece, 0, []
         for end in _END.finditer(text):
-            whole.append(text[start : end.start()] + (end[1] or ""))
+            sentences.append(text[start : end.start()] + (end[1] or ""))
             start = end.end()
         self._rest = text[start:]
         while len(self._rest) > self._longest:
             cut = self._rest.rfind(" ", 1, self._longest) + 1 or self._longest
-            whole.append(self._rest[:cut])
+            sentences.append(self._rest[:cut])
             self._rest = self._rest[cut:]
-        return [sentence.strip() for sentence in whole if _has_words(sentence)]
+        return [sentence.strip() for sentence in sentences if _has_words(sentence)]
 
     def close(self) -> list[str]:
         """Ends the text, and returns its last sentence, if there is one."""

@@ -25,15 +25,6 @@ _BACKLOG = 256
 class BoundedConfig(CountedConfig):
     """Configuration of uvicorn for the gateway.
 
-    Args:
-        app: application of the gateway.
-        limits: limits of the settings.
-        host: address to listen on.
-        port: port to listen on.
-
-    Attributes:
-        client_connections: connections of the server.
-
     Raises:
         SettingsError: the limits need more file descriptors than the process may open.
     """
@@ -62,8 +53,6 @@ class DrainingServer(uvicorn.Server):
     uvicorn alone closes WebSockets at once, in the middle of their sentences.
 
     Args:
-        config: configuration of uvicorn.
-        app: application of the gateway.
         drain_s: seconds that open requests have to finish.
     """
 

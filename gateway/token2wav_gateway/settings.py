@@ -60,7 +60,6 @@ def _without_user(url: str) -> str:
 
 
 def _base_url(url: str) -> str:
-    """Checks the base URL of an HTTP server."""
     parts = urlsplit(url)  # ValueError for wrong brackets
     plain = not re.search(r"[\s?#]", url) and parts.port != 0  # ValueError for a wrong port
     if parts.scheme not in ("http", "https") or not parts.hostname or not plain:
@@ -85,8 +84,8 @@ def _secret(name: str, value: str | None, file: Path | None) -> str | None:
     if value is not None:
         raise ValueError(f"{name} and {name}_file are both set; use one")
     try:
-        with file.open(encoding="utf-8") as opened:
-            secret = opened.read(_LONGEST_SECRET + 1).strip()
+        with file.open(encoding="utf-8") as stream:
+            secret = stream.read(_LONGEST_SECRET + 1).strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{name}_file: {file} cannot be read: {error}") from None
     if not secret:

@@ -42,11 +42,7 @@ _FIRST_SERVER_ERROR = 500  # HTTP status
 
 
 class Sockets:
-    """Open WebSockets of a gateway.
-
-    Args:
-        gateway: checks and speaks.
-    """
+    """Open WebSockets of a gateway."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -99,8 +95,6 @@ class _Session:
     """Session of one socket: one task reads messages, another one speaks sentences.
 
     Args:
-        gateway: checks and speaks.
-        socket: socket of the client.
         holder: holder of the client's key, for which each sentence counts as a request.
         ending: event after which the session ends as soon as all sentences were spoken.
     """
@@ -114,7 +108,7 @@ class _Session:
         self._ending = ending
         self._sentences: asyncio.Queue[str | None] = asyncio.Queue()
         self._splitter = SentenceSplitter(gateway.settings.limits.text_characters)
-        self._saying: asyncio.Task[None] | None = None
+        self._sentence_task: asyncio.Task[None] | None = None
         self._waiting = anyio.CancelScope()  # for a message
         self._count = 0
 
@@ -130,8 +124,8 @@ class _Session:
             for task in done:
                 task.result()
         finally:
-            if self._saying is not None:
-                tasks.add(self._saying)
+            if self._sentence_task is not None:
+                tasks.add(self._sentence_task)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -152,7 +146,7 @@ class _Session:
                     self._sentences.get_nowait()
                     self._sentences.task_done()
                 # A sentence that has just ended cannot be cancelled.
-                if self._saying is None or not self._saying.cancel():
+                if self._sentence_task is None or not self._sentence_task.cancel():
                     await self._send("audio.cancelled", sentence_index=None)
 
     def _append(self, sentences: Sequence[str | None]) -> None:
@@ -166,13 +160,13 @@ class _Session:
     async def _speak_all(self) -> None:
         """Speaks sentences until `input.done`."""
         while (sentence := await self._sentences.get()) is not None:
-            self._saying = asyncio.create_task(self._say(sentence))
-            await asyncio.wait({self._saying})
-            saying, self._saying = self._saying, None
-            if saying.cancelled():
+            self._sentence_task = asyncio.create_task(self._say(sentence))
+            await asyncio.wait({self._sentence_task})
+            task, self._sentence_task = self._sentence_task, None
+            if task.cancelled():
                 await self._send("audio.cancelled", sentence_index=self._count)
             else:
-                saying.result()
+                task.result()
             self._count += 1
             self._sentences.task_done()
             self._set_idle_clock()
@@ -186,11 +180,11 @@ class _Session:
             await self._socket.close(_GOING_AWAY)
 
     async def _say(self, sentence: str) -> None:
-        config, place = self._config, {"sentence_index": self._count}
+        config, position = self._config, {"sentence_index": self._count}
         encoder, progress = Encoder(config.response_format), Progress()
         text = Text(sentence, self._voice, config.instructions)
         start = {"sentence_text": sentence, "format": config.response_format}
-        await self._send("audio.start", **place, **start, sample_rate=24_000)
+        await self._send("audio.start", **position, **start, sample_rate=24_000)
         try:
             self._holder.count_request()
             async with aclosing(self._gateway.speech.speak(text, progress)) as chunks:
@@ -199,9 +193,9 @@ class _Session:
                     await self._send_audio(encoder.encode(chunk.audio), progress)
                 await self._send_audio(encoder.finish(), progress)
         except GatewayError as error:
-            await self._send("error", **place, **error.body)
+            await self._send("error", **position, **error.body)
             return
-        await self._send("audio.done", **place, samples=progress.samples)
+        await self._send("audio.done", **position, samples=progress.samples)
 
     async def _send(self, kind: str, **content: Any) -> None:
         await self._in_time(self._socket.send_json({"type": kind, **content}))
@@ -221,7 +215,7 @@ class _Session:
             tokens=progress.spoken_tokens,
         )
 
-    async def _in_time(self, sending: Awaitable[None]) -> None:
+    async def _in_time(self, message: Awaitable[None]) -> None:
         """Awaits a message to the client.
 
         Raises:
@@ -229,7 +223,7 @@ class _Session:
         """
         try:
             with anyio.fail_after(self._gateway.settings.limits.idle_s):
-                await sending
+                await message
         except TimeoutError:
             raise WebSocketDisconnect(_POLICY, "the client has stopped reading") from None
 
@@ -254,7 +248,7 @@ class _Session:
 
     def _set_idle_clock(self) -> None:
         """Starts the idle clock of the client anew, or stops it while sentences are spoken."""
-        speaks = self._saying is not None or not self._sentences.empty()
+        speaks = self._sentence_task is not None or not self._sentences.empty()
         idle_s = self._gateway.settings.limits.idle_s
         self._waiting.deadline = math.inf if speaks else anyio.current_time() + idle_s
 

@@ -52,9 +52,7 @@ class Text:
     """Text to say.
 
     Attributes:
-        text: words.
-        voice: voice to say them in.
-        instructions: how to say them; None for the default of the template.
+        instructions: how to say the text; None for the default of the template.
     """
 
     text: str
@@ -67,9 +65,9 @@ class Progress:
     """Progress of a text.
 
     Attributes:
-        tokens: number of speech tokens that the language model has sent.
-        samples: number of samples that the client has been sent.
-        spoken_tokens: number of speech tokens that these samples cover.
+        tokens: speech tokens that the language model has sent.
+        samples: samples that the client has been sent.
+        spoken_tokens: speech tokens that these samples cover.
     """
 
     tokens: int = 0
@@ -86,11 +84,6 @@ class Speech:
     """Speaker of texts: it connects the language model to the speech server.
 
     Create it in the event loop that uses it.
-
-    Args:
-        settings: addresses and limits.
-        metrics: metrics to update.
-        audio_format: encoding of the samples.
     """
 
     def __init__(
@@ -167,10 +160,10 @@ class Speech:
             BusyError: too many texts are being spoken.
             ModelError: the speech server fails.
         """
-        most = self._limits.speech_tokens
-        if len(codes) > most:
+        limit = self._limits.speech_tokens
+        if len(codes) > limit:
             raise RequestError(
-                f"codes: {len(codes)} sent; at most {most} are allowed", param="codes"
+                f"codes: {len(codes)} sent; at most {limit} are allowed", param="codes"
             )
         try:
             batch = as_tokens(codes)
@@ -212,9 +205,9 @@ class Speech:
     async def _chunks(
         self, tokens: TokenBatches, voice: ClientVoice | None, error_of: ErrorOf
     ) -> AsyncGenerator[AudioChunk, None]:
-        started, heard = time.monotonic(), False
+        started, has_audio = time.monotonic(), False
         deadline = started + self._limits.seconds
-        # The task of the client that sends tokens closes the generator of the tokens.
+        # The client's task that sends tokens closes their generator.
         chunks = self._client.synthesize(
             tokens, voice, audio_format=self._audio_format, sample_rate=RATE_HZ
         )
@@ -228,8 +221,8 @@ class Speech:
                             chunk = await anext(chunks)
                     except StopAsyncIteration:
                         return
-                    if not heard and len(chunk.audio):
-                        heard = True
+                    if not has_audio and len(chunk.audio):
+                        has_audio = True
                         self._metrics.first_audio.observe(time.monotonic() - started)
                     self._metrics.audio_seconds.inc(chunk.duration_s)
                     yield chunk

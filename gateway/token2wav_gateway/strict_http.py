@@ -8,7 +8,7 @@ import h11
 
 _VERSIONS = (b"1.0", b"1.1")
 _MOST_LINES = 128
-_BARE = re.compile(rb"(?<!\r)\n|\r[^\n]")  # line ends of which one half is missing
+_BARE_LINE_END = re.compile(rb"(?<!\r)\n|\r[^\n]")  # line ends of which one half is missing
 _FOLD = re.compile(rb"\n[ \t]")
 
 
@@ -31,21 +31,21 @@ class StrictParser(h11.Connection):
         Raises:
             RemoteProtocolError: the request is refused.
         """
-        before, _ = self.trailing_data
+        unread, _ = self.trailing_data
         if self.their_state is h11.IDLE:
-            self._check_head(before.partition(b"\r\n\r\n")[0])
+            self._check_head(unread.partition(b"\r\n\r\n")[0])
         event = super().next_event()
         if isinstance(event, h11.Request):
             self._check_framing(event)
         elif isinstance(event, h11.EndOfMessage):
-            after, _ = self.trailing_data
-            trailer = before[: len(before) - len(after)]
+            rest, _ = self.trailing_data
+            trailer = unread[: len(unread) - len(rest)]
             if event.headers or (trailer and not trailer.endswith(b"\r\n")):
                 raise self._refused("body: trailer fields are not accepted")
         return event
 
     def _check_head(self, head: bytes) -> None:
-        if _BARE.search(head):
+        if _BARE_LINE_END.search(head):
             raise self._refused("request: a line does not end with CR LF")
         if _FOLD.search(head):
             raise self._refused("request: a header is continued on the next line")

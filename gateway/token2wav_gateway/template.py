@@ -27,7 +27,7 @@ from token2wav_gateway.settings import Section, SettingsError, read_yaml, valida
 
 _FOLDER = Path(__file__).with_name("templates")
 _FIELDS = {"text", "instructions", "voice", "prompt_text", "prompt_tokens"}
-_OWN_FIELDS = {"messages", "model", "prompt", "stream"}  # fields of a request that the gateway sets
+_GATEWAY_FIELDS = {"messages", "model", "prompt", "stream"}  # set in each request
 _NUMBER = "{number}"
 _DIGITS = 9  # of a token
 
@@ -94,8 +94,8 @@ class Template(Section):
     @field_validator("request")
     @classmethod
     def _of_the_template(cls, request: dict[str, JsonValue]) -> dict[str, JsonValue]:
-        if own := _OWN_FIELDS & request.keys():
-            raise ValueError(f"{min(own)} is set by the gateway")
+        if conflicts := _GATEWAY_FIELDS & request.keys():
+            raise ValueError(f"{min(conflicts)} is set by the gateway")
         return request
 
     @model_validator(mode="after")
@@ -123,9 +123,7 @@ class Template(Section):
 
         Args:
             model: name that the server gives to the model.
-            text: text to say.
-            instructions: how to say it; None for the default of the template.
-            voice: name of the voice.
+            instructions: how to say the text; None for the default of the template.
             prompt_text: text of the recording that the voice was made from.
             prompt_tokens: (n,) speech tokens of this recording.
         """
@@ -162,7 +160,7 @@ def load_template(name: str) -> Template:
     if path.suffix not in (".yaml", ".yml"):
         path = _FOLDER / f"{name}.yaml"
         if "/" in name or not path.is_file():
-            known = ", ".join(sorted(each.stem for each in _FOLDER.glob("*.yaml")))
+            known = ", ".join(sorted(file.stem for file in _FOLDER.glob("*.yaml")))
             raise SettingsError(
                 f"language_model.template: {name!r} is not one of {known}, and no .yaml file"
             )
@@ -170,18 +168,14 @@ def load_template(name: str) -> Template:
 
 
 class TokenReader:
-    """Reader of the speech tokens in an answer that arrives in pieces.
-
-    Args:
-        template: template of the language model.
-    """
+    """Reader of the speech tokens in an answer that arrives in pieces."""
 
     def __init__(self, template: Template) -> None:
         self._template = template
-        before, after = (re.escape(part) for part in template.token.split(_NUMBER))
+        prefix, suffix = (re.escape(part) for part in template.token.split(_NUMBER))
         # A plain number is complete only when another character follows.
-        end = after or "(?=[^0-9])"
-        start = before or "(?<![0-9])"
+        end = suffix or "(?=[^0-9])"
+        start = prefix or "(?<![0-9])"
         self._pattern = re.compile(f"{start}([0-9]{{1,{_DIGITS}}}){end}")
         self._longest = len(template.token) + _DIGITS
         self._text = ""
@@ -190,10 +184,10 @@ class TokenReader:
     def feed(self, text: str) -> NDArray[np.int32]:
         """Returns the tokens that a piece of text completes: (n,), or (n, codebooks)."""
         self._text += text
-        found = list(self._pattern.finditer(self._text))
+        matches = list(self._pattern.finditer(self._text))
         # The text after the last token may be the beginning of another token.
-        self._text = self._text[found[-1].end() if found else 0 :][-self._longest :]
-        return self._tokens(int(match[1]) for match in found)
+        self._text = self._text[matches[-1].end() if matches else 0 :][-self._longest :]
+        return self._tokens(int(match[1]) for match in matches)
 
     def feed_ids(self, ids: list[int]) -> NDArray[np.int32]:
         """Returns the tokens of ids, in the shape that `feed` returns."""
@@ -218,7 +212,7 @@ class TokenReader:
             if code < 0:
                 raise ModelError(f"language model: token {number} is below the first speech token")
             self._frame.append(code)
-        whole = len(self._frame) // template.codebooks * template.codebooks
-        ready, self._frame = self._frame[:whole], self._frame[whole:]
-        tokens = np.array(ready, np.int32)
+        end = len(self._frame) // template.codebooks * template.codebooks
+        codes, self._frame = self._frame[:end], self._frame[end:]
+        tokens = np.array(codes, np.int32)
         return tokens if template.codebooks == 1 else tokens.reshape(-1, template.codebooks)

@@ -69,6 +69,6 @@ class Turns:
             turn, _, connection = heapq.heappop(self._waiting)
             self._now = max(self._now, turn)
             connection.read()
-            took = self._clock() - started
-            connection.turn += took
-            self._paid_at = max(self._paid_at, started) + took / _SHARE
+            seconds = self._clock() - started
+            connection.turn += seconds
+            self._paid_at = max(self._paid_at, started) + seconds / _SHARE

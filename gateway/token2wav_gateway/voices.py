@@ -85,7 +85,6 @@ class Voice:
     """Voice that a client has chosen.
 
     Attributes:
-        name: name of the voice.
         text: text of the recording; empty if it is unknown.
         tensors: voice as the speech server takes it; None for a model without voices.
         created: time of creation, in seconds since 1970.
@@ -135,7 +134,7 @@ class VoiceFolder:
         """Reads a voice.
 
         A model without voices takes every name, because its language model may have voices of its
-        own. The name of a voice of OpenAI selects the default voice, unless it has a file.
+        own. The name of an OpenAI voice selects the default voice, unless it has a file.
 
         Raises:
             NotFoundError: there is no voice with this name.

@@ -29,7 +29,6 @@ def check(model: Path, config: Path | None) -> None:
     """Checks that a model folder can be served with the settings in a file.
 
     Args:
-        model: model folder.
         config: settings file of the server; None for the default settings.
 
     Raises:
@@ -46,15 +45,15 @@ def check(model: Path, config: Path | None) -> None:
         str(model),
         *([] if config is None else [str(config)]),
     ]
-    done = subprocess.run(
+    process = subprocess.run(
         command, stdout=subprocess.PIPE, text=True, check=False, start_new_session=True
     )
-    if done.returncode:
+    if process.returncode:
         raise ConfigError(
-            done.stdout.strip()
+            process.stdout.strip()
             or (
                 f"{model}: the process that checks the model folder ended with status "
-                f"{done.returncode}"
+                f"{process.returncode}"
             )
         )
 

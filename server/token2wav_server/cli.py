@@ -46,11 +46,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             ``sys.argv[1:]``.
 
     Returns:
-        The exit code of the command, one of the codes that ``--help`` lists.
+        The exit code, one of the codes that ``--help`` lists.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
-    own_count = words.index("--") if "--" in words else len(words)
-    options = _parser().parse_args(words[:own_count])
+    option_count = words.index("--") if "--" in words else len(words)
+    options = _parser().parse_args(words[:option_count])
     signal.signal(signal.SIGINT, _interrupt)
     signal.signal(signal.SIGTERM, _interrupt)
     if (
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ):  # `nohup` ignores SIGHUP, so that closing the terminal does not stop the server
         signal.signal(signal.SIGHUP, _interrupt)
     try:
-        return _serve(options, words[own_count + 1 :])
+        return _serve(options, words[option_count + 1 :])
     except KeyboardInterrupt:
         return STOPPED
     except Token2WavError as error:

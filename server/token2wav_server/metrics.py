@@ -1,4 +1,4 @@
-"""Metrics of the scheduler and of the stages of the ensemble, on Triton's own metrics port.
+"""Metrics of the scheduler and the ensemble's stages, on Triton's own metrics port.
 
 A metric of `triton_python_backend_utils` passes each value through a piece of shared memory that
 belongs to the metric object, and releases Python's global lock meanwhile. If two threads use a
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 _SECONDS = [0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0]
 _STREAMS = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0]
 _FACTORS = [0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 5.0]
-# Arguments of the families that both the one-process model and the stages of the ensemble have.
+# Arguments of the families that the one-process model and the ensemble's stages both have.
 _OPEN_STREAMS = (
     "open_streams",
     "Open utterances that each part of the server (label owner) still stores",
@@ -54,7 +54,7 @@ _STARTS = (
 _BATCH_STREAMS = ("batch_streams", "Chunks in each batch", "HISTOGRAM", _STREAMS)
 _REFUSED = ("refused_total", "Rejected requests, by the rejected field", "COUNTER")
 _START_KINDS = {False: "whole", True: "provisional"}
-_ONE_AT_A_TIME = threading.Lock()
+_LOCK = threading.Lock()
 
 
 class Family:
@@ -65,7 +65,7 @@ class Family:
             `_total`.
         description: help text on the metrics port.
         kind: GAUGE, COUNTER or HISTOGRAM.
-        buckets: upper bounds of the buckets of a histogram.
+        buckets: upper bounds of a histogram's buckets.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Family:
         self._metrics: dict[tuple[str, ...], Any] = {}
         families = pb_utils.MetricFamily
         # The family is stored, because Triton drops a metric whose family is not referenced.
-        with _ONE_AT_A_TIME:
+        with _LOCK:
             self._family = families(
                 name=f"token2wav_{name}", description=description, kind=getattr(families, kind)
             )
@@ -89,7 +89,7 @@ class Family:
         """
         key = tuple(labels.values())
         try:
-            with _ONE_AT_A_TIME:
+            with _LOCK:
                 if key not in self._metrics:
                     self._metrics[key] = self._family.Metric(labels=labels, **self._buckets)
                 getattr(self._metrics[key], self._method)(value)
@@ -168,12 +168,12 @@ class ServerMetrics(Observer):
         self._open.record(self._model.pipeline.open_streams, owner="engine")
         self._open.record(open_requests, owner="scheduler")
 
-    def computed(self, waited: list[float], stages: Mapping[StageName, float]) -> None:
+    def on_batch(self, waited: list[float], stages: Mapping[StageName, float]) -> None:
         self._batches.record(len(waited))
         for seconds in waited:
             self._stages.record(seconds, stage="wait")
-        for stage, took in stages.items():
-            self._stages.record(took, stage=stage)
+        for stage, seconds in stages.items():
+            self._stages.record(seconds, stage=stage)
 
     def refused(self, error: Token2WavError) -> None:
         self._refused(error)
@@ -243,13 +243,13 @@ def open_streams(owner: str) -> Callable[[int], None]:
 
 
 def batch_streams(model: str) -> Callable[[int], None]:
-    """Creates the histogram of the number of streams in the batches of a stage.
+    """Creates the histogram of the streams in each batch of a stage.
 
     Args:
         model: name of the stage's model in Triton, a label of the metric.
 
     Returns:
-        A function that records the number of streams of one batch.
+        A function that records the streams of one batch.
     """
     return partial(Family(*_BATCH_STREAMS).record, model=model)
 

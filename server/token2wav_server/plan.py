@@ -70,19 +70,19 @@ def make_plan(options: argparse.Namespace) -> dict[str, Any]:
     compute = None if options.costs is None else measured_streams(options.costs, rate)
     storage = options.precision if options.storage == "auto" else options.storage
     needs = stream_needs(model, stream, storage, prompt, length)
-    unmeasured = (
+    compute_note = (
         "not measured; run make gpu-check on the GPU, and pass its report.json with --costs"
     )
     if compute is not None and not _is_of(compute["gpu"], options.gpu):
-        unmeasured = (
+        compute_note = (
             f"not measured on this GPU; {options.costs} was measured on "
             f"{compute['gpu'] or 'a computer without a GPU'}"
         )
         compute = None
     nodes, graph_mib = graph_nodes(model, stream), compute and compute["graph_mib"]
     # The measured memory of graphs includes their tensors.
-    vocoder, measured = vocoder_bytes(model, stream), (graph_mib or 0) * _MIB
-    vocoder = min(vocoder, measured) if measured else vocoder
+    vocoder, graphs = vocoder_bytes(model, stream), (graph_mib or 0) * _MIB
+    vocoder = min(vocoder, graphs) if graphs else vocoder
     memory = share_out(
         (options.memory_mib or GPU_MIB[options.gpu]) * _MIB,
         options.used_mib * _MIB,
@@ -91,7 +91,7 @@ def make_plan(options: argparse.Namespace) -> dict[str, Any]:
         needs,
         options.voices,
         options.batch_streams,
-        measured - vocoder if measured else nodes * NODE_BYTES,
+        graphs - vocoder if graphs else nodes * NODE_BYTES,
         vocoder,
     )
     best = memory.streams if compute is None else max(compute["streams"].values())
@@ -106,12 +106,12 @@ def make_plan(options: argparse.Namespace) -> dict[str, Any]:
         "precision": options.precision if needs.page_bytes else "float32",
         "voices": options.voices,
         "batch_streams": options.batch_streams,
-        "graphs": "measured" if measured else f"estimated for {nodes:,} nodes",
+        "graphs": "measured" if graphs else f"estimated for {nodes:,} nodes",
         "stream": {**asdict(needs), "bytes": needs.pages * needs.page_bytes + needs.context_bytes},
         "bytes_per_second_of_audio": round(needs.page_bytes * rate / model.block_tokens),
         "memory": asdict(memory),
         "compute": compute,
-        "unmeasured": None if compute else unmeasured,
+        "unmeasured": None if compute else compute_note,
         "streams": min(best, memory.streams),
         "binds": "compute" if best < memory.streams else memory.binds,
     }
@@ -130,7 +130,7 @@ def measured_streams(report: Path, token_rate: float) -> dict[str, Any]:
 
     Returns:
         The GPU, the model, the chunk length and the history of the measurement. `streams` maps the
-        number of streams in a batch to the number of streams that run in real time. `graph_mib` is
+        streams in a batch to the streams that run in real time. `graph_mib` is
         the memory that the CUDA graphs took, in MiB; 0 if it was not measured.
 
     Raises:
@@ -246,11 +246,11 @@ def as_table(plan: dict[str, Any]) -> str:
     if compute is None:
         lines.append(("compute", plan["unmeasured"]))
     else:
-        what = (
+        conditions = (
             f"{compute['model']}, chunks of {compute['hop_tokens']} tokens after "
             f"{compute['history_s']:g} s"
         )
-        lines.append(("compute", f"{compute['gpu']}, {what}:"))
+        lines.append(("compute", f"{compute['gpu']}, {conditions}:"))
         lines += [
             ("", f"{batch} streams in a batch: {streams} streams in real time")
             for batch, streams in compute["streams"].items()
@@ -302,7 +302,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="S",
         help="length of a stream's audio in seconds (default: 30)",
     )
-    for option, usual, text in (
+    for option, default, text in (
         ("--used-mib", 0, "memory used by CUDA itself and other programs, in MiB (default: 0)"),
         ("--voices", 1, "number of voices in use at the same time (default: 1)"),
         (
@@ -323,7 +323,7 @@ def _parser() -> argparse.ArgumentParser:
             "chooses)",
         ),
     ):
-        parser.add_argument(option, type=number(int), default=usual, metavar="N", help=text)
+        parser.add_argument(option, type=number(int), default=default, metavar="N", help=text)
     parser.add_argument(
         "--left-blocks",
         type=int,

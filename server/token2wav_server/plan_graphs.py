@@ -1,4 +1,4 @@
-"""Memory of the CUDA graphs of a model, estimated from the number of their nodes."""
+"""Memory of a model's CUDA graphs, estimated from their nodes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _FRAME_BYTES, _CHANNELS, _SAMPLES = 707_000, 512, 480
 
 
 def graph_nodes(model: ModelConfig, stream: StreamConfig) -> int:
-    """Estimates the number of nodes of all CUDA graphs of a model.
+    """Estimates the nodes of all CUDA graphs of a model.
 
     Returns 0 for a codec, and for a family outside this project, because its nodes were not
     counted.
@@ -65,8 +65,7 @@ def graph_nodes(model: ModelConfig, stream: StreamConfig) -> int:
 
 
 def vocoder_bytes(model: ModelConfig, stream: StreamConfig) -> int:
-    """Estimates the bytes of the tensors of HiFT's CUDA graphs, which share the memory of the
-    largest graph.
+    """Estimates the tensor bytes of HiFT's CUDA graphs, which share the largest graph's memory.
 
     Returns 0 for a model without HiFT, because the tensors of other networks were not counted.
     """

@@ -44,7 +44,7 @@ class StreamNeeds:
     Attributes:
         page_bytes: bytes of a page, which holds the keys and values of one attention block; 0 for a
             codec, which has no pages.
-        prompt_pages: number of pages that hold the prompt, shared by all streams of the voice.
+        prompt_pages: pages that hold the prompt, shared by all streams of the voice.
         pages: largest number of other pages that the stream holds between its chunks.
         chunk_pages: largest number of further pages that a chunk borrows while it is computed.
         context_bytes: bytes that the stream needs besides its pages.
@@ -64,12 +64,12 @@ class GpuMemory:
     Attributes:
         total: memory of the GPU.
         taken: memory that CUDA itself and other programs take.
-        weights: memory of the weights of all stages, and of the tables computed from weights.
-        vocoder: memory of the tensors of the vocoder's CUDA graphs.
-        cache: memory of the pages of keys and values.
-        graphs: memory of the nodes of CUDA graphs.
+        weights: weights of all stages, and tables computed from weights.
+        vocoder: tensors of the vocoder's CUDA graphs.
+        cache: pages of keys and values.
+        graphs: nodes of CUDA graphs.
         rest: remaining memory, for batches, activations and contexts of streams.
-        streams: number of streams that fit at the same time, each of the largest size.
+        streams: streams that fit at the same time, each of the largest size.
         binds: name of the resource that limits the number of streams.
     """
 
@@ -96,34 +96,31 @@ def stream_needs(
     A codec has no flow and no pages. The size of its states does not depend on the other arguments.
 
     Args:
-        model: configuration of the model.
-        stream: settings of streams.
         storage: dtype of the cache.
-        prompt_tokens: number of tokens in the prompt of the voice.
-        stream_tokens: number of tokens of the stream, at least 1.
+        stream_tokens: tokens of the stream, at least 1.
     """
     if "flow" not in model.stages:
         states = StateStore({"decoder": state_specs(_decoder(model))}, _META, slots=1)
         return StreamNeeds(0, 0, 0, 0, states.slot_bytes)
     longest_hop, steps = model.hops(stream)[1], model.ode_steps
     # Pages for the utterance, and for the blocks that a stream with a window reserves in addition.
-    room = (
+    capacity = (
         (prompt_tokens + stream_tokens) // model.block_tokens
         + model.window(stream)
         + longest_hop // model.block_tokens
         + 8
     )
     with _META:
-        made = flow_networks(model, storage)
+        networks = flow_networks(model, storage)
     noise, solver = (
         FlowNoise(model.mel_bands),
-        EulerSolver(made.flow.estimator, steps, made.guidance, made.schedule),
+        EulerSolver(networks.flow.estimator, steps, networks.guidance, networks.schedule),
     )
     recompute = RecomputeFlow(
-        model, made.flow, noise, {steps: solver}, left_blocks=model.window(stream)
+        model, networks.flow, noise, {steps: solver}, left_blocks=model.window(stream)
     )
-    cache = PagedKVCache(made.layout, room, _META)
-    states = flow_states(made.flow, made.flow.estimator, made.layout)
+    cache = PagedKVCache(networks.layout, capacity, _META)
+    states = flow_states(networks.flow, networks.flow.estimator, networks.layout)
     flow = CachedFlow(recompute, {steps: _ShapeRunner()}, cache, states, longest_hop=longest_hop)
     voice = Voice(
         np.zeros((prompt_tokens, *model.token_shape), np.int32),
@@ -133,29 +130,35 @@ def stream_needs(
     chunker = Chunker(voice.prompt_tokens, model, HopSchedule.of(stream, model))
     chunker.push(np.zeros((stream_tokens, *model.token_shape), np.int32), end=True)
     handle = flow.open(voice)
-    most = flow.pool.used
+    peak_pages = flow.pool.used
     while (chunk := chunker.next_chunk) is not None:
         flow.advance([(handle, chunk)])
-        most = max(most, flow.pool.used)
-        chunker.computed()
-    shared = flow.usage().shared
+        peak_pages = max(peak_pages, flow.pool.used)
+        chunker.finish_chunk()
+    prompt_pages = flow.usage().shared
     flow.close(handle)
     window = model.window(stream)
-    lent = 0 if window < 0 else page_needs(model, window, longest_hop).chunk
-    return StreamNeeds(made.page_bytes, shared, most - shared - lent, lent, states.slot_bytes)
+    chunk_pages = 0 if window < 0 else page_needs(model, window, longest_hop).chunk
+    return StreamNeeds(
+        networks.page_bytes,
+        prompt_pages,
+        peak_pages - prompt_pages - chunk_pages,
+        chunk_pages,
+        states.slot_bytes,
+    )
 
 
 def weight_bytes(model: ModelConfig, precision: str) -> int:
-    """Returns the bytes of the weights of all stages on the device of a server.
+    """Returns the bytes of all stages' weights on a server's device.
 
     The tables that are computed from the times of the ODE steps are included.
     """
     if "flow" not in model.stages:
         return sum(tensor.nbytes for tensor in _decoder(model).state_dict().values())
     with _META:
-        made = flow_networks(model, "float32")
-    flow, vocoder = made.flow, made.vocoder
-    tables = OdeTables.of(flow.estimator, model.ode_steps, made.guidance, made.schedule)
+        networks = flow_networks(model, "float32")
+    flow, vocoder = networks.flow, networks.vocoder
+    tables = OdeTables.of(flow.estimator, model.ode_steps, networks.guidance, networks.schedule)
     vocoder.freeze()
     flow.estimator.drop_time_weights()
     if precision == "float16":
@@ -180,7 +183,7 @@ def _tensors(value: object) -> list[torch.Tensor]:
     if hasattr(value, "__dataclass_fields__"):
         value = [getattr(value, name) for name in value.__dataclass_fields__]
     return (
-        [tensor for each in value for tensor in _tensors(each)]
+        [tensor for part in value for tensor in _tensors(part)]
         if isinstance(value, (list, tuple))
         else []
     )
@@ -202,14 +205,12 @@ def share_out(
     Args:
         total: bytes of the GPU.
         taken: bytes that CUDA itself and other programs take.
-        weights: bytes of the weights.
         cache: bytes of the cache; 0 for the share of free memory that a server takes by default.
-        needs: memory that one stream needs.
-        voices: number of voices whose prompts are in the cache.
+        voices: voices with a prompt in the cache.
         chunks: largest number of chunks that are computed at the same time.
-        graphs: bytes of the nodes of CUDA graphs. The server allocates them after the cache.
-        vocoder: bytes of the tensors of the vocoder's CUDA graphs. The server allocates them before
-            the cache, which gets a share of the rest.
+        graphs: bytes of CUDA graph nodes. The server allocates them after the cache.
+        vocoder: bytes of the vocoder's CUDA graph tensors. The server allocates them before the
+            cache, which gets a share of the rest.
     """
     vocoder = max(0, min(vocoder, total - taken - weights))
     free = max(0, total - taken - weights - vocoder)

@@ -32,9 +32,9 @@ _OPEN_TO_OTHERS = (
     "a stream without the request parameter stream_key, and without a client name from a balancer, "
     "can be continued by any client that knows its sequence id (docs/security.md)"
 )
-# Number of closed streams for which the reason of the end is stored, to answer later requests.
+# Closed streams for which the reason of the end is stored, to answer later requests.
 _REMEMBERED = 1024
-# Number of contested ids that are refused, see `Sequences.start_twice`.
+# Contested ids that are refused, see `Sequences.start_twice`.
 _MOST_CONTESTED = 4096
 
 
@@ -71,7 +71,7 @@ class Sequences(Generic[StreamT]):
     stream is closed. While the last audio is still being computed, the id is already free again.
 
     Args:
-        contested_s: number of seconds without a request after which a contested id is free again.
+        contested_s: seconds without a request after which a contested id is free again.
         clock: returns monotonic seconds.
     """
 
@@ -99,17 +99,17 @@ class Sequences(Generic[StreamT]):
         with self._lock:
             if self._refuses(sequence_id) and owner == _NOBODY:
                 raise self._contested_error(sequence_id)
-            found = self._open.get(sequence_id)
-        if found is None:
+            entry = self._open.get(sequence_id)
+        if entry is None:
             return None
-        if not owner.owns(found[0]):
+        if not owner.owns(entry[0]):
             raise InputError(
                 "sequence_id",
                 f"'{sequence_id}' is in use by an open stream of another client; choose another "
                 f"id at random. Further "
                 "requests with this id are refused too, until that stream is closed",
             )
-        return found[1]
+        return entry[1]
 
     def add(self, sequence_id: SequenceId, owner: Owner, stream: StreamT) -> None:
         """Adds a stream under a free sequence id.
@@ -137,8 +137,8 @@ class Sequences(Generic[StreamT]):
         """
         with self._lock:
             self._refuses(sequence_id)
-            found, reason = self._open.get(sequence_id), self._closed.get(sequence_id)
-        if found is None:
+            entry, reason = self._open.get(sequence_id), self._closed.get(sequence_id)
+        if entry is None:
             raise StreamClosedError(
                 reason
                 or (
@@ -146,24 +146,22 @@ class Sequences(Generic[StreamT]):
                     "long ago, or its first request had no sequence_start"
                 )
             )
-        if not owner.owns(found[0]):
+        if not owner.owns(entry[0]):
             raise InputError(
                 "sequence_id",
                 f"'{sequence_id}' is an open stream of another client, because the client "
                 "name or stream_key of this request differs from the first request",
             )
-        return found[1]
+        return entry[1]
 
     def remove(self, sequence_id: SequenceId, stream: StreamT, reason: str) -> None:
         """Frees the sequence id of a stream, unless another stream has taken the id since.
 
         Args:
-            sequence_id: id of the stream.
-            stream: stream to remove.
             reason: reason of the end. It becomes the error message for later requests with this id.
         """
         with self._lock:
-            if (found := self._open.get(sequence_id)) is None or found[1] is not stream:
+            if (entry := self._open.get(sequence_id)) is None or entry[1] is not stream:
                 return
             del self._open[sequence_id]
             self._closed[sequence_id] = reason

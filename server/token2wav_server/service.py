@@ -49,10 +49,6 @@ class Service:
     The service identifies an utterance by its `Request` object, never by the sequence id alone. The
     id is only a name by which the Triton requests of one client find the utterance. When the
     utterance is over, another utterance can use the same id.
-
-    Args:
-        model: model that computes the audio.
-        config: settings of the server.
     """
 
     def __init__(self, model: Token2Wav, config: ServerConfig) -> None:
@@ -187,26 +183,26 @@ def _warn_of_small_cache(model: Token2Wav, config: ServerConfig, workers: int) -
     needs = PageNeeds(math.ceil(_USUAL_SECONDS / sizes.block_seconds) + 1)
     if (window := sizes.window(config.stream)) >= 0:
         needs = page_needs(sizes, window, sizes.hops(config.stream)[1])
-    fit = needs.streams(capacity, workers * config.limits.batch_streams)
-    if capacity and fit is not None and fit < config.limits.streams:
+    streams = needs.streams(capacity, workers * config.limits.batch_streams)
+    if capacity and streams is not None and streams < config.limits.streams:
         log.warning(
             "the cache has pages for %d streams of %g s, and limits.streams admits %d: if more "
             "streams are open than the cache has pages for, the server refuses new streams, or "
             "recomputes open streams without the cache, which slows all streams; change "
             "limits.streams, stream.left_blocks or runtime.cache_storage",
-            *(fit, _USUAL_SECONDS, config.limits.streams),
+            *(streams, _USUAL_SECONDS, config.limits.streams),
         )
 
 
 def _warn_of_small_engine(model: Token2Wav, limits: LimitConfig) -> None:
     """Logs a warning if the engine computes fewer chunks together than the limits admit."""
-    most = model.engine.most_streams
-    if most and most < limits.batch_streams:
+    engine_limit = model.engine.most_streams
+    if engine_limit and engine_limit < limits.batch_streams:
         log.warning(
             "limits.batch_streams is %d, but the %s engine computes at most %d chunks together, so "
             "larger batches run in parts, one after another; for more than %d streams set "
             "runtime.backend: torch",
-            *(limits.batch_streams, model.engine.name, most, most),
+            *(limits.batch_streams, model.engine.name, engine_limit, engine_limit),
         )
 
 

@@ -30,11 +30,7 @@ STATUS: dict[type[Token2WavError], str] = {
 
 
 class TritonReply:
-    """Reply to one request, sent through Triton's response sender. It is thread-safe.
-
-    Args:
-        request: Triton's request.
-    """
+    """Reply to one request, sent through Triton's response sender. It is thread-safe."""
 
     def __init__(self, request: Any) -> None:
         self._sender = request.get_response_sender()

@@ -58,7 +58,6 @@ class Options:
     Later requests may repeat the parameters. They are checked again, but have no effect.
 
     Attributes:
-        utterance: options of the utterance.
         keep_open: whether the reply to the first request stays open until the utterance ends.
         voice: name of a voice of the server; empty if the request gives no name.
     """
@@ -76,7 +75,7 @@ class Options:
         """
         for name in parameters:
             if name not in PARAMETERS:
-                known = ", ".join(each for each in PARAMETERS if each != CLIENT_HEADER)
+                known = ", ".join(key for key in PARAMETERS if key != CLIENT_HEADER)
                 # The error names the field "parameters" and not the unknown parameter. Errors are
                 # counted by field, and clients could invent any number of names.
                 raise InputError(
@@ -104,11 +103,7 @@ class Options:
 
 
 def _delays(value: Any) -> tuple[int, ...] | None:
-    """Reads the delays of the codebooks, integers with commas between them.
-
-    Raises:
-        InputError: the value is not such a text.
-    """
+    """Reads the delays of the codebooks, integers with commas between them."""
     if value is None:
         return None
     if not isinstance(value, str) or not _DELAYS.fullmatch(value):
@@ -130,7 +125,6 @@ class TritonRequest:
             "") is a whole utterance.
         start: whether the utterance starts with this request.
         end: whether the utterance ends with this request.
-        owner: client name and stream key.
         parameters: parameters of the request, not checked yet.
         tokens: tokens, not checked yet; empty if the request has no tokens. The array is a view of
             Triton's memory (see `tensor`).
@@ -161,7 +155,7 @@ class TritonRequest:
             for name, value in json.loads(request.parameters() or "{}").items()
             if not _of_triton(name)
         }
-        inputs = {each.name(): _array(each) for each in request.inputs()}
+        inputs = {part.name(): _array(part) for part in request.inputs()}
         tokens = inputs.pop("tokens", None)
         if tokens is None:
             tokens = inputs.pop("latents", None)  # of a model that takes latents
@@ -195,7 +189,6 @@ class TritonRequest:
 
         Args:
             name: name of the voice in the options; empty if there is none.
-            voices: registry that finds a voice by name or by id.
             config: configuration of the model, which limits the shapes of the voice.
 
         Raises:
@@ -208,7 +201,7 @@ class TritonRequest:
                 raise InputError("voice" if name else next(iter(self.voice_inputs)), NO_VOICE)
             return voice_for(config, None)
         tensors = {
-            each: self.voice_inputs[each] for each in VOICE_INPUTS if each in self.voice_inputs
+            field: self.voice_inputs[field] for field in VOICE_INPUTS if field in self.voice_inputs
         }
         digest = self.voice_inputs.get(VOICE_ID)
         if name or digest is not None:
@@ -218,7 +211,7 @@ class TritonRequest:
                     "sent together with a voice; send only one of them",
                 )
             return voices.named(name) if digest is None else voices.get(digest.tobytes().hex())
-        if missing := [each for each in VOICE_INPUTS if each not in tensors]:
+        if missing := [field for field in VOICE_INPUTS if field not in tensors]:
             raise InputError(
                 missing[0], "missing; the first request of an utterance needs it, or a voice_id"
             )
@@ -228,12 +221,6 @@ class TritonRequest:
 
 
 def _owner(parameters: Parameters) -> Owner:
-    """Reads the client name and the stream key of a request.
-
-    Raises:
-        InputError: the name or the key is not a string, or is longer than 128 characters; or the
-            key is empty.
-    """
     # Triton stores the forwarded gRPC header as a parameter of this name, and replaces a parameter
     # that the client itself has sent under this name.
     client = parameters.get(CLIENT_HEADER, "")
@@ -259,10 +246,10 @@ def tensor(request: Any, name: str) -> NDArray[Any] | None:
 
     The array is a view of Triton's memory, which is freed once the request has been answered.
     """
-    found = pb_utils.get_input_tensor_by_name(request, name)
-    return None if found is None else _array(found)
+    triton_tensor = pb_utils.get_input_tensor_by_name(request, name)
+    return None if triton_tensor is None else _array(triton_tensor)
 
 
-def _array(found: Any) -> NDArray[Any]:
-    array: NDArray[Any] = from_dlpack(found.to_dlpack()).numpy()
+def _array(triton_tensor: Any) -> NDArray[Any]:
+    array: NDArray[Any] = from_dlpack(triton_tensor.to_dlpack()).numpy()
     return array

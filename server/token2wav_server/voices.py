@@ -36,7 +36,7 @@ class VoiceRegistry:
     def __init__(self, most_voices: int) -> None:
         self._most_voices = most_voices
         self._voices: OrderedDict[str, Voice] = OrderedDict()  # voices without a name, by id
-        self._kept: dict[str, Voice] = {}  # voices with a name, by id
+        self._named_voices: dict[str, Voice] = {}  # voices with a name, by id
         self._ids: dict[str, str] = {}  # id of each voice with a name, by name
         self._lock = threading.Lock()
 
@@ -47,12 +47,11 @@ class VoiceRegistry:
         """Adds a voice with a name, which is never evicted.
 
         Args:
-            name: name of the voice, which no other voice has.
-            voice: voice to keep.
+            name: name that no other voice has.
         """
         with self._lock:
             self._ids[name] = voice.content_hash
-            self._kept[voice.content_hash] = voice
+            self._named_voices[voice.content_hash] = voice
 
     def register(self, voice: Voice) -> str:
         """Adds a voice without a name, and returns its id.
@@ -62,7 +61,7 @@ class VoiceRegistry:
         """
         voice_id = voice.content_hash
         with self._lock:
-            if voice_id in self._kept:
+            if voice_id in self._named_voices:
                 return voice_id
             self._voices[voice_id] = voice
             self._voices.move_to_end(voice_id)
@@ -77,8 +76,8 @@ class VoiceRegistry:
             InputError: the registry has no voice with this id.
         """
         with self._lock:
-            if (kept := self._kept.get(voice_id)) is not None:
-                return kept
+            if (voice := self._named_voices.get(voice_id)) is not None:
+                return voice
             if (voice := self._voices.get(voice_id)) is None:
                 raise InputError(
                     "voice_id", f"'{voice_id}' is not registered here; send the voice itself once"
@@ -95,12 +94,12 @@ class VoiceRegistry:
         """
         with self._lock:
             if name in self._ids:
-                return self._kept[self._ids[name]]
+                return self._named_voices[self._ids[name]]
             names = [*self._ids]
         listed, more = ", ".join(names[:_MAX_NAMES_LISTED]), len(names) - _MAX_NAMES_LISTED
-        others = f" and {more} others" if more > 0 else ""
+        suffix = f" and {more} others" if more > 0 else ""
         known = (
-            f"this server has the voices {listed}{others}"
+            f"this server has the voices {listed}{suffix}"
             if names
             else "this server has no named voices"
         )

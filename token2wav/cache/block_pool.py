@@ -71,7 +71,7 @@ class Content(Protocol):
     pages: list[int]
 
     def release(self) -> None:
-        """Frees everything that the content has besides its pages."""
+        """Frees the content's memory besides its pages."""
 
 
 ContentT = TypeVar("ContentT", bound=Content)
@@ -84,9 +84,8 @@ class Prefix(Generic[ContentT]):
     Attributes:
         content: content in pages of the pool; None until it is computed. It never changes after
             that.
-        references: number of streams that use the prefix.
-        computing: lock that a thread holds while it computes the content. Other threads wait for
-            it.
+        references: streams that use the prefix.
+        computing: held by the thread that computes the content, while others wait for it.
     """
 
     content: ContentT | None = None
@@ -104,14 +103,9 @@ class PrefixCache(Generic[ContentT]):
     Take pages with `take`, which evicts prefixes if the pool has too few. Release them directly to
     the pool. Thread-safe.
 
-    Args:
-        pool: pool of pages.
-        most: largest number of unused prefixes to keep.
-
     Attributes:
-        pool: pool of pages.
-        acquired: number of successful calls of `acquire`.
-        computed: number of these calls that computed the prefix.
+        acquired: successful calls of `acquire`.
+        computed: such calls that computed the prefix.
     """
 
     def __init__(self, pool: BlockPool, most: int = 256) -> None:
@@ -126,13 +120,11 @@ class PrefixCache(Generic[ContentT]):
 
     @property
     def referenced(self) -> int:
-        """Number of prefixes that streams use."""
         with self._lock:
             return sum(prefix.references > 0 for prefix in self._prefixes.values())
 
     @property
     def pages(self) -> int:
-        """Number of pages of all prefixes."""
         with self._lock:
             return sum(
                 len(prefix.content.pages)
@@ -142,17 +134,15 @@ class PrefixCache(Generic[ContentT]):
 
     @property
     def idle_pages(self) -> int:
-        """Number of pages of unused prefixes, which are evicted when pages are needed."""
+        """Pages of unused prefixes, which are evicted when pages are needed."""
         with self._lock:
             return sum(len(content.pages) for content in self._idle().values())
 
     def acquire(self, key: Hashable, compute: Callable[[], ContentT]) -> Prefix[ContentT]:
-        """Returns the prefix of a key, and adds a reference to it. `release` removes the reference.
+        """Returns the prefix of a key, and adds a reference to it, which `release` removes.
 
         Args:
-            key: key of the prefix.
-            compute: computes the content. It is called only if the content is not in the cache. Its
-                exceptions are passed on.
+            compute: called only if the content is not in the cache. Its exceptions are passed on.
         """
         with self._lock:
             prefix = self._prefixes.setdefault(key, Prefix())
@@ -177,7 +167,7 @@ class PrefixCache(Generic[ContentT]):
             prefix.references -= 1
             if not prefix.references and prefix.content is None:  # its computation failed
                 self._prefixes = OrderedDict(
-                    (key, each) for key, each in self._prefixes.items() if each is not prefix
+                    (key, entry) for key, entry in self._prefixes.items() if entry is not prefix
                 )
             while len(self) - self.referenced > self._most and self.evict():
                 pass
@@ -195,11 +185,7 @@ class PrefixCache(Generic[ContentT]):
             return self.pool.acquire(count)
 
     def evict(self) -> bool:
-        """Evicts the least recently used of the unused prefixes.
-
-        Returns:
-            Whether there was an unused prefix.
-        """
+        """Evicts the least recently used of the unused prefixes. Returns whether there was one."""
         with self._lock:
             for key, content in self._idle().items():
                 del self._prefixes[key]
@@ -209,7 +195,7 @@ class PrefixCache(Generic[ContentT]):
         return False
 
     def _idle(self) -> dict[Hashable, ContentT]:
-        """Returns the contents of unused prefixes by key, the least recently used first."""
+        """Returns the contents of unused prefixes, the least recently used first."""
         return {
             key: prefix.content
             for key, prefix in self._prefixes.items()
@@ -222,49 +208,42 @@ class PageNeeds:
     """Pages that a stream with a limited number of visible blocks needs, without its prefix.
 
     Attributes:
-        kept: largest number of pages that the stream needs between its chunks.
+        window: largest number of pages that the stream needs between its chunks.
         chunk: largest number of further pages that it needs while a chunk of it is computed.
     """
 
-    kept: int
+    window: int
     chunk: int = 0
 
     def streams(self, pages: int, chunks: int) -> int | None:
         """Returns the number of streams that fit, see `CommonReserve`; None for any number.
 
         Args:
-            pages: number of pages without those of prefixes.
+            pages: pages without those of prefixes.
             chunks: largest number of chunks that are computed at the same time.
         """
-        few = pages // max(1, self.kept + self.chunk)
+        few = pages // max(1, self.window + self.chunk)
         if few < chunks:
             return few
-        return (pages - chunks * self.chunk) // self.kept if self.kept else None
+        return (pages - chunks * self.chunk) // self.window if self.window else None
 
 
 class CommonReserve:
     """Reserve of pages for chunks, which all streams with a window share.
 
-    Such a stream needs `kept` pages between its chunks, one for each visible block. It needs up to
-    `chunk` further pages while one of its chunks is computed. The further pages are needed only by
-    chunks that are computed at the same moment: at most `chunks` chunks, and at most one of each
+    Such a stream needs `window` pages between its chunks, one for each visible block. It needs up
+    to `chunk` further pages while one of its chunks is computed. The further pages are needed only
+    by chunks that are computed at the same moment: at most `chunks` chunks, and at most one of each
     stream. N open streams can therefore never need more pages than
 
-        N * kept + min(N, chunks) * chunk
+        N * window + min(N, chunks) * chunk
 
-    The cache holds exactly these pages for them. Every stream owns its `kept` pages from its
+    The cache holds exactly these pages for them. Every stream owns its `window` pages from its
     opening on. The reserve owns the rest, grows with each of the first `chunks` streams, and lends
     pages to chunks. A chunk that has its pages waits for no page of another chunk, so it ends and
     returns them. A stream is refused when it opens, or always gets its pages.
 
     Thread-safe.
-
-    Args:
-        cache: cache that pages are taken from.
-        needs: pages of a stream.
-
-    Attributes:
-        needs: pages of a stream.
     """
 
     def __init__(self, cache: PrefixCache[Any], needs: PageNeeds) -> None:
@@ -292,16 +271,16 @@ class CommonReserve:
         """
         with self._lock:
             more = max(0, self._size(self._streams + 1) - len(self._free) - self._lent)
-            pages = self._cache.take(self.needs.kept + more)
+            pages = self._cache.take(self.needs.window + more)
             self._streams += 1
-            self._free += pages[self.needs.kept :]
-            return pages[: self.needs.kept]
+            self._free += pages[self.needs.window :]
+            return pages[: self.needs.window]
 
     def close(self, pages: list[int]) -> None:
-        """Takes all pages of a stream back that is closed, those that it borrowed included."""
+        """Takes all pages of a closed stream back, borrowed ones included."""
         with self._lock:
             self._streams -= 1
-            self._lent -= len(pages) - self.needs.kept
+            self._lent -= len(pages) - self.needs.window
             self._free += pages
             self._return_surplus()
 
@@ -322,14 +301,12 @@ class CommonReserve:
             return lent
 
     def give_back(self, pages: list[int]) -> None:
-        """Takes pages back from a chunk."""
         with self._lock:
             self._lent -= len(pages)
             self._free += pages
             self._return_surplus()
 
     def _size(self, streams: int) -> int:
-        """Returns the number of pages of the reserve with a number of open streams."""
         running = streams if self._chunks is None else min(streams, self._chunks)
         return running * self.needs.chunk
 
@@ -347,15 +324,14 @@ class StreamBlocks:
     """Pages of the blocks of one stream: the blocks of the shared prefix, then its own blocks.
 
     Args:
-        cache: cache that pages are taken from.
         shared: pages of the prefix, which holds the first blocks of the stream.
-        grid: block grid of the stream. It gives the blocks that each block attends to.
-        reserved: number of pages to take now, for blocks that are computed later.
+        grid: gives the blocks that each block attends to.
+        reserved: pages to take now, for blocks that are computed later.
         common: common reserve, from which a stream with a window takes these pages, and borrows
             more for each chunk; None to take all pages from the cache.
 
     Attributes:
-        own: pages of the stream's own blocks, in order. Pages that no later block attends to are
+        pages: pages of the stream's own blocks, in order. Pages that no later block attends to are
             left out.
 
     Raises:
@@ -374,14 +350,14 @@ class StreamBlocks:
         self._common = common
         self._shared = list(shared)
         self._grid = grid
-        self._first = len(shared)  # index in the stream of the first block in `own`
+        self._first = len(shared)  # index in the stream of the first block in `pages`
         self._reserve = common.open() if common else cache.take(reserved)
-        self.own: list[int] = []
+        self.pages: list[int] = []
 
     @property
     def page_count(self) -> int:
-        """Number of pages that the stream has taken, without the prefix."""
-        return len(self.own) + len(self._reserve)
+        """Pages that the stream has taken, without the prefix."""
+        return len(self.pages) + len(self._reserve)
 
     def extend(self, count: int) -> list[list[int]]:
         """Adds `count` blocks, and returns their block tables.
@@ -398,8 +374,8 @@ class StreamBlocks:
             source = self._common.lend if self._common else self._cache.take
             self._reserve += source(count - len(self._reserve))
             self._reserve.sort()
-        block = self._first + len(self.own)
-        self.own += self._reserve[:count]
+        block = self._first + len(self.pages)
+        self.pages += self._reserve[:count]
         del self._reserve[:count]
         return [self._table(number) for number in range(block, block + count)]
 
@@ -409,26 +385,26 @@ class StreamBlocks:
         The blocks were provisional, or their chunk failed. The pages go to the front of the
         reserve, so that the next chunk computes the same blocks in the same pages.
         """
-        self._reserve[:0] = self.own[-count:]
-        del self.own[-count:]
+        self._reserve[:0] = self.pages[-count:]
+        del self.pages[-count:]
         self._repay()
 
     def forget_unseen(self) -> None:
         """Moves the pages of blocks that no later block attends to into the reserve, except
         borrowed ones.
         """
-        following = self._first + len(self.own)
-        unseen = min(len(self.own), self._grid.first_needed(following) - self._first)
+        following = self._first + len(self.pages)
+        unseen = min(len(self.pages), self._grid.first_needed(following) - self._first)
         if unseen > 0:
-            self._reserve += self.own[:unseen]
-            del self.own[:unseen]
+            self._reserve += self.pages[:unseen]
+            del self.pages[:unseen]
             self._first += unseen
         self._repay()
 
     def release(self) -> None:
         """Frees all pages of the stream, except the pages of the prefix."""
-        pages, common = self.own + self._reserve, self._common
-        self.own, self._reserve, self._common = [], [], None  # a second call does nothing
+        pages, common = self.pages + self._reserve, self._common
+        self.pages, self._reserve, self._common = [], [], None  # a second call does nothing
         if common:
             common.close(pages)
         else:
@@ -437,7 +413,7 @@ class StreamBlocks:
     def _repay(self) -> None:
         """Returns borrowed pages to the common reserve, unless blocks of the stream are in them."""
         if self._common and (
-            borrowed := min(self.page_count - self._common.needs.kept, len(self._reserve))
+            borrowed := min(self.page_count - self._common.needs.window, len(self._reserve))
         ):
             self._common.give_back(self._reserve[-borrowed:])
             del self._reserve[-borrowed:]
@@ -447,4 +423,4 @@ class StreamBlocks:
 
     def _page(self, block: int) -> int:
         shared = block < len(self._shared)
-        return self._shared[block] if shared else self.own[block - self._first]
+        return self._shared[block] if shared else self.pages[block - self._first]

@@ -23,11 +23,7 @@ class EncoderCache:
     """Keys and values of the layers of an encoder for all open streams, in float32.
 
     Args:
-        specs: groups of attention layers, in the order of the layers. All layers of a group have
-            the same number of positions per token.
-        block_tokens: tokens of an attention block.
-        pages: number of pages.
-        device: device of the tensors.
+        specs: groups of attention layers, in the order of the layers.
 
     Attributes:
         page_bytes: bytes of one page, without the bytes of the estimator.
@@ -56,27 +52,30 @@ class EncoderCache:
             self._layers += [(spec.rate, cache, layer) for layer in range(spec.layers)]
 
     def layer(self, index: int) -> LayerView:
-        """Returns the pages of one layer."""
         _, cache, layer = self._layers[index]
         return cache.layer(0, layer)
 
     def sinusoids(self, rate: int) -> torch.Tensor:
-        """Returns the sinusoids (pages, positions, size) of the layers of one rate."""
+        """Returns the sinusoids (pages, positions, size) of one rate."""
         return self._sinusoids[rate]
 
     def context(
-        self, grid: BlockGrid, start: int, tokens: int, table: Sequence[int], own: Sequence[int]
+        self,
+        grid: BlockGrid,
+        start: int,
+        tokens: int,
+        table: Sequence[int],
+        chunk_pages: Sequence[int],
     ) -> EncoderContext:
         """Returns the context in which the encoder computes a chunk.
 
         Args:
-            grid: block grid of the stream, in tokens.
-            start: position of the first token of the chunk. A block starts there.
-            tokens: number of tokens of the chunk.
+            start: first token of the chunk, at the start of a block.
             table: block table of the first block of the chunk.
-            own: pages of all blocks of the chunk.
         """
-        return EncoderContext(self._layers, grid, start, tokens, [*table[:-1], *own], len(own))
+        return EncoderContext(
+            self._layers, grid, start, tokens, [*table[:-1], *chunk_pages], len(chunk_pages)
+        )
 
 
 class EncoderContext:
@@ -95,14 +94,15 @@ class EncoderContext:
         self._layers = layers
         # Number of padding tokens in front of the first key that is read. Only the first page of
         # a stream begins with padding, and a window of past blocks may no longer include that page.
-        seen = self.past[0][0] if self.past else start
-        self._skipped = grid.prompt_padding if seen == 0 else 0
+        first_key = self.past[0][0] if self.past else start
+        self._skipped = grid.prompt_padding if first_key == 0 else 0
         # Number of padding tokens in front of the chunk, in its first page.
         self._in_front = grid.prompt_padding if start == 0 else 0
         self._stop = sum(stop - first for first, stop in self.past) + self._skipped + tokens
         if layers:
             cache = layers[0][1]
-            self._own, self._all = cache.index(pages[len(pages) - blocks :]), cache.index(pages)
+            self._chunk_pages = cache.index(pages[len(pages) - blocks :])
+            self._pages = cache.index(pages)
 
     def attend(
         self, layer: int, k: torch.Tensor, v: torch.Tensor
@@ -117,8 +117,8 @@ class EncoderContext:
         front, frames = rate * self._in_front, view.data.shape[3]
         back = -(front + k.shape[1]) % frames
         k, v = (F.pad(new, (0, 0, front, back)).unflatten(1, (-1, frames)) for new in (k, v))
-        view.write(self._own, k, v)
-        k, v = view.read(self._all, rate * self._stop)
+        view.write(self._chunk_pages, k, v)
+        k, v = view.read(self._pages, rate * self._stop)
         return k[:, rate * self._skipped :], v[:, rate * self._skipped :]
 
 

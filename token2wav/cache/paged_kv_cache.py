@@ -34,18 +34,13 @@ _LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 
 @dataclass(frozen=True)
 class CacheLayout:
-    """Layout of the cache of one model: the sizes of a page and of the convolution states.
+    """Layout of the cache of one model: the sizes of a page and of the convolution states. `steps`
+    is the largest number of ODE steps.
 
     Attributes:
-        steps: largest number of ODE steps.
-        layers: number of attention layers.
-        heads: number of attention heads.
-        dim_head: size of a head.
         block_frames: frames of a page, which holds one attention block.
-        storage: dtype of the stored keys and values. int8 has one scale per frame and head, and
-            float8 (e4m3) has one scale per page and head.
-        branches: number of guidance branches.
-        bands: number of mel bands.
+        storage: int8 has one scale per frame and head, and float8 (e4m3) has one scale per page and
+            head.
         conv_state: shape of the estimator's convolution states at one ODE step, which are stored
             outside of the pages.
     """
@@ -72,11 +67,7 @@ class CacheLayout:
         """Computes the layout of a model.
 
         Args:
-            config: configuration of the model.
-            estimator: network of the flow, whose attention layers use the cache.
             guidance: strength of classifier-free guidance; 0 for one branch without guidance.
-            steps: largest number of ODE steps.
-            storage: dtype of the stored keys and values.
         """
         layers, heads, dim_head = estimator.attention
         frames, branches = config.token_mel_ratio * config.block_tokens, BRANCHES if guidance else 1
@@ -87,15 +78,14 @@ class CacheLayout:
 
     @property
     def vectors_per_page(self) -> int:
-        """Number of vectors (dim_head,) in a page.
-
-        They are the keys and values of all steps, layers, branches, frames and heads.
+        """Vectors (dim_head,) in a page: keys and values of all steps, layers, branches, frames and
+        heads.
         """
         return self.steps * self.layers * 2 * self.branches * self.block_frames * self.heads
 
     @property
     def scaled_frames(self) -> int:
-        """Number of scales in a page for each head of the keys or values; 0 without scales."""
+        """Scales in a page for each head of the keys or values; 0 without scales."""
         return {"int8": self.block_frames, "float8": 1}.get(self.storage, 0)
 
     @property
@@ -129,7 +119,6 @@ class LayerView:
         """Stores keys and values in n pages.
 
         Args:
-            pages: page numbers.
             k: keys, (branches, n, frames, heads * dim_head), for the first frames of the pages.
             v: values, of the same shape.
             valid: (n,) frames of every page that are read later; None for all frames. The other
@@ -170,16 +159,10 @@ class PagedKVCache:
     both would spread a NaN from one stream to others: attention multiplies masked values by 0, and
     NaN times 0 is NaN.
 
-    Args:
-        layout: sizes of a page.
-        pages: number of pages, besides the null and the scratch page.
-        device: device of the tensors.
-
     Attributes:
-        layout: sizes of a page.
-        pages: number of pages.
-        null: number of the null page, which is zero and never written.
-        scratch: number of the scratch page, which is never read.
+        pages: number of pages, without the null page and the scratch page.
+        null: page that is zero and never written.
+        scratch: page that is never read.
     """
 
     def __init__(self, layout: CacheLayout, pages: int, device: torch.device) -> None:
@@ -210,7 +193,7 @@ class PagedKVCache:
         return self._data.device
 
     def index(self, pages: list[int]) -> Pages:
-        """Converts page numbers to `Pages`. Convert once, and use the result for all layers."""
+        """Converts page numbers to `Pages`, once for all layers."""
         first, count = pages[0], len(pages)
         if pages == list(range(first, first + count)):
             return slice(first, first + count)
@@ -222,11 +205,9 @@ class PagedKVCache:
         )
 
     def gather(self, step: int, pages: torch.Tensor, out: torch.Tensor) -> None:
-        """Copies pages of all layers of one ODE step into `out`.
+        """Copies pages (n,) of all layers of one ODE step into `out`.
 
         Args:
-            step: ODE step.
-            pages: (n,) page numbers.
             out: (layers, 2, branches, n, block_frames, heads, dim_head) in any floating-point
                 dtype.
         """
@@ -246,7 +227,6 @@ class PagedKVCache:
         """Stores pages of all layers of one ODE step: the inverse of `gather`.
 
         Args:
-            step: ODE step.
             pages: (n,) page numbers. If a number occurs twice, either of its values is stored.
             values: (layers, 2, branches, n, block_frames, heads, dim_head).
             valid: (n,) frames of every page that are read later.
@@ -299,8 +279,7 @@ def _scales_of(
     """Computes the scales (..., n, scaled_frames, heads) of pages.
 
     Args:
-        values: (..., n, block_frames, heads, dim_head) values of n pages.
-        dtype: dtype of the store.
+        values: (..., n, block_frames, heads, dim_head).
         scaled_frames: number of scales in a page for each head: one for each frame, or one.
         valid: (n,) frames of every page that have an effect on a scale of the page; None for all.
     """

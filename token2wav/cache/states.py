@@ -16,7 +16,7 @@ from token2wav.layers.streaming import StateSpec
 # Slot that belongs to no stream. The padding rows of a batch read it and write to it. A state that
 # must not be kept, such as the state after a provisional chunk, is written to it.
 SCRATCH_SLOT = 0
-_GROWTH = 64  # number of slots that are added when all are taken
+_GROWTH = 64  # slots that are added when all are taken
 
 # Specs of the states of a network, by the layers that declare them.
 Specs = Mapping[nn.Module, StateSpec]
@@ -27,7 +27,6 @@ class StateRows:
     """States of one network for the streams of a batch, one row per stream.
 
     Attributes:
-        network: name of the network in the store.
         tensors: (B, width) states of all layers with one dtype, by dtype.
         views: (B, *shape) state of every layer, as a view of `tensors`. The states that a store
             keeps in place are missing.
@@ -61,9 +60,7 @@ class StateStore:
     grows: it copies its tensors into larger ones, and for a moment needs memory for both.
 
     Args:
-        networks: specs of the states of each network, by the name of the network.
-        device: device of the tensors.
-        slots: number of slots at the start, including the scratch slot.
+        slots: slots at the start, including the scratch slot.
         in_place: whether states stay in place where their layer allows that.
     """
 
@@ -89,7 +86,9 @@ class StateStore:
             for name, specs in networks.items()
         }
         # States in place, by slot. Closed streams have none.
-        self._own: dict[int, dict[nn.Module, torch.Tensor]] = {SCRATCH_SLOT: self._own_states()}
+        self._slot_states: dict[int, dict[nn.Module, torch.Tensor]] = {
+            SCRATCH_SLOT: self._new_states()
+        }
         self._tables = {name: self._zeros(name, slots) for name in networks}
         self._free = list(range(slots - 1, SCRATCH_SLOT, -1))
         self._slots = slots
@@ -97,13 +96,13 @@ class StateStore:
 
     @property
     def used(self) -> int:
-        """Number of slots that belong to streams."""
+        """Slots that belong to streams."""
         return self._slots - 1 - len(self._free)
 
     @property
     def slot_bytes(self) -> int:
-        """Number of bytes of the states of one stream."""
-        in_place = sum(state.nbytes for state in self._own[SCRATCH_SLOT].values())
+        """Bytes of the states of one stream."""
+        in_place = sum(state.nbytes for state in self._slot_states[SCRATCH_SLOT].values())
         return sum(table[0].nbytes for table in self._all_tables()) + in_place
 
     def rows(self, network: str, count: int) -> StateRows:
@@ -112,36 +111,32 @@ class StateStore:
         return StateRows(network, tensors, self._layouts[network].views(tensors))
 
     def take(self) -> int:
-        """Returns a free slot for a new stream."""
-        own = self._own_states()
+        states = self._new_states()
         with self._lock:
             if not self._free:
                 self._grow()
             slot = self._free.pop()
-            self._own[slot] = own
+            self._slot_states[slot] = states
             return slot
 
     def release(self, slot: int) -> None:
-        """Frees the slot of a stream."""
         with self._lock:
-            del self._own[slot]
+            del self._slot_states[slot]
             self._free.append(slot)
 
     def clear(self, slot: int) -> None:
-        """Sets all states of a slot to zero."""
         with self._lock:
             for table in self._all_tables():
                 table[slot].zero_()
-            for state in self._own[slot].values():
+            for state in self._slot_states[slot].values():
                 state.zero_()
 
     def copy(self, source: int, target: int) -> None:
-        """Copies all states from one slot to another."""
         with self._lock:
             for table in self._all_tables():
                 table[target].copy_(table[source])
-            for layer, state in self._own[source].items():
-                self._own[target][layer].copy_(state)
+            for layer, state in self._slot_states[source].items():
+                self._slot_states[target][layer].copy_(state)
 
     def read(self, slots: torch.Tensor, rows: StateRows) -> None:
         """Copies the states in slots (B,) into `rows`."""
@@ -150,11 +145,7 @@ class StateStore:
                 torch.index_select(table, 0, slots, out=rows.tensors[dtype])
 
     def states_of(self, slots: Sequence[int], rows: StateRows) -> Mapping[nn.Module, Any]:
-        """Returns the states of streams for a step.
-
-        Args:
-            slots: slots of the streams.
-            rows: rows of the streams.
+        """Returns the states of the streams in slots for a step.
 
         Returns:
             The view of the rows for each layer, or a list with the state of each stream in place.
@@ -162,8 +153,11 @@ class StateStore:
         if not self._in_place:
             return rows.views
         with self._lock:
-            own = [self._own[slot] for slot in slots]
-        return {**rows.views, **{layer: [each[layer] for each in own] for layer in self._in_place}}
+            slot_states = [self._slot_states[slot] for slot in slots]
+        return {
+            **rows.views,
+            **{layer: [states[layer] for states in slot_states] for layer in self._in_place},
+        }
 
     def write(self, slots: torch.Tensor, rows: StateRows) -> None:
         """Copies `rows` into slots (B,). No slot may occur twice, except the scratch slot."""
@@ -174,7 +168,7 @@ class StateStore:
     def _all_tables(self) -> list[torch.Tensor]:
         return [table for tables in self._tables.values() for table in tables.values()]
 
-    def _own_states(self) -> dict[nn.Module, torch.Tensor]:
+    def _new_states(self) -> dict[nn.Module, torch.Tensor]:
         """Allocates the states in place of one stream. Their layers write before they read."""
         return {
             layer: torch.empty(spec.shape, dtype=spec.dtype, device=self._device)
@@ -200,11 +194,7 @@ class StateStore:
 
 
 class _Layout:
-    """Layout of a row: the place of the state of every layer of one network.
-
-    Attributes:
-        widths: number of values in a row, by dtype.
-    """
+    """Layout of a row: the place of the state of every layer of one network."""
 
     def __init__(self, specs: Specs) -> None:
         self.widths: dict[torch.dtype, int] = {}

@@ -26,14 +26,13 @@ class BlockGrid:
     block also depends on the first tokens of the utterance.
 
     Attributes:
-        block: number of positions in a block.
-        prompt: number of positions in the prompt.
-        prefix: number of positions in the prefix; a block ends there.
-        prompt_padding: number of padding positions before the prompt, which complete its first
-            block.
+        block: positions in a block.
+        prompt: positions in the prompt.
+        prefix: positions in the prefix; a block ends there.
+        prompt_padding: padding positions before the prompt, which complete its first block.
         full_prompt_attention: whether the blocks of the prefix attend to one another as if they
             were one block.
-        left_blocks: number of visible earlier blocks besides the prefix; negative for all.
+        left_blocks: visible earlier blocks besides the prefix; negative for all.
     """
 
     block: int
@@ -45,7 +44,6 @@ class BlockGrid:
 
     @property
     def prefix_blocks(self) -> int:
-        """Number of blocks of the prefix."""
         return -(-(self.prefix + self.prompt_padding) // self.block)
 
     @property
@@ -54,10 +52,8 @@ class BlockGrid:
         return self.prompt + -(self.prompt + self.prompt_padding) % self.block
 
     def scaled(self, ratio: int) -> BlockGrid:
-        """Returns the same grid in smaller units, such as frames instead of tokens.
-
-        Args:
-            ratio: number of new units for each old unit.
+        """Returns the same grid in smaller units, such as frames instead of tokens. `ratio` is the
+        number of new units for each old unit.
         """
         return replace(
             self,
@@ -87,8 +83,8 @@ class BlockGrid:
         """
         if self.left_blocks < 0:
             return list(range(block + 1))
-        kept = min(self.prefix_blocks, block + 1)
-        return [*range(kept), *range(self.first_needed(block), block + 1)]
+        prefix_stop = min(self.prefix_blocks, block + 1)
+        return [*range(prefix_stop), *range(self.first_needed(block), block + 1)]
 
     def visible_spans(self, start: int) -> list[tuple[int, int]]:
         """Returns the spans of earlier positions that a block attends to, without the block itself.

@@ -74,7 +74,7 @@ class HyperYaml:
     """Document of one HyperPyYAML file. It resolves the references in the file.
 
     Args:
-        path: path of the file, for messages.
+        path: file, for messages.
         data: mapping at the top level of the file.
     """
 
@@ -85,7 +85,7 @@ class HyperYaml:
 
     @classmethod
     def read(cls, path: Path) -> HyperYaml:
-        """Reads the file `path`.
+        """Reads a file.
 
         Raises:
             ConfigError: the file cannot be read as YAML (see `read_yaml`), or is not a mapping.
@@ -195,7 +195,7 @@ class ModelNode:
     @classmethod
     def of(cls, value: Any, name: str, target: str | None = None) -> ModelNode:
         if target is not None:
-            found = (
+            label = (
                 f"!{value.tag}:{value.target}"
                 if isinstance(value, Tagged)
                 else type(value).__name__
@@ -205,7 +205,7 @@ class ModelNode:
                 or value.tag != "new"
                 or value.target.rpartition(".")[2] != target
             ):
-                raise ConfigError(f"{name}: expected '!new:...{target}', got '{found}'")
+                raise ConfigError(f"{name}: expected '!new:...{target}', got '{label}'")
             value = value.value
         if not isinstance(value, dict):
             raise ConfigError(f"{name}: expected a mapping, got {type(value).__name__}")
@@ -224,12 +224,11 @@ class ModelNode:
         """Returns values for fields of a dataclass, converted to the types of the fields.
 
         Args:
-            config: dataclass.
             keys: names of the fields; none for all fields.
             but: names of fields to leave out.
         """
-        found = kinds(config)
-        return {key: self.get(key, found[key]) for key in keys or found if key not in but}
+        types = kinds(config)
+        return {key: self.get(key, types[key]) for key in keys or types if key not in but}
 
     def only(self, known: Mapping[str, Any], *, omitted: bool = True) -> None:
         """Raises ConfigError if a key has another value than the only supported one.
@@ -239,10 +238,12 @@ class ModelNode:
             omitted: whether a key may be missing.
         """
         for key, value in known.items():
-            found = self.get_or(key, type(value), value) if omitted else self.get(key, type(value))
-            if found != value:
+            setting = (
+                self.get_or(key, type(value), value) if omitted else self.get(key, type(value))
+            )
+            if setting != value:
                 raise ConfigError(
-                    f"{self.name}.{key}: {shown(found)}, but only {shown(value)} is supported"
+                    f"{self.name}.{key}: {shown(setting)}, but only {shown(value)} is supported"
                 )
 
     def _value(self, key: str) -> Any:

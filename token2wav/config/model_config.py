@@ -31,7 +31,7 @@ class ModelConfig:
     `CodecConfig`, which set the fields that their kind of decoder has.
 
     Attributes:
-        vocab_size: number of different tokens, or of different codes in each codebook.
+        vocab_size: different tokens, or different codes in each codebook.
         token_frame_rate: tokens per second.
         sample_rate: samples per second.
         samples_per_token: audio samples per token, of each channel.
@@ -39,25 +39,26 @@ class ModelConfig:
         block_tokens: tokens of an attention block. Every chunk ends where a block of the stream
             ends, except the last chunk and provisional chunks.
         token_mel_ratio: mel frames per token.
-        mel_bands: number of bands of the mel between flow and vocoder.
+        mel_bands: bands of the mel between flow and vocoder.
         speaker_size: length of a speaker embedding; 0 for a model without voices.
         channels: channels of the audio, 1 or 2. The last stage makes the samples of two channels in
             turn, and `AudioOutput` separates them.
         token_shape: shape of one token: () for a number, (codebooks,) for several codes.
         takes_latents: whether a token is a latent, a vector of float32 numbers, instead of codes.
             `token_shape` is then its length, and `vocab_size` is 0.
+        codebook_sizes: different codes in each codebook; empty if all codebooks have `vocab_size`.
+            Otherwise `vocab_size` is that of the first codebook.
         fewer_codebooks: whether a stream may send only the first codes of each token. Its first
             tokens decide how many.
         adds_noise: whether the decoder adds noise to its signal, which a request can turn off.
-        lookahead_tokens: number of tokens after a chunk that the chunk depends on. They must have
-            arrived before the chunk can run.
-        optional_lookahead_tokens: number of tokens after a chunk that the last stage uses for early
-            audio, as far as they have arrived.
-        hop_blocks: number of attention blocks in the first hop and in the longest hop. A hop is the
-            number of new tokens of a chunk. `StreamConfig.max_hop_tokens` overrides the longest
-            hop.
-        hold_frames: default number of frames that the last stage holds back at the end of a chunk;
-            0 for its whole look-ahead. `StreamConfig.hold_frames` overrides this number.
+        lookahead_tokens: tokens after a chunk that the chunk depends on. They must have arrived
+            before the chunk can run.
+        optional_lookahead_tokens: tokens after a chunk that the last stage uses for early audio, as
+            far as they have arrived.
+        hop_blocks: attention blocks in the first hop and in the longest hop. A hop is the number of
+            new tokens of a chunk. `StreamConfig.max_hop_tokens` overrides the longest hop.
+        hold_frames: frames that the last stage holds back by default at the end of a chunk; 0 for
+            its whole look-ahead. `StreamConfig.hold_frames` overrides this number.
         ode_steps: default number of ODE steps; 0 for a model without an ODE.
         fixed_steps: whether the model allows no other number of ODE steps.
         takes_prompt: whether voices may have a prompt.
@@ -65,7 +66,7 @@ class ModelConfig:
             inside a block, and its state is not stored.
         fixed_hops: whether the audio depends on where chunks end. If so, the ends of chunks do not
             depend on the arrival times of tokens.
-        left_blocks: number of past blocks that stay visible besides the prompt; -1 for all.
+        left_blocks: past blocks that stay visible besides the prompt; -1 for all.
             `StreamConfig.left_blocks` overrides this number.
     """
 
@@ -81,6 +82,7 @@ class ModelConfig:
     channels: int = 1
     token_shape: tuple[int, ...] = ()
     takes_latents: bool = False
+    codebook_sizes: tuple[int, ...] = ()
     fewer_codebooks: bool = False
     adds_noise: bool = False
     lookahead_tokens: int = 0
@@ -98,6 +100,11 @@ class ModelConfig:
     def token_field(self) -> str:
         """Name of the tokens in requests and in messages: `tokens`, or `latents`."""
         return "latents" if self.takes_latents else "tokens"
+
+    @property
+    def vocabulary(self) -> int | tuple[int, ...]:
+        """Number of different tokens or codes; a number for each codebook if they differ."""
+        return self.codebook_sizes or self.vocab_size
 
     @property
     def token_dtype(self) -> type[np.int32 | np.float32]:
@@ -136,7 +143,7 @@ class ModelConfig:
         before the end of the prompt.
 
         Args:
-            prompt_tokens: number of tokens of the prompt.
+            prompt_tokens: tokens of the prompt.
             left_blocks: visible earlier blocks besides the prefix; negative for all.
         """
         block = self.block_tokens
@@ -164,19 +171,18 @@ class ModelConfig:
         """
         return self.hold_frames if stream.hold_frames is None else stream.hold_frames
 
-    def decoder_noise(self, wanted: bool | None, stream: StreamConfig) -> bool:
+    def decoder_noise(self, choice: bool | None, stream: StreamConfig) -> bool:
         """Returns whether the decoder adds its noise to a stream.
 
         Args:
-            wanted: value of the request; None for the default in the settings.
-            stream: settings of streams.
+            choice: value of the request; None for the default in the settings.
 
         Raises:
             InputError: the request has a value, but the model adds no noise.
         """
-        if wanted is not None and not self.adds_noise:
+        if choice is not None and not self.adds_noise:
             raise InputError("decoder_noise", "given, but the decoder of this model adds no noise")
-        return stream.decoder_noise if wanted is None else wanted
+        return stream.decoder_noise if choice is None else choice
 
     def check(self, stream: StreamConfig) -> None:
         """Raises ConfigError if settings of streams do not fit the model."""
@@ -190,30 +196,26 @@ class ModelConfig:
         """
         return self
 
-    def allowed_steps(self, wanted: tuple[int, ...]) -> tuple[int, ...]:
+    def allowed_steps(self, setting: tuple[int, ...]) -> tuple[int, ...]:
         """Returns the numbers of ODE steps that streams may have, the default first.
 
         Args:
-            wanted: value of `StreamConfig.steps`; empty for the default of the model.
+            setting: value of `StreamConfig.steps`; empty for the default of the model.
 
         Raises:
             ConfigError: the model allows only its default, and the setting has another number.
         """
-        own = self.ode_steps
-        if self.fixed_steps and wanted not in ((), (own,)):
+        default = self.ode_steps
+        if self.fixed_steps and setting not in ((), (default,)):
             raise ConfigError(
-                f"stream.steps: {', '.join(map(str, wanted))}, but the model has a fixed "
-                f"list of times for {own} steps only"
+                f"stream.steps: {', '.join(map(str, setting))}, but the model has a fixed "
+                f"list of times for {default} steps only"
             )
-        return wanted or (own,)
+        return setting or (default,)
 
     def early_steps(self, stream: StreamConfig, steps: int) -> int:
-        """Returns the number of ODE steps of the provisional chunks of a stream. It is `steps` if
-        there are no such chunks.
-
-        Args:
-            stream: settings of streams.
-            steps: number of ODE steps of the other chunks of the stream.
+        """Returns the number of ODE steps of the provisional chunks of a stream. It is `steps`, the
+        number of the other chunks, if there are no such chunks.
         """
         if not (stream.first_tokens and self.speaks_early):
             return steps

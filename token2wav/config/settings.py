@@ -202,9 +202,6 @@ class ServerConfig:
     """Configuration of a server, with the keys of its file. Every key is optional.
 
     Attributes:
-        stream: settings of streams.
-        runtime: settings of the runtime.
-        limits: limits of the server.
         voices: paths of voice files that the server loads at its start: `.safetensors`, or `.pt` of
             Chatterbox. The name of a voice is the name of its file without the suffix. In the
             configuration file, paths are relative to the folder of that file.
@@ -218,9 +215,6 @@ class ServerConfig:
 
 def load_server_config(path: Path | None) -> ServerConfig:
     """Reads a server configuration; None returns the defaults.
-
-    Args:
-        path: settings file.
 
     Raises:
         ConfigError: the file cannot be read as YAML (see `read_yaml`), has an unknown key, or has a

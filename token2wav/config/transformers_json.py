@@ -62,12 +62,12 @@ def safetensors_files(folder: Path, prefix: str = "") -> list[Path]:
     if not index.is_file():
         raise CheckpointError(f"{folder}: contains neither {_WEIGHTS} nor {_INDEX}")
     try:
-        places = read_json(index, most_bytes=_LARGEST_INDEX).get("weight_map")
+        weight_map = read_json(index, most_bytes=_LARGEST_INDEX).get("weight_map")
     except ConfigError as error:
         raise CheckpointError(str(error)) from error
-    if not isinstance(places, dict):
+    if not isinstance(weight_map, dict):
         raise CheckpointError(f"{index}: weight_map: expected an object")
-    names = [file for name, file in places.items() if name.startswith(prefix)]
+    names = [file for name, file in weight_map.items() if name.startswith(prefix)]
     if not names:
         raise CheckpointError(f"{index}: no weight is named {prefix}*")
     for name in names:
@@ -89,9 +89,9 @@ def _readable(folder: Path) -> dict[str, Any]:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    document: dict[str, Any] = {}
     for key, value in pairs:
-        if key in found:
+        if key in document:
             raise ConfigError(f"key {shown(key)} appears more than once")
-        found[key] = value
-    return found
+        document[key] = value
+    return document

@@ -54,7 +54,6 @@ def from_mapping(cls: type[_Config], data: Any, name: str) -> _Config:
     """Builds a dataclass from a mapping, with nested dataclasses from nested mappings.
 
     Args:
-        cls: dataclass to build.
         data: mapping from field names to values.
         name: key path of the mapping for messages; empty for a whole file.
 
@@ -100,15 +99,11 @@ def check_bounds(config: Any, name: str) -> None:
     """Raises ConfigError if a field of a dataclass is out of its bounds.
 
     `convert` checks the values of files. This function also checks configurations that are created
-    in code.
-
-    Args:
-        config: instance of the dataclass.
-        name: key path of the dataclass for messages.
+    in code. `name` is the key path of the dataclass for messages.
     """
-    for item in dataclasses.fields(config):
+    for field in dataclasses.fields(config):
         _check_value(
-            getattr(config, item.name), kinds(type(config))[item.name], f"{name}.{item.name}"
+            getattr(config, field.name), kinds(type(config))[field.name], f"{name}.{field.name}"
         )
 
 
@@ -152,7 +147,7 @@ def convert(value: Any, kind: Any, name: str) -> Any:
     if get_origin(kind) is UnionType:
         if value is None:
             return None
-        [kind] = [one for one in get_args(kind) if one is not NoneType]
+        [kind] = [member for member in get_args(kind) if member is not NoneType]
     if get_origin(kind) is Literal:
         if value in (allowed := get_args(kind)):
             return value
@@ -203,8 +198,6 @@ def number(
     """Returns a converter for `argparse`, which accepts finite numbers within bounds.
 
     Args:
-        kind: int or float.
-        least: smallest accepted number.
         most: largest accepted number; 0 for no bound.
         name: noun for the number in messages; empty for "an integer" or "a number".
     """

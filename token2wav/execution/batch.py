@@ -43,10 +43,10 @@ class BatchSize:
     of blocks. In a flat batch each chunk has room for exactly its own blocks.
 
     Attributes:
-        rows: number of chunks of an aligned batch, or number of blocks of a flat batch.
-        blocks_per_chunk: number of blocks for each chunk of an aligned batch; 1 for a flat batch.
-        past_pages: room for past pages. In an aligned batch these are the pages before the chunk.
-            In a flat batch they are the pages before the block.
+        rows: chunks of an aligned batch, or blocks of a flat batch.
+        blocks_per_chunk: blocks for each chunk of an aligned batch; 1 for a flat batch.
+        past_pages: room for the pages before a chunk of an aligned batch, or before a block of a
+            flat batch.
     """
 
     rows: int
@@ -81,7 +81,7 @@ class BatchSize:
 
     @property
     def pages(self) -> int:
-        """Number of pages that the table of a block has room for."""
+        """Pages that the table of a block has room for."""
         return self.past_pages + self.blocks_per_chunk
 
 
@@ -90,15 +90,12 @@ class Batch:
     them, and are filled anew for every batch.
 
     Args:
-        size: capacity of the batch.
-        layout: layout of the key-value cache.
-        states: state store of all streams.
         rows: rows for the states of the estimator, at least one for each chunk. Batches that never
             run at the same time may share them.
         integrate: integrates `x` from noise to mel, in place.
 
     Attributes:
-        blocks: blocks of the present batch. There may be fewer blocks than rows.
+        blocks: blocks of the present batch, which may be fewer than the rows.
         x: (rows, bands, block_frames) state of the ODE, for `rows = size.blocks`.
         mu: (rows, bands, block_frames) condition from the tokens.
         cond: (rows, bands, block_frames) condition from the prompt mel.
@@ -152,7 +149,6 @@ class Batch:
         torch.stack(speakers, out=self.speakers[: len(speakers)])
 
     def compute(self) -> None:
-        """Integrates the batch from noise to mel."""
         self._integrate(self)
 
     def take(self, chunks: Sequence[ChunkInput]) -> list[torch.Tensor]:

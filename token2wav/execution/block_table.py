@@ -24,20 +24,20 @@ class Column(IntEnum):
     """
 
     START = 0  # position of the first frame of the block
-    VALID = 1  # number of frames of the block; the rest of its page is padding
-    NUM_CAUSAL_PAGES = 2  # number of pages that the block attends to, up to its own page
-    BEFORE = 3  # number of frames of the chunk before the block; the rows above hold these frames
+    VALID = 1  # frames of the block; the rest of its page is padding
+    NUM_CAUSAL_PAGES = 2  # pages that the block attends to, up to its own page
+    BEFORE = 3  # frames of the chunk before the block; the rows above hold these frames
     CHUNK = 4  # index of the chunk in the batch
     LAST = 5  # 1 for the last block of a chunk
-    PROMPT_PADDING = 6  # number of padding frames at the start of the stream, in its first page
-    NUM_PAGES = 7  # number of all pages that the block attends to, with later pages of its chunk
+    PROMPT_PADDING = 6  # padding frames at the start of the stream, in its first page
+    NUM_PAGES = 7  # all pages that the block attends to, with later pages of its chunk
     # Number of the first pages that all blocks of the chunk attend to. Own pages of its blocks do
     # not count, except under full prompt attention. So a kernel reads these pages once for many
     # blocks, and needs no mask for their frames, apart from padding of the prompt.
     SHARED_PAGES = 8
 
 
-HEADER = len(Column)  # number of columns of the header
+HEADER = len(Column)  # columns of the header
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,13 @@ class ChunkPlace:
     Attributes:
         start: first position, a multiple of the block, counted from the start of the stream with
             its padding.
-        length: number of positions, with the padding in front.
+        length: positions, with the padding in front.
         tables: for each block the pages that it attends to, in order; its own page comes last.
         slot: slot of the stream in the state store. It holds the state before the chunk.
         provisional: whether the state after the chunk is dropped. If not, it replaces the state in
             the slot.
-        prompt_padding: number of padding positions at the start of the stream. The first page of
-            every table begins with them.
+        prompt_padding: padding positions at the start of the stream. The first page of every table
+            begins with them.
         full_prompt_attention: whether every block also attends to the later blocks of the chunk, as
             if the chunk were one block.
     """
@@ -69,7 +69,7 @@ class ChunkPlace:
 
     @property
     def padding(self) -> int:
-        """Number of padding positions in front of the chunk."""
+        """Padding positions in front of the chunk."""
         return 0 if self.start else self.prompt_padding
 
     def scaled(self, ratio: int) -> ChunkPlace:
@@ -123,16 +123,12 @@ class Block:
 
 
 def write_table(rows: NDArray[np.int32], place: ChunkPlace, number: int, block: int) -> list[Block]:
-    """Writes the blocks of one chunk into the first rows of a block table.
+    """Writes the blocks of one chunk into the first rows of a block table, and returns them.
 
     Args:
         rows: (rows, columns) zeros.
-        place: place of the chunk.
         number: index of the chunk in the batch.
         block: positions of a block.
-
-    Returns:
-        The blocks.
     """
     blocks = blocks_of(place, number, block)
     for index, entry in enumerate(blocks):

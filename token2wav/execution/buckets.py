@@ -15,7 +15,7 @@ from token2wav.execution.cuda_graphs import CaptureError, GraphPool
 log = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
-Given = TypeVar("Given", contravariant=True)
+WorkItem = TypeVar("WorkItem", contravariant=True)
 
 
 class Size(Protocol):
@@ -23,7 +23,7 @@ class Size(Protocol):
 
     @property
     def rows(self) -> int:
-        """Number of rows. An item of a batch takes one or more rows."""
+        """Rows of the batch. An item of a batch takes one or more rows."""
 
     @property
     def cost(self) -> int:
@@ -38,20 +38,20 @@ class Size(Protocol):
 SizeT = TypeVar("SizeT", bound=Size)
 
 
-class Work(Protocol[Given]):
+class Work(Protocol[WorkItem]):
     """Tensors of a batch, with the function that computes the batch.
 
     A CUDA graph can capture `compute`: it launches work on the device and never waits for that
     work, and its host code does not depend on the values in tensors.
     """
 
-    def fill(self, items: Sequence[Given]) -> None:
+    def fill(self, items: Sequence[WorkItem]) -> None:
         """Copies items into the tensors."""
 
     def compute(self) -> None:
         """Computes the result of the batch."""
 
-    def take(self, items: Sequence[Given]) -> list[torch.Tensor]:
+    def take(self, items: Sequence[WorkItem]) -> list[torch.Tensor]:
         """Returns the result of every item, in tensors that later batches do not overwrite."""
 
 
@@ -85,7 +85,7 @@ class BucketRunner(Generic[SizeT, Item]):
         self._most_rows = max((size.rows for size in sizes), default=None)
         self._buckets: dict[SizeT, tuple[Work[Item], Callable[[], None]]] = {}
         # The most costly size comes first, so that all later graphs reuse the memory of its graph.
-        for size in sorted(sizes, key=lambda each: (each.cost, each), reverse=True):
+        for size in sorted(sizes, key=lambda size: (size.cost, size), reverse=True):
             work = make(size)
             compute: Callable[[], None] = work.compute
             if graphs:

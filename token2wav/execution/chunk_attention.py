@@ -23,9 +23,8 @@ def chunk_attention(
         q: queries (branches, blocks, frames, heads * dim_head), on a CPU.
         k: keys (branches, keys, heads * dim_head).
         v: values, of the shape of the keys.
-        visible: number of keys that each block attends to, from the first key on. It never falls
+        visible: keys that each block attends to, from the first key on. Their number never falls
             from block to block.
-        heads: number of heads.
 
     Returns:
         (branches, blocks, frames, heads * dim_head).
@@ -39,9 +38,9 @@ def chunk_attention(
     if visible[-1] > shared:
         later = q[:, :, frames:]
         bias = _bias([count - shared for count in visible[1:]], frames, q.dtype)
-        own, own_log_sum = _attention(later, k[:, :, shared:], v[:, :, shared:], bias)
-        weight = torch.sigmoid(own_log_sum - log_sum[:, :, frames:])[..., None].to(q.dtype)
-        result[:, :, frames:].lerp_(own, weight)
+        later_result, later_log_sum = _attention(later, k[:, :, shared:], v[:, :, shared:], bias)
+        weight = torch.sigmoid(later_log_sum - log_sum[:, :, frames:])[..., None].to(q.dtype)
+        result[:, :, frames:].lerp_(later_result, weight)
     return result.transpose(1, 2).flatten(2).unflatten(1, (len(visible), frames))
 
 

@@ -28,7 +28,7 @@ def _bindings() -> Any:
     return driver
 
 
-def _called(name: str, *arguments: Any) -> tuple[Any, ...] | None:
+def _call(name: str, *arguments: Any) -> tuple[Any, ...] | None:
     """Calls a function of the driver.
 
     Returns:
@@ -47,30 +47,24 @@ def _called(name: str, *arguments: Any) -> tuple[Any, ...] | None:
 def uploaded(graph: torch.cuda.CUDAGraph, stream: int) -> bool:
     """Uploads a CUDA graph to the GPU, so that its first replay does not have to.
 
-    Args:
-        graph: captured graph.
-        stream: handle of the stream on which the upload runs.
-
     Returns:
         False if nothing was uploaded: cuda-python is missing, or this release of torch does not
-            give the handle of a graph.
+        give the handle of a graph.
     """
     handle = getattr(graph, "raw_cuda_graph_exec", None)
-    return handle is not None and _called("cuGraphUpload", handle(), stream) is not None
+    return handle is not None and _call("cuGraphUpload", handle(), stream) is not None
 
 
 def nodes_in_capture(stream: int) -> int | None:
-    """Returns the number of nodes that the capture on a stream has recorded so far.
-
-    Returns:
-        The number; None if the stream does not capture, or without cuda-python.
+    """Returns the number of nodes that the capture on a stream has recorded so far; None if the
+    stream does not capture, or without cuda-python.
     """
-    found = _called("cuStreamGetCaptureInfo", stream)
-    if found is None:
+    capture = _call("cuStreamGetCaptureInfo", stream)
+    if capture is None:
         return None
-    _, _, graph, *_ = found  # status, number of the capture, graph, dependencies
-    counted = _called("cuGraphGetNodes", graph, 0)
-    return None if counted is None else int(counted[1])
+    _, _, graph, *_ = capture  # status, number of the capture, graph, dependencies
+    nodes = _call("cuGraphGetNodes", graph, 0)
+    return None if nodes is None else int(nodes[1])
 
 
 def device_facts(device: torch.device) -> list[str]:
@@ -82,8 +76,8 @@ def device_facts(device: torch.device) -> list[str]:
     driver = _bindings()
     if driver is not None:
         attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_MODE
-        if (found := _called("cuDeviceGetAttribute", attribute, device.index or 0)) is not None:
-            facts.append(f"compute mode {_COMPUTE_MODES.get(int(found[0]), found[0])}")
+        if (mode := _call("cuDeviceGetAttribute", attribute, device.index or 0)) is not None:
+            facts.append(f"compute mode {_COMPUTE_MODES.get(int(mode[0]), mode[0])}")
     return [fact for fact in facts if fact]
 
 
@@ -91,12 +85,12 @@ def missing_gpu(root: Path = Path("/")) -> str:
     """Returns the likely reason why torch finds no GPU although a driver is loaded; empty if no
     driver is loaded.
     """
-    found = driver_fact(root)
-    if not found:
+    fact = driver_fact(root)
+    if not fact:
         return ""
     if torch.version.cuda is None:
-        return f"{found}, but this torch is made for CPUs"
-    return f"{found}, but this torch is made for CUDA {torch.version.cuda}"
+        return f"{fact}, but this torch is made for CPUs"
+    return f"{fact}, but this torch is made for CUDA {torch.version.cuda}"
 
 
 def driver_fact(root: Path = Path("/")) -> str:
@@ -109,6 +103,7 @@ def driver_fact(root: Path = Path("/")) -> str:
         return ""
     versions = re.findall(r"\b\d{3}\.\d+(?:\.\d+)?\b", text.splitlines()[0] if text else "")
     phrase = f"driver {versions[0]}" if versions else "an NVIDIA driver"
-    if (found := _called("cuDriverGetVersion")) is not None and (number := int(found[0])):
+    version = _call("cuDriverGetVersion")
+    if version is not None and (number := int(version[0])):
         phrase += f" for CUDA {number // 1000}.{number % 1000 // 10}"
     return phrase

@@ -33,8 +33,7 @@ class GraphSummary:
     """Summary of the CUDA graphs of a model, for reports.
 
     Attributes:
-        graphs: number of graphs.
-        nodes: number of their nodes; None without cuda-python.
+        nodes: nodes of all graphs; None without cuda-python.
         memory: bytes of GPU memory that the captures took.
         seconds: time that the captures took, with the runs before them, in which the Triton
             language compiles kernels.
@@ -55,12 +54,9 @@ class GraphPool:
     all freed. All captures use one CUDA stream, because a library keeps a workspace for every CUDA
     stream that it was ever called on. The workspace of cuBLAS has 32 MiB on a data-centre GPU.
 
-    After a capture that failed, the allocator of torch 2.11 and older still records allocations
-    for the pool, and refuses every later capture into it. So the pool ends the recording, and later
+    After a capture that failed, the allocator of torch 2.11 and older still records allocations for
+    the pool, and refuses every later capture into it. So the pool ends the recording, and later
     captures use another pool.
-
-    Attributes:
-        summary: summary of the graphs that were captured so far.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -93,7 +89,7 @@ class GraphPool:
             for _ in range(_WARM_UPS):
                 function()
             torch.cuda.synchronize()
-            graph, nodes = self._captured(function)
+            graph, nodes = self._record(function)
         if not uploaded(graph, torch.cuda.current_stream().cuda_stream):
             graph.replay()
         torch.cuda.synchronize()
@@ -105,7 +101,7 @@ class GraphPool:
         summary.seconds += time.monotonic() - began
         return CudaGraph(graph, function)
 
-    def _captured(self, function: Callable[[], None]) -> tuple[torch.cuda.CUDAGraph, int | None]:
+    def _record(self, function: Callable[[], None]) -> tuple[torch.cuda.CUDAGraph, int | None]:
         """Captures a function on the stream of the pool, and counts the nodes of the graph."""
         graph = torch.cuda.CUDAGraph()
         try:
@@ -139,8 +135,7 @@ class CudaGraph:
     the function.
 
     Attributes:
-        graph: the CUDA graph.
-        function: the function that was captured; this reference keeps its tensors alive.
+        function: function that was captured; this reference keeps its tensors alive.
     """
 
     graph: torch.cuda.CUDAGraph

@@ -49,10 +49,10 @@ def device_named(name: str) -> torch.device:
         ConfigError: torch does not see the device.
     """
     if name == "auto":
-        found = torch.cuda.is_available()
-        if not found and (reason := missing_gpu()):
+        has_gpu = torch.cuda.is_available()
+        if not has_gpu and (reason := missing_gpu()):
             log.warning("torch finds no GPU, so the model runs on the CPU: %s", reason)
-        return torch.device("cuda" if found else "cpu")
+        return torch.device("cuda" if has_gpu else "cpu")
     kind, _, index = name.partition(":")
     # Checked here, because torch wraps large indices around and selects another GPU.
     if kind == "cuda" and int(index or 0) >= (count := torch.cuda.device_count()):
@@ -127,9 +127,9 @@ def keep_freed_memory(device: torch.device) -> None:
         return
     if (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is None:
         return
-    kept = min(_MOST_KEPT_BYTES, available_bytes() // 16)
-    if kept > _GLIBC_KEPT_BYTES and mallopt(_MMAP_THRESHOLD, kept):
-        mallopt(_TRIM_THRESHOLD, kept)
+    threshold = min(_MOST_KEPT_BYTES, available_bytes() // 16)
+    if threshold > _GLIBC_KEPT_BYTES and mallopt(_MMAP_THRESHOLD, threshold):
+        mallopt(_TRIM_THRESHOLD, threshold)
 
 
 def cache_bytes(mib: int, device: torch.device) -> int:
@@ -165,14 +165,14 @@ def available_bytes(root: Path = Path("/")) -> int:
     free = 1024 * _number("MemAvailable:", root / "proc/meminfo")
     for folder, limit, used in _CGROUPS:
         try:
-            most, taken = (int((root / folder / name).read_text()) for name in (limit, used))
+            most, used_bytes = (int((root / folder / name).read_text()) for name in (limit, used))
             files = sum(
                 _number(f"{kind}_file", root / folder / "memory.stat")
                 for kind in ("active", "inactive")
             )
         except (OSError, ValueError, IndexError):  # no such cgroup, or its limit is the word "max"
             continue
-        free = min(free, max(0, most - taken + files))
+        free = min(free, max(0, most - used_bytes + files))
     return free
 
 
@@ -193,10 +193,6 @@ def check_device(device: torch.device, cause: BaseException) -> None:
 
     After an illegal memory access or a failed assertion in a kernel, every later CUDA call of the
     process fails, until the process ends.
-
-    Args:
-        device: device of the model.
-        cause: the error that occurred.
 
     Raises:
         DeviceLostError: the GPU no longer works. The error is raised from `cause`.

@@ -25,7 +25,6 @@ class Runner:
     Args:
         step: step function, which evaluates the estimator on a batch. If there are buckets, it must
             not wait for the device, and its host code must not depend on the values in tensors.
-        states: state store with the states of the estimator.
         buckets: batch sizes to prepare. If there are none, every batch runs in tensors of its own,
             and any number of threads may run batches.
         graphs: memory pool of the CUDA graphs that the buckets are captured in; None to run

@@ -64,15 +64,7 @@ def to_host(parts: Sequence[torch.Tensor]) -> list[NDArray[Any]]:
 
 
 class IntegerTensors:
-    """int32 tensors that one copy from the host fills, at fixed addresses.
-
-    Args:
-        shapes: shapes of the tensors.
-        device: device of the tensors.
-
-    Attributes:
-        tensors: tensors of these shapes, contiguous.
-    """
+    """int32 tensors that one copy from the host fills, at fixed addresses."""
 
     def __init__(self, shapes: Sequence[tuple[int, ...]], device: torch.device) -> None:
         sizes = [math.prod(shape) for shape in shapes]
@@ -82,7 +74,6 @@ class IntegerTensors:
         ]
 
     def fill(self, *arrays: NDArray[Any]) -> None:
-        """Copies an array into every tensor."""
         copy_to(self._flat, np.concatenate([array.ravel() for array in arrays]))
 
 

@@ -66,9 +66,9 @@ class VelocityStep(StepFunction):
     def integrate(self, batch: Batch) -> None:
         velocity = self(batch)
         for step in range(len(self.tables.widths)):
-            found = velocity(step)
-            x = batch.x[..., : found.shape[-1]]
-            x.copy_(self.tables.advance(step, x, found))
+            velocities = velocity(step)
+            x = batch.x[..., : velocities.shape[-1]]
+            x.copy_(self.tables.advance(step, x, velocities))
 
 
 StepMaker = Callable[[Estimator, OdeTables, PagedKVCache], StepFunction]
@@ -129,11 +129,8 @@ class EagerContext:
     more than the separate calls.
 
     Args:
-        batch: batch that is computed.
-        cache: key-value cache.
-        estimator: estimator of the velocity.
-        frames: number of frames of every block that are computed. It is the length of a block, if
-            any chunk has more than one.
+        frames: frames of every block that are computed: the length of a block, if any chunk has
+            more than one.
 
     Attributes:
         step: index of the stored state of the current ODE step.
@@ -145,9 +142,9 @@ class EagerContext:
         self.step = 0
         self._cache = cache
         self._branches, self._frames = cache.layout.branches, frames
-        self._new = cache.index([block.pages[-1] for block in batch.blocks])
+        self._new_pages = cache.index([block.pages[-1] for block in batch.blocks])
         self._valid = torch.tensor([block.valid for block in batch.blocks], device=cache.device)
-        self._seen = [
+        self._reads = [
             (cache.index(pages), spans)
             for pages, spans in _read_together(batch.blocks, batch.block_frames)
         ]
@@ -195,9 +192,9 @@ class EagerContext:
         # (branches, blocks, frames, inner)
         q, k, v = (value.unflatten(0, (self._branches, -1)) for value in (q, k, v))
         view = self._cache.layer(self.step, layer)
-        view.write(self._new, k, v, self._valid)
+        view.write(self._new_pages, k, v, self._valid)
         results, block = [], 0
-        for pages, spans in self._seen:
+        for pages, spans in self._reads:
             k, v = view.read(pages, spans[-1].stop, q.dtype)
             queries = q[:, block : block + len(spans)]
             block += len(spans)

@@ -52,9 +52,6 @@ class Artifact:
     Attributes:
         file: path of its main file below the engine folder. `artifact.json` has only the name of
             the file. Files of weights may lie beside it.
-        graph: name of the graph.
-        precision: precision of the graph.
-        backend: backend that runs it.
         fingerprint: result of `fingerprint()` for the checkpoint that it was made from.
         opset: version of the ONNX operators in the graph; for an engine, in the graph that the
             engine was built from.
@@ -63,8 +60,8 @@ class Artifact:
         target: accepted values of properties of the machine that runs it, such as
             {"compute_capability": ["8.9"]}.
         flags: options of the builder.
-        profiles: optimization profiles of TensorRT. Each has the smallest, best and largest shape
-            of every input. Empty if every shape runs.
+        profiles: optimization profiles of TensorRT: the smallest, best and largest shape of every
+            input. Empty if every shape runs.
         created: creation time, UTC, ISO 8601.
         seconds: duration of the export.
         command: command line that made it.
@@ -164,7 +161,7 @@ class EngineFolder:
         paths = sorted(
             self.path.glob(f"[!.]*/{DESCRIPTION}"), key=lambda path: (_written(path), path)
         )
-        return [artifact for path in paths if (artifact := _described(path)) is not None]
+        return [artifact for path in paths if (artifact := _read_description(path)) is not None]
 
     def find(
         self,
@@ -179,9 +176,6 @@ class EngineFolder:
         """Finds the file of a usable artifact.
 
         Args:
-            graph: graph of the model.
-            precision: precision of the graph.
-            backend: backend that runs it.
             model_folder: folder of the checkpoint; the artifact must have been made from it.
             versions: installed versions of packages; the artifact must have been made by them.
             target: properties of the machine that is to run it, such as `{"compute_capability":
@@ -192,10 +186,10 @@ class EngineFolder:
                 makes one.
             ConfigError, CheckpointError: the model folder cannot be used.
         """
-        what = (graph, precision, backend)
+        key = (graph, precision, backend)
         problem = f"{self.path}: the graph {graph} in {precision} for {backend} is missing"
         for artifact in self.artifacts():
-            if (artifact.graph, artifact.precision, artifact.backend) != what:
+            if (artifact.graph, artifact.precision, artifact.backend) != key:
                 continue
             reason = self.problem(
                 artifact, model_folder=model_folder, versions=versions, target=target
@@ -224,8 +218,8 @@ class EngineFolder:
             path = self.path / name
             if not path.is_file():
                 return f"{name} is missing"
-            if (found := path.stat().st_size) != size:
-                return f"{name} has {found} bytes instead of {size}"
+            if (file_size := path.stat().st_size) != size:
+                return f"{name} has {file_size} bytes instead of {size}"
         if artifact.graph_version != GRAPH_VERSION:
             return (
                 f"its inputs and outputs have version {artifact.graph_version}, expected "
@@ -297,7 +291,7 @@ class EngineFolder:
         """
         sizes = {path.name: path.stat().st_size for path in sorted(staged.iterdir())}
         document = dataclasses.asdict(dataclasses.replace(artifact, sizes=sizes))
-        place = (
+        folder = (
             self.path
             / f"{artifact.graph}.{artifact.precision}.{artifact.backend}.{uuid.uuid4().hex[:8]}"
         )
@@ -306,15 +300,15 @@ class EngineFolder:
                 file.write(json.dumps(document, indent=1) + "\n")
                 file.flush()
                 os.fsync(file.fileno())
-            staged.rename(place)
-            alike = [
+            staged.rename(folder)
+            same_slot = [
                 (self.path / other.file).parent
                 for other in self._all()
                 if other.slot == artifact.slot
             ]
-            for replaced in alike[:-1]:
+            for replaced in same_slot[:-1]:
                 shutil.rmtree(replaced, ignore_errors=True)
-        return place / artifact.file
+        return folder / artifact.file
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -334,7 +328,7 @@ def _written(path: Path) -> int:
         return 0
 
 
-def _described(path: Path) -> Artifact | None:
+def _read_description(path: Path) -> Artifact | None:
     """Reads the description of an artifact, and completes its paths to paths below the engine
     folder. Returns None if the file is gone because the artifact was just replaced.
     """
@@ -360,6 +354,6 @@ def _described(path: Path) -> Artifact | None:
             f"{path}: not a valid description of an artefact: {reason}; remove "
             f"{path.parent} and run token2wav-export again"
         ) from error
-    here = path.parent.name
-    sizes = {f"{here}/{name}": size for name, size in artifact.sizes.items()}
-    return dataclasses.replace(artifact, file=f"{here}/{artifact.file}", sizes=sizes)
+    folder = path.parent.name
+    sizes = {f"{folder}/{name}": size for name, size in artifact.sizes.items()}
+    return dataclasses.replace(artifact, file=f"{folder}/{artifact.file}", sizes=sizes)

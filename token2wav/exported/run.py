@@ -73,7 +73,6 @@ class ExportedVocoder:
     It has the signature of the method that it replaces, and uses the states of the torch layers.
 
     Args:
-        graph: exported graph.
         vocoder: network that the graph was made from.
         signals: names of the inputs, see `signals_of`.
     """
@@ -98,8 +97,8 @@ class ExportedVocoder:
         inputs = {
             name: signal.contiguous() for name, signal in zip(self._signals, signals, strict=True)
         }
-        kept = {spec.name: step.state[layer] for layer, spec in self._specs.items()}
-        inputs |= {f"{PAST}{name}": state.contiguous() for name, state in kept.items()}
+        states = {spec.name: step.state[layer] for layer, spec in self._specs.items()}
+        inputs |= {f"{PAST}{name}": state.contiguous() for name, state in states.items()}
         if self._takes_noise_factor:
             assert step.noise_factor is not None
             inputs[NOISE_FACTOR] = step.noise_factor
@@ -108,13 +107,13 @@ class ExportedVocoder:
         audio = torch.empty(shape, device=frames.device)
         new = {
             name: torch.empty(state.shape, dtype=state.dtype, device=state.device)
-            for name, state in kept.items()
+            for name, state in states.items()
         }
         self._graph.run(
             inputs, {AUDIO: audio, **{f"{NEW}{name}": state for name, state in new.items()}}
         )
         for name, state in new.items():
-            kept[name].copy_(state)
+            states[name].copy_(state)
         return audio
 
 
@@ -280,9 +279,7 @@ class TensorRTModule:
     all shapes. `save_kernels` stores the kernels beside the engine for the next load.
 
     Args:
-        path: engine file.
         name: package that built the engine.
-        device: GPU that runs the engine.
 
     Raises:
         EngineUnavailableError: the package cannot be imported, or rejects the engine on this

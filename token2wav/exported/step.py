@@ -72,11 +72,11 @@ class ExportedStep(VelocityStep):
             size.past_pages * layout.block_frames,
         )
         rows, inner = layout.branches * size.rows, layout.heads * layout.dim_head
-        taken = self._graph.takes(
+        is_exported = self._graph.takes(
             {"x": (rows, layout.bands, frames), "past_key_0": (rows, past, inner)}
         )
-        graph = self._graph if taken else self._torch
-        given, past_pages, new_pages = self._inputs(batch)
+        graph = self._graph if is_exported else self._torch
+        inputs, past_pages, new_pages = self._inputs(batch)
         old, new = (
             torch.empty(
                 *(layout.layers, 2, layout.branches, len(pages)),
@@ -86,7 +86,7 @@ class ExportedStep(VelocityStep):
             )
             for pages in (past_pages, new_pages)
         )
-        given |= self._by_layer("past", old, rows)
+        inputs |= self._by_layer("past", old, rows)
         x = self.tables.rows(self._dense(batch.x, size.blocks_per_chunk))
         outputs = {
             "velocity": torch.empty_like(x),
@@ -98,16 +98,16 @@ class ExportedStep(VelocityStep):
 
         def velocity(step: int) -> torch.Tensor:
             stored = self.tables.stored_steps[step]
-            kept = batch.conv_state[:, stored].transpose(0, 1)  # (branches, chunks, width)
+            conv_state = batch.conv_state[:, stored].transpose(0, 1)  # (branches, chunks, width)
             self.cache.gather(stored, past_pages, old)
-            of_step = {
+            step_inputs = {
                 "x": self.tables.rows(self._dense(batch.x, size.blocks_per_chunk)),
-                "conv_state": kept.flatten(0, 1).contiguous(),
+                "conv_state": conv_state.flatten(0, 1).contiguous(),
                 **dict(zip(MODULATION, self.tables.modulation[step], strict=False)),
             }
-            graph.run(given | of_step, outputs)
+            graph.run(inputs | step_inputs, outputs)
             self.cache.scatter(stored, new_pages, new, batch.table[:, Column.VALID])
-            kept.copy_(outputs["new_conv_state"].view(kept.shape))
+            conv_state.copy_(outputs["new_conv_state"].view(conv_state.shape))
             return (
                 outputs["velocity"]
                 .unflatten(2, (size.blocks_per_chunk, -1))
@@ -128,7 +128,7 @@ class ExportedStep(VelocityStep):
         """
         size, table, frames = batch.size, batch.table.long(), batch.block_frames
         count = torch.arange(max(size.pages, size.blocks_per_chunk * frames), device=table.device)
-        valid, seen, visible = (
+        valid, causal, visible = (
             table[:, column].view(size.rows, size.blocks_per_chunk)
             for column in (Column.VALID, Column.NUM_CAUSAL_PAGES, Column.NUM_PAGES)
         )
@@ -138,23 +138,23 @@ class ExportedStep(VelocityStep):
             table[:: size.blocks_per_chunk, column, None]
             for column in (Column.START, Column.PROMPT_PADDING)
         )
-        own = pages.gather(2, (seen - 1).clamp(min=0)[..., None]).squeeze(2)
-        own = torch.where(valid > 0, own, self.cache.scratch)  # (chunks, blocks)
+        chunk_pages = pages.gather(2, (causal - 1).clamp(min=0)[..., None]).squeeze(2)
+        chunk_pages = torch.where(valid > 0, chunk_pages, self.cache.scratch)  # (chunks, blocks)
         # All pages of the first block of a chunk, except its own, belong to the past.
         past = torch.where(
-            count[: size.past_pages] < seen[:, :1] - 1,
+            count[: size.past_pages] < causal[:, :1] - 1,
             pages[:, 0, : size.past_pages],
             self.cache.null,
         )
-        keys = torch.cat((past, own), dim=1)  # (chunks, past + blocks)
-        listed = torch.where(count[: size.pages] < visible[..., None], pages, -1)
+        keys = torch.cat((past, chunk_pages), dim=1)  # (chunks, past + blocks)
+        table_pages = torch.where(count[: size.pages] < visible[..., None], pages, -1)
         # (chunks, blocks, past + blocks)
-        sees = (listed[:, :, None] == keys[:, None, :, None]).any(3)
+        sees = (table_pages[:, :, None] == keys[:, None, :, None]).any(3)
         # Valid frames of each page: neither prompt padding before them nor padding after them.
         first = torch.where(keys == pages[:, 0, :1], prompt_padding, 0)
-        filled = torch.cat((torch.full_like(past, frames), valid), dim=1)
-        there = (count[:frames] >= first[..., None]) & (count[:frames] < filled[..., None])
-        allowed = sees[..., None] & there[:, None]
+        stop = torch.cat((torch.full_like(past, frames), valid), dim=1)
+        key_mask = (count[:frames] >= first[..., None]) & (count[:frames] < stop[..., None])
+        allowed = sees[..., None] & key_mask[:, None]
         bias = attention_bias(allowed.flatten(2)).repeat_interleave(frames, dim=1)[:, None]
         mu, spks, cond = self.tables.guided(
             self._dense(batch.mu, size.blocks_per_chunk),
@@ -162,16 +162,16 @@ class ExportedStep(VelocityStep):
             self._dense(batch.cond, size.blocks_per_chunk),
         )
         positions = starts + count[: size.blocks_per_chunk * frames]
-        of_branches = {"bias": bias, "frames": valid.sum(1)}
-        of_branches |= zip(ROPE, self.estimator.rope(positions), strict=False)
+        branch_inputs = {"bias": bias, "frames": valid.sum(1)}
+        branch_inputs |= zip(ROPE, self.estimator.rope(positions), strict=False)
         if self.estimator.masks_padding:
-            of_branches[PRESENT] = (positions >= prompt_padding).float()[:, None]
+            branch_inputs[PRESENT] = (positions >= prompt_padding).float()[:, None]
         inputs = {
             name: torch.cat([value] * self.cache.layout.branches)
-            for name, value in of_branches.items()
+            for name, value in branch_inputs.items()
         }
         inputs |= {"mu": mu, "spks": spks.contiguous(), "cond": cond}
-        return inputs, past.flatten(), own.flatten()
+        return inputs, past.flatten(), chunk_pages.flatten()
 
     @staticmethod
     def _dense(rows: torch.Tensor, blocks_per_chunk: int) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """Interface of a family of models: its networks, their weights and their noise.
 
 A family reads configurations, and makes networks with weights. Device, backend, CUDA graphs and
-cache size are no part of it: `assemble.py` puts the networks on a device and makes the stages that
+cache size are no part of it: `assembly.py` puts the networks on a device and makes the stages that
 run them.
 """
 
@@ -99,10 +99,7 @@ class Family(ABC):
         """Makes a stage that only this family has. Returns None to use the shared stage.
 
         Args:
-            config: configuration of the model.
-            stage: name of the stage.
             network: network of the stage, on the device, with weights.
-            noise: noise of the network.
             solvers: solvers of the estimator of a flow, by number of ODE steps; the default number
                 comes first. Empty for other stages.
             longest_hop: tokens of the longest chunk.

@@ -33,15 +33,13 @@ class FlowModelConfig(ModelConfig):
 
     @classmethod
     def of(
-        cls: type[ConfigT], flow: Any, vocoder: Any, token_frame_rate: float, **own: Any
+        cls: type[ConfigT], flow: Any, vocoder: Any, token_frame_rate: float, **fields: Any
     ) -> ConfigT:
         """Makes the configuration of a flow and a vocoder.
 
         Args:
-            flow: configuration of the flow.
-            vocoder: configuration of the vocoder.
             token_frame_rate: tokens per second.
-            own: further fields of the class. They are added to the common fields, or replace them.
+            fields: further fields of the class, which extend or replace the common fields.
 
         Raises:
             ConfigError: flow and vocoder do not fit each other.
@@ -63,7 +61,7 @@ class FlowModelConfig(ModelConfig):
             "hop_blocks": flow.hop_blocks,
             "ode_steps": flow.n_timesteps,
         }
-        return cls(**{**common, **own}, flow=flow, vocoder=vocoder)
+        return cls(**{**common, **fields}, flow=flow, vocoder=vocoder)
 
     def __post_init__(self) -> None:
         if self.mel_bands != self.vocoder.mel.bands:

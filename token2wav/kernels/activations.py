@@ -13,9 +13,9 @@ _TANH_CUBE = tl.constexpr(0.044715)
 @triton.jit
 def mish(x):
     """Computes x * tanh(softplus(x)) with one exponential. Above 20 it equals x to the last bit."""
-    grown = tl.exp(tl.minimum(x, 20.0))
-    grown = grown * (grown + 2.0)
-    return tl.where(x > 20.0, x, x * (grown / (grown + 2.0)))
+    power = tl.exp(tl.minimum(x, 20.0))
+    power = power * (power + 2.0)
+    return tl.where(x > 20.0, x, x * (power / (power + 2.0)))
 
 
 @triton.jit

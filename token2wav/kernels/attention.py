@@ -45,10 +45,8 @@ class _Tile(NamedTuple):
     """Tile of a program.
 
     Attributes:
-        queries: number of queries.
-        keys: number of keys of an iteration, for each split.
-        splits: number of parts of the keys of an iteration, which different warps compute.
-        warps: number of warps.
+        keys: keys of an iteration, for each split.
+        splits: parts of the keys of an iteration, which different warps compute.
         halved: whether half of the tile is computed where a chunk has no more frames.
     """
 
@@ -68,15 +66,15 @@ _STAGES = 2  # iterations whose loads are in flight
 
 
 @triton.jit
-def _loaded(at, there, WHOLE: tl.constexpr):
-    """Loads keys, values or scales. Unless all are `WHOLE`, they are zeros where they are not
-    `there`, because a page may hold any value there.
+def _load(pointers, mask, WHOLE: tl.constexpr):
+    """Loads keys, values or scales. Unless all are `WHOLE`, they are zeros outside of the mask,
+    because a page may hold any value there.
     """
-    return tl.load(at) if WHOLE else tl.load(at, mask=there, other=0.0)
+    return tl.load(pointers) if WHOLE else tl.load(pointers, mask=mask, other=0.0)
 
 
 @triton.jit
-def _attended(
+def _add_keys(
     most,
     total,
     result,
@@ -86,7 +84,7 @@ def _attended(
     begin,
     shared,
     end,
-    own,
+    header,
     width,
     branch_pages,
     head,
@@ -106,35 +104,35 @@ def _attended(
     the keys are `WHOLE`, every query attends to all of them.
     """
     # If not all keys are whole, the list may go on with the own pages of the rows below.
-    key, page = tile_of_keys(begin, end, own, width, KEYS, SPLITS, BLOCK_FRAMES, not WHOLE)
-    there = key < end
-    # Vector of the head at a frame of the store, the numbers of the vector, and its scale.
+    key, page = tile_of_keys(begin, end, header, width, KEYS, SPLITS, BLOCK_FRAMES, not WHOLE)
+    key_mask = key < end
+    # Vector of the head at a frame of the store, the elements of the vector, and its scale.
     page += branch_pages
     vector = (page * BLOCK_FRAMES + key % BLOCK_FRAMES) * HEADS + head
     scaled = page * HEADS + head if keys.dtype.element_ty == tl.float8e4nv else vector
-    numbers = tl.expand_dims(vector, -1) * DIM + tl.arange(0, DIM)
-    in_numbers = tl.expand_dims(there, -1)
+    elements = tl.expand_dims(vector, -1) * DIM + tl.arange(0, DIM)
+    element_mask = tl.expand_dims(key_mask, -1)
 
-    k = _loaded(keys + numbers, in_numbers, WHOLE).to(query.dtype)
+    k = _load(keys + elements, element_mask, WHOLE).to(query.dtype)
     k = tl.permute(k, (0, 2, 1)) if SPLITS > 1 else tl.trans(k)
     scores = tl.dot(query, k, input_precision="tf32x3") * scale
     if key_scales is not None:
-        scores *= tl.expand_dims(_loaded(key_scales + scaled, there, WHOLE), -2)
+        scores *= tl.expand_dims(_load(key_scales + scaled, key_mask, WHOLE), -2)
     if not WHOLE:
-        at = tl.expand_dims(key, -2)
-        seen = (at < shared) | (at >= tl.expand_dims(hidden, -1))
-        scores = tl.where(seen & (at < tl.expand_dims(stop, -1)), scores, _LEAST)
+        position = tl.expand_dims(key, -2)
+        visible = (position < shared) | (position >= tl.expand_dims(hidden, -1))
+        scores = tl.where(visible & (position < tl.expand_dims(stop, -1)), scores, _LEAST)
     # The first key that a query attends to makes `shrink` 0, whatever the sums were before.
     higher = tl.maximum(most, tl.max(scores, axis=-1))
     weight = tl.exp2(scores - tl.expand_dims(higher, -1))
     shrink = tl.exp2(most - higher)
     total = total * shrink + tl.sum(weight, axis=-1)
 
-    v = _loaded(values + numbers, in_numbers, WHOLE)
+    v = _load(values + elements, element_mask, WHOLE)
     if value_scales is not None:
-        of_vectors = _loaded(value_scales + scaled, there, WHOLE)
+        vector_scales = _load(value_scales + scaled, key_mask, WHOLE)
         # Not in float32, which needs more registers than compute capability 8.0 has.
-        v = v.to(query.dtype) * tl.expand_dims(of_vectors.to(query.dtype), -1)
+        v = v.to(query.dtype) * tl.expand_dims(vector_scales.to(query.dtype), -1)
     result = result * tl.expand_dims(shrink, -1) + tl.dot(
         weight.to(query.dtype), v.to(query.dtype), input_precision="tf32x3"
     )
@@ -171,38 +169,39 @@ def _attend(
     top = block - tl.load(table + block * width + BEFORE) // BLOCK_FRAMES  # first row of the chunk
 
     # The frames of a chunk follow each other, over the borders of its blocks.
-    at = first + tl.arange(0, QUERIES)
-    line, frame = top + at // BLOCK_FRAMES, at % BLOCK_FRAMES
-    header, known = table + line * width, line < blocks
-    valid = tl.load(header + VALID, mask=known, other=0)
-    chunk = tl.load(header + CHUNK, mask=known, other=-1)
-    known = (valid > 0) & (chunk == tl.load(table + block * width + CHUNK))
-    asked = known & (frame < valid)
-    place = ((branch * blocks + top) * BLOCK_FRAMES + at).to(tl.int64)[:, None]
+    chunk_frame = first + tl.arange(0, QUERIES)
+    line, frame = top + chunk_frame // BLOCK_FRAMES, chunk_frame % BLOCK_FRAMES
+    header, in_table = table + line * width, line < blocks
+    valid = tl.load(header + VALID, mask=in_table, other=0)
+    chunk = tl.load(header + CHUNK, mask=in_table, other=-1)
+    in_chunk = (valid > 0) & (chunk == tl.load(table + block * width + CHUNK))
+    query_mask = in_chunk & (frame < valid)
+    query_index = ((branch * blocks + top) * BLOCK_FRAMES + chunk_frame).to(tl.int64)[:, None]
 
     column = tl.arange(0, DIM)[None, :]
-    given = queries + place * QUERY_WIDTH + head * DIM
-    query = tl.load(given + column, mask=asked[:, None], other=0.0)
+    query_pointers = queries + query_index * QUERY_WIDTH + head * DIM
+    query = tl.load(query_pointers + column, mask=query_mask[:, None], other=0.0)
     if head == 0:
-        other = tl.load(given + (column ^ 1), mask=asked[:, None], other=0.0).to(tl.float32)
-        turned = tl.where(column % 2 == 0, -other, other)
-        angle = (top * BLOCK_FRAMES + at)[:, None] * DIM + column
-        c = tl.load(cos + angle, mask=asked[:, None], other=0.0)
-        s = tl.load(sin + angle, mask=asked[:, None], other=0.0)
-        query = (query.to(tl.float32) * c + turned * s).to(query.dtype)
+        partner = tl.load(query_pointers + (column ^ 1), mask=query_mask[:, None], other=0.0)
+        partner = partner.to(tl.float32)
+        rotated = tl.where(column % 2 == 0, -partner, partner)
+        angle = (top * BLOCK_FRAMES + chunk_frame)[:, None] * DIM + column
+        c = tl.load(cos + angle, mask=query_mask[:, None], other=0.0)
+        s = tl.load(sin + angle, mask=query_mask[:, None], other=0.0)
+        query = (query.to(tl.float32) * c + rotated * s).to(query.dtype)
 
     # The list of keys has the pages of the first block of the tile, then the own pages of the later
     # blocks. A window that has moved on hides the pages between the shared ones and its own.
     leader = top + first // BLOCK_FRAMES
-    own = table + leader * width
-    listed = tl.load(own + NUM_CAUSAL_PAGES)
-    causal = tl.load(header + NUM_CAUSAL_PAGES, mask=known, other=0)
-    later = tl.load(header + NUM_PAGES, mask=known, other=0) - causal
+    leader_header = table + leader * width
+    listed = tl.load(leader_header + NUM_CAUSAL_PAGES)
+    causal = tl.load(header + NUM_CAUSAL_PAGES, mask=in_chunk, other=0)
+    later = tl.load(header + NUM_PAGES, mask=in_chunk, other=0) - causal
     ahead = line - leader
-    shared = tl.load(own + SHARED_PAGES) * BLOCK_FRAMES
+    shared = tl.load(leader_header + SHARED_PAGES) * BLOCK_FRAMES
     hidden = shared + (listed - causal + ahead) * BLOCK_FRAMES
     stop = (listed - 1 + ahead + later) * BLOCK_FRAMES + valid
-    end = tl.max(tl.where(asked, stop, 0), axis=0)
+    end = tl.max(tl.where(query_mask, stop, 0), axis=0)
 
     if SPLITS > 1:
         query = tl.broadcast_to(query[None], (SPLITS, QUERIES, DIM))
@@ -213,11 +212,11 @@ def _attend(
         most = tl.full((QUERIES,), _LEAST, tl.float32)
         total = tl.zeros((QUERIES,), tl.float32)
         result = tl.zeros((QUERIES, DIM), tl.float32)
-    start = tl.load(own + PROMPT_PADDING)
+    start = tl.load(leader_header + PROMPT_PADDING)
     masked = start + tl.maximum(shared - start, 0) // (SPLITS * KEYS) * (SPLITS * KEYS)
     branch_pages = branch * pages
     for begin in range(start, masked, SPLITS * KEYS):
-        most, total, result = _attended(
+        most, total, result = _add_keys(
             most,
             total,
             result,
@@ -227,7 +226,7 @@ def _attend(
             begin,
             shared,
             shared,
-            own,
+            leader_header,
             width,
             branch_pages,
             head,
@@ -244,7 +243,7 @@ def _attend(
             True,
         )
     for begin in range(masked, end, SPLITS * KEYS):
-        most, total, result = _attended(
+        most, total, result = _add_keys(
             most,
             total,
             result,
@@ -254,7 +253,7 @@ def _attend(
             begin,
             shared,
             end,
-            own,
+            leader_header,
             width,
             branch_pages,
             head,
@@ -275,22 +274,22 @@ def _attend(
         weight = tl.exp2(most - tl.max(most, axis=0)[None, :])
         total = tl.sum(total * weight, axis=0)
         result = tl.sum(result * weight[:, :, None], axis=0)
-    share = tl.where(asked, 1.0 / tl.where(total > 0.0, total, 1.0), 0.0)
+    share = tl.where(query_mask, 1.0 / tl.where(total > 0.0, total, 1.0), 0.0)
     # A row that holds no block gets zeros too.
-    written = known | (line == block)
+    out_mask = in_chunk | (line == block)
     tl.store(
-        out + place * (HEADS * DIM) + head * DIM + column,
+        out + query_index * (HEADS * DIM) + head * DIM + column,
         (share[:, None] * result).to(out.dtype.element_ty),
-        mask=written[:, None],
+        mask=out_mask[:, None],
     )
 
 
 @triton.jit
 def _in_chunk(line, block, table, blocks, width):
     """Returns whether a row of the table belongs to the chunk of a block."""
-    known = line < blocks
-    valid = tl.load(table + line * width + VALID, mask=known, other=0)
-    chunk = tl.load(table + line * width + CHUNK, mask=known, other=-1)
+    in_table = line < blocks
+    valid = tl.load(table + line * width + VALID, mask=in_table, other=0)
+    chunk = tl.load(table + line * width + CHUNK, mask=in_table, other=-1)
     return (line == block) | ((valid > 0) & (chunk == tl.load(table + block * width + CHUNK)))
 
 

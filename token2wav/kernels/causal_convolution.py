@@ -66,33 +66,33 @@ def _causal_convolution(
     output = tl.program_id(1) * OUTPUTS_OF_TILE + tl.arange(0, OUTPUTS_OF_TILE)
     column = tl.arange(0, INPUTS_OF_TILE)
     branch = row // BLOCK_FRAMES // blocks
-    stream = tl.load(header + CHUNK).to(tl.int64) * chunk_stride + branch * branch_stride
-    of_streams = state + stream
+    offset = tl.load(header + CHUNK).to(tl.int64) * chunk_stride + branch * branch_stride
+    state_rows = state + offset
     x += first.to(tl.int64) * INPUTS
     result = tl.zeros((ROWS_OF_TILE, OUTPUTS_OF_TILE), tl.float32)
     if tl.max((frame < valid).to(tl.int32), axis=0) > 0:
         parts: tl.constexpr = (INPUTS + INPUTS_OF_TILE - 1) // INPUTS_OF_TILE
         for part in range(TAPS * parts):
             tap, channel = part // parts, (part % parts) * INPUTS_OF_TILE + column
-            real = channel < INPUTS
+            channel_mask = channel < INPUTS
             # negative for frames of earlier blocks, which are in earlier rows
             at = frame - (TAPS - 1) + tap
             early = at < -before
             # One load from either source, because a loop can prefetch loads, but not their sum.
             frames = tl.where(
                 early,
-                of_streams + (at + before + TAPS - 1) * INPUTS,
+                state_rows + (at + before + TAPS - 1) * INPUTS,
                 x + (in_tile - (TAPS - 1) + tap) * INPUTS,
             )
-            there = (early & (frame < valid)) | ((at >= oldest) & (at < valid))
+            input_mask = (early & (frame < valid)) | ((at >= oldest) & (at < valid))
             inputs = tl.load(
                 frames[:, None] + channel[None, :],
-                mask=there[:, None] & real[None, :],
+                mask=input_mask[:, None] & channel_mask[None, :],
                 other=0.0,
             )
             weight = tl.load(
                 weights + (tap * OUTPUTS + output)[None, :] * INPUTS + channel[:, None],
-                mask=real[:, None] & (output < OUTPUTS)[None, :],
+                mask=channel_mask[:, None] & (output < OUTPUTS)[None, :],
                 other=0.0,
             )
             if PRECISION == "tf32":
@@ -193,7 +193,6 @@ class CausalConvolution:
         Args:
             x: (branches * blocks, block_frames, inputs) float32, contiguous; the rows of a branch
                 are neighbours.
-            past: past of the batch.
 
         Returns:
             (branches * blocks, block_frames, outputs). Values after the valid frames of a block
@@ -298,8 +297,8 @@ class CausalConvolution:
         rows, frames, channels = out.shape
         state = past.states[self.index]
         _, _, inputs, positions = state.shape
-        norms = [each for each in (norm, following) if each is not None]
-        assert len({each.epsilon for each in norms}) == 1
+        norms = [vectors for vectors in (norm, following) if vectors is not None]
+        assert len({vectors.epsilon for vectors in norms}) == 1
         _finish[(frames + 1, rows)](
             out,
             norm and norm.shift,

@@ -48,8 +48,8 @@ def history(layer: Streaming, delay: int) -> int:
 
     The signal of the layer is late by `delay`.
     """
-    kept = layer.state_shape[-1] if layer.state_shape else 0
-    return kept + layer.input.delay - delay
+    state_rows = layer.state_shape[-1] if layer.state_shape else 0
+    return state_rows + layer.input.delay - delay
 
 
 def upsampling_weights(up: UpConv | StreamConvTranspose) -> tuple[torch.Tensor, torch.Tensor]:
@@ -84,9 +84,9 @@ class _Rows:
 
     def take(self, numbers: int, dtype: torch.dtype) -> int:
         """Reserves elements of a row, and returns the index of the first one."""
-        place = self.widths.get(dtype, 0)
-        self.widths[dtype] = place + aligned(numbers)
-        return place
+        offset = self.widths.get(dtype, 0)
+        self.widths[dtype] = offset + aligned(numbers)
+        return offset
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,14 +206,13 @@ class HiFTPlan:
         """Computes the audio (streams, samples), late by `output_delay`, of a batch of pieces.
 
         Args:
-            batch: tensors of the batch.
             mel: (bands, frames of all pieces) float32, contiguous.
             noise: (streams, (1 + frames) * samples_per_frame) noise of the source. It begins one
                 frame before the piece, and has the same delay as F0.
         """
-        taken, exact = self._take_in(batch, mel)
-        spectrum = self._analyse(batch, self._excite(batch, exact, noise))
-        _, x = self.pre(batch, taken)
+        mel_signal, exact_mel = self._take_in(batch, mel)
+        spectrum = self._analyse(batch, self._excite(batch, exact_mel, noise))
+        _, x = self.pre(batch, mel_signal)
         for stage in self.stages:
             assert x is not None
             x = self._run(stage, batch, x, spectrum)
@@ -276,7 +275,7 @@ class HiFTPlan:
         layout = SignalLayout(
             channels, rate, tuple(delays), extra, max(reach, default=0), dtype=dtype
         )
-        return replace(layout, place=self._rows.take(layout.width, dtype))
+        return replace(layout, state_offset=self._rows.take(layout.width, dtype))
 
     def _conv(
         self,
@@ -292,12 +291,10 @@ class HiFTPlan:
         """Declares parallel convolutions, one for each branch.
 
         Args:
-            convs: layers.
             x: layout of their input.
             waits: delays of the residual.
             residual: layout of the residual.
             snakes: activations of the results.
-            activation: kind of activation, without `snakes`.
             options: further attributes of `Convolution`.
         """
         # (outputs, taps, inputs) of each branch
@@ -404,8 +401,8 @@ class HiFTPlan:
         snakes2 = _by_position([block.activations2 for block in blocks])
         channels = firsts[0][0].in_channels
 
-        def signal(given: Sequence[int], readers: Sequence[Sequence[Any]]) -> SignalLayout:
-            return self._signal(channels, rate, given, readers, extra=extra)
+        def signal(branch_delays: Sequence[int], readers: Sequence[Sequence[Any]]) -> SignalLayout:
+            return self._signal(channels, rate, branch_delays, readers, extra=extra)
 
         begin = [conv.input.delay for conv in firsts[0]]
         first_total = residual = signal(begin[:1], [delays[0]])
@@ -415,10 +412,10 @@ class HiFTPlan:
             inner_delays = [conv.output.delay for conv in firsts[index]]
             inner = signal(inner_delays, [seconds[index]])
             first = self._conv(firsts[index], x, snakes=snakes2[index], out=inner)
-            late = [conv.output.delay for conv in seconds[index]]
+            result_delays = [conv.output.delay for conv in seconds[index]]
             last = index == len(firsts) - 1
-            following = None if last else signal(late, [firsts[index + 1]])
-            result = signal(late, [list(waits)] if last else [delays[index + 1]])
+            following = None if last else signal(result_delays, [firsts[index + 1]])
+            result = signal(result_delays, [list(waits)] if last else [delays[index + 1]])
             second = self._conv(
                 seconds[index],
                 inner,
@@ -441,8 +438,8 @@ class HiFTPlan:
         ups: Any = network.ups
         rate = before.rate * config.upsample_rates[stage]
         branches = range(stage * width, (stage + 1) * width)
-        blocks: list[Any] = [network.resblocks[at] for at in branches]
-        waits: list[Any] = [network.branch_waits[at] for at in branches]
+        blocks: list[Any] = [network.resblocks[index] for index in branches]
+        waits: list[Any] = [network.branch_waits[index] for index in branches]
         source: Any = network.source_resblocks[stage]
         up = self._up(ups[stage], before)
         source_chain = self._chain([source], rate, [], int(last))
@@ -469,9 +466,10 @@ class HiFTPlan:
     # Launches of the kernels at both ends.
 
     def _take_in(self, batch: PieceTensors, mel: torch.Tensor) -> tuple[Signal, Signal]:
-        taken, exact = Signal.empty(self.mel, batch), Signal.empty(self.exact_mel, batch)
-        data, stream, _, halo, place = taken.writing
-        exact_data, exact_stream, _, exact_halo, exact_place = exact.writing
+        mel_signal = Signal.empty(self.mel, batch)
+        exact_signal = Signal.empty(self.exact_mel, batch)
+        data, stream, _, halo, state_offset = mel_signal.writing
+        exact_data, exact_stream, _, exact_halo, exact_offset = exact_signal.writing
         grid = 1 + triton.cdiv(batch.frames, _BANDS_TILE), batch.streams
         source_filter.take_in[grid](
             mel,
@@ -480,19 +478,19 @@ class HiFTPlan:
             exact_data,
             exact_stream,
             exact_halo,
-            exact_place,
+            exact_offset,
             *batch.states(torch.float64),
             data,
             stream,
             halo,
-            place,
+            state_offset,
             *batch.states(torch.float32),
             batch.pieces,
             ROUND=self.precision == "tf32",
             TILE_FRAMES=_BANDS_TILE,
             TILE_BANDS=triton.next_power_of_2(mel.shape[0]),
         )
-        return taken, exact
+        return mel_signal, exact_signal
 
     def _excite(self, batch: PieceTensors, mel: Signal, noise: torch.Tensor) -> Signal:
         """Returns the excitation of a mel in double precision."""
@@ -528,7 +526,7 @@ class HiFTPlan:
             TILE_HARMONICS=triton.next_power_of_2(harmonics),
         )
         result = Signal.empty(self.excitation, batch)
-        data, stream, _, halo, place = result.writing
+        data, stream, _, halo, state_offset = result.writing
         source_filter.excite[(1 + triton.cdiv(frames * samples, _SAMPLES_TILE), streams)](
             phases,
             voiced,
@@ -545,7 +543,7 @@ class HiFTPlan:
             data,
             stream,
             halo,
-            place,
+            state_offset,
             *batch.states(torch.float32),
             batch.pieces,
             self.excitation.delays[0],
@@ -556,7 +554,7 @@ class HiFTPlan:
     def _analyse(self, batch: PieceTensors, excitation: Signal) -> Signal:
         stft, config = self.network.stft, self.network.config
         result = Signal.empty(self.spectrum, batch)
-        data, stream, _, halo, place = result.writing
+        data, stream, _, halo, state_offset = result.writing
         rate, bins = self.spectrum.rate, self.spectrum.channels
         source_filter.analyse[(1 + triton.cdiv(batch.frames * rate, _FRAMES_TILE), batch.streams)](
             *excitation.reading[:2],
@@ -568,7 +566,7 @@ class HiFTPlan:
             data,
             stream,
             halo,
-            place,
+            state_offset,
             *batch.states(torch.float32),
             batch.pieces,
             rate,

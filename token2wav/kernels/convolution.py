@@ -167,11 +167,11 @@ def _multiply_rows(
         if rows == 0:
             return
         if raw is not None:
-            at = raw_state + branch * raw_halo
+            state_offset = raw_state + branch * raw_halo
             carry_halo(
                 raw,
-                old + at,
-                new + at,
+                old + state_offset,
+                new + state_offset,
                 raw_halo,
                 rows * outputs,
                 start == 0,
@@ -179,11 +179,11 @@ def _multiply_rows(
                 tl.num_programs(1),
             )
         if out is not None:
-            at = out_state + branch * out_halo
+            state_offset = out_state + branch * out_halo
             carry_halo(
                 out,
-                old + at,
-                new + at,
+                old + state_offset,
+                new + state_offset,
                 out_halo,
                 rows * outputs,
                 start == 0,
@@ -191,10 +191,10 @@ def _multiply_rows(
                 tl.num_programs(1),
             )
         return
-    own = geometry + branch * SPAN
-    taps = tl.load(own + TAPS)
-    tap_step = tl.multiple_of(tl.load(own + TAP_STEP), ALIGNED)
-    first = tl.multiple_of(tl.load(own + FIRST), ALIGNED)
+    branch_geometry = geometry + branch * SPAN
+    taps = tl.load(branch_geometry + TAPS)
+    tap_step = tl.multiple_of(tl.load(branch_geometry + TAP_STEP), ALIGNED)
+    first = tl.multiple_of(tl.load(branch_geometry + FIRST), ALIGNED)
     row = first_row + tl.arange(0, TILE_ROWS)
     output = part * TILE_OUTPUTS + tl.arange(0, TILE_OUTPUTS)
     column = tl.arange(0, TILE_INPUTS)
@@ -204,46 +204,48 @@ def _multiply_rows(
     chunks = tl.cdiv(channels, TILE_INPUTS)
     for step in range(taps * chunks):
         tap, channel = step // chunks, (step % chunks) * TILE_INPUTS + column
-        real = channel < channels
-        given = tl.load(
+        channel_mask = channel < channels
+        inputs = tl.load(
             x + row[:, None] * x_step + tap * tap_step + channel[None, :],
-            mask=(row < rows)[:, None] & real[None, :],
+            mask=(row < rows)[:, None] & channel_mask[None, :],
             other=0.0,
         )
         weight = tl.load(
             weights + output[None, :] * width + tap * channels + channel[:, None],
-            mask=(output < outputs)[None, :] & real[:, None],
+            mask=(output < outputs)[None, :] & channel_mask[:, None],
             other=0.0,
         )
         result = tl.dot(
-            given, weight, result, input_precision=PRECISION, out_dtype=x.dtype.element_ty
+            inputs, weight, result, input_precision=PRECISION, out_dtype=x.dtype.element_ty
         )
-    known = output < outputs
-    result += tl.load(bias + branch * outputs + output, mask=known, other=0.0)[None, :]
-    inside = (row < rows)[:, None] & known[None, :]
+    output_mask = output < outputs
+    result += tl.load(bias + branch * outputs + output, mask=output_mask, other=0.0)[None, :]
+    inside = (row < rows)[:, None] & output_mask[None, :]
     at = row[:, None] * outputs + output[None, :]
     if residual is not None:
         residual += branch * residual_branch + stream * residual_stream
-        residual += tl.multiple_of(tl.load(own + RESIDUAL_FIRST), ALIGNED)
+        residual += tl.multiple_of(tl.load(branch_geometry + RESIDUAL_FIRST), ALIGNED)
         result += tl.load(residual + at, mask=inside, other=0.0)
     # Position 0 of the stream is in row `delay - start`, in rows of the result.
-    delay, speed = tl.load(own + DELAY), rate * PHASES
+    delay, speed = tl.load(branch_geometry + DELAY), rate * PHASES
     position = row[:, None] * PHASES + output[None, :] // (outputs // PHASES) - delay
     remaining = tl.load(piece + REMAINING)
-    there = (position >= -start * speed) & (position < remaining * speed + extra)
+    in_stream = (position >= -start * speed) & (position < remaining * speed + extra)
     shift = rows * outputs
     if raw is not None:
-        place = raw_state + branch * raw_halo
-        store_rows(tl.where(there, result, 0), raw, new + place, at, raw_halo, shift, inside)
+        state_offset = raw_state + branch * raw_halo
+        store_rows(
+            tl.where(in_stream, result, 0), raw, new + state_offset, at, raw_halo, shift, inside
+        )
     if out is not None:
         if ACTIVATION == "snake":
             slopes += branch * 3 * outputs
-        result = activated(result, slopes, outputs, output, known, slope, ACTIVATION)
-        result = tl.where(there, result, 0)
+        result = activated(result, slopes, outputs, output, output_mask, slope, ACTIVATION)
+        result = tl.where(in_stream, result, 0)
         if ROUND:
             result = rounded(result)
-        place = out_state + branch * out_halo
-        store_rows(result, out, new + place, at, out_halo, shift, inside)
+        state_offset = out_state + branch * out_halo
+        store_rows(result, out, new + state_offset, at, out_halo, shift, inside)
 
 
 @triton.jit(do_not_specialize=OF_A_LAYER)
@@ -299,23 +301,25 @@ def _fan_out(
     if MIRROR:
         # The STFT has one window more than hops: position 0 repeats position 2.
         read = tl.where(position == 0, row + 2, row)
-    known = column < channels
-    inside = (row < rows)[:, None] & known[None, :]
+    channel_mask = column < channels
+    inside = (row < rows)[:, None] & channel_mask[None, :]
     begin = stream * row_limit * channels
-    readable = (read < rows)[:, None] & known[None, :]
+    readable = (read < rows)[:, None] & channel_mask[None, :]
     values = tl.load(
         x + begin + read[:, None] * channels + column[None, :], mask=readable, other=0.0
     )
     at = row[:, None] * channels + column[None, :]
     values += tl.load(source + begin + at, mask=inside, other=0.0)
-    there = (position >= 0) & (position - start * rate < tl.load(piece + REMAINING) * rate + extra)
-    if branch == 0:
-        kept = tl.where(there[:, None], values, 0)
-        store_rows(kept, raw, new + raw_state, at, raw_halo, shift, inside)
-    values = activated(
-        values, slopes + branch * 3 * channels, channels, column, known, 0.0, "snake"
+    in_stream = (position >= 0) & (
+        position - start * rate < tl.load(piece + REMAINING) * rate + extra
     )
-    values = tl.where(there[:, None], values, 0)
+    if branch == 0:
+        total = tl.where(in_stream[:, None], values, 0)
+        store_rows(total, raw, new + raw_state, at, raw_halo, shift, inside)
+    values = activated(
+        values, slopes + branch * 3 * channels, channels, column, channel_mask, 0.0, "snake"
+    )
+    values = tl.where(in_stream[:, None], values, 0)
     if ROUND:
         values = rounded(values)
     store_rows(values, out, new + out_state, at, out_halo, shift, inside)
@@ -373,10 +377,10 @@ def _mean(
         )
     values = values / branches
     values = tl.where(values < 0, values * slope, values)
-    there = (row - delay >= -start * rate) & (
+    in_stream = (row - delay >= -start * rate) & (
         row - delay < tl.load(piece + REMAINING) * rate + extra
     )
-    values = tl.where(there[:, None], values, 0)
+    values = tl.where(in_stream[:, None], values, 0)
     if ROUND:
         values = rounded(values)
     store_rows(values, out, new, at, out_halo, shift, inside)
@@ -392,7 +396,7 @@ class SignalLayout:
         delays: rows by which the signal is late, for each branch.
         extra: rows after the last frame of a stream.
         halo: rows of the halo.
-        place: index of the halos of all branches in a row of states.
+        state_offset: index of the halos of all branches in a row of states.
         dtype: dtype of the signal.
     """
 
@@ -401,7 +405,7 @@ class SignalLayout:
     delays: tuple[int, ...]
     extra: int = 0
     halo: int = 0
-    place: int = 0
+    state_offset: int = 0
     dtype: torch.dtype = torch.float32
 
     @property
@@ -438,7 +442,7 @@ class Signal:
     def writing(self) -> tuple[torch.Tensor, int, int, int, int]:
         """Arguments of a kernel that writes the signal."""
         halo = self.layout.halo * self.layout.channels
-        return self.data, self.data.stride(1), self.data.stride(0), halo, self.layout.place
+        return self.data, self.data.stride(1), self.data.stride(0), halo, self.layout.state_offset
 
 
 @dataclass(frozen=True, eq=False)
@@ -446,7 +450,7 @@ class PieceTensors:
     """Tensors of a batch of pieces that kernels share.
 
     Attributes:
-        frames: number of frames that a piece has room for.
+        frames: frames that a piece has room for.
         pieces: (streams, 4) int32 table of the pieces.
         old: (streams, width) states before the pieces, by dtype.
         new: (streams, width) states after the pieces, by dtype.
@@ -481,7 +485,6 @@ class Convolution:
         phases: rows of the result that a row of the product holds.
         raw: layout of the result before the activation; None if no layer reads it.
         out: layout of the result after the activation; None if no layer reads it.
-        activation: kind of activation.
         slopes: (branches, 3, outputs) coefficients of Snake.
         slope: slope of the leaky ReLU.
         precision: arithmetic of the products. With `tf32` the activated result is rounded.
@@ -509,8 +512,8 @@ class Convolution:
         raw, out = (
             Signal.empty(layout, batch) if layout else None for layout in (self.raw, self.out)
         )
-        written = self.out or self.raw
-        assert written is not None
+        result_layout = self.out or self.raw
+        assert result_layout is not None
         rows, dtype, copies = batch.frames * self.rate, self.weights.dtype, branches * batch.streams
         size = tiles.ProductSize(rows, outputs, width, dtype, copies)
         tile = tiles.choose("vocoder", size, self.weights.device)
@@ -532,7 +535,7 @@ class Convolution:
             batch.pieces,
             batch.streams,
             self.rate,
-            written.extra,
+            result_layout.extra,
             self.slope,
             PHASES=self.phases,
             ACTIVATION=self.activation,
@@ -565,7 +568,6 @@ def fan_out(
     """Returns x + source, and its Snakes for several branches.
 
     Args:
-        batch: tensors of the batch.
         x, source: signals without halo.
         raw: layout of the sum.
         out: layout of the Snakes.
@@ -575,7 +577,7 @@ def fan_out(
     """
     total, activated_sum = Signal.empty(raw, batch), Signal.empty(out, batch)
     sizes = _rows_of(raw.channels)
-    sum_data, sum_stream, _, sum_halo, sum_place = total.writing
+    sum_data, sum_stream, _, sum_halo, sum_offset = total.writing
     grid = 1 + triton.cdiv(batch.frames * raw.rate, sizes["TILE_ROWS"]), len(slopes), batch.streams
     _fan_out[grid](
         x.data,
@@ -585,7 +587,7 @@ def fan_out(
         sum_data,
         sum_stream,
         sum_halo,
-        sum_place,
+        sum_offset,
         *activated_sum.writing,
         slopes,
         *batch.states(raw.dtype),
@@ -612,7 +614,6 @@ def mean(
     """Returns the leaky ReLU of the mean of all branches.
 
     Args:
-        batch: tensors of the batch.
         x: signal of several branches.
         geometry: (branches, 5) int32; only the indices of the residuals are read.
         out: layout of the result.
@@ -620,7 +621,7 @@ def mean(
         precision: with `tf32` the result is rounded.
     """
     result, sizes = Signal.empty(out, batch), _rows_of(out.channels)
-    data, stream, _, halo, place = result.writing
+    data, stream, _, halo, state_offset = result.writing
     _mean[(1 + triton.cdiv(batch.frames * out.rate, sizes["TILE_ROWS"]), batch.streams)](
         *x.reading,
         geometry,
@@ -629,7 +630,7 @@ def mean(
         data,
         stream,
         halo,
-        place,
+        state_offset,
         *batch.states(out.dtype),
         batch.pieces,
         out.rate,

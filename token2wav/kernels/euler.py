@@ -28,7 +28,7 @@ def _euler_step(
     x,  # (blocks, BANDS, BLOCK_FRAMES) state
     velocity,  # (BRANCHES * blocks, BLOCK_FRAMES, BANDS), or None before the first step
     out,  # of the shape of x: state after the step
-    given,  # (BRANCHES, blocks, BLOCK_FRAMES, OUTPUTS) summand of the product
+    conditions,  # (BRANCHES, blocks, BLOCK_FRAMES, OUTPUTS) summand of the product
     weight,  # (OUTPUTS, BANDS), its rows strided; None to copy the state
     inputs,  # (BRANCHES, blocks, BLOCK_FRAMES, OUTPUTS) next input, or None after the last step
     blocks,
@@ -46,20 +46,20 @@ def _euler_step(
     block = tl.program_id(2).to(tl.int64)
     frame = tl.program_id(0) * FRAMES_OF_TILE + tl.arange(0, FRAMES_OF_TILE)
     output = tl.program_id(1) * OUTPUTS_OF_TILE + tl.arange(0, OUTPUTS_OF_TILE)
-    there, real = (frame < BLOCK_FRAMES)[:, None], output < OUTPUTS
+    frame_mask, output_mask = (frame < BLOCK_FRAMES)[:, None], output < OUTPUTS
     row = (block * BLOCK_FRAMES + frame)[:, None]
     branch_rows = blocks * BLOCK_FRAMES
     result = tl.zeros((FRAMES_OF_TILE, OUTPUTS_OF_TILE), tl.float32)
     for begin in range(0, BANDS, BANDS_OF_TILE):
         band = begin + tl.arange(0, BANDS_OF_TILE)
-        inside = there & (band < BANDS)[None, :]
+        inside = frame_mask & (band < BANDS)[None, :]
         at = (block * BANDS + band)[None, :] * BLOCK_FRAMES + frame[:, None]
         state = tl.load(x + at, mask=inside, other=0.0)
         if velocity is not None:
-            place = velocity + row * BANDS + band[None, :]
-            v = tl.load(place, mask=inside, other=0.0).to(tl.float32)
+            velocities = velocity + row * BANDS + band[None, :]
+            v = tl.load(velocities, mask=inside, other=0.0).to(tl.float32)
             if BRANCHES == 2:
-                unconditional = tl.load(place + branch_rows * BANDS, mask=inside, other=0.0)
+                unconditional = tl.load(velocities + branch_rows * BANDS, mask=inside, other=0.0)
                 v = (1.0 + guidance) * v - guidance * unconditional.to(tl.float32)
             state += step_width * v
             if tl.program_id(1) == 0:
@@ -67,25 +67,26 @@ def _euler_step(
         if weight is not None:
             w = tl.load(
                 weight + output[:, None] * weight_stride + band[None, :],
-                mask=real[:, None] & (band < BANDS)[None, :],
+                mask=output_mask[:, None] & (band < BANDS)[None, :],
                 other=0.0,
             )
             result += tl.dot(state, tl.trans(w), input_precision="tf32x3")
         elif inputs is not None:
             for branch in tl.static_range(BRANCHES):
-                place = inputs + (branch * branch_rows + row) * OUTPUTS + band[None, :]
-                tl.store(place, state, mask=inside)
+                element = (branch * branch_rows + row) * OUTPUTS + band[None, :]
+                tl.store(inputs + element, state, mask=inside)
     if weight is not None:
+        mask = frame_mask & output_mask[None, :]
         for branch in tl.static_range(BRANCHES):
-            place = (branch * branch_rows + row) * OUTPUTS + output[None, :]
-            summand = tl.load(given + place, mask=there & real[None, :], other=0.0)
-            tl.store(inputs + place, result + summand, mask=there & real[None, :])
+            element = (branch * branch_rows + row) * OUTPUTS + output[None, :]
+            summand = tl.load(conditions + element, mask=mask, other=0.0)
+            tl.store(inputs + element, result + summand, mask=mask)
 
 
 def integrate(
     x: torch.Tensor,
     tables: OdeTables,
-    given: torch.Tensor,
+    conditions: torch.Tensor,
     weight: torch.Tensor | None,
     velocity: Callable[[int, torch.Tensor], torch.Tensor],
 ) -> None:
@@ -94,24 +95,24 @@ def integrate(
     Args:
         x: (blocks, bands, block_frames) float32, contiguous: noise.
         tables: tables of the schedule.
-        given: (branches, blocks, block_frames, outputs) float32, contiguous: the part of the
+        conditions: (branches, blocks, block_frames, outputs) float32, contiguous: the part of the
             estimator's input that depends on the conditions.
         weight: (outputs, bands) float32. The input is the product of the state and the weight, plus
-            `given`. None if the state is the first channels of the input. These channels of `given`
-            are then replaced at every step.
+            `conditions`. None if the state is the first channels of the input. These channels of
+            `conditions` are then replaced at every step.
         velocity: evaluates the estimator, from the index of a step and the input (branches,
             blocks, block_frames, outputs). Returns (branches * blocks, block_frames, bands),
             contiguous.
     """
     state, last = x, len(tables.widths) - 1
-    inputs = _launch(state, None, None, given, weight, 0.0, tables.guidance)
+    inputs = _launch(state, None, None, conditions, weight, 0.0, tables.guidance)
     for step, width in enumerate(tables.widths):
-        found = velocity(step, inputs)
+        velocities = velocity(step, inputs)
         if step == last:
-            _launch(state, found, x, given, None, width, tables.guidance, is_last=True)
+            _launch(state, velocities, x, conditions, None, width, tables.guidance, is_last=True)
         else:
             after = torch.empty_like(x)
-            inputs = _launch(state, found, after, given, weight, width, tables.guidance)
+            inputs = _launch(state, velocities, after, conditions, weight, width, tables.guidance)
             state = after
 
 
@@ -119,7 +120,7 @@ def _launch(
     x: torch.Tensor,
     velocity: torch.Tensor | None,
     out: torch.Tensor | None,
-    given: torch.Tensor,
+    conditions: torch.Tensor,
     weight: torch.Tensor | None,
     step_width: float,
     guidance: float,
@@ -128,10 +129,10 @@ def _launch(
 ) -> torch.Tensor:
     """Launches the kernel, and returns the next input. After the last step there is no input."""
     assert x.is_contiguous()
-    assert given.is_contiguous()
+    assert conditions.is_contiguous()
     assert velocity is None or velocity.is_contiguous()
-    branches, blocks, frames, outputs = given.shape
-    inputs = given if weight is None else torch.empty_like(given)
+    branches, blocks, frames, outputs = conditions.shape
+    inputs = conditions if weight is None else torch.empty_like(conditions)
 
     def grid(tile: tuple[int, int]) -> tuple[int, int, int]:
         return triton.cdiv(frames, tile[0]), triton.cdiv(outputs, tile[1]), blocks
@@ -142,7 +143,7 @@ def _launch(
         x,
         velocity,
         out,
-        given,
+        conditions,
         weight,
         None if is_last else inputs,
         blocks,

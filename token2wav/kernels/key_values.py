@@ -20,7 +20,7 @@ def store_vectors(
     page,  # (FRAMES,) of each frame, counted over the branches
     frame,  # (FRAMES,) in the page
     first_head,
-    there,  # whether to store a frame
+    frame_mask,  # whether to store a frame
     BLOCK_FRAMES: tl.constexpr,
     HEADS: tl.constexpr,
     DIM: tl.constexpr,
@@ -39,15 +39,15 @@ def store_vectors(
         most = tl.maximum(tl.max(tl.abs(heads), axis=2), 1e-12)
         if data.dtype.element_ty == tl.float8e4nv:
             # Frames that are not stored may be NaN.
-            widths = tl.max(tl.where(there[:, None], most, 1e-12), axis=0) / _FLOAT8_MAX
-            tile_page = tl.max(tl.where(there, page, 0), axis=0)
-            some = tl.max(there.to(tl.int32), axis=0) > 0
+            widths = tl.max(tl.where(frame_mask[:, None], most, 1e-12), axis=0) / _FLOAT8_MAX
+            tile_page = tl.max(tl.where(frame_mask, page, 0), axis=0)
+            some = tl.max(frame_mask.to(tl.int32), axis=0) > 0
             tl.store(scales + tile_page * HEADS + head, widths, mask=(head < HEADS) & some)
             heads = heads / widths[None, :, None]
         else:
             widths = most / _INT8_MAX
-            tl.store(scales + at[:, None] * HEADS + head[None, :], widths, mask=there[:, None])
+            tl.store(scales + at[:, None] * HEADS + head[None, :], widths, mask=frame_mask[:, None])
             heads = tl.floor(heads / widths[:, :, None] + 0.5)
         vectors = tl.reshape(heads, (FRAMES, HEADS_OF_TILE * DIM))
-    place = at[:, None] * (HEADS * DIM) + first_head * DIM + output[None, :]
-    tl.store(data + place, vectors.to(data.dtype.element_ty), mask=there[:, None])
+    offset = at[:, None] * (HEADS * DIM) + first_head * DIM + output[None, :]
+    tl.store(data + offset, vectors.to(data.dtype.element_ty), mask=frame_mask[:, None])

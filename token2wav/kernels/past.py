@@ -16,14 +16,11 @@ class Past:
     """Keys, values and convolution states of a batch, at one ODE step after another.
 
     Args:
-        batch: batch.
-        cache: keys and values.
-        estimator: estimator, which has no rotary positions.
+        estimator: has no rotary positions.
 
     Attributes:
-        table: block table of the batch.
-        states: state (chunks, branches, channels, positions) of each convolution at the current
-            ODE step.
+        states: state (chunks, branches, channels, positions) of each convolution at the current ODE
+            step.
     """
 
     def __init__(self, batch: Batch, cache: PagedKVCache, estimator: Estimator) -> None:
@@ -54,7 +51,6 @@ class Past:
         Args:
             x: (branches * blocks, block_frames, inputs) in the dtype of the weights, contiguous.
             projections: weight (3 * heads * dim_head, inputs) and bias.
-            layer: index of the layer.
             norms: norms of the heads of queries and keys, see `project_heads`.
 
         Returns:

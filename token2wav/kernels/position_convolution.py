@@ -48,13 +48,13 @@ def _convolve(
     valid, before = tl.load(header + VALID), tl.load(header + BEFORE)
     frame, channel = first + tl.arange(0, TILE), tl.arange(0, WIDTH_UP)
     real = channel < WIDTH
-    of_group = group * WIDTH + channel
+    group_channel = group * WIDTH + channel
     state += tl.load(header + CHUNK).to(tl.int64) * chunk_stride + branch * branch_stride
     rows = row.to(tl.int64) * BLOCK_FRAMES
     x += rows * (GROUPS * WIDTH)
     result = tl.zeros((TILE, WIDTH_UP), tl.float32)
     if first < valid:
-        result += tl.load(bias + of_group, mask=real, other=0.0)[None, :]
+        result += tl.load(bias + group_channel, mask=real, other=0.0)[None, :]
         for tap in range(TAPS):
             # negative for frames of the blocks before, which are in the rows before
             at = frame - (TAPS - 1) + tap
@@ -65,7 +65,7 @@ def _convolve(
                 x + at * (GROUPS * WIDTH),
             )
             inputs = tl.load(
-                frames[:, None] + of_group[None, :],
+                frames[:, None] + group_channel[None, :],
                 mask=(at < valid)[:, None] & real[None, :],
                 other=0.0,
             )
@@ -75,7 +75,7 @@ def _convolve(
                 inputs = rounded(inputs)
             result += tl.dot(inputs, weight, input_precision=PRECISION)
     result = mish(result)
-    element = (rows + frame)[:, None] * (GROUPS * WIDTH) + of_group[None, :]
+    element = (rows + frame)[:, None] * (GROUPS * WIDTH) + group_channel[None, :]
     tl.store(out + element, result, mask=(frame < BLOCK_FRAMES)[:, None] & real[None, :])
 
 

@@ -31,7 +31,7 @@ _OF_BLOCK = tiles.Tile(rows=0, outputs=64, inputs=32, warps=4, stages=3)
 
 
 @triton.jit
-def _multiplied(
+def _multiply(
     x,  # (rows, INPUTS)
     weight,  # (OUTPUTS, INPUTS)
     bias,
@@ -46,15 +46,15 @@ def _multiplied(
 ):
     """Computes a tile (rows, outputs) of x times the weight, plus the bias, in float32."""
     column = tl.arange(0, INPUTS_OF_TILE)
-    there, real = (row < rows)[:, None], (output < OUTPUTS)[:, None]
+    row_mask, output_mask = (row < rows)[:, None], (output < OUTPUTS)[:, None]
     whole: tl.constexpr = INPUTS % INPUTS_OF_TILE == 0
-    given = x + row.to(tl.int64)[:, None] * INPUTS + column[None, :]
+    x_pointers = x + row.to(tl.int64)[:, None] * INPUTS + column[None, :]
     weights = weight + output[:, None] * INPUTS + column[None, :]
     result = tl.zeros((ROWS_OF_TILE, OUTPUTS_OF_TILE), tl.float32)
     for begin in range(0, INPUTS, INPUTS_OF_TILE):
         inside = (begin + column < INPUTS)[None, :]
-        a = tl.load(given + begin, mask=there if whole else there & inside, other=0.0)
-        b = tl.load(weights + begin, mask=real if whole else real & inside, other=0.0)
+        a = tl.load(x_pointers + begin, mask=row_mask if whole else row_mask & inside, other=0.0)
+        b = tl.load(weights + begin, mask=output_mask if whole else output_mask & inside, other=0.0)
         result += tl.dot(a, tl.trans(b), input_precision="tf32x3")
     if bias is not None:
         result += tl.load(bias + output, mask=output < OUTPUTS, other=0.0).to(tl.float32)[None, :]
@@ -77,7 +77,7 @@ def _gelu_product(
 ):
     row = tl.program_id(0) * ROWS_OF_TILE + tl.arange(0, ROWS_OF_TILE)
     output = tl.program_id(1) * OUTPUTS_OF_TILE + tl.arange(0, OUTPUTS_OF_TILE)
-    result = _multiplied(
+    result = _multiply(
         x,
         weight,
         bias,
@@ -90,9 +90,9 @@ def _gelu_product(
         OUTPUTS_OF_TILE,
         INPUTS_OF_TILE,
     )
-    place = out + row.to(tl.int64)[:, None] * OUTPUTS + output[None, :]
+    out_pointers = out + row.to(tl.int64)[:, None] * OUTPUTS + output[None, :]
     result = gelu(result, TANH).to(out.dtype.element_ty)
-    tl.store(place, result, mask=(row < rows)[:, None] & (output < OUTPUTS)[None, :])
+    tl.store(out_pointers, result, mask=(row < rows)[:, None] & (output < OUTPUTS)[None, :])
 
 
 def gelu_product(x: torch.Tensor, layer: torch.nn.Linear, *, tanh: bool) -> torch.Tensor:
@@ -181,7 +181,7 @@ def _project_heads(
     row = tl.program_id(0) * (BLOCK_FRAMES if BY_BLOCK else ROWS_OF_TILE) + at
     first_head = tl.program_id(1) * HEADS_OF_TILE  # of queries, then of keys, then of values
     output = tl.arange(0, HEADS_OF_TILE * DIM)
-    result = _multiplied(
+    result = _multiply(
         x,
         weight,
         bias,
@@ -205,32 +205,32 @@ def _project_heads(
             HEADS_OF_TILE,
             DIM,
         ).to(queries.dtype.element_ty)
-    there = row < rows
+    row_mask = row < rows
     if BY_BLOCK:
-        there = there & (at < BLOCK_FRAMES)
+        row_mask = row_mask & (at < BLOCK_FRAMES)
     if first_head < HEADS:
-        place = row.to(tl.int64)[:, None] * (HEADS * DIM) + first_head * DIM + output[None, :]
-        tl.store(queries + place, result, mask=there[:, None])
+        offset = row.to(tl.int64)[:, None] * (HEADS * DIM) + first_head * DIM + output[None, :]
+        tl.store(queries + offset, result, mask=row_mask[:, None])
     else:
         frame, block = row % BLOCK_FRAMES, row // BLOCK_FRAMES % blocks
         branch = row // BLOCK_FRAMES // blocks
-        own = table + block * width
-        there = there & (frame < tl.load(own + VALID, mask=there, other=0))
-        last = tl.load(own + NUM_CAUSAL_PAGES, mask=there, other=1) - 1
-        page = tl.load(own + HEADER + last, mask=there, other=0).to(tl.int64)
+        header = table + block * width
+        row_mask = row_mask & (frame < tl.load(header + VALID, mask=row_mask, other=0))
+        last = tl.load(header + NUM_CAUSAL_PAGES, mask=row_mask, other=1) - 1
+        page = tl.load(header + HEADER + last, mask=row_mask, other=0).to(tl.int64)
         page += branch * pages
         vectors = result.to(tl.float32)
         if first_head == HEADS:  # head 0 of the keys is rotated
             # Interleaved pairs: (even, odd) turns into (-odd, even). Both have the same angle.
             pair = tl.arange(0, HEADS_OF_TILE * DIM // 2)
             angle = (block * BLOCK_FRAMES + frame)[:, None] * DIM + 2 * pair[None, :]
-            known = there[:, None] & (pair < DIM // 2)[None, :]
-            c = tl.load(cos + angle, mask=known, other=1.0)
-            s = tl.load(sin + angle, mask=known, other=0.0)
+            pair_mask = row_mask[:, None] & (pair < DIM // 2)[None, :]
+            c = tl.load(cos + angle, mask=pair_mask, other=1.0)
+            s = tl.load(sin + angle, mask=pair_mask, other=0.0)
             pairs = tl.reshape(vectors, (ROWS_OF_TILE, HEADS_OF_TILE * DIM // 2, 2))
             even, odd = tl.split(pairs)
-            turned = tl.join(even * c - odd * s, odd * c + even * s)
-            vectors = tl.reshape(turned, (ROWS_OF_TILE, HEADS_OF_TILE * DIM))
+            rotated = tl.join(even * c - odd * s, odd * c + even * s)
+            vectors = tl.reshape(rotated, (ROWS_OF_TILE, HEADS_OF_TILE * DIM))
         head = first_head % HEADS
         if first_head < 2 * HEADS:
             store_vectors(
@@ -240,7 +240,7 @@ def _project_heads(
                 page,
                 frame,
                 head,
-                there,
+                row_mask,
                 BLOCK_FRAMES,
                 HEADS,
                 DIM,
@@ -255,7 +255,7 @@ def _project_heads(
                 page,
                 frame,
                 head,
-                there,
+                row_mask,
                 BLOCK_FRAMES,
                 HEADS,
                 DIM,

@@ -51,20 +51,22 @@ def _relative_attention(
     KEYS: tl.constexpr,
 ):
     first, head, block = tl.program_id(0) * QUERIES, tl.program_id(1), tl.program_id(2)
-    own = table + block * width
+    header = table + block * width
     valid, visible_pages, start = (
-        RATE * tl.load(own + VALID),
-        tl.load(own + NUM_PAGES),
-        RATE * tl.load(own + PROMPT_PADDING),
+        RATE * tl.load(header + VALID),
+        tl.load(header + NUM_PAGES),
+        RATE * tl.load(header + PROMPT_PADDING),
     )
 
     column = tl.arange(0, DIM)
     position = first + tl.arange(0, QUERIES)
-    asked = position < valid
+    query_mask = position < valid
     row = (block * POSITIONS + position).to(tl.int64)[:, None] * (HEADS * DIM)
-    query = tl.load(queries + row + (head * DIM + column)[None, :], mask=asked[:, None], other=0.0)
+    query = tl.load(
+        queries + row + (head * DIM + column)[None, :], mask=query_mask[:, None], other=0.0
+    )
     query += tl.load(bias + head * DIM + column)[None, :]
-    of_head = by_position + head.to(tl.int64) * blocks * POSITIONS * (HEADS * DIM) + row
+    head_queries = by_position + head.to(tl.int64) * blocks * POSITIONS * (HEADS * DIM) + row
 
     most = tl.full((QUERIES,), _LEAST, tl.float32)
     total = tl.zeros((QUERIES,), tl.float32)
@@ -73,18 +75,20 @@ def _relative_attention(
     # to the valid ones of the last page.
     stop = tl.where(first < valid, (visible_pages - 1) * POSITIONS + valid, 0)
     for begin in range(start, stop, KEYS):
-        key, page = tile_of_keys(begin, stop, own, width, KEYS, 1, POSITIONS, False)
+        key, page = tile_of_keys(begin, stop, header, width, KEYS, 1, POSITIONS, False)
         visible = key < stop
-        stored = (page * POSITIONS + key % POSITIONS)[:, None] * (HEADS * DIM)
-        at = stored + (head * DIM + column)[None, :]
+        key_offset = (page * POSITIONS + key % POSITIONS)[:, None] * (HEADS * DIM)
+        at = key_offset + (head * DIM + column)[None, :]
 
         # Zeros where keys are not visible, because a page may hold any value there.
         k = tl.load(keys + at, mask=visible[:, None], other=0.0)
         scores = tl.dot(query, tl.trans(k), input_precision="tf32x3")
         for part in range(0, HEADS * DIM, DIM):
-            q = tl.load(of_head + (part + column)[None, :], mask=asked[:, None], other=0.0)
+            q = tl.load(
+                head_queries + (part + column)[None, :], mask=query_mask[:, None], other=0.0
+            )
             s = tl.load(
-                sinusoids + stored + (part + column)[None, :], mask=visible[:, None], other=0.0
+                sinusoids + key_offset + (part + column)[None, :], mask=visible[:, None], other=0.0
             )
             scores = tl.dot(q, tl.trans(s), scores, input_precision="tf32x3")
         scores = tl.where(visible[None, :], scores * scale, _LEAST)
@@ -97,7 +101,7 @@ def _relative_attention(
         result = result * shrink[:, None] + tl.dot(weight, v, input_precision="tf32x3")
         most = higher
 
-    result = tl.where(asked, 1.0 / tl.where(total > 0.0, total, 1.0), 0.0)[:, None] * result
+    result = tl.where(query_mask, 1.0 / tl.where(total > 0.0, total, 1.0), 0.0)[:, None] * result
     tl.store(
         out + row + (head * DIM + column)[None, :], result, mask=(position < POSITIONS)[:, None]
     )

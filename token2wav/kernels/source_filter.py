@@ -85,9 +85,9 @@ def take_in(
         return
     frame, band = first_frame + tl.arange(0, TILE_FRAMES), tl.arange(0, TILE_BANDS)
     inside = (frame < frames)[:, None] & (band < bands)[None, :]
-    there = inside & (frame < tl.load(piece + REMAINING))[:, None]
-    place = band[None, :] * mel_frames + tl.load(piece + OFFSET) + frame[:, None]
-    values = tl.load(mel + place, mask=there, other=0.0)
+    in_stream = inside & (frame < tl.load(piece + REMAINING))[:, None]
+    mel_index = band[None, :] * mel_frames + tl.load(piece + OFFSET) + frame[:, None]
+    values = tl.load(mel + mel_index, mask=in_stream, other=0.0)
     at = frame[:, None] * bands + band[None, :]
     store_rows(values.to(tl.float64), exact, exact_new, at, exact_halo, shift, inside)
     if ROUND:
@@ -130,12 +130,12 @@ def frame_phases(
         return
     remaining = tl.load(piece + REMAINING)
     harmonic = tl.arange(0, TILE_HARMONICS)
-    known = harmonic < harmonics
-    place = stream * state_width + carry_state
-    phase = tl.load(old + place + harmonic, mask=known & (start > 0), other=0.0)
-    phase += tl.load(begins + harmonic, mask=known & (start == 0), other=0.0)
+    harmonic_mask = harmonic < harmonics
+    carry = stream * state_width + carry_state
+    phase = tl.load(old + carry + harmonic, mask=harmonic_mask & (start > 0), other=0.0)
+    phase += tl.load(begins + harmonic, mask=harmonic_mask & (start == 0), other=0.0)
     voiced += stream * (1 + frame_limit)
-    before = tl.load(old + place + harmonics, mask=start > 0, other=0.0)
+    before = tl.load(old + carry + harmonics, mask=start > 0, other=0.0)
     tl.store(voiced, before.to(tl.float32))
     for first_frame in range(0, frames, TILE_FRAMES):
         frame = first_frame + tl.arange(0, TILE_FRAMES)
@@ -162,11 +162,11 @@ def frame_phases(
             # phases do not advance before the first middle
             advance = tl.where((position == -start)[:, None], 0.0, advance)
         at = ((stream * frame_limit + frame)[:, None] * harmonics + harmonic[None, :]) * 2
-        inside = real[:, None] & known[None, :]
+        inside = real[:, None] & harmonic_mask[None, :]
         tl.store(phases + at, ends, mask=inside)
         tl.store(phases + at + 1, advance if ADVANCES else advance * 0, mask=inside)
-    tl.store(new + place + harmonic, phase, mask=known)
-    tl.store(new + place + harmonics, before)
+    tl.store(new + carry + harmonic, phase, mask=harmonic_mask)
+    tl.store(new + carry + harmonics, before)
 
 
 @triton.jit
@@ -223,24 +223,28 @@ def excite(
     row = first_row + tl.arange(0, TILE)
     inside = row < rows
     position = row - delay
-    there = inside & (position >= -start * frame_samples)
-    there &= position < tl.load(piece + REMAINING) * frame_samples
+    in_stream = inside & (position >= -start * frame_samples)
+    in_stream &= position < tl.load(piece + REMAINING) * frame_samples
     back = ((row % frame_samples).to(tl.float64) + offset) / frame_samples - 1
     phases += (stream * frame_limit + row // frame_samples) * harmonics * 2
     merged = tl.zeros((TILE,), tl.float32)
     for harmonic in range(harmonics):
-        end = tl.load(phases + harmonic * 2, mask=there, other=0.0)
-        cycles = end + tl.load(phases + harmonic * 2 + 1, mask=there, other=0.0) * back
+        end = tl.load(phases + harmonic * 2, mask=in_stream, other=0.0)
+        cycles = end + tl.load(phases + harmonic * 2 + 1, mask=in_stream, other=0.0) * back
         cycles -= tl.floor(cycles)
         merged += tl.load(merge + harmonic) * tl.sin(cycles.to(tl.float32) * _TURN)
-    late = row + frame_samples - shift
+    noise_sample = row + frame_samples - shift
     loud = tl.load(
-        voiced + stream * (1 + frame_limit) + late // frame_samples, mask=there, other=0.0
+        voiced + stream * (1 + frame_limit) + noise_sample // frame_samples,
+        mask=in_stream,
+        other=0.0,
     )
     amplitude = loud * noise_level + (1 - loud) * unvoiced_level
-    draw = tl.load(noise + stream * (1 + frame_limit) * frame_samples + late, mask=there, other=0.0)
+    draw = tl.load(
+        noise + stream * (1 + frame_limit) * frame_samples + noise_sample, mask=in_stream, other=0.0
+    )
     values = _tanh(loud * sine_level * merged + amplitude * draw + tl.load(merge + harmonics))
-    store_rows(tl.where(there, values, 0), out, new, row, out_halo, rows, inside)
+    store_rows(tl.where(in_stream, values, 0), out, new, row, out_halo, rows, inside)
 
 
 @triton.jit(do_not_specialize=OF_A_BATCH)
@@ -287,7 +291,7 @@ def analyse(
     # earlier samples.
     window = row - delay
     remaining = tl.load(piece + REMAINING)
-    there = (window >= -start * rate) & (window < remaining * rate + 1) & (row < rows)
+    in_stream = (window >= -start * rate) & (window < remaining * rate + 1) & (row < rows)
     begin, end = -start * rate * hop, remaining * rate * hop
     x += stream * x_stream + first + delay * hop + size // 2
     result = tl.zeros((TILE_ROWS, TILE_BINS), tl.float32)
@@ -296,13 +300,13 @@ def analyse(
         sample = window[:, None] * hop + tap[None, :] - size // 2
         sample = tl.where(sample < begin, 2 * begin - sample, sample)
         sample = tl.where(sample >= end, 2 * (end - 1) - sample, sample)
-        given = tl.load(x + sample, mask=there[:, None] & (tap < size)[None, :], other=0.0)
+        samples = tl.load(x + sample, mask=in_stream[:, None] & (tap < size)[None, :], other=0.0)
         kernel = tl.load(
             kernels + column[None, :] * size + tap[:, None],
             mask=(column < bins)[None, :] & (tap < size)[:, None],
             other=0.0,
         )
-        result = tl.dot(given, kernel, result, input_precision="ieee")
+        result = tl.dot(samples, kernel, result, input_precision="ieee")
     if ROUND:
         result = rounded(result)
     inside = (row < rows)[:, None] & (column < bins)[None, :]
@@ -347,20 +351,20 @@ def synthesise(
     weight = tl.zeros((TILE_ROWS, TILE_HOP), tl.float32)
     for tap in range(OVERLAP):
         window = row + tap - (OVERLAP - 1) - delay
-        there = (window >= -start * rate) & (window < remaining * rate + 1) & (row < rows)
+        in_stream = (window >= -start * rate) & (window < remaining * rate + 1) & (row < rows)
         sample = (OVERLAP - 1 - tap) * hop + phase
         real = (phase < hop) & (sample < size)
         share = tl.load(weights + sample, mask=real, other=0.0)
-        weight += tl.where(there[:, None], share[None, :], 0.0)
+        weight += tl.where(in_stream[:, None], share[None, :], 0.0)
         for first_bin in range(0, bins, _TAPS_TILE):
             bin = first_bin + lane
-            inside = there[:, None] & (bin < bins)[None, :]
-            place = x + (row + tap)[:, None] * (2 * bins) + bin[None, :]
-            magnitude = tl.exp(tl.load(place, mask=inside, other=0.0))
+            inside = in_stream[:, None] & (bin < bins)[None, :]
+            magnitudes = x + (row + tap)[:, None] * (2 * bins) + bin[None, :]
+            magnitude = tl.exp(tl.load(magnitudes, mask=inside, other=0.0))
             magnitude = tl.where(magnitude > _MAX_MAGNITUDE, _MAX_MAGNITUDE, magnitude)
             magnitude = tl.where(inside, magnitude, 0.0)
             # As in the public code, the phase in radians is the sine of the network's output.
-            angle = tl.sin(tl.load(place + bins, mask=inside, other=0.0))
+            angle = tl.sin(tl.load(magnitudes + bins, mask=inside, other=0.0))
             at = kernels + bin[:, None] * size + sample[None, :]
             mask = (bin < bins)[:, None] & real[None, :]
             kernel = tl.load(at, mask=mask, other=0.0)
@@ -374,5 +378,5 @@ def synthesise(
     if gains is not None:
         position = sample - audio_delay + start * rate * hop
         values *= tl.load(gains + tl.minimum(tl.maximum(position, 0), most))
-    place = stream * frame_limit * rate * hop + sample
-    tl.store(audio + place, values, mask=(row < rows)[:, None] & (phase < hop)[None, :])
+    audio_index = stream * frame_limit * rate * hop + sample
+    tl.store(audio + audio_index, values, mask=(row < rows)[:, None] & (phase < hop)[None, :])

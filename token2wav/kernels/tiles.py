@@ -36,7 +36,6 @@ class Tile:
         rows: rows of the results.
         outputs: columns of the results.
         inputs: elements of the sums that a program multiplies in one iteration of its loop.
-        warps: warps of a program.
         stages: iterations whose elements are in shared memory at once.
         ratios: measured time divided by the computed time, by the number of rows that was measured;
             empty before a measurement.
@@ -67,7 +66,7 @@ class ProductSize(NamedTuple):
         outputs: columns of the results.
         inputs: elements of each sum: columns of x, times the taps of a convolution.
         dtype: dtype of x and of the weights.
-        copies: number of products.
+        copies: products in the launch.
     """
 
     rows: int
@@ -163,7 +162,6 @@ def fitted(tile: Tile, outputs: int) -> Tile:
 
 @lru_cache
 def table() -> TileTable:
-    """Returns the table that is part of the project."""
     return TileTable.read(json.loads(TABLE.read_text()))
 
 

@@ -17,11 +17,11 @@ class Quantizer(nn.Module):
     """Semantic and acoustic codebooks.
 
     The first codebooks (semantic) hold the content of speech, the others (acoustic) the rest of the
-    sound. Each of the two groups has its own projection. The two results are summed.
+    sound. Each group has its own projection. The results are summed.
 
     Args:
-        count: number of codebooks.
-        semantic: number of semantic codebooks, which are the first ones.
+        count: codebooks of both groups.
+        semantic: semantic codebooks.
         size: entries of a codebook.
         dim: length of an entry.
         width: channels of the result.
@@ -39,18 +39,14 @@ class Quantizer(nn.Module):
         self._semantic = semantic
 
     def forward(self, codes: torch.Tensor) -> torch.Tensor:
-        """Converts codes (B, codebooks, T) to latents (B, width, T).
-
-        Args:
-            codes: integers, -1 in codebooks that a stream does not send.
+        """Converts codes (B, codebooks, T), -1 in codebooks that a stream does not send, to latents
+        (B, width, T).
         """
         return self.semantic(codes[:, : self._semantic]) + self.acoustic(codes[:, self._semantic :])
 
 
 class Codebooks(nn.Module):
-    """Codebooks of one kind, with the projection of their sum. The arguments are those of
-    `Quantizer`.
-    """
+    """Codebooks of one kind, with the projection of their sum. For arguments see `Quantizer`."""
 
     def __init__(self, count: int, size: int, dim: int, width: int, *, projected: bool) -> None:
         super().__init__()
@@ -68,13 +64,8 @@ class Codebooks(nn.Module):
 
 
 class ProjectedCodebooks(nn.Module):
-    """Codebooks with short entries, each with a projection of its own. The results are summed.
-
-    Args:
-        count: number of codebooks.
-        size: entries of a codebook.
-        dim: length of an entry.
-        width: channels of the result.
+    """Codebooks with short entries, each with a projection of its own. The results are summed. For
+    arguments see `Quantizer`.
     """
 
     def __init__(self, count: int, size: int, dim: int, width: int) -> None:
@@ -86,9 +77,8 @@ class ProjectedCodebooks(nn.Module):
     def forward(self, codes: torch.Tensor) -> torch.Tensor:
         """Converts codes (B, count, T) to latents (B, width, T).
 
-        Args:
-            codes: integers, -1 in codebooks that a stream does not send. Such a codebook adds
-                neither an entry nor its bias.
+        A codebook that a stream does not send has the code -1. It adds neither an entry nor its
+        bias.
         """
         count, size, _ = self.entries.shape
         first = size * torch.arange(count, device=codes.device)[:, None]
@@ -105,19 +95,18 @@ def stacked_projections(
 
     Args:
         books: tensors of every codebook, by its number and their published names.
-        names: published names of the entries (size, dim), of the projection (width, dim) or
-            (width, dim, 1), and of its bias (width,).
-        path: file of the weights, for messages.
+        names: published names of the entries (size, dim), the projection (width, dim[, 1]), and its
+            bias (width,).
 
     Raises:
         CheckpointError: a codebook is missing or incomplete, or shapes differ.
     """
     stacked: list[torch.Tensor] = []
     for name in names:
-        found = [books.get(number, {}).get(name) for number in range(len(books))]
-        tensors = [value.float() for value in found if value is not None]
-        if len(tensors) < len(found):
-            raise CheckpointError(f"{path}: codebook {found.index(None)} lacks {name}")
+        column = [books.get(number, {}).get(name) for number in range(len(books))]
+        tensors = [value.float() for value in column if value is not None]
+        if len(tensors) < len(column):
+            raise CheckpointError(f"{path}: codebook {column.index(None)} lacks {name}")
         if len({value.shape for value in tensors}) > 1:
             raise CheckpointError(f"{path}: {name} has different shapes in the codebooks")
         stacked.append(torch.stack(tensors) if tensors else torch.empty(0))
@@ -139,7 +128,6 @@ def stacked_entries(
         books: tensors of every codebook, by its number.
         total, usage: names of the two tensors of a codebook.
         kind: name of the codebooks, for messages.
-        path: file of the weights, for messages.
 
     Raises:
         CheckpointError: a codebook is missing or incomplete, or shapes do not fit.

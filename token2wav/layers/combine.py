@@ -1,4 +1,4 @@
-"""Modules that combine streaming layers, and place them (`networks/streaming.py`)."""
+"""Modules that combine streaming layers, and place them (`layers/streaming.py`)."""
 
 from __future__ import annotations
 
@@ -30,24 +30,20 @@ class Chain(nn.Sequential, StreamModule):
 
     def __init__(self, layers: Mapping[str, nn.Module] | Iterable[nn.Module]) -> None:
         super().__init__()
-        named = layers.items() if isinstance(layers, Mapping) else enumerate(layers)
-        for name, layer in named:
+        items = layers.items() if isinstance(layers, Mapping) else enumerate(layers)
+        for name, layer in items:
             self.add_module(str(name), layer)
 
     def place(self, timing: Timing = ON_TIME) -> Timing:
         return placed(self, timing)
 
     def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
-        """Computes x (B, C, T) with all layers."""
         return run(self, x, step)
 
 
 class Residual(Chain):
-    """Layers in sequence, whose result is added to their input. The input is delayed to match.
-
-    Args:
-        channels: channels of input and output.
-        layers: see `Chain`; the last one is a convolution.
+    """Layers in sequence, the last one a convolution. Their result is added to their input, which
+    is delayed to match.
     """
 
     def __init__(self, channels: int, layers: Mapping[str, nn.Module]) -> None:
@@ -55,9 +51,9 @@ class Residual(Chain):
         self.wait = Delay(channels)
 
     def place(self, timing: Timing = ON_TIME) -> Timing:
-        late = placed(self._branch, timing)
-        self.wait.align(timing, late)
-        return late
+        output = placed(self._branch, timing)
+        self.wait.align(timing, output)
+        return output
 
     def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
         return run(self._branch, x, step).add_(self.wait(x, step))
@@ -68,7 +64,7 @@ class Residual(Chain):
 
 
 class Mean:
-    """Mean of parallel layers, each of which is followed by a delay, so that all are equally late.
+    """Mean of parallel layers. A delay follows each layer, so that all are equally late.
 
     It is no module: layers and delays are parts of the network that makes it.
 
@@ -88,9 +84,9 @@ class Mean:
         return latest
 
     def __call__(self, x: torch.Tensor, step: StreamStep) -> torch.Tensor:
-        total, *others = [wait(branch(x, step), step) for branch, wait in self._branches]
-        for other in others:
-            total += other
+        total, *outputs = [wait(branch(x, step), step) for branch, wait in self._branches]
+        for output in outputs:
+            total += output
         return total / len(self._branches)
 
 
@@ -104,14 +100,14 @@ def placed(layers: Iterable[nn.Module], timing: Timing = ON_TIME) -> Timing:
 
 def run(layers: Iterable[nn.Module], x: torch.Tensor, step: StreamStep) -> torch.Tensor:
     """Computes layers in sequence, as `Chain` does."""
-    before: nn.Module | None = None  # module without `place` that was not computed yet
+    pointwise: nn.Module | None = None  # module without `place` that was not computed yet
     for layer in layers:
-        if before is not None and not isinstance(layer, StreamConv):
-            x, before = before(x), None
+        if pointwise is not None and not isinstance(layer, StreamConv):
+            x, pointwise = pointwise(x), None
         if not isinstance(layer, StreamModule):
-            before = layer
-        elif before is None:
+            pointwise = layer
+        elif pointwise is None:
             x = layer(x, step)
         else:
-            x, before = layer(x, step, before), None
-    return x if before is None else before(x)
+            x, pointwise = layer(x, step, pointwise), None
+    return x if pointwise is None else pointwise(x)

@@ -18,16 +18,13 @@ NO_TOKEN = -1  # in the place of a token that has not arrived
 def embed_tokens(
     embed: Callable[[torch.Tensor], torch.Tensor], tokens: torch.Tensor, codebooks: int = 0
 ) -> torch.Tensor:
-    """Embeds tokens for the look-ahead layer.
+    """Embeds tokens to (..., C) for the look-ahead layer.
 
     Args:
-        embed: function from integers like `tokens` to embeddings (..., C).
+        embed: function from integers like `tokens` to embeddings.
         tokens: (...) integers, or (..., codebooks). The embedding of `NO_TOKEN` is zero, as after
             the end of an utterance.
-        codebooks: number of codes of a token; 0 if a token is one integer.
-
-    Returns:
-        (..., C) embeddings.
+        codebooks: codes of a token; 0 if a token is one integer.
     """
     absent = (tokens.select(-1, 0) if codebooks else tokens) < 0
     return embed(tokens.clamp(min=0)).masked_fill_(absent[..., None], 0.0)
@@ -37,14 +34,14 @@ class PreLookahead(nn.Module):
     """Look-ahead layer: the only layer of a flow whose output depends on tokens after its attention
     block.
 
-    It has two convolutions. The first reads later tokens, and the second reads earlier ones. The
-    second has a state, so that a stream continues where its last chunk ended.
+    Its first convolution reads later tokens, and its second reads earlier ones. The second has a
+    state, so that a stream continues where its last chunk ended.
 
     Args:
         channels: width of the embedding.
         hidden: width between the two convolutions.
-        lookahead: number of later tokens that the first convolution reads.
-        lookbehind: number of earlier tokens that the second convolution reads.
+        lookahead: later tokens that the first convolution reads.
+        lookbehind: earlier tokens that the second convolution reads.
     """
 
     def __init__(self, channels: int, hidden: int, lookahead: int, lookbehind: int) -> None:
@@ -65,7 +62,7 @@ class PreLookahead(nn.Module):
             last: whether the utterances end with x. Zeros then replace the look-ahead.
 
         Returns:
-            (B, n, C) results for the n embeddings before the look-ahead.
+            (B, n, C).
         """
         h = F.pad(x.transpose(1, 2), (0, self.lookahead if last else 0))  # (B, C, T)
         h = F.leaky_relu(convolved(self.conv1, h))  # slope 0.01, as in the public code
@@ -78,7 +75,7 @@ class PreLookahead(nn.Module):
 def convolved(conv: nn.Conv1d, x: torch.Tensor) -> torch.Tensor:
     """Convolves (B, C, T) to (B, C', T - taps + 1), as a matrix product on a GPU.
 
-    Chunks have many lengths, and batches have many sizes. cuDNN takes milliseconds to choose an
+    Chunks have many lengths, and batches many sizes. cuDNN takes milliseconds to choose an
     algorithm for every new shape. A matrix product needs no such choice.
     """
     if x.device.type == "cpu":

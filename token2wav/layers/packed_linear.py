@@ -16,16 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-_ROWS = 16  # number of rows for which oneDNN chooses the layout; others are as fast
+_ROWS = 16  # oneDNN chooses the layout for this many rows; other numbers are as fast
 _AVAILABLE = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 class PackedWeight:
-    """Constant weight of products on a CPU.
-
-    Args:
-        weight: (outputs, inputs) float32. It need not be kept.
-    """
+    """Constant weight (outputs, inputs) float32 of products on a CPU."""
 
     def __init__(self, weight: torch.Tensor) -> None:
         weight = weight.detach().contiguous()
@@ -52,7 +48,7 @@ class PackedCopy:
 
     def __init__(self, arrange: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self._arrange = arrange
-        self._made: tuple[tuple[int, int], PackedWeight] | None = None
+        self._copy: tuple[tuple[int, int], PackedWeight] | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PackedCopy:
         """Returns a copy that packs anew, because torch cannot copy the layout of oneDNN."""
@@ -61,18 +57,15 @@ class PackedCopy:
     def of(self, weight: torch.Tensor) -> PackedWeight:
         """Returns the packed weight. It is made anew if the layer has another weight."""
         key = weight.data_ptr(), 0 if weight.is_inference() else weight._version
-        made = self._made
-        if made is None or made[0] != key:
-            self._made = made = key, PackedWeight(self._arrange(weight))
-        return made[1]
+        copy = self._copy
+        if copy is None or copy[0] != key:
+            self._copy = copy = key, PackedWeight(self._arrange(weight))
+        return copy[1]
 
 
 class PackedLinear(nn.Module):
     """Linear layer for inference on a CPU. It keeps its weight in the packed layout alone, which is
     no part of its `state_dict`.
-
-    Args:
-        linear: layer to replace.
     """
 
     def __init__(self, linear: nn.Linear) -> None:

@@ -22,15 +22,11 @@ class PositionNoise(Streaming, FreezableLayer):
     """Noise whose strength depends on the signal: x + noise * (W x), with one number of the noise
     for all channels of a position.
 
-    The public code draws new noise in every call. Here a stream, a batch and a whole utterance get
-    the same noise, because a number depends on its position alone. The state is the position at
+    The public code draws new noise in every call. Here a number depends on its position alone, so
+    that a stream, a batch and a whole utterance get the same noise. The state is the position at
     which the next step starts.
 
-    Call `freeze` after loading, before the first use.
-
-    Args:
-        channels: channels of the signal.
-        seed: seed of the noise. Layers of one network have different seeds.
+    Call `freeze` after loading, before the first use. Layers of one network have different seeds.
     """
 
     table: torch.Tensor
@@ -43,7 +39,6 @@ class PositionNoise(Streaming, FreezableLayer):
         self.register_buffer("table", None, persistent=False)  # (positions,), filled by `freeze`
 
     def freeze(self) -> None:
-        """Ends loading: draws the noise."""
         self.table = noise_table(self.seed)
 
     def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:

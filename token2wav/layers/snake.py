@@ -16,7 +16,6 @@ class Snake(FreezableLayer):
     Call `freeze` after loading, before the first use.
 
     Args:
-        channels: channels of the input.
         beta: whether β is a parameter ("snakebeta"); else β equals α ("snake").
         log_scale: whether parameters are logarithms.
     """
@@ -34,7 +33,6 @@ class Snake(FreezableLayer):
             self.register_buffer(name, None, persistent=False)
 
     def freeze(self) -> None:
-        """Ends loading: computes once all values that depend on the parameters alone."""
         alpha, beta = (
             parameter.detach().exp() if self.log_scale else parameter.detach()
             for parameter in (self.alpha, self.alpha if self.beta is None else self.beta)

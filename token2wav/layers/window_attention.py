@@ -1,9 +1,8 @@
 """Causal attention with a sliding window, as streaming layers: a position attends to itself and to
 the positions shortly before it.
 
-The keys and values of a window have a fixed size, so they are a state like the context of a
-convolution. A stream of any length needs the same memory. The state is a ring, so a step writes the
-new keys and values only.
+The keys and values of a window are a state of fixed size, so a stream of any length needs the same
+memory. The state is a ring, so a step writes the new keys and values only.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ class StreamKeys:
     """Keys of one stream in a part of a step.
 
     Attributes:
-        place: place of the first new position in the ring.
-        count: number of keys. The ring of a young stream is not full.
+        slot: slot of the first new position in the ring.
+        count: keys in the ring. The ring of a young stream is not full.
         mask: (n, keys) values to add to the scores, 0 or -inf; None if every position attends to
             all keys.
     """
 
-    place: int
+    slot: int
     count: int
     mask: torch.Tensor | None
 
@@ -44,15 +43,14 @@ class StepPart:
     Attributes:
         start, stop: first position of the part in the step, and the position after its last one.
         streams: keys of each stream, for rings that are a tensor for each stream; else empty.
-        places: (B or 1, n) places of the positions in rings that are one tensor; else None.
-        mask: (B or 1, n, ring) values to add to the scores of all streams together, or None like
-            `places`.
+        slots: (B or 1, n) slots of the positions in rings that are one tensor; else None.
+        mask: (B or 1, n, ring) values to add to the scores of all streams, or None like `slots`.
     """
 
     start: int
     stop: int
     streams: Sequence[StreamKeys] = ()
-    places: torch.Tensor | None = None
+    slots: torch.Tensor | None = None
     mask: torch.Tensor | None = None
 
 
@@ -70,11 +68,7 @@ class Positions:
 
 
 class PositionCounter(Streaming):
-    """Counter of the positions of each stream, from 0 at its first position.
-
-    Args:
-        window: number of positions that a position attends to, itself included.
-    """
+    """Counter of the positions of each stream, from 0 at its first position."""
 
     state_shape = (1,)
 
@@ -89,12 +83,8 @@ class PositionCounter(Streaming):
     def forward(
         self, x: torch.Tensor, step: StreamStep = OFFLINE, *, in_place: bool = False
     ) -> Positions:
-        """Returns the positions of x (B, T, C).
-
-        Args:
-            x: input of a step.
-            step: position in the streams, and the states.
-            in_place: whether the states of the attention layers are in place, see `Streaming`.
+        """Returns the positions of x (B, T, C). `in_place` states whether the states of the
+        attention layers are in place, see `Streaming`.
         """
         values = torch.arange(x.shape[1], device=x.device)[None]
         if step.state is None:
@@ -107,9 +97,9 @@ class PositionCounter(Streaming):
         starts = range(0, x.shape[1], _MOST_NEW)
         parts = [(start, min(start + _MOST_NEW, x.shape[1])) for start in starts]
         if in_place:
-            each = values.expand(x.shape[0], -1)
+            rows = values.expand(x.shape[0], -1)
             return Positions(
-                values, [self._part_of_each(each[:, start:stop], start) for start, stop in parts]
+                values, [self._part_of_each(rows[:, start:stop], start) for start, stop in parts]
             )
         return Positions(
             values, [self._part_of_all(values[:, start:stop], start) for start, stop in parts]
@@ -119,16 +109,16 @@ class PositionCounter(Streaming):
         """Makes a part for rings that are one tensor."""
         ring = ring_length(self.window)
         last = positions[:, -1:, None]
-        # The position of each key: the latest one that has its place in the ring.
+        # The position of each key: the latest one that has its slot in the ring.
         keys = last - (last - torch.arange(ring, device=positions.device)) % ring
         mask = _mask_of(positions[..., None], keys, self.window)
         stop = start + positions.shape[1]
-        return StepPart(start, stop, places=positions % ring, mask=mask)
+        return StepPart(start, stop, slots=positions % ring, mask=mask)
 
     def _part_of_graph(self, positions: torch.Tensor) -> StepPart:
         """Makes the only part of a step in an exported graph, where a step has any length.
 
-        The keys are those of the rings, then those of the step. `places` are the indices of the
+        The keys of the rings come first, then the keys of the step. `slots` are the indices of the
         keys that the rings hold after the step.
         """
         ring = ring_length(self.window)
@@ -136,24 +126,24 @@ class PositionCounter(Streaming):
         past, last = positions[:, :1] - 1, positions[:, -1:]
         keys = torch.cat((past - (past - slots) % ring, positions), dim=1)
         mask = _mask_of(positions[..., None], keys[:, None], self.window)
-        kept = last - (last - slots) % ring
-        places = torch.where(kept > past, ring + kept - past - 1, slots)
-        return StepPart(0, positions.shape[1], places=places, mask=mask)
+        latest = last - (last - slots) % ring
+        index = torch.where(latest > past, ring + latest - past - 1, slots)
+        return StepPart(0, positions.shape[1], slots=index, mask=mask)
 
     def _part_of_each(self, positions: torch.Tensor, start: int) -> StepPart:
         """Makes a part for rings that are a tensor for each stream."""
         ring = ring_length(self.window)
-        made: dict[int, StreamKeys] = {}  # by last position
+        stream_keys: dict[int, StreamKeys] = {}  # by last position
         lasts: list[int] = positions[:, -1].tolist()
         for row, last in enumerate(lasts):
-            if last not in made:
+            if last not in stream_keys:
                 count, queries = min(last + 1, ring), positions[row][:, None]
                 keys = last - (last - torch.arange(count)) % ring
-                everything = len(queries) == 1 and last < self.window
-                mask = None if everything else _mask_of(queries, keys, self.window)
-                place = (last + 1 - len(queries)) % ring
-                made[last] = StreamKeys(place, count, mask)
-        return StepPart(start, start + positions.shape[1], [made[last] for last in lasts])
+                sees_all = len(queries) == 1 and last < self.window
+                mask = None if sees_all else _mask_of(queries, keys, self.window)
+                slot = (last + 1 - len(queries)) % ring
+                stream_keys[last] = StreamKeys(slot, count, mask)
+        return StepPart(start, start + positions.shape[1], [stream_keys[last] for last in lasts])
 
 
 def ring_length(window: int) -> int:
@@ -172,20 +162,22 @@ def _mask_of(queries: torch.Tensor, keys: torch.Tensor, window: int) -> torch.Te
 
 
 def rotary_angles(
-    positions: torch.Tensor, dim_head: int, base: float
+    positions: torch.Tensor, dim_head: int, base: float, precision: torch.dtype = torch.float32
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Computes the cosines and sines (B, T, dim_head) float32 of rotary embeddings of positions
-    (B, T). The two halves of a head have equal angles.
+    """Computes rotary cosines and sines (B, T, dim_head) float32 of positions (B, T), rounded to a
+    precision. The two halves of a head have equal angles.
     """
     exponents = torch.arange(0, dim_head, 2, device=positions.device) / dim_head
-    angles = positions[..., None].float() * base**-exponents
+    # Not base**-exponents, whose last bits differ from those of the public codes. At far positions
+    # some cosines would then be rounded to another value.
+    angles = positions[..., None].float() * (1 / base**exponents)
     angles = torch.cat((angles, angles), dim=-1)
-    return angles.cos(), angles.sin()
+    return angles.cos().to(precision).float(), angles.sin().to(precision).float()
 
 
 def rotate(x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """Rotates every head of x (B, T, heads, dim_head) by the angles of its position. The pairs are
-    a channel of the first half and a channel of the second half.
+    """Rotates every head of x (B, T, heads, dim_head) by the angles of its position. A pair is a
+    channel of the first half and one of the second half.
     """
     cos, sin = (value[:, :, None].to(x.dtype) for value in angles)
     first, second = x.chunk(2, dim=-1)
@@ -195,13 +187,13 @@ def rotate(x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor]) -> torch.
 class WindowAttention(Streaming):
     """Attention of one layer over the last `window` positions. It has no weights.
 
-    Its state is a ring with the keys and values of the latest positions: position p has the place
-    p modulo the length of the ring.
+    Its state is a ring with the keys and values of the latest positions: position p has the slot p
+    modulo the length of the ring.
 
     Args:
-        heads: number of heads.
-        dim_head: channels of a head.
-        window: number of positions that a position attends to, itself included.
+        heads: heads of keys and values. Queries have as many heads, or a multiple: several heads in
+            sequence then share one head of keys.
+        window: positions that a position attends to, itself included.
     """
 
     state_in_place = True
@@ -219,14 +211,8 @@ class WindowAttention(Streaming):
         positions: Positions,
         step: StreamStep = OFFLINE,
     ) -> torch.Tensor:
-        """Computes attention of queries (B, T, heads, dim_head), in the same shape.
-
-        Args:
-            q: queries.
-            k: keys, of the same shape.
-            v: values, of the same shape.
-            positions: positions in the streams, from `PositionCounter`.
-            step: position in the streams, and the states.
+        """Computes attention of q (B, T, query heads, dim_head) over k and v (B, T, heads,
+        dim_head), in the shape of q. `positions` come from `PositionCounter`.
         """
         if step.state is None:
             return self._whole(q, k, v)
@@ -235,8 +221,8 @@ class WindowAttention(Streaming):
         if torch.compiler.is_exporting():
             [part] = positions.parts
             joined = torch.cat((rings, kv), dim=2)
-            assert part.places is not None
-            index = part.places[:, None, :, None, None].expand(rings.shape)
+            assert part.slots is not None
+            index = part.slots[:, None, :, None, None].expand(rings.shape)
             step.save_state(self, joined.gather(2, index))
             return _masked_attention(q, joined, part)
         attend = self._together if isinstance(rings, torch.Tensor) else self._one_by_one
@@ -253,8 +239,8 @@ class WindowAttention(Streaming):
         q: torch.Tensor, kv: torch.Tensor, rings: torch.Tensor, part: StepPart
     ) -> torch.Tensor:
         """Computes a part of a step, with rings (B, 2, ring, heads, dim_head)."""
-        assert part.places is not None
-        index = part.places[:, None, :, None, None].expand(kv.shape)
+        assert part.slots is not None
+        index = part.slots[:, None, :, None, None].expand(kv.shape)
         rings.scatter_(2, index, kv.to(rings.dtype))
         return _masked_attention(q, rings.to(q.dtype), part)
 
@@ -262,25 +248,25 @@ class WindowAttention(Streaming):
     def _one_by_one(
         q: torch.Tensor, kv: torch.Tensor, rings: Sequence[torch.Tensor], part: StepPart
     ) -> torch.Tensor:
-        """Computes a part of a step, with a ring (2, ring, heads, dim_head) for each stream.
-
-        It copies the new keys and values, and nothing else.
+        """Computes a part of a step, with a ring (2, ring, heads, dim_head) for each stream. It
+        copies the new keys and values alone.
         """
         queries = q.transpose(1, 2).split(1)  # (1, heads, n, dim_head) each
-        found = []
-        for ring, new, query, own in zip(rings, kv.unbind(0), queries, part.streams, strict=True):
-            room = ring.shape[1] - own.place
+        outputs = []
+        for ring, new, query, stream in zip(
+            rings, kv.unbind(0), queries, part.streams, strict=True
+        ):
+            room = ring.shape[1] - stream.slot
             if (excess := new.shape[1] - room) > 0:
-                ring[:, own.place :] = new[:, :room]
+                ring[:, stream.slot :] = new[:, :room]
                 ring[:, :excess] = new[:, room:]
             else:
-                ring.narrow(1, own.place, new.shape[1]).copy_(new)
-            keys, values = ring.narrow(1, 0, own.count).transpose(1, 2).unsqueeze(1).unbind(0)
-            found.append(F.scaled_dot_product_attention(query, keys, values, own.mask))
-        return torch.cat(found).transpose(1, 2)
+                ring.narrow(1, stream.slot, new.shape[1]).copy_(new)
+            keys, values = ring.narrow(1, 0, stream.count).transpose(1, 2).unsqueeze(1).unbind(0)
+            outputs.append(_grouped_attention(query, keys, values, stream.mask))
+        return torch.cat(outputs).transpose(1, 2)
 
     def _whole(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Computes attention of whole sequences, some positions at a time."""
         parts = []
         for start in range(0, q.shape[1], _BLOCK):
             stop = min(start + _BLOCK, q.shape[1])
@@ -301,7 +287,7 @@ def _masked_attention(q: torch.Tensor, kv: torch.Tensor, part: StepPart) -> torc
     assert part.mask is not None
     keys, values = kv.transpose(2, 3).unbind(1)
     mask = part.mask[:, None].to(q.dtype)
-    return F.scaled_dot_product_attention(q.transpose(1, 2), keys, values, mask).transpose(1, 2)
+    return _grouped_attention(q.transpose(1, 2), keys, values, mask).transpose(1, 2)
 
 
 def _attention(
@@ -309,12 +295,26 @@ def _attention(
 ) -> torch.Tensor:
     """Computes attention of q (B, T, heads, dim_head) over k and v (B, S, heads, dim_head).
 
-    Args:
-        q: queries.
-        k: keys.
-        v: values.
-        visible: (B or 1, T, S) whether a query attends to a key. A query attends to itself at
-            least.
+    `visible` (B or 1, T, S) is True where a query attends to a key. A query attends to itself at
+    least.
     """
     q, k, v = (value.transpose(1, 2) for value in (q, k, v))
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=visible[:, None]).transpose(1, 2)
+    return _grouped_attention(q, k, v, visible[:, None]).transpose(1, 2)
+
+
+def _grouped_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None
+) -> torch.Tensor:
+    """Computes attention of q (B, query heads, T, dim_head) over k and v (B, heads, S, dim_head).
+
+    Query heads that share their keys are further queries of one head, so no key is copied.
+
+    Args:
+        mask: broadcast to (B, 1, T, S); None if every query attends to all keys.
+    """
+    shared = q.shape[1] // k.shape[1]
+    if shared == 1:
+        return F.scaled_dot_product_attention(q, k, v, mask)
+    queries = q.unflatten(1, (-1, shared)).flatten(2, 3)
+    mask = None if mask is None else mask.repeat(1, 1, shared, 1)
+    return F.scaled_dot_product_attention(queries, k, v, mask).view(q.shape)

@@ -27,11 +27,12 @@ class TransformerSizes:
     """Sizes of a transformer.
 
     Attributes:
-        layers: number of layers.
         width: channels of the residual stream.
-        heads, dim_head: number of heads, and channels of a head.
-        window: number of positions that a position attends to, itself included.
+        dim_head: channels of a head.
+        window: positions that a position attends to, itself included.
         rope_base: base of the frequencies of rotary positions.
+        key_heads: heads of keys and values, a divisor of `heads`; None for `heads`.
+        rope_precision: precision to which the cosines and sines of rotary positions are rounded.
     """
 
     layers: int
@@ -40,13 +41,14 @@ class TransformerSizes:
     dim_head: int
     window: int
     rope_base: float
+    key_heads: int | None = None
+    rope_precision: torch.dtype = torch.float32
 
 
 class WindowTransformer(StreamModule):
     """Transformer with a sliding window and rotary positions. Its input must not be late.
 
     Args:
-        sizes: sizes of the transformer.
         norm: makes a norm over `width` channels.
         mlp: makes the feed-forward part of a layer.
     """
@@ -62,7 +64,7 @@ class WindowTransformer(StreamModule):
             TransformerLayer(sizes, norm, mlp()) for _ in range(sizes.layers)
         )
         self.positions = PositionCounter(sizes.window)
-        self._dim_head, self._base = sizes.dim_head, sizes.rope_base
+        self._rope = sizes.dim_head, sizes.rope_base, sizes.rope_precision
 
     def place(self, timing: Timing = ON_TIME) -> Timing:
         if timing.delay:
@@ -75,7 +77,7 @@ class WindowTransformer(StreamModule):
     def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
         """Computes x (B, T, width) to the same shape."""
         positions = self.positions(x, step, in_place=self._in_place(step))
-        angles = rotary_angles(positions.values, self._dim_head, self._base)
+        angles = rotary_angles(positions.values, *self._rope)
         for layer in self.layers:
             x = layer(x, positions, angles, step)
         return x
@@ -116,13 +118,14 @@ class Attention(nn.Module):
 
     def __init__(self, sizes: TransformerSizes) -> None:
         super().__init__()
-        inner = sizes.heads * sizes.dim_head
+        key_heads, dim_head = sizes.key_heads or sizes.heads, sizes.dim_head
         self.q_proj, self.k_proj, self.v_proj = (
-            nn.Linear(sizes.width, inner, bias=False) for _ in range(3)
+            nn.Linear(sizes.width, heads * dim_head, bias=False)
+            for heads in (sizes.heads, key_heads, key_heads)
         )
-        self.o_proj = nn.Linear(inner, sizes.width, bias=False)
-        self.window = WindowAttention(sizes.heads, sizes.dim_head, sizes.window)
-        self._heads = sizes.heads
+        self.o_proj = nn.Linear(sizes.heads * dim_head, sizes.width, bias=False)
+        self.window = WindowAttention(key_heads, dim_head, sizes.window)
+        self._dim_head = dim_head
 
     def forward(
         self,
@@ -132,7 +135,7 @@ class Attention(nn.Module):
         step: StreamStep,
     ) -> torch.Tensor:
         q, k, v = (
-            project(x).unflatten(-1, (self._heads, -1))
+            project(x).unflatten(-1, (-1, self._dim_head))
             for project in (self.q_proj, self.k_proj, self.v_proj)
         )
         h = self.window(rotate(q, angles), rotate(k, angles), v, positions, step)

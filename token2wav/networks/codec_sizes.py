@@ -76,7 +76,6 @@ class SeanetSizes:
 
     Attributes:
         sampling_rate: samples per second.
-        audio_channels: channels of the audio.
         hidden_size: channels of the transformer.
         num_filters: channels before the last convolution.
         num_residual_layers: residual units after each upsampling.
@@ -84,18 +83,16 @@ class SeanetSizes:
         kernel_size, last_kernel_size, residual_kernel_size: kernels of the first and of the last
             convolution, and of the residual units.
         dilation_growth_rate: factor from the dilation of a residual unit to the next one.
-        use_causal_conv, pad_mode, trim_right_ratio, use_conv_shortcut: variants of the
-            convolutions, of which only the published one is supported.
+        use_causal_conv, pad_mode, trim_right_ratio, use_conv_shortcut, attention_bias: variants, of
+            which only the published one is supported.
         compress: factor by which a residual unit has fewer channels inside.
         upsample_groups: groups of the upsampling before the transformer.
         num_hidden_layers, intermediate_size: layers of the transformer, and channels of their
             feed-forward parts.
-        num_attention_heads, num_key_value_heads, head_dim: heads of the transformer.
         hidden_act: activation of the feed-forward parts.
         norm_eps: added to the variance in a norm.
         rope_theta: base of rotary positions.
         sliding_window: positions that a position of the transformer attends to.
-        attention_bias: whether projections have a bias.
     """
 
     sampling_rate: SampleRate = 24000

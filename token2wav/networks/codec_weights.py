@@ -17,8 +17,8 @@ BOOK = ("codebook.weight", "out_proj.weight", "out_proj.bias")  # weights of a c
 _IN_BLOCK = ("snake1", "conv_t1")  # layers of a block before its residual units
 _CODEBOOK = re.compile(r"quantizer\.quantizers\.(\d{1,3})\.(.+)")
 
-# decoder.model.LAYER.NAME, decoder.model.LAYER.block.PLACE.NAME for a layer of a block, and
-# decoder.model.LAYER.block.PLACE.block.PLACE.NAME for a layer of a residual unit
+# decoder.model.LAYER.NAME, decoder.model.LAYER.block.INDEX.NAME for a layer of a block, and
+# decoder.model.LAYER.block.INDEX.block.INDEX.NAME for a layer of a residual unit
 _LAYER = re.compile(r"decoder\.model\.(\d{1,2})\.(?:block\.(\d)\.)?(?:block\.(\d)\.)?(.+)")
 _IN_UNIT = ("snake1", "conv1", "snake2", "conv2")
 
@@ -31,30 +31,37 @@ def decoder_name(name: str, layers: Sequence[str], in_block: Sequence[str]) -> s
         layers: names of the layers in their published order; "block" for an upsampling block.
         in_block: names of the layers of a block before its residual units.
     """
-    found = _LAYER.fullmatch(name)
-    if found is None or int(found[1]) >= len(layers):
+    match = _LAYER.fullmatch(name)
+    if match is None or int(match[1]) >= len(layers):
         return name
-    layer, (place, inner, own) = int(found[1]), found.groups()[1:]
+    layer, (block_layer, unit_layer, parameter) = int(match[1]), match.groups()[1:]
     if layers[layer] != "block":
-        return f"decoder.{layers[layer]}.{own}" if place is None else name
+        return f"decoder.{layers[layer]}.{parameter}" if block_layer is None else name
     start = f"decoder.block.{layers[:layer].count('block')}"
-    if place is None:
+    if block_layer is None:
         return name
-    if inner is None:
-        return f"{start}.{in_block[int(place)]}.{own}" if int(place) < len(in_block) else name
-    if int(inner) >= len(_IN_UNIT):
+    if unit_layer is None:
+        return (
+            f"{start}.{in_block[int(block_layer)]}.{parameter}"
+            if int(block_layer) < len(in_block)
+            else name
+        )
+    if int(unit_layer) >= len(_IN_UNIT):
         return name
-    return f"{start}.res_unit{int(place) - len(in_block) + 1}.{_IN_UNIT[int(inner)]}.{own}"
+    unit = int(block_layer) - len(in_block) + 1
+    return f"{start}.res_unit{unit}.{_IN_UNIT[int(unit_layer)]}.{parameter}"
 
 
-def transformers_name(name: str, blocks: int) -> str:
+def transformers_name(name: str, blocks: int, *, depthwise: bool = False) -> str:
     """Returns the name of a weight in the format of `transformers`, for a decoder of plain DAC.
 
     Args:
         name: name in the format of `transformers` or of `descript-audio-codec`.
-        blocks: number of upsampling blocks.
+        blocks: upsampling blocks of the decoder.
+        depthwise: see `SymmetricDecoder`.
     """
-    return decoder_name(name, ["conv1", *["block"] * blocks, "snake1", "conv2"], _IN_BLOCK)
+    first = ["conv0", "conv1"] if depthwise else ["conv1"]
+    return decoder_name(name, [*first, *["block"] * blocks, "snake1", "conv2"], _IN_BLOCK)
 
 
 def converted(
@@ -64,26 +71,36 @@ def converted(
     `SymmetricDecoder`: folds weight norm, joins codebooks, and flattens slopes.
 
     Args:
-        published: published weights. Weights of the decoder have the names of `SymmetricDecoder`.
+        published: weights, in the decoder under the names of `SymmetricDecoder`.
         book: names of the weights of a codebook, as for `stacked_projections`.
-        path: file of the weights, for messages.
+        path: file, for messages.
 
     Raises:
         CheckpointError: a codebook is incomplete, or two weights do not fit each other.
     """
     weights: dict[str, torch.Tensor] = {}
     books: dict[int, dict[str, torch.Tensor]] = {}
-    for name, value in fold_weight_norm(published, path).items():
-        found = _CODEBOOK.fullmatch(name)
-        if found and found[2] in book:
-            books.setdefault(int(found[1]), {})[found[2]] = value
+    for name, value in plain_weights(published, path).items():
+        match = _CODEBOOK.fullmatch(name)
+        if match and match[2] in book:
+            books.setdefault(int(match[1]), {})[match[2]] = value
         else:
-            weights[name] = _flat_slopes(name, value)
+            weights[name] = value
     joined = stacked_projections(books, book, path)
     return weights | {f"quantizer.{name}": value for name, value in joined.items()}
 
 
+def plain_weights(published: Mapping[str, torch.Tensor], path: Path) -> dict[str, torch.Tensor]:
+    """Folds weight norm, and flattens slopes.
+
+    Raises:
+        CheckpointError: two weights do not fit each other.
+    """
+    folded = fold_weight_norm(published, path)
+    return {name: _flat_slopes(name, value) for name, value in folded.items()}
+
+
 def _flat_slopes(name: str, value: torch.Tensor) -> torch.Tensor:
-    """Returns a weight, with the slopes (1, channels, 1) of an activation as (channels,)."""
+    """Flattens the slopes (1, channels, 1) of an activation; returns other weights as they are."""
     slopes = name.endswith(".alpha") and value.dim() == 3 and value.shape[::2] == (1, 1)
     return value.flatten() if slopes else value

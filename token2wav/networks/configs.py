@@ -33,7 +33,7 @@ Kernel = Annotated[int, Bounds(1, 4096)]
 CodebookCount = Annotated[int, Bounds(1, 64)]
 CodebookSize = Annotated[int, Bounds(1, 1 << 20)]
 Dilation = Annotated[int, Bounds(1, 4096)]
-Stages = Length(16)  # number of stages of a vocoder, or of parts of a stage
+Stages = Length(16)  # stages of a vocoder, or parts of a stage
 Rates = Annotated[tuple[Rate, ...], Stages]
 Kernels = Annotated[tuple[Kernel, ...], Stages]
 Dilations = Annotated[tuple[Annotated[tuple[Dilation, ...], Stages], ...], Stages]
@@ -76,12 +76,12 @@ class GuidedAttention:
 
     @property
     def past_blocks(self) -> int:
-        """Number of blocks before its own on which the output in a block depends."""
+        """Earlier blocks on which the output in a block depends."""
         return sum(SEES[mask][0] for mask in self.layers)
 
     @property
     def future_blocks(self) -> int:
-        """Number of blocks after its own on which the output in a block depends: the look-ahead."""
+        """Later blocks on which the output in a block depends: the look-ahead."""
         return sum(SEES[mask][1] for mask in self.layers)
 
 
@@ -155,7 +155,7 @@ class CodebookConfig:
     """Codebooks of tokens that consist of several codes. Every codebook has its own vocabulary.
 
     Attributes:
-        count: number of codes of a token.
+        count: codes of a token.
         merge: `sum` adds the embeddings of the codes. `concat` concatenates them, each with an
             equal share of the width.
     """

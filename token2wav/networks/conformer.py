@@ -30,8 +30,8 @@ _LAYER_EPS = 1e-12  # epsilon of the norms within layers; the other norms have t
 _POSITION_BASE = 10000.0
 _TABLE_POSITIONS = 8192  # largest distance for which a layer stores its projected positions
 
-# Result of attention (B, T, size) from the index of a layer, its attention module, and the queries,
-# keys and values (B, T, size) of that layer.
+# Computes attention (B, T, size) from the index of a layer, its attention module, and its queries,
+# keys and values (B, T, size).
 LayerAttention = Callable[
     [int, "RelativeAttention", torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor
 ]
@@ -47,7 +47,7 @@ class ConformerAttention(Protocol):
         """Returns the attention of the layers of one rate, which share their positions.
 
         Args:
-            x: (B, T, size) input of the first of these layers.
+            x: (B, T, size) input of the first layer.
             rate: positions per token.
         """
 
@@ -69,10 +69,8 @@ class ConformerContext(Protocol):
     def attend(
         self, layer: int, k: torch.Tensor, v: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Stores the keys and values (B, T, size) of the chunk in a layer.
-
-        Returns:
-            Keys and values of the past and of the chunk, each (B, past + T, size).
+        """Stores the keys and values (B, T, size) of the chunk in a layer. Returns the keys and
+        values of the past and of the chunk, each (B, past + T, size).
         """
 
 
@@ -124,11 +122,9 @@ class Conformer(nn.Module):
 
     Args:
         size: channels of all layers.
-        heads: heads of attention.
         hidden: channels within feed-forward layers.
-        layers: number of layers before upsampling.
-        up_layers: number of layers after upsampling.
-        lookahead: number of later tokens that the look-ahead layer reads.
+        layers, up_layers: layers before and after upsampling.
+        lookahead: later tokens that the look-ahead layer reads.
     """
 
     def __init__(
@@ -147,7 +143,7 @@ class Conformer(nn.Module):
 
     @property
     def key_value_specs(self) -> tuple[KeyValueSpec, ...]:
-        """Specs of the keys and values: layers at the token rate, then layers at the frame rate."""
+        """Specs of the layers at the token rate, then of the layers at the frame rate."""
         [size] = self.after_norm.normalized_shape
         return (
             KeyValueSpec(len(self.encoders), size, 1),
@@ -166,8 +162,7 @@ class Conformer(nn.Module):
 
         Args:
             x: (B, n + right, size) outputs of `embed`. `right` is the look-ahead, or 0 if `last`.
-            attention: attention of the layers.
-            step: state of the convolutions of the streams; `OFFLINE` for whole sequences.
+            step: state of the convolutions; `OFFLINE` for whole sequences.
             last: whether the streams end with x. Zeros then replace the look-ahead.
 
         Returns:
@@ -191,8 +186,8 @@ class Conformer(nn.Module):
 
 
 class ConformerLayer(nn.Module):
-    """Conformer layer: attention with relative positions, and a feed-forward network. Each follows
-    a layer norm.
+    """Conformer layer: attention with relative positions and a feed-forward network, each after a
+    norm.
     """
 
     def __init__(self, size: int, heads: int, hidden: int) -> None:
@@ -231,8 +226,8 @@ class RelativeAttention(nn.Module):
 
     def forward(self, x: torch.Tensor, attend: Attend) -> torch.Tensor:
         """Computes x (B, T, size) from its projections and a function that attends to them."""
-        seen = attend(self, self.linear_q(x), self.linear_k(x), self.linear_v(x))
-        return self.linear_out(seen)
+        attention = attend(self, self.linear_q(x), self.linear_k(x), self.linear_v(x))
+        return self.linear_out(attention)
 
     def attend(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, positions: _Positions
@@ -250,14 +245,9 @@ class RelativeAttention(nn.Module):
         return h.transpose(1, 2).flatten(2)
 
     def position_queries(self, q: torch.Tensor) -> torch.Tensor:
-        """Projects queries to the space of sinusoids, in which their product with the sinusoids of
-        a distance is the part of the score that depends on this distance.
-
-        Args:
-            q: (..., size) queries.
-
-        Returns:
-            (heads, queries, size) in the order of the queries, contiguous.
+        """Projects queries (..., size) to the space of sinusoids, (heads, queries, size),
+        contiguous. Their product with the sinusoids of a distance is the part of the score that
+        depends on this distance.
         """
         heads = (q.unflatten(-1, (self.heads, -1)) + self.pos_bias_v).flatten(0, -3)
         weight = self.linear_pos.weight.unflatten(0, (self.heads, -1))  # (heads, dim, size)
@@ -273,11 +263,10 @@ class RelativeAttention(nn.Module):
         Args:
             q: (B, heads, T, d) queries.
             start: position of the first query.
-            first: position of the first key.
-            stop: position after the last key.
+            first, stop: position of the first key, and after the last key.
 
         Returns:
-            (B, heads, T, keys) scores.
+            (B, heads, T, keys).
         """
         queries, keys = q.shape[2], stop - first
         nearest, farthest = start - stop + 1, start + queries - 1 - first
@@ -303,8 +292,8 @@ class RelativeAttention(nn.Module):
             most = most if most >= farthest else min(2 * farthest, _TABLE_POSITIONS)
             least = least if least <= nearest else max(2 * nearest, -_TABLE_POSITIONS)
             table = self._table = range(most, least - 1, -1), self._project(most, least)
-        at = table[0].start - farthest
-        return table[1][:, at : at + farthest - nearest + 1]
+        offset = table[0].start - farthest
+        return table[1][:, offset : offset + farthest - nearest + 1]
 
     def _project(self, farthest: int, nearest: int) -> torch.Tensor:
         weight = self.linear_pos.weight
@@ -331,8 +320,6 @@ class _Embedding(nn.Module):
 
 
 class _Upsampling(nn.Module):
-    """Upsampling layer: repeats every position, and then applies a causal convolution."""
-
     def __init__(self, size: int) -> None:
         super().__init__()
         self.conv = causal_conv(size, size, 2 * RATIO + 1)
@@ -373,7 +360,7 @@ class _Positions:
     def of(
         cls, x: torch.Tensor, grid: BlockGrid | None, context: ConformerContext, rate: int
     ) -> _Positions:
-        """Returns the positions of x (B, T, size); `rate` is the number of positions per token."""
+        """Returns the positions of x (B, T, size), with `rate` positions per token."""
         start = rate * context.start
         spans = [(rate * first, rate * stop) for first, stop in context.past]
         if spans and spans[-1][1] == start:

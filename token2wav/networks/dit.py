@@ -1,9 +1,7 @@
 """The DiT estimator of CosyVoice3: velocity of the flow from frames.
 
-With an `AttentionContext` it continues streams whose past is cached. Without one it computes whole
-sequences. Everything that depends on the ODE time alone is computed separately (`DiT.modulation`),
-so that it can be a table. Some details only follow the public code, because checkpoints depend on
-them. Comments mark these details.
+Some details only follow the public code, because checkpoints depend on them. Comments mark these
+details.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from token2wav.networks.estimator import AttentionContext, Estimator, Modulation
 from token2wav.networks.masks import attention_bias, block_mask
 
 _CONV_KERNEL = 31
-CONTEXT_FRAMES = _CONV_KERNEL - 1  # number of inputs that each position convolution reaches back
+CONTEXT_FRAMES = _CONV_KERNEL - 1  # inputs that each position convolution reaches back
 _CONV_GROUPS = 16
 _TIME_DIM = 256
 _TIME_SCALE = 1000.0
@@ -158,9 +156,7 @@ class RotaryEmbedding(nn.Module):
         self.register_buffer("inv_freq", 1.0 / _ROPE_BASE**exponent)
 
     def forward(self, positions: torch.Tensor) -> Rope:
-        """Computes cos and sin, (T, dim_head) or (B, T, dim_head), of absolute frame positions (T,)
-        or (B, T).
-        """
+        """Computes cos and sin (..., dim_head) of absolute frame positions (T,) or (B, T)."""
         angle = positions.float()[..., None] * self.inv_freq  # (..., dim_head / 2)
         angle = angle.repeat_interleave(2, dim=-1)
         return angle.cos(), angle.sin()
@@ -348,8 +344,10 @@ class DiT(Estimator):
         """
         h = self.input_embed(x.transpose(1, 2), conditions, context)
         blocks, out = modulation
-        for block, row, own in zip(self._blocks(), blocks, self._layer_biases(bias), strict=True):
-            h = block(h, row, rope, own, context)
+        for block, row, layer_bias in zip(
+            self._blocks(), blocks, self._layer_biases(bias), strict=True
+        ):
+            h = block(h, row, rope, layer_bias, context)
         scale, shift = out.unbind(1)
         h = modulated_norm(h, shift, scale).to(self.proj_out.weight.dtype)
         return self.proj_out(h).float().transpose(1, 2)
@@ -395,7 +393,7 @@ class DiT(Estimator):
     def _layer_biases(self, bias: Bias | LayerBiases) -> Sequence[Bias]:
         """Returns one bias for each layer, in the dtype of scores."""
         if isinstance(bias, tuple):
-            return [own.to(self.score_dtype) for own in bias]
+            return [layer_bias.to(self.score_dtype) for layer_bias in bias]
         return [None if bias is None else bias.to(self.score_dtype)] * len(self.transformer_blocks)
 
     def _blocks(self) -> list[DiTBlock]:

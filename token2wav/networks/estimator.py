@@ -60,7 +60,7 @@ class Estimator(nn.Module, ABC):
     whole sequences.
 
     Attributes:
-        attention: number of attention layers, number of heads, and channels of a head.
+        attention: attention layers, heads, and channels of a head.
         conv_state_shapes: channels and positions of the state of each convolution.
         masks_padding: whether streams may begin with padding (`BlockGrid.prompt_padding`).
             Convolutions then read zeros there.
@@ -90,8 +90,7 @@ class Estimator(nn.Module, ABC):
     def project_conditions(
         self, mu: torch.Tensor, spks: torch.Tensor, cond: torch.Tensor
     ) -> torch.Tensor:
-        """Prepares the conditions of frames. They are the same at every ODE step, so this runs once
-        for all steps.
+        """Prepares the conditions of frames, once for all ODE steps.
 
         Args:
             mu: (B, bands, T) encoded tokens.
@@ -99,7 +98,7 @@ class Estimator(nn.Module, ABC):
             cond: (B, bands, T) mel of the prompt; zeros after the prompt.
 
         Returns:
-            (B, T, width) conditions, as `velocity` takes them. The width depends on the estimator.
+            (B, T, width). The width depends on the estimator.
         """
 
     @abstractmethod
@@ -122,8 +121,7 @@ class Estimator(nn.Module, ABC):
                 all rows.
             bias: bias of attention scores, broadcastable to (B, heads, T, keys); None for full
                 attention.
-            context: context of the frames before x; None if x is a whole sequence that starts with
-                the prompt.
+            context: context of the frames before x; None if x is a whole sequence.
             rope: result of `rope` for the positions of x.
 
         Returns:
@@ -140,7 +138,7 @@ class Estimator(nn.Module, ABC):
 
     @property
     def state_width(self) -> int:
-        """Number of values in the state of all convolutions, per ODE step and guidance branch."""
+        """Numbers in the state of all convolutions, per ODE step and guidance branch."""
         return sum(map(math.prod, self.conv_state_shapes))
 
     def tails(self, state: torch.Tensor) -> list[torch.Tensor]:
@@ -152,8 +150,10 @@ class Estimator(nn.Module, ABC):
         """
         starts = pairwise(accumulate(map(math.prod, self.conv_state_shapes), initial=0))
         return [
-            state[..., a:b].unflatten(-1, (positions, channels)).transpose(-1, -2)
-            for (a, b), (channels, positions) in zip(starts, self.conv_state_shapes, strict=True)
+            state[..., start:stop].unflatten(-1, (positions, channels)).transpose(-1, -2)
+            for (start, stop), (channels, positions) in zip(
+                starts, self.conv_state_shapes, strict=True
+            )
         ]
 
     @property
@@ -169,7 +169,7 @@ class DenseContext:
 
     Args:
         tails: (R, channels, positions) state of every convolution before the chunk.
-        frames: (R,) number of valid frames of each row; the rest is padding.
+        frames: (R,) valid frames of each row; the rest is padding.
         past: (R, S, inner) keys and values of every layer: k0, v0, k1, v1 ...
         present: (R, 1, N) 1 for frames, 0 for prompt padding; None without prompt padding.
 
@@ -219,9 +219,8 @@ class CachedStep(nn.Module):
     """One ODE step as a pure function, which is exported as the graph `step`. Keys, values and
     states are inputs and outputs.
 
-    There are R rows of N frames each, with S frames of past. A row is one guidance branch of the
-    chunk of one stream. All rows are at the same ODE time. All inputs are float32 except `frames`
-    and `past_*`:
+    A row is one guidance branch of the chunk of one stream. There are R rows of N frames, with S
+    frames of past, all at the same ODE time. All inputs are float32 except `frames` and `past_*`:
 
     - `x`, `mu`, `cond` (R, bands, N), and `spks` (R, bands)
     - `modulation`, and `modulation_out` if the estimator has it: modulation of the ODE time, for
@@ -263,4 +262,4 @@ class CachedStep(nn.Module):
 
 def cache_names(layers: int) -> list[str]:
     """Lists the names of the keys and values of a graph, without `past_` or `new_`."""
-    return [f"{which}_{layer}" for layer in range(layers) for which in ("key", "value")]
+    return [f"{kind}_{layer}" for layer in range(layers) for kind in ("key", "value")]

@@ -51,8 +51,6 @@ class HiFT(WaveformNetwork):
     Args:
         config: sizes of the network.
         source: class of the harmonic source, if the family has one of its own.
-
-    For attributes see `WaveformNetwork`.
     """
 
     def __init__(self, config: HiFTConfig, source: type[HarmonicSource] | None = None) -> None:
@@ -123,26 +121,25 @@ class HiFT(WaveformNetwork):
         """
         source = self.m_source.place(self.f0_predictor.place())
         first = placed((self.conv_pre, *self._ups(0)))  # without a wait of the mel
-        in_time = self.stft.window.latest_input(self._spectrum_delay(0, first.delay))
+        limit = self.stft.window.latest_input(self._spectrum_delay(0, first.delay))
         samples = self.config.samples_per_frame
-        self.mel_delay.length = max(0, -((in_time - source.delay) // samples))
+        self.mel_delay.length = max(0, -((limit - source.delay) // samples))
         timing, spectrum = placed((self.mel_delay, self.conv_pre)), ON_TIME
         for stage, mean in enumerate(self._means):
             timing = placed(self._ups(stage), timing)
-            wanted = Timing(self._spectrum_delay(stage, timing.delay))
+            target = Timing(self._spectrum_delay(stage, timing.delay))
             if stage == 0:
-                latest = Timing(self.stft.window.latest_input(wanted.delay))
+                latest = Timing(self.stft.window.latest_input(target.delay))
                 self.source_delay.align(source, latest)
                 spectrum = self.stft.place(latest)
             wait: Any = self.spectrum_waits[stage]
-            wait.align(spectrum, wanted)
+            wait.align(spectrum, target)
             spectrum = wait.output
             placed((self.source_downs[stage], self.source_resblocks[stage]), spectrum)
             timing = mean.place(timing)
         return placed((self.conv_post, self.istft), timing)
 
     def _ups(self, stage: int) -> list[nn.Module]:
-        """Returns the upsampling layers of a stage."""
         last = stage == len(self.ups) - 1
         return [self.ups[stage], self.mirror] if last else [self.ups[stage]]
 
@@ -182,11 +179,11 @@ class HiFT(WaveformNetwork):
             phase: rounding of the phase of the source, see `frame_sines`.
 
         Returns:
-            (B, samples), samples_per_frame for every frame, without the samples left out.
+            (B, samples), `samples_per_frame` for every frame.
         """
         samples = mel.shape[2] * self.config.samples_per_frame
-        drawn = noise.window(0, samples).to(mel.device)
-        return self(mel, self.m_source.merged(drawn), phase=phase)[
+        numbers = noise.window(0, samples).to(mel.device)
+        return self(mel, self.m_source.merged(numbers), phase=phase)[
             :, : samples - (0 if final else self.output_delay)
         ]
 
@@ -204,7 +201,6 @@ class HiFT(WaveformNetwork):
             mel: (B, bands, T) next frames.
             noise: (N,) or (B, N) noise of the source from `HarmonicSource.merged`. In a stream it
                 has the same delay as F0.
-            step: position in the streams, and the state of every layer.
             phase: rounding of the phase of the source, see `frame_sines`.
             decode: replacement of `decode` on another backend; None for torch.
         """

@@ -24,15 +24,17 @@ _QKV = re.compile(r"^(.+\.layers\.\d+\.self_attn\.)in_proj(_weight|s\.0\.weight|
 
 
 def layer_name(published: str) -> str:
-    """Returns the name of a weight in `WindowTransformer`, but for the projection of queries, keys
-    and values, which `attention_rows` renames.
+    """Returns the name of a weight in `WindowTransformer`. `attention_rows` renames the projection
+    of queries, keys and values.
     """
     for pattern, replacement in _RENAMED:
         published = pattern.sub(replacement, published)
     return published
 
 
-def attention_rows(name: str, value: torch.Tensor, heads: int) -> dict[str, torch.Tensor]:
+def attention_rows(
+    name: str, value: torch.Tensor, heads: int, key_heads: int | None = None
+) -> dict[str, torch.Tensor]:
     """Splits the projection of queries, keys and values of a layer. Other weights are returned as
     they are.
 
@@ -42,28 +44,30 @@ def attention_rows(name: str, value: torch.Tensor, heads: int) -> dict[str, torc
 
     Args:
         name: name of the weight, from `layer_name`.
-        value: the weight.
-        heads: number of heads of the transformer.
+        heads: heads of the transformer.
+        key_heads: heads of its keys and values; None for `heads`.
 
     Returns:
         Weights by the names of `WindowTransformer`.
     """
-    found = _QKV.match(name)
-    if found is None or not _splits(value, heads):
+    match, key_heads = _QKV.match(name), key_heads or heads
+    all_heads = heads + 2 * key_heads
+    if match is None or not _splits(value, all_heads):
         return {name: value}
-    q, k, v = value.chunk(3)
+    size = len(value) // all_heads
+    q, k, v = value.split([heads * size, key_heads * size, key_heads * size])
     return {
-        f"{found[1]}q_proj.weight": _halves(q, heads),
-        f"{found[1]}k_proj.weight": _halves(k, heads),
-        f"{found[1]}v_proj.weight": v,
+        f"{match[1]}q_proj.weight": _halves(q, heads),
+        f"{match[1]}k_proj.weight": _halves(k, key_heads),
+        f"{match[1]}v_proj.weight": v,
     }
 
 
-def _splits(value: torch.Tensor, heads: int) -> bool:
+def _splits(value: torch.Tensor, all_heads: int) -> bool:
     """Returns whether a tensor has the rows of queries, keys and values of heads with pairs. The
     later check of names rejects any other tensor.
     """
-    return isinstance(value, torch.Tensor) and value.dim() == 2 and not len(value) % (6 * heads)
+    return isinstance(value, torch.Tensor) and value.dim() == 2 and not len(value) % (2 * all_heads)
 
 
 def _halves(rows: torch.Tensor, heads: int) -> torch.Tensor:

@@ -30,8 +30,8 @@ def _page(index: int, bands: int, device: torch.device) -> torch.Tensor:
 
 
 def _stretches(start: int, stop: int, size: int) -> Iterator[tuple[int, slice]]:
-    """Lists the blocks of `size` numbers that contain the positions from `start` to `stop`, each
-    with the slice of the block.
+    """Yields the blocks of `size` numbers with the positions from `start` to `stop`, each with a
+    slice of the block.
     """
     while start < stop:
         block, offset = divmod(start, size)
@@ -47,10 +47,8 @@ class FlowNoise:
     fails.
 
     Args:
-        bands: mel bands.
         table: (bands, T) numbers that replace the first T frames, for models that were built with
             other noise.
-        device: device of the noise.
     """
 
     def __init__(
@@ -70,8 +68,8 @@ class FlowNoise:
 
     def pieces(self, start: int, stop: int) -> list[torch.Tensor]:
         """Returns the noise of frames as views of tables (bands, ...), without a launch."""
-        drawn = _stretches(max(start, self._table.shape[1]), stop, PAGE_FRAMES)
-        pages = [_page(page, self._bands, self._device)[:, frames] for page, frames in drawn]
+        stretches = _stretches(max(start, self._table.shape[1]), stop, PAGE_FRAMES)
+        pages = [_page(page, self._bands, self._device)[:, frames] for page, frames in stretches]
         return [self._table[:, start:stop], *pages]
 
 
@@ -90,8 +88,8 @@ class SourceNoise:
     seed of its own.
 
     Args:
-        harmonics: number of sines per sample, with the fundamental.
-        skip: number of draws before the first sample (`draws_before_source` of CosyVoice3).
+        harmonics: sines per sample, with the fundamental.
+        skip: draws before the first sample (`draws_before_source` of CosyVoice3).
         table: (N, harmonics) numbers that replace the first N samples, for models that were built
             with other noise. They are float, or (N, harmonics, 3) uint8 for 24-bit integers, low
             byte first, in units of 2**-24.
@@ -110,11 +108,11 @@ class SourceNoise:
 
     def window(self, start: int, stop: int) -> torch.Tensor:
         """Returns the noise (stop - start, harmonics) float32 on the CPU."""
-        drawn = _stretches(max(start, len(self._table)), stop, _BLOCK_SAMPLES)
+        stretches = _stretches(max(start, len(self._table)), stop, _BLOCK_SAMPLES)
         return torch.cat(
             (
                 _unpacked(self._table[start:stop]),
-                *(self._block(block)[part] for block, part in drawn),
+                *(self._block(block)[part] for block, part in stretches),
             )
         )
 
@@ -139,9 +137,9 @@ class SourceNoise:
         nearest = min(index, self._known - 1)
         # a copy, because torch 2.13 reads a view from the start of its storage
         generator.set_state(self._states[nearest].clone())
-        for at in range(nearest, index + 1):
+        for block_index in range(nearest, index + 1):
             block = torch.rand(_BLOCK_SAMPLES, self._harmonics, generator=generator)
-            self._keep(at + 1, generator)
+            self._keep(block_index + 1, generator)
         return block
 
     def _keep(self, index: int, generator: torch.Generator) -> None:
@@ -187,9 +185,8 @@ class NoiseTable:
     """Table of merged noise by mel frame. A block is drawn when the first stream reaches it, and
     serves all later streams.
 
-    The numbers come from torch's generator on the CPU, which no other device reproduces. So they
-    are drawn there, in order, and copied to the device once. A chunk names its rows of the table by
-    their indices, and the device looks them up.
+    The numbers come from torch's generator on the CPU, which no other device reproduces. They are
+    copied to the device once. A chunk names its rows of the table by their indices.
 
     Attributes:
         late: delay of F0 of the source in a stream, in frames. The noise has the same delay.
@@ -203,11 +200,11 @@ class NoiseTable:
         self.late = source.input.delay
         self._samples = source.config.samples_per_frame
         self.rows = source.l_linear.weight.new_zeros(_FIRST_BLOCKS * _BLOCK_FRAMES, self._samples)
-        # for every block of an utterance: its place in the table, or -1
-        self._place = np.full(_FIRST_BLOCKS, -1)
-        self._holds = np.full(_FIRST_BLOCKS, -1)  # for every place: its block, or -1
-        # for every place: the last call of `find` that asked for its block
-        self._used = np.zeros(_FIRST_BLOCKS, np.int64)
+        # for every block of an utterance: its slot in the table, or -1
+        self._slots = np.full(_FIRST_BLOCKS, -1)
+        self._blocks = np.full(_FIRST_BLOCKS, -1)  # for every slot: its block, or -1
+        # for every slot: the last call of `find` that asked for its block
+        self._last_calls = np.zeros(_FIRST_BLOCKS, np.int64)
         self._calls = 0
         self.lock = threading.Lock()
 
@@ -223,44 +220,44 @@ class NoiseTable:
         Args:
             starts: (B,) first frames, counted from the start of the utterance. Any row serves for
                 frames before the start.
-            width: number of frames.
+            width: frames of each row.
         """
         self._calls += 1
         frames = np.maximum(starts[:, None] + np.arange(width), 0)
         blocks = frames // _BLOCK_FRAMES
-        needed = np.unique(blocks)
-        if needed[-1] >= len(self._place):
-            more = np.full(max(int(needed[-1]) + 1, 2 * len(self._place)) - len(self._place), -1)
-            self._place = np.concatenate((self._place, more))
-        there = self._place[needed]
-        self._used[there[there >= 0]] = self._calls
-        for block in needed[there < 0]:
+        distinct = np.unique(blocks)
+        if distinct[-1] >= len(self._slots):
+            more = np.full(max(int(distinct[-1]) + 1, 2 * len(self._slots)) - len(self._slots), -1)
+            self._slots = np.concatenate((self._slots, more))
+        slots = self._slots[distinct]
+        self._last_calls[slots[slots >= 0]] = self._calls
+        for block in distinct[slots < 0]:
             self._draw(int(block))
-        return self._place[blocks] * _BLOCK_FRAMES + frames % _BLOCK_FRAMES
+        return self._slots[blocks] * _BLOCK_FRAMES + frames % _BLOCK_FRAMES
 
     def _draw(self, block: int) -> None:
-        place = self._free_place()
+        slot = self._free_slot()
         samples = _BLOCK_FRAMES * self._samples
-        drawn = self._noise.window(block * samples, (block + 1) * samples)
-        merged = self._source.merged(drawn.to(self.rows.device))
-        self.rows[place * _BLOCK_FRAMES : (place + 1) * _BLOCK_FRAMES] = merged.unflatten(
+        numbers = self._noise.window(block * samples, (block + 1) * samples)
+        merged = self._source.merged(numbers.to(self.rows.device))
+        self.rows[slot * _BLOCK_FRAMES : (slot + 1) * _BLOCK_FRAMES] = merged.unflatten(
             0, (-1, self._samples)
         )
-        self._place[block], self._holds[place], self._used[place] = place, block, self._calls
+        self._slots[block], self._blocks[slot], self._last_calls[slot] = slot, block, self._calls
 
-    def _free_place(self) -> int:
-        """Returns an empty place, or the least recently used one; it never evicts a block of this
+    def _free_slot(self) -> int:
+        """Returns an empty slot, or the least recently used one; never evicts a block of this
         call.
         """
-        if len(empty := np.flatnonzero(self._holds < 0)):
+        if len(empty := np.flatnonzero(self._blocks < 0)):
             return int(empty[0])
-        oldest = int(self._used.argmin())
-        if len(self._holds) >= _MOST_BLOCKS and self._used[oldest] < self._calls:
-            self._place[self._holds[oldest]] = -1
+        oldest = int(self._last_calls.argmin())
+        if len(self._blocks) >= _MOST_BLOCKS and self._last_calls[oldest] < self._calls:
+            self._slots[self._blocks[oldest]] = -1
             return oldest
-        count = len(self._holds)
+        count = len(self._blocks)
         more = min(count, _MOST_BLOCKS - count) if count < _MOST_BLOCKS else count
         self.rows = torch.cat((self.rows, self.rows.new_zeros(more * _BLOCK_FRAMES, self._samples)))
-        self._holds = np.concatenate((self._holds, np.full(more, -1)))
-        self._used = np.concatenate((self._used, np.zeros(more, np.int64)))
+        self._blocks = np.concatenate((self._blocks, np.full(more, -1)))
+        self._last_calls = np.concatenate((self._last_calls, np.zeros(more, np.int64)))
         return count

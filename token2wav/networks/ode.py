@@ -33,8 +33,8 @@ def solver_times(
     (steps,).
 
     As in the public solver, each time is the sum of the widths before it. The sums differ from
-    `time_grid` by rounding only. But the estimator multiplies times by 1000 before it takes a sine,
-    and the rounding then has an effect of 1e-5.
+    `time_grid` by rounding only. But the estimator takes sines of 1000 times these times, where the
+    rounding has an effect of 1e-5.
     """
     grid = time_grid(steps, schedule)
     t, width = grid[0], grid[1] - grid[0]
@@ -79,25 +79,24 @@ class OdeTables:
         """Computes the tables.
 
         Args:
-            estimator: estimator of the velocity.
-            steps: number of steps of the whole schedule.
-            guidance: classifier-free guidance rate.
-            schedule: start times of the steps.
-            evaluated: number of these times at which the estimator is evaluated; 0 for all of them.
-                Fewer and longer steps then cover the same range of times. For example, 3 of 10
-                times are the times 0, 3 and 7.
+            steps: steps of the whole schedule.
+            evaluated: number of start times at which the estimator is evaluated; 0 for all. Fewer
+                and longer steps then cover the same range of times. For example, 3 of 10 times are
+                the times 0, 3 and 7.
         """
         times, widths = solver_times(steps, schedule)
         count = evaluated or steps
-        stored = [round(step * steps / count) for step in range(count)]
+        stored_steps = [round(step * steps / count) for step in range(count)]
         if count < steps:
-            ends = torch.cat((times[stored[1:]], (times + widths)[-1:]))
-            times = times[stored]
+            ends = torch.cat((times[stored_steps[1:]], (times + widths)[-1:]))
+            times = times[stored_steps]
             widths = ends - times
         device = next(estimator.parameters()).device
-        each = zip(times[:, None].to(device), (times + widths)[:, None].to(device), strict=True)
-        modulation = [estimator.modulation(t, end) for t, end in each]
-        return cls(widths.tolist(), modulation, guidance, stored)
+        intervals = zip(
+            times[:, None].to(device), (times + widths)[:, None].to(device), strict=True
+        )
+        modulation = [estimator.modulation(t, end) for t, end in intervals]
+        return cls(widths.tolist(), modulation, guidance, stored_steps)
 
     def advance(self, step: int, x: torch.Tensor, velocity: torch.Tensor) -> torch.Tensor:
         """Advances the state x (B, ...) by one step.
@@ -126,14 +125,7 @@ class OdeTables:
 
 
 class EulerSolver:
-    """Solver that integrates one estimator over a fixed schedule.
-
-    Args:
-        estimator: estimator of the velocity.
-        steps: number of ODE steps.
-        guidance: classifier-free guidance rate.
-        schedule: start times of the steps.
-    """
+    """Solver that integrates one estimator over a fixed schedule. For arguments see `OdeTables`."""
 
     def __init__(
         self, estimator: Estimator, steps: int, guidance: float, schedule: ScheduleConfig = _COSINE
@@ -154,9 +146,7 @@ class EulerSolver:
 
         Args:
             noise: (B, bands, T) start of the ODE.
-            mu: (B, bands, T) condition from the tokens.
-            spk: (B, bands) speaker vectors.
-            cond: (B, bands, T) condition from the prompt mel.
+            mu, spk, cond: conditions, see `Estimator.project_conditions`.
             mask: (T, T) attention mask, True where allowed; None for full attention.
         """
         conditions = self._estimator.project_conditions(*self.tables.guided(mu, spk, cond))

@@ -25,11 +25,7 @@ from token2wav.networks.codec_sizes import SeanetSizes
 
 
 class SeanetDecoder(WaveformNetwork):
-    """Decoder from latents, vectors of `hidden_size` numbers, to audio.
-
-    Args:
-        sizes: sizes of the decoder.
-    """
+    """Decoder from latents, vectors of `hidden_size` numbers, to audio."""
 
     def __init__(self, sizes: SeanetSizes) -> None:
         super().__init__()
@@ -97,7 +93,6 @@ def seanet(sizes: SeanetSizes) -> Chain:
 
 
 def _residual_unit(channels: int, dilation: int, sizes: SeanetSizes) -> Residual:
-    """Makes two causal convolutions, each after an activation."""
     inner, kernel = channels // sizes.compress, sizes.residual_kernel_size
     convs = (
         causal_conv(channels, inner, kernel, dilation=dilation),
@@ -107,7 +102,5 @@ def _residual_unit(channels: int, dilation: int, sizes: SeanetSizes) -> Residual
 
 
 class ELU(nn.Module):
-    """Activation ELU."""
-
     def forward(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         return F.elu(x) if out is None else torch.ops.aten.elu.out(x, out=out)

@@ -107,7 +107,6 @@ class HarmonicSource(Streaming):
 
     @property
     def course(self) -> PhaseCourse:
-        """Course of the phase within a frame."""
         return PhaseCourse()
 
     def place(self, timing: Timing = ON_TIME) -> Timing:
@@ -129,15 +128,14 @@ class HarmonicSource(Streaming):
             noise: (T * samples_per_frame,) result of `merged` for all rows, or (B, T *
                 samples_per_frame) for each row.
             phase: rounding of the phase, see `frame_sines`.
-            step: position in the streams, and the state of every layer.
         """
         repeat = self.config.samples_per_frame
         if step.first:
             # The first frames lie before the start of the stream. F0 is zero there, so that the
             # phase does not advance.
             f0 = F.pad(f0[:, self.input.delay :], (self.input.delay, 0))
-        kept = None if step.first or step.state is None else step.state[self]
-        sine, amplitude, carry = self.frames(f0, phase, kept)
+        carry = None if step.first or step.state is None else step.state[self]
+        sine, amplitude, carry = self.frames(f0, phase, carry)
         step.save_state(self, carry)
         # Sines and amplitudes are constant within a frame: as in the public code, the sine is a
         # staircase and not a smooth wave. Harmonics are therefore merged once per frame, and the
@@ -183,7 +181,7 @@ class SmoothSource(HarmonicSource):
     frame to the middle of the next frame.
 
     A step of a stream therefore ends in the middle of its last frame. The phase does not advance
-    before the middle of the first frame, or after the middle of the last frame of a stream.
+    before the first middle and after the last middle.
     """
 
     def __init__(self, config: HiFTConfig) -> None:
@@ -250,7 +248,6 @@ def frame_sines(
 
     Args:
         increments: (B, T, harmonics) cycles per sample, float32, constant within a frame.
-        samples_per_frame: samples of a frame.
         phase: rounding of the phase.
         carry: (B, harmonics) double: phase in cycles before the first frame; None for zero.
 

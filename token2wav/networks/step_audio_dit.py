@@ -1,11 +1,8 @@
 """Step-Audio2's flow-matching estimator, a DiT with convolutions in every layer: velocity of the
 flow from frames.
 
-Attention has no positions, its queries and keys are normalised, and convolutions are causal. So
-with an `AttentionContext` it continues streams whose past is cached. Without one it computes whole
-sequences. Everything that depends on the ODE time alone is computed separately
-(`StepAudioDiT.modulation`), so that it can be a table. Parameters have the names of public
-`flow.pt` files below `decoder.estimator.`.
+Attention has no positions, its queries and keys are normalised, and convolutions are causal.
+Parameters have the names of public `flow.pt` files below `decoder.estimator.`.
 """
 
 from __future__ import annotations
@@ -33,8 +30,6 @@ class StepAudioDiT(Estimator):
     Args:
         bands: mel bands; state, conditions, speaker vector and prompt have the same width.
         channels: width of every layer.
-        heads, dim_head: sizes of attention.
-        layers: number of layers.
 
     Attributes:
         convolutions: convolutions in the order of their `index`, two for each layer.
@@ -146,11 +141,10 @@ class StepAudioLayer(nn.Module):
         """Computes the layer.
 
         Args:
-            x: (B, T, channels) input.
+            x: (B, T, channels).
             vectors: (B or 1, 9, channels) shift, scale and gate of attention, then of feed-forward,
                 then of the convolutions.
-            bias: bias of attention scores.
-            context: context of the frames before x; None for a whole sequence.
+            bias, context: see `Estimator.velocity`.
         """
         attend, feed, convolve = vectors.unflatten(1, (3, 3)).unbind(1)
         x = x + attend[:, 2:] * self.attn(
@@ -163,11 +157,7 @@ class StepAudioLayer(nn.Module):
 
 
 class _Attention(nn.Module):
-    """Multi-head self-attention. Queries and keys are normalised head by head.
-
-    Attributes:
-        index: index of its layer.
-    """
+    """Multi-head self-attention. Queries and keys are normalised head by head."""
 
     def __init__(self, channels: int, heads: int, dim_head: int, index: int) -> None:
         super().__init__()

@@ -1,10 +1,8 @@
 """CosyVoice2's flow-matching estimator, a causal U-Net of one resolution: velocity of the flow from
 frames.
 
-Its convolutions are causal and its attention covers whole blocks. So with an `AttentionContext` it
-continues streams whose past is cached. Without one it computes whole sequences. Everything that
-depends on the ODE time alone is computed separately (`UNet.modulation`), so that it can be a table.
-Parameters have the names of public `flow.pt` files below `decoder.estimator.`.
+Its convolutions are causal, and its attention covers whole blocks. Parameters have the names of
+public `flow.pt` files below `decoder.estimator.`.
 """
 
 from __future__ import annotations
@@ -32,9 +30,8 @@ class UNet(Estimator):
     Args:
         bands: mel bands; state, conditions, speaker vector and prompt have the same width.
         channels: channels of every block.
-        heads, dim_head: sizes of attention.
-        mid_blocks: number of blocks in the middle.
-        layers: number of transformer layers of a block.
+        mid_blocks: blocks in the middle.
+        layers: transformer layers of a block.
         block_frames: frames of an attention block.
         mean_flow: whether the network was distilled to the mean velocity of a step, which also
             depends on the end of the step.
@@ -184,10 +181,9 @@ class UNetBlock(nn.ModuleList):
         """Computes the block without its convolution.
 
         Args:
-            x: (B, T, inputs) input.
+            x: (B, T, inputs).
             time: (B, channels) or (1, channels) shift.
-            bias: bias of attention scores.
-            context: context of the frames before x; None for a whole sequence.
+            bias, context: see `Estimator.velocity`.
 
         Returns:
             (B, T, channels).
@@ -202,7 +198,7 @@ class CausalConv(nn.Conv1d):
     """Causal convolution of frames.
 
     Attributes:
-        index: index of this convolution in the estimator.
+        index: index of the convolution in the estimator.
         state_shape: channels and positions of its state, the end of its input.
     """
 

@@ -60,17 +60,14 @@ class AudioChunk:
         audio: (samples,), or (samples, channels) for a model with several channels, in the encoding
             of the request; float32 in the library.
         index: 0, 1, 2 ... within the utterance.
-        final: whether the utterance ends with this chunk.
-        sample_rate: samples per second.
-        samples_per_token: samples for each token of the utterance. An utterance of N tokens has
-            N * samples_per_token - samples_trimmed samples.
+        samples_per_token: an utterance of N tokens has N * samples_per_token - samples_trimmed
+            samples.
         samples_trimmed: samples at the start of the utterance that are not sent: leading silence
-            that was removed so far, and samples that the decoder does not make.
-        first_token: position in the utterance of the first token that this audio speaks, wholly or
-            in part.
-        token_count: number of tokens that this audio speaks, wholly or in part. A chunk may begin
-            within the last token of the previous chunk.
-        sound_s: offset in seconds of the utterance's first sound in this chunk; None if the first
+            removed so far, and samples that the decoder does not make.
+        first_token: index of the first token that this audio speaks, wholly or in part.
+        token_count: tokens that this audio speaks, wholly or in part. A chunk may begin within the
+            last token of the previous chunk.
+        sound_s: offset of the utterance's first sound in this chunk, in seconds; None if the first
             sound is in another chunk.
     """
 
@@ -94,8 +91,8 @@ class AudioFormat:
     """Format of the audio that is sent to a client.
 
     Attributes:
-        encoding: encoding of a sample, a key of `ENCODERS`.
-        sample_rate: samples per second, one of `SAMPLE_RATES`; None for the rate of the model.
+        encoding: key of `ENCODERS`.
+        sample_rate: one of `SAMPLE_RATES`; None for the rate of the model.
 
     Raises:
         InputError: the encoding or the sample rate is not a known one.
@@ -128,9 +125,7 @@ class AudioOutput:
     Leading silence of up to `trim_silence_ms` is removed, in windows of 10 ms below -50 dBFS.
 
     Args:
-        config: configuration of the model.
-        audio_format: format of the audio that is sent; None for float32 at the rate of the model.
-        trim_silence_ms: largest duration of leading silence to remove; 0 removes none.
+        audio_format: None for float32 at the rate of the model.
 
     Raises:
         InputError: a token would not have a whole number of samples at the sample rate of
@@ -180,7 +175,6 @@ class AudioOutput:
         Args:
             audio: (samples,) at the rate of the model, or (channels * samples,) with the samples of
                 the channels in turn.
-            last: whether the utterance ends with this audio.
 
         Returns:
             Chunk to send; None if no sample can be sent yet. With `last` the result is always a
@@ -246,7 +240,6 @@ class AudioOutput:
         return audio
 
     def _note_trimmed(self, samples: int) -> None:
-        """Notes the number of samples of the model that are not sent."""
         # Rounded up, so that the resampler always yields enough samples for N tokens.
         self._samples_trimmed = -int(-samples * self._ratio // 1)
 

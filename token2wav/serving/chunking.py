@@ -20,29 +20,20 @@ from token2wav.stages.stage import TokenChunk
 class Chunker:
     """Chunker of one stream: collects the tokens of prompt and utterance, and cuts the next chunk.
 
-    Positions are tokens counted from the first prompt token. The chunker decides about the next
-    chunk when tokens arrive, when a chunk was computed, and when the listener's audio runs short. A
-    decision about a chunk of whole blocks is final, unless the schedule lets chunks grow. A
-    decision about a provisional chunk may be revised until the chunk runs.
-
-    `next_stop` makes the decision. `Load` may refuse a provisional chunk.
+    Positions are tokens counted from the first prompt token. A decision about a chunk of whole
+    blocks is final, unless the schedule lets chunks grow. A decision about a provisional chunk may
+    be revised until the chunk runs.
 
     Args:
         prompt_tokens: (P,) int32, or (P, codebooks).
-        config: rates and look-ahead of the model.
-        schedule: schedule of hops.
-        playback: playback clock of the listener; None creates one.
-        load: load of the workers that compute the chunks of all streams. It limits the provisional
-            chunks. None creates one.
-        decoder_noise: whether the decoder adds its noise.
+        playback: playback clock of the listener; None for a new one.
+        load: load of all workers, which limits the provisional chunks; None for a new one.
 
     Attributes:
-        prompt_tokens: number of prompt tokens.
         next_chunk: chunk that can run now; None while its tokens are missing, and after the last
             chunk.
-        chunks: number of chunks that were computed.
-        spoken: position after the last token whose frames were computed, in a provisional chunk or
-            in another chunk.
+        chunks: chunks computed so far.
+        spoken: position after the last token whose frames were computed, in whichever chunk.
         ended: whether no more tokens will arrive.
         done: whether the last chunk was computed.
     """
@@ -66,7 +57,7 @@ class Chunker:
         self._schedule = schedule
         self._playback = playback or Playback()
         self._arrivals = Arrivals()
-        self._hops = 0  # number of computed chunks that were not provisional
+        self._hops = 0  # computed chunks that were not provisional
         self._heard = False  # whether audio was sent
         self._was_provisional = False  # whether the latest chunk was provisional
         self._decided_at = 0.0
@@ -81,25 +72,20 @@ class Chunker:
 
     @property
     def received(self) -> int:
-        """Position after the last token that has arrived."""
         return self._tokens.received
 
     @property
     def new_tokens(self) -> int:
-        """Number of tokens of the utterance so far, without the prompt."""
+        """Tokens of the utterance so far, without the prompt."""
         return self.received - self.prompt_tokens
 
     @property
     def next_tokens(self) -> int:
-        """Number of tokens of the next chunk, without its look-ahead; 0 if no chunk can run."""
+        """Tokens of the next chunk, without its look-ahead; 0 if no chunk can run."""
         return self.next_chunk.stop - self.next_chunk.start if self.next_chunk else 0
 
     def push(self, tokens: NDArray[Any], *, end: bool = False) -> None:
-        """Adds tokens to the stream.
-
-        Args:
-            tokens: (n, *token_shape), checked by `checked_tokens`.
-            end: whether the utterance ends with these tokens.
+        """Adds tokens (n, *token_shape), checked by `checked_tokens`, to the stream.
 
         Raises:
             InputError: the utterance would end without any token, or the tokens have another number
@@ -115,14 +101,11 @@ class Chunker:
             self.decide()
 
     def check_codebooks(self, tokens: NDArray[Any]) -> None:
-        """Raises InputError if tokens have another number of codebooks than the first tokens."""
         self._tokens.check_codebooks(tokens)
 
-    def computed(self, *, heard: bool = True) -> None:
-        """Records that the next chunk was computed, and decides about the chunk after it.
-
-        Args:
-            heard: whether audio of the chunk was sent.
+    def finish_chunk(self, *, heard: bool = True) -> None:
+        """Records that the next chunk was computed, and decides about the chunk after it. `heard`
+        says whether audio of the chunk was sent.
         """
         chunk, self.next_chunk = self.next_chunk, None
         assert chunk is not None
@@ -171,10 +154,10 @@ class Chunker:
 
     def shorten(self, tokens: int) -> None:
         """Shortens the next chunk, so that it runs together with shorter chunks of other streams.
+        The chunk is neither provisional nor the last one.
 
         Args:
-            tokens: number of whole blocks in tokens, at most `next_tokens`. The chunk is neither
-                provisional nor the last one.
+            tokens: whole blocks, at most `next_tokens`.
         """
         chunk = self.next_chunk
         assert chunk is not None
@@ -199,19 +182,14 @@ class Chunker:
         )
 
     def _lookahead(self, *, provisional: bool) -> int:
-        """Returns the number of look-ahead tokens that a chunk needs."""
         return self._schedule.early_lookahead if provisional else self._config.lookahead_tokens
 
     def seconds_to_compute(self, tokens: int, *, provisional: bool = False) -> float:
         """Estimates the seconds from the decision about a chunk of `tokens` tokens to its end.
 
-        The estimate is the time of the latest chunk of the same kind, and is larger for a longer
-        chunk in proportion to the tokens. Before the first whole chunk of the stream, it is the
-        mean time in which a block of any stream is computed.
-
-        Args:
-            tokens: tokens of the chunk.
-            provisional: whether the chunk is provisional, so that it may have fewer ODE steps.
+        The estimate is the time of the latest chunk of the same kind, in proportion to the tokens
+        of a longer chunk. Before the first whole chunk of the stream, it is the mean time of a
+        block of any stream.
         """
         seconds, of = self._latest[provisional]
         if not (seconds or provisional):
@@ -219,18 +197,15 @@ class Chunker:
         return max(self._load.delay_seconds, seconds * max(1.0, tokens / of))
 
     def seconds_until(self, stop: int) -> float:
-        """Returns the seconds until a chunk up to `stop` can run, at the mean pace of tokens."""
         missing = stop + self._config.lookahead_tokens - self.received
         return self._arrivals.seconds_for(missing, self._playback.now())
 
     @property
     def seconds_until_next(self) -> float:
-        """Returns the seconds until the next token arrives."""
         return self._arrivals.seconds_until_next(self._playback.now())
 
     @property
     def token_seconds(self) -> float:
-        """Mean seconds from one token to the next; 0 if the pace is not known yet."""
         return self._arrivals.seconds_for(1, self._playback.now())
 
     def _cut(self, stop: int) -> TokenChunk:

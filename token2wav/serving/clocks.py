@@ -22,18 +22,11 @@ _NEWEST_BATCH = 0.05  # smallest weight of the latest batch in the means over ba
 class Playback:
     """Playback clock of a listener: computes the end of playback from the audio that was sent.
 
-    Args:
-        clock: returns monotonic seconds.
-        buffer_seconds: seconds of audio that the player collects before it starts.
-
     Attributes:
-        now: the clock.
-        started: time at which the first audio was sent; None before.
         plays_until: time at which the listener runs out of audio; None before the first audio.
-        sound_since: time at which the first sound is heard, for a player that starts without a
-            buffer; None before that sound is sent.
-        seconds_sent: seconds of audio sent so far.
-        underruns: number of chunks that were sent after the listener had run out of audio.
+        sound_since: time at which the first sound is heard by a player without a buffer; None
+            before that sound is sent.
+        underruns: chunks that were sent after the listener had run out of audio.
     """
 
     def __init__(
@@ -48,11 +41,10 @@ class Playback:
         self.underruns = 0
 
     def sent(self, seconds: float, sound_s: float | None = None) -> float:
-        """Records audio that is sent now, and returns the seconds of silence before it.
+        """Records audio that is sent now.
 
         Args:
-            seconds: duration of the audio.
-            sound_s: offset in seconds of the utterance's first sound in this audio; None if the
+            sound_s: offset of the utterance's first sound in this audio, in seconds; None if the
                 first sound is in another chunk.
 
         Returns:
@@ -82,7 +74,7 @@ class Arrivals:
     def __init__(self) -> None:
         self._first_at = self._latest_at = math.nan
         self._gap = 0.0  # seconds between the latest two arrivals
-        self._tokens = 0  # number of tokens after the first arrival
+        self._tokens = 0  # tokens after the first arrival
 
     def add(self, tokens: int, now: float) -> None:
         if math.isnan(self._first_at):
@@ -93,10 +85,8 @@ class Arrivals:
         self._latest_at = now
 
     def seconds_for(self, tokens: int, now: float) -> float:
-        """Returns the seconds until `tokens` more tokens have arrived, at the mean pace so far.
-
-        The result is 0 until tokens have arrived a second time, because the pace is not known
-        before.
+        """Returns the seconds until `tokens` more tokens have arrived, at the mean pace so far; 0
+        until tokens have arrived a second time.
         """
         return tokens * (now - self._first_at) / self._tokens if self._tokens else 0.0
 
@@ -107,15 +97,14 @@ class Arrivals:
 class Load:
     """Load of a pipeline's workers: measures the delay of chunks, and limits the early streams.
 
-    An early stream is a stream that computes provisional chunks: it sends audio of an attention
-    block before the block is complete. If its tokens arrive at the pace of speech, it needs
-    provisional chunks of a few tokens each until it ends. Workers that cannot compute the
-    provisional chunks of all early streams in time would leave listeners without audio. So the
-    number of early streams is limited. A stream that is not admitted begins with a whole hop.
+    An early stream computes provisional chunks: it sends audio of an attention block before the
+    block is complete. If its tokens arrive at the pace of speech, it needs provisional chunks of a
+    few tokens each until it ends. Workers that cannot compute the provisional chunks of all early
+    streams in time would leave listeners without audio. So the number of early streams is limited.
+    A stream that is not admitted begins with a whole hop.
 
     Attributes:
-        workers: number of batches that are computed at the same time.
-        delay_seconds: mean time in seconds from the decision about a chunk until it is computed.
+        delay_seconds: mean time from the decision about a chunk until it is computed.
         block_seconds: the same for chunks of one attention block; 0 before the first one.
     """
 
@@ -131,10 +120,7 @@ class Load:
 
     def delayed(self, seconds: float, *, one_block: bool = False) -> None:
         """Adds to the mean delays the time from the decision about a chunk until it was computed.
-
-        Args:
-            seconds: the time.
-            one_block: whether the chunk is one attention block, and not provisional.
+        `one_block` marks a whole chunk of one attention block.
         """
         # The bound limits the weight of the first chunk of a process, which is very slow.
         seconds = min(seconds, 2 * SLOW_SECONDS)
@@ -143,36 +129,27 @@ class Load:
             weight = _NEWEST if self.block_seconds else 1.0
             self.block_seconds += weight * (seconds - self.block_seconds)
 
-    def computed(self, chunks: int, seconds: float) -> None:
-        """Adds the time of a batch to the means over batches.
-
-        Args:
-            chunks: number of chunks in the batch, all provisional.
-            seconds: time that the worker took.
-        """
+    def record_batch(self, chunks: int, seconds: float) -> None:
+        """Adds the time of a batch, whose chunks are all provisional, to the means over batches."""
         self._batches += 1
         if self._batches:
             batch = np.array([chunks, seconds, chunks * chunks, chunks * seconds])
             self._means += max(_NEWEST_BATCH, 1 / self._batches) * (batch - self._means)
 
     def try_admit_early(self, stream: object) -> bool:
-        """Admits a stream as an early stream, if the workers can serve one more.
+        """Returns whether a stream may compute a provisional chunk. It then counts as early until
+        `remove` is called.
 
         No stream is admitted while the mean delay exceeds `SLOW_SECONDS`. Otherwise a stream is
-        always admitted if it is early already, or if no other stream is early. Before the workers
-        have computed two batches of provisional chunks, only one stream is early.
-
-        Returns:
-            Whether the stream may compute a provisional chunk. If so, the stream counts as early
-            until `remove` is called.
+        always admitted if it is early already, or if no other stream is early.
         """
         if self.delay_seconds > SLOW_SECONDS:
             return False
-        others = len(self._early) - (stream in self._early)
+        other_streams = len(self._early) - (stream in self._early)
         if (
             stream not in self._early
-            and others
-            and not 0 < self._batch_seconds((others + 1) / self.workers) <= EARLY_SECONDS
+            and other_streams
+            and not 0 < self._batch_seconds((other_streams + 1) / self.workers) <= EARLY_SECONDS
         ):
             return False
         self._early.add(stream)
@@ -180,19 +157,17 @@ class Load:
 
     @property
     def early_streams(self) -> int:
-        """Number of early streams."""
         return len(self._early)
 
     def remove(self, stream: object) -> None:
-        """Removes a stream from the early streams, because it needs no more provisional chunks."""
+        """Removes a stream that needs no more provisional chunks."""
         self._early.discard(stream)
 
     def _batch_seconds(self, chunks: float) -> float:
         """Estimates the seconds that a batch of `chunks` chunks takes; 0 before a measurement.
 
-        The estimate lies on a straight line that is fitted to recent batches. If all recent batches
-        had the same number of chunks, the line passes through the origin, so that the time is
-        proportional to the number of chunks.
+        The estimate lies on a straight line that is fitted to recent batches. If they all had the
+        same number of chunks, the line passes through the origin.
         """
         if self._batches < 1:
             return 0.0

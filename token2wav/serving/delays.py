@@ -25,7 +25,6 @@ class DelayPattern:
 
     Args:
         delays: delay of every codebook in rows; the first is 0.
-        config: configuration of the model.
 
     Raises:
         InputError: a token of the model has no codebooks or another number of codebooks, a delay is
@@ -38,8 +37,10 @@ class DelayPattern:
         delays = token_array("delays", delays).tolist()
         [most] = config.token_shape
         if len(delays) != most and not (config.fewer_codebooks and 1 <= len(delays) < most):
-            wanted = f"1 to {most}" if config.fewer_codebooks else most
-            raise InputError("delays", f"{len(delays)} given, but the model has {wanted} codebooks")
+            expected = f"1 to {most}" if config.fewer_codebooks else most
+            raise InputError(
+                "delays", f"{len(delays)} given, but the model has {expected} codebooks"
+            )
         if delays[0] or not 0 <= min(delays) <= max(delays) <= _LONGEST_DELAY:
             raise InputError(
                 "delays",
@@ -47,6 +48,7 @@ class DelayPattern:
                 f"{_LONGEST_DELAY}",
             )
         self._delays, self._size = tuple(delays), config.vocab_size
+        self._highest = np.asarray(config.vocabulary) - 1  # code, of each codebook if they differ
         self._rows = np.zeros((0, len(delays)), np.int32)  # rows of incomplete frames
         self._started = self._ended = False
 
@@ -57,18 +59,18 @@ class DelayPattern:
         Raises:
             InputError: the rows have another shape, or are not integers of at least 0.
         """
-        given = token_array("tokens", rows, (len(self._delays),))
-        if given.size and given.min() < 0:
-            raise InputError("tokens", f"{given.min()} is below 0")
+        new_rows = token_array("tokens", rows, (len(self._delays),))
+        if new_rows.size and new_rows.min() < 0:
+            raise InputError("tokens", f"{new_rows.min()} is below 0")
         if not self._started:
-            codes = np.flatnonzero(given[:, 0] < self._size)
-            given = given[codes[0] :] if codes.size else given[:0]
+            codes = np.flatnonzero(new_rows[:, 0] < self._size)
+            new_rows = new_rows[codes[0] :] if codes.size else new_rows[:0]
             self._started = bool(codes.size)
-        rows = np.concatenate((self._rows, given))
+        rows = np.concatenate((self._rows, new_rows))
         count = max(0, len(rows) - max(self._delays))
         marks = np.flatnonzero(rows[:count, 0] >= self._size)
         if marks.size or self._ended:
             count, self._ended = 0 if self._ended else int(marks[0]), True
         self._rows = rows[:0] if self._ended else rows[count:]
         codes_of = [rows[delay : delay + count, k] for k, delay in enumerate(self._delays)]
-        return np.minimum(np.stack(codes_of, axis=1), self._size - 1)
+        return np.minimum(np.stack(codes_of, axis=1), self._highest)

@@ -47,11 +47,10 @@ def deliver(
     """Delivers the result of the next chunk of a request, and records that the chunk was computed.
 
     Args:
-        request: request that the caller owns.
-        result: result to send; None if the chunk has no result; an error if its computation failed.
-        send: function that sends the result. Its second argument is the number of seconds for which
-            the listener had no audio before this result. It is called without the lock.
-        lock: lock that guards the state of the request; None if no other thread changes it.
+        result: None if the chunk has no result; an error if its computation failed.
+        send: its second argument is the seconds for which the listener had no audio before this
+            result. It is called without the lock.
+        lock: guards the state of the request; None if no other thread changes it.
 
     Raises:
         Token2WavError: the result is an error; nothing was sent.
@@ -69,24 +68,21 @@ def deliver(
         send(result, late)
     with lock:
         request.check_not_over()
-        request.chunker.computed(heard=heard)
+        request.chunker.finish_chunk(heard=heard)
         request.last_progress = request.playback.now()
 
 
 def finish(replies: Iterable[Reply]) -> None:
-    """Finishes replies."""
     for reply in replies:
         attempt(reply.finish)
 
 
 def fail(replies: Iterable[Reply], error: Token2WavError) -> None:
-    """Ends replies with an error."""
     for reply in replies:
         attempt(reply.fail, error)
 
 
 def is_cancelled(reply: Reply) -> bool:
-    """Returns whether the client of a reply has cancelled or vanished."""
     try:
         return reply.is_cancelled()
     except Exception:

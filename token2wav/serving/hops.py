@@ -12,25 +12,21 @@ from token2wav.errors import ConfigError
 
 @dataclass(frozen=True)
 class HopSchedule:
-    """Schedule of hops, which all streams share. A hop is the number of new tokens of a chunk.
-
-    The schedule gives the hop of each chunk for the case that tokens arrive in time. For example,
-    with `first=25` and `longest=100` the hops are 25, 50, 100, 100 ...
+    """Schedule of hops, which all streams share. A hop is the number of new tokens of a chunk. With
+    `first=25` and `longest=100` the hops are 25, 50, 100, 100 ...
 
     Attributes:
-        first: tokens of the first hop.
-        longest: largest number of tokens of a hop.
         block: tokens of an attention block. Every chunk ends where a block of the stream ends,
             except the last chunk and provisional chunks.
-        first_tokens: number of new tokens, look-ahead not counted, after which a stream may send
-            audio of an incomplete block; 0 to wait for whole blocks. So many tokens have audio that
-            the last stage does not hold back.
-        early_lookahead: number of tokens of look-ahead that a provisional chunk needs; at least 1.
-            All other chunks need the look-ahead of the model.
+        first_tokens: new tokens, without look-ahead, after which a stream may send audio of an
+            incomplete block; 0 to wait for whole blocks. So many tokens have audio that the last
+            stage does not hold back.
+        early_lookahead: look-ahead tokens that a provisional chunk needs; at least 1. All other
+            chunks need the look-ahead of the model.
         adaptive: whether a hop may be shortened when the listener runs out of audio. False if the
             audio of the model depends on where chunks end.
-        least_tokens: least number of new tokens of a provisional chunk after the first chunk, if
-            no plan gives its end (`next_end`).
+        least_tokens: least new tokens of a provisional chunk after the first chunk, if no plan
+            gives its end (`next_end`).
         growing: whether a chunk that waits for a worker takes tokens that arrive meanwhile, up to
             its hop.
     """
@@ -61,11 +57,6 @@ class HopSchedule:
     ) -> HopSchedule:
         """Makes the schedule of a model under settings of streams.
 
-        Args:
-            stream: settings.
-            config: configuration of the model.
-            withheld_samples: see `Stage.withheld_samples`.
-
         Raises:
             ConfigError: the settings do not fit the model.
         """
@@ -84,22 +75,19 @@ class HopSchedule:
         )
 
     def hop(self, index: int) -> int:
-        """Returns the hop of a chunk after the first chunk.
-
-        Args:
-            index: number of chunks before it, at least 1; provisional chunks do not count.
+        """Returns the hop of the chunk after `index` chunks, at least 1; provisional chunks do not
+        count.
         """
         return min(self.longest, self.first << index)
 
 
-def _first_tokens(wanted: int, held: float) -> int:
+def _first_tokens(first_tokens: int, held_tokens: float) -> int:
     """Returns the number of tokens of the first chunk of a stream.
 
-    If the audio of less than half of the wanted tokens could be sent, the chunk gets more tokens. A
+    If the audio of less than half of the tokens could be sent, the chunk gets more tokens. A
     shorter chunk would be computed for nothing, or it would be followed by a gap.
 
     Args:
-        wanted: `StreamConfig.first_tokens`.
-        held: tokens whose audio the last stage holds back.
+        held_tokens: tokens whose audio the last stage holds back.
     """
-    return max(wanted, math.ceil(held + wanted / 2))
+    return max(first_tokens, math.ceil(held_tokens + first_tokens / 2))

@@ -44,19 +44,14 @@ class StreamFacts:
     """Facts of a stream for the decision. Positions are tokens from the first prompt token.
 
     Attributes:
-        schedule: schedule of hops.
-        grid: attention blocks of the stream.
-        lookahead: tokens of look-ahead that a whole chunk needs.
-        optional_lookahead: further tokens of look-ahead that a chunk takes if they have arrived.
+        lookahead: look-ahead tokens that a whole chunk needs.
+        optional_lookahead: further look-ahead tokens that a chunk takes if they have arrived.
         audio_seconds: seconds of audio of a token.
-        start: position at which the next chunk begins.
         spoken: position after the last token whose frames were computed.
         received: position after the last token that has arrived.
         ended: whether no more tokens will arrive.
-        hops: number of computed chunks that were not provisional.
-        heard: whether audio was sent.
+        hops: computed chunks that were not provisional.
         lead: seconds of audio that the listener has left.
-        estimates: estimates of times.
     """
 
     schedule: HopSchedule
@@ -75,7 +70,6 @@ class StreamFacts:
 
     @property
     def hop_stop(self) -> int:
-        """End of the next hop of the schedule."""
         if self.hops:
             return self.start + self.schedule.hop(self.hops)
         return self.grid.first_boundary + self.schedule.first
@@ -87,10 +81,7 @@ class StreamFacts:
 
     @property
     def latest_provisional_stop(self) -> int:
-        """Last position at which a provisional chunk can end.
-
-        At least one token is left for the last chunk of the utterance.
-        """
+        """Last end of a provisional chunk, which leaves a token for the last chunk."""
         return self.received - self.schedule.early_lookahead
 
 
@@ -98,7 +89,6 @@ class Stop(NamedTuple):
     """End of the next chunk.
 
     Attributes:
-        position: end of the chunk.
         early: whether the chunk may run only if the load admits one more early stream.
     """
 
@@ -175,7 +165,6 @@ def _planned(facts: StreamFacts, block_end: int) -> int:
     """Returns the end of the cheapest next provisional chunk; at most `facts.spoken` for none.
 
     Args:
-        facts: facts of the stream.
         block_end: end of the block that is spoken next.
     """
     estimates = facts.estimates

@@ -10,20 +10,17 @@ from token2wav.serving.request import Request
 
 
 class Observer:
-    """Observer of the workers, for example for metrics. Its methods are called from any thread.
-
-    The methods of this base class do nothing.
-    """
+    """Observer of the workers, for example for metrics. Its methods are called from any thread."""
 
     def changed(self, open_requests: int) -> None:
-        """Called with the number of open requests after a request was admitted, opened or ended."""
+        """Called after a request was admitted, opened or ended."""
 
-    def computed(self, waited: list[float], seconds: Mapping[StageName, float]) -> None:
+    def on_batch(self, waited: list[float], seconds: Mapping[StageName, float]) -> None:
         """Called after a batch.
 
         Args:
             waited: for each chunk, the seconds between its readiness and the start of the batch.
-            seconds: compute time of each stage, by its name.
+            seconds: compute time of each stage.
         """
 
     def refused(self, error: Token2WavError) -> None:
@@ -33,8 +30,6 @@ class Observer:
         """Called after audio was sent.
 
         Args:
-            request: request of the audio.
-            seconds: duration of the audio.
             late: seconds of silence before the audio; 0 if it was in time.
         """
 
@@ -45,6 +40,5 @@ class Observer:
         """Called when a request is over.
 
         Args:
-            request: request that is over.
             reason: `finished`, `cancelled`, or the name of an error class such as `IdleError`.
         """

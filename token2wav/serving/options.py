@@ -13,14 +13,13 @@ class UtteranceOptions:
     """Options of one utterance.
 
     Attributes:
-        steps: number of ODE steps, one of `StreamConfig.steps`; 0 for the default.
+        steps: ODE steps, one of `StreamConfig.steps`; 0 for the default.
         decoder_noise: whether the decoder adds its noise, for models with noise (SNAC); None for
             `StreamConfig.decoder_noise`.
-        delays: delay of every codebook in tokens, if the tokens arrive in a delay pattern; the
-            first is 0. Codes beyond the vocabulary are then marks of start and end. None for codes
-            that are aligned.
-        audio_format: encoding and sample rate of the audio that a server sends. The library returns
-            float32 at the rate of the model.
+        delays: delay of every codebook in tokens, for tokens in a delay pattern; the first is 0.
+            Codes beyond the vocabulary are then marks of start and end. None for aligned codes.
+        audio_format: format of the audio that a server sends. The library returns float32 at the
+            rate of the model.
     """
 
     steps: int = 0

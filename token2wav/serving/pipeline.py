@@ -33,11 +33,9 @@ class Pipeline:
     """Pipeline of the stages of a model: computes the chunks of all requests, in batches.
 
     Attributes:
-        config: configuration of the model.
-        stages: stages by their names, in the order in which they compute a chunk.
+        stages: stages in the order in which they compute a chunk.
         steps: numbers of ODE steps that requests may have, the default first.
-        clock: function that returns monotonic seconds, for the playback clocks of listeners.
-        load: load of the workers that call the pipeline.
+        clock: returns monotonic seconds, for the playback clocks of listeners.
     """
 
     def __init__(
@@ -68,10 +66,8 @@ class Pipeline:
         """Creates a request. It has no memory in the stages until `open`.
 
         Args:
-            voice: prompt and speaker, checked against the model.
-            options: options of the utterance.
-            clock: function that returns monotonic seconds; None for `Pipeline.clock`.
-            buffer_seconds: seconds of audio that the listener's player collects before it starts.
+            clock: None for `Pipeline.clock`.
+            buffer_seconds: audio that the listener's player collects before it starts.
 
         Raises:
             InputError: an option does not fit the model or the settings.
@@ -89,12 +85,12 @@ class Pipeline:
             EngineError: a backend failed.
         """
         self._close_dropped()
-        with self.running(), ExitStack() as opened:
+        with self.running(), ExitStack() as rollback:
             handles = []
             for stage in self.stages.values():
                 handles.append(stage.open(request.voice, request.ode_steps))
-                opened.callback(stage.close, handles[-1])
-            opened.pop_all()  # every stage has opened the request, so nothing is rolled back
+                rollback.callback(stage.close, handles[-1])
+            rollback.pop_all()  # every stage has opened the request, so nothing is rolled back
             request.handles = tuple(handles)
 
     def close(self, request: Request) -> None:
@@ -114,7 +110,7 @@ class Pipeline:
         self._dropped.append(request)
 
     def _close_dropped(self) -> None:
-        """Closes the marked requests. Several threads may call this method at the same time."""
+        """Closes the marked requests. Several threads may call it at the same time."""
         while True:
             try:
                 dropped = self._dropped.popleft()
@@ -131,7 +127,7 @@ class Pipeline:
 
         Args:
             requests: requests that are open and have a next chunk.
-            timed: callback that receives the seconds of each stage.
+            timed: receives the seconds of each stage.
 
         Returns:
             One entry for each request: the audio to send; None if the chunk yields no audio yet; or
@@ -148,7 +144,7 @@ class Pipeline:
         with self.running():
             audio = self._through_stages(batch, seconds)
         if all(chunk.provisional for _, _, chunk in batch):
-            self.load.computed(len(batch), sum(seconds.values()))
+            self.load.record_batch(len(batch), sum(seconds.values()))
         if timed:
             timed(seconds)
         return [
@@ -161,7 +157,6 @@ class Pipeline:
     def _through_stages(
         self, batch: Sequence[_Chunk], seconds: dict[StageName, float]
     ) -> list[NDArray[np.float32]]:
-        """Computes the audio of chunks, and enters the seconds of each stage in `seconds`."""
         chunks = [chunk for _, _, chunk in batch]
         inputs: list[Any] = [*chunks]
         for index, (name, stage) in enumerate(self.stages.items()):
@@ -193,7 +188,7 @@ class Pipeline:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Context manager for calls of stages: sets the CUDA device and converts errors of torch.
+        """Sets the CUDA device for calls of stages, and converts errors of torch.
 
         Raises:
             EngineError: torch raised RuntimeError or MemoryError.
@@ -208,7 +203,7 @@ class Pipeline:
 
     @property
     def open_streams(self) -> int:
-        """Number of requests that hold memory in any stage."""
+        """Requests that hold memory in any stage."""
         self._close_dropped()
         return max(stage.open_streams for stage in self.stages.values())
 
@@ -223,9 +218,7 @@ class Pipeline:
         return self._stage("vocoder")
 
     def limit_chunks(self, most: int) -> None:
-        """Sets the largest number of chunks that the caller computes at the same time, in all calls
-        of `advance` together. The cache of the first stage then keeps no pages for more chunks.
-        """
+        """Limits the chunks that the caller computes at the same time, see `Stage.limit_chunks`."""
         next(iter(self.stages.values())).limit_chunks(most)
 
     def usage(self) -> CacheUsage:

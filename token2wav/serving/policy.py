@@ -35,10 +35,7 @@ _URGENT, _UNHEARD, _RELAXED, _AHEAD = range(4)
 
 
 class Schedulable(Protocol):
-    """Properties of a request that the policy reads. Times are seconds of the scheduler's clock.
-
-    `Request` has all these properties. The policy only reads them.
-    """
+    """Properties of a request that the policy reads. Times are seconds of the scheduler's clock."""
 
     @property
     def admitted(self) -> float:
@@ -60,11 +57,11 @@ class Schedulable(Protocol):
 
     @property
     def ode_steps(self) -> int:
-        """Number of ODE steps of the request. All chunks of a batch have the same number."""
+        """ODE steps. All chunks of a batch have the same number."""
 
     @property
     def next_provisional(self) -> bool:
-        """Whether the next chunk is provisional. Such a chunk may have fewer ODE steps."""
+        """Whether the next chunk is provisional, so that it may have fewer ODE steps."""
 
     @property
     def next_divisible(self) -> bool:
@@ -79,8 +76,8 @@ class Policy(Generic[RequestT]):
 
     Args:
         most: largest number of chunks in a batch.
-        equal_block: tokens of a block, for a model whose batches hold only chunks of equal length
-            (`_alike`); 0 for other models.
+        equal_block: tokens of a block, for a model whose batches hold only chunks of equal length;
+            0 for other models.
     """
 
     def __init__(self, most: int, equal_block: int = 0) -> None:
@@ -89,13 +86,9 @@ class Policy(Generic[RequestT]):
         self._turn = 0
         self._token_seconds = 0.0
 
-    def computed(self, tokens: int, seconds: float) -> None:
-        """Updates the mean compute time per token from a finished batch.
-
-        Args:
-            tokens: number of tokens in the batch. A batch of 0 tokens only ended streams, and is
-                ignored.
-            seconds: time that the batch took.
+    def record_batch(self, tokens: int, seconds: float) -> None:
+        """Updates the mean compute time per token from a finished batch. A batch of 0 tokens only
+        ended streams, and is ignored.
         """
         if not tokens:
             return
@@ -109,30 +102,21 @@ class Policy(Generic[RequestT]):
         idle_workers: int = 1,
         waiting: Sequence[RequestT] = (),
     ) -> list[RequestT]:
-        """Forms the next batch of a worker. The request of the highest rank is its first request.
-
-        A batch holds only chunks that are no longer than its first chunk and use the same number of
-        ODE steps. Provisional chunks have batches of their own. If several workers are idle, each
-        of them gets an equal share of the ready chunks.
+        """Forms the next batch of a worker. Several idle workers share the ready chunks equally.
 
         A running batch cannot be interrupted. So a batch of relaxed or ahead chunks is kept small
         enough to finish before the listener of its first chunk runs out of audio. On the last idle
         worker the batch must also finish `RESERVE_SECONDS` before the listener of any waiting
-        request runs out of audio.
-
-        An ahead chunk that does not fit into this time waits. A relaxed chunk never waits for this
-        reason: a batch of relaxed chunks may hold `_SHORT_TOKENS` tokens even if they do not fit,
-        and it holds its first chunk even if this chunk is longer.
+        request runs out of audio. An ahead chunk that does not fit waits. A relaxed chunk never
+        waits for this reason.
 
         Args:
-            ready: requests whose next chunk could run.
-            now: present time on the same clock.
-            idle_workers: number of idle workers, the calling one included.
+            idle_workers: idle workers, the calling one included.
             waiting: requests that wait for tokens or for their opening.
 
         Returns:
-            Requests of the batch. The list is empty if no chunk is ready, or if all ready chunks
-            are ahead and do not fit.
+            Requests of the batch; empty if no chunk is ready, or if all ready chunks are ahead and
+            do not fit.
         """
         if not ready:
             return []
@@ -163,10 +147,8 @@ class Policy(Generic[RequestT]):
     def _fitting_tokens(self, head: RequestT, now: float, waiting: Sequence[RequestT]) -> float:
         """Estimates the number of tokens that a worker can compute before a listener needs audio.
 
-        The listener of `head` needs the next chunk when the audio that was sent to it ends. The
-        listener of a waiting request needs the next chunk `RESERVE_SECONDS` before its audio ends.
         A waiting request that has no audio yet counts as if its audio had ended at its admission.
-        The time that this leaves is never below `_HARMLESS_SECONDS`.
+        The time that is left is never below `_HARMLESS_SECONDS`.
         """
         due = [] if head.plays_until is None else [head.plays_until]
         for request in waiting:
@@ -179,7 +161,7 @@ class Policy(Generic[RequestT]):
 
 
 def has_time(request: Schedulable, now: float) -> bool:
-    """Returns whether the next chunk is relaxed or ahead: its listener still has audio to spare."""
+    """Returns whether the next chunk is relaxed or ahead: its listener has audio to spare."""
     return _kind(request, now) >= _RELAXED
 
 
@@ -204,22 +186,19 @@ def _alike(candidates: Sequence[RequestT], block: int, room: int) -> list[Reques
     """Selects the chunks that run together with the first one if all of them have equal lengths.
 
     Chunks between the first and the last chunk of a stream can be shortened. Their common length is
-    the one with which the batch has the most tokens. Any other chunk runs together with chunks of
-    its own length.
+    the one with which the batch has the most tokens.
 
     Args:
         candidates: requests in the order of their rank; no chunk is longer than the first one.
-        block: tokens of a block.
-        room: largest number of chunks in the batch.
     """
     head = candidates[0]
-    alike = [each for each in candidates if each.next_divisible == head.next_divisible]
+    alike = [request for request in candidates if request.next_divisible == head.next_divisible]
     if not head.next_divisible:
-        return [each for each in alike if each.next_tokens == head.next_tokens]
-    lengths = sorted((equal_length(each.next_tokens, block) for each in alike), reverse=True)
+        return [request for request in alike if request.next_tokens == head.next_tokens]
+    lengths = sorted((equal_length(request.next_tokens, block) for request in alike), reverse=True)
     totals = {length: length * min(at + 1, room) for at, length in enumerate(lengths)}
     chosen = max(reversed(totals), key=lambda length: totals[length])  # the shortest of the best
-    return [each for each in alike if each.next_tokens >= chosen]
+    return [request for request in alike if request.next_tokens >= chosen]
 
 
 def equal_length(tokens: int, block: int) -> int:

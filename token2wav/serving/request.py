@@ -48,10 +48,7 @@ class Message(NamedTuple):
     """Message of a client: tokens of one request that arrived together.
 
     Attributes:
-        received: position after the last token of the message, counted from the first prompt token
-            (`Chunker.received`).
-        end: whether the utterance ends with this message.
-        reply: takes the chunks that the tokens of the message make possible.
+        received: position after the last token of the message, as in `Chunker.received`.
         keep_open: whether `reply` stays unfinished until the request is over.
     """
 
@@ -83,27 +80,16 @@ class Request:
     Times are seconds of one monotonic clock.
 
     Attributes:
-        voice: prompt and speaker.
-        ode_steps: number of ODE steps.
-        chunker: collects the tokens, and decides which chunk runs next.
-        playback: playback clock of the listener.
-        output: trims, resamples and encodes the audio.
         delays: aligns the codes of the client; None if they arrive aligned.
-        handles: handle of the utterance in each stage; empty before the request is opened, and
-            after it is closed.
+        handles: handles in the stages; empty before the request is opened, and after it is closed.
         number: 1, 2, 3 ... in the order of admission, for logs.
-        client: name of the client; empty if it has no name.
         on_close: called with the request, once, when it is over.
-        admitted: time of admission.
-        status: status of the request.
         owner: thread id of the worker that has started the request and not released it yet; None if
             no worker has the request. If the request fails while it has an owner, it keeps the
             owner. Only the owner may use or release the handles.
-        messages: messages that are not consumed yet.
-        kept_open: replies that stay unfinished until the request is over.
         last_progress: time at which tokens last arrived, or audio was last sent.
         ready_since: time at which the status last became ready.
-        compute_seconds: total time of the batches that the request was part of.
+        compute_seconds: total time of the batches with a chunk of the request.
         why_closed: text of the error for messages that arrive after the end. It is not an
             exception, because an exception keeps every object alive that its traceback refers to.
     """
@@ -141,15 +127,6 @@ class Request:
     ) -> Request:
         """Makes the request of an utterance.
 
-        Args:
-            voice: prompt and speaker, checked against the model.
-            options: options of the utterance.
-            config: configuration of the model.
-            stream: settings of streams.
-            schedule: schedule of hops of the model under these settings.
-            playback: playback clock of the listener.
-            load: load of the workers that compute the chunks, see `Chunker`.
-
         Raises:
             InputError: an option does not fit the model or the settings.
         """
@@ -167,8 +144,7 @@ class Request:
         """Aligns tokens that arrive in a delay pattern, and checks them.
 
         Returns:
-            (n, *token_shape) tokens as `chunking.checked_tokens` returns them. With a delay pattern
-            these are the frames that the tokens complete.
+            (n, *token_shape) tokens; with a delay pattern, the frames that the tokens complete.
 
         Raises:
             InputError: the tokens do not fit the model or the delay pattern.
@@ -177,17 +153,14 @@ class Request:
 
     @property
     def plays_until(self) -> float | None:
-        """Time at which the listener runs out of audio; None before the first audio is sent."""
         return self.playback.plays_until
 
     @property
     def next_tokens(self) -> int:
-        """Number of tokens of the next chunk, without its look-ahead; 0 if no chunk can run."""
         return self.chunker.next_tokens
 
     @property
     def next_provisional(self) -> bool:
-        """Whether the next chunk is provisional."""
         return self.chunker.next_chunk is not None and self.chunker.next_chunk.provisional
 
     @property
@@ -208,10 +181,8 @@ class Request:
         return self.status is Status.WAITING
 
     def start(self, owner: int) -> None:
-        """Gives the request to a worker, which opens it or computes its next chunk.
-
-        Args:
-            owner: thread id of the worker.
+        """Gives the request to a worker, by its thread id. The worker opens it or computes its next
+        chunk.
         """
         assert self.owner is None
         assert not self.over
@@ -220,9 +191,8 @@ class Request:
     def release(self, now: float) -> None:
         """Takes an opened request back from its worker, and sets its status to waiting or ready.
 
-        The status is ready if the next chunk can run. The method is also called for a request
-        without a worker, because new tokens or the passage of time may have made it ready. A
-        request that is over only loses its owner.
+        It is also called for a request without a worker, because new tokens or the passage of time
+        may have made it ready. A request that is over only loses its owner.
         """
         self.owner = None
         if self.over:
@@ -233,31 +203,27 @@ class Request:
             self.status, self.ready_since = Status.READY, now
 
     def finish(self) -> None:
-        """Ends the request after its last chunk."""
         self.status = Status.FINISHED
 
     def fail(self, error: Token2WavError) -> None:
-        """Ends the request with an error. Later messages are answered with the same error."""
+        """Ends the request with an error, which also answers later messages."""
         self.status = Status.FAILED
         self.why_closed = (
             str(error) if isinstance(error, StreamClosedError) else f"stream: it failed: {error}"
         )
 
     def check_open(self) -> None:
-        """Raises StreamClosedError, with the reason, if the request takes no more tokens."""
+        """Raises StreamClosedError if the request takes no more tokens."""
         if self.over or self.chunker.ended:
             raise StreamClosedError(self.why_closed)
 
     def check_not_over(self) -> None:
-        """Raises StreamClosedError, with the reason, if the request has finished or failed."""
         if self.over:
             raise StreamClosedError(self.why_closed)
 
     def next_reply(self) -> Reply:
-        """Returns the reply that takes the next chunk.
-
-        It is the reply to the oldest waiting message. If no message waits, it is the first reply
-        that is kept open.
+        """Returns the reply that takes the next chunk: the reply to the oldest waiting message, or
+        else the first reply that is kept open.
 
         Raises:
             StreamClosedError: the request has finished or failed.

@@ -28,24 +28,18 @@ class RequestPool:
 
     A request belongs to at most one worker at a time. Its messages are consumed in order. The reply
     to a message is finished after all chunks that the tokens of the message make possible were
-    sent. All methods may be called from any thread. None of them waits until a chunk is computed,
-    except `serve`.
+    sent. All methods may be called from any thread. Only `serve` waits for a computation.
 
     Args:
-        pipeline: creates requests and frees their memory.
-        limits: bounds that are checked before work starts.
-        observer: called at every admission and end of a request; None for nothing.
-        clock: returns monotonic seconds.
         on_device_lost: called from any thread after a request has failed because the process lost
             its GPU.
         check_working: raises EngineError if no worker can compute a request. It is called with the
             lock.
 
     Attributes:
-        scheduler: scheduler of the requests. Hold `lock` when you call it.
-        lock: condition that guards the scheduler and the state of requests. It is notified when a
-            worker may find work.
-        observer: called at every admission and end of a request.
+        scheduler: hold `lock` when you call it.
+        lock: guards the scheduler and the state of requests. It is notified when a worker may find
+            work.
     """
 
     def __init__(
@@ -82,11 +76,8 @@ class RequestPool:
         """Admits a request. Nothing is computed yet.
 
         Args:
-            voice: prompt and speaker, checked against the model.
             on_close: called with the request, once and from any thread, when the request is over
                 for any reason. The call may come before this method returns.
-            client: name of the client; empty if it is not known.
-            options: options of the utterance.
 
         Raises:
             InputError: an option does not fit the model or the settings.
@@ -120,10 +111,7 @@ class RequestPool:
         If this method raises, `reply` was not used. After InputError the request is over.
 
         Args:
-            request: request that `open` returned.
             tokens: (n,) integers, n >= 0, or (n, codebooks); or (n, size) latents.
-            reply: takes the chunks that these tokens make possible.
-            end: whether the utterance ends with these tokens.
             keep_open: whether `reply` stays unfinished until the request is over. An unfinished
                 reply reports when its client has cancelled or disconnected.
 
@@ -147,13 +135,8 @@ class RequestPool:
         finish(finished)
 
     def cancel(self, request: Request, reason: Token2WavError | None = None) -> None:
-        """Ends a request with an error, which its unfinished replies get.
-
-        The method does nothing if the request is over.
-
-        Args:
-            request: request to end.
-            reason: error for the replies; None if the client has cancelled or disconnected.
+        """Ends a request with an error, which its unfinished replies get. Without a reason, the
+        client has cancelled or disconnected. The method does nothing if the request is over.
         """
         error = reason or StreamClosedError("stream: it was cancelled")
         with self.lock:
@@ -198,8 +181,7 @@ class RequestPool:
 
     def _release(self, request: Request) -> None:
         """Finishes the replies to consumed messages, then gives the request back to the scheduler.
-
-        If the request is over, the pipeline closes it, which frees its memory.
+        The memory of a request that is over is freed.
         """
         finished: list[Reply] | None = None
         while finished is None or finished:
@@ -227,7 +209,6 @@ class RequestPool:
         self.changed()
 
     def changed(self) -> None:
-        """Reports the number of open requests to the observer."""
         # The lock keeps the calls in order. Without it an old number could replace a newer number.
         with self._changed_lock:
             attempt(self.observer.changed, self.open_requests)

@@ -33,11 +33,6 @@ MAX_WAITING_MESSAGES = 64
 class Scheduler:
     """Scheduler of requests.
 
-    Args:
-        limits: bounds that are checked before work starts.
-        config: configuration of the model.
-        clock: returns monotonic seconds.
-
     Attributes:
         requests: open requests, in the order of their admission.
         closing: whether the server shuts down, so that no more requests are admitted.
@@ -64,7 +59,7 @@ class Scheduler:
         """
         if self.closing:
             raise LimitError("server: it is shutting down; try another one")
-        self._limits.check_room([each.client for each in self.requests], request.client)
+        self._limits.check_room([other.client for other in self.requests], request.client)
         self._admitted += 1
         request.number = self._admitted
         request.admitted = request.last_progress = self._clock()
@@ -79,18 +74,12 @@ class Scheduler:
         end: bool,
         keep_open: bool,
     ) -> list[Reply]:
-        """Adds tokens to a request, and returns the replies that the caller must finish now.
+        """Adds tokens (n, *token_shape) to a request, and returns the replies that the caller must
+        finish now.
 
         If the largest number of messages waits, the newest waiting message is merged with this one:
         its reply is finished at once, and `reply` takes its place. A client that sends single
         tokens faster than the server computes them therefore loses nothing.
-
-        Args:
-            request: open request.
-            tokens: (n, *token_shape), checked by `checked_tokens`.
-            reply: takes the chunks that these tokens make possible.
-            end: whether the utterance ends with these tokens.
-            keep_open: whether `reply` stays unfinished until the request is over.
 
         Raises:
             InputError: the utterance would have too many tokens, or would end without any token.
@@ -128,9 +117,8 @@ class Scheduler:
     def finish_consumed_messages(self, request: Request) -> list[Reply]:
         """Removes the consumed messages of a request, and returns the replies to finish.
 
-        A message is consumed when every chunk that its tokens make possible was sent. Often the
-        tokens of a message complete no chunk. After the last chunk was sent, the request is
-        finished.
+        A message is consumed when every chunk that its tokens make possible was sent. Often its
+        tokens complete no chunk.
         """
         if request.over:
             return []
@@ -147,7 +135,6 @@ class Scheduler:
         return finished
 
     def release(self, request: Request) -> None:
-        """Takes a request back from its worker, and sets its status to waiting or ready."""
         request.release(self._clock())
 
     def recheck_waiting(self) -> None:
@@ -164,17 +151,10 @@ class Scheduler:
                 self.release(request)
 
     def next_to_open(self, owner: int) -> Request | None:
-        """Selects the request that a worker opens next in the stages.
+        """Selects the request that a worker opens next in the stages, in the order of admission.
 
         For a new voice, opening may cost as much as a chunk, because the prompt is computed. So an
-        urgent or unheard chunk (`policy.py`) that has waited longer runs first. Requests are opened
-        in the order of their admission.
-
-        Args:
-            owner: thread id of the worker.
-
-        Returns:
-            Request, which the worker owns from now on; None if no request is opened now.
+        urgent or unheard chunk (`policy.py`) that has waited longer runs first.
         """
         now = self._clock()
         urgent = min(
@@ -189,14 +169,8 @@ class Scheduler:
         return None
 
     def next_batch(self, owner: int, idle_workers: int) -> list[Request]:
-        """Selects the requests whose next chunks a worker computes as one batch.
-
-        Args:
-            owner: thread id of the worker.
-            idle_workers: number of idle workers, this one included.
-
-        Returns:
-            Requests, which the worker owns from now on; empty if no chunk runs now.
+        """Selects the requests whose next chunks a worker computes as one batch. The worker then
+        owns them.
         """
         waiting = [
             request
@@ -212,33 +186,28 @@ class Scheduler:
             request.start(owner)
         return batch
 
-    def computed(self, tokens: int, seconds: float) -> None:
-        """Passes the tokens and seconds of a finished batch to the policy, which measures speed."""
-        self._policy.computed(tokens, seconds)
+    def record_batch(self, tokens: int, seconds: float) -> None:
+        self._policy.record_batch(tokens, seconds)
 
     def overdue(self) -> list[tuple[Request, StreamClosedError]]:
-        """Returns the requests that have been open or idle for too long, each with its error."""
-        now, limits, found = self._clock(), self._limits, list[tuple[Request, StreamClosedError]]()
+        now, limits = self._clock(), self._limits
+        overdue = list[tuple[Request, StreamClosedError]]()
         for request in self.requests:
             if now - request.admitted > (seconds := self._open_seconds):
                 message = (
                     f"stream: open for {seconds:g} s, the limit of one stream, so it was closed"
                 )
-                found.append((request, ExpiredError(message)))
+                overdue.append((request, ExpiredError(message)))
             elif request.awaits_tokens and now - request.last_progress > (
                 seconds := limits.idle_seconds
             ):
-                found.append(
+                overdue.append(
                     (request, IdleError(f"stream: no tokens for {seconds:g} s, so it was closed"))
                 )
-        return found
+        return overdue
 
     def fail(self, request: Request, error: Token2WavError) -> list[Reply]:
-        """Ends a request with an error.
-
-        Returns:
-            Replies that the caller must fail with the error; empty if the request was over before.
-        """
+        """Ends a request with an error. Returns the replies that the caller must fail with it."""
         if request.over:
             return []
         replies = [message.reply for message in request.messages]
@@ -248,10 +217,8 @@ class Scheduler:
         return replies
 
     def _ready(self) -> list[Request]:
-        """Returns the requests whose next chunk could run now."""
         return [request for request in self.requests if request.status is Status.READY]
 
     def _forget(self, request: Request) -> None:
-        """Removes a request that is over from the open requests."""
         request.messages.clear()
         self.requests.remove(request)

@@ -74,7 +74,7 @@ class Stream:
         `Token2Wav.synthesize`, because no provisional chunk is needed.
 
         Args:
-            tokens: last tokens of the utterance, as for `push`; none by default.
+            tokens: last tokens of the utterance, as for `push`.
 
         Raises:
             InputError: as for `push`; or the utterance has no tokens at all, and the stream is
@@ -104,8 +104,7 @@ class Stream:
     ) -> None:
         self.cancel()
 
-    def _run(self, given: ArrayLike, *, end: bool) -> list[AudioChunk]:
-        """Takes tokens, and computes the chunks that they complete."""
+    def _run(self, tokens: ArrayLike, *, end: bool) -> list[AudioChunk]:
         request = self._request
         with self._lock:
             request.check_open()
@@ -115,10 +114,10 @@ class Stream:
                 )
             request.start(threading.get_ident())
         try:
-            tokens = request.checked_tokens(given, self._pipeline.config)
-            request.chunker.check_codebooks(tokens)
+            array = request.checked_tokens(tokens, self._pipeline.config)
+            request.chunker.check_codebooks(array)
             try:
-                request.chunker.push(tokens, end=end)
+                request.chunker.push(array, end=end)
                 return self._compute()
             except BaseException as error:
                 if not isinstance(error, Token2WavError):  # for example KeyboardInterrupt
@@ -135,7 +134,6 @@ class Stream:
                     self._close()
 
     def _compute(self) -> list[AudioChunk]:
-        """Computes all chunks whose tokens have arrived."""
         request, chunks = self._request, list[AudioChunk]()
         while request.chunker.next_chunk is not None:
             [result] = self._pipeline.advance([request])
@@ -143,10 +141,8 @@ class Stream:
         return chunks
 
     def _fail(self, error: Token2WavError) -> None:
-        """Ends the stream with an error. Does nothing if the stream is over.
-
-        If a thread computes a chunk, that thread frees the memory later, because a stage may still
-        write to the memory. Otherwise the memory is freed now.
+        """Ends the stream with an error. If a thread computes a chunk, that thread frees the memory
+        later, because a stage may still write to it.
         """
         if not self._request.over:
             self._request.fail(error)
@@ -154,6 +150,5 @@ class Stream:
                 self._close()
 
     def _close(self) -> None:
-        """Frees the memory of the stream."""
         self._drop_if_collected.detach()
         self._pipeline.close(self._request)

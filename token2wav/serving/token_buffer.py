@@ -15,30 +15,24 @@ NO_CODE = -1  # code of a codebook that a stream does not send
 
 
 class TokenBuffer:
-    """Buffer of a stream's tokens. Positions count from the first prompt token.
+    """Buffer of a stream's tokens, at first those of the prompt: (P,) int32, or (P, codebooks).
 
-    Args:
-        prompt_tokens: (P,) int32, or (P, codebooks).
-        config: configuration of the model.
-
-    Attributes:
-        received: position after the last token that was added.
+    Positions count from the first prompt token.
     """
 
     def __init__(self, prompt_tokens: NDArray[np.int32], config: ModelConfig) -> None:
-        self.received = 0
+        self.received = 0  # position after the last token that was added
         self._fewer_codebooks = config.fewer_codebooks
-        self._codebooks = 0  # number of codebooks of the first tokens; 0 before them
+        self._codebooks = 0  # codebooks of the first tokens; 0 before them
         self._first = 0  # position of `_tokens[0]`
         room = 2 * len(prompt_tokens) + 4 * config.block_tokens
         self._tokens = np.empty((room, *config.token_shape), config.token_dtype)
         self._append(prompt_tokens, needed=0)
 
     def add(self, tokens: NDArray[Any], needed: int) -> None:
-        """Adds tokens of the utterance.
+        """Adds tokens (n, *token_shape), checked by `checked_tokens`.
 
         Args:
-            tokens: (n, *token_shape), checked by `checked_tokens`.
             needed: position before which no later chunk needs a token. If the buffer is full, these
                 tokens are removed.
 
@@ -59,7 +53,6 @@ class TokenBuffer:
             )
 
     def copy(self, start: int, stop: int) -> NDArray[Any]:
-        """Returns a copy of the tokens from position `start` to `stop`, which are in the buffer."""
         return self._tokens[start - self._first : stop - self._first].copy()
 
     def _append(self, tokens: NDArray[Any], needed: int) -> None:
@@ -91,7 +84,6 @@ def checked_tokens(tokens: ArrayLike, config: ModelConfig) -> NDArray[Any]:
 
     Args:
         tokens: (n,) integers, or (n, codebooks); or (n, size) numbers if the model takes latents.
-        config: configuration of the model.
 
     Returns:
         (n, *token_shape) int32, with `NO_CODE` in the codebooks that a stream does not send; or
@@ -105,7 +97,7 @@ def checked_tokens(tokens: ArrayLike, config: ModelConfig) -> NDArray[Any]:
         return latent_array(tokens, *config.token_shape)
     if not config.fewer_codebooks:
         array = token_array("tokens", tokens, config.token_shape)
-        check_vocabulary("tokens", array, config.vocab_size)
+        check_vocabulary("tokens", array, config.vocabulary)
         return array
     [codebooks] = config.token_shape
     array = token_array("tokens", tokens, None)

@@ -43,21 +43,20 @@ class _Worker:
     """Worker of a pool: one thread, and the requests that it opens or computes.
 
     Attributes:
-        number: position of the worker in its pool, for logs and the name of the thread.
-        taken: requests that the worker opens or computes now; empty while the worker is idle.
-        since: time at which the worker took the requests in `taken`.
-        hang_seconds: number of seconds after `since` from which on the worker counts as hung.
+        requests: requests that the worker opens or computes now; empty while the worker is idle.
+        since: time at which the worker took them.
+        hang_seconds: seconds after `since` from which on the worker counts as hung.
         lost: whether the worker was found to be hung, so that its requests were failed.
     """
 
     number: int
-    taken: Sequence[Request] = ()
+    requests: Sequence[Request] = ()
     since: float = 0.0
     hang_seconds: float = 0.0
     lost: bool = False
 
     def hangs(self, now: float) -> bool:
-        return bool(self.taken) and now - self.since > self.hang_seconds
+        return bool(self.requests) and now - self.since > self.hang_seconds
 
 
 class WorkerPool:
@@ -72,17 +71,11 @@ class WorkerPool:
     admits no request.
 
     Args:
-        pipeline: computes the batches.
-        limits: bounds that are checked before work starts.
-        observer: object that is called at every admission, batch, chunk and end of a request.
-        clock: returns monotonic seconds.
-        workers: number of batches that are computed at the same time, each in its own thread. The
-            workers share the threads of torch.
+        observer: called at every admission, batch, chunk and end of a request.
+        workers: batches that are computed at the same time, each in its own thread. The workers
+            share the threads of torch.
         on_device_lost: called from any thread after a request has failed because the process lost
             its GPU.
-
-    Attributes:
-        requests: open requests. Clients open requests there, and push tokens into them.
     """
 
     def __init__(
@@ -133,7 +126,7 @@ class WorkerPool:
 
     @property
     def _idle_workers(self) -> int:
-        return sum(not worker.taken for worker in self._workers)
+        return sum(not worker.requests for worker in self._workers)
 
     def _check_working(self) -> None:
         now = self._clock()
@@ -157,7 +150,7 @@ class WorkerPool:
             finally:
                 with self.requests.lock:
                     seconds, lost = self._clock() - worker.since, worker.lost
-                    worker.taken, worker.lost = (), False
+                    worker.requests, worker.lost = (), False
                 if lost:
                     log.warning(
                         "worker %d has finished its batch after %.0f s and accepts requests again",
@@ -175,15 +168,16 @@ class WorkerPool:
         with self.requests.lock:
             scheduler.recheck_waiting()
             unopened = scheduler.next_to_open(owner)
-            taken = [unopened] if unopened else scheduler.next_batch(owner, self._idle_workers)
-            if not taken:
+            batch = [unopened] if unopened else scheduler.next_batch(owner, self._idle_workers)
+            if not batch:
                 if scheduler.closing and not scheduler.requests:
                     return False
                 self.requests.lock.wait(_POLL_SECONDS)
                 return True
-            worker.taken, worker.since = taken, self._clock()
+            worker.requests, worker.since = batch, self._clock()
             tokens = [
-                len(each.voice.prompt_tokens) if unopened else each.next_tokens for each in taken
+                len(request.voice.prompt_tokens) if unopened else request.next_tokens
+                for request in batch
             ]
             worker.hang_seconds = hang_seconds(sum(tokens))
             if not unopened:
@@ -191,12 +185,12 @@ class WorkerPool:
         if unopened:
             self.requests.serve(unopened, self._open)
         else:
-            self._compute(taken)
+            self._compute(batch)
         return True
 
     def _give_up(self, worker: _Worker, error: Token2WavError) -> None:
         """Fails the requests that a worker still owns, and frees their memory."""
-        for request in worker.taken:
+        for request in worker.requests:
             if request.owner == threading.get_ident():
                 self.requests.cancel(request, error)
                 with self.requests.lock:
@@ -215,7 +209,7 @@ class WorkerPool:
         with self.requests.lock:
             now = self._clock()
             hung = [worker for worker in self._workers if worker.hangs(now) and not worker.lost]
-            hung_batches = [(worker, list(worker.taken), now - worker.since) for worker in hung]
+            hung_batches = [(worker, list(worker.requests), now - worker.since) for worker in hung]
             for worker in hung:
                 worker.lost = True
             working = sum(not worker.hangs(now) for worker in self._workers)
@@ -240,7 +234,6 @@ class WorkerPool:
         self.requests.changed()
 
     def _compute(self, batch: list[Request]) -> None:
-        """Computes the next chunk of every request, and sends the audio."""
         start = self._clock()
         # Provisional chunks may have fewer ODE steps, so their time predicts no other chunks.
         tokens = sum(request.next_tokens for request in batch if not request.next_provisional)
@@ -248,7 +241,7 @@ class WorkerPool:
         results: Sequence[AudioChunk | Token2WavError | None]
         try:
             results = self._pipeline.advance(
-                batch, partial(attempt, self.requests.observer.computed, waited)
+                batch, partial(attempt, self.requests.observer.on_batch, waited)
             )
         except Exception as error:  # the backend failed, so no request of the batch can continue
             results = [to_public_error(error)] * len(batch)
@@ -261,7 +254,7 @@ class WorkerPool:
             )
         attempt(self.requests.observer.delivered)
         with self.requests.lock:
-            self.requests.scheduler.computed(tokens, seconds)
+            self.requests.scheduler.record_batch(tokens, seconds)
 
     def _send(self, chunk: AudioChunk, late: float, request: Request) -> None:
         with self.requests.lock:

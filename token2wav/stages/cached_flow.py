@@ -65,11 +65,10 @@ class _Prompt:
     """Prefix that streams with the same voice and number of ODE steps share.
 
     Attributes:
-        states: state store that `slot` belongs to.
+        states: store of `slot`.
         slot: slot with the states after the prefix.
-        mel: (bands, frames) mel of the whole prompt.
-        speaker: (bands,) speaker vector.
-        pages: pages of the blocks of the prefix.
+        mel: (bands, frames) of the whole prompt.
+        speaker: (bands,).
     """
 
     states: StateStore
@@ -87,19 +86,14 @@ class _Stream:
     """State of one stream.
 
     Attributes:
-        voice: prompt and speaker.
-        steps: number of ODE steps.
         grid: block grid, in tokens.
-        prefix: reference to the shared prefix; None after the stream has released its pages.
+        prefix: None after the stream has released its pages.
         prompt: content of the prefix.
         blocks: pages of the stream.
-        slot: slot in the state store.
-        next_token: position of the token that starts the next chunk.
-        tokens: tokens of finished chunks. The stream needs them if it must continue without the
-            cache.
-        recomputing: handle of the stream in `RecomputeFlow`; None while the stream uses the cache.
+        next_token: position of the first token of the next chunk.
+        tokens: tokens of finished chunks, for a stream that must continue without the cache.
+        recomputing: handle in `RecomputeFlow`; None while the stream uses the cache.
         busy: whether a thread is computing a chunk of the stream.
-        closed: whether the stream was closed.
     """
 
     voice: Voice
@@ -118,13 +112,7 @@ class _Stream:
 
 @dataclass(frozen=True, eq=False)
 class _PagedChunk:
-    """Chunk of a stream or of a prompt, with the pages that it is computed in.
-
-    Attributes:
-        placed: the chunk with its pages.
-        steps: number of ODE steps.
-        prompt: prompt of the stream.
-    """
+    """Chunk of a stream or of a prompt, with the pages that it is computed in."""
 
     placed: PlacedChunk
     steps: int
@@ -139,16 +127,13 @@ def flow_states(
     The estimator has one state for each ODE step and guidance branch.
 
     Args:
-        encoder: encoder of the flow.
-        estimator: estimator of the flow.
-        layout: sizes of the cache.
-        streams: number of streams that get a slot at once. Each prompt in the cache takes a slot
-            too. The store grows if there are more streams or prompts.
+        streams: streams that get a slot at once. Each prompt in the cache takes a slot too. The
+            store grows if there are more streams or prompts.
     """
     shape = layout.steps, *layout.conv_state
-    own = StateSpec("estimator", shape, torch.float32)
+    spec = StateSpec("estimator", shape, torch.float32)
     return StateStore(
-        {ENCODER: encoder.state_specs(), ESTIMATOR: {estimator: own}},
+        {ENCODER: encoder.state_specs(), ESTIMATOR: {estimator: spec}},
         encoder.device,
         1 + _PROMPTS + streams,
     )
@@ -167,8 +152,7 @@ def page_needs(config: ModelConfig, left_blocks: int, longest_hop: int) -> PageN
     that depend on later tokens. But no block comes before it that the stream would have to keep.
 
     Args:
-        config: sizes of the model.
-        left_blocks: number of visible blocks before each block, besides the prefix; at least 0.
+        left_blocks: visible blocks before each block, besides the prefix; at least 0.
         longest_hop: tokens of the longest hop of a stream.
     """
     block, after = (
@@ -186,11 +170,6 @@ def check_pages(config: ModelConfig, stream: StreamConfig, pages: int) -> None:
     Without a window, a stream that finds too few pages is computed without them. So only a setting
     is checked there, and not the value of the model.
 
-    Args:
-        config: sizes of the model.
-        stream: settings of streams.
-        pages: number of pages of the cache.
-
     Raises:
         ConfigError: the cache has too few pages.
     """
@@ -198,7 +177,7 @@ def check_pages(config: ModelConfig, stream: StreamConfig, pages: int) -> None:
     if window < 0 and not stream.max_hop_tokens:
         return
     needs = page_needs(config, max(0, window), hop)
-    if (least := needs.kept + needs.chunk) <= pages:
+    if (least := needs.window + needs.chunk) <= pages:
         return
     problem = f"stream.max_hop_tokens: {hop} tokens"
     if window >= 0:
@@ -223,10 +202,9 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
     Args:
         recompute: the same flow without cache. It computes whole utterances, and the streams that
             the pool has no room for.
-        runners: runners by number of ODE steps; the default number comes first.
-        early_runners: runners of provisional chunks, by number of ODE steps of their streams. The
-            runner of a number that is missing is the one in `runners`.
-        cache: keys and values of the estimator, which all runners use.
+        runners: runners by ODE steps; the default number comes first.
+        provisional_runners: runners of provisional chunks, by the ODE steps of their streams. The
+            runner of a missing number is the one in `runners`.
         states: state store that all runners use, see `flow_states`.
         encoder_runner: runner of the encoder; None to encode chunk by chunk.
         longest_hop: tokens of the longest hop of a stream.
@@ -239,7 +217,7 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
         cache: PagedKVCache,
         states: StateStore,
         *,
-        early_runners: Mapping[int, Runner] | None = None,
+        provisional_runners: Mapping[int, Runner] | None = None,
         encoder_runner: EncoderRunner | None = None,
         longest_hop: int = 100,
     ) -> None:
@@ -252,8 +230,8 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
         self._noise, self._left_blocks = recompute.noise, recompute.left_blocks
         self._recompute = recompute
         self._runners = dict(runners)
-        self._early_runners = dict(early_runners or {})
-        self._usual = next(iter(runners))
+        self._provisional_runners = dict(provisional_runners or {})
+        self._default_steps = next(iter(runners))
         self._layout = cache.layout
         self.states = states
         if encoder_runner is None:
@@ -283,24 +261,24 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
 
     @torch.inference_mode()
     def open(self, voice: Voice, steps: int = 0) -> int:
-        steps = steps or self._usual
+        steps = steps or self._default_steps
         prefix = self.prefixes.acquire(
             (voice.content_hash, steps), lambda: self._prefill(voice, steps)
         )
         prompt = prefix.content
         assert prompt is not None
-        with ExitStack() as taken:  # releases everything again if a later step fails
-            taken.callback(self.prefixes.release, prefix)
+        with ExitStack() as rollback:  # releases everything again if a later step fails
+            rollback.callback(self.prefixes.release, prefix)
             grid = self._config.grid(len(voice.prompt_tokens), self._left_blocks)
             blocks = StreamBlocks(self.prefixes, prompt.pages, grid, _FIRST_PAGES, self._common)
-            taken.callback(blocks.release)
+            rollback.callback(blocks.release)
             slot = self.states.take()
-            taken.callback(self.states.release, slot)
+            rollback.callback(self.states.release, slot)
             self.states.copy(prompt.slot, slot)
             handle = self.register(
                 _Stream(voice, steps, grid, prefix, prompt, blocks, slot, grid.prefix)
             )
-            taken.pop_all()
+            rollback.pop_all()
             return handle
 
     @torch.inference_mode()
@@ -351,16 +329,16 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
 
     def _advance(self, streams: list[_Stream], chunks: list[TokenChunk]) -> list[torch.Tensor]:
         parts: list[_PagedChunk | None] = []
-        with ExitStack() as taken:  # returns the pages of all chunks if one of them fails
+        with ExitStack() as rollback:  # returns the pages of all chunks if one of them fails
             for stream, chunk in zip(streams, chunks, strict=True):
                 parts.append(part := self._with_pages(stream, chunk))
                 if part is not None:
-                    taken.callback(stream.blocks.retract, len(part.placed.place.tables))
-            computed = iter(self._computed([part for part in parts if part is not None]))
-            taken.pop_all()
+                    rollback.callback(stream.blocks.retract, len(part.placed.place.tables))
+            paged_mels = iter(self._compute([part for part in parts if part is not None]))
+            rollback.pop_all()
         mels = []
         for stream, chunk, part in zip(streams, chunks, parts, strict=True):
-            mel = self._recomputed(stream, chunk) if part is None else next(computed)
+            mel = self._recompute_chunk(stream, chunk) if part is None else next(paged_mels)
             mels.append(mel)
             if not chunk.provisional:
                 stream.next_token = chunk.stop
@@ -392,22 +370,21 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
         placed = PlacedChunk.of(chunk, stream.grid, stream.slot, tables)
         return _PagedChunk(placed, stream.steps, stream.prompt)
 
-    def _computed(self, parts: Sequence[_PagedChunk]) -> list[torch.Tensor]:
-        """Computes the mels of chunks that have pages."""
+    def _compute(self, parts: Sequence[_PagedChunk]) -> list[torch.Tensor]:
         if not parts:
             return []
         mus = self.encoder_runner.run([part.placed for part in parts])
         kinds = [(part.steps, part.placed.chunk.provisional) for part in parts]
-        inputs = list(zip(kinds, self._inputs(parts, mus), strict=True))
-        return map_grouped(inputs, lambda each: each[0], self._run)
+        pairs = list(zip(kinds, self._inputs(parts, mus), strict=True))
+        return map_grouped(pairs, lambda pair: pair[0], self._run)
 
-    def _run(self, alike: Sequence[tuple[tuple[int, bool], ChunkInput]]) -> list[torch.Tensor]:
+    def _run(self, pairs: Sequence[tuple[tuple[int, bool], ChunkInput]]) -> list[torch.Tensor]:
         """Computes the mels of chunks that have the same number of ODE steps, and that are all
         provisional or all not.
         """
-        steps, provisional = alike[0][0]
-        runner = self._early_runners.get(steps) if provisional else None
-        return (runner or self._runners[steps]).run([given for _, given in alike])
+        steps, provisional = pairs[0][0]
+        runner = self._provisional_runners.get(steps) if provisional else None
+        return (runner or self._runners[steps]).run([chunk for _, chunk in pairs])
 
     def _inputs(self, parts: Sequence[_PagedChunk], mus: list[torch.Tensor]) -> list[ChunkInput]:
         """Prepares chunks for the ODE from their conditions mu (bands, frames).
@@ -429,12 +406,11 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
         if any(part.placed.place.padding for part in parts):
             mus = joined(padded)
         return [
-            self._input(*each)
-            for each in zip(parts, joined(noises), mus, joined(conds), strict=True)
+            self._input(part, noise, mu, cond)
+            for part, noise, mu, cond in zip(parts, joined(noises), mus, joined(conds), strict=True)
         ]
 
     def _zeros(self, frames: int) -> torch.Tensor:
-        """Returns a view (bands, frames) of zeros."""
         return self._zero.expand(-1, frames)
 
     def _input(
@@ -452,11 +428,11 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
         hop = _PREFILL_BLOCKS * grid.block
         if grid.full_prompt_attention:
             hop = max(1, grid.prefix)
-        with ExitStack() as taken:  # releases everything again if a later step fails
+        with ExitStack() as rollback:  # releases everything again if a later step fails
             prompt = _Prompt(self.states, self.states.take(), mel, speaker)
-            taken.callback(prompt.release)
+            rollback.callback(prompt.release)
             blocks = StreamBlocks(self.prefixes, [], grid, grid.prefix_blocks)
-            taken.callback(blocks.release)
+            rollback.callback(blocks.release)
             self.states.clear(prompt.slot)
             for start in range(0, grid.prefix, hop):
                 stop = min(grid.prefix, start + hop)
@@ -464,12 +440,12 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
                 chunk = TokenChunk(tokens, start, stop, last=False)
                 tables = blocks.extend(grid.block_count(start, stop))
                 placed = PlacedChunk.of(chunk, grid, prompt.slot, tables)
-                self._computed([_PagedChunk(placed, steps, prompt)])
-            taken.pop_all()
-        prompt.pages = blocks.own
+                self._compute([_PagedChunk(placed, steps, prompt)])
+            rollback.pop_all()
+        prompt.pages = blocks.pages
         return prompt
 
-    def _recomputed(self, stream: _Stream, chunk: TokenChunk) -> torch.Tensor:
+    def _recompute_chunk(self, stream: _Stream, chunk: TokenChunk) -> torch.Tensor:
         """Computes the mel of a chunk without the cache. The first such chunk of a stream releases
         all pages of the stream.
         """

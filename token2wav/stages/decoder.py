@@ -19,9 +19,6 @@ class TokenDecoder(Stage):
 
     The codes or the latent of a token are a frame. The network looks up the embeddings of the
     codes.
-
-    Args:
-        frames: waveform stage of the network.
     """
 
     def __init__(self, frames: WaveformStage | RecomputeVocoder) -> None:

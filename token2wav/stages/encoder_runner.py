@@ -36,7 +36,6 @@ class PlacedChunk:
     """Chunk of a stream or of a prompt, with its place.
 
     Attributes:
-        chunk: tokens of the chunk.
         grid: block grid, in tokens.
         place: place of the chunk, in tokens.
     """
@@ -49,14 +48,7 @@ class PlacedChunk:
     def of(
         cls, chunk: TokenChunk, grid: BlockGrid, slot: int, tables: list[list[int]]
     ) -> PlacedChunk:
-        """Places a chunk in its pages.
-
-        Args:
-            chunk: tokens of the chunk.
-            grid: block grid, in tokens.
-            slot: slot of the stream in the state store.
-            tables: see `ChunkPlace`.
-        """
+        """Places a chunk in its pages."""
         padding = 0 if chunk.start else grid.prompt_padding
         place = ChunkPlace(
             start=chunk.start + grid.prompt_padding - padding,
@@ -71,13 +63,7 @@ class PlacedChunk:
 
 
 class EncoderRunner(ABC):
-    """Computes the conditions of chunks, and stores the states, keys and values of the encoder.
-
-    Args:
-        encoder: encoder of the flow.
-        cache: keys and values of the encoder.
-        states: state store with the states of the encoder.
-    """
+    """Computes the conditions of chunks, and stores the states, keys and values of the encoder."""
 
     def __init__(self, encoder: Encoder, cache: EncoderCache, states: StateStore) -> None:
         self.encoder = encoder
@@ -116,10 +102,6 @@ class BlockEncoderRunner(EncoderRunner):
     """Runner that encodes batches of blocks, eagerly or in buckets.
 
     Args:
-        encoder: encoder of the flow.
-        cache: keys and values of the encoder.
-        states: state store with the states of the encoder.
-        block_tokens: tokens of a block.
         buckets: sizes to prepare; empty to run every batch in tensors of its own, on any number of
             threads.
         graphs: pool in which the buckets are captured; None to run eagerly.
@@ -157,14 +139,6 @@ def _size_of(chunks: Sequence[PlacedChunk]) -> BatchSize:
 class EncoderBatch:
     """Tensors of one size for the encoder, which stay at their addresses and are filled anew for
     every batch. A row holds one block.
-
-    Args:
-        size: capacity of the batch.
-        encoder: encoder of the flow.
-        cache: keys and values of the encoder.
-        states: state store of all streams.
-        rows: rows for the states of the encoder, one for each chunk.
-        block_tokens: tokens of a block.
 
     Attributes:
         table: (rows, columns) int32 block tables, in tokens.
@@ -207,10 +181,9 @@ class EncoderBatch:
         self._states.read(self._slots[0, :count], self._rows.first(count))
 
     def compute(self) -> None:
-        """Encodes the batch."""
         step = BlockStep(self._rows.views, table=self.table, block=self._block_tokens)
         attention = BlockAttention(self._cache, self.table, self._block_tokens)
-        # A tensor of its own, because the result is in the memory that all graphs share.
+        # Copied, because the result is in the memory that all graphs share.
         self.mu.copy_(self._encoder.encode_blocks(self.tokens, step, attention))
 
     def take(self, chunks: Sequence[PlacedChunk]) -> list[torch.Tensor]:
@@ -248,7 +221,6 @@ class BlockStep(StreamStep):
     above, or from the state of its stream.
 
     Attributes:
-        table: block table of the batch.
         block: positions of a block in the unit of the table.
     """
 
@@ -284,8 +256,12 @@ class BlockStep(StreamStep):
         count = len(state)
         ends = table[:, Column.CHUNK].masked_fill(table[:, Column.LAST] == 0, count).long()
         after = rate * table[:, Column.VALID, None, None] + positions[:reach]
-        kept = x.gather(2, after.expand(-1, x.shape[1], -1))
-        state.copy_(kept.new_empty(count + 1, *kept.shape[1:]).index_copy_(0, ends, kept)[:count])
+        new_state = x.gather(2, after.expand(-1, x.shape[1], -1))
+        state.copy_(
+            new_state.new_empty(count + 1, *new_state.shape[1:]).index_copy_(0, ends, new_state)[
+                :count
+            ]
+        )
         return x
 
 
@@ -295,19 +271,18 @@ class BlockAttention:
     Args:
         cache: keys and values of the encoder, to which those of the blocks are written.
         table: block table of the batch, in tokens.
-        block: tokens of a block.
     """
 
     def __init__(self, cache: EncoderCache, table: torch.Tensor, block: int) -> None:
         self._cache, self._table, self._block = cache, table, block
 
     @cached_property
-    def _own(self) -> torch.Tensor:
+    def _block_pages(self) -> torch.Tensor:
         """Page (rows,) of every block; the scratch page for rows that hold no block."""
         table = self._table
-        at = HEADER - 1 + table[:, Column.NUM_CAUSAL_PAGES, None].long()
-        own = table.gather(1, at)[:, 0].long()
-        return own.masked_fill_(table[:, Column.VALID] == 0, self._cache.scratch)
+        column = HEADER - 1 + table[:, Column.NUM_CAUSAL_PAGES, None].long()
+        pages = table.gather(1, column)[:, 0].long()
+        return pages.masked_fill_(table[:, Column.VALID] == 0, self._cache.scratch)
 
     def at_rate(self, x: torch.Tensor, rate: int) -> LayerAttention:
         from token2wav.kernels.relative_attention import relative_attention
@@ -320,8 +295,8 @@ class BlockAttention:
         # The product of a rotated query and the sinusoids of a key depends on their distance alone.
         rotation = torch.complex(cos, sin)  # (blocks * positions, size / 2)
         sinusoids = self._cache.sinusoids(rate)
-        of_blocks = torch.stack((-sin, cos), dim=-1).flatten(1).unflatten(0, (len(x), -1))
-        sinusoids.index_copy_(0, self._own, of_blocks)
+        block_sinusoids = torch.stack((-sin, cos), dim=-1).flatten(1).unflatten(0, (len(x), -1))
+        sinusoids.index_copy_(0, self._block_pages, block_sinusoids)
 
         def attend(
             layer: int,
@@ -331,7 +306,7 @@ class BlockAttention:
             v: torch.Tensor,
         ) -> torch.Tensor:
             view = self._cache.layer(layer)
-            view.write(self._own, k[None], v[None])
+            view.write(self._block_pages, k[None], v[None])
             by_position = attention.position_queries(q)
             torch.view_as_complex(by_position.unflatten(2, (-1, 2))).mul_(rotation)
             by_position = by_position.unflatten(1, q.shape[:2])

@@ -28,11 +28,7 @@ class _KernelBatch:
     """Tensors for pieces of a size.
 
     Args:
-        size: size of the batch.
-        plan: plan of the network.
-        states: states of all streams.
         rows: rows for the states before the pieces, and for the states after them.
-        noise: noise of the source.
     """
 
     def __init__(
@@ -81,15 +77,14 @@ class _KernelBatch:
         starts = np.zeros(streams, np.int64)
         starts[:count] = [item.start - noise.late - 1 for item in items]
         with noise.lock:
-            found = noise.find(starts, 1 + frames).ravel()
-            numbers[2 * streams : 2 * streams + len(found)] = found
+            noise_rows = noise.find(starts, 1 + frames).ravel()
+            numbers[2 * streams : 2 * streams + len(noise_rows)] = noise_rows
             copy_to(self._numbers, numbers)
             torch.index_select(noise.rows, 0, self._noise_rows, out=self._noise)
         self._states.read(self._slots, self._old)
 
     @torch.inference_mode()
     def compute(self) -> None:
-        """Computes the audio and the new states."""
         noise = self._noise.view(self._batch.streams, -1)
         self._audio = self._plan.step(self._batch, self._mel, noise)
 
@@ -108,16 +103,13 @@ class PlannedPieces:
     """Runner of the pieces of a vocoder on kernels.
 
     Args:
-        plan: plan of the network.
         sizes: sizes to prepare; see `piece_sizes.py`.
         graphs: pool in which the sizes are captured; None to run them eagerly.
-        noise: noise of the source.
         slots: slots of the state store, including the scratch slot.
 
     Attributes:
         store: states of all streams.
-        longest: largest number of frames in a piece. The frames that flush the end of a stream
-            fit in addition.
+        longest: most frames of a piece, without those that flush the end of a stream.
     """
 
     def __init__(
@@ -148,5 +140,4 @@ class PlannedPieces:
 
 
 def _size_of(pieces: Sequence[PieceInput]) -> PieceSize:
-    """Returns the size of a batch of pieces."""
     return PieceSize(max(piece.shape.frames for piece in pieces), len(pieces))

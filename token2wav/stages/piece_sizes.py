@@ -19,8 +19,7 @@ class PieceSize:
     """Size of a batch of pieces.
 
     Attributes:
-        frames: number of mel frames that a piece has room for.
-        rows: number of streams.
+        frames: mel frames that a piece has room for.
     """
 
     frames: int
@@ -45,15 +44,12 @@ def kernel_sizes(
     """Lists sizes for first chunks and for the longest chunks, each for 1, 2, 4 ... streams.
 
     A first chunk has up to twice the frames of a hop, because it also fills the last block of the
-    prompt. A last chunk is longer by the frames that the vocoder holds back. A chunk needs no
-    size of its own, because instances of a kernel return immediately beyond its rows.
+    prompt. A last chunk is longer by the frames that the vocoder holds back. A chunk needs no size
+    of its own, because instances of a kernel return immediately beyond its rows.
 
     Args:
-        lookahead_frames: frames that the vocoder holds back.
-        config: configuration of the model.
         hops: tokens of the first hop and of the longest hop.
-        most_streams: largest number of streams in a batch. If pieces are long, the largest number
-            is smaller, see `_MOST_FRAMES`.
+        most_streams: streams of the largest batch; fewer if pieces are long, see `_MOST_FRAMES`.
     """
     first, longest = (config.token_mel_ratio * hop for hop in hops)
     # The first piece of a stream must be longer than the frames that are held back.

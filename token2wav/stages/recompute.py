@@ -43,16 +43,14 @@ class RecomputeFlow(StatefulStage[_History], FlowStage):
     """Flow stage that runs all ODE steps on the whole utterance so far for every chunk.
 
     Args:
-        config: configuration of the model.
-        encoder: encoder of the flow. The stage runs on its device.
-        noise: noise of the flow.
-        solvers: solvers of the estimator by number of ODE steps; the default number comes first.
+        encoder: the stage runs on its device.
+        solvers: solvers of the estimator by ODE steps; the default number comes first.
         full_tail: whether the last chunk is computed under full attention, as in the reference loop
             of some families.
         windows: whether every chunk is computed under full attention over all tokens that have
             arrived: the tokens before the chunk, the chunk, and its look-ahead.
-        left_blocks: number of past blocks that stay visible in addition to the blocks of the
-            prompt; negative for all blocks, which is exact.
+        left_blocks: past blocks that stay visible in addition to the blocks of the prompt; negative
+            for all blocks, which is exact.
     """
 
     def __init__(
@@ -77,7 +75,7 @@ class RecomputeFlow(StatefulStage[_History], FlowStage):
         self._full_tail = full_tail
         self._windows = windows
         self._solvers = dict(solvers)
-        self._usual = next(iter(solvers))
+        self._default_steps = next(iter(solvers))
 
     def open(self, voice: Voice, steps: int = 0) -> int:
         return self.resume(
@@ -88,11 +86,10 @@ class RecomputeFlow(StatefulStage[_History], FlowStage):
         """Opens a stream in the middle of an utterance.
 
         Args:
-            voice: prompt and speaker.
             tokens: all tokens before the next chunk, beginning with the tokens of the prompt.
-            steps: number of ODE steps; 0 for the default number.
+            steps: 0 for the default number.
         """
-        return self.register(_History(steps or self._usual, voice, tokens))
+        return self.register(_History(steps or self._default_steps, voice, tokens))
 
     @torch.inference_mode()
     def advance(self, batch: Sequence[tuple[int, TokenChunk]]) -> list[torch.Tensor]:
@@ -104,7 +101,7 @@ class RecomputeFlow(StatefulStage[_History], FlowStage):
     ) -> torch.Tensor:
         tokens = np.concatenate((voice.prompt_tokens, tokens))
         chunk = TokenChunk(tokens, start=0, stop=len(tokens), last=True)
-        return self._solve(voice, steps or self._usual, chunk, full=not streaming)[
+        return self._solve(voice, steps or self._default_steps, chunk, full=not streaming)[
             :, len(voice.prompt_mel) :
         ]
 
@@ -155,7 +152,6 @@ class RecomputeVocoder(StatefulStage[_FrameHistory], VocoderStage):
     that were not sent yet.
 
     Args:
-        network: vocoder, on its device.
         noise: noise of the harmonic source; None for a vocoder without one.
         phase: rounding of the phase of the source, see `frame_sines`.
     """
@@ -181,7 +177,7 @@ class RecomputeVocoder(StatefulStage[_FrameHistory], VocoderStage):
 
     def _advance_one(self, history: _FrameHistory, chunk: FrameChunk) -> torch.Tensor:
         history.frames = torch.cat((history.frames, chunk.frames.to(self._net.device)), dim=1)
-        if not chunk.last and history.frames.shape[1] <= self._net.lookahead_frames:
+        if not chunk.last and history.frames.shape[1] < self._net.first_frames:
             return torch.empty(0, device=self._net.device)
         audio = self.whole(history.frames)
         audio = audio[

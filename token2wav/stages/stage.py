@@ -47,8 +47,8 @@ class TokenChunk:
         stop: position after the last token of the chunk. A block ends there, unless the chunk is
             `last` or `provisional`.
         last: whether the utterance ends with this chunk.
-        skip: number of tokens at the start of the chunk that belong to the prompt, or whose audio
-            was sent already.
+        skip: tokens at the start of the chunk that belong to the prompt, or whose audio was sent
+            already.
         provisional: whether the last block of the chunk is incomplete. No state of such a chunk is
             stored, and the next chunk starts at the same position.
         decoder_noise: whether the decoder adds its noise; the same in all chunks of a stream.
@@ -87,11 +87,8 @@ class CacheUsage:
     """Use of a stage's cache, in pages.
 
     Attributes:
-        capacity: number of all pages.
-        used: pages that are in use.
         shared: pages that hold prompts.
         idle: prompt pages that no stream references, and that can be evicted.
-        page_bytes: bytes of a page.
         prompt_hits: utterances whose prompt was in the cache.
         prompt_misses: utterances whose prompt had to be computed.
     """
@@ -117,8 +114,8 @@ class Stage(Protocol):
 
         Args:
             voice: prompt and speaker; only flows use them.
-            steps: number of ODE steps, one of the numbers that the stage was made for; 0 for the
-                default number.
+            steps: ODE steps, one of the numbers that the stage was made for; 0 for the default
+                number.
 
         Returns:
             Handle of the utterance.
@@ -150,7 +147,7 @@ class Stage(Protocol):
 
     @property
     def open_streams(self) -> int:
-        """Number of utterances that hold memory."""
+        """Utterances that hold memory."""
 
     @property
     def withheld_samples(self) -> int:
@@ -170,10 +167,9 @@ class FlowStage(Stage, Protocol):
 
         Args:
             tokens: tokens of the utterance, without the prompt.
-            voice: prompt and speaker.
             streaming: whether attention is limited to whole blocks, as in a stream. If not, every
                 frame attends to all frames.
-            steps: number of ODE steps; 0 for the default number.
+            steps: 0 for the default number.
         """
 
 
@@ -192,7 +188,6 @@ class EncoderInput:
         chunk: tokens with their look-ahead.
         grid: block grid of the stream, in tokens; None for full attention. Under full attention the
             whole utterance is one chunk.
-        context: keys and values of the tokens before the chunk.
     """
 
     chunk: TokenChunk
@@ -239,7 +234,7 @@ class BlockEncoder(Encoder, Protocol):
 
     @property
     def lookahead(self) -> int:
-        """Number of tokens after a block that its conditions depend on."""
+        """Tokens after a block that its conditions depend on."""
 
     @property
     def token_shape(self) -> tuple[int, ...]:
@@ -247,11 +242,11 @@ class BlockEncoder(Encoder, Protocol):
 
     @property
     def mel_bands(self) -> int:
-        """Number of mel bands, and of bands of the conditions."""
+        """Bands of the mel and of the conditions."""
 
     @property
     def token_mel_ratio(self) -> int:
-        """Number of mel frames per token."""
+        """Mel frames per token."""
 
     @property
     def attention_heads(self) -> tuple[int, int]:
@@ -278,12 +273,9 @@ class StageSummary:
     """Backend, precision and device of the stages of a model, for reports and logs.
 
     Attributes:
-        name: name of the backend.
         precision: dtype of the estimator's layers.
-        device: device of the networks.
-        most_streams: largest number of chunks that the backend computes together. A larger batch
-            runs in parts. 0 if the number is large or unlimited.
-        graphs: number and size of the CUDA graphs.
+        most_streams: most chunks that the backend computes together. A larger batch runs in parts.
+            0 if the number is large or unlimited.
     """
 
     name: BackendName
@@ -299,7 +291,6 @@ class Stages:
 
     Attributes:
         by_name: stages by their names, in the order in which a chunk passes them.
-        summary: backend, precision and device.
     """
 
     by_name: Mapping[StageName, Stage]

@@ -46,8 +46,8 @@ class PieceShape:
         inside: whether the streams continue after these pieces. If not, each piece ends with
             `lookahead_frames` frames after the end of the stream. They flush the audio that the
             network holds back.
-        frames: number of frames in each piece, including frames after the end of the stream.
-        rows: number of pieces, each from another stream.
+        frames: frames in each piece, including frames after the end of the stream.
+        rows: pieces, each from another stream.
     """
 
     first: bool
@@ -78,30 +78,31 @@ def likely_pieces(
     have whole windows, and the rest of a last chunk is part of the piece that ends the stream.
 
     Args:
-        network: vocoder.
-        config: configuration of the model.
         hops: tokens of the first hop and of the longest hop.
-        most_streams: largest number of streams in a batch, a power of two.
+        most_streams: streams of the largest batch, a power of two.
     """
-    held, window, past = network.lookahead_frames, network.window_frames, network.frames_past_window
+    lookahead, window, past = (
+        network.lookahead_frames,
+        network.window_frames,
+        network.frames_past_window,
+    )
     first, longest = (config.token_mel_ratio * hop for hop in hops)
     doubled = {first << doublings for doublings in range((longest // first).bit_length())} | {
         longest
     }
     powers = {window << doublings for doublings in range((first // window).bit_length())}
-    # The first piece of a stream must be longer than the part that the network holds back.
-    starts = {held + 1, max(first, held + 1)}
+    starts = {network.first_frames, max(first, network.first_frames)}
     if window > 1:
         boundary = past % window  # the first end of a piece is `boundary` after a whole window
-        least = window * -(-(held + 1 - boundary) // window)
-        starts = {boundary + max(each, least) for each in (window, first)}
-    places = [(True, True, frames) for frames in starts]
-    places += [(False, True, frames) for frames in doubled | powers]
-    if held:
-        places += [(False, False, held + rest) for rest in range(window)]
+        least = window * -(-(network.first_frames - boundary) // window)
+        starts = {boundary + max(length, least) for length in (window, first)}
+    shapes = [(True, True, frames) for frames in starts]
+    shapes += [(False, True, frames) for frames in doubled | powers]
+    if lookahead:
+        shapes += [(False, False, lookahead + rest) for rest in range(window)]
     return [
-        PieceShape(*place, 1 << doublings)
-        for place in places
+        PieceShape(*shape, 1 << doublings)
+        for shape in shapes
         for doublings in range(most_streams.bit_length())
     ]
 
@@ -111,12 +112,11 @@ class _Stream:
     """State of one stream.
 
     Attributes:
-        slot: slot in the state store.
         pending: (channels, n) first frames of the stream. They wait here until their number is
             larger than the number that the network holds back.
-        frames: number of frames that were computed so far, without pending frames.
-        extrapolated: number of samples at the end of the audio so far that were extrapolated. The
-            next chunk computes them again, but does not send them.
+        frames: frames that were computed so far, without pending frames.
+        extrapolated: samples at the end of the audio so far that were extrapolated. The next chunk
+            computes them again, but does not send them.
     """
 
     slot: int
@@ -130,7 +130,6 @@ class PieceInput:
     """Piece of a chunk of one stream.
 
     Attributes:
-        stream: state of the stream.
         start: position of the first frame in the stream.
         frames: (channels, n) new frames.
         shape: shape of a batch that holds only this piece.
@@ -172,9 +171,7 @@ class KernelPieces(PieceRunner, Protocol):
     """Runner of batches of pieces that may have different lengths and places in their streams.
 
     Attributes:
-        store: states of all streams.
-        longest: largest number of frames in a piece. The frames that flush the end of a stream
-            fit in addition.
+        longest: most frames of a piece, without those that flush the end of a stream.
     """
 
     store: StateStore
@@ -185,11 +182,6 @@ class _Batch:
     """Tensors for pieces of one shape: S streams, T frames.
 
     Args:
-        shape: shape of the batch.
-        network: vocoder, on its device.
-        states: states of all streams.
-        rows: rows for the states of the streams of the batch.
-        noise: noise of the harmonic source; None for a vocoder without one.
         decode: runs the network on another backend, see `WaveformStage`; None for torch.
 
     Attributes:
@@ -287,7 +279,6 @@ class WaveformStage(StatefulStage[_Stream], VocoderStage):
     the audio of `whole` up to float rounding.
 
     Args:
-        network: vocoder or codec decoder, on its device.
         noise: noise of the harmonic source; None for a network without one.
         decode: runs the network, or only `HiFT.decode`, on another backend; None for torch. The
             first and the last piece of a stream always run on torch.
@@ -297,14 +288,14 @@ class WaveformStage(StatefulStage[_Stream], VocoderStage):
         kernels: makes the runner of pieces on kernels, from the noise of the source and the number
             of slots of the state store; None to run the network on torch. `shapes` and `graphs`
             must then be left out.
-        hold_frames: number of frames to hold back, which must be below the look-ahead of the
-            network; 0 for the whole look-ahead. With fewer frames, the last samples of a chunk are
-            extrapolated: they are computed as if the last frame were repeated. The next chunk
-            continues with exact samples. All samples of a stream that is not longer than the
-            look-ahead are extrapolated. `FrameChunk.next_frames` take the place of repeated frames;
-            if there are enough, the samples are exact.
-        streams: number of streams whose states are allocated at once. Further streams allocate
-            more. States in place are allocated with each stream (`StateStore`).
+        hold_frames: frames to hold back, below the look-ahead of the network; 0 for the whole
+            look-ahead. With fewer frames, the last samples of a chunk are extrapolated: they are
+            computed as if the last frame were repeated. The next chunk continues with exact
+            samples. All samples of a stream that is not longer than the look-ahead are
+            extrapolated. `FrameChunk.next_frames` take the place of repeated frames; if there are
+            enough, the samples are exact.
+        streams: streams whose states are allocated at once. Further streams allocate more. States
+            in place are allocated with each stream (`StateStore`).
     """
 
     def __init__(
@@ -325,11 +316,11 @@ class WaveformStage(StatefulStage[_Stream], VocoderStage):
         self._device = network.device
         check_hold_frames(hold_frames, network)
         self._hold_frames = hold_frames
-        self._extrapolated = (
+        self._extrapolated_samples = (
             network.output_delay - hold_frames * network.frame_samples if hold_frames else 0
         )
         # frames that give these samples
-        self._repeated = -(-self._extrapolated // network.frame_samples)
+        self._repeated_frames = -(-self._extrapolated_samples // network.frame_samples)
         if self._noise and (graphs or kernels):
             self._noise.prepare(_PREPARED_BLOCKS)
         self._pieces: PieceRunner
@@ -343,18 +334,18 @@ class WaveformStage(StatefulStage[_Stream], VocoderStage):
 
     @property
     def withheld_samples(self) -> int:
-        return self._net.output_delay - self._extrapolated
+        return self._net.output_delay - self._extrapolated_samples
 
     def _prepare(self, shapes: Sequence[PieceShape], graphs: GraphPool | None, slots: int) -> None:
         """Prepares shapes of batches that run on torch or on an exported network."""
-        if self._extrapolated:
+        if self._extrapolated_samples:
             repeated = {
-                dataclasses.replace(shape, inside=True, frames=self._repeated)
+                dataclasses.replace(shape, inside=True, frames=self._repeated_frames)
                 for shape in shapes
                 if not shape.inside
             }
             # the longest such piece that starts a stream
-            longest = self._net.lookahead_frames + self._repeated
+            longest = self._net.lookahead_frames + self._repeated_frames
             starts = {dataclasses.replace(shape, first=True, frames=longest) for shape in repeated}
             shapes = [*{*shapes, *repeated, *starts}]
         # States in place keep the values of provisional pieces, so streams with such pieces copy.
@@ -362,7 +353,7 @@ class WaveformStage(StatefulStage[_Stream], VocoderStage):
         in_place = (
             self._device.type == "cpu"
             and not shapes
-            and not self._extrapolated
+            and not self._extrapolated_samples
             and self._decode is None
         )
         self.store = StateStore(
@@ -411,16 +402,16 @@ class WaveformStage(StatefulStage[_Stream], VocoderStage):
             samples = self._pieces.run([waiting[index].pop(0) for index in indices])
             for index, new in zip(indices, samples, strict=True):
                 audio[index].append(new)
-        if self._extrapolated:
+        if self._extrapolated_samples:
             for index, new in self._extrapolate(streams, cuts, chunks).items():
                 audio[index].append(new)
         results = [
             samples[stream.extrapolated :]
-            for samples, stream in zip(self._joined(audio), streams, strict=True)
+            for samples, stream in zip(self._join_pieces(audio), streams, strict=True)
         ]
         for stream, cut, chunk in zip(streams, cuts, chunks, strict=True):
             stream.pending, stream.frames = cut.pending, cut.frames
-            stream.extrapolated = 0 if chunk.last else self._extrapolated_after(cut)
+            stream.extrapolated = 0 if chunk.last else self._extrapolated_samples_after(cut)
         return results
 
     def _on_device(self, chunks: Sequence[FrameChunk]) -> list[FrameChunk]:
@@ -439,10 +430,10 @@ class WaveformStage(StatefulStage[_Stream], VocoderStage):
             for chunk, frames in zip(chunks, parts, strict=False)
         ]
 
-    def _extrapolated_after(self, cut: _Cut) -> int:
+    def _extrapolated_samples_after(self, cut: _Cut) -> int:
         """Returns the number of samples that are extrapolated after the exact audio of a chunk."""
-        if cut.frames or not self._extrapolated:
-            return self._extrapolated
+        if cut.frames or not self._extrapolated_samples:
+            return self._extrapolated_samples
         return max(0, cut.pending.shape[1] - self._hold_frames) * self._net.frame_samples
 
     def _extrapolate(
@@ -454,23 +445,23 @@ class WaveformStage(StatefulStage[_Stream], VocoderStage):
         Returns:
             (samples,) by the index of the stream in the batch.
         """
-        extended = [
+        indices = [
             index
             for index, (cut, chunk) in enumerate(zip(cuts, chunks, strict=True))
-            if chunk.frames.shape[1] and not chunk.last and self._extrapolated_after(cut)
+            if chunk.frames.shape[1] and not chunk.last and self._extrapolated_samples_after(cut)
         ]
-        if not extended:
+        if not indices:
             return {}
         # One launch joins the frames of all streams.
-        extensions = joined([self._extension(cuts[index], chunks[index]) for index in extended])
+        extensions = joined([self._extension(cuts[index], chunks[index]) for index in indices])
         groups: dict[PieceShape | None, dict[int, PieceInput]] = {}
-        for index, frames in zip(extended, extensions, strict=True):
+        for index, frames in zip(indices, extensions, strict=True):
             start, noise = cuts[index].frames, chunks[index].decoder_noise
             shape = PieceShape(not start, True, frames.shape[1])
             piece = PieceInput(streams[index], start, frames, shape, True, noise)
             groups.setdefault(None if self._mixes_places else shape, {})[index] = piece
         return {
-            index: new[: self._extrapolated_after(cuts[index])]
+            index: new[: self._extrapolated_samples_after(cuts[index])]
             for pieces in groups.values()
             for index, new in zip(pieces, self._pieces.run(list(pieces.values())), strict=True)
         }
@@ -479,10 +470,10 @@ class WaveformStage(StatefulStage[_Stream], VocoderStage):
         """Returns the parts of the piece after a chunk: the pending frames of the stream, known
         frames of the next chunk, and repetitions of the last frame.
         """
-        pending, count = cut.pending, self._repeated
+        pending, count = cut.pending, self._repeated_frames
         if not cut.frames:
-            # The piece starts the stream, so it must be longer than the look-ahead.
-            least = max(pending.shape[1] + count, self._net.lookahead_frames + 1)
+            # The piece starts the stream.
+            least = max(pending.shape[1] + count, self._net.first_frames)
             prepared = [length for first, length in self._lengths if first and length >= least]
             padded = least if self._mixes_places else min(prepared, default=least)
             count = padded - pending.shape[1]
@@ -498,7 +489,7 @@ class WaveformStage(StatefulStage[_Stream], VocoderStage):
         if stream.pending.shape[1]:
             new = torch.cat((stream.pending, new), dim=1)
         count, holdback = new.shape[1], self._net.lookahead_frames
-        if not stream.frames and count <= holdback and not chunk.last:
+        if not stream.frames and count < self._net.first_frames and not chunk.last:
             return _Cut([], new, 0)
         pieces: list[PieceInput] = []
         if not stream.frames + count:
@@ -523,7 +514,7 @@ class WaveformStage(StatefulStage[_Stream], VocoderStage):
             )
         return _Cut(pieces, new[:, :0], stream.frames + count)
 
-    def _joined(self, audio: list[list[torch.Tensor]]) -> list[torch.Tensor]:
+    def _join_pieces(self, audio: list[list[torch.Tensor]]) -> list[torch.Tensor]:
         """Joins the pieces of every stream, in one operation for all streams."""
         if all(len(parts) == 1 for parts in audio):
             return [samples for [samples] in audio]
@@ -534,7 +525,6 @@ class WaveformStage(StatefulStage[_Stream], VocoderStage):
         return list(torch.cat(parts).split(counts))
 
     def _make(self, shape: PieceShape) -> _Batch:
-        """Makes the tensors of a shape."""
         shared = shape.rows <= self._most_rows
         rows = self._rows if shared else self.store.rows(_NETWORK, shape.rows)
         return _Batch(

@@ -111,7 +111,7 @@ def _run(
     options = parser.parse_args(arguments)
     try:
         if options.out is not None:
-            _check_place(options.out, suffix)
+            _check_path(options.out, suffix)
         front_end = FrontEnd(options.model)
         recording = Recording.load(
             options.wav, start_s=options.start, end_s=options.end, min_seconds=min_seconds
@@ -133,7 +133,7 @@ def _run(
     return DONE
 
 
-def _check_place(path: Path, suffix: str) -> None:
+def _check_path(path: Path, suffix: str) -> None:
     """Raises OutputError if a file cannot be written at `path`, or its suffix is not `suffix`."""
     if path.suffix != suffix:
         raise OutputError(f"{path}: the name must end in {suffix}")
@@ -163,7 +163,6 @@ def _save_tokens(front_end: FrontEnd, recording: Recording, out: Path | None) ->
 
 
 def _report(recording: Recording, tokens: int, options: argparse.Namespace, file: TextIO) -> None:
-    """Prints a report on a recording, as text or as JSON."""
     out = None if options.out is None else str(options.out)
     if options.json:
         report = {

@@ -82,9 +82,7 @@ def slaney_filters(rate_hz: int, n_fft: int, bands: int, top_hz: int = 0) -> NDA
     """Returns mel filters (bands, n_fft // 2 + 1) of equal area, as librosa does.
 
     Args:
-        rate_hz: sample rate.
         n_fft: length of the Fourier transform in samples.
-        bands: number of filters.
         top_hz: upper end of the highest band; 0 is half the sample rate.
     """
     frame = knf.FrameExtractionOptions()

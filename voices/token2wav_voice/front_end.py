@@ -104,7 +104,7 @@ class FrontEnd:
         return self._tokenizer(tokenizer_features(recording.at(TOKENIZER_RATE_HZ)))
 
     def voice(self, recording: Recording) -> PromptVoice:
-        """Computes the voice of the speaker of a recording."""
+        """Computes the voice of a recording's speaker."""
         # The tokenizer takes seconds. The smaller speaker encoder runs first, so its errors appear
         # at once.
         embedding = self._speaker_encoder(speaker_features(recording.at(SPEAKER_RATE_HZ)))

@@ -18,8 +18,7 @@ EARLIER_TOKENIZER_FILES = ("speech_tokenizer_v2.onnx", "speech_tokenizer_v2_25hz
 SPEAKER_FILE = "campplus.onnx"
 
 FRAMES_PER_TOKEN = 4  # 100 frames of features and 25 tokens a second
-# Number of tokens by which a tokenizer may differ from this ratio, because of its treatment of the
-# end.
+# Tokens by which a tokenizer may differ from this ratio, because of its treatment of the end.
 TOKEN_SLACK = 2
 SPEAKER_SIZE = 192
 
@@ -35,8 +34,10 @@ class _Graph:
 
     def __init__(self, path: Path) -> None:
         if not path.is_file():
-            for below in sorted(path.parent.glob(f"*/{path.name}")):
-                raise ModelError(f"{path}: no such file, but {below} exists; use {below.parent}")
+            for nested_file in sorted(path.parent.glob(f"*/{path.name}")):
+                raise ModelError(
+                    f"{path}: no such file, but {nested_file} exists; use {nested_file.parent}"
+                )
             raise ModelError(
                 f"{path}: no such file; voices need this model from the published model folder"
             )
@@ -64,18 +65,19 @@ class _Graph:
         if len(names) != len(arrays):
             raise ModelError(f"{self.path}: has {len(names)} inputs, expected {len(arrays)}")
         try:
-            found = np.asarray(self._session.run(None, dict(zip(names, arrays, strict=True)))[0])
+            output = np.asarray(self._session.run(None, dict(zip(names, arrays, strict=True)))[0])
         except Exception as error:
             shapes = " and ".join(str(array.shape) for array in arrays)
             raise ModelError(
                 f"{self.path}: failed on inputs of shape {shapes} ({_one_line(error)})"
             ) from None
-        if found.size != max(found.shape, default=0) or not np.issubdtype(found.dtype, expected):
-            wanted = f"{expected.__name__} (1, any)"
+        if output.size != max(output.shape, default=0) or not np.issubdtype(output.dtype, expected):
+            tensor_type = f"{expected.__name__} (1, any)"
             raise ModelError(
-                f"{self.path}: returned an output {found.dtype} {found.shape}, expected {wanted}"
+                f"{self.path}: returned an output {output.dtype} {output.shape}, expected "
+                f"{tensor_type}"
             )
-        return found.ravel()
+        return output.ravel()
 
 
 class SpeechTokenizer(_Graph):
@@ -105,12 +107,11 @@ class SpeechTokenizer(_Graph):
                 f"{self.path}: returned {len(tokens)} tokens for {frames / 100:.2f} s, "
                 "expected 25 per second"
             )
-        wrong = np.flatnonzero((tokens < 0) | (tokens >= self._vocabulary))
-        if wrong.size:
+        positions = np.flatnonzero((tokens < 0) | (tokens >= self._vocabulary))
+        if positions.size:
             raise ModelError(
-                f"{self.path}: token {tokens[wrong[0]]} at position {wrong[0]} is outside the "
-                f"vocabulary "
-                f"0 to {self._vocabulary - 1}"
+                f"{self.path}: token {tokens[positions[0]]} at position {positions[0]} is "
+                f"outside the vocabulary 0 to {self._vocabulary - 1}"
             )
         return tokens.astype(np.int32)
 

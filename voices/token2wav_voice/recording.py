@@ -35,10 +35,9 @@ class Recording:
     """Recording that passed every check; `load` creates it.
 
     Attributes:
-        path: file of the recording.
         samples: (n,) float32, the mean of all channels.
         rate_hz: samples per second.
-        channels: number of channels of the file.
+        channels: channels of the file.
         full_scale_share: share of samples at full scale, 0 to 1, in the channel with the largest
             share.
     """
@@ -141,9 +140,9 @@ class Recording:
                 "between -1 and 1"
             )
         if self.rms_dbfs < MIN_RMS_DBFS:
-            mixed = ", channels mixed" if self.channels > 1 else ""
+            remark = ", channels mixed" if self.channels > 1 else ""
             raise RecordingError(
-                f"silent: the level is {self.rms_dbfs:.1f} dBFS (rms{mixed}); at least "
+                f"silent: the level is {self.rms_dbfs:.1f} dBFS (rms{remark}); at least "
                 f"{MIN_RMS_DBFS:g} dBFS is needed"
             )
 
@@ -151,7 +150,7 @@ class Recording:
 def _part(
     file: soundfile.SoundFile, start_s: float, end_s: float | None, min_seconds: float
 ) -> tuple[int, int]:
-    """Returns the first frame and the number of frames of a part of the file.
+    """Returns the first frame of a part of the file, and its length in frames.
 
     All bounds are checked before any frame is read.
     """
@@ -163,13 +162,13 @@ def _part(
         )
     if not file.frames:
         raise RecordingError("empty, it holds no samples")
-    whole = f"the recording is {file.frames / rate:.2f} s long"
+    length = f"the recording is {file.frames / rate:.2f} s long"
     first = round(start_s * rate)
     if first >= file.frames:
-        raise RecordingError(f"start: {start_s:g} s, but {whole}")
+        raise RecordingError(f"start: {start_s:g} s, but {length}")
     last = file.frames if end_s is None else round(end_s * rate)
     if last > file.frames:
-        raise RecordingError(f"end: {end_s:g} s, but {whole}")
+        raise RecordingError(f"end: {end_s:g} s, but {length}")
     if last <= first:
         raise RecordingError(f"end: {end_s:g} s, but the start is at {start_s:g} s")
     seconds = (last - first) / rate
@@ -189,14 +188,14 @@ def _read(file: soundfile.SoundFile, first: int, frames: int) -> tuple[NDArray[n
     The file is read in blocks, so many channels need little more memory than one.
     """
     file.seek(first)
-    mixed: list[NDArray[np.float32]] = []
+    means: list[NDArray[np.float32]] = []
     at_full_scale = np.zeros(file.channels, np.int64)
     for block in file.blocks(blocksize=_BLOCK, frames=frames, dtype="float32", always_2d=True):
         at_full_scale += (np.abs(block) >= FULL_SCALE).sum(axis=0)
         # Samples that are not finite are rejected later, so numpy need not warn.
         with np.errstate(invalid="ignore", over="ignore"):
-            mixed.append(block.mean(axis=1))
-    samples = np.concatenate(mixed)
+            means.append(block.mean(axis=1))
+    samples = np.concatenate(means)
     if len(samples) < frames:
         raise RecordingError(
             f"cut off: {frames - len(samples)} samples fewer than the header announces"

@@ -44,7 +44,6 @@ class _FlowInput:
     """Result of the accumulator for a chunk: the input of the flow, and an estimate of its audio.
 
     Attributes:
-        content: input of the flow.
         duration_s: estimated seconds of audio that the later stages send for this chunk.
         sound_s: None, because the accumulator does not know where the first sound is.
     """
@@ -59,7 +58,6 @@ class _Stream:
     """Stream of one utterance, which is open until its last tokens have arrived.
 
     Attributes:
-        request: state of the utterance.
         audio_format: encoding and sample rate of the audio that the client receives.
         token_rate: tokens per second of audio.
         held_back: seconds of audio of the next chunks that the later stages will still hold back.
@@ -88,18 +86,14 @@ class _Stream:
         """
         request, chunker = self.request, self.request.chunker
         voice = None if chunker.chunks else request.voice
-        new = max(0, chunk.stop - chunker.spoken)
-        seconds = new / self.token_rate - self.held_back
+        new_tokens = max(0, chunk.stop - chunker.spoken)
+        seconds = new_tokens / self.token_rate - self.held_back
         self.held_back = max(0.0, -seconds)
         return _FlowInput(FlowContent(chunk, voice, request.ode_steps), max(0.0, seconds))
 
 
 class Accumulator:
     """Accumulator behind the Triton model `token_accumulator`.
-
-    Args:
-        folder: model folder.
-        server: settings of the server.
 
     Attributes:
         close: function that stops the thread which drops idle streams.
@@ -109,10 +103,10 @@ class Accumulator:
         self._config = read_config(folder).with_stream_settings(server.stream)
         self._config.check(server.stream)
         self._limits, self._stream = server.limits, server.stream
-        held = withheld_samples(self._config, server.stream)
-        self._schedule = HopSchedule.of(server.stream, self._config, held)
+        samples = withheld_samples(self._config, server.stream)
+        self._schedule = HopSchedule.of(server.stream, self._config, samples)
         # Audio that the vocoder may not have sent yet: also silence that it may trim.
-        self._held_back = held / self._config.sample_rate + server.stream.trim_silence_ms / 1000
+        self._held_back = samples / self._config.sample_rate + server.stream.trim_silence_ms / 1000
         self._voices = registry(server, self._config)
         self._streams: Sequences[_Stream] = Sequences(server.limits.idle_seconds)
         self._scheduler = Scheduler(server.limits, self._config, time.monotonic)
@@ -170,12 +164,12 @@ class Accumulator:
         self._scheduler.admit(request)
         self._scheduler.release(request)  # it need not be opened, as this process has no stage
         audio_format = options.utterance.audio_format
-        resampled = audio_format.sample_rate not in (None, self._config.sample_rate)
+        is_resampled = audio_format.sample_rate not in (None, self._config.sample_rate)
         stream = _Stream(
             request,
             audio_format,
             self._config.token_frame_rate,
-            self._held_back + _RESAMPLER_SECONDS * resampled,
+            self._held_back + _RESAMPLER_SECONDS * is_resampled,
         )
         request.on_close = lambda _: self._streams.remove(sequence_id, stream, request.why_closed)
         self._streams.add(sequence_id, owner, stream)

@@ -34,7 +34,7 @@ _LONGEST_TICK_S = 1.0
 
 @dataclass(frozen=True)
 class Label:
-    """Label of a chunk: the stream of the chunk, and the position of the chunk in the stream.
+    """Label of a chunk: its stream, and its position in the stream.
 
     Attributes:
         stream_id: random 63-bit number of the stream, from the accumulator.
@@ -123,7 +123,6 @@ class OrderedStage:
     The class is thread-safe.
 
     Args:
-        stage: stage that computes the batches.
         limits: limits of the server. The queue uses `idle_seconds`, after which a stream without a
             new chunk is closed, and `batch_streams`, the largest number of streams in a batch.
         on_device_lost: callback that is called when the GPU is lost. After that every batch of this
@@ -131,7 +130,7 @@ class OrderedStage:
         on_hang: callback that `watch` calls if a batch runs for much too long. It receives the
             seconds since the batch began.
         changed: callback that receives the number of streams that hold state, after each change.
-        computed: callback that receives the number of streams of a batch, before the batch runs.
+        on_batch: callback that receives the number of streams of a batch, before the batch runs.
         clock: function that returns monotonic seconds.
     """
 
@@ -143,13 +142,13 @@ class OrderedStage:
         on_device_lost: Callable[[], None] = lambda: None,
         on_hang: Callable[[float], None] = lambda _: None,
         changed: Callable[[int], None] = lambda _: None,
-        computed: Callable[[int], None] = lambda _: None,
+        on_batch: Callable[[int], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._stage = stage
         self._limits = limits
         self._changed = changed
-        self._computed = computed
+        self._on_batch = on_batch
         self._on_device_lost = on_device_lost
         self._on_hang = on_hang
         self._hang_seconds = hang_seconds(limits.batch_streams * LONGEST_CHUNK_TOKENS)
@@ -263,22 +262,22 @@ class OrderedStage:
     def _advance(self, batch: list[tuple[Any, Any]]) -> Sequence[Any]:
         if not batch:
             return []
-        self._computed(len(batch))
+        self._on_batch(len(batch))
         try:
             return self._stage.advance(batch)
         except Exception as error:
-            public = to_public_error(error)
-            if public is error:  # otherwise `to_public_error` has logged it
+            public_error = to_public_error(error)
+            if public_error is error:  # otherwise `to_public_error` has logged it
                 log.exception("a batch of chunks could not be computed")
-            if not isinstance(public, EngineError):
-                public = EngineError(str(public))
-            return [public] * len(batch)
+            if not isinstance(public_error, EngineError):
+                public_error = EngineError(str(public_error))
+            return [public_error] * len(batch)
 
-    def _fail(self, stream: _Stream, error: Token2WavError, *failed: Part) -> None:
+    def _fail(self, stream: _Stream, error: Token2WavError, *parts: Part) -> None:
         """Ends a stream with an error.
 
-        This method releases the state of the stream, and answers the failed chunk and all waiting
-        chunks of the stream with the error.
+        This method releases the state of the stream, and answers `parts` and all waiting chunks of
+        the stream with the error.
         """
         self._free(stream)
         stream.error = error
@@ -286,7 +285,7 @@ class OrderedStage:
             self._on_device_lost()
         waiting = [stream.waiting[index] for index in sorted(stream.waiting)]
         stream.waiting.clear()
-        for part in (*failed, *waiting):
+        for part in (*parts, *waiting):
             _answer(part, error)
 
     def _free(self, stream: _Stream) -> None:

@@ -32,7 +32,7 @@ class FlowContent(NamedTuple):
     Attributes:
         chunk: tokens and their positions.
         voice: prompt and speaker, with the first chunk of a stream; None with all later chunks.
-        steps: number of ODE steps; 0 for the default of the model.
+        steps: ODE steps; 0 for the default of the model.
     """
 
     chunk: TokenChunk
@@ -72,7 +72,6 @@ class _Vocoding(NamedTuple):
     """State of a stream in the vocoder stage.
 
     Attributes:
-        handle: handle of the stream in the vocoder.
         output: trims, resamples and encodes the audio.
         playback: playback clock of a listener whose player starts at once.
         admitted: time at which the accumulator admitted the stream, on the same clock.
@@ -90,7 +89,6 @@ class VocoderStage:
     The result for a chunk is None if no audio can be sent yet.
 
     Args:
-        model: model with the vocoder.
         trim_silence_ms: see `StreamConfig`.
         heard: called once with `audio` and once with `sound` for each utterance that has them, and
             with the seconds from its admission to its first audio or its first sound.
@@ -115,11 +113,13 @@ class VocoderStage:
     ) -> list[AudioChunk | EngineError | None]:
         with self._running():
             audio = self._vocoder.advance([(state.handle, chunk) for state, chunk in batch])
-            finite = [_finite(samples, "audio") for samples in audio]
+            outputs = [_finite(samples, "audio") for samples in audio]
         results: list[AudioChunk | EngineError | None] = []
-        for (state, chunk), new in zip(batch, finite, strict=True):
+        for (state, chunk), samples in zip(batch, outputs, strict=True):
             result = (
-                new if isinstance(new, EngineError) else state.output.take(new, last=chunk.last)
+                samples
+                if isinstance(samples, EngineError)
+                else state.output.take(samples, last=chunk.last)
             )
             if isinstance(result, AudioChunk) and result.duration_s:
                 self._record(state, result)
@@ -131,9 +131,9 @@ class VocoderStage:
 
     def _record(self, state: _Vocoding, audio: AudioChunk) -> None:
         """Records audio that is sent now in the playback clock of its stream."""
-        first, playback = state.playback.started is None, state.playback
+        is_first, playback = state.playback.started is None, state.playback
         playback.sent(audio.duration_s, audio.sound_s)
-        if first and playback.started is not None:
+        if is_first and playback.started is not None:
             self._heard("audio", playback.started - state.admitted)
         if audio.sound_s is not None and playback.sound_since is not None:
             self._heard("sound", playback.sound_since - state.admitted)
@@ -153,12 +153,12 @@ def load_vocoder(
 
     The flow is released; its cache is 1 MiB.
     """
-    small = replace(server, runtime=replace(server.runtime, cache_mib=1))
-    return VocoderStage(_load(folder, small, "vocoder"), server.stream.trim_silence_ms, heard)
+    settings = replace(server, runtime=replace(server.runtime, cache_mib=1))
+    return VocoderStage(_load(folder, settings, "vocoder"), server.stream.trim_silence_ms, heard)
 
 
 def _load(folder: Path, server: ServerConfig, stage: StageName) -> Token2Wav:
-    """Loads the model of a folder, releases its other stage, and halves the threads of torch.
+    """Loads a folder's model, releases its other stage, and halves torch's threads.
 
     Flow and vocoder compute at the same time, in two processes. So each gets half of the cores.
 

@@ -46,9 +46,6 @@ class StageModel:
 
     Args:
         name: name of the model in Triton, a label of its metrics.
-        stage: stage that computes the chunks.
-        read: function that reads a chunk from a request.
-        limits: limits of the server.
     """
 
     def __init__(
@@ -59,7 +56,7 @@ class StageModel:
             stage,
             limits,
             changed=open_streams(name),
-            computed=batch_streams(name),
+            on_batch=batch_streams(name),
             on_device_lost=end_process,
             # A stage that hangs has to end its own process, because no other process notices the
             # hang. The accumulator receives no results of its chunks. It would only refuse new
@@ -104,14 +101,13 @@ class ToFlow:
     """Sender of the accumulator, which sends chunks to the flow in answer to one client request.
 
     Args:
-        request: Triton's request.
         config: configuration of the model, which determines the shapes of empty tensors.
     """
 
     def __init__(self, request: Any, config: ModelConfig) -> None:
         self._sender = request.get_response_sender()
         no_tokens = np.zeros((0, *config.token_shape), np.int32)
-        self._nothing = FlowContent(TokenChunk(no_tokens, 0, 0, last=True), None)
+        self._no_content = FlowContent(TokenChunk(no_tokens, 0, 0, last=True), None)
         self._no_voice = (
             no_tokens,
             np.zeros((0, config.mel_bands), np.float32),
@@ -119,13 +115,8 @@ class ToFlow:
         )
 
     def send(self, label: Label, content: FlowContent | Token2WavError) -> None:
-        """Sends a chunk, or the error that ends its stream.
-
-        Args:
-            label: stream and position of the chunk.
-            content: input of the flow, or the error.
-        """
-        chunk, voice, steps = self._nothing if isinstance(content, Token2WavError) else content
+        """Sends a chunk, or the error that ends its stream."""
+        chunk, voice, steps = self._no_content if isinstance(content, Token2WavError) else content
         voice_arrays = (
             self._no_voice if voice is None else [getattr(voice, name) for name in VOICE_INPUTS]
         )
@@ -194,10 +185,10 @@ def _header(label: Label, content: object) -> Arrays:
     """
     error = b""
     if isinstance(content, Token2WavError):
-        kind = next(
-            (number for number, known in enumerate(_ERRORS) if isinstance(content, known)), 0
+        class_index = next(
+            (index for index, known in enumerate(_ERRORS) if isinstance(content, known)), 0
         )
-        error = bytes([kind, *str(content).encode()])
+        error = bytes([class_index, *str(content).encode()])
     encoding, sample_rate = label.audio_format.encoding, label.audio_format.sample_rate
     return {
         "stream_id": np.array([label.stream_id], np.int64),
@@ -223,8 +214,8 @@ def _label(request: Any) -> Label:
 def _error(request: Any) -> Token2WavError | None:
     if not (encoded := _array(request, "error").tobytes()):
         return None
-    kind, text = _ERRORS[encoded[0]], encoded[1:].decode()
-    return InputError(*text.split(": ", 1)) if kind is InputError else kind(text)
+    error_class, text = _ERRORS[encoded[0]], encoded[1:].decode()
+    return InputError(*text.split(": ", 1)) if error_class is InputError else error_class(text)
 
 
 def _array(request: Any, name: str) -> NDArray[Any]:
@@ -236,12 +227,12 @@ def _array(request: Any, name: str) -> NDArray[Any]:
     Raises:
         InputError: the request has no such tensor.
     """
-    found = tensor(request, name)
-    if found is None:
+    batch = tensor(request, name)
+    if batch is None:
         raise InputError(
             name, "missing; only the ensemble may send requests to this model, not a client"
         )
-    return found[0].copy()
+    return batch[0].copy()
 
 
 def _response(arrays: Arrays) -> Any:
@@ -252,5 +243,5 @@ def _response(arrays: Arrays) -> Any:
         for name, array in arrays.items()
     }
     return pb_utils.InferenceResponse(
-        [pb_utils.Tensor.from_dlpack(*item) for item in tensors.items()]
+        [pb_utils.Tensor.from_dlpack(name, values) for name, values in tensors.items()]
     )

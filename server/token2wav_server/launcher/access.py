@@ -55,12 +55,12 @@ class Certificates:
     def arguments(self) -> list[str]:
         """Returns the options of tritonserver that enable TLS."""
         files = [f"--grpc-server-cert={self.certificate}", f"--grpc-server-key={self.key}"]
-        mutual = (
+        mutual_tls = (
             ["--grpc-use-ssl-mutual=true", f"--grpc-root-cert={self.client_ca}"]
             if self.client_ca
             else []
         )
-        return ["--grpc-use-ssl=true", *files, *mutual]
+        return ["--grpc-use-ssl=true", *files, *mutual_tls]
 
     def for_canary(self) -> Tls:
         """Returns the TLS settings with which the canary connects to the server.
@@ -79,9 +79,11 @@ class Certificates:
         client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         client.load_verify_locations(self.certificate)
         client.load_cert_chain(self.certificate, self.key)
-        signed = f" that {self.client_ca} signed for use by clients too" if self.client_ca else ""
+        signature = (
+            f" that {self.client_ca} signed for use by clients too" if self.client_ca else ""
+        )
         with _explained(
-            f"certificate {self.certificate}: the canary needs a valid certificate{signed}; "
+            f"certificate {self.certificate}: the canary needs a valid certificate{signature}; "
             "replace it, or set --canary-seconds=0"
         ):
             certificate = _handshake(self._server(), client)
@@ -152,17 +154,17 @@ def read_or_make_key(file: Path) -> str:
         ConfigError: the file can be neither read nor created, or does not contain a key of at least
             16 letters, digits, - and _.
     """
-    what = f"admin key file {file}"
-    with _explained(what):
+    subject = f"admin key file {file}"
+    with _explained(subject):
         with (
             contextlib.suppress(FileExistsError),
-            open(file, "x", opener=partial(os.open, mode=0o600)) as made,
+            open(file, "x", opener=partial(os.open, mode=0o600)) as new_file,
         ):
-            made.write(f"{secrets.token_urlsafe(_KEY_BYTES)}\n")
+            new_file.write(f"{secrets.token_urlsafe(_KEY_BYTES)}\n")
         key = file.read_text(encoding="ascii").strip()
     if len(key) < _SHORTEST_KEY or not key.replace("-", "").replace("_", "").isalnum():
         raise ConfigError(
-            f"{what}: expected at least {_SHORTEST_KEY} letters, digits, - and _; delete "
+            f"{subject}: expected at least {_SHORTEST_KEY} letters, digits, - and _; delete "
             "the file to create a new key"
         )
     return key
@@ -175,22 +177,22 @@ def _handshake(server: ssl.SSLContext, client: ssl.SSLContext) -> dict[str, Any]
     whether the other side accepts it.
     """
     to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
-    asking = client.wrap_bio(to_client, to_server)
-    unfinished = [asking, server.wrap_bio(to_server, to_client, server_side=True)]
+    client_side = client.wrap_bio(to_client, to_server)
+    unfinished = [client_side, server.wrap_bio(to_server, to_client, server_side=True)]
     while unfinished:
-        for end in list(unfinished):
+        for side in list(unfinished):
             with contextlib.suppress(ssl.SSLWantReadError):
-                end.do_handshake()
-                unfinished.remove(end)
-    return asking.getpeercert() or {}
+                side.do_handshake()
+                unfinished.remove(side)
+    return client_side.getpeercert() or {}
 
 
 @contextlib.contextmanager
-def _explained(what: str) -> Iterator[None]:
+def _explained(subject: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-        raise ConfigError(f"{what} ({getattr(error, 'strerror', None) or error})") from None
+        raise ConfigError(f"{subject} ({getattr(error, 'strerror', None) or error})") from None
 
 
 def _refuse_password() -> str:

@@ -40,9 +40,7 @@ class Triton:
     """Installation of tritonserver that can be run.
 
     Attributes:
-        executable: path of the server binary.
         backends: folder for the option ``--backend-directory``.
-        environment: environment variables for the server process.
     """
 
     executable: Path
@@ -68,15 +66,15 @@ def find_tritonserver(folder: Path) -> Triton:
 
 
 def _installation() -> Path | None:
-    named = os.environ.get(_VARIABLE)
-    if named:
-        if not _is_executable(Path(named) / _EXECUTABLE):
+    setting = os.environ.get(_VARIABLE)
+    if setting:
+        if not _is_executable(Path(setting) / _EXECUTABLE):
             raise TritonNotFoundError(
-                f"{_VARIABLE}={named} is not an installation of Triton, because "
+                f"{_VARIABLE}={setting} is not an installation of Triton, because "
                 f"{_EXECUTABLE} is not an executable file there: correct or unset the "
                 "variable"
             )
-        return Path(named).resolve()
+        return Path(setting).resolve()
     on_path = shutil.which(_EXECUTABLE.name)
     if on_path:
         return Path(on_path).resolve().parent.parent
@@ -98,12 +96,12 @@ def _from_installation(root: Path) -> Triton:
             f"name another installation with {_VARIABLE}, or use Triton's image with the Python "
             f"backend"
         )
-    found = _STUB_PYTHON.search(stub.read_bytes())
-    if found and (made_for := found[1].decode()) != _PYTHON:
+    match = _STUB_PYTHON.search(stub.read_bytes())
+    if match and (stub_python := match[1].decode()) != _PYTHON:
         # The stub would use the standard library of one Python and the packages of the other.
         raise TritonNotFoundError(
-            f"{stub} is made for Python {made_for}, but this is Python {_PYTHON}: install "
-            f"token2wav for Python {made_for}, or name another installation with {_VARIABLE}"
+            f"{stub} is made for Python {stub_python}, but this is Python {_PYTHON}: install "
+            f"token2wav for Python {stub_python}, or name another installation with {_VARIABLE}"
         )
     return Triton(root / _EXECUTABLE, backends, _environment([]))
 
@@ -135,12 +133,12 @@ def _from_wheel(folder: Path) -> Triton:
     (backend / utilities.name).write_text(older_numpy + utilities.read_text())
     # The libpython of this interpreter, if it comes with one. The libpython of a Linux distribution
     # is on the loader's path already.
-    brought = [
+    candidates = [
         Path(sysconfig.get_config_var("LIBDIR") or sys.base_prefix),
         Path(sys.base_prefix) / "lib",
     ]
-    own = [lib for lib in brought if (lib / _LIBPYTHON).is_file()][:1]
-    environment = _environment([*own, site_packages / "nvidia_pytriton.libs"])
+    libpython = [lib for lib in candidates if (lib / _LIBPYTHON).is_file()][:1]
+    environment = _environment([*libpython, site_packages / "nvidia_pytriton.libs"])
     # Loads the library in a new process, because the loader's path of a running process is fixed.
     probe = [sys.executable, "-I", "-S", "-c", f"import ctypes; ctypes.CDLL({_LIBPYTHON!r})"]
     if subprocess.run(probe, env=environment, stderr=subprocess.DEVNULL, check=False).returncode:

@@ -31,19 +31,21 @@ _SILENCE_S = 300.0  # longest time between two chunks of tritonserver
 _UTTERANCES = CONNECTIONS * 3 // 4
 
 _MODEL = r"/v2/models/[A-Za-z0-9_][A-Za-z0-9_.-]*(?:/versions/[0-9]+)?"
-_TOLD = re.compile(rf"/v2|/v2/health/(?:live|ready)|{_MODEL}(?:/(?:ready|config|stats))?")
-_SPOKEN = re.compile(rf"{_MODEL}/(?:generate_stream|infer(?:\?request_id=[A-Za-z0-9_-]{{1,64}})?)")
-_METRICS = re.compile(r"/metrics")
+_INFORMATION_PATH = re.compile(
+    rf"/v2|/v2/health/(?:live|ready)|{_MODEL}(?:/(?:ready|config|stats))?"
+)
+_INFERENCE_PATH = re.compile(
+    rf"{_MODEL}/(?:generate_stream|infer(?:\?request_id=[A-Za-z0-9_-]{{1,64}})?)"
+)
+_METRICS_PATH = re.compile(r"/metrics")
 
 
 class Front(HttpPorts):
     """Reverse proxy for the allowed requests, with limits; use it as a context manager.
 
     Args:
-        host: address to listen on.
         ports: ports to listen on, of which the proxy uses HTTP and metrics.
         inner: ports of tritonserver's HTTP and metrics services on the loopback interface.
-        access: access rules, with the admin key, and whether inference needs the key.
 
     Raises:
         PortInUseError: a port cannot be listened on.
@@ -61,11 +63,11 @@ class Front(HttpPorts):
         self._utterances = asyncio.Semaphore(_UTTERANCES)
 
     async def _metrics(self, request: web.BaseRequest) -> web.StreamResponse:
-        return await self._answer_question(request, _METRICS, self._inner.metrics)
+        return await self._answer_question(request, _METRICS_PATH, self._inner.metrics)
 
     async def _http(self, request: web.BaseRequest) -> web.StreamResponse:
-        if not _SPOKEN.fullmatch(request.raw_path):
-            return await self._answer_question(request, _TOLD, self._inner.http)
+        if not _INFERENCE_PATH.fullmatch(request.raw_path):
+            return await self._answer_question(request, _INFORMATION_PATH, self._inner.http)
         if request.method != "POST":
             return refusal(405, "this path accepts only POST requests")
         key = request.headers.get(KEY_NAME, "").encode(errors="replace")
@@ -129,7 +131,6 @@ async def _relay(
     Args:
         request: request of the client. Only its method and its path are passed on.
         port: port of the service on the loopback interface.
-        headers: headers of the new request.
         body: body of the new request, which has been checked.
     """
     response = web.StreamResponse()

@@ -68,7 +68,7 @@ class HttpPorts:
         asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     async def _open(self) -> None:
-        for bound, handler in self._handlers.items():
+        for listener, handler in self._handlers.items():
             server = _BoundedServer(
                 handler,
                 handler_cancellation=True,  # if the client disconnects
@@ -84,7 +84,7 @@ class HttpPorts:
             runner = web.ServerRunner(server, shutdown_timeout=_SHUTDOWN_S)
             self._runners.append(runner)
             await runner.setup()
-            await web.SockSite(runner, bound).start()
+            await web.SockSite(runner, listener).start()
 
     async def _close(self) -> None:
         await asyncio.gather(*(runner.cleanup() for runner in self._runners))

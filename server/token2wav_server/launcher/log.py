@@ -47,8 +47,6 @@ class LogPump(threading.Thread):
     reads the pipe, so that the server never blocks.
 
     Args:
-        source: pipe with the output of the server.
-        sink: stream to write to.
         shown: function that decides whether a line is written to the sink.
 
     Attributes:
@@ -62,8 +60,8 @@ class LogPump(threading.Thread):
 
     def run(self) -> None:
         with self._source:
-            for raw in self._source:
-                line = raw.decode(errors="replace").rstrip("\n")
+            for raw_line in self._source:
+                line = raw_line.decode(errors="replace").rstrip("\n")
                 self.lines.append(line)
                 if self._shown(line):
                     show(_SUMMARY.sub(r"\1", line), self._sink)

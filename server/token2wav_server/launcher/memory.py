@@ -23,14 +23,14 @@ def default_bound_mib(root: Path = Path("/")) -> int:
     memory, it is 80 % of that.
 
     Args:
-        root: root of the file system that contains the files of the cgroup.
+        root: root of the file system with the cgroup's files.
     """
-    most = os.sysconf("SC_PHYS_PAGES") * _PAGE_BYTES
-    for limit in _CGROUP_LIMITS:
+    memory_bytes = os.sysconf("SC_PHYS_PAGES") * _PAGE_BYTES
+    for file in _CGROUP_LIMITS:
         # An error means that the file does not exist, or that it has the value `max` (no limit).
         with contextlib.suppress(OSError, ValueError):
-            most = min(most, int((root / limit).read_text()))
-    return int(_SHARE * most) >> 20
+            memory_bytes = min(memory_bytes, int((root / file).read_text()))
+    return int(_SHARE * memory_bytes) >> 20
 
 
 def resident_mib(server: int) -> int:
@@ -42,14 +42,15 @@ def resident_mib(server: int) -> int:
     Args:
         server: process id of tritonserver. The result is 0 if the process has ended.
     """
-    resident, _ = _pages(server)
+    pages, _ = _pages(server)
     for model in children(server):
-        own, shared = _pages(model)
-        resident += own - shared
-    return resident * _PAGE_BYTES >> 20
+        resident, shared = _pages(model)
+        pages += resident - shared
+    return pages * _PAGE_BYTES >> 20
 
 
 def _pages(process: int) -> tuple[int, int]:
+    """Returns the resident pages of a process, and the pages of these that it shares."""
     with contextlib.suppress(OSError):
         _, resident, shared, *_ = map(int, Path(f"/proc/{process}/statm").read_text().split())
         return resident, shared

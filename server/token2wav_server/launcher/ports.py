@@ -25,7 +25,7 @@ class Ports:
         """Returns three ports that no process uses at this moment."""
         with ExitStack() as stack:
             sockets = [stack.enter_context(reserved(host)) for _ in fields(cls)]
-            return cls(*(bound.getsockname()[1] for bound in sockets))
+            return cls(*(reservation.getsockname()[1] for reservation in sockets))
 
     def check_free(self, host: str) -> None:
         """Checks that every port can be listened on.
@@ -44,7 +44,6 @@ def listening(host: str, port: int, service: str) -> socket.socket:
 
     Args:
         host: address to listen on, IPv4 or IPv6.
-        port: number of the port.
         service: name of the service in error messages, and in the option that sets the port.
 
     Raises:
@@ -72,11 +71,11 @@ def reserved(host: str) -> socket.socket:
     While the socket is open, the kernel does not give the port to another process that asks for a
     free port.
     """
-    bound = socket.socket(_family(host))
+    reservation = socket.socket(_family(host))
     # Without this option the process could not bind the port while this socket is open.
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    bound.bind((host, 0))
-    return bound
+    reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reservation.bind((host, 0))
+    return reservation
 
 
 def _family(host: str) -> socket.AddressFamily:

@@ -59,7 +59,6 @@ class TritonServer:
         models: names of the models that Triton loads from the repository; none for `token2wav`, or
             for all models of a repository without it. With an ensemble Triton loads its stages.
         ports: ports to listen on; use ``Ports.free()`` if the numbers do not matter.
-        host: address to listen on.
         access: TLS settings and admin key; by default no TLS, and a random key that is not
             published.
         log_file: file for all output of the server; by default the output is written to the stderr
@@ -106,9 +105,9 @@ class TritonServer:
         self._drain_file = Path()
         self._stop_grace_s = _GRACE_S
         self._inner = self.ports
-        reached = {"0.0.0.0": LOOPBACK, "::": "::1"}.get(host, host)
+        client_host = {"0.0.0.0": LOOPBACK, "::": "::1"}.get(host, host)
         self.grpc_url, self.http_url, self.metrics_url = (
-            f"[{reached}]:{port}" if ":" in reached else f"{reached}:{port}"
+            f"[{client_host}]:{port}" if ":" in client_host else f"{client_host}:{port}"
             for port in (self.ports.grpc, self.ports.http, self.ports.metrics)
         )
         self.version = ""
@@ -154,8 +153,8 @@ class TritonServer:
             )
         for name in self.models:
             if not (self.model_repository / name).is_dir():
-                known = ", ".join(models_in(self.model_repository))
-                raise ServerError(f"models: {name!r} is not one of: {known}")
+                names = ", ".join(models_in(self.model_repository))
+                raise ServerError(f"models: {name!r} is not one of: {names}")
         self.ports.check_free(self.host)
         try:
             self._launch()
@@ -211,7 +210,7 @@ class TritonServer:
             grace_s: seconds to wait for open utterances.
 
         Returns:
-            The number of utterances that are lost, because they were still open after ``grace_s``,
+            The utterances that are lost, because they were still open after ``grace_s``,
             or when the server ended.
         """
         deadline = time.monotonic() + grace_s
@@ -318,7 +317,7 @@ class TritonServer:
         normally the next time (seen with server 2.51: "lock_exception", in 1 of 200 starts).
 
         Another program can take an inner port between its choice and the end of the load: Triton
-        listens only after it has loaded the models. For example, another server may have been told
+        listens only after it has loaded the models. For example, another server may be configured
         to listen on this port.
 
         Args:

@@ -39,8 +39,7 @@ def remove_leftovers(folder: Path, shm_prefix: str) -> None:
     and the empty folders of its Python backend.
 
     Args:
-        folder: private folder of the server.
-        shm_prefix: prefix of the names of the server's segments of shared memory.
+        shm_prefix: name prefix of the server's shared memory segments.
     """
     _kill_processes_of(folder)
     shutil.rmtree(folder, ignore_errors=True)
@@ -51,19 +50,19 @@ def remove_leftovers(folder: Path, shm_prefix: str) -> None:
     # aborts when it stops. So the folders are removed when the last server on a machine ends: all
     # folders of its user.
     if not running_servers():
-        for empty in Path("/tmp").glob("python_env_*"):
+        for leftover in Path("/tmp").glob("python_env_*"):
             with contextlib.suppress(OSError):
-                if empty.stat().st_uid == os.getuid():
-                    empty.rmdir()
+                if leftover.stat().st_uid == os.getuid():
+                    leftover.rmdir()
 
 
 def children(pid: int) -> list[int]:
     """Returns the process ids of a process's children; an empty list if the process has ended."""
-    found: list[int] = []
-    for listed in Path(f"/proc/{pid}/task").glob("*/children"):
+    pids: list[int] = []
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):  # a thread that has just ended
-            found += map(int, listed.read_text().split())
-    return found
+            pids += map(int, file.read_text().split())
+    return pids
 
 
 def _kill_processes_of(folder: Path) -> None:
@@ -75,15 +74,15 @@ def _kill_processes_of(folder: Path) -> None:
     """
     mark, deadline = os.fsencode(folder) + b"/", time.monotonic() + _KILL_S
     while time.monotonic() < deadline:
-        found = False
+        kills = 0
         for environment in Path("/proc").glob("[0-9]*/environ"):
             pid = int(environment.parent.name)
             # An error means that the process belongs to another user, or has just ended.
             with contextlib.suppress(OSError):
                 if pid != os.getpid() and mark in environment.read_bytes():
                     os.kill(pid, signal.SIGKILL)
-                    found = True
-        if not found:
+                    kills += 1
+        if not kills:
             return
         time.sleep(_KILL_POLL_S)
 
@@ -108,11 +107,9 @@ def run(
     signal, or when the launcher has ended.
 
     Args:
-        launcher_pid: process id of the launcher.
         folder: private folder of the server.
-        shm_prefix: prefix of the names of the server's segments of shared memory.
+        shm_prefix: name prefix of the server's shared memory segments.
         grace_s: seconds that the server may take after SIGTERM before it is killed.
-        command: command line of the server.
 
     Returns:
         The exit status of the server; 128 + n if signal n ended it.
@@ -164,9 +161,9 @@ def _stop_requested(server: subprocess.Popen[bytes], launcher_pid: int) -> bool:
         if lost := dead_before.keys() & dead.keys():
             _print_end(dead[min(lost)])
             return False
-        received = signal.sigtimedwait(_STOP_SIGNALS | {signal.SIGCHLD}, _PARENT_POLL_S)
-        if received is not None and received.si_signo in _STOP_SIGNALS:
-            return received.si_signo != STOP_AT_ONCE
+        arrival = signal.sigtimedwait(_STOP_SIGNALS | {signal.SIGCHLD}, _PARENT_POLL_S)
+        if arrival is not None and arrival.si_signo in _STOP_SIGNALS:
+            return arrival.si_signo != STOP_AT_ONCE
     # The server has ended. Model processes that died before are children of this process now, and
     # explain why.
     if dead := _dead_stubs(os.getpid()):
@@ -188,8 +185,8 @@ def _wait_for_end(server: subprocess.Popen[bytes], grace_s: float) -> None:
     """Waits until a stopping server ends, the grace period is over or STOP_AT_ONCE is received."""
     deadline = time.monotonic() + grace_s
     while server.poll() is None and (left_s := deadline - time.monotonic()) > 0:
-        received = signal.sigtimedwait({STOP_AT_ONCE, signal.SIGCHLD}, left_s)
-        if received is not None and received.si_signo == STOP_AT_ONCE:
+        arrival = signal.sigtimedwait({STOP_AT_ONCE, signal.SIGCHLD}, left_s)
+        if arrival is not None and arrival.si_signo == STOP_AT_ONCE:
             return
 
 
@@ -213,12 +210,12 @@ def _dead_stubs(parent_pid: int) -> dict[int, int]:
 def _print_end(status: int) -> None:
     """Prints a message about the end of a model process, given its wait status."""
     code = os.waitstatus_to_exitcode(status)
-    how = (
+    end = (
         f"was killed by signal {signal.Signals(-code).name}"
         if code < 0
         else f"ended with status {code}"
     )
-    print(f"{MESSAGE}the model process {how}", flush=True)
+    print(f"{MESSAGE}the model process {end}", flush=True)
 
 
 if __name__ == "__main__":

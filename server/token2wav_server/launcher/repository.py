@@ -38,20 +38,18 @@ def chosen(repository: Path, names: Sequence[str], folder: Path) -> Path:
     Triton could also load single models, but then the admin key could unload them.
 
     Args:
-        repository: model repository.
-        names: names of the models.
         folder: folder for links to the models.
     """
-    wanted = set(names)
+    selection = set(names)
     for name in names:
         file = repository / name / _CONFIG
         content = file.read_text(encoding="utf-8") if file.is_file() else ""
-        wanted |= set(re.findall(r'model_name: "(\w+)"', content))
-    if wanted >= set(models_in(repository)):
+        selection |= set(re.findall(r'model_name: "(\w+)"', content))
+    if selection >= set(models_in(repository)):
         return repository
     links = folder / "chosen_models"
     links.mkdir()
-    for name in sorted(wanted):
+    for name in sorted(selection):
         (links / name).symlink_to(repository / name)
     return links
 
@@ -60,8 +58,6 @@ def fitted(repository: Path, model: Path, folder: Path) -> Path:
     """Returns a model repository with the shapes of a model folder.
 
     Args:
-        repository: model repository of the checkout.
-        model: model folder.
         folder: folder for an adapted copy.
 
     Returns:
@@ -78,8 +74,8 @@ def fitted(repository: Path, model: Path, folder: Path) -> Path:
         "mel": config.mel_bands,
         "speaker_embedding": config.speaker_size or -1,
     }
-    usual = (config.mel_bands, config.speaker_size) == (_BANDS, _SPEAKER_SIZE)
-    if usual and not config.token_shape and config.channels == 1:
+    is_usual = (config.mel_bands, config.speaker_size) == (_BANDS, _SPEAKER_SIZE)
+    if is_usual and not config.token_shape and config.channels == 1:
         return repository
     copy = folder / "model_repository"
     for file in sorted(repository.glob(f"*/{_CONFIG}")):
@@ -105,7 +101,7 @@ def fitted(repository: Path, model: Path, folder: Path) -> Path:
         target = copy / file.parent.name
         target.mkdir(parents=True)
         (target / _CONFIG).write_text(text, encoding="utf-8")
-        for item in file.parent.iterdir():
-            if item.name != _CONFIG:
-                (target / item.name).symlink_to(item.resolve())
+        for entry in file.parent.iterdir():
+            if entry.name != _CONFIG:
+                (target / entry.name).symlink_to(entry.resolve())
     return copy

@@ -41,11 +41,9 @@ class Canary:
 
     Args:
         interval_s: seconds between two syntheses, and the longest time of one synthesis.
-        models: names of the models that are loaded.
         certificates: certificates of the server; None for gRPC without TLS.
 
     Attributes:
-        interval_s: the argument of this name.
         unavailable_reason: reason why the canary cannot run; empty if it can.
 
     Raises:
@@ -56,9 +54,9 @@ class Canary:
         self, interval_s: float, models: Sequence[str], certificates: Certificates | None = None
     ) -> None:
         self.interval_s = interval_s
-        known = [model for model in MODELS if model in models]
-        self._model = (known or MODELS)[0]
-        self.unavailable_reason = "" if known else f"no model {' or '.join(MODELS)} is loaded"
+        candidates = [model for model in MODELS if model in models]
+        self._model = (candidates or MODELS)[0]
+        self.unavailable_reason = "" if candidates else f"no model {' or '.join(MODELS)} is loaded"
         try:
             import token2wav_client  # noqa: F401
 
@@ -76,7 +74,7 @@ class Canary:
         """
         from token2wav_client import Client
 
-        found, patience_s = Future[str](), self.interval_s
+        outcome, patience_s = Future[str](), self.interval_s
         client = Client(
             grpc_url,
             model=self._model,
@@ -87,14 +85,14 @@ class Canary:
 
         def run() -> None:
             try:
-                found.set_result(self._problem(client))
+                outcome.set_result(self._problem(client))
             except BaseException as error:  # the main thread waits for a result without a limit
-                found.set_exception(error)
+                outcome.set_exception(error)
 
         thread = threading.Thread(target=run, name="canary", daemon=True)
         thread.start()
         try:
-            return found.result()
+            return outcome.result()
         except KeyboardInterrupt:
             client.close()
             thread.join(_CANCEL_S)
@@ -141,7 +139,6 @@ class Supervisor:
         interrupted: callback that returns whether a signal has asked to stop. Python drops a
             KeyboardInterrupt that is raised in a finalizer, so the exception alone is not enough.
         clock: function that returns monotonic seconds.
-        sleep: function that waits for a number of seconds.
     """
 
     server: TritonServer
@@ -167,7 +164,7 @@ class Supervisor:
         again later.
 
         Returns:
-            The number of utterances that were cut off.
+            The utterances that were cut off.
 
         Raises:
             ServerError: the server could not be started, or failed before its first canary
@@ -195,9 +192,9 @@ class Supervisor:
                     pause_s = 0.0
                 cut_off = self._drained(failure.reason) if failure.works else 0
                 self.set_status(Status.STARTING)
-                cut_off_too = f"; streams that were cut off: {cut_off}" if cut_off else ""
-                in_time = f" in {pause_s:g} s" if pause_s else ""
-                self.announce(f"{failure.reason}{cut_off_too}; restarting the server{in_time}")
+                cut_off_note = f"; streams that were cut off: {cut_off}" if cut_off else ""
+                pause_note = f" in {pause_s:g} s" if pause_s else ""
+                self.announce(f"{failure.reason}{cut_off_note}; restarting the server{pause_note}")
                 server.stop(at_once=cut_off > 0 or not failure.works)
                 self.sleep(pause_s)
                 pause_s = min(max(1.0, 2 * pause_s), _LONGEST_PAUSE_S)
@@ -243,9 +240,9 @@ class Supervisor:
                 return _Failure(
                     f"the server ended by itself (status {status}): {self.server.failure_reason()}"
                 )
-            if self.memory_mib and (taken := self.server.memory_mib()) > self.memory_mib:
+            if self.memory_mib and (memory_mib := self.server.memory_mib()) > self.memory_mib:
                 return _Failure(
-                    f"the server takes {taken} MiB of memory, more than "
+                    f"the server takes {memory_mib} MiB of memory, more than "
                     f"--memory-mib={self.memory_mib}",
                     works=True,
                 )
@@ -254,26 +251,25 @@ class Supervisor:
                 return None
 
     def _check_interrupted(self) -> None:
-        """Raises KeyboardInterrupt if a signal has asked to stop."""
         if self.interrupted():
             raise KeyboardInterrupt
 
     def _drained(self, reason: str = "") -> int:
-        """Drains the server, and returns the number of utterances that did not end in time.
+        """Drains the server, and counts the utterances that did not end in time.
 
         Args:
             reason: reason of the drain for the operator; empty for a normal stop.
         """
-        because = f"{reason}; " if reason else ""
+        prefix = f"{reason}; " if reason else ""
         self.set_status(Status.DRAINING)
         if self.notice_s:
             self.announce(
-                f"{because}stopping: new streams are still accepted for {self.notice_s:g} s"
+                f"{prefix}stopping: new streams are still accepted for {self.notice_s:g} s"
             )
             self.server.wait(self.notice_s)
         if self.grace_s:
             self.announce(
-                f"{because}draining: new streams are refused, and open streams have "
+                f"{prefix}draining: new streams are refused, and open streams have "
                 f"{self.grace_s:g} s"
             )
         return self.server.drain(self.grace_s)
@@ -283,12 +279,12 @@ class Supervisor:
             return 0
         hurry = False
         try:
-            lost = self._drained()
+            cut_off = self._drained()
         except KeyboardInterrupt:
             hurry = True
-            lost = self.server.drain(0)
-        # If utterances were lost, the server is stopped at once. Their grace period is over, so
+            cut_off = self.server.drain(0)
+        # If utterances were cut off, the server is stopped at once. Their grace period is over, so
         # Triton's own waiting time for open requests would not help them, and Triton tends to crash
         # during this time.
-        self.server.stop(at_once=hurry or lost > 0)
-        return lost
+        self.server.stop(at_once=hurry or cut_off > 0)
+        return cut_off

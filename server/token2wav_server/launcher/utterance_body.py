@@ -98,7 +98,6 @@ def _flat(values: Any) -> list[Any]:
 
 
 def _has_shape(values: Any, shape: list[int]) -> bool:
-    """Returns whether nested lists have a shape."""
     if not shape:
         return type(values) is not list
     return (

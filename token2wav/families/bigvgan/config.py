@@ -52,12 +52,12 @@ class BigVGANConfig:
         for index, dilations in enumerate(self.resblock_dilation_sizes):
             if not dilations:
                 raise ConfigError(f"resblock_dilation_sizes[{index}]: empty; at least 1 is needed")
-        for one, other in (
+        for name, partner in (
             ("upsample_kernel_sizes", "upsample_rates"),
             ("resblock_dilation_sizes", "resblock_kernel_sizes"),
         ):
-            if (found := len(getattr(self, one))) != (wanted := len(getattr(self, other))):
-                raise ConfigError(f"{one}: {found} entries, but {other} has {wanted} entries")
+            if (count := len(getattr(self, name))) != (expected := len(getattr(self, partner))):
+                raise ConfigError(f"{name}: {count} entries, but {partner} has {expected} entries")
         for index, kernel in enumerate(self.resblock_kernel_sizes):
             if kernel % 2 == 0:
                 raise ConfigError(
@@ -122,8 +122,6 @@ def vocoder_from(
     """Reads the section `vocoder` of a model file, and `config.json` of the BigVGAN that it names.
 
     Args:
-        document: the model file.
-        folder: model folder.
         token_frame_rate: tokens per second.
         token_mel_ratio: mel frames per token.
         bands: mel bands of the flow.
@@ -166,9 +164,9 @@ def check_mel(config: BigVGANConfig, flow: MelSettings) -> None:
     """
     names = ("sampling_rate", "hop_size", "num_mels")
     if differing := [
-        f"{name} is {ours} instead of {wanted}"
-        for name, ours, wanted in zip(names, config.mel, flow, strict=True)
-        if ours != wanted
+        f"{name} is {vocoder_value} instead of {flow_value}"
+        for name, vocoder_value, flow_value in zip(names, config.mel, flow, strict=True)
+        if vocoder_value != flow_value
     ]:
         raise ConfigError(
             f"BigVGAN: {', '.join(differing)}; use a BigVGAN that was trained on the mels "
@@ -182,5 +180,7 @@ def _config_from(document: dict[str, Any]) -> BigVGANConfig:
         if field.name not in document and field.default is dataclasses.MISSING:
             raise ConfigError(f"{field.name}: missing")
     return from_mapping(
-        BigVGANConfig, {f.name: document[f.name] for f in fields if f.name in document}, ""
+        BigVGANConfig,
+        {field.name: document[field.name] for field in fields if field.name in document},
+        "",
     )

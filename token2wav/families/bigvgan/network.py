@@ -53,7 +53,7 @@ def kaiser_sinc() -> list[float]:
 
 
 class LowPass(nn.Module):
-    """Low-pass filter. Checkpoints have one for each place where it is used."""
+    """Low-pass filter. Checkpoints have one for each use."""
 
     filter: torch.Tensor
 
@@ -126,10 +126,9 @@ class ResBlock(StreamModule):
     and with `resblock: "1"` a second pair without dilation.
 
     Args:
-        channels: channels of input and output.
         kernel: kernel of all convolutions.
         dilations: dilations of the first convolution of each pair.
-        config: configuration, which selects the activation and whether there are pairs.
+        config: selects the activation, and whether there are pairs.
     """
 
     def __init__(
@@ -157,9 +156,9 @@ class ResBlock(StreamModule):
 
     def place(self, timing: Timing = ON_TIME) -> Timing:
         for layers, wait in self._branches:
-            late = placed(layers, timing)
-            wait.align(timing, late)
-            timing = late
+            output = placed(layers, timing)
+            wait.align(timing, output)
+            timing = output
         return timing
 
     def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:

@@ -17,9 +17,6 @@ class FadeIn(Streaming):
 
     Its state is the number of samples faded so far, because the first step of a stream may be
     shorter than the fade-in.
-
-    Args:
-        sample_rate: samples per second.
     """
 
     state_shape = (1,)
@@ -38,10 +35,10 @@ class FadeIn(Streaming):
         most, start = len(self.gains) - 1, self.input.delay if step.first else 0
         begin = audio[:, start : start + most]
         # (B, 1) number of samples before this step
-        faded = audio.new_zeros(1, 1) if step.state is None or step.first else step.state[self]
-        place = faded.long() + torch.arange(begin.shape[1], device=audio.device)
-        begin *= self.gains[place.clamp(max=most)]
-        step.save_state(self, (faded + begin.shape[1]).clamp(max=most))
+        offset = audio.new_zeros(1, 1) if step.state is None or step.first else step.state[self]
+        positions = offset.long() + torch.arange(begin.shape[1], device=audio.device)
+        begin *= self.gains[positions.clamp(max=most)]
+        step.save_state(self, (offset + begin.shape[1]).clamp(max=most))
         return audio
 
 

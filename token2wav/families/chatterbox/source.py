@@ -48,8 +48,8 @@ class SampleSource(HarmonicSource):
         if step.first:
             f0 = F.pad(f0[:, self.input.delay :], (self.input.delay, 0))
         cycles = self._increments(f0).double() * repeat  # (B, T, harmonics) cycles per frame
-        before = self.begins if step.first or step.state is None else step.state[self][:, None]
-        ends = before + cycles.cumsum(dim=1)
+        start = self.begins if step.first or step.state is None else step.state[self][:, None]
+        ends = start + cycles.cumsum(dim=1)
         step.save_state(self, ends[:, -1] % 1)
         back = torch.arange(1, repeat + 1, device=f0.device, dtype=torch.float64) / repeat - 1
         # (B, T, harmonics, samples)

@@ -46,11 +46,9 @@ class EncoderConfig:
     """Configuration of the conformer encoder.
 
     Attributes:
-        size: channels.
-        heads: heads of attention.
+        size: channels of all layers.
         units: channels within feed-forward layers.
-        layers: number of layers before upsampling by two.
-        up_layers: number of layers after upsampling.
+        layers, up_layers: layers before and after upsampling by two.
     """
 
     size: Width
@@ -74,9 +72,8 @@ class UNetConfig:
 
     Attributes:
         channels: channels of every block.
-        heads, dim_head: sizes of attention.
-        mid_blocks: number of blocks in the middle.
-        layers: number of transformer layers of a block.
+        mid_blocks: blocks in the middle.
+        layers: transformer layers of a block.
     """
 
     channels: Width
@@ -114,7 +111,7 @@ class FlowConfig(Generic[EstimatorT]):
 
     @property
     def lookahead_tokens(self) -> int:
-        """Number of tokens after a chunk that must be available before it can run."""
+        """Tokens after a chunk that must be available before it can run."""
         return self.pre_lookahead_len
 
 
@@ -179,8 +176,10 @@ def _encoder_from(flow: ModelNode) -> tuple[EncoderConfig, int]:
 
 
 def _estimator_from(decoder: ModelNode, bands: int, block_frames: int) -> UNetConfig:
-    found = decoder.data.get("estimator")
-    older = isinstance(found, Tagged) and found.target.rpartition(".")[2] == "ConditionalDecoder"
+    section = decoder.data.get("estimator")
+    older = (
+        isinstance(section, Tagged) and section.target.rpartition(".")[2] == "ConditionalDecoder"
+    )
     estimator = decoder.child(
         "estimator", "ConditionalDecoder" if older else "CausalConditionalDecoder"
     )

@@ -83,7 +83,6 @@ class Flow(FlowNetwork[EstimatorT]):
 
     Args:
         config: sizes of all parts except the estimator.
-        estimator: estimator of the velocity.
     """
 
     def __init__(self, config: FlowConfig[Any], estimator: EstimatorT) -> None:
@@ -120,13 +119,13 @@ class Flow(FlowNetwork[EstimatorT]):
                 StreamStep({layer: rows[row : row + 1] for layer, rows in states.items()})
                 for row in range(len(batch))
             ]
-        return [self._encoded(*each) for each in zip(batch, steps, strict=True)]
+        return [self._encoded(chunk, step) for chunk, step in zip(batch, steps, strict=True)]
 
-    def _encoded(self, given: EncoderInput, step: StreamStep) -> torch.Tensor:
+    def _encoded(self, encoder_input: EncoderInput, step: StreamStep) -> torch.Tensor:
         """Computes the conditions (bands, frames) of one chunk."""
-        x = self._embedded(given.chunk.tokens)
-        attention = SequenceAttention(given.grid, given.context)
-        hidden = self.encoder(x, attention, step, last=given.chunk.last)
+        x = self._embedded(encoder_input.chunk.tokens)
+        attention = SequenceAttention(encoder_input.grid, encoder_input.context)
+        hidden = self.encoder(x, attention, step, last=encoder_input.chunk.last)
         return self.encoder_proj(hidden)[0].T
 
     def encode_blocks(
@@ -148,7 +147,6 @@ def cosyvoice2_flow(config: FlowConfig[UNetConfig], *, mean_flow: bool = False) 
     """Makes the flow of CosyVoice2 or Chatterbox, without weights.
 
     Args:
-        config: sizes of the flow.
         mean_flow: whether the estimator also takes the end of each ODE step, as in Chatterbox
             Turbo.
     """

@@ -103,7 +103,6 @@ class _Block:
         Args:
             x: (branches * blocks, block_frames, inputs) float32, contiguous.
             shift: (channels,) shift of the ODE time.
-            past: past of the batch.
 
         Returns:
             (branches * blocks, block_frames, channels) float32.
@@ -112,8 +111,8 @@ class _Block:
         h = self._first(x, past, shift)
         layer = self._layers[0]
         x, normed = self._second.with_residual(h, past, skip, layer.norm, layer.dtype)
-        for layer, following in zip_longest(self._layers, self._layers[1:]):
-            normed = layer(x, normed, following, past)
+        for layer, next_layer in zip_longest(self._layers, self._layers[1:]):
+            normed = layer(x, normed, next_layer, past)
         return x
 
 
@@ -136,23 +135,22 @@ class _Layer:
         self.dtype = self._up.weight.dtype
 
     def __call__(
-        self, x: torch.Tensor, normed: torch.Tensor, following: _Layer | None, past: Past
+        self, x: torch.Tensor, normed: torch.Tensor, next_layer: _Layer | None, past: Past
     ) -> torch.Tensor:
         """Adds attention and the feed-forward layer to x, in place.
 
         Args:
             x: (branches * blocks, block_frames, channels) float32, contiguous: the residual stream.
             normed: norm of x, in the dtype of the weights.
-            following: layer that follows; None after the last layer.
-            past: past of the batch.
+            next_layer: layer that follows; None after the last layer.
 
         Returns:
             The norm of x for the layer that follows; x after the last layer.
         """
-        seen = past.project_and_attend(normed, self._projections, self._index)
-        normed = added_norm(x, self._out(seen), self._second_norm)
+        attention = past.project_and_attend(normed, self._projections, self._index)
+        normed = added_norm(x, self._out(attention), self._second_norm)
         h = self._down(gelu_product(normed, self._up, tanh=False))
-        return x.add_(h) if following is None else added_norm(x, h, following.norm)
+        return x.add_(h) if next_layer is None else added_norm(x, h, next_layer.norm)
 
 
 def _normed(block: ConvolutionBlock, precision: Precision) -> NormedConvolution:

@@ -81,12 +81,12 @@ class FlowConfig:
 
     @property
     def lookahead_tokens(self) -> int:
-        """Number of tokens after a chunk that must be available before it can run."""
+        """Tokens after a chunk that must be available before it can run."""
         return self.pre_lookahead_len
 
     @property
     def hop_blocks(self) -> tuple[int, int]:
-        """Number of blocks of the first and of the longest hop. 4 blocks of 25 tokens are 4 s."""
+        """Blocks of the first and of the longest hop. 4 blocks of 25 tokens are 4 s."""
         return 1, 4
 
     @property
@@ -100,7 +100,6 @@ class FlowConfig:
 
     @property
     def block_tokens(self) -> int:
-        """Number of tokens in one attention block."""
         return self.estimator.static_chunk_size // self.token_mel_ratio
 
 
@@ -128,13 +127,13 @@ class CosyVoice3Config(FlowModelConfig):
         document = HyperYaml.read(path)
         with prefixed(f"{path}: "):
             flow, rate, schedule = cls._flow_from(document)
-            own: dict[str, Any] = {"schedule": schedule, "fixed_steps": bool(schedule.times)}
+            fields: dict[str, Any] = {"schedule": schedule, "fixed_steps": bool(schedule.times)}
             if "vocoder" not in document:
-                return cls.of(flow, hift_from(document, causal=True), rate, **own)
+                return cls.of(flow, hift_from(document, causal=True), rate, **fields)
             vocoder, below = vocoder_from(
                 document, folder, rate, flow.token_mel_ratio, flow.mel_bands
             )
-            return cls.of(flow, vocoder, rate, vocoder_folder=below, **own)
+            return cls.of(flow, vocoder, rate, vocoder_folder=below, **fields)
 
     @classmethod
     def _flow_from(cls, document: HyperYaml) -> tuple[FlowConfig, float, ScheduleConfig]:

@@ -50,7 +50,7 @@ class Flow(FlowNetwork[DiT]):
         self, batch: Sequence[EncoderInput], states: Mapping[nn.Module, torch.Tensor] | None = None
     ) -> list[torch.Tensor]:
         """Computes the conditions (bands, frames) of chunks; see `Encoder.encode`."""
-        chunks = [given.chunk for given in batch]
+        chunks = [encoder_input.chunk for encoder_input in batch]
         if states is not None:
             return [
                 self._encode_alike(
@@ -128,9 +128,9 @@ class CodebookEmbedding(nn.Embedding):
     all codebooks, one after the other.
 
     Args:
-        codebooks: number of codes of a token.
+        codebooks: codes of a token.
         vocab_size: vocabulary of each codebook.
-        size: size of the embedding of a token.
+        size: channels of the embedding of a token.
         concat: whether the embeddings of the codes are concatenated; else they are added.
     """
 
@@ -143,5 +143,5 @@ class CodebookEmbedding(nn.Embedding):
         """Embeds tokens (..., codebooks) to (..., size)."""
         # made on the device, so that no copy of numbers of the host is waited for
         first = torch.arange(self._codebooks, dtype=tokens.dtype, device=tokens.device)
-        each = super().forward(tokens + self._vocab_size * first)
-        return each.flatten(-2) if self._concat else each.sum(dim=-2)
+        embeddings = super().forward(tokens + self._vocab_size * first)
+        return embeddings.flatten(-2) if self._concat else embeddings.sum(dim=-2)

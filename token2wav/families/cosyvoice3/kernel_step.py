@@ -52,13 +52,13 @@ class KernelStep(StepFunction):
     def integrate(self, batch: Batch) -> None:
         estimator, embedding = self.estimator, self.estimator.input_embed
         conditional = estimator.project_conditions(batch.mu, batch.speakers, batch.cond)
-        given = conditional.new_empty(self.cache.layout.branches, *conditional.shape)
-        given[0] = conditional
+        conditions = conditional.new_empty(self.cache.layout.branches, *conditional.shape)
+        conditions[0] = conditional
         # an unconditional row has zero conditions, so only the bias is left
-        given[1:] = embedding.proj.bias
+        conditions[1:] = embedding.proj.bias
         rope = estimator.rope(frame_positions(batch.table, batch.block_frames))
         velocity = partial(self._velocity, batch, rope)
-        integrate(batch.x, self.tables, given, embedding.state_weight, velocity)
+        integrate(batch.x, self.tables, conditions, embedding.state_weight, velocity)
 
     def _velocity(self, batch: Batch, rope: Rope, step: int, inputs: torch.Tensor) -> torch.Tensor:
         """Computes the velocity (branches * blocks, block_frames, bands), see `integrate`."""
@@ -68,7 +68,7 @@ class KernelStep(StepFunction):
         # final norm: scale and shift.
         vectors = [row[0].unbind() for row in blocks]
         out_scale, out_shift = out[0].unbind()
-        following = [(shift, scale) for shift, scale, *_ in vectors[1:]] + [(out_shift, out_scale)]
+        next_norms = [(shift, scale) for shift, scale, *_ in vectors[1:]] + [(out_shift, out_scale)]
 
         h = x
         tails = self.estimator.tails(batch.conv_state[:, stored])
@@ -81,7 +81,7 @@ class KernelStep(StepFunction):
             h = gated_norm(
                 x, self._attended(batch, stored, layer, h, rope), gate_att, shift_ff, scale_ff
             )
-            h = gated_norm(x, _fed_forward(block.ff, h), gate_ff, *following[layer])
+            h = gated_norm(x, _fed_forward(block.ff, h), gate_ff, *next_norms[layer])
         return self.estimator.proj_out(h)
 
     def _attended(
@@ -90,8 +90,8 @@ class KernelStep(StepFunction):
         """Computes the output (branches * blocks, block_frames, dim) of attention."""
         view, (cos, sin) = self.cache.layer(stored, layer), rope
         queries = project_heads(h, self._projections[layer], view, cos, sin, batch.table)
-        seen = paged_attention(queries, view, cos, sin, batch.table)
-        return self._blocks[layer].attn.to_out[0](seen)
+        attention = paged_attention(queries, view, cos, sin, batch.table)
+        return self._blocks[layer].attn.to_out[0](attention)
 
 
 def _fed_forward(layers: FeedForward, h: torch.Tensor) -> torch.Tensor:

@@ -54,7 +54,7 @@ def _noise(
     if tensor is None:
         return None
     if tensor.dim() != len(shape) or any(
-        want not in (-1, have) for have, want in zip(tensor.shape, shape, strict=True)
+        expected not in (-1, size) for size, expected in zip(tensor.shape, shape, strict=True)
     ):
         raise CheckpointError(f"{path}: '{name}' has shape {tuple(tensor.shape)}, expected {shape}")
     if tensor.dtype != dtype:

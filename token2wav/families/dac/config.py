@@ -46,8 +46,8 @@ class DacSizes(SymmetricSizes):
 
     Attributes:
         sampling_rate: samples per second.
-        n_codebooks, codebook_size, codebook_dim: number of codebooks, their entries, and the length
-            of an entry.
+        n_codebooks, codebook_size, codebook_dim: codebooks, their entries, and the length of an
+            entry.
     """
 
     sampling_rate: SampleRate = 16000
@@ -58,11 +58,7 @@ class DacSizes(SymmetricSizes):
 
 @dataclass(frozen=True, kw_only=True)
 class DacConfig(SymmetricCodecConfig):
-    """Configuration of a DAC model.
-
-    Attributes:
-        sizes: sizes of the decoder.
-    """
+    """Configuration of a DAC model."""
 
     sizes: DacSizes
 
@@ -77,11 +73,10 @@ def weights_file(folder: Path) -> Path:
         CheckpointError: the folder has no such file.
         ConfigError: the folder has several files of `descript-audio-codec`.
     """
-    own = folder / _WEIGHTS
-    found = own if _is_transformers(folder) else descript_weights_file(folder)
-    if found is None or not found.is_file():
+    path = folder / _WEIGHTS if _is_transformers(folder) else descript_weights_file(folder)
+    if path is None or not path.is_file():
         raise CheckpointError(f"{folder}: contains neither {_WEIGHTS} nor {WEIGHTS_PATTERNS[0]}")
-    return found
+    return path
 
 
 def _is_transformers(folder: Path) -> bool:
@@ -101,8 +96,7 @@ def read(folder: Path) -> DacConfig:
     path = folder / CONFIG_JSON
     document = read_json(path)
     with prefixed(f"{path}: "):
-        own = known_fields(DacSizes, document)
-        return config_of(own, path)
+        return config_of(known_fields(DacSizes, document), path)
 
 
 def config_of(values: dict[str, Any], path: Path) -> DacConfig:

@@ -26,7 +26,7 @@ class Arguments:
     """Sizes in `metadata.kwargs`. Names and defaults equal those of the package.
 
     Attributes:
-        encoder_dim, encoder_rates, latent_dim, decoder_dim, decoder_rates: see `DecoderSizes`.
+        encoder_dim, encoder_rates, latent_dim, decoder_dim, decoder_rates: see `SymmetricSizes`.
         n_codebooks, codebook_size, codebook_dim, sample_rate: see `DacSizes`.
     """
 
@@ -50,11 +50,11 @@ def descript_weights_file(folder: Path) -> Path | None:
     Raises:
         ConfigError: the folder has several.
     """
-    found = sorted(path for pattern in WEIGHTS_PATTERNS for path in folder.glob(pattern))
-    if len(found) > 1:
-        names = ", ".join(path.name for path in found[:4])
-        raise ConfigError(f"{folder}: {len(found)} files of weights, expected one: {names}")
-    return found[0] if found else None
+    paths = sorted(path for pattern in WEIGHTS_PATTERNS for path in folder.glob(pattern))
+    if len(paths) > 1:
+        names = ", ".join(path.name for path in paths[:4])
+        raise ConfigError(f"{folder}: {len(paths)} files of weights, expected one: {names}")
+    return paths[0] if paths else None
 
 
 def read_descript(path: Path) -> dict[str, Any]:
@@ -75,16 +75,16 @@ def read_descript(path: Path) -> dict[str, Any]:
         kwargs = metadata.get(_ARGUMENTS) if isinstance(metadata, dict) else None
         if not isinstance(kwargs, dict):
             raise ConfigError(f"{_METADATA}.{_ARGUMENTS}: expected a mapping of sizes")
-        own = known_fields(Arguments, kwargs)
-        found = from_mapping(Arguments, own, f"{_METADATA}.{_ARGUMENTS}")
+        fields = known_fields(Arguments, kwargs)
+        sizes = from_mapping(Arguments, fields, f"{_METADATA}.{_ARGUMENTS}")
     return {
-        "encoder_hidden_size": found.encoder_dim,
-        "downsampling_ratios": list(found.encoder_rates),
-        "hidden_size": found.latent_dim,
-        "decoder_hidden_size": found.decoder_dim,
-        "upsampling_ratios": list(found.decoder_rates),
-        "n_codebooks": found.n_codebooks,
-        "codebook_size": found.codebook_size,
-        "codebook_dim": found.codebook_dim,
-        "sampling_rate": found.sample_rate,
+        "encoder_hidden_size": sizes.encoder_dim,
+        "downsampling_ratios": list(sizes.encoder_rates),
+        "hidden_size": sizes.latent_dim,
+        "decoder_hidden_size": sizes.decoder_dim,
+        "upsampling_ratios": list(sizes.decoder_rates),
+        "n_codebooks": sizes.n_codebooks,
+        "codebook_size": sizes.codebook_size,
+        "codebook_dim": sizes.codebook_dim,
+        "sampling_rate": sizes.sample_rate,
     }

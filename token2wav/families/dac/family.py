@@ -26,11 +26,7 @@ _ENCODING = re.compile(r"quantizer\.quantizers\.\d+\.in_proj\.\w+")  # only make
 
 
 class Dac(WaveformNetwork):
-    """Decoder of DAC, from codes to audio.
-
-    Args:
-        sizes: sizes of the decoder.
-    """
+    """Decoder of DAC, from codes to audio."""
 
     input_dtype = torch.int32
 
@@ -66,13 +62,13 @@ class DacFamily(Family):
             state = state["state_dict"]
             if not isinstance(state, dict):
                 raise CheckpointError(f"{path}: state_dict: expected weights by name")
-        own = {
+        state = {
             name: value
             for name, value in state.items()
             if str(name).startswith(_PARTS) and not _ENCODING.match(str(name))
         }
         blocks = len(network.decoder.block)
-        named = floating_tensors(own, path, lambda name: transformers_name(name, blocks))
+        named = floating_tensors(state, path, lambda name: transformers_name(name, blocks))
         return fitting_weights(network, converted(named, BOOK, path), path)
 
 

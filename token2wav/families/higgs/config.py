@@ -92,10 +92,8 @@ class HiggsSizes:
 
     Attributes:
         sample_rate: samples per second.
-        codebooks: number of codebooks.
         codebook_size, codebook_dim: entries of a codebook, and their length.
         quantizer_width: channels of the sum of the codebooks.
-        decoder: sizes of the decoder.
     """
 
     sample_rate: int
@@ -111,7 +109,6 @@ class HiggsConfig(SymmetricCodecConfig):
     """Configuration of a Higgs Audio tokenizer.
 
     Attributes:
-        sizes: sizes of the model.
         weights: name of the file of the weights.
     """
 
@@ -152,12 +149,10 @@ def read(folder: Path) -> HiggsConfig:
 
 
 def _transformers_sizes(document: dict[str, Any]) -> HiggsSizes:
-    own = known_fields(PublishedSizes, document)
-    sizes = from_mapping(PublishedSizes, own, "")
+    sizes = from_mapping(PublishedSizes, known_fields(PublishedSizes, document), "")
     acoustic = _DECODER | _section(document, _ACOUSTIC)
-    known = known_fields(SymmetricSizes, acoustic)
     with prefixed(f"{_ACOUSTIC}."):
-        decoder = from_mapping(SymmetricSizes, known, "")
+        decoder = from_mapping(SymmetricSizes, known_fields(SymmetricSizes, acoustic), "")
     semantic = _section(document, _SEMANTIC).get("hidden_size", _SEMANTIC_WIDTH)
     return HiggsSizes(
         sample_rate=sizes.sample_rate,
@@ -170,14 +165,14 @@ def _transformers_sizes(document: dict[str, Any]) -> HiggsSizes:
 
 
 def _first_sizes(document: dict[str, Any]) -> HiggsSizes:
-    found = read_arguments(document)
+    arguments = read_arguments(document)
     return HiggsSizes(
-        sample_rate=found.sample_rate,
-        codebooks=found.n_q,
-        codebook_size=found.bins,
-        codebook_dim=found.codebook_dim,
-        quantizer_width=found.quantizer_width,
-        decoder=found.decoder,
+        sample_rate=arguments.sample_rate,
+        codebooks=arguments.n_q,
+        codebook_size=arguments.bins,
+        codebook_dim=arguments.codebook_dim,
+        quantizer_width=arguments.quantizer_width,
+        decoder=arguments.decoder,
     )
 
 

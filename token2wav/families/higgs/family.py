@@ -38,9 +38,6 @@ _BOOK = ("codebook.embed", "project_out.weight", "project_out.bias")
 class Higgs(WaveformNetwork):
     """Decoder of the Higgs Audio tokenizer, from codes to audio. Modules have the names of the
     published weights.
-
-    Args:
-        config: configuration of the model.
     """
 
     input_dtype = torch.int32
@@ -76,12 +73,12 @@ class HiggsFamily(Family):
             named = floating_tensors(_decoding(path), path, str)
         else:
             blocks = len(network.acoustic_decoder.block)
-            first = {
+            state = {
                 name: value
                 for name, value in read_state(path).items()
                 if _FIRST_DECODING.match(str(name))
             }
-            named = floating_tensors(first, path, lambda name: _current_name(name, blocks))
+            named = floating_tensors(state, path, lambda name: _current_name(name, blocks))
         return fitting_weights(network, converted(named, _BOOK, path), path)
 
 
@@ -100,13 +97,13 @@ def _current_name(name: str, blocks: int) -> str:
 
     Args:
         name: name in the `model.pth` of the first release.
-        blocks: number of upsampling blocks.
+        blocks: upsampling blocks of the decoder.
     """
     if name.startswith(_FIRST_DECODER):
-        own = f"decoder.{name.removeprefix(_FIRST_DECODER)}"
-        return f"acoustic_{transformers_name(own, blocks)}"
-    if found := _FIRST_CODEBOOK.fullmatch(name):
-        return f"{_QUANTIZER}{found[1]}.{found[2].removeprefix('_')}"
+        dac_name = f"decoder.{name.removeprefix(_FIRST_DECODER)}"
+        return f"acoustic_{transformers_name(dac_name, blocks)}"
+    if match := _FIRST_CODEBOOK.fullmatch(name):
+        return f"{_QUANTIZER}{match[1]}.{match[2].removeprefix('_')}"
     return name.replace("fc_post2.", _PROJECTION)
 
 

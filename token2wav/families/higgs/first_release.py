@@ -30,8 +30,8 @@ class Arguments:
         D: channels of the latents.
         ratios: factor of each upsampling.
         sample_rate: samples per second.
-        bins: number of entries of a codebook.
-        n_q: number of codebooks.
+        bins: entries of a codebook.
+        n_q: codebooks.
         vq_scale: factor by which the codebooks have fewer channels than the encoders.
     """
 
@@ -72,7 +72,7 @@ def read_arguments(document: Mapping[str, Any]) -> Arguments:
     Raises:
         ConfigError: a value is of another type, out of range, or does not fit another one.
     """
-    own = known_fields(Arguments, document)
-    if own.get("codebook_dim") is None:
+    fields = known_fields(Arguments, document)
+    if fields.get("codebook_dim") is None:
         raise ConfigError("codebook_dim: missing; codebooks need projections")
-    return from_mapping(Arguments, own, "")
+    return from_mapping(Arguments, fields, "")

@@ -38,7 +38,7 @@ class MimiSizes(SeanetSizes):
     Attributes:
         frame_rate: frames of codes per second; None for half of the rate of the transformer.
         codebook_size, codebook_dim: entries of a codebook, and their length.
-        num_quantizers, num_semantic_quantizers: number of codebooks, and of semantic ones.
+        num_quantizers, num_semantic_quantizers: codebooks, and semantic codebooks.
         vector_quantization_hidden_dimension: length of the sum of entries.
     """
 
@@ -71,11 +71,7 @@ class MimiSizes(SeanetSizes):
 
 @dataclass(frozen=True, kw_only=True)
 class MimiConfig(CodecConfig):
-    """Configuration of a Mimi model.
-
-    Attributes:
-        sizes: sizes of the decoder.
-    """
+    """Configuration of a Mimi model."""
 
     sizes: MimiSizes
 
@@ -125,8 +121,7 @@ def read_sizes(folder: Path, kind: type[_Sizes]) -> _Sizes:
                 raise ConfigError(f"rope_parameters.rope_type: {variant!r} is not default")
             if "rope_theta" in rope:
                 document["rope_theta"] = rope["rope_theta"]
-        own = known_fields(kind, document)
-        return from_mapping(kind, own, "")
+        return from_mapping(kind, known_fields(kind, document), "")
 
 
 def config_of(sizes: MimiSizes) -> MimiConfig:

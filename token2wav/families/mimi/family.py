@@ -29,11 +29,7 @@ _ENCODING = re.compile(r"quantizer\.\w+\.input_proj\.weight")  # only makes code
 
 
 class Mimi(SeanetDecoder):
-    """Decoder of Mimi, from codes to audio.
-
-    Args:
-        sizes: sizes of the decoder.
-    """
+    """Decoder of Mimi, from codes to audio."""
 
     input_dtype = torch.int32
 
@@ -65,12 +61,12 @@ class MimiFamily(Family):
         state = {str(name): value for name, value in read_state(path).items()}
         if is_moshi(state):
             state = transformers_names(state, network.heads)
-        own = {
+        state = {
             name: value
             for name, value in state.items()
             if name.startswith(_PARTS) and not _ENCODING.fullmatch(name)
         }
-        return fitting_weights(network, _converted(floating_tensors(own, path, str), path), path)
+        return fitting_weights(network, _converted(floating_tensors(state, path, str), path), path)
 
 
 def _converted(published: dict[str, torch.Tensor], path: Path) -> dict[str, torch.Tensor]:
@@ -81,11 +77,11 @@ def _converted(published: dict[str, torch.Tensor], path: Path) -> dict[str, torc
     weights: dict[str, torch.Tensor] = {}
     codebooks: dict[str, dict[int, dict[str, torch.Tensor]]] = {"semantic": {}, "acoustic": {}}
     for name, value in published.items():
-        if found := _CODEBOOK.fullmatch(name):
-            kind, number, part = found.groups()
+        if match := _CODEBOOK.fullmatch(name):
+            kind, number, part = match.groups()
             codebooks[kind].setdefault(int(number), {})[part] = value
-        elif found := _PROJECTION.fullmatch(name):
-            weights[f"quantizer.{found[1]}.output_proj.weight"] = value.flatten(1)
+        elif match := _PROJECTION.fullmatch(name):
+            weights[f"quantizer.{match[1]}.output_proj.weight"] = value.flatten(1)
         else:
             weights[name.replace(".conv.", ".")] = value
     for kind, books in codebooks.items():

@@ -89,15 +89,15 @@ def moshi_weights_file(folder: Path) -> Path | None:
         ConfigError: `mimi_name` in `config.json` names no file of the folder, or there are several
             files of weights and no `mimi_name`.
     """
-    found = sorted(folder.glob(WEIGHTS_PATTERN))
-    if not found:
+    files = sorted(folder.glob(WEIGHTS_PATTERN))
+    if not files:
         return None
-    named = _named_file(folder, "mimi_name")
-    if named is None and len(found) > 1:
+    path = _named_file(folder, "mimi_name")
+    if path is None and len(files) > 1:
         raise ConfigError(
-            f"{folder}: {len(found)} files match {WEIGHTS_PATTERN}; set mimi_name in {CONFIG_JSON}"
+            f"{folder}: {len(files)} files match {WEIGHTS_PATTERN}; set mimi_name in {CONFIG_JSON}"
         )
-    return named or found[0]
+    return path or files[0]
 
 
 def read_moshi_sizes(folder: Path) -> dict[str, Any]:
@@ -170,8 +170,7 @@ def _section(cls: type, document: Mapping[str, Any], name: str) -> Any:
     section = document.get(name, {})
     if not isinstance(section, dict):
         raise ConfigError(f"{name}: expected a mapping, got {type(section).__name__}")
-    known = known_fields(cls, section)
-    return from_mapping(cls, known, name)
+    return from_mapping(cls, known_fields(cls, section), name)
 
 
 def _named_file(folder: Path, key: str) -> Path | None:

@@ -33,11 +33,8 @@ def is_moshi(state: Mapping[str, torch.Tensor]) -> bool:
 
 
 def transformers_names(state: Mapping[str, torch.Tensor], heads: int) -> dict[str, torch.Tensor]:
-    """Returns tensors under the names of `transformers`.
-
-    Args:
-        state: tensors by the names of `moshi`.
-        heads: number of heads of the transformer.
+    """Returns tensors of `moshi` under the names of `transformers`. The transformer has `heads`
+    heads.
     """
     weights: dict[str, torch.Tensor] = {}
     for published, value in state.items():
@@ -50,12 +47,12 @@ def transformers_names(state: Mapping[str, torch.Tensor], heads: int) -> dict[st
 
 
 def _name(published: str) -> str:
-    if found := _BOOK.match(published):
-        kind, number, part = found.groups()
+    if match := _BOOK.match(published):
+        kind, number, part = match.groups()
         layer = f"quantizer.{_KINDS[kind]}_residual_vector_quantizer.layers.{number}"
         return f"{layer}.codebook.{_BOOK_PARTS.get(part, part)}"
-    if found := _PROJECTION.match(published):
-        kind, direction = found.groups()
+    if match := _PROJECTION.match(published):
+        kind, direction = match.groups()
         return f"quantizer.{_KINDS[kind]}_residual_vector_quantizer.{direction}_proj.weight"
     for pattern, replacement in _RENAMED:
         published = pattern.sub(replacement, published)

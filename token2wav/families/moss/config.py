@@ -46,8 +46,8 @@ class QuantizerSizes:
     (`quantizer_type`) have the same decoder.
 
     Attributes:
-        num_quantizers, codebook_size, codebook_dim: number of codebooks, their entries, and the
-            length of an entry.
+        num_quantizers, codebook_size, codebook_dim: codebooks, their entries, and the length of an
+            entry.
         rvq_dim: channels of the sum of the codebooks; None for `input_dim`.
         output_dim: channels of the latents; None for `input_dim`.
         input_dim: channels of the encoder's output.
@@ -81,7 +81,6 @@ class TransformerPart:
     Attributes:
         input_dimension, output_dimension: channels before and after the part.
         d_model, dim_feedforward: channels inside.
-        num_heads, num_layers: number of heads, and of layers.
         max_period: base of rotary positions.
         context_duration: seconds that a position attends to; None for the value of the model.
         layer_scale: first value of the scales in the training; None for no scales.
@@ -161,7 +160,6 @@ class MossSizes:
         channels: channels of the audio: 1, or 2 in version 2 of the codec. The decoder makes the
             samples of two channels in turn.
         context_duration: seconds that a position of a transformer attends to.
-        quantizer: sizes of the codebooks.
         parts: parts of the decoder, in their order.
     """
 
@@ -216,11 +214,7 @@ class MossSizes:
 
 @dataclass(frozen=True, kw_only=True)
 class MossConfig(CodecConfig):
-    """Configuration of a MOSS Audio Tokenizer.
-
-    Attributes:
-        sizes: sizes of the decoder.
-    """
+    """Configuration of a MOSS Audio Tokenizer."""
 
     sizes: MossSizes
 
@@ -265,7 +259,6 @@ def _sizes(document: dict[str, Any]) -> MossSizes:
     codes = document.get(_CODES) or {}
     if not isinstance(codes, dict):
         raise ConfigError(f"{_CODES}: expected an object, got {type(codes).__name__}")
-    own = known_fields(QuantizerSizes, codes)
     seconds, samples = "causal_transformer_context_duration", "downsample_rate"
     rate = document.get("sampling_rate", document.get("sample_rate", 24_000))
     return MossSizes(
@@ -275,18 +268,18 @@ def _sizes(document: dict[str, Any]) -> MossSizes:
         ),
         channels=channels,
         context_duration=convert(document.get(seconds, 10.0), Seconds, seconds),
-        quantizer=from_mapping(QuantizerSizes, own, _CODES),
+        quantizer=from_mapping(QuantizerSizes, known_fields(QuantizerSizes, codes), _CODES),
         parts=_parts(document.get(_PARTS)),
     )
 
 
-def _parts(listed: Any) -> tuple[Part, ...]:
-    if listed is None:
+def _parts(entries: Any) -> tuple[Part, ...]:
+    if entries is None:
         return _published_parts()
-    if not isinstance(listed, list) or not 1 <= len(listed) <= _MOST_PARTS:
+    if not isinstance(entries, list) or not 1 <= len(entries) <= _MOST_PARTS:
         raise ConfigError(f"{_PARTS}: expected a list of 1 to {_MOST_PARTS} objects")
     parts: list[Part] = []
-    for index, part in enumerate(listed):
+    for index, part in enumerate(entries):
         name = f"{_PARTS}[{index}]"
         if not isinstance(part, dict):
             raise ConfigError(f"{name}: expected an object, got {type(part).__name__}")
@@ -301,11 +294,11 @@ def _parts(listed: Any) -> tuple[Part, ...]:
 
 def _part(kind: type[TransformerPart] | type[PatchPart], part: dict[str, Any], name: str) -> Part:
     """Reads a part. Settings that only the training needs are skipped."""
-    own = known_fields(kind, part)
+    fields = known_fields(kind, part)
     required = {"input_dimension", "output_dimension", "d_model", "num_heads", "num_layers"}
     required |= {"dim_feedforward", "layer_scale"}
     needed = required if kind is TransformerPart else {"patch_size"}
-    if missing := sorted(needed - own.keys()):
+    if missing := sorted(needed - fields.keys()):
         raise ConfigError(f"{name}.{missing[0]}: missing")
     with prefixed(f"{name}."):
-        return from_mapping(kind, own, name)
+        return from_mapping(kind, fields, name)

@@ -46,10 +46,7 @@ _PART = re.compile(r"decoder\.(\d{1,3})\.")
 
 class Moss(WaveformNetwork):
     """Decoder of the MOSS Audio Tokenizer, from codes to audio. Modules have the names of the
-    published weights; a part of the decoder has its place among all parts as a name.
-
-    Args:
-        sizes: sizes of the decoder.
+    published weights; the name of a decoder part is its index.
     """
 
     input_dtype = torch.int32
@@ -87,8 +84,7 @@ class ProjectedTransformer(StreamModule):
     """Transformer between two projections.
 
     Args:
-        part: sizes.
-        window: number of positions that a position attends to, itself included.
+        window: positions that a position attends to, itself included.
         project_always: whether the projections exist even if they keep the number of channels, as
             in version 2 of the codec.
     """
@@ -133,10 +129,7 @@ class FeedForward(nn.Module):
 
 class Patches(nn.Module):
     """Patches: they turn the channels of a position into `size` positions with fewer channels.
-
-    Args:
-        size: number of positions of a patch. Channel c of position p comes from channel
-            `size * c + p`.
+    Channel c of position p comes from channel `size * c + p`.
     """
 
     def __init__(self, size: int) -> None:
@@ -167,21 +160,21 @@ class MossFamily(Family):
 
     def weights(self, network: Any, path: Path, stage: StageName) -> dict[str, torch.Tensor]:
         # The encoder, about half of the weights, stays in the files.
-        own = {
+        state = {
             name: value
             for file in safetensors_files(path.parent)
             for start in ("quantizer.", "decoder.")
             for name, value in read_tensors(file, start).items()
             if not _ENCODING.fullmatch(name)
         }
-        named = floating_tensors(own, path, layer_name)
+        named = floating_tensors(state, path, layer_name)
         weights: dict[str, torch.Tensor] = {}
         for name, value in converted(named, BOOK, path).items():
             if name.startswith(_OUTPUT):
                 # The weight of a convolution with a kernel of 1, and its bias.
                 weights[name.removeprefix("quantizer.")] = value.squeeze(-1).contiguous()
-            elif (place := _PART.match(name)) and place[1] in network.decoder:
-                part = network.decoder[place[1]]
+            elif (match := _PART.match(name)) and match[1] in network.decoder:
+                part = network.decoder[match[1]]
                 weights |= attention_rows(name, value, getattr(part, "heads", 1))
             else:
                 weights[name] = value

@@ -17,35 +17,34 @@ CONFIG, WEIGHTS = "model_config.yaml", "model_weights.ckpt"
 _MOST_BYTES = {CONFIG: MAX_FILE_BYTES, WEIGHTS: 4 << 30}
 
 
-def read_member(path: Path, wanted: str) -> BytesIO:
+def read_member(path: Path, name: str) -> BytesIO:
     """Reads one member of an archive into memory.
 
     Args:
         path: archive, plain or compressed.
-        wanted: `CONFIG` or `WEIGHTS`.
+        name: `CONFIG` or `WEIGHTS`.
 
     Raises:
         CheckpointError: the file is no tar archive, lacks the member, or has another member, a
             link, a path that leads out of the archive, or a member that is too large.
     """
-    found: BytesIO | None = None
+    content: BytesIO | None = None
     try:
         with tarfile.open(path) as archive:
             for member in archive:
-                name = _checked_name(path, member)
-                if name == wanted:
-                    if found is not None:
-                        raise CheckpointError(f"{path}: '{wanted}' appears twice")
-                    content = archive.extractfile(member)
-                    assert content is not None  # a regular file
-                    found = BytesIO(content.read())
+                if _checked_name(path, member) == name:
+                    if content is not None:
+                        raise CheckpointError(f"{path}: '{name}' appears twice")
+                    file = archive.extractfile(member)
+                    assert file is not None  # a regular file
+                    content = BytesIO(file.read())
     except (tarfile.TarError, OSError, EOFError) as error:
         raise CheckpointError(
             f"{path}: cannot be read: {' '.join(str(error).split())[:200]}"
         ) from error
-    if found is None:
-        raise CheckpointError(f"{path}: contains no {wanted}")
-    return found
+    if content is None:
+        raise CheckpointError(f"{path}: contains no {name}")
+    return content
 
 
 def _checked_name(path: Path, member: tarfile.TarInfo) -> str:

@@ -80,8 +80,8 @@ class QuantizerConfig:
     """Sizes of the quantiser.
 
     Attributes:
-        num_groups: number of codes of a frame.
-        num_levels_per_group: number of levels of every value of a group.
+        num_groups: codes of a frame.
+        num_levels_per_group: levels of every value of a group.
     """
 
     num_groups: Annotated[int, Bounds(1, 64)]
@@ -115,11 +115,7 @@ class NanoCodecSizes:
 
 @dataclass(frozen=True, kw_only=True)
 class NanoCodecConfig(CodecConfig):
-    """Configuration of a NanoCodec.
-
-    Attributes:
-        sizes: sizes of the decoder and of the quantiser.
-    """
+    """Configuration of a NanoCodec."""
 
     sizes: NanoCodecSizes
 

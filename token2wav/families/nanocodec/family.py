@@ -37,8 +37,8 @@ class NanoCodecFamily(Family):
             if path.suffix == ".nemo"
             else read_state(path)
         )
-        own = {name: value for name, value in state.items() if str(name).startswith(_PART)}
-        weights = fold_weight_norm(floating_tensors(own, path, _short_name), path)
+        state = {name: value for name, value in state.items() if str(name).startswith(_PART)}
+        weights = fold_weight_norm(floating_tensors(state, path, _short_name), path)
         return fitting_weights(network, weights, path)
 
 

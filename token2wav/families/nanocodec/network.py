@@ -29,12 +29,7 @@ _LEAKY_SLOPE = 0.01
 
 
 class NanoCodec(WaveformNetwork):
-    """Decoder of NanoCodec, from codes to audio.
-
-    Args:
-        config: sizes of the decoder.
-        quantizer: sizes of the quantiser.
-    """
+    """Decoder of NanoCodec, from codes to audio."""
 
     input_dtype = torch.int32
 
@@ -75,7 +70,7 @@ class GroupedCodes(nn.Module):
     changing fastest. Levels lie around 0, in steps of 1 / (levels // 2).
 
     Args:
-        levels: number of levels of every value of a group.
+        levels: levels of every value of a group.
     """
 
     levels: torch.Tensor
@@ -109,7 +104,6 @@ class HalfSnake(FreezableLayer):
         self.register_buffer("inverse", None, persistent=False)  # filled by `freeze`
 
     def freeze(self) -> None:
-        """Ends loading: computes 1 / α once."""
         self.inverse = 1 / (self.alpha.detach() + _SNAKE_EPS)
 
     def forward(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -141,13 +135,11 @@ class ResidualLayer(StreamModule):
 
 
 def _residual_block(channels: int, kernel: int, dilations: tuple[int, ...]) -> Chain:
-    """Makes residual units with one kernel and growing dilations, in sequence."""
     units = (_residual_unit(channels, kernel, dilation) for dilation in dilations)
     return Chain({"res_blocks": Chain(units)})
 
 
 def _residual_unit(channels: int, kernel: int, dilation: int) -> Residual:
-    """Makes two causal convolutions, each after an activation."""
     return Residual(
         channels,
         {

@@ -39,11 +39,7 @@ class PocketSizes(SeanetSizes):
 
 @dataclass(frozen=True, kw_only=True)
 class PocketConfig(CodecConfig):
-    """Configuration of the codec of Pocket TTS.
-
-    Attributes:
-        sizes: sizes of the decoder.
-    """
+    """Configuration of the codec of Pocket TTS."""
 
     sizes: PocketSizes
 

@@ -21,11 +21,7 @@ _SEANET = "decoder_seanet."  # `decoder.` in the folders of Mimi
 
 
 class PocketDecoder(SeanetDecoder):
-    """Decoder of Pocket TTS, from latents to audio.
-
-    Args:
-        sizes: sizes of the decoder.
-    """
+    """Decoder of Pocket TTS, from latents to audio."""
 
     def __init__(self, sizes: PocketSizes) -> None:
         super().__init__(sizes)
@@ -45,17 +41,17 @@ class PocketFamily(Family):
 
     def weights(self, network: Any, path: Path, stage: StageName) -> dict[str, torch.Tensor]:
         published = {str(name): value for name, value in read_state(path).items()}
-        own = {
+        state = {
             name: value
             for name, value in published.items()
             if name.startswith((_PROJECTION, _DECODER))  # the rest is the encoder
         }
-        tensors = floating_tensors(own, path, str)
-        weights = {_own_name(name): value for name, value in tensors.items()}
+        tensors = floating_tensors(state, path, str)
+        weights = {_short_name(name): value for name, value in tensors.items()}
         return fitting_weights(network, weights, path)
 
 
-def _own_name(published: str) -> str:
+def _short_name(published: str) -> str:
     if published.startswith(_DECODER):
         published = published.removeprefix(_DECODER).replace(_SEANET, _DECODER)
     return published.replace(".conv.", ".")

@@ -45,11 +45,10 @@ class DecoderSizes:
     """Sizes of a decoder. Fields and defaults are the published ones.
 
     Attributes:
-        codebook_size, num_quantizers: entries of a codebook, and number of codebooks.
+        codebook_size, num_quantizers: entries of a codebook, and codebooks.
         hidden_size: channels of the transformer, and of Code2Wav's upsampling.
         num_hidden_layers, intermediate_size: layers of the transformer, and channels of their
             feed-forward parts.
-        num_attention_heads, num_key_value_heads, head_dim: heads of the transformer.
         hidden_act: activation of the feed-forward parts.
         rms_norm_eps: added to the mean square in a norm.
         rope_theta: base of rotary positions.
@@ -132,11 +131,7 @@ class DecoderSizes:
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen3Config(CodecConfig):
-    """Configuration of a decoder of Qwen3-TTS or Qwen3-Omni.
-
-    Attributes:
-        sizes: sizes of the decoder.
-    """
+    """Configuration of a decoder of Qwen3-TTS or Qwen3-Omni."""
 
     sizes: DecoderSizes
 
@@ -192,17 +187,17 @@ def read(folder: Path) -> Qwen3Config:
 
 
 def _sizes(section: dict[str, Any], name: str, *, tokenizer: bool) -> DecoderSizes:
-    own = known_fields(DecoderSizes, section)
+    fields = known_fields(DecoderSizes, section)
     rope = section.get("rope_parameters") or section.get("rope_scaling")
     if isinstance(rope, dict):
         kind = rope.get("rope_type", rope.get("type", "default"))
         if kind != "default":
             raise ConfigError(f"{name}.rope_type: {kind!r:.80} is not supported; expected default")
         if "rope_theta" in rope:  # its place since transformers 5
-            own["rope_theta"] = rope["rope_theta"]
+            fields["rope_theta"] = rope["rope_theta"]
     if tokenizer:
-        own = {"codebook_dim": 512, "latent_dim": 1024, **own}  # the published sizes
+        fields = {"codebook_dim": 512, "latent_dim": 1024, **fields}  # the published sizes
     else:
-        own = {key: own[key] for key in own if key not in ("codebook_dim", "latent_dim")}
+        fields = {key: fields[key] for key in fields if key not in ("codebook_dim", "latent_dim")}
     with prefixed(f"{name}."):
-        return from_mapping(DecoderSizes, own, "")
+        return from_mapping(DecoderSizes, fields, "")

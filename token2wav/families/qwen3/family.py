@@ -32,13 +32,13 @@ class Qwen3Family(Family):
 
     def weights(self, network: Any, path: Path, stage: StageName) -> dict[str, torch.Tensor]:
         prefix = network.sizes.prefix
-        own = {
+        state = {
             name: value
             for file in safetensors_files(path.parent, prefix)
-            for prefixed, value in read_tensors(file, prefix).items()
-            if not _ENCODING.fullmatch(name := prefixed.removeprefix(prefix))
+            for full_name, value in read_tensors(file, prefix).items()
+            if not _ENCODING.fullmatch(name := full_name.removeprefix(prefix))
         }
-        return fitting_weights(network, _converted(floating_tensors(own, path, str), path), path)
+        return fitting_weights(network, _converted(floating_tensors(state, path, str), path), path)
 
 
 def _converted(published: dict[str, torch.Tensor], path: Path) -> dict[str, torch.Tensor]:
@@ -49,11 +49,11 @@ def _converted(published: dict[str, torch.Tensor], path: Path) -> dict[str, torc
     weights: dict[str, torch.Tensor] = {}
     codebooks: dict[str, dict[int, dict[str, torch.Tensor]]] = {}
     for name, value in published.items():
-        if found := _CODEBOOK.fullmatch(name):
-            kind, number, part = found.groups()
+        if match := _CODEBOOK.fullmatch(name):
+            kind, number, part = match.groups()
             codebooks.setdefault(_KINDS[kind], {}).setdefault(int(number), {})[part] = value
-        elif found := _PROJECTION.fullmatch(name):
-            weights[f"front.quantizer.{_KINDS[found[1]]}.output_proj.weight"] = value.flatten(1)
+        elif match := _PROJECTION.fullmatch(name):
+            weights[f"front.quantizer.{_KINDS[match[1]]}.output_proj.weight"] = value.flatten(1)
         else:
             name = name.replace(".conv.", ".")
             if name.startswith(_LAYERS):

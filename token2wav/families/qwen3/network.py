@@ -37,11 +37,7 @@ _DILATIONS = (1, 3, 9)  # of the residual units after each upsampling
 
 
 class Qwen3Decoder(WaveformNetwork):
-    """Decoder from codes to audio.
-
-    Args:
-        sizes: sizes of the decoder.
-    """
+    """Decoder from codes to audio."""
 
     input_dtype = torch.int32
 
@@ -181,7 +177,6 @@ def decoder_layers(sizes: DecoderSizes) -> Chain:
 
 
 def _residual_unit(channels: int, dilation: int) -> Residual:
-    """Makes two causal convolutions, each after an activation."""
     return Residual(
         channels,
         {

@@ -38,8 +38,8 @@ class LocalAttention(Streaming):
 
     Args:
         channels: channels of the signal, a multiple of `HEAD_CHANNELS`.
-        window: number of latents in a window.
-        token: number of latents of a token.
+        window: latents in a window.
+        token: latents of a token.
     """
 
     def __init__(self, channels: int, window: int, token: int) -> None:
@@ -52,10 +52,10 @@ class LocalAttention(Streaming):
         self.window, self.token = window, token
 
     def place(self, timing: Timing = ON_TIME) -> Timing:
-        late = math.ceil(timing.delay / self.token) * self.token
-        self.input, self.output = timing, Timing(late, timing.extra)
-        kept = late - timing.delay
-        self.state_shape = (self.channels, kept) if kept else ()
+        delay = math.ceil(timing.delay / self.token) * self.token
+        self.input, self.output = timing, Timing(delay, timing.extra)
+        reach = delay - timing.delay
+        self.state_shape = (self.channels, reach) if reach else ()
         return self.output
 
     def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
@@ -67,11 +67,11 @@ class LocalAttention(Streaming):
         count = x.shape[2]
         if step.state is None:
             return self._attended(x)
-        # Position 0 is the start of a window, or lies `late` before the start of a stream.
-        joined, late = step.with_context(self, x), self.output.delay
-        start, stop = late if step.first else 0, count
+        # Position 0 is the start of a window, or lies `delay` before the start of a stream.
+        joined, delay = step.with_context(self, x), self.output.delay
+        start, stop = delay if step.first else 0, count
         if step.frames_past_end:
-            stop = count * (step.frames - step.frames_past_end) // step.frames + late
+            stop = count * (step.frames - step.frames_past_end) // step.frames + delay
         elif not torch.compiler.is_exporting() and (stop - start) % self.window:
             raise ValueError(f"step of {count} latents: it ends inside a window of {self.window}")
         out = self._attended(joined[:, :, start:stop])

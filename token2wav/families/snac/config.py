@@ -99,7 +99,7 @@ class SnacSizes:
 
     @property
     def codes(self) -> int:
-        """Number of codes of one token."""
+        """Codes of one token."""
         return sum(self.vq_strides[0] // stride for stride in self.vq_strides)
 
     @property
@@ -150,9 +150,6 @@ class SnacSizes:
 class SnacConfig(SymmetricCodecConfig):
     """Configuration of a SNAC model. A token has the codes of all codebooks for one code of the
     coarsest one.
-
-    Attributes:
-        sizes: sizes of the decoder.
     """
 
     sizes: SnacSizes
@@ -206,8 +203,7 @@ def read(folder: Path) -> SnacConfig:
     path = folder / CONFIG_JSON
     document = read_json(path)
     with prefixed(f"{path}: "):
-        own = known_fields(SnacSizes, document)
-        sizes = from_mapping(SnacSizes, own, "")
+        sizes = from_mapping(SnacSizes, known_fields(SnacSizes, document), "")
         samples = sizes.token_samples
         rate = convert(sizes.sampling_rate / samples, TokenRate, "tokens per second")
     block = sizes.window_tokens

@@ -28,11 +28,7 @@ _ENCODING = re.compile(r"quantizer\.quantizers\.\d+\.in_proj\..+")  # only makes
 
 
 class Snac(WaveformNetwork):
-    """Decoder of SNAC, from codes to audio.
-
-    Args:
-        sizes: sizes of the decoder.
-    """
+    """Decoder of SNAC, from codes to audio."""
 
     input_dtype = torch.int32
     places: torch.Tensor
@@ -81,7 +77,7 @@ class SnacFamily(Family):
         return Snac(config.sizes)
 
     def weights(self, network: Any, path: Path, stage: StageName) -> dict[str, torch.Tensor]:
-        own = {
+        state = {
             name: value
             for name, value in read_state(path).items()
             if str(name).startswith(_PARTS) and not _ENCODING.fullmatch(str(name))
@@ -95,7 +91,7 @@ class SnacFamily(Family):
         in_block = [
             name for name, _ in decoder.block[0].named_children() if not name.startswith("res_unit")
         ]
-        named = floating_tensors(own, path, lambda name: decoder_name(name, layers, in_block))
+        named = floating_tensors(state, path, lambda name: decoder_name(name, layers, in_block))
         return fitting_weights(network, converted(named, BOOK, path), path)
 
 

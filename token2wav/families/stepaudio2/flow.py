@@ -24,27 +24,27 @@ class StepAudioFlow(Flow[StepAudioDiT]):
     utterance is encoded in one piece, as in the public code.
     """
 
-    def _encoded(self, given: EncoderInput, step: StreamStep) -> torch.Tensor:
-        chunk, layer = given.chunk, self.encoder.pre_lookahead_layer
-        if given.grid is None:
-            return super()._encoded(given, step)
+    def _encoded(self, encoder_input: EncoderInput, step: StreamStep) -> torch.Tensor:
+        chunk, lookahead = encoder_input.chunk, self.encoder.pre_lookahead_layer
+        if encoder_input.grid is None:
+            return super()._encoded(encoder_input, step)
         # A whole utterance also needs a state, because its prompt and the rest are two parts.
         if step.state is None:
             step = StreamStep(
                 {
-                    each: torch.zeros(1, *spec.shape, dtype=spec.dtype, device=self.device)
-                    for each, spec in self.state_specs().items()
+                    layer: torch.zeros(1, *spec.shape, dtype=spec.dtype, device=self.device)
+                    for layer, spec in self.state_specs().items()
                 }
             )
-        prompt = max(0, given.grid.prompt - chunk.start)
+        prompt = max(0, encoder_input.grid.prompt - chunk.start)
         parts = []
         if prompt:
             parts.append((self._with_silence(chunk.tokens[:prompt]), False))
-        if chunk.stop > given.grid.prompt:
+        if chunk.stop > encoder_input.grid.prompt:
             parts.append((chunk.tokens[prompt:], chunk.last))
-        seen_ahead = [layer(self._embedded(tokens), step, last=last) for tokens, last in parts]
-        attention = SequenceAttention(given.grid, given.context)
-        hidden = self.encoder.encode(torch.cat(seen_ahead, dim=1), attention, step)
+        outputs = [lookahead(self._embedded(tokens), step, last=last) for tokens, last in parts]
+        attention = SequenceAttention(encoder_input.grid, encoder_input.context)
+        hidden = self.encoder.encode(torch.cat(outputs, dim=1), attention, step)
         return self.encoder_proj(hidden)[0].T
 
     def with_lookahead(self, chunk: TokenChunk, grid: BlockGrid) -> NDArray[np.int32]:

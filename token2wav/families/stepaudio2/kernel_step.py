@@ -49,12 +49,12 @@ class KernelStep(StepFunction):
     @torch.inference_mode()
     def integrate(self, batch: Batch) -> None:
         conditional = self.estimator.project_conditions(batch.mu, batch.speakers, batch.cond)
-        given = conditional.new_empty(self.cache.layout.branches, *conditional.shape)
-        given[0] = conditional
+        conditions = conditional.new_empty(self.cache.layout.branches, *conditional.shape)
+        conditions[0] = conditional
         # an unconditional row has zero conditions, so only the bias is left
-        given[1:] = self.estimator.in_proj.bias
+        conditions[1:] = self.estimator.in_proj.bias
         velocity = partial(self._velocity, Past(batch, self.cache, self.estimator))
-        integrate(batch.x, self.tables, given, self.estimator.state_weight, velocity)
+        integrate(batch.x, self.tables, conditions, self.estimator.state_weight, velocity)
 
     def _velocity(self, past: Past, step: int, inputs: torch.Tensor) -> torch.Tensor:
         """Computes the velocity (branches * blocks, block_frames, bands), see `integrate`."""
@@ -63,14 +63,14 @@ class KernelStep(StepFunction):
         rows, out = self.tables.modulation[step]
         # Of every layer: shift, scale and gate of attention, then of the feed-forward layer, then
         # of the convolutions. Of the final norm: shift and scale.
-        vectors = [row[0].unbind() for row in rows]
-        following = [*((own[0], own[1]) for own in vectors[1:]), out[0].unbind()]
+        layer_vectors = [row[0].unbind() for row in rows]
+        next_norms = [*((vectors[0], vectors[1]) for vectors in layer_vectors[1:]), out[0].unbind()]
         dtypes = [*(layer.dtype for layer in self._layers[1:]), self._out.weight.dtype]
-        h = modulated_norm(x, vectors[0][0], vectors[0][1], self._layers[0].dtype)
-        for layer, own, (shift, scale), dtype in zip(
-            self._layers, vectors, following, dtypes, strict=True
+        h = modulated_norm(x, layer_vectors[0][0], layer_vectors[0][1], self._layers[0].dtype)
+        for layer, vectors, (shift, scale), dtype in zip(
+            self._layers, layer_vectors, next_norms, dtypes, strict=True
         ):
-            h = gated_norm(x, layer(x, h, own, past), own[_GATE_FF], shift, scale, dtype)
+            h = gated_norm(x, layer(x, h, vectors, past), vectors[_GATE_FF], shift, scale, dtype)
         return self._out(h)
 
 
@@ -106,16 +106,15 @@ class _Layer:
             normed: modulated norm of x, in the dtype of the weights.
             vectors: shift, scale and gate of attention, of the feed-forward layer, and of the
                 convolutions.
-            past: past of the batch.
 
         Returns:
             Output of the feed-forward layer, which is not added yet.
         """
         _, _, gate_att, shift_ff, scale_ff, _, shift_conv, scale_conv, gate_conv = vectors
-        seen = past.project_and_attend(normed, self._projections, self._index, self._norms)
-        h = self._out(seen)
+        attention = past.project_and_attend(normed, self._projections, self._index, self._norms)
+        h = self._out(attention)
         h = gated_norm(x, h, gate_att, shift_conv, scale_conv, torch.float32)
-        following = NormVectors(shift_ff, scale_ff)
+        norm_ff = NormVectors(shift_ff, scale_ff)
         h = self._first(h, past)
-        h = self._second.add_gated(h, past, x, gate_conv, following, self.dtype)
+        h = self._second.add_gated(h, past, x, gate_conv, norm_ff, self.dtype)
         return self._down(gelu_product(h, self._up, tanh=True))

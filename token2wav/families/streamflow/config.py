@@ -39,20 +39,16 @@ class StreamFlowSection:
     sizes of StreamFlow-SR.
 
     Attributes:
-        type: kind of the flow.
-        vocab_size: number of different tokens.
-        spk_embed_dim: length of the speaker embedding.
         input_frame_rate: tokens per second.
         token_mel_ratio: mel frames per token.
         mel_bands: width of mel, token embedding and projected speaker.
-        n_timesteps: number of ODE steps.
+        n_timesteps: ODE steps.
         inference_cfg_rate: strength of classifier-free guidance.
         t_scheduler, times: kind and times of `ScheduleConfig`. A list of times also sets the number
             of steps.
         dim, depth, heads, dim_head, ff_mult: sizes of the DiT; it has `depth` layers.
         block_frames: mel frames of an attention block.
-        chunk_blocks: number of blocks of a chunk, unless the settings of the server set another
-            hop.
+        chunk_blocks: blocks of a chunk, unless the settings of the server set another hop.
         backward_layers: layers, counted from 1, in which a block also attends to the block before
             it.
         forward_layers: layers, counted from 1, in which a block also attends to the block after it.
@@ -150,7 +146,7 @@ class GuidedFlowConfig(FlowConfig):
     attention reads later blocks.
 
     Attributes:
-        chunk_blocks: number of blocks of a chunk.
+        chunk_blocks: blocks of a chunk.
     """
 
     pre_lookahead_len: Absent
@@ -169,7 +165,7 @@ class GuidedFlowConfig(FlowConfig):
 
     @property
     def past_tokens(self) -> int:
-        """Number of tokens before a chunk that one evaluation of the estimator reaches back to."""
+        """Tokens before a chunk that one evaluation of the estimator reaches back to."""
         return self.guided.past_blocks * self.block_tokens
 
     @property

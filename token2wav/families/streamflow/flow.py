@@ -40,7 +40,7 @@ class _Stream:
     """State of one stream.
 
     Attributes:
-        steps: number of ODE steps.
+        steps: ODE steps.
         speaker: (bands,) speaker vector.
         past: last tokens before the next chunk, as many as a window needs.
     """
@@ -54,12 +54,9 @@ class WindowFlow(StatefulStage[_Stream], FlowStage):
     """Flow stage with sliding windows, on torch.
 
     Args:
-        config: configuration of the model.
         encoder: encoder of the flow, without state. The stage runs on its device.
-        noise: noise of the flow.
         solvers: solvers of the estimator, by number of ODE steps; the default number comes first.
-        past_tokens: number of tokens that one evaluation of the estimator reaches back before a
-            chunk.
+        past_tokens: tokens before a chunk that one evaluation of the estimator reaches back to.
         graphs: memory pool of the CUDA graphs; None to run eagerly, in batches of windows of one
             shape.
         longest_hop: tokens of the longest chunk that the graphs have room for.
@@ -118,7 +115,7 @@ class WindowFlow(StatefulStage[_Stream], FlowStage):
             map_grouped(
                 windows,
                 lambda window: window.steps,
-                lambda together: self._batches[together[0].steps].run(together),
+                lambda group: self._batches[group[0].steps].run(group),
             )
             if self._batches
             else map_grouped(windows, lambda window: window.shape, self._solve)
@@ -147,10 +144,10 @@ class WindowFlow(StatefulStage[_Stream], FlowStage):
         """Computes the mels (bands, frames) of the chunks of windows of one shape."""
         steps, width, left, count = windows[0].shape
         # Conditions are needed for the whole window, and not only for the chunk.
-        whole = [
+        inputs = [
             EncoderInput(TokenChunk(window.tokens, 0, width, last=True), None) for window in windows
         ]
-        mu = torch.stack(self._encoder.encode(whole))
+        mu = torch.stack(self._encoder.encode(inputs))
         starts = [self._ratio * window.start for window in windows]
         frames = self._ratio * width
         noise = torch.stack(joined([self._noise.pieces(start, start + frames) for start in starts]))
@@ -161,7 +158,6 @@ class WindowFlow(StatefulStage[_Stream], FlowStage):
 
 
 def _window(stream: _Stream, chunk: TokenChunk) -> Window:
-    """Makes the window of the next chunk of a stream."""
     tokens, left = np.concatenate((stream.past, chunk.tokens)), len(stream.past)
     start, count = chunk.start - left, chunk.stop - chunk.start
     return Window(stream.steps, stream.speaker, tokens, start, left, count)

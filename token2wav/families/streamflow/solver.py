@@ -11,11 +11,8 @@ from token2wav.networks.ode import OdeTables
 
 
 class GuidedSolver:
-    """Euler solver that integrates windows of utterances under guided attention. Thread-safe.
-
-    Args:
-        estimator: a DiT with guided attention.
-        tables: tables of the schedule.
+    """Euler solver that integrates windows of utterances on a DiT with guided attention.
+    Thread-safe.
     """
 
     def __init__(self, estimator: DiT, tables: OdeTables) -> None:

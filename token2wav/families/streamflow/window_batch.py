@@ -24,12 +24,12 @@ class Window:
     """Chunk of a stream with the tokens around it.
 
     Attributes:
-        steps: number of ODE steps.
+        steps: ODE steps.
         speaker: (bands,) speaker vector.
         tokens: (n, *token_shape) int32 tokens of the past, of the chunk and of its look-ahead.
         start: position of the first token in the stream.
-        left: number of tokens before the chunk.
-        count: number of tokens of the chunk.
+        left: tokens before the chunk.
+        count: tokens of the chunk.
     """
 
     steps: int
@@ -50,8 +50,8 @@ class WindowSize:
     """Size of a batch of windows.
 
     Attributes:
-        tokens: number of tokens that a window has room for.
-        rows: number of windows.
+        tokens: tokens that a window has room for.
+        rows: windows of the batch.
     """
 
     tokens: int
@@ -76,10 +76,8 @@ class WindowBatch:
     """Tensors for windows of one size: B windows, N tokens and T frames.
 
     Args:
-        size: size of the batch.
         encoder: encoder of the flow, without state.
         noise: noise of the flow, on the device of the encoder.
-        solver: solver of the estimator.
     """
 
     def __init__(
@@ -130,6 +128,6 @@ class WindowBatch:
     def take(self, windows: Sequence[Window]) -> list[torch.Tensor]:
         """Returns the mel (bands, frames) of the chunk of every window."""
         ratio = self._encoder.token_mel_ratio
-        spans = [(ratio * each.left, ratio * (each.left + each.count)) for each in windows]
+        spans = [(ratio * window.left, ratio * (window.left + window.count)) for window in windows]
         mels = self._mel[: len(windows)].clone()
         return [mel[:, first:last] for mel, (first, last) in zip(mels, spans, strict=True)]

@@ -1,0 +1,5 @@
+"""The AudioVAE of VoxCPM: the decoder of DAC with causal convolutions, for continuous latents."""
+
+from token2wav.families.voxcpm.config import CONFIG_KEYS, FILES, read
+
+__all__ = ["CONFIG_KEYS", "FILES", "read"]
