@@ -29,12 +29,10 @@ class ChunkBatch:
     """Batch of streams of random tokens in one voice; a context manager that closes the streams.
 
     Args:
-        model: loaded model.
-        streams: number of streams.
         voice: voice of all streams, cached from the first batch on.
 
     Attributes:
-        spoken_tokens: number of computed tokens of every stream.
+        spoken_tokens: computed tokens of every stream.
         new_tokens: length of the latest chunk in the flow. A first chunk includes the rest of the
             prompt.
     """
@@ -105,7 +103,7 @@ class ChunkBatch:
 
 
 def chunk_key(streams: int, hop: int, spoken_s: float, storage: str = "auto") -> str:
-    """Returns the key of a row about chunks of a batch, with the storage type of their pages."""
+    """Returns the row key of a batch's chunks, with the storage type of their pages."""
     pages = "" if storage == "auto" else f", {storage} pages"
     return f"{streams} streams, {hop} tokens after {spoken_s:g} s{pages}"
 
@@ -124,9 +122,6 @@ def chunk(
     warms up and does not count.
 
     Args:
-        model: loaded model.
-        repeats: number of repeats.
-        streams: number of streams.
         hop: new tokens of the timed chunk.
         spoken_s: seconds of audio before the timed chunk.
         repeat_s: seconds after which no further repeat begins, if there are three. A repeat
@@ -169,7 +164,7 @@ def spoken(model: Token2Wav, streams: int, tokens: int, hop: int) -> Iterator[Ch
 
 
 def shortage(model: Token2Wav, streams: int, spoken_tokens: int) -> str | None:
-    """Returns the reason if the cache is too small for so many streams of a length, or None."""
+    """Returns the reason if the cache is too small for streams of a length, or None."""
     usage, flow = model.pipeline.flow.usage(), model.config
     stream_tokens = PROMPT_TOKENS - flow.grid(PROMPT_TOKENS).prefix + spoken_tokens
     prompt_pages = flow.grid(PROMPT_TOKENS).prefix // flow.block_tokens

@@ -93,7 +93,7 @@ class Recomputing(Contestant):
     Args:
         decode: function from codes (streams, codebooks, frames) to audio (streams, samples).
         codes: (frames, codebooks).
-        context: number of earlier frames that each call decodes again; None for all frames.
+        context: earlier frames that each call decodes again; None for all frames.
         block: frames of a call.
         held: samples that later frames still change, which are not returned yet.
     """
@@ -174,7 +174,6 @@ class Ours(Contestant):
     """Streams of the library.
 
     Args:
-        folder: model folder.
         codes: (frames, codebooks).
         block: frames of a call.
     """
@@ -201,7 +200,7 @@ class Ours(Contestant):
             return np.zeros(0, np.float32)
         chunks = self._model.pipeline.advance(self._requests)
         for request in self._requests:
-            request.chunker.computed()
+            request.chunker.finish_chunk()
         chunk = chunks[0]
         if isinstance(chunk, Exception):
             raise chunk
@@ -213,14 +212,13 @@ class Match:
     """A public decoder and ours.
 
     Attributes:
-        family: name of the codec in tables.
+        family: codec name in tables.
         peer: name of the public code.
         sizes: sizes of the networks, with published names.
-        codebooks, codebook_size: number of codes of a frame, and entries of a codebook.
+        codebooks, codebook_size: codes of a frame, and entries of a codebook.
         make: function from the codes to the public contestant.
         write_model: function that writes the same weights to a folder in the published layout.
         block: frames of a call.
-        frame_seconds: duration of a frame.
     """
 
     family: str
@@ -240,7 +238,7 @@ class Match:
 
 
 def _held(make: Callable[[Any], WaveformNetwork], sizes: Any) -> int:
-    """Returns the number of samples that a decoder of some sizes holds back."""
+    """Returns the samples that a decoder of some sizes holds back."""
     with torch.device("meta"):
         return make(sizes).output_delay
 
@@ -250,15 +248,15 @@ def matches() -> list[Match]:
 
     def qwen3_tts(codes: torch.Tensor) -> Contestant:
         decoder = public.qwen3_tts_decoder(QWEN3_TTS, "sdpa")
-        return Recomputing(lambda given: decoder(given)[:, 0], codes, 1920, _CONTEXT)
+        return Recomputing(lambda batch: decoder(batch)[:, 0], codes, 1920, _CONTEXT)
 
     def qwen3_omni(codes: torch.Tensor) -> Contestant:
         decoder = public.qwen3_omni_code2wav(QWEN3_OMNI, "sdpa")
-        return Recomputing(lambda given: decoder(given)[:, 0], codes, 1920, _CONTEXT)
+        return Recomputing(lambda batch: decoder(batch)[:, 0], codes, 1920, _CONTEXT)
 
     def transformers_mimi(codes: torch.Tensor) -> Contestant:
         model = public.transformers_mimi(MIMI, "sdpa")
-        return Recomputing(lambda given: model.decode(given).audio_values[:, 0], codes, 1920)
+        return Recomputing(lambda batch: model.decode(batch).audio_values[:, 0], codes, 1920)
 
     def moshi_mimi(codes: torch.Tensor) -> Contestant:
         return Moshi(public.moshi_mimi(MOSHI), codes)
@@ -266,9 +264,9 @@ def matches() -> list[Match]:
     def nanocodec(codes: torch.Tensor) -> Contestant:
         quantizer, decoder = public.nemo_modules(NANOCODEC)
 
-        def decode(given: torch.Tensor) -> torch.Tensor:
-            lengths = torch.full((given.shape[0],), given.shape[2])
-            values = quantizer.decode(indices=given.transpose(0, 1), input_len=lengths)
+        def decode(batch: torch.Tensor) -> torch.Tensor:
+            lengths = torch.full((batch.shape[0],), batch.shape[2])
+            values = quantizer.decode(indices=batch.transpose(0, 1), input_len=lengths)
             audio: torch.Tensor = decoder(inputs=values, input_len=lengths)[0]
             return audio
 
@@ -280,7 +278,7 @@ def matches() -> list[Match]:
         def make(codes: torch.Tensor) -> Contestant:
             model = public_dac.transformers_dac(published)
             return Recomputing(
-                lambda given: model.decode(audio_codes=given).audio_values,
+                lambda batch: model.decode(audio_codes=batch).audio_values,
                 codes,
                 sizes.frame_samples,
                 block=block,
@@ -293,7 +291,7 @@ def matches() -> list[Match]:
         model = public_dac.transformers_higgs(HIGGS)
         sizes = DacSizes(downsampling_ratios=HIGGS_RATES, upsampling_ratios=HIGGS_RATES)
         return Recomputing(
-            lambda given: model.decode(given).audio_values[:, 0],
+            lambda batch: model.decode(batch).audio_values[:, 0],
             codes,
             960,
             held=_held(Dac, sizes),
@@ -363,8 +361,8 @@ def _public_snac(sizes: dict[str, Any]) -> Callable[[torch.Tensor], torch.Tensor
     model = public_dac.public_snac(sizes)
     _silence_noise(model.state_dict())
 
-    def decode(given: torch.Tensor) -> torch.Tensor:
-        audio: torch.Tensor = model.decode(public_dac.by_codebook(given, sizes["vq_strides"]))[:, 0]
+    def decode(codes: torch.Tensor) -> torch.Tensor:
+        audio: torch.Tensor = model.decode(public_dac.by_codebook(codes, sizes["vq_strides"]))[:, 0]
         return audio
 
     return decode

@@ -61,10 +61,10 @@ def row(name: str, *, strong: bool) -> dict[str, Any]:
             if isinstance(module, Residual):
                 conv: Any = module.conv2
                 conv.weight *= _STRONGER
-    drawn = np.random.default_rng(0).integers(
+    codes = np.random.default_rng(0).integers(
         0, config.vocab_size, (1, *config.token_shape, _FRAMES)
     )
-    errors = errors_of(network, torch.from_numpy(drawn))
+    errors = errors_of(network, torch.from_numpy(codes))
     reach = 1000 * network.output_delay / config.sample_rate
     frame = 1000 / config.token_frame_rate
     return {
@@ -89,7 +89,7 @@ def errors_of(network: Any, codes: torch.Tensor) -> list[dict[str, float]]:
     audio: list[torch.Tensor] = []
     for module in network.modules():
         if isinstance(module, SymmetricDecoder):
-            module.register_forward_hook(lambda *given: audio.append(given[2][0, 0]))
+            module.register_forward_hook(lambda _module, _inputs, out: audio.append(out[0, 0]))
     with torch.inference_mode():
         network(codes)
         for stop in _STOPS:

@@ -11,7 +11,16 @@ from typing import Any
 
 import yaml
 
-from tests.support import dac_model, mimi_model, nanocodec_model, pocket_model, qwen3_model
+from tests.support import (
+    causal_dac_model,
+    dac_model,
+    ear_tts_model,
+    mimi_model,
+    nanocodec_model,
+    pocket_model,
+    qwen3_model,
+    voxcpm_model,
+)
 from tests.support.codec_models import WRITERS
 from tests.support.family_golden import FamilyGolden
 from tests.support.snac_model import SNAC_24KHZ, SNAC_44KHZ
@@ -86,6 +95,8 @@ SIZES: dict[str, dict[str, Any]] = {
     "higgs": HIGGS,
     "snac": SNAC_24KHZ,
     "snac_attention": SNAC_44KHZ,
+    "voxcpm": voxcpm_model.VOXCPM2,
+    "causal_dac": causal_dac_model.AUDIO8,
 }
 # Sizes with a sixteenth of the channels or so, at the published frame rates, sample rates and
 # numbers of codebooks. The MOSS Audio Tokenizer has the sizes of the golden data.
@@ -137,6 +148,17 @@ SIXTEENTH: dict[str, dict[str, Any]] = {
     },
     "snac": {**SNAC_24KHZ, "encoder_dim": 6, "decoder_dim": 32},
     "snac_attention": {**SNAC_44KHZ, "encoder_dim": 8, "decoder_dim": 64},
+    "voxcpm": {**voxcpm_model.VOXCPM2, "decoder_dim": 128},
+    "causal_dac": {
+        **causal_dac_model.AUDIO8,
+        "codec_post_n_layer": 2,
+        "codec_post_n_head": 4,
+        "codec_post_n_local_heads": 2,
+        "codec_post_intermediate_size": 76,
+        "codec_head_dim": 16,
+        "codec_latent_dim": 64,
+        "codec_decoder_dim": 96,
+    },
     "moss": FamilyGolden("moss", "small").sizes,
 }
 
@@ -144,15 +166,15 @@ SIXTEENTH: dict[str, dict[str, Any]] = {
 def codec_configs() -> dict[str, ModelConfig]:
     """Makes the configuration of every codec at its published size, by names for tables."""
 
-    def sizes(of: dict[str, Any]) -> Any:
-        return SimpleNamespace(sizes=of)
+    def golden(sizes: dict[str, Any]) -> Any:
+        return SimpleNamespace(sizes=sizes)
 
-    nanocodec = nanocodec_model.document(sizes(NANOCODEC))
+    nanocodec = nanocodec_model.document(golden(NANOCODEC))
     documents: dict[str, tuple[str, dict[str, Any]]] = {
-        "Qwen3-TTS": ("config.json", qwen3_model.document(sizes(QWEN3_TTS))),
-        "Qwen3-Omni": ("config.json", qwen3_model.document(sizes(QWEN3_OMNI))),
-        "Mimi": ("config.json", mimi_model.document(sizes(MIMI))),
-        "Pocket TTS": ("config.json", pocket_model.document(sizes(POCKET_TTS))),
+        "Qwen3-TTS": ("config.json", qwen3_model.document(golden(QWEN3_TTS))),
+        "Qwen3-Omni": ("config.json", qwen3_model.document(golden(QWEN3_OMNI))),
+        "Mimi": ("config.json", mimi_model.document(golden(MIMI))),
+        "Pocket TTS": ("config.json", pocket_model.document(golden(POCKET_TTS))),
         "NanoCodec": ("model_config.yaml", nanocodec),
         "DAC": ("config.json", dac_model.document(DAC)),
         "DAC 24 kHz": ("config.json", dac_model.document(DAC_24KHZ)),
@@ -160,6 +182,10 @@ def codec_configs() -> dict[str, ModelConfig]:
         "SNAC": ("config.json", SNAC_24KHZ),
         "SNAC 44.1 kHz": ("config.json", SNAC_44KHZ),
         "MOSS": ("config.json", {"model_type": "moss-audio-tokenizer"}),
+        "Audio8": ("config.json", {"model_type": "arktts", **causal_dac_model.AUDIO8}),
+        "EAR-TTS": ("config.json", ear_tts_model.document(golden(ear_tts_model.PUBLISHED))),
+        "VibeVoice": ("config.json", {"model_type": "vibevoice_acoustic_tokenizer"}),
+        "VoxCPM2": ("config.json", voxcpm_model.document(voxcpm_model.VOXCPM2)),
     }
     configs = {}
     for name, (file, content) in documents.items():

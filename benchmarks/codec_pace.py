@@ -2,9 +2,9 @@
 
 Starts a server for each codec, at a small size with random weights. The default is the larger size
 of the golden data. Its frames may be far shorter than published frames. So clients send portions of
-80 ms, the frame of most published codecs, and hops last up to a second. `--sizes
-sixteenth` has a sixteenth of the published channels at the published rates. There clients send
-frame by frame, or for frames that are shorter than 40 ms (DAC) portions of this length.
+80 ms, the frame of most published codecs, and hops last up to a second. `--sizes sixteenth` has a
+sixteenth of the published channels at the published rates. There clients send frame by frame, or
+portions of 40 ms if frames are shorter (DAC).
 
 All clients send their codes when a language model at the pace of speech would have emitted them.
 The audio of every client is compared with the library's audio of the whole utterance. The clients
@@ -131,7 +131,7 @@ def measure(name: str, sizes: str, streams: int, seconds: float) -> dict[str, An
         float(np.abs(audio - wholes[index % _UTTERANCES]).max() / wholes[index % _UTTERANCES].std())
         for index, (_, audio) in enumerate(heard)
     ]
-    listeners = [one for one, _ in heard]
+    listeners = [listener for listener, _ in heard]
     return {
         "model": name,
         "sizes": sizes,
@@ -139,13 +139,13 @@ def measure(name: str, sizes: str, streams: int, seconds: float) -> dict[str, An
         "frames_per_s": round(first.config.token_frame_rate, 2),
         "seconds": seconds,
         "complete": sum(
-            one.complete(subject.audio_s)
-            for one, subject in zip(listeners, subjects * streams, strict=False)
+            listener.complete(subject.audio_s)
+            for listener, subject in zip(listeners, subjects * streams, strict=False)
         ),
         "largest_error": float(f"{max(errors):.2g}"),
-        "first_byte_ms": quantiles([1000 * one.first_byte_s for one in listeners]),
-        "buffer_ms": quantiles([1000 * one.buffer_s for one in listeners]),
-        "without_gap": sum(one.buffer_s <= _PLAYER_S for one in listeners),
+        "first_byte_ms": quantiles([1000 * listener.first_byte_s for listener in listeners]),
+        "buffer_ms": quantiles([1000 * listener.buffer_s for listener in listeners]),
+        "without_gap": sum(listener.buffer_s <= _PLAYER_S for listener in listeners),
     }
 
 

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 from benchmarks.codec_contestants import Contestant, Match, Ours, matches
-from benchmarks.environment import RESULTS, describe, save, save_picture
+from benchmarks.environment import RESULTS, describe, save, save_picture, saved_runs
 
 _PACKAGES = ("qwen-tts-compat", "transformers", "moshi", "nemo-toolkit", "snac", "moss-tts-lite")
 _PLOTS_PER_ROW = 4
@@ -65,10 +65,12 @@ def rows(both: dict[str, Contestant], streams: int, call_seconds: float) -> Iter
     times: list[dict[str, float]] = []
     positions = _POSITIONS[streams][1:]
     for index in range(1, positions[-1] + repeats):
-        start = next((p for p in positions if p <= index < p + repeats), None)
-        found = _seconds(both, index, index, measured=start is not None)
+        start = next(
+            (position for position in positions if position <= index < position + repeats), None
+        )
+        seconds = _seconds(both, index, index, measured=start is not None)
         if start is not None:
-            times.append(found)
+            times.append(seconds)
             if index == start + repeats - 1:
                 yield _row(times, start, streams, call_seconds)
                 times = []
@@ -78,21 +80,23 @@ def _seconds(
     both: dict[str, Contestant], index: int, turn: int, *, measured: bool
 ) -> dict[str, float]:
     """Times a frame of one contestant after the other; the order alternates from turn to turn."""
-    found = {}
+    seconds = {}
     for name, contestant in sorted(both.items(), reverse=bool(turn % 2)):
         if measured or contestant.every_frame:
             begin = time.perf_counter()
             contestant.frame(index)
-            found[name] = time.perf_counter() - begin
-    return found
+            seconds[name] = time.perf_counter() - begin
+    return seconds
 
 
 def _row(times: list[dict[str, float]], frames: int, streams: int, call_seconds: float) -> Row:
     row: Row = {"streams": streams, "frames_before": frames}
     for name in ("public", "ours"):
-        own = [each[name] for each in times]
-        median = statistics.median(own)
-        row[f"{name}_ms"] = [round(1e3 * value, 2) for value in (median, min(own), max(own))]
+        seconds = [turn[name] for turn in times]
+        median = statistics.median(seconds)
+        row[f"{name}_ms"] = [
+            round(1e3 * value, 2) for value in (median, min(seconds), max(seconds))
+        ]
         row[f"{name}_audio_seconds_per_second"] = round(streams * call_seconds / median, 2)
     return row
 
@@ -116,15 +120,14 @@ def public_ms(row: Row) -> float:
 
 def measure(out: str, families: list[str]) -> None:
     """Measures matches one by one. The run of a match replaces its older run in the file."""
-    path = RESULTS / f"{out}.json"
-    runs: list[dict[str, Any]] = json.loads(path.read_text())["runs"] if path.is_file() else []
+    runs = saved_runs(out)
     for match in matches():
         if families and match.family not in families:
             continue
-        drawn = np.random.default_rng(0).integers(
+        numbers = np.random.default_rng(0).integers(
             0, match.codebook_size, (160 * match.block, match.codebooks)
         )
-        codes = torch.from_numpy(drawn)
+        codes = torch.from_numpy(numbers)
         with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
             golden: Any = SimpleNamespace(sizes=match.sizes)
             model = match.write_model(Path(folder), golden)
@@ -143,8 +146,8 @@ def measure(out: str, families: list[str]) -> None:
                     run["rows"].append(row)
                     print(match.family, match.peer, row, flush=True)
             compare(run["rows"])
-        others = [each for each in runs if (each["family"], each["peer"]) != _key(match)]
-        runs = sorted([*others, run], key=lambda each: (each["family"], each["peer"]))
+        other_runs = [other for other in runs if (other["family"], other["peer"]) != _key(match)]
+        runs = sorted([*other_runs, run], key=lambda run: (run["family"], run["peer"]))
         save(out, {"runs": runs})
 
 
@@ -170,8 +173,8 @@ def plot(out: str) -> None:
             (run["peer"], "tab:red", [public_ms(row) for row in after]),
             ("token2wav", "tab:blue", [row["ours_ms"][0] for row in after]),
         ):
-            each = [total / count for total, count in zip(times, counts, strict=True)]
-            axis.plot(counts, each, color=colour, marker="o", label=label)
+            stream_ms = [total / count for total, count in zip(times, counts, strict=True)]
+            axis.plot(counts, stream_ms, color=colour, marker="o", label=label)
         # Runs without this value have calls of one frame of 80 ms.
         allowed = [1e3 * run.get("call_seconds", 0.08) / count for count in counts]
         axis.plot(counts, allowed, color="gray", linestyle=":", label="pace of speech")

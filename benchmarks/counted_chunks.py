@@ -33,9 +33,9 @@ class Work:
     """Work of one stage for one batch of chunks.
 
     Attributes:
-        launches: number of kernel launches.
-        captured: number of launches that are nodes of CUDA graphs.
-        from_host: number of copies from the memory of the host.
+        launches: kernel launches.
+        captured: launches that are nodes of CUDA graphs.
+        from_host: copies from the memory of the host.
         bytes: bytes that the launches read and write.
         operations: floating-point operations, by kind.
         least_ms: sum of the least times of the launches, in ms.
@@ -66,11 +66,9 @@ class Work:
 
 @dataclass(frozen=True)
 class ChunkWork:
-    """Work of a chunk of each stream of a batch.
+    """Work of a batch with one chunk of each stream.
 
     Attributes:
-        family: name of the family.
-        streams: number of streams.
         hop_tokens: new tokens of each chunk. A first chunk also computes the end of the prompt.
         spoken_s: seconds of speech before the chunk; 0 for a first chunk.
         stages: work by stage: `encoder` of a flow, `outside` (host code around the graphs), the
@@ -94,10 +92,7 @@ class Streams:
     """Streams of one voice on stages that are counted; all are at the same position.
 
     Args:
-        counter: active counter.
-        config: configuration of the model.
-        stages: stages by name.
-        count: number of streams.
+        counter: counter, which is active.
     """
 
     def __init__(
@@ -113,7 +108,7 @@ class Streams:
 
     @property
     def spoken_tokens(self) -> int:
-        """Number of tokens whose audio was computed."""
+        """Tokens whose audio was computed."""
         return max(0, self._position - self._prompt)
 
     def advance(self, tokens: int) -> None:
@@ -153,11 +148,10 @@ def chunk_works(
 
     Args:
         family: name of the family, for the results.
-        config: configuration of the model.
         streams: numbers of streams in a batch.
         spoken_s: seconds of speech before the chunk, rising; 0 for a first chunk.
         hop_tokens: new tokens of a chunk, whole attention blocks; 0 for the first hop of the model.
-        steps: number of ODE steps; 0 for the number of the model.
+        steps: ODE steps; 0 for the number of the model.
     """
     stream = StreamConfig(steps=(steps,) if steps else ())
     first, longest = config.hops(stream)
@@ -211,8 +205,8 @@ def repeats(launches: Sequence[Launch], steps: int) -> tuple[int, int]:
     """
     if not steps:
         return 0, 0
-    places = [place for place, launch in enumerate(launches) if launch.attention]
-    layers = len(places) // steps
-    distances = Counter(after - before for before, after in pairwise(places)) or Counter([0])
-    step = places[layers] - places[0] if steps > 1 else 0
+    positions = [position for position, launch in enumerate(launches) if launch.attention]
+    layers = len(positions) // steps
+    distances = Counter(after - before for before, after in pairwise(positions)) or Counter([0])
+    step = positions[layers] - positions[0] if steps > 1 else 0
     return step, distances.most_common(1)[0][0]

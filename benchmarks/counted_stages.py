@@ -93,8 +93,6 @@ def counted_stages(
 
     Args:
         counter: counter, which must be active. It counts the chunks that the stages compute.
-        config: configuration of the model.
-        stream: settings of streams.
         storage: dtype of the cached keys and values.
     """
     runtime = RuntimeConfig("auto", "torch", precision="float16", cache_storage=storage)
@@ -127,7 +125,7 @@ def _counted_encoder(
         A first call is not counted. It fills tables that later chunks use again.
         """
         if not counter.counting:
-            chunks = [each.chunk for each in batch]
+            chunks = [encoder_input.chunk for encoder_input in batch]
             frames = [config.token_mel_ratio * (chunk.stop - chunk.start) for chunk in chunks]
             return [torch.empty(config.mel_bands, count, device=META) for count in frames]
         with counter.collected(None):

@@ -29,7 +29,7 @@ def describe(*packages: str) -> dict[str, Any]:
     a checkout.
 
     Args:
-        packages: further packages; their versions are included.
+        packages: further packages whose versions are included.
     """
     program = getattr(sys.modules["__main__"].__spec__, "name", sys.argv[0])
     return {
@@ -50,19 +50,23 @@ def save(name: str, result: dict[str, Any]) -> None:
     (RESULTS / f"{name}.json").write_text(text + "\n")
 
 
+def saved_runs(name: str) -> list[dict[str, Any]]:
+    """Returns the `runs` of a saved result; empty if nothing is saved."""
+    path = RESULTS / f"{name}.json"
+    return json.loads(path.read_text())["runs"] if path.is_file() else []
+
+
 def save_picture(figure: Figure, path: Path, dpi: int) -> None:
     """Writes a figure as a PNG file with 64 colours, a third of the size of all colours.
 
     Args:
-        figure: figure of matplotlib.
-        path: file to write.
         dpi: pixels for each inch of the figure.
     """
     from PIL import Image  # here, because matplotlib brings it, and other benchmarks run without
 
-    drawn = BytesIO()
-    figure.savefig(drawn, dpi=dpi)
-    picture = Image.open(drawn).convert("RGB")
+    png = BytesIO()
+    figure.savefig(png, dpi=dpi)
+    picture = Image.open(png).convert("RGB")
     picture.quantize(64, dither=Image.Dither.NONE).save(path, optimize=True)
 
 

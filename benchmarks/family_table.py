@@ -86,14 +86,14 @@ def streams_in_real_time(name: str) -> str:
         [run for run in json.loads((RESULTS / file).read_text())["runs"] if run["family"] == name]
         for file in ("codec_peers.json", "flow_throughput.json")
     )
-    found = [
+    rates = [
         row["ours_audio_seconds_per_second"]
         for run in codecs
         for row in run["rows"]
         if row["frames_before"]
     ]
-    found += [row["audio_seconds_per_second"][0] for run in flows for row in run["rows"]]
-    return f"{max(found):.3g}" if found else "-"
+    rates += [row["audio_seconds_per_second"][0] for run in flows for row in run["rows"]]
+    return f"{max(rates):.3g}" if rates else "-"
 
 
 def main() -> None:

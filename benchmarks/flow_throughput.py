@@ -10,7 +10,6 @@ the seconds of audio that are computed in a second, and writes JSON for `benchma
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from pathlib import Path
@@ -20,7 +19,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from benchmarks.environment import RESULTS, describe, save
+from benchmarks.environment import describe, save, saved_runs
 from benchmarks.models import a_voice, public_configs
 from tests.support.random_weights import fill
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
@@ -74,15 +73,15 @@ def throughput(model: Token2Wav, streams: int) -> dict[str, Any]:
                 raise chunk
         rates.append(streams * seconds / (time.perf_counter() - begin))
         for request in requests:
-            request.chunker.computed()
+            request.chunker.finish_chunk()
     for request in requests:
         pipeline.close(request)
     timed = rates[1:]
-    found = (statistics.median(timed), min(timed), max(timed))
+    figures = (statistics.median(timed), min(timed), max(timed))
     return {
         "streams": streams,
         "chunk_seconds": round(seconds, 2),
-        "audio_seconds_per_second": [round(rate, 3) for rate in found],
+        "audio_seconds_per_second": [round(rate, 3) for rate in figures],
     }
 
 
@@ -91,8 +90,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--family", nargs="*", choices=configs, default=list(configs))
     options = parser.parse_args()
-    path = RESULTS / "flow_throughput.json"
-    runs = json.loads(path.read_text())["runs"] if path.is_file() else []
+    runs = saved_runs("flow_throughput")
     for family in tqdm(options.family, unit="family"):
         model = random_model(configs[family])
         rows = [throughput(model, streams) for streams in _STREAMS]

@@ -32,8 +32,8 @@ _CANCELLED = re.compile(r'token2wav_streams_ended_total\{reason="cancelled"\} (\
 
 def cancelled_streams(metrics_url: str) -> int:
     """Returns the number of streams that the speech server has cancelled."""
-    found = _CANCELLED.search(httpx.get(f"http://{metrics_url}/metrics").text)
-    return int(float(found[1])) if found else 0
+    match = _CANCELLED.search(httpx.get(f"http://{metrics_url}/metrics").text)
+    return int(float(match[1])) if match else 0
 
 
 def seconds_until(count: Callable[[], int], before: int, began: float) -> float:
@@ -50,7 +50,6 @@ def seconds_until(count: Callable[[], int], before: int, began: float) -> float:
 
 
 def main() -> None:
-    """Cancels texts one after another."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -141,12 +141,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument("--slice", type=int, choices=SLICES, help="slice of the report to run")
-    what.add_argument(
+    selection = parser.add_mutually_exclusive_group()
+    selection.add_argument("--slice", type=int, choices=SLICES, help="slice of the report to run")
+    selection.add_argument(
         "--section", nargs="+", choices=SECTIONS, metavar="SECTION", help=", ".join(SECTIONS)
     )
-    what.add_argument(
+    selection.add_argument(
         "--merge",
         nargs="+",
         type=Path,

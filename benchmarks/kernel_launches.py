@@ -71,7 +71,6 @@ def kernel_record(name: str, arguments: Mapping[str, Any], contents: Contents) -
     """Returns the record of a launch.
 
     Args:
-        name: name of the kernel.
         arguments: its arguments, with the sizes of its tile.
         contents: returns the integers of a tensor that was copied from the host, else None.
     """
@@ -148,7 +147,7 @@ class _Kernel:
         )
 
     def on_pieces(self) -> Launch:
-        """Returns the launch of a kernel of the vocoder, which computes pieces of streams."""
+        """Returns the launch of a vocoder kernel, which computes pieces of streams."""
         pieces = self.contents(self.arguments["pieces"])
         if pieces is None:
             return Launch(self.name, sum(map(bytes_of, self.tensors)), complete=False)
@@ -214,7 +213,7 @@ class _Kernel:
         return table().expected_us(tile, size)
 
     def _tile(self) -> tuple[Product | None, Tile]:
-        """Returns the tile of a product, and the name of the product in the table of tiles."""
+        """Returns the tile of a product, and the product's name in the table of tiles."""
         arguments, kind = self.arguments, _PRODUCTS[self.name]
         if self.name == "_gelu_product" and not arguments["TANH"]:
             kind = "gelu_exact"
@@ -269,7 +268,7 @@ class _Kernel:
         return None
 
     def _room(self) -> int:
-        """Returns the number of frames that a piece of the batch has room for."""
+        """Returns the frames that a piece of the batch has room for."""
         arguments = self.arguments
         if "frame_limit" in arguments:
             return int(arguments["frame_limit"])

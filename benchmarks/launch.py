@@ -35,7 +35,7 @@ class Launch(NamedTuple):
         name: name of the operator or of the kernel.
         bytes: bytes that it reads and writes, each tensor once.
         operations: floating-point operations of matrix products, convolutions and attention.
-        kind: kind of these operations: a dtype, or `tf32`.
+        kind: kind of the operations: a dtype, or `tf32`.
         inner_us: expected time of its reads through the L2 cache, and of reads that wait for one
             another, in microseconds.
         from_host: whether it copies from the memory of the host.

@@ -50,7 +50,6 @@ class Counted(NamedTuple):
     """Launch of a chunk.
 
     Attributes:
-        launch: the launch.
         stage: name of a stage of the model, `ENCODER`, or `OUTSIDE` for the host code of a stage
             around its graphs.
         captured: whether it is a node of a CUDA graph.
@@ -208,27 +207,28 @@ class _Mode(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        given = dict(kwargs or {})
+        options = dict(kwargs or {})
         operator = self._operators.get(func)
         if operator is None:
             operator = self._operators[func] = _Operator.of(func)
         if operator.composite and not operator.fresh:
             with self:
-                parts = func.decompose(*args, **given)
+                parts = func.decompose(*args, **options)
             if parts is not NotImplemented:
                 return parts
         if operator.free:
-            return func(*args, **given)
-        key = func, _key(args), _key(given.items()), operator.has_flops and _settings()
+            return func(*args, **options)
+        key = func, _key(args), _key(options.items()), operator.has_flops and _settings()
         known = self._known.get(key)
         if known is None:
-            result, launches = self._called(func, args, given, operator)
+            result, launches = self._called(func, args, options, operator)
             if not _on_meta(result):
                 return result
-            places = [at for at, each in enumerate((*args, *given.values())) if each is result]
-            known = self._known[key] = _Known(_key((result,)), places[:1], launches)
-        elif known.places:
-            result = (*args, *given.values())[known.places[0]]
+            arguments = (*args, *options.values())
+            indices = [index for index, argument in enumerate(arguments) if argument is result]
+            known = self._known[key] = _Known(_key((result,)), indices[:1], launches)
+        elif known.in_place:
+            result = (*args, *options.values())[known.in_place[0]]
         else:
             [result] = _made(known.result)
         self._counter.operator(func, args, known.launches)
@@ -237,7 +237,6 @@ class _Mode(TorchDispatchMode):
     def _called(
         self, func: Any, args: Any, kwargs: Mapping[str, Any], operator: _Operator
     ) -> tuple[Any, list[Launch]]:
-        """Calls an operator, and returns its result and its launches."""
         if not operator.composite:
             result = func(*args, **kwargs)
             return result, launches_of(func, args, kwargs, result) if _on_meta(result) else []
@@ -279,12 +278,11 @@ class _Known(NamedTuple):
 
     Attributes:
         result: key of the result, from which tensors of the same shapes are made.
-        places: place of the argument that is the result, for operators that work in place.
-        launches: its launches.
+        in_place: index of the argument that is the result, for operators that work in place.
     """
 
     result: Any
-    places: list[int]
+    in_place: list[int]
     launches: list[Launch]
 
 
@@ -302,22 +300,22 @@ def _key(values: Iterable[Any]) -> tuple[Any, ...]:
     because 1 and 1.0 make results of different types.
     """
     return tuple(
-        _Shape(tuple(each.shape), each.stride(), each.dtype, each.device.type)
-        if isinstance(each, torch.Tensor)
-        else _key(each)
-        if isinstance(each, (list, tuple))
-        else (type(each), each)
-        for each in values
+        _Shape(tuple(value.shape), value.stride(), value.dtype, value.device.type)
+        if isinstance(value, torch.Tensor)
+        else _key(value)
+        if isinstance(value, (list, tuple))
+        else (type(value), value)
+        for value in values
     )
 
 
 def _made(key: Iterable[Any]) -> tuple[Any, ...]:
     """Makes tensors, and tuples of tensors, from their key."""
     return tuple(
-        torch.empty_strided(each.size, each.stride, dtype=each.dtype, device=each.device)
-        if isinstance(each, _Shape)
-        else _made(each)
-        for each in key
+        torch.empty_strided(part.size, part.stride, dtype=part.dtype, device=part.device)
+        if isinstance(part, _Shape)
+        else _made(part)
+        for part in key
     )
 
 

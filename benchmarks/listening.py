@@ -35,7 +35,6 @@ class Heard:
     Attributes:
         pieces: pieces of audio in their order.
         lag_s: time by which the client sent the request too late.
-        error: error that ended the utterance; None if there was none.
     """
 
     pieces: tuple[Piece, ...]
@@ -97,14 +96,14 @@ def silences(heard: Iterable[tuple[float, float]], buffer_s: float) -> list[floa
         buffer_s: seconds that the player waits after the first chunk before it starts. After a
             silence, the player continues with the next chunk at once.
     """
-    found, plays_until = list[float](), None
+    gaps, plays_until = list[float](), None
     for arrival_s, audio_s in heard:
         if plays_until is None:
             plays_until = arrival_s + buffer_s
         if arrival_s > plays_until:
-            found.append(arrival_s - plays_until)
+            gaps.append(arrival_s - plays_until)
         plays_until = max(plays_until, arrival_s) + audio_s
-    return found
+    return gaps
 
 
 def quantiles(values: Sequence[float], digits: int = 1) -> dict[str, float] | None:

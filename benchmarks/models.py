@@ -65,9 +65,15 @@ def random_model(folder: Path, sizes: Mapping[str, int], seed: int = 0) -> Path:
     return fill_randomly(folder, seed)
 
 
+def chosen_model(parent: Path, choice: str) -> Path:
+    """Returns a folder that is chosen by its path, or by a size of `SIZES` and then written."""
+    return random_model(parent, SIZES[choice]) if choice in SIZES else Path(choice)
+
+
 def model_folder(parent: Path, size: str) -> Path:
-    """Writes a model folder of a size of `SIZES`, or of `full`, the public one, and returns it: 5 s
-    and 1.4 GB.
+    """Writes a model folder, and returns it.
+
+    The size is a key of `SIZES`, or `full`, the public size, which takes 5 s and 1.4 GB.
     """
     if size != "full":
         return random_model(parent / size, SIZES[size])
@@ -81,15 +87,15 @@ def fill_randomly(folder: Path, seed: int = 0) -> Path:
     """Writes random weights that fit a folder's configuration, and returns the folder."""
     config: Any = read_config(folder)
     torch.manual_seed(seed)
-    made = flow_networks(config, "float32")
-    save_file(made.flow.state_dict(), folder / "flow.safetensors")
+    networks = flow_networks(config, "float32")
+    save_file(networks.flow.state_dict(), folder / "flow.safetensors")
     hift = isinstance(config.vocoder, HiFTConfig)
     vocoder = (
         folder / "hift.safetensors"
         if hift
         else folder / config.vocoder_folder / "generator.safetensors"
     )
-    save_file(made.vocoder.state_dict(), vocoder)
+    save_file(networks.vocoder.state_dict(), vocoder)
     return folder
 
 

@@ -103,7 +103,6 @@ class Subject:
     """Model under test, with the utterance that every client sends.
 
     Attributes:
-        config: configuration of the model.
         tokens: (N, *token_shape) tokens of the utterance.
         voice: voice of the utterance; None for a codec.
         speed: pace of the tokens as a multiple of the pace of speech.
@@ -123,8 +122,10 @@ class Subject:
         if config.takes_voice:
             prompt_tokens = _PROMPT_TOKENS if config.takes_prompt else 0
             sizes = {"bands": config.mel_bands, "ratio": config.token_mel_ratio}
-            made = a_voice(prompt_tokens, **sizes)
-            voice = ClientVoice(made.prompt_tokens, made.prompt_mel, made.speaker_embedding)
+            random_voice = a_voice(prompt_tokens, **sizes)
+            voice = ClientVoice(
+                random_voice.prompt_tokens, random_voice.prompt_mel, random_voice.speaker_embedding
+            )
         return cls(config, tokens, voice, speed)
 
     @property
@@ -180,7 +181,7 @@ async def hear(speak: Speak, lag_s: float) -> Heard:
 
 
 async def run_rate(speak: Speak, rate: float, seconds: float, seed: int) -> list[Heard]:
-    """Starts utterances at random times for some seconds, and waits for all of them."""
+    """Starts utterances at random times for some seconds, and waits until all have ended."""
     gaps = np.random.default_rng(seed).exponential(1 / rate, max(1, round(2 * rate * seconds)))
     starts = [at for at in np.cumsum(gaps).tolist() if at < seconds] or [0.0]
     began = time.monotonic()
@@ -194,32 +195,32 @@ async def run_rate(speak: Speak, rate: float, seconds: float, seed: int) -> list
 
 def row(model: str, rate: float, heard: list[Heard], subject: Subject) -> dict[str, Any]:
     """Computes the figures of a rate."""
-    complete = [one for one in heard if one.complete(subject.audio_s)]
+    complete = [utterance for utterance in heard if utterance.complete(subject.audio_s)]
     times: dict[str, list[float | None]] = {
-        "first_byte_ms": [one.first_byte_s for one in complete],
-        "first_playable_ms": [one.first_playable_s for one in complete],
-        "first_audible_ms": [one.first_audible_s for one in complete],
-        "leading_silence_ms": [one.leading_silence_s for one in complete],
+        "first_byte_ms": [utterance.first_byte_s for utterance in complete],
+        "first_playable_ms": [utterance.first_playable_s for utterance in complete],
+        "first_audible_ms": [utterance.first_audible_s for utterance in complete],
+        "leading_silence_ms": [utterance.leading_silence_s for utterance in complete],
     }
     return {
         "model": model,
         "utterances_per_s": rate,
         "utterances": len(heard),
         "complete": len(complete),
-        "errors": sorted({one.error for one in heard if one.error}),
+        "errors": sorted({utterance.error for utterance in heard if utterance.error}),
         **{
             name: quantiles([1000 * value for value in values if value is not None])
             for name, values in times.items()
         },
         **{f"c{ms}": continuity(complete, len(heard), ms) for ms in PLAYERS_MS},
-        "scheduling_lag_ms": quantiles([1000 * one.lag_s for one in heard]),
+        "scheduling_lag_ms": quantiles([1000 * utterance.lag_s for utterance in heard]),
     }
 
 
-def continuity(complete: list[Heard], of: int, buffer_ms: float) -> float:
+def continuity(complete: list[Heard], total: int, buffer_ms: float) -> float:
     """Computes the share of utterances that a player with a buffer plays without a gap."""
-    played = sum(one.buffer_s <= buffer_ms / 1000 for one in complete)
-    return round(played / of, 3)
+    played = sum(utterance.buffer_s <= buffer_ms / 1000 for utterance in complete)
+    return round(played / total, 3)
 
 
 def good(result: dict[str, Any]) -> bool:
@@ -234,8 +235,8 @@ def good(result: dict[str, Any]) -> bool:
 
 def as_line(result: dict[str, Any]) -> str:
     def milliseconds(name: str) -> str:
-        found = result[f"{name}_ms"]
-        return f"{found['p50']:.0f} / {found['p99']:.0f}" if found else "-"
+        times = result[f"{name}_ms"]
+        return f"{times['p50']:.0f} / {times['p99']:.0f}" if times else "-"
 
     return (
         f"{result['model']:11} {result['utterances_per_s']:6.2f}/s, {result['complete']} of "
@@ -303,7 +304,7 @@ async def measure(
     options: argparse.Namespace,
 ) -> list[dict[str, Any]]:
     """Measures a server at several rates, and returns a row for each, from the lowest rate."""
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     no_limits = httpx.Limits(max_connections=None)
     async with (
         AsyncClient(grpc_url) as client,
@@ -314,30 +315,30 @@ async def measure(
             speak = partial(from_gateway, http)
         await hear(speak, 0.0)  # computes the prompt of the voice once
         with tqdm(total=len(options.rates), desc=model, unit="rate", leave=False) as bar:
-            while (rate := next_rate(options.rates, found)) is not None:
+            while (rate := next_rate(options.rates, rows)) is not None:
                 seconds = max(options.seconds, _LEAST_UTTERANCES / rate)
                 heard: list[Heard] = []
                 for seed in range(options.repeats):
                     heard += await run_rate(speak, rate, seconds, seed)
-                found.append(row(model, rate, heard, subject))
+                rows.append(row(model, rate, heard, subject))
                 bar.update()
-                tqdm.write(as_line(found[-1]))
-    return sorted(found, key=lambda result: result["utterances_per_s"])
+                tqdm.write(as_line(rows[-1]))
+    return sorted(rows, key=lambda row: row["utterances_per_s"])
 
 
-def next_rate(rates: Sequence[float], found: Sequence[dict[str, Any]]) -> float | None:
-    """Returns the rate to measure after the rows that were found; None if the search has ended.
+def next_rate(rates: Sequence[float], rows: Sequence[dict[str, Any]]) -> float | None:
+    """Returns the rate to measure after some rows; None if the search has ended.
 
     The rates rise until one is not good. If the lowest one is not good, it is halved until a rate
     is good.
     """
-    if not found:
+    if not rows:
         return min(rates)
-    last = float(found[-1]["utterances_per_s"])
-    if all(map(good, found)):
+    last = float(rows[-1]["utterances_per_s"])
+    if all(map(good, rows)):
         return min((rate for rate in rates if rate > last), default=None)
     lower = last / 2
-    return None if any(map(good, found)) or lower < _LEAST_RATE else lower
+    return None if any(map(good, rows)) or lower < _LEAST_RATE else lower
 
 
 def highest_rate(rows: list[dict[str, Any]]) -> float | None:
@@ -348,14 +349,14 @@ def highest_rate(rows: list[dict[str, Any]]) -> float | None:
 def as_table_row(rows: list[dict[str, Any]]) -> str:
     """Returns the row of one model for the README of the results.
 
-    The times and shares are those of the lowest rate that was measured.
+    The times and shares are from the lowest rate that was measured.
     """
     highest, lowest = highest_rate(rows), rows[0]
     times = (lowest["first_byte_ms"], lowest["first_playable_ms"])
     cells = (
         LABELS[lowest["model"]],
         "none" if highest is None else f"{highest:g}",
-        *(f"{found['p50']:.0f} / {found['p99']:.0f} ms" if found else "-" for found in times),
+        *(f"{delay['p50']:.0f} / {delay['p99']:.0f} ms" if delay else "-" for delay in times),
         " / ".join(f"{100 * lowest[f'c{ms}']:.0f}" for ms in PLAYERS_MS) + " %",
     )
     return f"| {' | '.join(cells)} |"
@@ -371,15 +372,15 @@ def plot(rows: list[dict[str, Any]], path: Path, title: str) -> None:
 
     figure, (first, shares) = plt.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
     for model in dict.fromkeys(row["model"] for row in rows):
-        own = [row for row in rows if row["model"] == model and row["first_audible_ms"]]
-        rates = [row["utterances_per_s"] for row in own]
+        model_rows = [row for row in rows if row["model"] == model and row["first_audible_ms"]]
+        rates = [row["utterances_per_s"] for row in model_rows]
         [line] = first.plot(
-            rates, [row["first_byte_ms"]["p50"] for row in own], marker="o", label=model
+            rates, [row["first_byte_ms"]["p50"] for row in model_rows], marker="o", label=model
         )
         first.plot(
-            rates, [row["first_byte_ms"]["p99"] for row in own], "--", color=line.get_color()
+            rates, [row["first_byte_ms"]["p99"] for row in model_rows], "--", color=line.get_color()
         )
-        shares.plot(rates, [row["c200"] for row in own], marker="o", color=line.get_color())
+        shares.plot(rates, [row["c200"] for row in model_rows], marker="o", color=line.get_color())
     first.set(ylabel="first byte (ms): solid p50, dashed p99", yscale="log")
     shares.set(ylabel="C200: share without a gap", ylim=(-0.05, 1.05))
     for axis in (first, shares):
@@ -391,7 +392,6 @@ def plot(rows: list[dict[str, Any]], path: Path, title: str) -> None:
 
 
 def main() -> None:
-    """Measures all models."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -439,8 +439,8 @@ def main() -> None:
                     url, _ = stack.enter_context(gateway(server.grpc_url, subject))
                 rows[model] = asyncio.run(measure(model, subject, server.grpc_url, url, options))
             # After each model, because all models together take many minutes.
-            all_rows = [row for found in rows.values() for row in found]
-            highest = {name: highest_rate(found) for name, found in rows.items()}
+            all_rows = [row for model_rows in rows.values() for row in model_rows]
+            highest = {name: highest_rate(model_rows) for name, model_rows in rows.items()}
             save(options.name, {**facts, "highest_rate_without_gaps": highest, "rows": all_rows})
     print("highest rate without a gap:", highest)
     print(*map(as_table_row, rows.values()), sep="\n")

@@ -47,7 +47,7 @@ class Heard:
     """Playback and cost of one utterance of 10 s."""
 
     first_s: float  # time of the first audio; the first token comes at 0
-    underruns: int  # number of underruns of the player
+    underruns: int  # of the player
     silent_s: float  # sum of all silences
     chunks: int
     computed: float  # work of all chunks, in tokens, relative to the tokens of the utterance
@@ -58,12 +58,9 @@ class Listener:
     """Listener of an utterance. Its tokens arrive at given times.
 
     Args:
-        config: configuration of the model.
-        schedule: hops of the chunks.
-        coming: time of arrival and number of tokens, in order.
+        coming: arrival times and numbers of tokens, in order.
         clock: simulated clock with a `now` that can be set.
-        load: load of the machine.
-        prompt: number of prompt tokens.
+        prompt: prompt tokens.
     """
 
     def __init__(
@@ -110,7 +107,7 @@ class Listener:
             )
         self.computed += self.work
         self.provisional += spoken * chunk.provisional
-        self.chunker.computed(heard=spoken > 0)
+        self.chunker.finish_chunk(heard=spoken > 0)
 
     def heard(self) -> Heard:
         total = self.chunker.new_tokens
@@ -153,7 +150,7 @@ def policies(config: ModelConfig) -> dict[str, HopSchedule]:
 def arrivals(
     pace: float, pattern: str = "steady", begins: float = 0.0
 ) -> Iterator[tuple[float, int]]:
-    """Yields the time of arrival and the number of tokens of each message."""
+    """Yields the arrival time and the tokens of each message."""
     size = {"messages of 5": 5, "bursts of 20": 20}.get(pattern, 1)
     for stop in range(size, TOKENS + size, size):
         stalled = stop // 60 if pattern == "stalls of 1 s" else 0
@@ -199,15 +196,15 @@ def run(listeners: list[Listener], clock: Clock, load: Load) -> list[Heard]:
         ready = [listener for listener in listeners if listener.chunker.next_chunk is not None]
         batch = sorted(ready, key=lambda listener: min(listener.playback.lead_seconds, 1.0))[:8]
         if not batch:
-            clock.now = min(
-                [clock.now + _POLL_S, *(each.coming[0][0] for each in listeners if each.coming)]
-            )
+            arrivals_s = [listener.coming[0][0] for listener in listeners if listener.coming]
+            clock.now = min([clock.now + _POLL_S, *arrivals_s])
             continue
-        provisional = [chunk.provisional for each in batch if (chunk := each.chunker.next_chunk)]
+        chunks = [listener.chunker.next_chunk for listener in batch]
+        provisional = [chunk.provisional for chunk in chunks if chunk is not None]
         took = _FIXED_S + _TOKEN_S * sum(listener.work for listener in batch)
         clock.now += took
         if all(provisional):
-            load.computed(len(batch), took)
+            load.record_batch(len(batch), took)
         for listener in batch:
             listener.hear()
     return [listener.heard() for listener in listeners]
@@ -229,15 +226,16 @@ def main() -> None:
                 for name, schedule in policies(config).items()
             }
             cells = (
-                f"{h.first_s:.2f} s, {h.underruns} ({h.silent_s:.1f} s), {h.computed:.1f}"
-                for h in heard.values()
+                f"{playback.first_s:.2f} s, {playback.underruns} ({playback.silent_s:.1f} s), "
+                f"{playback.computed:.1f}"
+                for playback in heard.values()
             )
             print(f"{pattern} | {pace} | " + " | ".join(cells))
             rows.append(
                 {
                     "pattern": pattern,
                     "pace": pace,
-                    **{name: asdict(each) for name, each in heard.items()},
+                    **{name: asdict(playback) for name, playback in heard.items()},
                 }
             )
     print(
@@ -249,10 +247,11 @@ def main() -> None:
         schedule = HopSchedule.of(stream, configs[model], held_back(configs[model]))
         for prompt in PROMPTS if model == "CosyVoice3" else (PROMPT,):
             for pace in FIRST_PACES:
-                h = replay(schedule, configs[model], pace, prompt=prompt)
+                playback = replay(schedule, configs[model], pace, prompt=prompt)
                 print(
-                    f"{model} | {count} | {lookahead} | {prompt} | {pace} | {h.first_s:.2f} s, "
-                    f"{h.underruns}, {h.computed}, {h.provisional}"
+                    f"{model} | {count} | {lookahead} | {prompt} | {pace} | "
+                    f"{playback.first_s:.2f} s, {playback.underruns}, {playback.computed}, "
+                    f"{playback.provisional}"
                 )
                 early.append(
                     {
@@ -261,7 +260,7 @@ def main() -> None:
                         "early_lookahead_tokens": lookahead,
                         "prompt": prompt,
                         "pace": pace,
-                        **asdict(h),
+                        **asdict(playback),
                     }
                 )
     print(
@@ -271,14 +270,14 @@ def main() -> None:
     for count in CROWDS:
         row: dict[str, object] = {"streams": count}
         for name, first_tokens in (("whole blocks", 0), ("early", StreamConfig().first_tokens)):
-            all_heard = crowd(
+            playbacks = crowd(
                 HopSchedule.of(StreamConfig(first_tokens=first_tokens), config, held_back(config)),
                 config,
                 count,
             )
             row[name] = {
-                field: round(float(np.mean([getattr(each, field) for each in all_heard])), 2)
-                for field in ("underruns", "silent_s", "computed")
+                name: round(float(np.mean([getattr(playback, name) for playback in playbacks])), 2)
+                for name in ("underruns", "silent_s", "computed")
             }
         print(row)
         crowds.append(row)

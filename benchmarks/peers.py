@@ -31,7 +31,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from benchmarks.environment import RESULTS, describe, save, save_picture
+from benchmarks.environment import RESULTS, describe, save, save_picture, saved_runs
 from scripts import public_families as public
 from tests.support import chatterbox_model, cosyvoice2_model, stepaudio2_model
 from tests.support.random_weights import fill
@@ -168,14 +168,14 @@ class PublicStepAudio2(Contestant):
                 tokens, material.prompt["embedding"], cache, False, 10
             )
             for name, axis in (("estimator_att_cache", 4), ("conformer_att_cache", 3)):
-                kept = cache[name]
-                if kept.shape[axis] > frames + 100:
+                states = cache[name]
+                if states.shape[axis] > frames + 100:
                     ends = (
-                        kept.narrow(axis, 0, frames),
-                        kept.narrow(axis, kept.shape[axis] - 100, 100),
+                        states.narrow(axis, 0, frames),
+                        states.narrow(axis, states.shape[axis] - 100, 100),
                     )
-                    kept = torch.cat(ends, dim=axis)
-                cache[name] = kept.clone() if len(self._caches) > 1 else kept
+                    states = torch.cat(ends, dim=axis)
+                cache[name] = states.clone() if len(self._caches) > 1 else states
             self._caches[stream] = cache
             self._held = material.vocoded(mel, held)
 
@@ -213,7 +213,7 @@ class Ours(Contestant):
             if isinstance(chunk, Exception):
                 raise chunk
         for request in self._requests:
-            request.chunker.computed()
+            request.chunker.finish_chunk()
 
     def stream_bytes(self) -> int:
         usage = self._model.pipeline.flow.usage()
@@ -275,13 +275,13 @@ def seconds_of(both: dict[str, Contestant], index: int, measured: bool) -> dict[
 
     Before the measured chunk, only decoders with `every_chunk` compute their chunks.
     """
-    found = {}
+    seconds = {}
     for name, contestant in sorted(both.items(), reverse=bool(index % 2)):
         if measured or contestant.every_chunk:
             begin = time.perf_counter()
             contestant.chunk(index)
-            found[name] = time.perf_counter() - begin
-    return found
+            seconds[name] = time.perf_counter() - begin
+    return seconds
 
 
 def rows(
@@ -290,10 +290,8 @@ def rows(
     """Times the first chunks of several streams, then consecutive chunks after each position.
 
     Args:
-        both: the decoders.
-        streams: number of streams.
         seconds: positions in the utterance, in seconds.
-        repeats: number of consecutive chunks.
+        repeats: consecutive chunks at a position.
     """
     firsts = []
     for _ in range(_REPEATS + (streams == 1)):  # one more for warm-up
@@ -304,9 +302,9 @@ def rows(
     times: list[dict[str, float]] = []
     for index in range(1, max(seconds) + repeats if seconds else 0):
         position = next((second for second in seconds if second <= index < second + repeats), None)
-        found = seconds_of(both, index, position is not None)
+        chunk_seconds = seconds_of(both, index, position is not None)
         if position is not None:
-            times.append(found)
+            times.append(chunk_seconds)
             if index == position + repeats - 1:
                 yield row(times, position, streams, both)
                 times = []
@@ -315,23 +313,22 @@ def rows(
 def row(
     times: list[dict[str, float]], position: int, streams: int, both: dict[str, Contestant]
 ) -> dict[str, Any]:
-    found: dict[str, Any] = {"streams": streams, "position_s": position}
+    figures: dict[str, Any] = {"streams": streams, "position_s": position}
     for name, contestant in both.items():
-        own = [each[name] for each in times]
-        found[f"{name}_s"] = [
-            round(value, 4) for value in (statistics.median(own), min(own), max(own))
+        seconds = [chunk[name] for chunk in times]
+        figures[f"{name}_s"] = [
+            round(value, 4) for value in (statistics.median(seconds), min(seconds), max(seconds))
         ]
-        found[f"{name}_stream_mib"] = round(contestant.stream_bytes() / 2**20, 1)
-    found["times_faster"] = round(found["public_s"][0] / found["ours_s"][0], 2)
-    return found
+        figures[f"{name}_stream_mib"] = round(contestant.stream_bytes() / 2**20, 1)
+    figures["times_faster"] = round(figures["public_s"][0] / figures["ours_s"][0], 2)
+    return figures
 
 
 def measure(options: argparse.Namespace) -> None:
     """Measures families one by one; the run of a family replaces its older run in the file."""
     public.prepare_imports()
     torch.set_num_threads(options.threads or torch.get_num_threads())
-    path = RESULTS / f"{options.out}.json"
-    runs: list[dict[str, Any]] = json.loads(path.read_text())["runs"] if path.is_file() else []
+    runs = saved_runs(options.out)
     for family in options.family:
         run: dict[str, Any] = {
             "family": family,
@@ -344,24 +341,24 @@ def measure(options: argparse.Namespace) -> None:
         }
         runs = sorted(
             [*(other for other in runs if other["family"] != family), run],
-            key=lambda each: each["family"],
+            key=lambda run: run["family"],
         )
         with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
             chunks = max(options.seconds) + options.repeats
             both = contestants(family, _SIZES[options.sizes], Path(folder), chunks, options.storage)
             for streams, seconds in ((1, options.seconds), (4, options.seconds[: options.many])):
-                for found in rows(both, streams, seconds, options.repeats):
-                    run["rows"].append(found)
+                for row in rows(both, streams, seconds, options.repeats):
+                    run["rows"].append(row)
                     save(options.out, {"runs": runs})
-                    print(family, found, flush=True)
+                    print(family, row, flush=True)
 
 
 def windows(*, mean_flow: bool) -> dict[str, dict[str, float]]:
     """Compares the mel of 6 s of Chatterbox, block by block and in windows, with whole computation.
 
     Returns:
-        For each way of streaming, the root mean square of the difference relative to that of the
-            whole mel, and the largest difference.
+        For each way of streaming, the root mean square of the difference relative to the whole
+            mel's, and the largest difference.
     """
     with tempfile.TemporaryDirectory() as folder:
         published: Any = SimpleNamespace(sizes=vars(public.Sizes()))
@@ -395,15 +392,15 @@ def plot(name: str) -> None:
     )
     for axis, run in zip(axes[0], result["runs"], strict=True):
         for streams, style in ((1, "-"), (4, "--")):
-            of = [found for found in run["rows"] if found["streams"] == streams]
-            of.sort(key=lambda found: found["position_s"])
-            for who, colour in (("public", "tab:red"), ("ours", "tab:blue")):
+            rows = [row for row in run["rows"] if row["streams"] == streams]
+            rows.sort(key=lambda row: row["position_s"])
+            for decoder, colour in (("public", "tab:red"), ("ours", "tab:blue")):
                 label, medians = (
-                    f"{who}, {streams} stream{'s' * (streams > 1)}",
-                    [found[f"{who}_s"][0] for found in of],
+                    f"{decoder}, {streams} stream{'s' * (streams > 1)}",
+                    [row[f"{decoder}_s"][0] for row in rows],
                 )
                 axis.plot(
-                    [found["position_s"] for found in of],
+                    [row["position_s"] for row in rows],
                     medians,
                     style,
                     color=colour,

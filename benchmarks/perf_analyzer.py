@@ -28,7 +28,7 @@ from typing import Any
 
 from benchmarks.environment import ROOT, describe
 from benchmarks.listening import quantiles
-from benchmarks.models import SIZES, random_model
+from benchmarks.models import SIZES, chosen_model
 from benchmarks.perf_export import ExportError, read_export, stripped, summary
 from benchmarks.serving_load import AT_ONCE, DEMO, Load, Utterances, run_load
 from token2wav.config import load_server_config
@@ -96,7 +96,6 @@ class PerfLoad:
         """Estimates the time of one load for both clients together, in seconds.
 
         Args:
-            requests: number of requests.
             alone_s: time of one utterance without other load.
         """
         once = requests / self.rate if self.rate else requests * alone_s
@@ -161,13 +160,15 @@ def own_figures(report: Path) -> dict[str, Any]:
 def run_own(url: str, load: Load, utterances: Utterances, seconds: float) -> dict[str, Any]:
     """Measures the same figures with serving_load's client, as far as the client has them."""
     heard, took_s = run_load(url, load, utterances, seconds)
-    good = [one for one in heard if one.error is None]
+    good = [utterance for utterance in heard if utterance.error is None]
     return {
         "utterances": len(good),
-        "failed": sorted({one.error for one in heard if one.error}),
-        "first_audio_ms": quantiles([1000 * one.first_s for one in good]),
-        "share_without_underrun": round(sum(one.gap_s == 0 for one in good) / max(1, len(good)), 3),
-        "audio_seconds_per_second": round(sum(one.audio_s for one in good) / took_s, 2),
+        "failed": sorted({utterance.error for utterance in heard if utterance.error}),
+        "first_audio_ms": quantiles([1000 * utterance.first_s for utterance in good]),
+        "share_without_underrun": round(
+            sum(utterance.gap_s == 0 for utterance in good) / max(1, len(good)), 3
+        ),
+        "audio_seconds_per_second": round(sum(utterance.audio_s for utterance in good) / took_s, 2),
     }
 
 
@@ -187,10 +188,10 @@ def measure(
     patience_s = _START_S + 5 * options.requests * max(alone_s, 1 / load.rate if load.rate else 0.0)
     try:
         export, figures = run_perf_analyzer(url, data, load, options.requests, patience_s)
-        kept = OUT / "exports" / f"{load.label.replace(', ', '_').replace(' ', '_')}.json"
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.write_bytes(export)
-        heard = read_export(kept)
+        path = OUT / "exports" / f"{load.label.replace(', ', '_').replace(' ', '_')}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(export)
+        heard = read_export(path)
     except (PerfError, ExportError) as error:
         return {**row, "failed": str(error)}
     row |= {"perf_analyzer": figures, "heard": summary(heard, buffer_s), "own": {}}
@@ -207,7 +208,7 @@ def measure(
 def as_line(row: dict[str, Any]) -> str:
     if row["failed"]:
         return row["failed"]
-    heard, own = row["heard"], row["own"]
+    heard, client = row["heard"], row["own"]
     line = (
         f"{row['load']:24} {heard['utterances']:4} utterances, first audio "
         f"{_three(heard['first_audio_ms'])} ms, "
@@ -215,15 +216,15 @@ def as_line(row: dict[str, Any]) -> str:
         f"real-time factor {heard['real_time_factor']['p50']:.3f}, "
         f"{heard['audio_seconds_per_second']:.1f} s/s"
     )
-    if not own:
+    if not client:
         return line
     shares = (
-        f"{own['share_without_underrun']:.0%} without underruns, "
-        f"{own['audio_seconds_per_second']:.1f} s/s"
+        f"{client['share_without_underrun']:.0%} without underruns, "
+        f"{client['audio_seconds_per_second']:.1f} s/s"
     )
     ours = (
-        f"{own['utterances']:4} utterances, "
-        f"first audio {_three(own['first_audio_ms'])} ms, {shares}"
+        f"{client['utterances']:4} utterances, "
+        f"first audio {_three(client['first_audio_ms'])} ms, {shares}"
     )
     return f"{line}\n{'  our client':24} {ours}"
 
@@ -245,10 +246,7 @@ def server(options: argparse.Namespace) -> Iterator[str]:
         yield options.url
         return
     with tempfile.TemporaryDirectory() as temporary:
-        known = options.model in SIZES
-        folder = (
-            random_model(Path(temporary), SIZES[options.model]) if known else Path(options.model)
-        )
+        folder = chosen_model(Path(temporary), options.model)
         OUT.mkdir(parents=True, exist_ok=True)
         log = OUT / "server.log"
         with TritonServer(

@@ -33,7 +33,7 @@ class HeardUtterance:
 
     sent_s: float  # time of the request, on perf_analyzer's clock
     arrivals_s: tuple[float, ...]  # arrival of each chunk, in seconds after the request
-    samples: tuple[int, ...]  # number of samples of each chunk
+    samples: tuple[int, ...]  # of each chunk
 
     @property
     def audio_s(self) -> float:
@@ -61,8 +61,8 @@ def stripped(export: Path) -> bytes:
         return _TENSOR.sub(_size_instead, data)
 
 
-def _size_instead(found: re.Match[bytes]) -> bytes:
-    name, values = found.groups()
+def _size_instead(match: re.Match[bytes]) -> bytes:
+    name, values = match.groups()
     return b'"%b":%d' % (name, values.count(b",") + 1 if values.strip() else 0)
 
 
@@ -116,7 +116,7 @@ def summary(heard: list[HeardUtterance], buffer_s: float) -> dict[str, Any]:
             [utterance.arrivals_s[-1] / utterance.audio_s for utterance in heard], digits=3
         ),
         "underruns": sum(map(len, silences)),
-        "share_without_underrun": round(sum(not each for each in silences) / len(heard), 3),
+        "share_without_underrun": round(sum(not gaps for gaps in silences) / len(heard), 3),
         "silent_seconds": round(sum(map(sum, silences), 0.0), 3),
         "audio_seconds_per_second": round(audio_s / (max(ends_s) - heard[0].sent_s), 2),
     }

@@ -147,13 +147,13 @@ def main() -> None:
                     texts, rows[name]["heard"], rows[other]["heard"]
                 )
         # The comparisons are kept, and not the transcripts that they were computed from.
-        kept = {
+        scores = {
             key: {field: value for field, value in row.items() if field != "heard"}
             for key, row in rows.items()
         }
         save(
             options.name,
-            {"environment": describe("jiwer", "pocketsphinx", "pystoi"), **subject, "rows": kept},
+            {"environment": describe("jiwer", "pocketsphinx", "pystoi"), **subject, "rows": scores},
         )
         print(_line(name, rows[name]), flush=True)
 
@@ -336,8 +336,8 @@ def _measure(
         "wer": round(word_error_rate([sentence.text for sentence in sentences], heard), 4)
     }
     for key in scores[0] if scores else ():
-        found = [value for score in scores if (value := score[key]) is not None]
-        row[key] = round(sum(found) / len(found), 3) if found else None
+        values = [value for score in scores if (value := score[key]) is not None]
+        row[key] = round(sum(values) / len(values), 3) if values else None
     # Sentences begin and end quietly, and chunks end within a sentence. The jumps of the recordings
     # at the same places are the reference: they are not caused by borders of chunks.
     return {**row, "jumps": borders.report(), "recording_there": there.report(), "heard": heard}
@@ -346,8 +346,8 @@ def _measure(
 def _line(name: str, row: dict[str, Any]) -> str:
     numbers = [row.get(key) for key in ("wer", "stoi", "pesq", "mcd_db")]
     jump = (
-        f"{found['decibels']:+.1f} ± {found['standard_error']:.1f}"
-        if (found := row["jumps"])
+        f"{jumps['decibels']:+.1f} ± {jumps['standard_error']:.1f}"
+        if (jumps := row["jumps"])
         else "-"
     )
     return " | ".join(

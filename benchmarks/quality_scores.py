@@ -53,12 +53,12 @@ class Recogniser:
         self._decoder.start_utt()
         self._decoder.process_raw(pcm, full_utt=True)
         self._decoder.end_utt()
-        found = self._decoder.hyp()
-        return normal(found.hypstr) if found else ""
+        hypothesis = self._decoder.hyp()
+        return normal(hypothesis.hypstr) if hypothesis else ""
 
 
 def word_error_rate(sentences: Sequence[str], heard: Sequence[str]) -> float:
-    """Returns the number of wrong words divided by the number of words of all sentences."""
+    """Returns the share of wrong words in all sentences."""
     return float(jiwer.wer([normal(sentence) for sentence in sentences], list(heard)))
 
 
@@ -84,9 +84,9 @@ def resampled(
             (ours - theirs).sum(axis) / counts.sum(axis)
         ),
     }
-    found = {}
+    intervals = {}
     for name, measure in measures.items():
-        drawn = bootstrap(
+        draws = bootstrap(
             (ours, theirs, counts),
             measure,
             paired=True,
@@ -94,8 +94,8 @@ def resampled(
             method="percentile",
             rng=0,
         )
-        found[name] = [round(float(value), 4) for value in drawn.confidence_interval]
-    return found
+        intervals[name] = [round(float(value), 4) for value in draws.confidence_interval]
+    return intervals
 
 
 def intelligibility(original: Signal, result: Signal) -> float:
@@ -183,9 +183,9 @@ class Borders:
         }
 
 
-def _wrong(said: str, heard: str) -> int:
-    found = jiwer.process_words(said, heard)
-    return int(found.substitutions + found.deletions + found.insertions)
+def _wrong(sentence: str, heard: str) -> int:
+    alignment = jiwer.process_words(sentence, heard)
+    return int(alignment.substitutions + alignment.deletions + alignment.insertions)
 
 
 def _cepstra(mel: NDArray[np.float32]) -> NDArray[np.float64]:

@@ -32,7 +32,7 @@ import yaml
 
 from benchmarks.environment import RESULTS, ROOT, describe, save, save_picture
 from benchmarks.listening import PACE, quantiles, silences
-from benchmarks.models import SIZES, random_model
+from benchmarks.models import SIZES, chosen_model
 from token2wav_client import Client, ClientError, ClientVoice, token_source
 from token2wav_client.audio import SAMPLE_RATE
 from token2wav_client.stats import ChunkTiming
@@ -123,9 +123,9 @@ def run_load(
     lock = threading.Lock()
 
     def speak() -> None:
-        one = utterances.speak(url, load.rate)
+        utterance = utterances.speak(url, load.rate)
         with lock:
-            heard.append(one)
+            heard.append(utterance)
 
     def client(delay: float) -> None:
         time.sleep(delay)
@@ -165,23 +165,27 @@ def batch_sizes(metrics: str) -> dict[str, float]:
 def row(
     mode: str, load: Load, heard: list[Heard], seconds: float, batches: dict[str, float]
 ) -> dict[str, Any]:
-    good = [one for one in heard if one.error is None]
+    good = [utterance for utterance in heard if utterance.error is None]
     return {
         "mode": mode,
         "load": load.label,
         **asdict(load),
         "utterances": len(good),
-        "failed": sorted({one.error for one in heard if one.error}),
-        "first_audio_ms": quantiles([1000 * one.first_s for one in good] or [float("nan")]),
+        "failed": sorted({utterance.error for utterance in heard if utterance.error}),
+        "first_audio_ms": quantiles(
+            [1000 * utterance.first_s for utterance in good] or [float("nan")]
+        ),
         "share_without_gaps": {f"{gap:g} s": share(good, gap) for gap in GAPS_S},
-        "audio_seconds_per_second": round(sum(one.audio_s for one in good) / seconds, 2),
+        "audio_seconds_per_second": round(
+            sum(utterance.audio_s for utterance in good) / seconds, 2
+        ),
         "mean_batch": round(batches["sum"] / batches["count"], 2) if batches["count"] else None,
         "batches": batches,
     }
 
 
 def share(heard: list[Heard], gap: float) -> float:
-    return round(sum(one.gap_s <= gap for one in heard) / max(1, len(heard)), 3)
+    return round(sum(utterance.gap_s <= gap for utterance in heard) / max(1, len(heard)), 3)
 
 
 def as_line(result: dict[str, Any]) -> str:
@@ -204,15 +208,13 @@ def measure(
     """Yields a row for each load on one server; a load starts when its row is requested.
 
     Args:
-        folder: model folder.
         mode: key of `MODES`. The server's settings of the mode override `common`.
-        loads: loads to run.
         options: command-line options of utterances and time.
         common: settings of the server in all modes.
     """
-    own, model = MODES[mode]
+    changes, model = MODES[mode]
     limits = {"player_buffer_seconds": options.buffer_seconds}
-    layers: list[Mapping[str, Mapping[str, Any]]] = [{"limits": limits}, common or {}, own]
+    layers: list[Mapping[str, Mapping[str, Any]]] = [{"limits": limits}, common or {}, changes]
     parts = dict.fromkeys(part for layer in layers for part in layer)
     settings = {
         part: {key: value for layer in layers for key, value in layer.get(part, {}).items()}
@@ -255,25 +257,25 @@ def plot(rows: list[dict[str, Any]], path: Path, title: str) -> None:
     paces = {PACE: "25 tokens/s", AT_ONCE: "unpaced"}
     for (rate, pace), (first, audio, continuity) in zip(paces.items(), axes, strict=True):
         for mode in dict.fromkeys(row["mode"] for row in rows):
-            own = [
+            mode_rows = [
                 row
                 for row in rows
                 if row["mode"] == mode and row["rate"] == rate and row["clients"]
             ]
-            clients = [row["clients"] for row in own]
+            clients = [row["clients"] for row in mode_rows]
             [line] = first.plot(
-                clients, [row["first_audio_ms"]["p50"] for row in own], marker="o", label=mode
+                clients, [row["first_audio_ms"]["p50"] for row in mode_rows], marker="o", label=mode
             )
             first.plot(
                 clients,
-                [row["first_audio_ms"]["p99"] for row in own],
+                [row["first_audio_ms"]["p99"] for row in mode_rows],
                 "--",
                 marker="^",
                 color=line.get_color(),
             )
-            audio.plot(clients, [row["audio_seconds_per_second"] for row in own], marker="o")
+            audio.plot(clients, [row["audio_seconds_per_second"] for row in mode_rows], marker="o")
             continuity.plot(
-                clients, [row["share_without_gaps"]["0.1 s"] for row in own], marker="o"
+                clients, [row["share_without_gaps"]["0.1 s"] for row in mode_rows], marker="o"
             )
         first.set_yscale("log")
         first.set_ylabel(f"{pace}\nfirst audio after its tokens (ms)\nsolid p50, dashed p99")
@@ -332,10 +334,7 @@ def main() -> None:
     loads += [Load(0, arrivals, PACE) for arrivals in options.arrivals]
     rows = []
     with tempfile.TemporaryDirectory() as temporary:
-        known = options.model in SIZES
-        folder = (
-            random_model(Path(temporary), SIZES[options.model]) if known else Path(options.model)
-        )
+        folder = chosen_model(Path(temporary), options.model)
         for mode in options.modes:
             for result in measure(folder, mode, loads, options):
                 rows.append(result)

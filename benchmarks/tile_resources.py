@@ -48,9 +48,9 @@ def rows() -> Iterator[dict[str, Any]]:
             for dtype, tiles in by_dtype.items():
                 for tile in tiles:
                     sizes = {name: size for name, size in asdict(tile).items() if name != "ratios"}
-                    used = _resources(product, dtype, tile)  # type: ignore[arg-type]
+                    resources = _resources(product, dtype, tile)  # type: ignore[arg-type]
                     yield {"capability": capability, "product": product, "dtype": dtype} | (
-                        sizes | used
+                        sizes | resources
                     )
 
 
@@ -67,11 +67,11 @@ def _resources(product: Product, name: str, tile: Tile) -> dict[str, int]:
     with redirect_stdout(io.StringIO()) as log, with_tile(tile), compiling(binaries):
         for launch in launches:
             launch()
-    used = [tuple(map(int, pair)) for pair in _USED.findall(log.getvalue())]
-    assert len(used) >= len(binaries) > 0
+    usages = [tuple(map(int, pair)) for pair in _USED.findall(log.getvalue())]
+    assert len(usages) >= len(binaries) > 0
     return {
-        "registers": max(registers for _, registers in used),
-        "spilled_bytes": max(spilled for spilled, _ in used),
+        "registers": max(registers for _, registers in usages),
+        "spilled_bytes": max(spilled for spilled, _ in usages),
         "shared_bytes": max(binary.metadata.shared for binary in binaries.values()),
     }
 

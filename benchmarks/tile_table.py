@@ -29,10 +29,9 @@ def measured(table: Mapping[str, Any], content: Mapping[str, Any]) -> dict[str, 
 
     Args:
         table: contents of `tiles.json`.
-        content: results of the GPU report.
 
     Raises:
-        ValueError: the results are those of a rehearsal, or have no rates.
+        ValueError: the results are from a rehearsal, or have no rates.
     """
     if rehearsed(content):
         raise ValueError("these results are of a rehearsal, whose times mean nothing")
@@ -121,7 +120,7 @@ def main() -> None:
     except ValueError as error:
         parser.error(str(error))
     TABLE.write_text(text(after))
-    old, new = (dict(choices(TileTable.read(each), content)) for each in (before, after))
+    old, new = (dict(choices(TileTable.read(table), content)) for table in (before, after))
     for key, tile in new.items():
         changed = "" if replace(tile, ratios=()) == replace(old[key], ratios=()) else " (new)"
         print(f"{key}: {tile.rows} x {tile.outputs} x {tile.inputs}, {tile.warps} warps{changed}")

@@ -57,9 +57,10 @@ def masks_of(estimator: EstimatorConfig, left_blocks: int, blocks: int) -> Pictu
     size, guided = estimator.static_chunk_size, estimator.guided
     frames = blocks * size
     if guided is None:
-        kept = PROMPT_BLOCKS if left_blocks >= 0 else 0
-        streaming = block_mask(BlockGrid(size, prefix=size * kept, left_blocks=left_blocks), frames)
-        return {f"streaming, a prompt of {kept} blocks" if kept else "streaming": streaming}
+        prompt_blocks = PROMPT_BLOCKS if left_blocks >= 0 else 0
+        grid = BlockGrid(size, prefix=size * prompt_blocks, left_blocks=left_blocks)
+        title = f"streaming, a prompt of {prompt_blocks} blocks" if prompt_blocks else "streaming"
+        return {title: block_mask(grid, frames)}
     counts = {mask: guided.layers.count(mask) for mask in sorted(set(guided.layers))}
     pictures = {
         f"{mask}: {count} of the layers": guided_mask(mask, frames, size)
@@ -81,9 +82,9 @@ def draw(pictures: Pictures, block_frames: int, path: Path) -> None:
     columns = min(4, len(pictures))
     rows = -(-len(pictures) // columns)
     figure = Figure(figsize=(3.1 * columns, 3.4 * rows), layout="constrained")
-    for place, (title, mask) in enumerate(pictures.items(), start=1):
+    for position, (title, mask) in enumerate(pictures.items(), start=1):
         axis = figure.add_subplot(
-            rows, columns, place, title=title, xlabel="sees frame", ylabel="frame"
+            rows, columns, position, title=title, xlabel="sees frame", ylabel="frame"
         )
         axis.imshow(mask.numpy(), cmap="Blues", vmin=0, vmax=1.6, interpolation="nearest")
         edges = [edge - 0.5 for edge in range(0, len(mask) + 1, block_frames)]

@@ -1,13 +1,13 @@
 """Reader for a speech language model: synthesizes the tokens that the model prints, as they come.
 
-    my_llm | python examples/llm_stream.py --family stepaudio2 --voice voice.safetensors --out
-    out.wav
+    my_llm | python examples/llm_stream.py --family stepaudio2 --voice voice.safetensors \\
+        --out out.wav
 
-Some models print tokens as text: `<|speech_17|>` or `<|s_17|>` (CosyVoice), `<audio_17>` (Step-
-Audio2), `<custom_token_17>` (Orpheus, seven for a token of SNAC). Other text between the tokens is
-skipped. Other models return numbers (MiniCPM-o, Chatterbox, and models that emit codes of a codec):
-print the numbers with a separator after each. A piece of text may end anywhere, even within a
-token.
+Some models print tokens as text: `<|speech_17|>` or `<|s_17|>` (CosyVoice), `<audio_17>`
+(Step-Audio2), `<custom_token_17>` (Orpheus, seven for a token of SNAC). Other text between the
+tokens is skipped. Other models return numbers (MiniCPM-o, Chatterbox, and models that emit codes of
+a codec): print the numbers with a separator after each. A piece of text may end anywhere, even
+within a token.
 
 With `--events URL` the text comes from a server with OpenAI's interface, as server-sent events.
 """
@@ -61,10 +61,10 @@ def tokens_in(pieces: Iterable[str], family: str = "cosyvoice") -> Iterator[list
     text, ignored = "", _MARKS.get(family, NOT_SPEECH)
     for piece in chain(pieces, ["\n"]):  # ends a number at the end of the text
         text += piece
-        found = list(TOKENS[family].finditer(text))
+        matches = list(TOKENS[family].finditer(text))
         # The text after the last token may be the beginning of another token.
-        text = text[found[-1].end() if found else 0 :][-LONGEST_TOKEN:]
-        if tokens := [number for match in found if (number := int(match[1])) not in ignored]:
+        text = text[matches[-1].end() if matches else 0 :][-LONGEST_TOKEN:]
+        if tokens := [number for match in matches if (number := int(match[1])) not in ignored]:
             yield tokens
 
 
@@ -118,7 +118,6 @@ def events_of(url: str, body: Path) -> Iterator[str]:
 
 
 def main() -> None:
-    """Runs the example."""
     parser = argparse.ArgumentParser(
         description="Speak the speech tokens in a text on standard input, or in events of a server."
     )

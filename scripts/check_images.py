@@ -309,17 +309,21 @@ def check_gateway(image: Image, server: Image, files: Path) -> None:
         asgi_server(language_model.create_app(lambda _: tokens, 1000.0)) as model_port,
         serving(server, binds, files / "gateway_server.log") as (_, ports),
     ):
-        own = Ports.free()
+        gateway_ports = Ports.free()
         gateway_settings.write_text(
             f"language_model: {{url: 'http://127.0.0.1:{model_port}/v1'}}\n"
             f"speech_server: {{url: '127.0.0.1:{ports.grpc}'}}\n"
             "voices: {folder: /voices}\n"
         )
-        words = [*image.service["command"], f"--port={own.http}", f"--metrics-port={own.metrics}"]
+        words = [
+            *image.service["command"],
+            f"--port={gateway_ports.http}",
+            f"--metrics-port={gateway_ports.metrics}",
+        ]
         mounts = {"/settings/gateway.yaml": gateway_settings, "/voices": voices}
         with (
             subprocess.Popen(image.command(words, mounts, ["/voices"])) as process,
-            httpx.Client(base_url=f"http://127.0.0.1:{own.http}", timeout=60) as http,
+            httpx.Client(base_url=f"http://127.0.0.1:{gateway_ports.http}", timeout=60) as http,
         ):
             try:
                 deadline = time.monotonic() + PATIENCE_SECONDS
@@ -349,8 +353,8 @@ def is_ready(http: httpx.Client) -> bool:
 
 def check_contents(image: Image) -> None:
     """Checks that nothing is in an image that only building it needed."""
-    if found := [str(path) for pattern in WASTE + CUDA for path in image.root.glob(pattern)]:
-        sys.exit(f"check: {image.name} has {', '.join(found)}")
+    if waste := [str(path) for pattern in WASTE + CUDA for path in image.root.glob(pattern)]:
+        sys.exit(f"check: {image.name} has {', '.join(waste)}")
 
 
 def snr_db(wav: Path) -> float:
@@ -359,17 +363,17 @@ def snr_db(wav: Path) -> float:
     tokens, voice = np.load(SPEECH / "tokens.npy"), Voice.load(SPEECH / "voice.safetensors")
     with Token2Wav.load(MODEL).stream(voice) as stream:
         chunks = [*stream.push(tokens), *stream.finish()]
-    wanted = np.concatenate([chunk.audio for chunk in chunks])
-    if heard.shape != wanted.shape:
-        sys.exit(f"check: {wav.name} has shape {heard.shape}, the library's audio {wanted.shape}")
-    noise = np.square(heard - wanted, dtype=np.float64).sum()
-    found = float(10 * np.log10(np.square(wanted, dtype=np.float64).sum() / max(noise, 1e-30)))
-    if found < MIN_SNR_DB:
+    expected = np.concatenate([chunk.audio for chunk in chunks])
+    if heard.shape != expected.shape:
+        sys.exit(f"check: {wav.name} has shape {heard.shape}, the library's audio {expected.shape}")
+    noise = np.square(heard - expected, dtype=np.float64).sum()
+    ratio_db = float(10 * np.log10(np.square(expected, dtype=np.float64).sum() / max(noise, 1e-30)))
+    if ratio_db < MIN_SNR_DB:
         sys.exit(
-            f"check: {wav.name} is {found:.1f} dB from the library's audio; at least "
+            f"check: {wav.name} is {ratio_db:.1f} dB from the library's audio; at least "
             f"{MIN_SNR_DB} dB is needed"
         )
-    return found
+    return ratio_db
 
 
 def check_engines(image: Image, volume: Path, files: Path) -> None:
@@ -413,12 +417,12 @@ def layers(folder: Path, driver: str) -> Iterator[str]:
     for name, ids in sorted(named.items()):
         if not name.startswith("stand-in:"):
             base = sum(megabytes(layer) for layer in ids if layer in bases)
-            own = [
+            layer_sizes = [
                 f"{size:.1f}"
                 for layer in ids
                 if layer not in bases and (size := megabytes(layer)) >= 0.05
             ]
-            yield f"| `{name}` | {base:.0f} | {' + '.join(own)} |"
+            yield f"| `{name}` | {base:.0f} | {' + '.join(layer_sizes)} |"
 
 
 def run(folder: Path) -> None:
@@ -429,13 +433,13 @@ def run(folder: Path) -> None:
     say(f"builds all images with {call('buildah', '--version').strip()}, storage driver {driver}")
     build(options)
     files, volume = folder / "files", folder / "engines"
-    for place in (files, volume):
-        shutil.rmtree(place, ignore_errors=True)
-        place.mkdir()
+    for directory in (files, volume):
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir()
     for source in SPEECH.iterdir():
         shutil.copy(source, files)
-    for place in (files, volume):
-        os.chown(place, USER, USER)
+    for directory in (files, volume):
+        os.chown(directory, USER, USER)
     with Image.mounted("token2wav-client:0.1.0", "client") as client:
         check_contents(client)
         with Image.mounted("token2wav-server:0.1.0-cpu", "server-cpu") as image:

@@ -81,12 +81,12 @@ def _in_site(page: str, link: str) -> str:
 def _reference(package: str, source: Path) -> str:
     """Writes a page for mkdocstrings with all public names of a package."""
     module = ast.parse(source.read_text(encoding="utf-8"))
-    listed = next(
+    public_names = next(
         node.value
         for node in module.body
         if isinstance(node, ast.Assign)
         and any(isinstance(t, ast.Name) and t.id == "__all__" for t in node.targets)
     )
     summary = (ast.get_docstring(module) or "").partition("\n")[0]
-    names = "".join(f"\n::: {package}.{name}\n" for name in ast.literal_eval(listed))
+    names = "".join(f"\n::: {package}.{name}\n" for name in ast.literal_eval(public_names))
     return f"# {package}\n\n{summary}\n{names}"

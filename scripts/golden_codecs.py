@@ -37,8 +37,8 @@ _FRAMES = 12  # frames of the codes
 
 def codes_of(frames: int, codebooks: int, size: int) -> torch.Tensor:
     """Draws codes (frames, codebooks)."""
-    drawn = np.random.default_rng([SEED, 7]).integers(0, size, (frames, codebooks))
-    return torch.from_numpy(drawn)
+    codes = np.random.default_rng([SEED, 7]).integers(0, size, (frames, codebooks))
+    return torch.from_numpy(codes)
 
 
 # NanoCodec. The sizes have the names of the published configuration.
@@ -158,13 +158,13 @@ _MIMI = {
 
 
 def mimi(sizes: dict[str, Any]) -> Golden:
-    """Computes the audio of codes, of all codebooks and of the first ones, by `transformers`."""
+    """Computes the audio of all codebooks, and of the first ones, by `transformers`."""
     model = transformers_mimi(sizes)
     codes = codes_of(2 * _FRAMES, sizes["num_quantizers"], sizes["codebook_size"])
     fewer = codes[:, : sizes["num_quantizers"] - 1]
     heard = {
-        name: model.decode(given.T[None]).audio_values[0, 0]
-        for name, given in (("audio", codes), ("audio_of_fewer", fewer))
+        name: model.decode(input_codes.T[None]).audio_values[0, 0]
+        for name, input_codes in (("audio", codes), ("audio_of_fewer", fewer))
     }
     return {"codes": codes, **heard}
 
@@ -263,12 +263,12 @@ _MOSHI = {
 
 
 def mimi_of_moshi(sizes: dict[str, Any]) -> Golden:
-    """Computes the audio of codes, of all codebooks and of the first ones, by `moshi`."""
+    """Computes the audio of all codebooks, and of the first ones, by `moshi`."""
     model = moshi_mimi(sizes)
     codes = codes_of(2 * _FRAMES, sizes["quantizer"]["n_q"], sizes["quantizer"]["bins"])
     heard = {
-        name: model.decode(given.T[None])[0, 0]
-        for name, given in (("audio", codes), ("audio_of_fewer", codes[:, :-1]))
+        name: model.decode(input_codes.T[None])[0, 0]
+        for name, input_codes in (("audio", codes), ("audio_of_fewer", codes[:, :-1]))
     }
     return {"codes": codes, **heard}
 
@@ -375,9 +375,9 @@ def qwen3_omni_code2wav(sizes: dict[str, Any], attention: str = "eager") -> Any:
     )
 
     theta = sizes.get("rope_theta", 10000.0)
-    own = {name: value for name, value in sizes.items() if name != "rope_theta"}
+    arguments = {name: value for name, value in sizes.items() if name != "rope_theta"}
     rope = {"rope_type": "default", "rope_theta": theta}
-    config = Qwen3OmniMoeCode2WavConfig(**own, rope_parameters=rope)
+    config = Qwen3OmniMoeCode2WavConfig(**arguments, rope_parameters=rope)
     return _qwen3(public.Qwen3OmniMoeCode2Wav, config, attention)
 
 
@@ -412,7 +412,6 @@ def write_families(families: Families, description: str | None) -> None:
 
     Args:
         families: function and sizes of every family.
-        description: description of the program, for its help.
     """
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter

@@ -55,12 +55,12 @@ _DAC = {
 
 
 def dac(sizes: dict[str, Any]) -> Golden:
-    """Computes the audio of codes, of all codebooks and of the first ones, by `transformers`."""
+    """Computes the audio of all codebooks, and of the first ones, by `transformers`."""
     model = transformers_dac(sizes)
     codes = codes_of(_FRAMES, sizes["n_codebooks"], sizes["codebook_size"])
     return {"codes": codes} | {
-        name: model.decode(audio_codes=given.T[None]).audio_values[0]
-        for name, given in (("audio", codes), ("audio_of_fewer", codes[:, :-1]))
+        name: model.decode(audio_codes=input_codes.T[None]).audio_values[0]
+        for name, input_codes in (("audio", codes), ("audio_of_fewer", codes[:, :-1]))
     }
 
 
@@ -99,7 +99,7 @@ _DESCRIPT = {
 
 
 def dac_of_descript(sizes: dict[str, Any]) -> Golden:
-    """Computes the audio of codes, of all codebooks and of the first ones, by
+    """Computes the audio of all codebooks, and of the first ones, by
     `descript-audio-codec`. Checks that its file of weights is a pickle of tensors and plain values.
     """
     model = descript_dac(sizes)
@@ -110,8 +110,8 @@ def dac_of_descript(sizes: dict[str, Any]) -> Golden:
     assert saved["state_dict"].keys() == model.state_dict().keys()
     codes = codes_of(_FRAMES, sizes["n_codebooks"], sizes["codebook_size"])
     return {"codes": codes} | {
-        name: model.decode(model.quantizer.from_codes(given.T[None])[0])[0, 0]
-        for name, given in (("audio", codes), ("audio_of_fewer", codes[:, :-1]))
+        name: model.decode(model.quantizer.from_codes(input_codes.T[None])[0])[0, 0]
+        for name, input_codes in (("audio", codes), ("audio_of_fewer", codes[:, :-1]))
     }
 
 
@@ -126,7 +126,6 @@ def descript_dac(sizes: dict[str, Any]) -> Any:
 
 
 def _import_descript() -> None:
-    """Makes the modules of `descript-audio-codec` importable."""
     if "dac" not in sys.modules:
         # Bare packages, because the real ones import much that decoding does not need.
         root, audiotools = package_folder("dac"), package_folder("audiotools")
@@ -186,12 +185,12 @@ _HIGGS = {
 
 
 def higgs(sizes: dict[str, Any]) -> Golden:
-    """Computes the audio of codes, of all codebooks and of the first ones, by `transformers`."""
+    """Computes the audio of all codebooks, and of the first ones, by `transformers`."""
     model = transformers_higgs(sizes)
     codes = codes_of(_FRAMES, model.config.num_quantizers, sizes["codebook_size"])
     return {"codes": codes} | {
-        name: model.decode(given.T[None]).audio_values[0, 0]
-        for name, given in (("audio", codes), ("audio_of_fewer", codes[:, :-1]))
+        name: model.decode(input_codes.T[None]).audio_values[0, 0]
+        for name, input_codes in (("audio", codes), ("audio_of_fewer", codes[:, :-1]))
     }
 
 
@@ -229,7 +228,7 @@ _HIGGS_FIRST = {
 
 
 def higgs_first_release(sizes: dict[str, Any]) -> Golden:
-    """Computes the audio of codes, of all codebooks and of the first ones, by `boson-multimodal`.
+    """Computes the audio of all codebooks, and of the first ones, by `boson-multimodal`.
     Checks that a file of its weights is a pickle of tensors.
     """
     model = boson_higgs(sizes)
@@ -239,8 +238,8 @@ def higgs_first_release(sizes: dict[str, Any]) -> Golden:
         assert torch.load(path, weights_only=True).keys() == model.state_dict().keys()
     codes = codes_of(_FRAMES, sizes["n_q"], sizes["bins"])
     return {"codes": codes} | {
-        name: torch.from_numpy(model.decode(given.T[None]))[0, 0]
-        for name, given in (("audio", codes), ("audio_of_fewer", codes[:, :-1]))
+        name: torch.from_numpy(model.decode(input_codes.T[None]))[0, 0]
+        for name, input_codes in (("audio", codes), ("audio_of_fewer", codes[:, :-1]))
     }
 
 

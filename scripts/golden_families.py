@@ -84,12 +84,12 @@ def conditions(flow: Any) -> Iterator[list[torch.Tensor]]:
     hook.remove()
 
 
-def velocities(flow: Any, mu: torch.Tensor, given: Golden, **more: Any) -> torch.Tensor:
+def velocities(flow: Any, mu: torch.Tensor, utterance: Golden, **more: Any) -> torch.Tensor:
     """One evaluation of the estimator: conditional and unconditional branch, (2, 80, frames)."""
-    frames, prompt = mu.shape[2], given["prompt_feat"].shape[1]
+    frames, prompt = mu.shape[2], utterance["prompt_feat"].shape[1]
     cond = torch.zeros_like(mu)
-    cond[:, :, :prompt] = given["prompt_feat"].transpose(1, 2)
-    speaker = flow.spk_embed_affine_layer(nn.functional.normalize(given["embedding"], dim=1))
+    cond[:, :, :prompt] = utterance["prompt_feat"].transpose(1, 2)
+    speaker = flow.spk_embed_affine_layer(nn.functional.normalize(utterance["embedding"], dim=1))
     both = [torch.cat((value, torch.zeros_like(value))) for value in (mu, speaker, cond)]
     x, mask, t = (
         flow_noise(frames).repeat(2, 1, 1),
@@ -113,11 +113,11 @@ def vocoded(hift: Any, mel: torch.Tensor) -> Golden:
     return {"vocoder_mel": mel, "f0": f0.float(), "source": source.float(), "audio": audio.float()}
 
 
-def _lengths(given: Golden) -> dict[str, torch.Tensor]:
+def _lengths(utterance: Golden) -> dict[str, torch.Tensor]:
     return {
-        "token_len": torch.tensor([given["token"].shape[1]]),
-        "prompt_token_len": torch.tensor([given["prompt_token"].shape[1]]),
-        "prompt_feat_len": torch.tensor([given["prompt_feat"].shape[1]]),
+        "token_len": torch.tensor([utterance["token"].shape[1]]),
+        "prompt_token_len": torch.tensor([utterance["prompt_token"].shape[1]]),
+        "prompt_feat_len": torch.tensor([utterance["prompt_feat"].shape[1]]),
     }
 
 
@@ -125,69 +125,71 @@ def cosyvoice2(sizes: public.Sizes, prompt: int) -> Golden:
     """mu and mel under the full mask and the streaming one; mel of chunks as the public loop cuts
     them.
     """
-    flow, given = fill(public.cosyvoice2_flow(sizes)), inputs(prompt, 60)
-    call = {**given, **_lengths(given)}
+    flow, utterance = fill(public.cosyvoice2_flow(sizes)), inputs(prompt, 60)
+    call = {**utterance, **_lengths(utterance)}
     golden: Golden = {}
     with conditions(flow) as seen:
         for name, streaming in (("full", False), ("streaming", True)):
             golden[f"mel_{name}"] = flow.inference(**call, streaming=streaming, finalize=True)[0]
             golden[f"mu_{name}"] = seen[-1]
-            golden[f"velocity_{name}"] = velocities(flow, seen[-1], given, streaming=streaming)
+            golden[f"velocity_{name}"] = velocities(flow, seen[-1], utterance, streaming=streaming)
     stop = -prompt % 25 + 25  # of the first chunk: with the prompt it fills whole blocks
-    part = {**call, "token": given["token"][:, : stop + 3], "token_len": torch.tensor([stop + 3])}
+    tokens = utterance["token"][:, : stop + 3]
+    part = {**call, "token": tokens, "token_len": torch.tensor([stop + 3])}
     golden["mel_chunk"] = flow.inference(**part, streaming=True, finalize=False)[0]
     hift = fill(public.cosyvoice2_hift(sizes))
-    return {**given, **golden, **vocoded(hift, golden["mel_streaming"])}
+    return {**utterance, **golden, **vocoded(hift, golden["mel_streaming"])}
 
 
 def stepaudio2(sizes: public.Sizes, prompt: int) -> Golden:
     """mu and mel of the whole, under the full mask, and of chunks; mel of chunks with the public
     window as well.
     """
-    flow, given = fill(public.stepaudio2_flow(sizes)), inputs(prompt, 115)
+    flow, utterance = fill(public.stepaudio2_flow(sizes)), inputs(prompt, 115)
     flow.decoder.rand_noise = flow_noise(15000)
     golden: Golden = {}
     with conditions(flow) as seen:
-        golden["mel_full"] = flow.inference(**given, **_lengths(given), n_timesteps=_STEPS)
+        golden["mel_full"] = flow.inference(**utterance, **_lengths(utterance), n_timesteps=_STEPS)
         golden["mu_full"] = seen[-1]
-        golden["velocity_full"] = velocities(flow, seen[-1], given)
+        golden["velocity_full"] = velocities(flow, seen[-1], utterance)
     for name, window in (("streaming", False), ("windowed", True)):
         with conditions(flow) as seen:
-            golden[f"mel_{name}"] = torch.cat(list(_chunks(flow, given, window)), dim=2)
+            golden[f"mel_{name}"] = torch.cat(list(_chunks(flow, utterance, window)), dim=2)
             golden[f"mu_{name}"] = torch.cat(seen, dim=2)
     hift = fill(public.stepaudio2_hift(sizes))
-    return {**given, **golden, **vocoded(hift, golden["mel_streaming"])}
+    return {**utterance, **golden, **vocoded(hift, golden["mel_streaming"])}
 
 
-def _chunks(flow: Any, given: Golden, window: bool) -> Iterator[torch.Tensor]:
+def _chunks(flow: Any, utterance: Golden, window: bool) -> Iterator[torch.Tensor]:
     """Mel of chunks of 25 tokens; with the window caches are cut as the public `Token2wav.stream`
     cuts them.
     """
-    silence, token, prompt = torch.full((1, 3), 4218), given["token"], given["prompt_feat"].shape[1]
+    silence, token = torch.full((1, 3), 4218), utterance["token"]
+    prompt = utterance["prompt_feat"].shape[1]
     cache = flow.setup_cache(
-        torch.cat((given["prompt_token"], silence), dim=1),
-        given["prompt_feat"],
-        given["embedding"],
+        torch.cat((utterance["prompt_token"], silence), dim=1),
+        utterance["prompt_feat"],
+        utterance["embedding"],
         _STEPS,
     )
     for start in range(0, token.shape[1], 25):
         last = start + 25 >= token.shape[1]
         mel, cache = flow.inference_chunk(
-            token[:, start : start + 28], given["embedding"], cache, last, _STEPS
+            token[:, start : start + 28], utterance["embedding"], cache, last, _STEPS
         )
         for name, axis in (("estimator_att_cache", 4), ("conformer_att_cache", 3)):
-            kept = cache[name]
-            if window and kept.shape[axis] > prompt + 100:
-                ends = kept.narrow(axis, 0, prompt), kept.narrow(axis, kept.shape[axis] - 100, 100)
-                cache[name] = torch.cat(ends, dim=axis)
+            states = cache[name]
+            if window and states.shape[axis] > prompt + 100:
+                last_100 = states.narrow(axis, states.shape[axis] - 100, 100)
+                cache[name] = torch.cat((states.narrow(axis, 0, prompt), last_100), dim=axis)
         yield mel.clone()
 
 
 def chatterbox(sizes: public.Sizes, prompt: int) -> Golden:
     """mu and mel under the full mask, of the flow and of its MeanFlow variant."""
-    given = inputs(prompt, 40)
+    utterance = inputs(prompt, 40)
     golden: Golden = {}
-    call = {**given, **_lengths(given)}
+    call = {**utterance, **_lengths(utterance)}
     for name, meanflow in (("full", False), ("meanflow", True)):
         flow = fill(public.chatterbox_flow(sizes, meanflow=meanflow))
         steps = 2 if meanflow else _STEPS
@@ -199,11 +201,11 @@ def chatterbox(sizes: public.Sizes, prompt: int) -> Golden:
         more = {"r": torch.full((2,), _END)} if meanflow else {}
         golden |= {
             f"mel_{name}": mel,
-            f"velocity_{name}": velocities(flow, seen[-1], given, **more),
+            f"velocity_{name}": velocities(flow, seen[-1], utterance, **more),
         }
         golden[f"mu_{name}"] = seen[-1]
     hift = fill(public.chatterbox_hift(sizes))
-    return {**given, **golden, **vocoded(hift, golden["mel_full"])}
+    return {**utterance, **golden, **vocoded(hift, golden["mel_full"])}
 
 
 _FAMILIES: dict[str, Callable[[public.Sizes, int], Golden]] = {

@@ -14,9 +14,6 @@ the published code is loaded. Both are installed without their dependencies, as 
 from __future__ import annotations
 
 import importlib
-import importlib.util
-import sys
-import types
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -25,6 +22,7 @@ from unittest import mock
 import torch
 
 from scripts.golden_codecs import Families, Golden, codes_of, write_families
+from scripts.public_packages import bare_package, package_folder
 from tests.support.moss_model import document, published_weights, write_weights
 
 _FRAMES = 10
@@ -98,7 +96,7 @@ _SIZES = {
 
 
 def moss(sizes: dict[str, Any]) -> Golden:
-    """Computes the audio of codes, of all codebooks and of the first ones."""
+    """Computes the audio of all codebooks, and of the first ones."""
     decoder = public_decoder(sizes)
     count = sizes["quantizer_kwargs"]["num_quantizers"]
     codes = codes_of(_FRAMES, count, sizes["quantizer_kwargs"]["codebook_size"])
@@ -165,7 +163,7 @@ _STEREO_SIZES = {
 
 
 def moss_stereo(sizes: dict[str, Any]) -> Golden:
-    """Computes the audio (samples, channels) of codes, of all codebooks and of the first ones."""
+    """Computes the audio (samples, channels) of all codebooks, and of the first ones."""
     model = public_stereo(sizes)
     count = sizes["quantizer_kwargs"]["num_quantizers"]
     codes = codes_of(_FRAMES, count, sizes["quantizer_kwargs"]["codebook_size"])
@@ -177,12 +175,9 @@ def moss_stereo(sizes: dict[str, Any]) -> Golden:
 
 def public_stereo(sizes: dict[str, Any]) -> Any:
     """Makes the published model of version 2 with random weights in its decoder."""
-    found = importlib.util.find_spec("vllm_omni")
-    assert found is not None
-    [root] = found.submodule_search_locations or []
     # The package of the file would load the whole server. So the file gets a package of its own.
-    package = sys.modules["public_moss"] = types.ModuleType("public_moss")
-    package.__path__ = [f"{root}/model_executor/models/moss_tts"]
+    folder = package_folder("vllm_omni") / "model_executor" / "models" / "moss_tts"
+    bare_package("public_moss", folder)
     public = importlib.import_module("public_moss.audio_tokenizer_v2")
     # The encoder is not used, but the rate of the decoder follows from its patches.
     content = document(sizes)

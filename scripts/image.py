@@ -24,7 +24,6 @@ class Image:
     """Container image that is run without a container engine.
 
     Attributes:
-        name: name of the image.
         root: folder at which its file system lies.
         config: its configuration: user, entry point, environment and the rest.
         service: its service in docker-compose.yml.

@@ -22,20 +22,20 @@ SCHEMAS = ROOT / "tests" / "data" / "kserve_schemas.json"
 _KEPT = ("type", "enum", "required", "x-kubernetes-int-or-string", "additionalProperties")
 
 
-def cut(schema: dict[str, Any], used: list[Any]) -> dict[str, Any]:
+def cut(schema: dict[str, Any], values: list[Any]) -> dict[str, Any]:
     """Returns a schema with the parts that some values use."""
-    kept = {key: schema[key] for key in _KEPT if key in schema}
+    subset = {key: schema[key] for key in _KEPT if key in schema}
     if "properties" in schema:
-        kept["additionalProperties"] = False
-        kept["properties"] = {
+        subset["additionalProperties"] = False
+        subset["properties"] = {
             name: cut(inner, below)
-            if (below := [value[name] for value in used if name in value])
+            if (below := [value[name] for value in values if name in value])
             else {}
             for name, inner in schema["properties"].items()
         }
     if "items" in schema:
-        kept["items"] = cut(schema["items"], [item for value in used for item in value])
-    return kept
+        subset["items"] = cut(schema["items"], [item for value in values for item in value])
+    return subset
 
 
 def main() -> None:

@@ -84,9 +84,9 @@ def prepare_imports() -> None:
     empty += ["s3tokenizer.utils", "s3tokenizer.model_v2", "chatterbox.models.s3tokenizer"]
     for name in empty:
         module = sys.modules[name] = EmptyModule(name)
-        parent, _, own = name.rpartition(".")
+        parent, _, child = name.rpartition(".")
         if isinstance(sys.modules.get(parent), EmptyModule):
-            setattr(sys.modules[parent], own, module)
+            setattr(sys.modules[parent], child, module)
     sys.modules["matcha.utils.pylogger"].get_pylogger = lambda *_: None  # type: ignore[attr-defined]
     for name in ("stepaudio2", "chatterbox"):  # their `__init__` would import the language models
         if importlib.util.find_spec(name) is not None:

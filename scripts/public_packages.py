@@ -70,8 +70,6 @@ def refilled(
     """Makes a model of `transformers` with random weights.
 
     Args:
-        kind: class of the model.
-        config: configuration of the model.
         fill: replaces the values of a state dict with published names.
         options: options of `from_pretrained`.
     """

@@ -6,11 +6,13 @@ The pages are README.md, CONTRIBUTING.md and docs/*.md.
 A line before each block of shell commands says whether it can run; it is not visible when the page
 is rendered:
 
-    <!-- runnable -->               run it, and expect exit status 0 <!-- runnable: server -->
-    start it, wait until Triton is ready on port 8000, leave it running until the next
-                                    such block or the end of the page, then stop it as Ctrl-C does
-    <!-- runnable: with server -->  the same as the first, but start a server with the tiny model if
-    none is running <!-- not runnable: REASON -->   do not run it
+    <!-- runnable -->               run it, and expect exit status 0
+    <!-- runnable: server -->       start it, wait until Triton is ready on port 8000, leave it
+                                    running until the next such block or the end of the page, then
+                                    stop it as Ctrl-C does
+    <!-- runnable: with server -->  the same as the first, but start a server with the tiny model
+                                    if none is running
+    <!-- not runnable: REASON -->   do not run it
 
 Blocks of Python may have such a line. Blocks of other languages have none.
 
@@ -95,11 +97,11 @@ def blocks(page: Path) -> list[Block]:
     """
     lines = page.read_text(encoding="utf-8").splitlines()
     marks = {number: line for number, line in enumerate(lines) if _ANY_MARK.match(line)}
-    found = []
+    runnable_blocks = []
     for start, language, text in _code(lines):
         if language not in (*_SHELL, "python"):
             continue
-        number = max((n for n in range(start) if lines[n]), default=0)
+        number = max((index for index in range(start) if lines[index]), default=0)
         line = marks.pop(number, None)
         mark = None if line is None else _MARK.fullmatch(line)
         if line is not None and mark is None:
@@ -107,12 +109,12 @@ def blocks(page: Path) -> list[Block]:
         if mark is None and language in _SHELL:
             raise MarkError(f"{page.name}:{start + 1}: these commands have no mark; use {_MARKS}")
         if mark is not None and not mark["skipped"]:
-            found.append(Block(page, start + 1, language, text, mark["kind"]))
+            runnable_blocks.append(Block(page, start + 1, language, text, mark["kind"]))
     if marks:
         raise MarkError(
             f"{page.name}:{min(marks) + 1}: no block of shell commands or Python follows the mark"
         )
-    return found
+    return runnable_blocks
 
 
 def _code(lines: Sequence[str]) -> Iterator[tuple[int, str, str]]:
@@ -124,7 +126,11 @@ def _code(lines: Sequence[str]) -> Iterator[tuple[int, str, str]]:
         start, inside = number, []
         if fence := _FENCE.match(lines[start]):
             number = (
-                next(n for n in range(start + 1, len(lines)) if lines[n].startswith(fence["fence"]))
+                next(
+                    index
+                    for index in range(start + 1, len(lines))
+                    if lines[index].startswith(fence["fence"])
+                )
                 + 1
             )
             yield start, fence["language"], "\n".join(lines[start + 1 : number - 1])
@@ -143,13 +149,13 @@ def scratch(environment: Path) -> Iterator[Path]:
     """Makes a copy of the working tree with the stand-ins, and with `environment` as its .venv."""
     with tempfile.TemporaryDirectory(prefix="token2wav-docs-") as folder:
         tree = Path(folder) / "token2wav"
-        listed = subprocess.run(
+        listing = subprocess.run(
             ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
             cwd=ROOT,
             check=True,
             stdout=subprocess.PIPE,
         )
-        for name in filter(None, listed.stdout.decode().split("\0")):
+        for name in filter(None, listing.stdout.decode().split("\0")):
             if (ROOT / name).is_file():  # a file may be deleted and not committed yet
                 (tree / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, tree / name)
@@ -200,9 +206,9 @@ class Page:
         self._log = tree.parent / "server.log"
         self._server: subprocess.Popen[bytes] | None = None
         inherited = [
-            each
-            for each in os.environ["PATH"].split(os.pathsep)
-            if Path(each) != environment / "bin"
+            folder
+            for folder in os.environ["PATH"].split(os.pathsep)
+            if Path(folder) != environment / "bin"
         ]
         self._variables = {
             **os.environ,
@@ -259,10 +265,10 @@ class Page:
             time.sleep(0.5)
         ended = self._server.poll()
         self.stop()
-        what = (
+        failure = (
             f"not ready after {STARTING_SECONDS:g} s" if ended is None else f"exit status {ended}"
         )
-        return f"{what}\n{_tail(self._log.read_bytes())}"
+        return f"{failure}\n{_tail(self._log.read_bytes())}"
 
     def _start(self, command: Sequence[str], output: int) -> subprocess.Popen[bytes]:
         return subprocess.Popen(

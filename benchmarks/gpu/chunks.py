@@ -62,8 +62,8 @@ def chunks(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
     model, loaded = load(folder, settings, cache_storage=storage)
     yield f"the model{pages}", lambda: loaded
     for streams in settings.batches:
-        places = [(spoken_s, hop) for spoken_s in settings.histories for hop in settings.hops]
-        for number, (spoken_s, hop) in enumerate([(0.0, settings.hops[0]), *places]):
+        cases = [(spoken_s, hop) for spoken_s in settings.histories for hop in settings.hops]
+        for number, (spoken_s, hop) in enumerate([(0.0, settings.hops[0]), *cases]):
             yield (
                 chunk_key(streams, hop, spoken_s, storage),
                 partial(chunk, model, settings.repeats, streams, hop, spoken_s, settings.repeat_s),
@@ -134,12 +134,12 @@ def profiled(model: Token2Wav, settings: Settings, streams: int, spoken_s: float
         trace.unlink()
     kind = "CUDA" if settings.on_gpu else "CPU"
     events = [
-        each
-        for each in profiler.events() or []
-        if each.device_type.name == kind and not each.is_user_annotation
+        event
+        for event in profiler.events() or []
+        if event.device_type.name == kind and not event.is_user_annotation
     ]
     spans = [
-        (each.name, each.time_range.start / 1000, each.time_range.end / 1000) for each in events
+        (event.name, event.time_range.start / 1000, event.time_range.end / 1000) for event in events
     ]
     return {"streams": streams, "spoken_s": spoken_s, "wall_ms": round(wall_ms, 3)} | summary(spans)
 

@@ -102,10 +102,10 @@ def flow_work(
 ) -> Work:
     """Returns the work of all ODE steps for chunks of mel frames.
 
-    `past` frames, those of the prompt included, come before the chunk. The input layer of the
-    estimator stays in float32, for every precision of the other layers and of the cache.
+    `past` frames come before the chunk, with the prompt. The input layer of the estimator stays in
+    float32, for every precision of the other layers and of the cache.
     """
-    config, (layout, layers, given, once) = model.flow, estimator_sizes(model, precision)
+    config, (layout, layers, inputs, conditions) = model.flow, estimator_sizes(model, precision)
     rows = streams * layout.branches * frames
     pairs = streams * layout.branches * attended_pairs(frames, past, layout.block_frames)
     product = (
@@ -119,9 +119,9 @@ def flow_work(
         * config.input_size
         * (config.pre_lookahead_len + config.lookbehind_len + 2)
     )
-    outside = 2.0 * (rows * (layout.steps * given + once) + tokens * ahead)
+    outside = 2.0 * (rows * (layout.steps * inputs + conditions) + tokens * ahead)
     half = precision == "float16"
-    weights = layout.steps * (layers * (2 if half else 4) + given * 4) + 4 * (once + ahead)
+    weights = layout.steps * (layers * (2 if half else 4) + inputs * 4) + 4 * (conditions + ahead)
     pages = streams * (past + frames) / layout.block_frames
     return Work(
         weights + pages * layout.page_bytes,
@@ -149,17 +149,17 @@ def estimator_sizes(
     conditions. The weights that project the conditions are read once for all steps.
     """
     with torch.device("meta"):
-        made = flow_networks(config, storage)
-    made.flow.estimator.drop_time_weights()
-    count = {
+        networks = flow_networks(config, storage)
+    networks.flow.estimator.drop_time_weights()
+    counts = {
         name: weight.numel()
-        for name, weight in made.flow.estimator.named_parameters()
+        for name, weight in networks.flow.estimator.named_parameters()
         if weight.dim() > 1
     }
-    given = sum(number for name, number in count.items() if name.startswith("input_embed"))
-    projected = count["input_embed.proj.weight"]
-    once = projected - config.flow.estimator.dim * config.mel_bands
-    return made.layout, sum(count.values()) - given, given - once, once
+    inputs = sum(number for name, number in counts.items() if name.startswith("input_embed"))
+    projected = counts["input_embed.proj.weight"]
+    conditions = projected - config.flow.estimator.dim * config.mel_bands
+    return networks.layout, sum(counts.values()) - inputs, inputs - conditions, conditions
 
 
 @cache

@@ -72,7 +72,7 @@ class Utterance(NamedTuple):
 
 
 def parity(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
-    """Measures the largest errors of mel (relative) and audio (absolute) of any stream of a batch.
+    """Measures the largest errors of mel (relative) and audio (absolute) in a batch.
 
     Each batch size has a row.
     """
@@ -102,7 +102,7 @@ def reference(folder: Path, settings: Settings, count: int) -> list[Utterance]:
 
 
 def _stream(settings: Settings) -> StreamConfig:
-    """Settings of streams with the default hop, which runs more captured shapes."""
+    """Returns settings of streams with the default hop, which runs more captured shapes."""
     stream, _ = SETTINGS[settings.setting]
     return StreamConfig(first_tokens=0, left_blocks=stream.left_blocks)
 
@@ -124,24 +124,24 @@ def check(model: Token2Wav, streams: int, expected: Sequence[Utterance], bound: 
     """Compares one batch with the reference; `problem` of the row lists errors beyond their bounds.
 
     Args:
-        model: loaded model.
         streams: size of the batch.
-        expected: reference utterances.
-        bound: bound of the error of the mel.
+        bound: largest error of the mel.
     """
-    wanted = [expected[index % len(expected)] for index in range(streams)]
+    references = [expected[index % len(expected)] for index in range(streams)]
     block, capacity = model.config.block_tokens, model.pipeline.flow.usage().capacity
     # Streams share the whole blocks of their prompts.
-    needed = sum(2 + len(one.tokens) // block for one in wanted) + 2 * len(expected)
+    needed = sum(2 + len(target.tokens) // block for target in references) + 2 * len(expected)
     if 0 < capacity < needed:
         raise LeftOut(f"the batch needs {needed} pages, but the cache has {capacity}")
-    pairs = list(zip(speak(model, wanted), wanted, strict=True))
+    pairs = list(zip(speak(model, references), references, strict=True))
     errors = [
-        float((one.mel - other.mel).square().mean().sqrt() / other.mel.std())
-        for one, other in pairs
+        float((result.mel - target.mel).square().mean().sqrt() / target.mel.std())
+        for result, target in pairs
     ]
     mel = float(np.max(errors))  # NaN stays NaN
-    audio = float(np.max([float((one.audio - other.audio).abs().max()) for one, other in pairs]))
+    audio = float(
+        np.max([float((result.audio - target.audio).abs().max()) for result, target in pairs])
+    )
     problems = [f"mel {mel:.1e}, at most {bound:.1e}"] if not mel <= bound else []
     problems += [f"audio {audio:.1e}, at most {AUDIO:.1e}"] if not audio <= AUDIO else []
     return {"mel": mel, "mel_bound": bound, "audio": audio, "problem": "; ".join(problems) or None}
@@ -155,8 +155,7 @@ def speak(
     The vocoder gets the mels of the utterances if they are known, and the new mels otherwise.
 
     Args:
-        model: loaded model.
-        utterances: utterances, whose mels are known or not.
+        utterances: utterances, with or without their mels.
         schedule: schedule of the chunks; None for the rounds of each utterance.
     """
     flow, vocoder, config = model.pipeline.flow, model.pipeline.vocoder, model.config
@@ -166,17 +165,19 @@ def speak(
         [torch.empty(0)] * len(utterances),
         [torch.empty(0)] * len(utterances),
     )
-    handles = [(flow.open(one.voice), vocoder.open(one.voice)) for one in utterances]
-    for one in utterances:
-        hops = schedule or _Rounds(block, block, block, turn=one.turn)
-        chunkers.append(chunker := Chunker(one.voice.prompt_tokens, config, hops))
-        chunker.push(one.tokens.astype(np.int32), end=True)
+    handles = [
+        (flow.open(utterance.voice), vocoder.open(utterance.voice)) for utterance in utterances
+    ]
+    for utterance in utterances:
+        hops = schedule or _Rounds(block, block, block, turn=utterance.turn)
+        chunkers.append(chunker := Chunker(utterance.voice.prompt_tokens, config, hops))
+        chunker.push(utterance.tokens.astype(np.int32), end=True)
     while ready := [
-        (index, chunk) for index, each in enumerate(chunkers) if (chunk := each.next_chunk)
+        (index, chunk) for index, chunker in enumerate(chunkers) if (chunk := chunker.next_chunk)
     ]:
-        made = flow.advance([(handles[index][0], chunk) for index, chunk in ready])
+        chunk_mels = flow.advance([(handles[index][0], chunk) for index, chunk in ready])
         batch = []
-        for (index, chunk), mel in zip(ready, made, strict=True):
+        for (index, chunk), mel in zip(ready, chunk_mels, strict=True):
             known = utterances[index].mel
             new = mel[:, ratio * max(0, chunkers[index].prompt_tokens - chunk.start) :]
             mels[index] = torch.cat((mels[index].to(new.device), new), dim=-1)
@@ -186,12 +187,13 @@ def speak(
                 else new
             )
             batch.append((handles[index][1], FrameChunk(heard, chunk.last)))
-            chunkers[index].computed()
+            chunkers[index].finish_chunk()
         for (index, _), samples in zip(ready, vocoder.advance(batch), strict=True):
             audio[index] = torch.cat((audio[index].to(samples.device), samples))
     for flow_handle, vocoder_handle in handles:
         flow.close(flow_handle)
         vocoder.close(vocoder_handle)
     return [
-        one._replace(mel=mels[index], audio=audio[index]) for index, one in enumerate(utterances)
+        utterance._replace(mel=mels[index], audio=audio[index])
+        for index, utterance in enumerate(utterances)
     ]

@@ -27,12 +27,16 @@ _COMPARISON = re.compile(rf"^(?:assert )?\(?{_NUMBER} <=? {_NUMBER}")
 _measured: dict[tuple[str, int, str], tuple[float, float, float]] = {}
 
 
-def record(place: tuple[str, int, str], error: float, bound: float) -> None:
-    """Records an error if it is the largest share of its bound at this place. NaN is largest."""
+def record(location: tuple[str, int, str], error: float, bound: float) -> None:
+    """Records an error if it is the largest share of its bound there. NaN is largest.
+
+    Args:
+        location: file, line and test.
+    """
     share = error / bound if bound else error
     share = float("inf") if share != share else share
-    if share >= _measured.get(place, (-1.0, 0.0, 0.0))[0]:
-        _measured[place] = share, error, bound
+    if share >= _measured.get(location, (-1.0, 0.0, 0.0))[0]:
+        _measured[location] = share, error, bound
 
 
 def _record_text(item: pytest.Item, line: int, text: str) -> None:
@@ -59,14 +63,14 @@ def pytest_runtest_call(item: pytest.Item) -> Any:
     def recording(actual: Any, expected: Any, **options: Any) -> None:
         line = sys._getframe(1).f_lineno
         if torch.is_tensor(actual) and actual.shape == expected.shape and actual.numel():
-            result, wanted = actual.detach().cpu().double(), expected.detach().cpu().double()
-            both_nan = result.isnan() & wanted.isnan()  # equal, where a test allows it
-            difference = (result - wanted).abs().masked_fill(both_nan, 0.0)
-            bound = options.get("atol", 0.0) + options.get("rtol", 0.0) * wanted.abs()
+            result, reference = actual.detach().cpu().double(), expected.detach().cpu().double()
+            both_nan = result.isnan() & reference.isnan()  # equal, where a test allows it
+            difference = (result - reference).abs().masked_fill(both_nan, 0.0)
+            bound = options.get("atol", 0.0) + options.get("rtol", 0.0) * reference.abs()
             bound = bound.masked_fill(both_nan, 1.0)
             worst = int((difference / bound.clamp(min=1e-30)).argmax())
-            place = item.location[0], line, item.name.partition("[")[0]
-            record(place, float(difference.flatten()[worst]), float(bound.flatten()[worst]))
+            location = item.location[0], line, item.name.partition("[")[0]
+            record(location, float(difference.flatten()[worst]), float(bound.flatten()[worst]))
         compare(actual, expected, **options)
 
     with pytest.MonkeyPatch.context() as patch:

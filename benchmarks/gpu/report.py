@@ -78,7 +78,7 @@ def verdicts(content: Content) -> list[Verdict]:
 
     Figures of a CPU or of a smaller model meet no aim.
     """
-    found = [
+    conclusions = [
         _parity(content),
         _first_chunk(content),
         _drift(content),
@@ -87,9 +87,10 @@ def verdicts(content: Content) -> list[Verdict]:
     ]
     if rehearsed(content):
         return [
-            Verdict(verdict.aim, f"in a rehearsal: {verdict.measured}", None) for verdict in found
+            Verdict(verdict.aim, f"in a rehearsal: {verdict.measured}", None)
+            for verdict in conclusions
         ]
-    return found
+    return conclusions
 
 
 def rehearsed(content: Content) -> bool:
@@ -112,9 +113,9 @@ def faults(content: Content) -> list[str]:
     Slow results are not faults.
     """
     rows = [row for row in content["rows"] if row["key"] != ON_PURPOSE]
-    found = [(f"{row['section']}: {row['key']}", row["problem"]) for row in rows]
-    found += [(section["section"], section["problem"]) for section in content["sections"]]
-    return [f"{name}: {problem}" for name, problem in found if problem]
+    problems = [(f"{row['section']}: {row['key']}", row["problem"]) for row in rows]
+    problems += [(section["section"], section["problem"]) for section in content["sections"]]
+    return [f"{name}: {problem}" for name, problem in problems if problem]
 
 
 def _parity(content: Content) -> Verdict:
@@ -200,7 +201,7 @@ def peer_rows(content: Content) -> Iterator[Row]:
 
 
 def _real_time(content: Content) -> Iterator[Verdict]:
-    """Yields verdicts on the number of streams of the engine and of clients of the server.
+    """Yields verdicts on the engine's number of streams and the server's number of clients.
 
     An aim counts as not met only if the leanest setting fails it.
     """
@@ -211,7 +212,7 @@ def _real_time(content: Content) -> Iterator[Verdict]:
     clients = [
         (row["clients"], "lean", share >= UNBROKEN) for row, share in zip(rows, shares, strict=True)
     ]
-    for section, what, held in (
+    for section, aim, held in (
         (
             "streams",
             f"{STREAMS} streams of 20 s in real time, {UNBROKEN:.0%} of them unbroken, at the "
@@ -236,7 +237,7 @@ def _real_time(content: Content) -> Iterator[Verdict]:
             f"{best[0]} ({best[1]}); too many, with the leanest setting: {missed or 'not shown'}"
         )
         met = best[0] >= STREAMS or (False if missed and missed <= STREAMS else None)
-        yield Verdict(f"at least {what}", measured if held else _why(content, section), met)
+        yield Verdict(f"at least {aim}", measured if held else _why(content, section), met)
 
 
 def _why(content: Content, section: str, key: str | None = None) -> str:
@@ -253,7 +254,6 @@ def markdown(content: Content, *, counted: bool = True) -> str:
     """Returns the whole page.
 
     Args:
-        content: results.
         counted: whether launches are counted, which takes a minute.
     """
     facts, small = content["facts"], rehearsed(content)
@@ -267,8 +267,8 @@ def markdown(content: Content, *, counted: bool = True) -> str:
         else "",
         "; ".join(f"{name} {_cell(value)}" for name, value in facts.items() if value is not None),
         table(
-            {"aim": each.aim, "measured": each.measured, "": WORDS[each.met]}
-            for each in verdicts(content)
+            {"aim": verdict.aim, "measured": verdict.measured, "": WORDS[verdict.met]}
+            for verdict in verdicts(content)
         ),
         "## Faults\n\n" + ("\n".join(f"- {fault}" for fault in faults(content)) or "None."),
         f"## Left out\n\n{table(left_out)}",
@@ -313,22 +313,26 @@ def _tables(content: Content, name: str, rows: Mapping[str, Row]) -> Iterator[st
         (FULL_YAML if content["facts"]["size"] == "full" else TEMPLATE).parent
     )
     for key, row in rows.items():
-        shown = {"": key} | {each: value for each, value in row.items() if each not in _COMMON[:4]}
+        shown = {"": key} | {
+            column: value for column, value in row.items() if column not in _COMMON[:4]
+        }
         if name in ("smoke", "chunks") and "total_ms" in row and rates:
             floor = floor_ms(config, content["facts"]["precision"], rates, row)
             shown |= {"floor_ms": floor, "times floor": row["total_ms"][0] / floor}
         groups.setdefault(tuple(shown), []).append(shown)
     for group in groups.values():
-        long = [each for each in ("kernels", "tiles", "lines", "chunk_ms") if each in group[0]]
+        long = [
+            column for column in ("kernels", "tiles", "lines", "chunk_ms") if column in group[0]
+        ]
         yield table(
-            {each: value for each, value in row.items() if each not in long} for row in group
+            {column: value for column, value in row.items() if column not in long} for row in group
         )
-        for row, each in ((row, each) for row in group for each in long if row[each]):
-            yield f"{row['']}, {each}:"
+        for row, column in ((row, column) for row in group for column in long if row[column]):
+            yield f"{row['']}, {column}:"
             yield (
-                table(row[each])
-                if each in ("kernels", "tiles")
-                else "\n".join(f"    {line}" for line in row[each])
+                table(row[column])
+                if column in ("kernels", "tiles")
+                else "\n".join(f"    {line}" for line in row[column])
             )
     if name == "recompute":
         yield table(peer_rows(content))

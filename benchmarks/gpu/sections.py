@@ -112,7 +112,7 @@ def server(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
 
     The clients run on this machine.
     """
-    load, binaries = (
+    serving_load, binaries = (
         optional("benchmarks.serving_load"),
         optional("token2wav_server.launcher.binaries"),
     )
@@ -129,10 +129,10 @@ def server(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
     }
     options = argparse.Namespace(utterance_seconds=settings.stream_s, seconds=settings.stream_s)
     options.tokens_per_request, options.buffer_seconds = TOKENS_PER_PUSH, BUFFER_S
-    loads = [load.Load(clients, 0.0, PACE) for clients in settings.clients]
-    rows = load.measure(folder, "batching", loads, options, common)
-    for each in loads:
-        yield f"{settings.setting}, {each.label}", lambda: {"problem": None, **next(rows)}
+    loads = [serving_load.Load(clients, 0.0, PACE) for clients in settings.clients]
+    rows = serving_load.measure(folder, "batching", loads, options, common)
+    for load in loads:
+        yield f"{settings.setting}, {load.label}", lambda: {"problem": None, **next(rows)}
     rows.close()
 
 

@@ -76,10 +76,10 @@ class Settings:
 
     def runtime(self, **changes: Any) -> RuntimeConfig:
         """Returns the runtime configuration of a section's models."""
-        own = RuntimeConfig(
+        runtime = RuntimeConfig(
             self.device, "torch", precision=self.precision, cache_mib=self.cache_mib
         )
-        return replace(own, **changes)
+        return replace(runtime, **changes)
 
     def rehearsal(self) -> Settings:
         """Returns the smallest settings, with the tiny model, that run the same sections.

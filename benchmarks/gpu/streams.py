@@ -95,7 +95,6 @@ def next_number(held: Mapping[int, bool], first: int, most: int) -> int | None:
 
     Args:
         held: for each number tried so far, whether the device held it.
-        first: number to try first.
         most: largest number to try.
     """
     low = max((number for number, well in held.items() if well), default=0)
@@ -124,8 +123,12 @@ def listen(model: Token2Wav, settings: Settings, number: int) -> Row:
     # Time at which the tokens of a first chunk and of its look-ahead have arrived.
     count = flow.hops(SETTINGS[settings.setting][0])[0] + flow.lookahead_tokens
     needed = min(-(-count // TOKENS_PER_PUSH) * TOKENS_PER_PUSH / PACE, settings.stream_s)
-    gaps = [gap for each in listeners for gap in silences(each.heard, BUFFER_S)]
-    first = [1000 * (each.heard[0][0] - each.starts - needed) for each in listeners if each.heard]
+    gaps = [gap for listener in listeners for gap in silences(listener.heard, BUFFER_S)]
+    first = [
+        1000 * (listener.heard[0][0] - listener.starts - needed)
+        for listener in listeners
+        if listener.heard
+    ]
     return {
         "setting": settings.setting,
         "streams": number,
@@ -156,8 +159,8 @@ def _feed(
     utterances = [workers.requests.open(voices[index % _VOICES]) for index in range(number)]
     waits = (np.arange(turns) + 1) * TOKENS_PER_PUSH / PACE
     due = [
-        (each.starts + wait, index, turn)
-        for index, each in enumerate(listeners)
+        (listener.starts + wait, index, turn)
+        for index, listener in enumerate(listeners)
         for turn, wait in enumerate(waits)
     ]
     for at, index, turn in sorted(due):

@@ -90,7 +90,6 @@ def _rates(products: Any, settings: Settings) -> Row:
 def _product(
     products: Any, settings: Settings, product: Any, dtype: torch.dtype, sizes: Any, rows: int
 ) -> Row:
-    """Measures all tiles of a product."""
     from token2wav.kernels.tiles import limits, table
 
     tiny = settings.size == "tiny"
@@ -122,7 +121,6 @@ def launch_us(
 
     Args:
         launches: launches of the same kernel on different data.
-        settings: settings of the section.
         expected_us: approximate time of a launch.
     """
     began = time.perf_counter()

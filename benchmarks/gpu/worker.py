@@ -80,8 +80,6 @@ def run_section(
     Args:
         name: name of the section, with `REHEARSAL` before it for a rehearsal. The results list its
             rows under this name.
-        folder: model folder.
-        settings: settings of the section.
         results: receives the rows.
         seconds: time limit. All processes that the section started have ended when this function
             returns.

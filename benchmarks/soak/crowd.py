@@ -30,8 +30,7 @@ class Plan:
 
     Attributes:
         minutes: time during which clients start utterances.
-        clients: number of concurrent clients.
-        seed: seed of all random choices.
+        clients: concurrent clients.
         model: one of `MODELS`.
     """
 
@@ -51,7 +50,6 @@ class Misdeed(Generic[SceneT]):
 
     Attributes:
         kind: such as cancel, vanish, garbage or stall.
-        name: name of the misdeed.
         act: commits the misdeed, and returns the answer of the server: an error, or one word for
             other answers.
         expected: pattern of the right answers. The error "try again later" is always right.
@@ -97,9 +95,7 @@ class Deck(Generic[SceneT]):
     """Deck that deals misdeeds in random order.
 
     Args:
-        misdeeds: all misdeeds.
         kinds: kinds of misdeeds. A kind that is listed twice is twice as frequent.
-        random: makes all random choices.
     """
 
     def __init__(
@@ -128,12 +124,7 @@ class Deck(Generic[SceneT]):
 
 
 class Crowd(ABC, Generic[SceneT]):
-    """Clients that act one after the other until the time of the plan is over.
-
-    Args:
-        plan: plan of the soak.
-        deck: misdeeds of the clients.
-    """
+    """Clients that act one after the other until the time of the plan is over."""
 
     def __init__(self, plan: Plan, deck: Deck[SceneT]) -> None:
         self.books = Books()
@@ -169,36 +160,28 @@ class Crowd(ABC, Generic[SceneT]):
     def _client(self, number: int) -> None:
         random = Random(f"{self._plan.seed} client {number}")
         while time.monotonic() < self._ends_at:
-            doing = "?"
+            action = "?"
             try:
                 if random.random() < MISBEHAVING:
                     misdeed = self._deck.deal()
-                    doing = f"{misdeed.kind}, {misdeed.name}"
+                    action = f"{misdeed.kind}, {misdeed.name}"
                     answer = self.misbehave(misdeed, random)
                     with self.books.lock:
                         self.books.misdeeds[misdeed.kind, misdeed.name, answer] += 1
                 else:
-                    doing, speak = self.utterance(random)
+                    action, speak = self.utterance(random)
                     speak()
             except (ClientError, grpc.RpcError, WrongAnswerError) as error:
-                self._problem(number, doing, " ".join(str(error).split()))
+                self._problem(number, action, " ".join(str(error).split()))
             except Exception:
-                self._problem(number, doing, traceback.format_exc())
+                self._problem(number, action, traceback.format_exc())
 
-    def _problem(self, client: int, doing: str, what: str) -> None:
+    def _problem(self, client: int, action: str, problem: str) -> None:
         with self.books.lock:
-            self.books.problems.append(f"client {client}, {doing}: {what}")
+            self.books.problems.append(f"client {client}, {action}: {problem}")
         time.sleep(1.0)  # a dead server rejects thousands of connections a second
 
 
 def in_general(answer: str) -> str:
     """Replaces the ids and numbers in an answer, so that equal answers can be counted."""
     return re.sub(r"-?\b\d+(\.\d+)?\b", "N", re.sub(r"'[^']*'", "'...'", answer))
-
-
-def as_table(misdeeds: Counter[tuple[str, str, str]]) -> dict[str, dict[str, dict[str, int]]]:
-    """Counts each answer by kind and name of the misdeed."""
-    table: dict[str, dict[str, dict[str, int]]] = {}
-    for (kind, name, answer), count in sorted(misdeeds.items()):
-        table.setdefault(kind, {}).setdefault(name, {})[answer] = count
-    return table

@@ -35,10 +35,10 @@ def ask(prometheus: str, expression: str, start: float, end: float) -> Series:
     question = {"query": expression, "start": start, "end": end, "step": STEP_SECONDS}
     url = f"{prometheus}/api/v1/query_range?{urllib.parse.urlencode(question)}"
     with urllib.request.urlopen(url, timeout=30) as response:
-        found: list[dict[str, Any]] = json.load(response)["data"]["result"]
+        all_series: list[dict[str, Any]] = json.load(response)["data"]["result"]
     numbers = [
-        (one["metric"], [(float(when), float(text)) for when, text in one["values"]])
-        for one in found
+        (series["metric"], [(float(when), float(text)) for when, text in series["values"]])
+        for series in all_series
     ]
     return [
         (labels, [pair for pair in pairs if math.isfinite(pair[1])]) for labels, pairs in numbers
@@ -59,10 +59,10 @@ def draw(prometheus: str, start: float, end: float, picture: Path) -> dict[str, 
     )
     shown = {}
     for panel in panels():
-        place = panel["gridPos"]
+        position = panel["gridPos"]
         # the last row is for the numbers of the axis
-        inner = slice(place["y"], place["y"] + place["h"] - 1)
-        axes = figure.add_subplot(grid[inner, place["x"] : place["x"] + place["w"]])
+        inner = slice(position["y"], position["y"] + position["h"] - 1)
+        axes = figure.add_subplot(grid[inner, position["x"] : position["x"] + position["w"]])
         axes.set_title(panel["title"], loc="left", fontsize=8)
         factor, unit = _SCALES.get(panel["fieldConfig"]["defaults"].get("unit", ""), (1.0, ""))
         count = 0

@@ -26,7 +26,7 @@ _INT16_STEP = 1 / 32767
 TINY = ROOT / "tests" / "data" / "tiny"
 # A flow model, and all codecs of codes.
 MODELS = ("cosyvoice3", *(name for name in WRITERS if name != "pocket_tts"))
-_DEMO = ROOT / "tests" / "data" / "demo"
+DEMO = ROOT / "tests" / "data" / "demo"
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,16 +58,17 @@ class Line:
             heard: float32 or int16 chunks.
         """
         audio = np.concatenate(heard) if heard else np.zeros(0, np.float32)
-        allowed, wanted = TOLERANCE, self.audio
+        allowed, expected = TOLERANCE, self.audio
         if audio.dtype == np.int16:
             audio, allowed = audio * _INT16_STEP, TOLERANCE + _INT16_STEP / 2
-            wanted = wanted.clip(-1, 1)  # random weights may exceed the range of 16 bits
+            expected = expected.clip(-1, 1)  # random weights may exceed the range of 16 bits
         if audio.shape != self.audio.shape:
             return f"{audio.size} samples, expected {self.audio.size}"
-        error = np.abs(audio.astype(np.float64) - wanted)
+        error = np.abs(audio.astype(np.float64) - expected)
         if (error <= allowed).all():
             return None
-        ratio_db = 10 * np.log10(np.square(wanted, dtype=np.float64).sum() / np.square(error).sum())
+        energy = np.square(expected, dtype=np.float64).sum()
+        ratio_db = 10 * np.log10(energy / np.square(error).sum())
         if ratio_db > SAME_DB:  # false for NaN
             return None
         first = int(np.argmin(error <= allowed))
@@ -102,7 +103,7 @@ def _decoded_lines(model: Token2Wav) -> list[Line]:
     few = {1, max(1, codebooks // 2)} if model.config.fewer_codebooks else set()
     for books in few | {codebooks}:
         for count in (2, 45, 250):
-            codes = random.integers(0, model.config.vocab_size, (count, books), np.int32)
+            codes = random.integers(0, model.config.vocabulary, (count, books), np.int32)
             audio = model.synthesize(codes)
             name = f"{count} frames, {books} codebooks"
             lines.append(Line(name, codes, None, audio, model.config.sample_rate))
@@ -111,21 +112,21 @@ def _decoded_lines(model: Token2Wav) -> list[Line]:
 
 def _spoken_lines(model: Token2Wav) -> list[Line]:
     """Returns lines for a flow model, in voices with prompts of several lengths."""
-    tokens = np.load(_DEMO / "tokens.npy").astype(np.int32)
+    tokens = np.load(DEMO / "tokens.npy").astype(np.int32)
     lines: list[Line] = []
     for name, voice in _voices().items():
         for count in (2, 45, 120) if name != "demo" else (2, 45, 250):
-            said = np.resize(np.roll(tokens, -len(lines)), count)
+            line_tokens = np.resize(np.roll(tokens, -len(lines)), count)
             audio = model.synthesize(
-                said, Voice(voice.prompt_tokens, voice.prompt_mel, voice.speaker_embedding)
+                line_tokens, Voice(voice.prompt_tokens, voice.prompt_mel, voice.speaker_embedding)
             )
-            lines.append(Line(f"{count} tokens, {name}", said, voice, audio))
+            lines.append(Line(f"{count} tokens, {name}", line_tokens, voice, audio))
     return lines
 
 
 def _voices() -> dict[str, ClientVoice]:
     """Returns prompts of none, less and more than a block, and voices that differ in one field."""
-    demo = ClientVoice.load(_DEMO / "voice.safetensors")
+    demo = ClientVoice.load(DEMO / "voice.safetensors")
     tokens, mel, speaker = demo.prompt_tokens, demo.prompt_mel, demo.speaker_embedding
     return {
         "demo": demo,

@@ -34,9 +34,7 @@ class Scene:
     """Scene of a misdeed: the server, its models and the lines of the client.
 
     Attributes:
-        url: address of the server.
         lines: lines that the client may send.
-        random: makes all random choices.
         idle_s: seconds after which the server drops an idle stream.
     """
 
@@ -53,8 +51,9 @@ class Scene:
         return self.line().tokens[:1]
 
     def opening(self, line: Line, *, keep_open: bool | None = None) -> Opening:
-        kept = self.random.random() < 0.5 if keep_open is None else keep_open
-        return Opening(line.voice, self.random.choice(["float32", "int16"]), kept)
+        if keep_open is None:
+            keep_open = self.random.random() < 0.5
+        return Opening(line.voice, self.random.choice(["float32", "int16"]), keep_open)
 
     def stream(self, options: tuple[tuple[str, int], ...] = ()) -> RawStream:
         return RawStream(self.url, str(uuid4()), options)
@@ -74,10 +73,10 @@ def cancel_before_audio(scene: Scene) -> str:
         # One more voice, so the server evicts others.
         speaker = voice.speaker_embedding * np.float32(scene.random.uniform(0.5, 2))
         voice = ClientVoice(voice.prompt_tokens, voice.prompt_mel, speaker)
-    with Client(scene.url) as client, client.open(voice, keep_open=keep_open) as mine:
-        mine.push(line.tokens[:1])
+    with Client(scene.url) as client, client.open(voice, keep_open=keep_open) as utterance:
+        utterance.push(line.tokens[:1])
         scene.moment()
-        mine.cancel()
+        utterance.cancel()
     return NOTHING
 
 
@@ -85,23 +84,23 @@ def cancel_in_the_middle(scene: Scene) -> str:
     line = scene.line(at_least=100)
     with (
         Client(scene.url) as client,
-        client.open(line.voice, keep_open=scene.random.random() < 0.5) as mine,
+        client.open(line.voice, keep_open=scene.random.random() < 0.5) as utterance,
     ):
-        mine.push(line.tokens)
+        utterance.push(line.tokens)
         try:
-            next(mine)
+            next(utterance)
         except ServerError as error:
             return str(error)
-        mine.cancel()
+        utterance.cancel()
     return AUDIO
 
 
 def cancel_at_once(scene: Scene) -> str:
     line = scene.line()
-    with Client(scene.url) as client, client.open(line.voice) as mine:
-        mine.finish(line.tokens)
+    with Client(scene.url) as client, client.open(line.voice) as utterance:
+        utterance.finish(line.tokens)
         scene.moment(0.02)
-        mine.cancel()
+        utterance.cancel()
     return NOTHING
 
 
@@ -134,10 +133,10 @@ def killed_process(scene: Scene) -> str:
                 time.sleep(0.05)
             scene.moment()
             process.kill()
-            _, said = process.communicate()
-        return (
-            AUDIO if process.returncode == -9 else f"exit code {process.returncode}: {said.strip()}"
-        )
+            _, message = process.communicate()
+        if process.returncode == -9:
+            return AUDIO
+        return f"exit code {process.returncode}: {message.strip()}"
 
 
 def dropped_connection(scene: Scene) -> str:
@@ -253,20 +252,20 @@ def id_of_another(scene: Scene) -> str:
         RawStream(scene.url, sequence) as thief,
     ):
         owner.send(line.tokens[:60], opening)
-        begun = owner.answers()
-        if begun.errors:
-            return begun.errors[0]
+        first_answers = owner.answers()
+        if first_answers.errors:
+            return first_answers.errors[0]
         starts = scene.random.random() < 0.5
         thief.send(line.tokens[:1], scene.opening(line) if starts else None)
         thief.send(line.tokens[:1], end=True)
-        told = thief.answers(requests=2)
+        answers = thief.answers(requests=2)
         owner.send(line.tokens[60:], end=True)
-        ended = owner.answers()
-        if fault := ended.errors or line.fault(begun.audio + ended.audio):
+        last_answers = owner.answers()
+        if fault := last_answers.errors or line.fault(first_answers.audio + last_answers.audio):
             raise WrongAnswerError(
                 f"'{line.name}', whose id another client took, is wrong: {fault}"
             )
-        return _answer(told)
+        return _answer(answers)
 
 
 def unknown_sequence(scene: Scene) -> str:
@@ -282,7 +281,7 @@ def tensor(name: str, array: NDArray[Any], datatype: str) -> Spoil:
     """
 
     def spoil(message: Any) -> None:
-        names = [each.name for each in message.inputs]
+        names = [entry.name for entry in message.inputs]
         if name not in names:
             message.inputs.add(name=name)
             message.raw_input_contents.append(b"")
@@ -299,12 +298,11 @@ def codes(value: int, dtype: type = np.int32, more_codebooks: int = 0) -> Spoil:
 
     Args:
         value: all codes of the frame.
-        dtype: type of the codes.
-        more_codebooks: number of codebooks that the frame has besides those of the stream.
+        more_codebooks: codebooks that the frame has besides those of the stream.
     """
 
     def spoil(message: Any) -> None:
-        [shape] = [each.shape for each in message.inputs if each.name == "tokens"]
+        [shape] = [entry.shape for entry in message.inputs if entry.name == "tokens"]
         frame = np.full((1, shape[1] + more_codebooks), value, dtype)
         tensor("tokens", frame, np.dtype(dtype).name.upper())(message)
 
@@ -324,7 +322,7 @@ def fewer_bytes(message: Any) -> None:
 
 def without_embedding(message: Any) -> None:
     [index] = [
-        index for index, each in enumerate(message.inputs) if each.name == "speaker_embedding"
+        index for index, entry in enumerate(message.inputs) if entry.name == "speaker_embedding"
     ]
     del message.inputs[index], message.raw_input_contents[index]
 
@@ -439,11 +437,11 @@ def misdeeds(*, codec: bool) -> list[Misdeed[Scene]]:
     return [
         *_MISDEEDS,
         *(
-            Misdeed("garbage", name, in_the_first_request(spoil), told)
-            for name, (spoil, told) in first.items()
+            Misdeed("garbage", name, in_the_first_request(spoil), expected)
+            for name, (spoil, expected) in first.items()
         ),
         *(
-            Misdeed("garbage", name, in_the_middle(spoil), told)
-            for name, (spoil, told) in middle.items()
+            Misdeed("garbage", name, in_the_middle(spoil), expected)
+            for name, (spoil, expected) in middle.items()
         ),
     ]

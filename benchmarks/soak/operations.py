@@ -88,13 +88,13 @@ class Faults:
             setattr(owner, name, self._failing(getattr(owner, name), share))
 
     def _failing(self, call: Callable[..., Any], share: float) -> Callable[..., Any]:
-        def failing(*given: Any, **options: Any) -> Any:
+        def failing(*arguments: Any, **options: Any) -> Any:
             with self._lock:
                 fails = self.armed and self._random.random() < share
                 self.injected += fails
             if fails:
                 raise RuntimeError(FAULT)
-            return call(*given, **options)
+            return call(*arguments, **options)
 
         return failing
 
@@ -104,10 +104,8 @@ class Utterance:
     """Utterance in progress.
 
     Attributes:
-        voice, tokens: voice and all tokens of the utterance.
-        request: request of the library.
         stream: stream of the library; None for an utterance that runs through the workers.
-        sent: number of tokens that were pushed.
+        sent: tokens that were pushed.
         audio: audio received so far.
         cancelled: whether a thread has cancelled the utterance, or is about to.
     """
@@ -131,11 +129,10 @@ class Round:
     """Round of operations on its own model.
 
     Args:
-        seed: seed of all random choices.
         settings: key of `SETTINGS`.
 
     Attributes:
-        events: number of times of each outcome.
+        events: counts of each outcome.
         worst_db: worst ratio of all comparisons.
         problems: sentences about problems; empty after a good round.
     """
@@ -160,7 +157,7 @@ class Round:
         # The speed of the machine has no effect: streams always send provisional chunks.
         self._model.pipeline.clock = lambda: 0.0
         load = self._model.pipeline.load
-        load.computed = lambda chunks, seconds: None  # type: ignore[method-assign]
+        load.record_batch = lambda chunks, seconds: None  # type: ignore[method-assign]
         load.delayed = lambda seconds, **_: None  # type: ignore[method-assign]
         self._faults = Faults(Random(f"{self._name} faults"))
         self._faults.inject(flow._encoder, "encode")
@@ -219,7 +216,7 @@ class Round:
         pipeline.advance = noting  # type: ignore[method-assign]
 
     def _speak(self, number: int) -> None:
-        random, mine = Random(f"{self._name} thread {number}"), list[Utterance]()
+        random, utterances = Random(f"{self._name} thread {number}"), list[Utterance]()
         operations: list[tuple[Callable[[Random, list[Utterance]], None], int]] = [
             (self._begin, 4),
             (self._extrapolate, 12),
@@ -233,17 +230,17 @@ class Round:
         for _ in range(STEPS):
             [operation] = random.choices(calls, weights)
             with self._noted(operation.__name__):
-                operation(random, mine)
-        while mine:
+                operation(random, utterances)
+        while utterances:
             with self._noted("the end"):
-                self._end(random, mine)
+                self._end(random, utterances)
 
     @contextmanager
-    def _noted(self, doing: str) -> Iterator[None]:
+    def _noted(self, operation: str) -> Iterator[None]:
         try:
             yield
         except Exception:
-            self.problems.append(f"{self._name}: {doing}: {traceback.format_exc()}")
+            self.problems.append(f"{self._name}: {operation}: {traceback.format_exc()}")
 
     @contextmanager
     def _may_fail(self, utterance: Utterance | None = None) -> Iterator[None]:
@@ -268,8 +265,8 @@ class Round:
         if utterance is not None:
             self._forget(utterance)
 
-    def _begin(self, random: Random, mine: list[Utterance]) -> None:
-        if len(mine) == STREAMS_OF_A_THREAD:
+    def _begin(self, random: Random, utterances: list[Utterance]) -> None:
+        if len(utterances) == STREAMS_OF_A_THREAD:
             return
         voice, tokens = (
             random.choice(self._voices),
@@ -281,37 +278,37 @@ class Round:
             else:
                 stream = self._model.stream(voice)
                 utterance = Utterance(voice, tokens, stream._request, stream)
-            mine.append(utterance)
+            utterances.append(utterance)
             with self._lock:
                 self._open.append(utterance)
 
-    def _extrapolate(self, random: Random, mine: list[Utterance]) -> None:
-        if not mine:
+    def _extrapolate(self, random: Random, utterances: list[Utterance]) -> None:
+        if not utterances:
             return
-        utterance = random.choice(mine)
+        utterance = random.choice(utterances)
         portion = utterance.portion(random.choice((0, 1, 3, 8, 20, 40)))
-        self._push(utterance, portion, mine, end=False)
+        self._push(utterance, portion, utterances, end=False)
 
-    def _end(self, random: Random, mine: list[Utterance]) -> None:
+    def _end(self, random: Random, utterances: list[Utterance]) -> None:
         """Ends an utterance with the rest of its tokens, or without further tokens."""
-        if not mine:
+        if not utterances:
             return
-        utterance = random.choice(mine)
+        utterance = random.choice(utterances)
         if not utterance.sent or random.random() < 0.5:
             rest = utterance.portion(len(utterance.tokens))
         else:
             rest = utterance.portion(0)
-        self._push(utterance, rest, mine, end=True)
-        if utterance in mine:
-            mine.remove(utterance)
+        self._push(utterance, rest, utterances, end=True)
+        if utterance in utterances:
+            utterances.remove(utterance)
             with self._lock:
                 self._open.remove(utterance)
             self._compare(utterance)
 
     def _push(
-        self, utterance: Utterance, tokens: Tokens, mine: list[Utterance], *, end: bool
+        self, utterance: Utterance, tokens: Tokens, utterances: list[Utterance], *, end: bool
     ) -> None:
-        mine.remove(utterance)  # an utterance that goes on is added again
+        utterances.remove(utterance)  # an utterance that goes on is added again
         with self._may_fail(utterance):
             if utterance.stream is None:
                 self._send(utterance, tokens, end=end)
@@ -319,35 +316,37 @@ class Round:
                 utterance.audio += (
                     utterance.stream.finish(tokens) if end else utterance.stream.push(tokens)
                 )
-            mine.append(utterance)
+            utterances.append(utterance)
 
     def _send(self, utterance: Utterance, tokens: Tokens, *, end: bool) -> None:
-        """Sends a message to the workers; the last message waits for the answers to all of them."""
+        """Sends a message to the workers; the last message waits for all answers."""
         reply = RecordingReply()
         self._workers.requests.push(utterance.request, tokens, reply, end=end)
         utterance.replies.append(reply)
-        for each in utterance.replies if end else [reply]:
-            assert each.over.wait(PATIENCE_SECONDS), "a message was never answered"
-            if each.error is not None:
-                raise each.error
+        for answer in utterance.replies if end else [reply]:
+            assert answer.over.wait(PATIENCE_SECONDS), "a message was never answered"
+            if answer.error is not None:
+                raise answer.error
         if end:
-            utterance.audio = [chunk for each in utterance.replies for chunk in each.chunks]
+            utterance.audio = [chunk for answer in utterance.replies for chunk in answer.chunks]
 
-    def _cancel(self, random: Random, mine: list[Utterance]) -> None:
-        if mine:
-            utterance = mine.pop(random.randrange(len(mine)))
+    def _cancel(self, random: Random, utterances: list[Utterance]) -> None:
+        if utterances:
+            utterance = utterances.pop(random.randrange(len(utterances)))
             self._stop(utterance)
             self._forget(utterance)
 
-    def _drop(self, random: Random, mine: list[Utterance]) -> None:
+    def _drop(self, random: Random, utterances: list[Utterance]) -> None:
         """Drops a stream without ending it.
 
         Some streams are part of a reference cycle, which only the garbage collector finds.
         """
-        at = next((index for index, each in enumerate(mine) if each.stream is not None), None)
-        if at is None:
+        streams = [
+            index for index, utterance in enumerate(utterances) if utterance.stream is not None
+        ]
+        if not streams:
             return
-        utterance = mine.pop(at)
+        utterance = utterances.pop(streams[0])
         self._forget(utterance)
         if random.random() < 0.5:
             ring: list[Any] = [utterance.stream]
@@ -358,16 +357,16 @@ class Round:
         if random.random() < 0.3:
             gc.collect()
 
-    def _barge_in(self, random: Random, mine: list[Utterance]) -> None:
+    def _barge_in(self, random: Random, utterances: list[Utterance]) -> None:
         """Cancels a stream of any thread, even one in use, and begins another stream at once."""
         with self._lock:
             utterance = random.choice(self._open) if self._open else None
         if utterance is not None:
             self._stop(utterance)
-            self._begin(random, mine)
-            self._extrapolate(random, mine)
+            self._begin(random, utterances)
+            self._extrapolate(random, utterances)
 
-    def _synthesize(self, random: Random, mine: list[Utterance]) -> None:
+    def _synthesize(self, random: Random, utterances: list[Utterance]) -> None:
         voice, tokens = (
             random.choice(self._voices),
             some_tokens(random.choice((1, 11, 24, 60)), random.randrange(4)),

@@ -16,7 +16,6 @@ import hashlib
 import logging
 import math
 import os
-import random
 import signal
 import sys
 import tempfile
@@ -24,17 +23,17 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
 import yaml
 
 from benchmarks.environment import ROOT, describe, save
 from benchmarks.soak.dashboard import ask, draw
-from benchmarks.soak.lines import Line
+from benchmarks.soak.lines import TINY, Line
+from benchmarks.soak.listeners import HeardUtterance, Listener, Retries, long_lines
 from benchmarks.soak.watch import scrape
 from scripts.image import call
 from tests.support.balancer import NameServer, needs_haproxy
@@ -50,13 +49,9 @@ from tests.support.container import (
     ngc_installation,
     read_compose,
 )
-from tests.support.serve_command import TOKENS_PER_SECOND, WHOLE_BLOCKS
-from token2wav import Token2Wav, Voice
-from token2wav_client import Client, ClientError, ClientVoice, Tls
-from token2wav_client.client import Utterance
-from token2wav_client.token_source import batches, paced
+from tests.support.serve_command import WHOLE_BLOCKS
+from token2wav_client import Client, ClientError, Tls
 
-TINY, DEMO = ROOT / "tests" / "data" / "tiny", ROOT / "tests" / "data" / "demo"
 KUBERNETES = ROOT / "deploy" / "kubernetes"
 PICTURE = ROOT / "docs" / "images" / "dashboard.png"
 HERE, NETWORK = "10.77.0.1", "10.77.0.1"  # a server appends its number to `NETWORK`
@@ -75,7 +70,7 @@ class Server:
     """Server on its own host: name, address, container, and the latest values of its metrics.
 
     Attributes:
-        held: number of open utterances.
+        held: open utterances.
         in_service: whether the server is expected to accept streams.
     """
 
@@ -100,86 +95,6 @@ class Server:
         """Takes the host off the network without a notice, as when a machine loses power."""
         self.in_service = False
         call("ip", "link", "set", self.name, "down")
-
-
-@dataclass
-class Said:
-    """Utterance of a listener.
-
-    Attributes:
-        id: id of the utterance.
-        tokens: number of tokens.
-        began: time of the opening on the monotonic clock.
-        heard: time of arrival and seconds of audio of each chunk.
-        fault: description of the fault, if there was one.
-    """
-
-    id: str
-    tokens: int
-    began: float
-    heard: list[tuple[float, float]] = field(default_factory=list)
-    fault: str | None = None
-
-    @property
-    def silence_s(self) -> float:
-        """Returns the longest silence in seconds for a listener that plays all audio on arrival."""
-        played_until, longest = self.began, 0.0
-        for when, seconds in self.heard:
-            longest = max(longest, when - played_until)
-            played_until = max(when, played_until) + seconds
-        return longest
-
-
-class Listener(threading.Thread):
-    """Listener that synthesizes one line after the other at the pace of a language model."""
-
-    def __init__(self, client: Client, lines: list[Line], over: threading.Event, seed: int) -> None:
-        super().__init__(daemon=True)
-        self.said: list[Said] = []
-        self._client, self._lines, self._over, self._random = (
-            client,
-            lines,
-            over,
-            random.Random(seed),
-        )
-
-    def run(self) -> None:
-        self._over.wait(self._random.uniform(0, 10))  # listeners begin at different times
-        while not self._over.is_set():
-            line = self._random.choice(self._lines)
-            chunks = []
-            with self._client.open(line.voice) as utterance:
-                said = Said(utterance.id, len(line.tokens), time.monotonic())
-                self.said.append(said)
-                threading.Thread(target=_push, args=(utterance, line), daemon=True).start()
-                try:
-                    for chunk in utterance:
-                        said.heard.append((time.monotonic(), chunk.duration_s))
-                        chunks.append(chunk.audio)
-                    said.fault = line.fault(chunks)
-                except ClientError as error:
-                    said.fault = f"{type(error).__name__}: {error}"
-
-
-def _push(utterance: Utterance, line: Line) -> None:
-    with suppress(ClientError):  # the iterating thread receives the error
-        for batch in paced(batches([line.tokens.tolist()], 5), TOKENS_PER_SECOND):
-            utterance.push(batch)
-        utterance.finish()
-
-
-class Retries(logging.Handler):
-    """Log handler that notes the time and the utterance of each retry of the client.
-
-    The client logs a retry in a thread that has the name of the utterance.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.noted: list[tuple[float, str]] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.noted.append((time.monotonic(), str(record.threadName).removeprefix("utterance-")))
 
 
 class Rehearsal:
@@ -261,7 +176,7 @@ class Rehearsal:
         )
         call("chmod", "-R", "a+rX", self._folder)
         secrets = {"balancer_certificate": authority.both("balancer"), "tokens": tokens}
-        given = {
+        environment = {
             name: str(secrets[Path(value).name]) if value.startswith("/run/secrets/") else value
             for name, value in service["environment"].items()
         }
@@ -270,7 +185,7 @@ class Rehearsal:
             for word in service["command"][1:]
         ]
         command = [*confined(self._folder), needs_haproxy(), *options]
-        self._stack.enter_context(Container.start(command, os.environ | given))
+        self._stack.enter_context(Container.start(command, os.environ | environment))
         self._tls = Tls(ca=authority.ca, server_name="balancer")
 
     def start_prometheus(self) -> None:
@@ -334,50 +249,42 @@ class Rehearsal:
             time.sleep(LOOK_SECONDS)
         return None
 
+    def heard(self) -> list[HeardUtterance]:
+        """Returns the utterances of all listeners so far."""
+        return [utterance for listener in self.listeners for utterance in listener.heard]
+
     @contextmanager
     def event(
-        self, what: str, victim: Server | None, *, loses: bool, seconds: float
+        self, title: str, victim: Server | None, *, loses: bool, seconds: float
     ) -> Iterator[dict[str, Any]]:
         """Records the effect of an event on the streams during the `seconds` after the event."""
         for server in self.in_service:
             server.look()
         began = time.monotonic()
         open_before = {server.name: server.held for server in self.in_service}
-        noted: dict[str, Any] = {"event": what, "open_streams": open_before}
+        noted: dict[str, Any] = {"event": title, "open_streams": open_before}
         yield noted
         noted["level_after_s"] = level = self.wait_level(noted.pop("from", began))
         time.sleep(max(began + seconds - time.monotonic(), 0))
-        tried = {utterance for when, utterance in self.retries.noted if when >= began}
-        said = [one for listener in self.listeners for one in listener.said if one.id in tried]
-        noted["retried"] = len(said)
-        if said:
-            silences = sorted(one.silence_s for one in said)
+        tried = {utterance_id for when, utterance_id in self.retries.attempts if when >= began}
+        retried = [utterance for utterance in self.heard() if utterance.id in tried]
+        noted["retried"] = len(retried)
+        if retried:
+            silences = sorted(utterance.silence_s for utterance in retried)
             noted["silence_s"] = {
                 "median": round(median(silences), 1),
                 "worst": round(silences[-1], 1),
             }
         expected = open_before[victim.name] if victim and loses else 0
         # One or two utterances may begin or end between the look at the metrics and the event.
-        if abs(len(said) - expected) > (2 if loses else 0):
-            self.problems.append(f"{what}: {len(said)} utterances were tried again, not {expected}")
+        if abs(len(retried) - expected) > (2 if loses else 0):
+            self.problems.append(
+                f"{title}: {len(retried)} utterances were tried again, not {expected}"
+            )
         if level is None or level > LEVEL_SECONDS:
-            self.problems.append(f"{what}: streams are level after {level} s")
+            self.problems.append(f"{title}: streams are level after {level} s")
         print(f"rehearsal: {noted}", flush=True)
         self.events.append(noted)
-
-
-def long_lines() -> list[Line]:
-    """Returns utterances of 8 to 20 s, all shorter than the grace time of a stopping server."""
-    model, voice = Token2Wav.load(TINY), ClientVoice.load(DEMO / "voice.safetensors")
-    spoken = Voice(voice.prompt_tokens, voice.prompt_mel, voice.speaker_embedding)
-    said = [
-        np.resize(np.load(DEMO / "tokens.npy").astype(np.int32), count)
-        for count in (200, 300, 400, 500)
-    ]
-    return [
-        Line(f"{len(tokens)} tokens", tokens, voice, model.synthesize(tokens, spoken))
-        for tokens in said
-    ]
 
 
 def rehearse(rehearsal: Rehearsal, listeners: int) -> dict[str, Any]:
@@ -395,11 +302,11 @@ def rehearse(rehearsal: Rehearsal, listeners: int) -> dict[str, Any]:
 
     with rehearsal.event("drain", leaving := rehearsal.servers[1], loses=False, seconds=0) as noted:
         leaving.in_service = False
-        told = time.monotonic()
+        signal_time = time.monotonic()
         leaving.container.process.send_signal(signal.SIGTERM)
         rehearsal.forget(leaving)
         noted["exit_code"] = leaving.container.wait()
-        noted["ended_after_s"] = round(time.monotonic() - told, 1)
+        noted["ended_after_s"] = round(time.monotonic() - signal_time, 1)
         noted["from"] = time.monotonic()
     with rehearsal.event("add", None, loses=False, seconds=0) as noted:
         added = rehearsal.start_server(4)
@@ -417,9 +324,13 @@ def rehearse(rehearsal: Rehearsal, listeners: int) -> dict[str, Any]:
     over.set()
     for listener in rehearsal.listeners:
         listener.join(PATIENCE_SECONDS)
-    said = [one for listener in rehearsal.listeners for one in listener.said]
-    lost = [f"utterance of {one.tokens} tokens: {one.fault}" for one in said if one.fault]
-    tried = {utterance for _, utterance in rehearsal.retries.noted}
+    heard = rehearsal.heard()
+    lost = [
+        f"utterance of {utterance.tokens} tokens: {utterance.fault}"
+        for utterance in heard
+        if utterance.fault
+    ]
+    tried = {utterance_id for _, utterance_id in rehearsal.retries.attempts}
     panels = draw(PROMETHEUS, began, ended, PICTURE)
     rehearsal.problems += lost + [
         f"panel {name} shows nothing" for name, count in panels.items() if not count
@@ -430,10 +341,12 @@ def rehearse(rehearsal: Rehearsal, listeners: int) -> dict[str, Any]:
     return {
         "listeners": listeners,
         "seconds": round(ended - began),
-        "utterances": len(said),
-        "audio_seconds": round(sum(seconds for one in said for _, seconds in one.heard)),
+        "utterances": len(heard),
+        "audio_seconds": round(
+            sum(seconds for utterance in heard for _, seconds in utterance.chunks)
+        ),
         "silence_s_of_the_others": round(
-            max(one.silence_s for one in said if one.id not in tried), 1
+            max(utterance.silence_s for utterance in heard if utterance.id not in tried), 1
         ),
         "retried": len(tried),
         "lost": len(lost),
@@ -458,10 +371,10 @@ def autoscaling(began: float, ended: float) -> dict[str, Any]:
     [rule] = yaml.safe_load((KUBERNETES / "prometheus-adapter-rule.yaml").read_text())["rules"][
         "custom"
     ]
-    wanted = next(yaml.safe_load_all((KUBERNETES / "base" / "autoscaling.yaml").read_text()))[
+    autoscaler = next(yaml.safe_load_all((KUBERNETES / "base" / "autoscaling.yaml").read_text()))[
         "spec"
     ]
-    target = float(wanted["metrics"][0]["pods"]["target"]["averageValue"])
+    target = float(autoscaler["metrics"][0]["pods"]["target"]["averageValue"])
     query = (
         rule["metricsQuery"]
         .replace("<<.Series>>", rule["name"]["as"])
@@ -473,7 +386,7 @@ def autoscaling(began: float, ended: float) -> dict[str, Any]:
         for when, value in values:
             totals[when] = totals.get(when, 0.0) + value
     replicas = [
-        min(max(math.ceil(total / target), wanted["minReplicas"]), wanted["maxReplicas"])
+        min(max(math.ceil(total / target), autoscaler["minReplicas"]), autoscaler["maxReplicas"])
         for total in totals.values()
     ]
     return {

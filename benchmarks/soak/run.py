@@ -4,18 +4,16 @@ Starts a tritonserver with a tiny model, a flow model or a codec. Clients keep i
 synthesize one utterance after the other, in several voices and manners. Every utterance of a
 well-behaved client is compared with the library's audio, sample by sample. At the end, the server
 may hold no state of any client, its memory must have stayed flat, and the stopped server must have
-left nothing behind.
-Before the soak, a separate process runs random operations on the library for a tenth of the time
-(operations.py). If there are problems, prints them with the seed and exits with 1.
+left nothing behind. Before the soak, a separate process runs random operations on the library for a
+tenth of the time (operations.py). If there are problems, prints them with the seed and exits with
+1.
 
     .venv/bin/python -m benchmarks.soak.run --minutes 10
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import random
 import re
 import subprocess
 import sys
@@ -32,18 +30,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.environment import ROOT, describe, save
-from benchmarks.soak.crowd import (
-    OVERLOAD,
-    Crowd,
-    Deck,
-    Plan,
-    WrongAnswerError,
-    as_table,
-    in_general,
-)
+from benchmarks.soak.crowd import OVERLOAD, Crowd, Deck, Plan, WrongAnswerError, in_general
 from benchmarks.soak.lines import MODELS, TOLERANCE, Line, make_lines, model_folder
 from benchmarks.soak.misdeeds import Scene, misdeeds
-from benchmarks.soak.watch import Log, Watch, as_rows, growth_mib, scrape
+from benchmarks.soak.report import as_table, exit_with_problems, misdeed_lines, soak_parser
+from benchmarks.soak.watch import (
+    GROWTH_MIB,
+    JUDGED_MINUTES,
+    Log,
+    Watch,
+    as_rows,
+    gone_after,
+    growth_mib,
+    labelled,
+    still_held,
+    when_empty,
+)
 from benchmarks.soak.wire import RawStream
 from token2wav_client import Client, ClientError
 from token2wav_client.audio import AudioFormat
@@ -60,12 +62,6 @@ runtime: {{cache_mib: 64}}
 _KINDS = ("cancel", "vanish", "stall", "garbage", "garbage")
 # Errors after which well-behaved clients try again.
 _AGAIN = re.compile(f"{OVERLOAD}|is not registered here")
-# The allocator of a process with several threads moves by 20 MiB from minute to minute. A leak
-# of concern is a chunk of audio (100 kB) an utterance, which would be 60 MiB from third to
-# third of ten minutes. Runs shorter than JUDGED_MINUTES are only warm-up, so their growth is
-# reported without a verdict.
-JUDGED_MINUTES = 5.0
-GROWTH_MIB = 32.0
 OPERATIONS_SHARE = 0.1
 
 
@@ -146,13 +142,7 @@ def wait_for(portion: NDArray[np.int32], tokens_per_s: float) -> NDArray[np.int3
 
 
 class Soak(Crowd[Scene]):
-    """Clients on a running server.
-
-    Args:
-        plan: plan of the soak.
-        url: gRPC address of the server.
-        lines: lines that the clients send.
-    """
+    """Clients on a running server."""
 
     def __init__(self, plan: Plan, url: str, lines: list[Line]) -> None:
         codec = all(line.voice is None for line in lines)
@@ -195,7 +185,6 @@ def soak(plan: Plan, folder: Path) -> dict[str, Any]:
     """Runs a soak.
 
     Args:
-        plan: plan of the soak.
         folder: folder for the server's configuration and log.
 
     Returns:
@@ -226,7 +215,7 @@ def soak(plan: Plan, folder: Path) -> dict[str, Any]:
         with Client(server.grpc_url) as client:
             client.health(timeout_s=60.0)
         last = watch.look()
-    problems += [f"left behind: {what}" for what in gone_after(watch, 60.0)]
+    problems += [f"left behind: {leftover}" for leftover in gone_after(watch, 60.0)]
     log = Log.read(log_file)
     problems += [f"log: {line}" for line in log.wrong]
     growth = growth_mib(watch.samples)
@@ -285,49 +274,6 @@ def run_operations(plan: Plan) -> dict[str, Any]:
     return result
 
 
-def when_empty(metrics_url: str, seconds: float) -> dict[str, float]:
-    """Returns the metrics as soon as no stream is open, or after `seconds`."""
-    deadline = time.monotonic() + seconds
-    while any(labelled(metrics := scrape(metrics_url), "token2wav_open_streams").values()):
-        if time.monotonic() > deadline:
-            break
-        time.sleep(0.2)
-    return metrics
-
-
-def still_held(metrics: dict[str, float]) -> list[str]:
-    """Lists state that a server still holds without any open client."""
-    streams, pages = (
-        labelled(metrics, "token2wav_open_streams"),
-        labelled(metrics, "token2wav_cache_pages"),
-    )
-    held = [
-        f"{count:g} streams are still held by the {who}" for who, count in streams.items() if count
-    ]
-    if pages["used"] != pages["shared"]:
-        held.append(
-            f"{pages['used']:g} pages of the cache are in use, {pages['shared']:g} of them by "
-            f"prompts"
-        )
-    return held
-
-
-def gone_after(watch: Watch, seconds: float) -> list[str]:
-    """Lists the leftovers of a stopped server that remain after `seconds`."""
-    deadline = time.monotonic() + seconds
-    while (left := watch.left_behind()) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return left
-
-
-def labelled(metrics: dict[str, float], family: str) -> dict[str, float]:
-    """Returns the values of a metric family with one label, by the value of the label."""
-    found = (
-        (re.fullmatch(rf'{family}\{{\w+="(.*)"\}}', name), value) for name, value in metrics.items()
-    )
-    return {match[1]: value for match, value in found if match}
-
-
 def summary(result: dict[str, Any]) -> str:
     behaved, server = result["behaved"], result["server"]
     lines = [
@@ -335,11 +281,7 @@ def summary(result: dict[str, Any]) -> str:
         f"to {TOLERANCE:g}; "
         f"told to try again {sum(behaved['told_to_try_again'].values())} times"
     ]
-    lines += [
-        f"{kind:8} {sum(sum(answers.values()) for answers in names.values()):4} times in "
-        f"{len(names)} ways"
-        for kind, names in result["misbehaved"].items()
-    ]
+    lines += misdeed_lines(result["misbehaved"], 8)
     lines.append(
         f"{server['streams']} streams ended: {server['ended']}; underruns: {server['underruns']}"
     )
@@ -348,15 +290,8 @@ def summary(result: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--clients", type=int, default=14)
+    parser = soak_parser(__doc__, minutes=10.0, clients=14)
     parser.add_argument("--model", choices=MODELS, default=MODELS[0])
-    parser.add_argument(
-        "--seed", type=int, default=random.randrange(2**32), help="random by default"
-    )
     parser.add_argument("--name", help="name of the result file; by default of the model")
     options = parser.parse_args()
     plan = Plan(options.minutes, options.clients, options.seed, options.model)
@@ -370,12 +305,7 @@ def main() -> None:
     print(summary(result))
     default = "soak" if plan.model == MODELS[0] else f"soak_{plan.model}"
     save(options.name or default, {**facts, **result})
-    if result["problems"]:
-        sys.exit(
-            "\n".join(
-                [f"seed {plan.seed}: {len(result['problems'])} problems", *result["problems"]]
-            )
-        )
+    exit_with_problems(result["problems"], plan.seed)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from tests.support.processes import descendants, parent, stat_fields
 from token2wav_server import TritonServer
 from token2wav_server.launcher.log import is_relevant
 
@@ -34,6 +35,12 @@ _EXPECTED = re.compile(
     "failed to stop server: Internal - Exit timeout expired|the cache has pages for"
     "|a stream without the request parameter stream_key"
 )
+# The allocator of a process with several threads moves by 20 MiB from minute to minute. A leak
+# of concern is a chunk of audio (100 kB) an utterance, which would be 60 MiB from third to
+# third of ten minutes. Runs shorter than JUDGED_MINUTES are only warm-up, so their growth is
+# reported without a verdict.
+JUDGED_MINUTES = 5.0
+GROWTH_MIB = 32.0
 
 
 @dataclass(frozen=True)
@@ -88,11 +95,7 @@ class Sampler(threading.Thread, ABC, Generic[SampleT]):
 
 
 class Watch(Sampler[Sample]):
-    """Sampler of a server.
-
-    Args:
-        server: running server.
-    """
+    """Sampler of a server."""
 
     def __init__(self, server: TritonServer) -> None:
         super().__init__()
@@ -102,10 +105,8 @@ class Watch(Sampler[Sample]):
         command = Path(f"/proc/{server.pid}/cmdline").read_text().replace("\0", "\n")
         self._shm_prefix = _only(r"shm-region-prefix-name=(.+)", command)
         self._folder = Path(_only(r"--backend-directory=(.+)/backends", command))
-        reaper = _parent(server.pid)
-        self._processes = {
-            process: _started(process) for process in (reaper, *_descendants(reaper))
-        }
+        reaper = parent(server.pid)
+        self._processes = {process: _started(process) for process in (reaper, *descendants(reaper))}
 
     def look(self) -> Sample:
         """Returns a sample of the server.
@@ -144,6 +145,51 @@ class Watch(Sampler[Sample]):
         return list(_SHM.glob(f"{self._shm_prefix}*"))
 
 
+def when_empty(metrics_url: str, seconds: float) -> dict[str, float]:
+    """Returns the metrics as soon as no stream is open, or after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while any(labelled(metrics := scrape(metrics_url), "token2wav_open_streams").values()):
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.2)
+    return metrics
+
+
+def still_held(metrics: dict[str, float]) -> list[str]:
+    """Lists state that a server still holds without any open client."""
+    streams, pages = (
+        labelled(metrics, "token2wav_open_streams"),
+        labelled(metrics, "token2wav_cache_pages"),
+    )
+    problems = [
+        f"{count:g} streams are still held by the {holder}"
+        for holder, count in streams.items()
+        if count
+    ]
+    if pages["used"] != pages["shared"]:
+        problems.append(
+            f"{pages['used']:g} pages of the cache are in use, {pages['shared']:g} of them by "
+            f"prompts"
+        )
+    return problems
+
+
+def gone_after(watch: Watch, seconds: float) -> list[str]:
+    """Lists the leftovers of a stopped server that remain after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while (left := watch.left_behind()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return left
+
+
+def labelled(metrics: dict[str, float], family: str) -> dict[str, float]:
+    """Returns the values of a metric family with one label, by the value of the label."""
+    pairs = (
+        (re.fullmatch(rf'{family}\{{\w+="(.*)"\}}', name), value) for name, value in metrics.items()
+    )
+    return {match[1]: value for match, value in pairs if match}
+
+
 def growth_mib(samples: Sequence[DataclassInstance]) -> dict[str, float]:
     """Returns the growth of each kind of memory from the middle third to the last third.
 
@@ -153,8 +199,8 @@ def growth_mib(samples: Sequence[DataclassInstance]) -> dict[str, float]:
     middle, last = samples[third : 2 * third], samples[2 * third :]
     return {
         name: round(
-            median(getattr(each, name) for each in last)
-            - median(getattr(each, name) for each in middle),
+            median(getattr(sample, name) for sample in last)
+            - median(getattr(sample, name) for sample in middle),
             2,
         )
         for name in asdict(samples[0])
@@ -167,10 +213,10 @@ class Log:
     """Facts that a soak reads from the log of a server.
 
     Attributes:
-        ended: number of ended streams for each reason.
-        underruns: number of underruns of all streams.
+        ended: ended streams for each reason.
+        underruns: underruns of all streams.
         streams: number of the last stream.
-        wrong: unexpected lines, and numbers of streams that did not end exactly once.
+        wrong: unexpected lines, and streams that did not end exactly once.
     """
 
     ended: dict[str, int]
@@ -181,7 +227,7 @@ class Log:
     @classmethod
     def read(cls, file: Path) -> Log:
         lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-        ends = [found for line in lines if (found := _LINE.search(line))]
+        ends = [match for line in lines if (match := _LINE.search(line))]
         wrong = [
             line
             for line in lines
@@ -207,7 +253,7 @@ def scrape(url: str) -> dict[str, float]:
 def _model_process(tritonserver: int) -> int:
     stubs = [
         process
-        for process in _descendants(tritonserver)
+        for process in descendants(tritonserver)
         if Path(f"/proc/{process}/comm").read_text().startswith("triton_python")
     ]
     [stub] = stubs
@@ -220,40 +266,23 @@ def resident_mib(process: int) -> float:
     return round(int(_only(r"VmRSS:\s+(\d+) kB", status)) / 1024, 1)
 
 
-def _descendants(process: int) -> list[int]:
-    found = []
-    for children in Path(f"/proc/{process}/task").glob("*/children"):
-        for child in map(int, children.read_text().split()):
-            found += [child, *_descendants(child)]
-    return found
-
-
-def _stat(process: int) -> list[str]:
-    """Fields of /proc/PID/stat from the state on, which follows a name in parentheses."""
-    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-
-
-def _parent(process: int) -> int:
-    return int(_stat(process)[1])
-
-
 def _started(process: int) -> str | None:
     """Returns the start time of a process in clock ticks, or None if the process is over.
 
     The start time distinguishes the process from a later one with the same id.
     """
     try:
-        state, *fields = _stat(process)
+        state, *fields = stat_fields(process)
     except (FileNotFoundError, ProcessLookupError):
         return None
     return None if state == "Z" else fields[18]
 
 
 def _only(pattern: str, text: str) -> str:
-    found = re.search(pattern, text)
-    if not found:
+    match = re.search(pattern, text)
+    if not match:
         raise ValueError(f"{pattern} is not in {text}")
-    return found[1]
+    return match[1]
 
 
 def as_rows(samples: Sequence[DataclassInstance], most: int) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from token2wav_client.audio import AudioFormat
 from token2wav_client.wire import Opening, build_request, read_response
 
 PATIENCE_SECONDS = 120.0  # timeout of one whole stream
-# keeps few unread responses in flight to the client
+# Keeps few unread responses in flight to the client.
 SMALL_WINDOW = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 65536))
 
 Spoil = Callable[[Any], None]
@@ -40,7 +40,6 @@ class RawStream:
         url: host:port.
         sequence: sequence id; empty for whole utterances.
         stream_key: secret of the utterance; empty for none.
-        options: options of the gRPC channel.
     """
 
     def __init__(

@@ -49,8 +49,6 @@ class Bridge:
 
     Attributes:
         client: connection to the token2wav server.
-        voice: voice of all utterances.
-        texts: texts that the page offers.
         tokens_of: function that turns a text into tokens; the bridge calls it in a thread. It
             raises ClientError with a sentence for the person.
     """
@@ -139,7 +137,6 @@ async def run(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Runs the example."""
     parser = argparse.ArgumentParser(description="Serve a page that plays speech as it arrives.")
     parser.add_argument(
         "--tokens", required=True, help="tokens that the page shows first: .npy, .json or text"

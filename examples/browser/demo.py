@@ -37,8 +37,8 @@ class TextFrontEnd:
 
     def voice(self) -> ClientVoice:
         """Computes the demo's voice."""
-        made = self._listener.voice(Recording.load(PROMPT))
-        return ClientVoice(made.prompt_tokens, made.prompt_mel, made.speaker_embedding)
+        prompt = self._listener.voice(Recording.load(PROMPT))
+        return ClientVoice(prompt.prompt_tokens, prompt.prompt_mel, prompt.speaker_embedding)
 
     def tokens(self, sentence: str) -> list[int]:
         """Turns a sentence into tokens.
@@ -52,15 +52,15 @@ class TextFrontEnd:
             raise TokenError(
                 f"sentence: {len(sentence)} characters; at most {MAX_CHARACTERS} are allowed"
             )
-        said = self._speaker.say(sentence, vary=False)
-        seconds = len(said) / RATE_HZ
+        speech = self._speaker.say(sentence, vary=False)
+        seconds = len(speech) / RATE_HZ
         if not TOKEN_SAMPLES / RATE_HZ <= seconds <= MAX_SECONDS:
             raise TokenError(
                 f"sentence: {seconds:.0f} s of speech; must be more than 0 and at most "
                 f"{MAX_SECONDS:g} s"
             )
         tokens: list[int] = self._listener.tokens(
-            Recording(Path("sentence"), said, RATE_HZ, 1, 0.0)
+            Recording(Path("sentence"), speech, RATE_HZ, 1, 0.0)
         ).tolist()
         return tokens
 
@@ -75,7 +75,6 @@ async def run(url: str, port: int) -> None:
 
 
 def main() -> None:
-    """Runs the demo page."""
     parser = argparse.ArgumentParser(description="Serve a page that speaks the text that you type.")
     parser.add_argument(
         "--url",

@@ -24,7 +24,6 @@ from token2wav_voice.recording import Recording
 
 
 def main() -> None:
-    """Writes the codes of a recording."""
     parser = argparse.ArgumentParser(description="Turn a recording into codes of the demo codec.")
     parser.add_argument("--wav", type=Path, required=True, metavar="FILE", help="recording")
     parser.add_argument(
@@ -41,11 +40,7 @@ def main() -> None:
 
 
 class CodecEncoder:
-    """Encoder of the demo codec, read from its model folder.
-
-    Args:
-        folder: model folder.
-    """
+    """Encoder of the demo codec, read from its model folder."""
 
     def __init__(self, folder: Path) -> None:
         self._encoder = Encoder(read(folder).sizes.quantizer)

@@ -31,18 +31,17 @@ def export(training: Path, out: Path) -> None:
 
     Args:
         training: folder of the checkpoints.
-        out: model folder.
     """
     out.mkdir(parents=True, exist_ok=True)
     shutil.copy(TEMPLATE / CONFIG, out)
     encoder, encoder_steps = averaged_weights(training, EncoderTraining.name)
     decoder, decoder_steps = averaged_weights(training, DecoderTraining.name)
-    own = {
+    encoder_weights = {
         name.removeprefix(_ENCODER_PART): value
         for name, value in encoder.items()
         if name.startswith(_ENCODER_PART)
     }
-    save_file(_narrow(own), out / ENCODER_FILE)
+    save_file(_narrow(encoder_weights), out / ENCODER_FILE)
     published = {_published(name): value for name, value in decoder.items()}
     save_file(_narrow(published), out / _DECODER_FILE)
     steps = {"encoder": {"steps": encoder_steps}, "decoder": {"steps": decoder_steps}}
@@ -52,9 +51,9 @@ def export(training: Path, out: Path) -> None:
 
 def _published(name: str) -> str:
     """Returns the name that NanoCodec gives to a weight."""
-    layer, _, own = name.rpartition(".")
-    wrapper = "activation.snake_act" if own == "alpha" else "conv"
-    return f"audio_decoder.{layer}.{wrapper}.{own}"
+    layer, _, parameter = name.rpartition(".")
+    wrapper = "activation.snake_act" if parameter == "alpha" else "conv"
+    return f"audio_decoder.{layer}.{wrapper}.{parameter}"
 
 
 def _narrow(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -30,7 +30,6 @@ _FOLDER = "codec"
 
 
 def main() -> None:
-    """Runs all stages."""
     parser = argparse.ArgumentParser(
         description="Create the demo codec, from synthetic recordings to a model folder."
     )

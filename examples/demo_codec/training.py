@@ -56,7 +56,6 @@ class DecoderTraining(Training):
     Args:
         config: sizes of the codec.
         corpus: recordings with their features.
-        encoder: trained encoder.
     """
 
     name = "decoder"
@@ -92,11 +91,11 @@ def encode_corpus(encoder: Encoder, corpus: Utterances) -> torch.Tensor:
     lengths = (MEL_PER_TOKEN * corpus.tokens).tolist()
     mels = torch.from_numpy(corpus.mel).float().split(lengths)
     pitches = torch.from_numpy(corpus.f0).float().split(lengths)
-    found = [
+    codes = [
         encoder.codes(features(mel[None], f0[None]))[0]
         for mel, f0 in zip(mels, pitches, strict=True)
     ]
-    return torch.cat(found, dim=1)
+    return torch.cat(codes, dim=1)
 
 
 class _TrainedSnake(HalfSnake):

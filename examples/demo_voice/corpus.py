@@ -35,7 +35,7 @@ class Utterances:
     """Recordings of a corpus, joined one after the other.
 
     Attributes:
-        tokens: number of tokens of every recording. Their sum is N.
+        tokens: tokens of every recording. Their sum is N.
         audio: samples (960 * N,) in int16 at 24 kHz.
         mel: mel (2 * N, 80) in float16, the target of the flow.
         heard: Whisper features (4 * N, 128) in float16, the input of the tokenizer.
@@ -91,9 +91,8 @@ def grow(folder: Path, sentences: int, workers: int) -> None:
     """Makes the missing shards of a corpus, with a progress bar.
 
     Args:
-        folder: folder of the corpus.
-        sentences: number of sentences of the whole corpus.
-        workers: number of processes.
+        sentences: sentences of the whole corpus.
+        workers: processes.
     """
     folder.mkdir(parents=True, exist_ok=True)
     missing = [

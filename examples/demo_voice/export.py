@@ -29,7 +29,6 @@ _PROVENANCE = "training.json"
 
 
 def main() -> None:
-    """Exports the model folder, and prints its size."""
     parser = argparse.ArgumentParser(
         description="Write the demo voice's model folder from the newest checkpoints."
     )

@@ -63,14 +63,14 @@ def silence_ms(audio: Signal, level_db: float) -> float:
 
 
 def silences(recordings: list[Signal], spoken: list[Signal]) -> list[Silence]:
-    found = []
+    rows = []
     for level in LEVELS_DB:
         before = [silence_ms(audio, level) for audio in recordings]
         after = [silence_ms(audio, level) for audio in spoken]
-        found.append(
+        rows.append(
             Silence(level, float(np.mean(before)), float(np.mean(after)), min(after), max(after))
         )
-    return found
+    return rows
 
 
 def resampled(model: Token2Wav, audio: Signal, sample_rate: int) -> Resampled:
@@ -97,8 +97,8 @@ def main() -> None:
     parser.add_argument("--sentences", type=int, help="number of sentences (default: all)")
     options = parser.parse_args()
     front_end, model = FrontEnd(MODEL), Token2Wav.load(MODEL)
-    made = front_end.voice(Recording.load(PROMPT))
-    voice = Voice(made.prompt_tokens, made.prompt_mel, made.speaker_embedding)
+    prompt = front_end.voice(Recording.load(PROMPT))
+    voice = Voice(prompt.prompt_tokens, prompt.prompt_mel, prompt.speaker_embedding)
     recordings = [Recording.load(path) for path in record(RECORDINGS)[: options.sentences]]
     spoken = [model.synthesize(front_end.tokens(recording), voice) for recording in recordings]
     silent = silences([recording.samples for recording in recordings], spoken)

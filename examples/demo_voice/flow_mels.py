@@ -34,7 +34,6 @@ _BATCH = 3
 
 
 def main() -> None:
-    """Makes the mels of a part of the corpus."""
     parser = argparse.ArgumentParser(
         description="Generate mels with the newest flow, for the training of the vocoder."
     )
@@ -95,10 +94,10 @@ def flow_mels(
             prompt[row, :, :shown] = mel[MEL_PER_TOKEN * at :][:shown].T
         speaker = speakers[torch.randint(len(speakers), (len(starts),), generator=rng)]
         noise = torch.randn(mu.shape, generator=rng)
-        found = solver.solve(noise, mu, flow.speaker(speaker), prompt, mask)[..., shown:].transpose(
+        mels = solver.solve(noise, mu, flow.speaker(speaker), prompt, mask)[..., shown:].transpose(
             1, 2
         )
-        made.append(found.flatten(0, 1).half())
+        made.append(mels.flatten(0, 1).half())
     return torch.cat(made).numpy()
 
 

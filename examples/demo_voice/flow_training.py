@@ -74,11 +74,11 @@ class FlowTraining(Training):
         mel = self._crops(self._target, starts, length)
         mu, spk = self._conditions(starts, length, last, rng)
         prompt = self._prompt(self._crops(self._mel, starts, length), rng)
-        kept = (torch.rand(batch, generator=rng) >= _CONDITION_DROPOUT).float()
+        condition_mask = (torch.rand(batch, generator=rng) >= _CONDITION_DROPOUT).float()
         mu, prompt, spk = (
-            mu * kept[:, None, None],
-            prompt * kept[:, None, None],
-            spk * kept[:, None],
+            mu * condition_mask[:, None, None],
+            prompt * condition_mask[:, None, None],
+            spk * condition_mask[:, None],
         )
 
         t = 1 - torch.cos(0.5 * math.pi * torch.rand(batch, generator=rng))
@@ -87,7 +87,7 @@ class FlowTraining(Training):
         state = (1 - (1 - _SIGMA_MIN) * at) * noise + at * mel
         velocity = self._velocity(state, mu, spk, prompt, t, streaming)
         error = (velocity - (mel - (1 - _SIGMA_MIN) * noise)).transpose(1, 2)
-        return {"loss": distance(error * self._weight(starts, length, kept))}
+        return {"loss": distance(error * self._weight(starts, length, condition_mask))}
 
     @staticmethod
     def _crops(mel: torch.Tensor, starts: torch.Tensor, length: int) -> torch.Tensor:
@@ -115,14 +115,16 @@ class FlowTraining(Training):
         chosen = self._speakers[torch.randint(len(self._speakers), (len(starts),), generator=rng)]
         return mu, self._flow.speaker(chosen)
 
-    def _weight(self, starts: torch.Tensor, length: int, kept: torch.Tensor) -> torch.Tensor:
+    def _weight(
+        self, starts: torch.Tensor, length: int, condition_mask: torch.Tensor
+    ) -> torch.Tensor:
         """Returns weights of errors (B, T, 80): the audibility of the expected mel.
 
         The weights depend on the tokens only, so the mean of all possible mels is still the best
         answer. If the conditions of a crop are dropped, all its errors have the same weight.
         """
         weight = torch.stack([self._audible[at : at + length] for at in starts.tolist()])
-        weight = torch.where(kept[:, None, None] > 0, weight, _UNTOLD)
+        weight = torch.where(condition_mask[:, None, None] > 0, weight, _UNTOLD)
         return weight.repeat_interleave(MEL_PER_TOKEN, dim=1)
 
     @staticmethod

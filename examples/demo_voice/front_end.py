@@ -23,7 +23,7 @@ from token2wav_voice.features import SPEAKER_RATE_HZ, speaker_features
 from token2wav_voice.onnx_models import SPEAKER_FILE, TOKENIZER_FILE, SpeakerEncoder
 
 _STATE = "tokenizer.safetensors"
-_SPEAKERS = 64  # number of recordings whose speaker embeddings are used in training
+_SPEAKERS = 64  # recordings whose speaker embeddings are used in training
 _SHORTEST_S = 1.0
 
 

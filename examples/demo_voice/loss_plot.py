@@ -15,7 +15,6 @@ from matplotlib import pyplot as plt
 
 
 def main() -> None:
-    """Draws `losses.png` beside the logs."""
     parser = argparse.ArgumentParser(description="Plot the losses of the demo voice's trainings.")
     parser.add_argument(
         "--data", type=Path, required=True, metavar="DIR", help="data folder of the recipe"

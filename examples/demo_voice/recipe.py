@@ -29,8 +29,8 @@ class Budget:
     """Budget of the recipe, which bounds every stage.
 
     Attributes:
-        sentences: number of sentences to learn from; 1000 are about 46 minutes.
-        tokenizer_steps: number of training steps of the tokenizer, which is then frozen.
+        sentences: sentences to learn from; 1000 are about 46 minutes.
+        tokenizer_steps: training steps of the tokenizer, which is then frozen.
         limit: arguments that bound the trainings of flow and vocoder.
         flow_hours: hours of mel that the trained flow makes for the vocoder.
         last_limit: arguments that bound the last training of the vocoder, with mels of the flow.
@@ -81,7 +81,6 @@ def positive_minutes(text: str) -> float:
 
 
 def main() -> None:
-    """Runs all stages."""
     parser = argparse.ArgumentParser(
         description="Create the demo voice, from synthetic recordings to a model folder."
     )

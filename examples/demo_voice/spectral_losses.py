@@ -17,11 +17,7 @@ _MEL_WEIGHT = 2.0
 
 
 class SpectralLosses:
-    """Multi-resolution STFT loss (Yamamoto et al., 2020) and L1 of the log-mel.
-
-    Args:
-        rate_hz: sample rate of the signals.
-    """
+    """Multi-resolution STFT loss (Yamamoto et al., 2020) and L1 of the log-mel."""
 
     def __init__(self, rate_hz: int) -> None:
         filters = slaney_filters(rate_hz, _MEL_FFT, PROMPT_BANDS)
@@ -35,14 +31,16 @@ class SpectralLosses:
         """
         shape, level = [], []
         for size in _FFT_SIZES:
-            found, wanted = (self._magnitude(signal, size, size // 4) for signal in (audio, target))
-            shape.append((found - wanted).norm() / wanted.norm().clamp(min=_FLOOR))
-            level.append(F.l1_loss(found.log(), wanted.log()))
-        found, wanted = self.log_mel(audio), self.log_mel(target)
+            result, reference = (
+                self._magnitude(signal, size, size // 4) for signal in (audio, target)
+            )
+            shape.append((result - reference).norm() / reference.norm().clamp(min=_FLOOR))
+            level.append(F.l1_loss(result.log(), reference.log()))
+        audio_mel, target_mel = self.log_mel(audio), self.log_mel(target)
         return {
             "convergence": torch.stack(shape).mean(),
             "magnitude": torch.stack(level).mean(),
-            "mel": _MEL_WEIGHT * F.l1_loss(found, wanted),
+            "mel": _MEL_WEIGHT * F.l1_loss(audio_mel, target_mel),
         }
 
     def log_mel(self, audio: torch.Tensor) -> torch.Tensor:

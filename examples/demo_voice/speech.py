@@ -41,7 +41,6 @@ class Speaker:
         """Records a sentence as whole tokens, (960 * n,) at 24 kHz.
 
         Args:
-            sentence: text to say.
             vary: whether each sentence has its own random tempo, for more variety in training.
         """
         tempo = float(self._random.uniform(0.85, 1.2)) if vary else None
@@ -58,5 +57,5 @@ def dictionary() -> Path:
 
 
 def language_model() -> Path:
-    """Returns the path of the trigrams of spoken and written English of pocketsphinx."""
+    """Returns the path of pocketsphinx's trigrams of spoken and written English."""
     return Path(pocketsphinx.get_model_path("en-us/en-us.lm.bin"))

@@ -29,7 +29,6 @@ class Talk(Sentences):
     Args:
         language_model: trigram model that pocketsphinx reads.
         dictionary: file of the CMU pronouncing dictionary, with all words that may occur.
-        seed: seed of the choices.
     """
 
     def __init__(self, language_model: Path, dictionary: Path, seed: int) -> None:
@@ -45,31 +44,30 @@ class Talk(Sentences):
         self._share = np.exp(self._common) / np.exp(self._common).sum()
 
     def _make(self) -> str:
-        said: list[str] = []
-        while (word := self._next(said)) is not None:
+        words: list[str] = []
+        while (word := self._next(words)) is not None:
             # A sentence longer than one breath is dropped, and another one begins.
-            said = [*said, word] if len(said) < _LONGEST else []
+            words = [*words, word] if len(words) < _LONGEST else []
         sentence = " ".join(
-            "I" + word[1:] if word == "i" or word.startswith("i'") else word for word in said
+            "I" + word[1:] if word == "i" or word.startswith("i'") else word for word in words
         )
-        return sentence[0].upper() + sentence[1:] + ("?" if _ASKS.fullmatch(said[0]) else ".")
+        return sentence[0].upper() + sentence[1:] + ("?" if _ASKS.fullmatch(words[0]) else ".")
 
-    def _next(self, said: list[str]) -> str | None:
+    def _next(self, words: list[str]) -> str | None:
         """Draws the next word; None ends the sentence."""
-        before = ["<s>", *said][:-3:-1]  # the last two words, the newest first
-        drawn = self._random.choice(len(self._words), _CANDIDATES, p=self._share)
-        logs = np.array([self._log(self._words[index], before) for index in drawn])
-        weights = np.append(np.exp(logs - self._common[drawn]) / _CANDIDATES, 0.0)
-        if len(said) >= _SHORTEST:
+        before = ["<s>", *words][:-3:-1]  # the last two words, the newest first
+        candidates = self._random.choice(len(self._words), _CANDIDATES, p=self._share)
+        logs = np.array([self._log(self._words[index], before) for index in candidates])
+        weights = np.append(np.exp(logs - self._common[candidates]) / _CANDIDATES, 0.0)
+        if len(words) >= _SHORTEST:
             weights[-1] = np.exp(self._log("</s>", before))
         chosen = self._random.choice(_CANDIDATES + 1, p=weights / weights.sum())
-        return None if chosen == _CANDIDATES else str(self._words[drawn[chosen]])
+        return None if chosen == _CANDIDATES else str(self._words[candidates[chosen]])
 
     def _log(self, word: str, before: list[str]) -> float:
         """Returns the natural logarithm of the probability of a word.
 
         Args:
-            word: word to rate.
             before: words before it, the newest first.
         """
         return float(self._logs.log_to_ln(self._model.prob([word, *before])))

@@ -139,7 +139,6 @@ class Templates(Sentences):
 
     Args:
         dictionary: file of the CMU pronouncing dictionary.
-        seed: seed of the choices.
     """
 
     def __init__(self, dictionary: Path, seed: int) -> None:

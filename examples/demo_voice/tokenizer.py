@@ -37,7 +37,7 @@ class Unit(nn.Module):
     """Residual unit that reads one frame on either side. Before training it is the identity.
 
     Args:
-        width: number of channels.
+        width: channels.
     """
 
     def __init__(self, width: int) -> None:
@@ -75,8 +75,8 @@ class Tokenizer(nn.Module):
     def tokens(self, corpus: Utterances) -> NDArray[np.int32]:
         """Computes the tokens of all recordings of a corpus, joined to one array (N,)."""
         heard = torch.from_numpy(corpus.heard).split((LISTENED_PER_TOKEN * corpus.tokens).tolist())
-        found = [number(self(one.float().T[None])[0].round()) for one in heard]
-        return torch.cat(found).numpy().astype(np.int32)
+        tokens = [number(self(features.float().T[None])[0].round()) for features in heard]
+        return torch.cat(tokens).numpy().astype(np.int32)
 
     def save(self, path: Path) -> None:
         """Writes the ONNX graph, with the inputs and outputs of the public tokenizer.

@@ -122,8 +122,8 @@ class TokenizerTraining(Training):
         )
         exact = network.tokenizer(heard.flatten(1, 2).transpose(1, 2))
         # The gradient passes through the rounding unchanged.
-        mu, found = network.decode(exact + (exact.round() - exact).detach())
-        drawn = distance((found - mel) * audible(mel))
+        mu, decoded_mel = network.decode(exact + (exact.round() - exact).detach())
+        drawn = distance((decoded_mel - mel) * audible(mel))
         pairs = mel.mean(dim=2)
         mean = distance((network.mel(mu) - pairs) * audible(pairs))
         return {"drawn": drawn, "mean": mean, "loss": drawn + _MEAN_WEIGHT * mean}

@@ -25,7 +25,6 @@ from token2wav.families.cosyvoice3.config import CosyVoice3Config
 
 
 def main() -> None:
-    """Trains a network for a time or for a number of steps."""
     parser = argparse.ArgumentParser(
         description="Continue the training of one network of the demo voice."
     )

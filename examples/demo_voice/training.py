@@ -30,7 +30,7 @@ class Training(ABC):
         name: stem of the names of checkpoint and log.
         network: module to train.
         learning_rate: highest learning rate, after the warm-up.
-        full_rate_steps: number of steps after which the learning rate falls, with the inverse
+        full_rate_steps: steps after which the learning rate falls, with the inverse
             square root of the step.
     """
 
@@ -82,11 +82,9 @@ def train(training: Training, folder: Path, *, minutes: float, steps: int | None
     """Continues a training from its last checkpoint, until a limit is reached or SIGTERM arrives.
 
     Args:
-        training: network and losses.
         folder: folder of `NAME.pt` (network, average, optimiser, step) and of `NAME.jsonl`, a log
             with one line for every 10 steps.
-        minutes: longest duration.
-        steps: number of steps; None for no limit.
+        steps: further steps; None for no limit.
     """
     folder.mkdir(parents=True, exist_ok=True)
     network, stop = training.network, _Stop(minutes)

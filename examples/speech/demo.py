@@ -92,7 +92,6 @@ async def run(
 
 
 def main() -> None:
-    """Runs the demo until Ctrl-C."""
     parser = argparse.ArgumentParser(
         description="Speak the text that clients of OpenAI's API send."
     )

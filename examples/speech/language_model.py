@@ -42,7 +42,6 @@ def create_app(tokens_of: Callable[[str], Iterable[int]], tokens_per_second: flo
 
     Args:
         tokens_of: turns a sentence into tokens; raises TokenError for text that is no sentence.
-        tokens_per_second: pace of the tokens.
     """
     app = FastAPI(title="language model of the demo")
     app.state.cancelled = 0

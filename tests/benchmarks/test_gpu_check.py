@@ -44,9 +44,9 @@ def with_dependencies(names: list[str]) -> Iterator[str]:
             yield name
             needed = [Requirement(text) for text in distribution(name).requires or []]
             todo += [
-                each.name
-                for each in needed
-                if each.marker is None or each.marker.evaluate({"extra": ""})
+                requirement.name
+                for requirement in needed
+                if requirement.marker is None or requirement.marker.evaluate({"extra": ""})
             ]
 
 
@@ -60,14 +60,14 @@ def machine(folder: Path, packages: list[str]) -> tuple[Path, Path]:
     venv.create(environment, symlinks=True)
     [site_packages] = environment.glob("lib/python*/site-packages")
     for name in with_dependencies(packages):
-        found = distribution(name)
+        package = distribution(name)
         for entry in {
             path.parts[0]
-            for path in found.files or []
+            for path in package.files or []
             if path.parts[0] not in ("..", "__pycache__")
         }:
             if not (site_packages / entry).exists():
-                (site_packages / entry).symlink_to(str(found.locate_file(entry)))
+                (site_packages / entry).symlink_to(str(package.locate_file(entry)))
     return tree, environment / "bin" / "python"
 
 
@@ -199,8 +199,8 @@ def small(tmp_path: Path) -> tuple[Settings, Results]:
 
 
 def section(tmp_path: Path) -> dict[str, Any]:
-    [one] = json.loads((tmp_path / RESULTS).read_text())["sections"]
-    return dict(one)
+    [row] = json.loads((tmp_path / RESULTS).read_text())["sections"]
+    return dict(row)
 
 
 def test_a_section_that_cannot_begin_is_a_fault(tmp_path: Path) -> None:
@@ -233,10 +233,10 @@ def test_processes_end_with_the_report(tmp_path: Path) -> None:
 
 def holders(path: Path) -> list[Path]:
     """Returns the `/proc` folders of processes that write their output to a file."""
-    found = []
+    descriptors = []
     for output in Path("/proc").glob("[0-9]*/fd/1"):
         try:
-            found += [output] if output.readlink() == path else []
+            descriptors += [output] if output.readlink() == path else []
         except (FileNotFoundError, PermissionError):
             continue
-    return found
+    return descriptors

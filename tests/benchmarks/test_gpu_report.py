@@ -60,9 +60,9 @@ def row(section: str, key: str, **values: Any) -> dict[str, Any]:
 
 def chunk(streams: int, hop: int, spoken_s: float, ms: float) -> dict[str, Any]:
     times = {name: [ms, 0.9 * ms, 1.1 * ms] for name in ("flow_ms", "vocoder_ms", "total_ms")}
-    place = {"streams": streams, "hop_tokens": hop, "spoken_s": spoken_s, "computed_tokens": hop}
+    size = {"streams": streams, "hop_tokens": hop, "spoken_s": spoken_s, "computed_tokens": hop}
     storage = PEER_STORAGE if streams == PEER_STREAMS else "auto"
-    return row("chunks", chunk_key(streams, hop, spoken_s, storage), **place, **times)
+    return row("chunks", chunk_key(streams, hop, spoken_s, storage), **size, **times)
 
 
 def good() -> dict[str, Any]:
@@ -108,9 +108,9 @@ def changed(section: str, key: str = "", **values: Any) -> dict[str, Any]:
     Only rows with `key` in their key are changed.
     """
     content = good()
-    for each in content["rows"]:
-        if each["section"] == section and key in each["key"]:
-            each.update(values)
+    for entry in content["rows"]:
+        if entry["section"] == section and key in entry["key"]:
+            entry.update(values)
     return content
 
 
@@ -174,9 +174,9 @@ LEFT_OUT = [
 @pytest.mark.parametrize(("section", "key", "aim"), LEFT_OUT)
 def test_an_aim_of_which_a_part_did_not_run_is_not_shown(section: str, key: str, aim: int) -> None:
     content = good()
-    for index, each in enumerate(content["rows"]):
-        if each["section"] == section and key in each["key"]:
-            content["rows"][index] = row(section, each["key"], left_out="memory", took_s=0.0)
+    for index, entry in enumerate(content["rows"]):
+        if entry["section"] == section and key in entry["key"]:
+            content["rows"][index] = row(section, entry["key"], left_out="memory", took_s=0.0)
     assert words(content) == ["not shown" if index == aim else "met" for index in range(6)]
     assert faults(content) == []
 
@@ -216,7 +216,7 @@ def test_slices_become_one_report(tmp_path: Path) -> None:
     again = good()
     again["rows"] = [chunk(1, 25, 0.0, 8.0), row("drift", "chunks of 25 tokens", left_out="memory")]
     content = merge([first, write("again", again)])
-    rows = {(each["section"], each["key"]): each for each in content["rows"]}
+    rows = {(entry["section"], entry["key"]): entry for entry in content["rows"]}
     assert len(rows) == len(good()["rows"])
     assert rows["chunks", chunk_key(1, 25, 0.0)]["total_ms"][0] == 8.0
     # a row that was left out replaces no measured row
@@ -233,8 +233,8 @@ def test_the_search_ends_close_to_the_largest(limit: int) -> None:
     while (number := next_number(held, 8, 1024)) is not None:
         assert number not in held
         held[number] = number <= limit
-    found = max((number for number, well in held.items() if well), default=0)
-    assert found <= min(limit, 1024) <= found + max(1, 0.06 * found)
+    largest = max((number for number, well in held.items() if well), default=0)
+    assert largest <= min(limit, 1024) <= largest + max(1, 0.06 * largest)
     assert len(held) <= 20
 
 
@@ -246,9 +246,9 @@ def test_silences_between_audio_chunks() -> None:
 def test_time_between_kernels() -> None:
     spans = [("a", 0.0, 2.0), ("b", 1.0, 1.5), ("a", 3.0, 4.0), ("c", 4.0, 5.0), ("c", 5.5, 6.0)]
     random.Random(0).shuffle(spans)
-    found = summary(spans)
-    assert (found["kernels_ms"], found["idle_ms"], found["calls"]) == (5.0, 1.5, 5)
-    assert found["kernels"][0] == {"name": "a", "ms": 3.0, "calls": 2}
+    figures = summary(spans)
+    assert (figures["kernels_ms"], figures["idle_ms"], figures["calls"]) == (5.0, 1.5, 5)
+    assert figures["kernels"][0] == {"name": "a", "ms": 3.0, "calls": 2}
     assert summary([])["kernels"] == []
 
 
@@ -291,16 +291,16 @@ def test_a_planted_error_is_beyond_the_bound(
     assert len(expected[1].audio) == 960 * len(expected[1].tokens)
 
     def wrong(model: Token2Wav, utterances: list[Utterance]) -> list[Utterance]:
-        one, other = speak(model, utterances)
+        first, second = speak(model, utterances)
         if spoil == "mixed up":
-            one = one._replace(mel=torch.roll(one.mel, 1, dims=1))
+            first = first._replace(mel=torch.roll(first.mel, 1, dims=1))
         if spoil == "audio":
-            other = other._replace(audio=-other.audio)
-        return [one._replace(mel=one.mel * torch.nan) if spoil == "nan" else one, other]
+            second = second._replace(audio=-second.audio)
+        return [first._replace(mel=first.mel * torch.nan) if spoil == "nan" else first, second]
 
     monkeypatch.setattr("benchmarks.gpu.parity.speak", wrong)
-    found = check(model, 2, expected, 1e-5)
-    assert (found["problem"] or "").partition(" ")[0] == {"": "", "audio": "audio"}.get(
+    comparison = check(model, 2, expected, 1e-5)
+    assert (comparison["problem"] or "").partition(" ")[0] == {"": "", "audio": "audio"}.get(
         spoil, "mel"
     )
 
@@ -308,7 +308,8 @@ def test_a_planted_error_is_beyond_the_bound(
 def test_prompts_and_lengths_of_a_batch_are_all_different() -> None:
     config = CosyVoice3Config.read(TINY)
     utterances = [utterance(config, index) for index in range(12)]
-    assert len({(len(each.voice.prompt_tokens), len(each.tokens)) for each in utterances}) == 12
+    lengths = {(len(stream.voice.prompt_tokens), len(stream.tokens)) for stream in utterances}
+    assert len(lengths) == 12
 
 
 def test_weights_of_the_full_size() -> None:

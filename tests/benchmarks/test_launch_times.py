@@ -25,7 +25,7 @@ HALF = torch.float16
 
 @cache
 def chunk(streams: int, spoken_s: float) -> ChunkWork:
-    """Returns the work of a chunk of 25 tokens of CosyVoice3."""
+    """Returns the work of CosyVoice3 for a chunk of 25 tokens."""
     [work] = chunk_works(FULL, public_configs()[FULL], (streams,), (spoken_s,))
     return work
 
@@ -49,8 +49,8 @@ def test_a_layer_as_measured() -> None:
         stages = counted_stages(counter, config, StreamConfig(steps=(1,))).by_name
         counted = Streams(counter, config, stages, 1).counted(25)
     flow = [launch for launch in counted if launch.stage == "flow"]
-    at = [place for place, launch in enumerate(flow) if launch.launch.attention]
-    layer = [expected_us(launch.launch, captured=True) for launch in flow[at[3] : at[4]]]
+    indices = [index for index, launch in enumerate(flow) if launch.launch.attention]
+    layer = [expected_us(launch.launch, captured=True) for launch in flow[indices[3] : indices[4]]]
     assert layer == pytest.approx([10.4, 5.6, 2.9, 7.9, 7.0, 2.9, 10.8], rel=0.35)
     assert sum(layer) == pytest.approx(47.5, rel=0.15)
 

@@ -47,6 +47,10 @@ CODECS: dict[str, list[tuple[int, int]]] = {
     "SNAC": [(14, 627), (26, 1258)],
     "SNAC 44.1 kHz": [(7, 337), (13, 676)],
     "MOSS": [(9, 1937), (17, 3874)],
+    "EAR-TTS": [(7, 113), (13, 226)],
+    "VibeVoice": [(7, 616), (13, 1232)],
+    "Audio8": [(9, 625), (17, 1250)],
+    "VoxCPM2": [(7, 339), (13, 678)],
 }
 # Stages with the same number of launches for any number of streams.
 CONSTANT = [
@@ -177,7 +181,7 @@ def test_operators(function: Callable[[], object], names: list[str]) -> None:
     CPU is not counted.
     """
     for _ in range(2):  # the second time from memory
-        assert [each.launch.name for each in launches(function)] == names
+        assert [entry.launch.name for entry in launches(function)] == names
 
 
 def test_bytes_and_operations_of_a_product() -> None:
@@ -209,7 +213,7 @@ def test_float32_products_use_tf32_only_where_it_is_allowed() -> None:
             X @ X.new_empty(8, 5)
 
     before = torch.backends.cuda.matmul.allow_tf32
-    assert [each.launch.kind for each in launches(product)] == ["float32", "tf32"]
+    assert [entry.launch.kind for entry in launches(product)] == ["float32", "tf32"]
     assert torch.backends.cuda.matmul.allow_tf32 == before
 
 
@@ -220,8 +224,8 @@ def test_kernels_are_counted_and_not_run() -> None:
     counted = launches(
         lambda: gated_norm(X, modulated_norm(X, shift, scale, X.dtype), gate, shift, shift)
     )
-    assert [each.launch.name for each in counted] == ["_modulated_norm", "_gated_norm"]
-    sizes = [each.launch.bytes for each in counted]
+    assert [entry.launch.name for entry in counted] == ["_modulated_norm", "_gated_norm"]
+    sizes = [entry.launch.bytes for entry in counted]
     assert sizes == [4 * (2 * X.numel() + 2 * 8), 4 * (3 * X.numel() + 2 * 8)], "shift once"
 
 
@@ -237,7 +241,7 @@ def test_a_graph_is_recorded_once_and_counted_at_every_replay() -> None:
         graph()
         graph()
     assert len(ran) == 1
-    assert [(each.launch.name, each.stage, each.captured) for each in counted] == [
+    assert [(entry.launch.name, entry.stage, entry.captured) for entry in counted] == [
         ("add", "flow", True),
         ("add", "flow", True),
         ("new_zeros", "outside", False),

@@ -37,11 +37,11 @@ def result(rate: float, free_of_gaps: bool) -> dict[str, Any]:
 def test_rates_rise_until_one_has_gaps_or_fall_until_none_has(
     limit: float, measured: list[float], highest: float | None
 ) -> None:
-    found: list[dict[str, Any]] = []
-    while (rate := next_rate([4.0, 1.0, 2.0], found)) is not None:
-        found.append(result(rate, rate <= limit))
-    assert [one["utterances_per_s"] for one in found] == measured
-    assert highest_rate(found) == highest
+    rows: list[dict[str, Any]] = []
+    while (rate := next_rate([4.0, 1.0, 2.0], rows)) is not None:
+        rows.append(result(rate, rate <= limit))
+    assert [row["utterances_per_s"] for row in rows] == measured
+    assert highest_rate(rows) == highest
 
 
 def test_a_row_of_the_table_has_the_figures_of_the_lowest_rate() -> None:

@@ -39,7 +39,7 @@ GELU = SIZE | {"product": "gelu", "multiprocessors": 132}
 
 
 def timed(table: dict[str, Any], times_us: dict[int, float]) -> list[dict[str, Any]]:
-    """Returns rows of tiles of the product with GELU: 9 us each, except for those given."""
+    """Returns rows of tiles of the product with GELU: 9 us each, except for `times_us`."""
     variants = table["tiles"]["gelu"]["float16"]
     return [tile | {"us": times_us.get(at, 9.0)} for at, tile in enumerate(variants)]
 

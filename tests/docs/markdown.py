@@ -67,12 +67,12 @@ def links(page: Path) -> list[str]:
 
 def anchors(page: Path) -> set[str]:
     """Anchors of the headings as GitHub makes them."""
-    found: set[str] = set()
+    slugs: set[str] = set()
     for match in _HEADING.finditer(prose(page)):
         text = re.sub(r"\]\([^)]*\)", "]", match["text"])
         slug = re.sub(r"[^\w\- ]", "", text.strip().lower()).replace(" ", "-")
         count = 0
-        while (anchor := f"{slug}-{count}" if count else slug) in found:
+        while (anchor := f"{slug}-{count}" if count else slug) in slugs:
             count += 1
-        found.add(anchor)
-    return found
+        slugs.add(anchor)
+    return slugs

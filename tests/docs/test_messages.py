@@ -42,11 +42,11 @@ def texts() -> frozenset[str]:
     files = [file for folder in SOURCES for file in (ROOT / folder).rglob("*.py")] + [
         ROOT / name for name in TEST_FILES
     ]
-    found = {text for file in files for text in _strings(file)}
-    found.update(
+    strings = {text for file in files for text in _strings(file)}
+    strings.update(
         line for name in SCRIPTS for line in (ROOT / name).read_text(encoding="utf-8").splitlines()
     )
-    return frozenset(found)
+    return frozenset(strings)
 
 
 def _strings(file: Path) -> Iterator[str]:

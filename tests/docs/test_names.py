@@ -49,13 +49,13 @@ _SETTING = re.compile(r"(?P<part>stream|runtime|limits)\.(?P<key>[a-z_]+)")
 def test_make_targets_and_variables(page: Path) -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for command in commands(page):
-        for made in _MAKE.finditer(command):
-            assert re.search(rf"^{made['target']}:", makefile, re.MULTILINE), (
-                f"make {made['target']}: no such target"
+        for match in _MAKE.finditer(command):
+            assert re.search(rf"^{match['target']}:", makefile, re.MULTILINE), (
+                f"make {match['target']}: no such target"
             )
-            for variable in re.findall(r"([A-Z_]+)=", made["rest"]):
+            for variable in re.findall(r"([A-Z_]+)=", match["rest"]):
                 assert f"$({variable}" in makefile, (
-                    f"make {made['target']} {variable}=: no such variable"
+                    f"make {match['target']} {variable}=: no such variable"
                 )
 
 
@@ -67,8 +67,8 @@ def test_options_of_commands(page: Path) -> None:
         for part in re.split(r"\s[|;]\s|&&", command):
             if program := _PROGRAM.search(part):
                 name = program["name"] or program["module"]
-                own = part[program.start() :].partition(" -- ")[0]
-                unknown = set(_OPTION.findall(own)) - _options(PROGRAMS[name]) - {"--help"}
+                arguments = part[program.start() :].partition(" -- ")[0]
+                unknown = set(_OPTION.findall(arguments)) - _options(PROGRAMS[name]) - {"--help"}
                 assert not unknown, f"{part.strip()}: {name} has no {', '.join(unknown)}"
             elif part.lstrip().startswith("--"):
                 unknown = set(_OPTION.findall(part)) - ours - FOREIGN - {"--help"}
@@ -105,17 +105,17 @@ def _options(folders: tuple[str, ...]) -> frozenset[str]:
 
     Some options are composed from the name of a service.
     """
-    found: set[str] = set()
+    options: set[str] = set()
     for folder in folders:
         for file in (ROOT / folder).rglob("*.py"):
-            found.update(
+            options.update(
                 re.findall(
                     r'"(--[a-z][a-z0-9-]*)(?: [A-Z/:=]+)?"', file.read_text(encoding="utf-8")
                 )
             )
     if "server/token2wav_server" in folders:
-        found.update(f"--{service}-port" for service in ("http", "grpc", "metrics"))
-    return frozenset(found)
+        options.update(f"--{service}-port" for service in ("http", "grpc", "metrics"))
+    return frozenset(options)
 
 
 def _makefile_options() -> frozenset[str]:

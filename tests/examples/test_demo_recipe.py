@@ -72,11 +72,11 @@ def test_a_small_budget_lowers_the_losses_and_makes_a_model(tmp_path: Path) -> N
     assert (tmp_path / "data" / "training" / "losses.png").exists()
     front_end = FrontEnd(tmp_path / "model")
     recording = Recording.load(SENTENCE)
-    made = front_end.voice(recording)
+    prompt = front_end.voice(recording)
     model = Token2Wav.load(tmp_path / "model")
-    voice = Voice(made.prompt_tokens, made.prompt_mel, made.speaker_embedding)
+    voice = Voice(prompt.prompt_tokens, prompt.prompt_mel, prompt.speaker_embedding)
     assert model.synthesize(front_end.tokens(recording), voice).shape == (
-        len(made.prompt_tokens) * 960,
+        len(prompt.prompt_tokens) * 960,
     )
 
     run_recipe("demo_codec", tmp_path, "--out", str(tmp_path / "codec"), "--threads", "1")
@@ -119,9 +119,9 @@ def harmonics(f0_hz: float, seconds: float = 0.5) -> NDArray[np.float32]:
 
 @pytest.mark.parametrize("f0_hz", [70.0, 98.5, 140.0, 231.0])
 def test_pitch_of_harmonics(f0_hz: float) -> None:
-    found = pitch(harmonics(f0_hz), RATE_HZ, HOP)
-    assert len(found) == 25
-    np.testing.assert_allclose(found[4:-4], f0_hz, rtol=0.01)
+    contour = pitch(harmonics(f0_hz), RATE_HZ, HOP)
+    assert len(contour) == 25
+    np.testing.assert_allclose(contour[4:-4], f0_hz, rtol=0.01)
 
 
 def test_silence_and_noise_have_no_pitch() -> None:
@@ -153,8 +153,8 @@ def _heard_by(graph: Path, recording: Recording) -> NDArray[np.int64]:
     listened = soxr.resample(recording.samples, RATE_HZ, TOKENIZER_RATE_HZ, quality="VHQ")
     features = tokenizer_features(np.asarray(listened, np.float32))[None]
     inputs = {"feats": features, "feats_length": np.array([features.shape[2]], np.int32)}
-    (found,) = onnxruntime.InferenceSession(graph).run(None, inputs)
-    return np.asarray(found)[0]
+    (tokens,) = onnxruntime.InferenceSession(graph).run(None, inputs)
+    return np.asarray(tokens)[0]
 
 
 def test_speaker_embedding_is_a_unit_vector_that_does_not_depend_on_the_length(
@@ -171,15 +171,15 @@ def test_speaker_embedding_is_a_unit_vector_that_does_not_depend_on_the_length(
 
 
 def test_chance_moves_a_rate_less_with_more_sentences() -> None:
-    said = ["one two three four", "five six seven eight"]
+    sentences = ["one two three four", "five six seven eight"]
     heard, worse = ["one two three", "five six seven eight"], ["one two", "five six seven eight"]
-    few, many = (resampled(said * n, worse * n, heard * n) for n in (5, 500))
-    for found in (few, many):
-        low, high = found["difference"]
+    few, many = (resampled(sentences * n, worse * n, heard * n) for n in (5, 500))
+    for intervals in (few, many):
+        low, high = intervals["difference"]
         assert low < 0.125 < high  # one word in eight
-        np.testing.assert_allclose(found["ratio"], 2)  # for any sentences that are drawn
+        np.testing.assert_allclose(intervals["ratio"], 2)  # for any sentences that are drawn
     assert np.ptp(many["difference"]) < np.ptp(few["difference"]) / 5
-    assert resampled(said, heard, heard)["difference"] == [0, 0]
+    assert resampled(sentences, heard, heard)["difference"] == [0, 0]
 
 
 def test_scores_of_the_same_and_of_worse() -> None:

@@ -31,8 +31,8 @@ def front_end() -> FrontEnd:
 
 @pytest.fixture(scope="module")
 def voice(front_end: FrontEnd) -> Voice:
-    made = front_end.voice(Recording.load(demo.PROMPT))
-    return Voice(made.prompt_tokens, made.prompt_mel, made.speaker_embedding)
+    prompt = front_end.voice(Recording.load(demo.PROMPT))
+    return Voice(prompt.prompt_tokens, prompt.prompt_mel, prompt.speaker_embedding)
 
 
 def test_demo_model_is_small() -> None:
@@ -41,11 +41,11 @@ def test_demo_model_is_small() -> None:
 
 def test_log_mel_resembles_the_recording(front_end: FrontEnd, voice: Voice) -> None:
     model, recording = Token2Wav.load(demo.MODEL), Recording.load(demo.SENTENCE)
-    wanted = prompt_mel(recording.samples)
-    found = prompt_mel(model.synthesize(front_end.tokens(recording), voice))
-    assert found.shape == wanted.shape
-    assert np.abs(found - wanted).mean() < BANDS_APART
-    assert np.abs(found[::-1] - wanted).mean() > 2 * BANDS_APART
+    recording_mel = prompt_mel(recording.samples)
+    spoken_mel = prompt_mel(model.synthesize(front_end.tokens(recording), voice))
+    assert spoken_mel.shape == recording_mel.shape
+    assert np.abs(spoken_mel - recording_mel).mean() < BANDS_APART
+    assert np.abs(spoken_mel[::-1] - recording_mel).mean() > 2 * BANDS_APART
 
 
 def test_streams_equal_the_whole(front_end: FrontEnd, voice: Voice) -> None:
@@ -109,11 +109,11 @@ def test_the_demo(family: str, names: list[str], tmp_path: Path) -> None:
 
 
 def test_a_demo_that_fails_keeps_the_files(tmp_path: Path) -> None:
-    kept = [tmp_path / f"demo{suffix}" for suffix in ("_tokens.npy", "_voice.safetensors", ".wav")]
-    for path in kept:
+    files = [tmp_path / f"demo{suffix}" for suffix in ("_tokens.npy", "_voice.safetensors", ".wav")]
+    for path in files:
         path.write_text("of an earlier run")
     done = run_demo(tmp_path / "nowhere.wav", tmp_path)
     assert done.returncode == 1
     assert "no such file" in done.stderr
-    assert sorted(tmp_path.iterdir()) == sorted(kept)
-    assert {path.read_text() for path in kept} == {"of an earlier run"}
+    assert sorted(tmp_path.iterdir()) == sorted(files)
+    assert {path.read_text() for path in files} == {"of an earlier run"}

@@ -38,11 +38,11 @@ def test_captured_streams_equal_the_cpu(name: str, tmp_path: Path) -> None:
     assert buckets
     assert all(isinstance(compute, CudaGraph) for _, compute in buckets)
     tokens = [drawn_tokens(cpu.config, count) for count in (140, 33, 33)]
-    wanted = [cpu.synthesize(own) for own in tokens]
+    references = [cpu.synthesize(codes) for codes in tokens]
     alone = joined(chunks_of(gpu, portions(tokens[0], [3, 40, 1])))
-    assert off(alone, wanted[0]) <= PARITY * wanted[0].std()
+    assert off(alone, references[0]) <= PARITY * references[0].std()
     together = spoken_together(
-        gpu.pipeline, [(voice_for(gpu.config, None), own, 0) for own in tokens]
+        gpu.pipeline, [(voice_for(gpu.config, None), codes, 0) for codes in tokens]
     )
-    for audio, expected in zip(together, wanted, strict=True):
+    for audio, expected in zip(together, references, strict=True):
         assert off(audio, expected) <= PARITY * expected.std()

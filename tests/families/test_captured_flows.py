@@ -1,6 +1,6 @@
 """Captured flows of the newer families on a GPU: their streams equal the whole on the CPU.
 
-Tests in `execution/kernels` run their kernels without a GPU.
+Tests in `kernels` run their kernels without a GPU.
 """
 
 from __future__ import annotations
@@ -97,16 +97,16 @@ def test_captured_graphs_equal_the_cpu(folder: Path, precision: str) -> None:
     assert not isinstance(runner.step, TorchStep), "kernels"
     for prompt, count in ((0, 30), (41, 60), (75, 260)):
         utterance = some_tokens(count), a_voice(prompt)
-        [mel], wanted = streamed_mels(model, utterance), reference.mel(*utterance)
-        bound = DEVICES if precision == "float32" else HALF * float(wanted.std())
-        assert np.sqrt(np.mean((mel - wanted) ** 2)) <= bound
+        [mel], expected = streamed_mels(model, utterance), reference.mel(*utterance)
+        bound = DEVICES if precision == "float32" else HALF * float(expected.std())
+        assert np.sqrt(np.mean((mel - expected) ** 2)) <= bound
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
 def test_captured_windows_on_int8_pages_equal_the_cpu(folder: Path) -> None:
     stream, utterance = StreamConfig(left_blocks=2), (some_tokens(260), a_voice(30))
-    [mel], [wanted] = (
+    [mel], [expected] = (
         streamed_mels(
             Token2Wav.load(
                 folder,
@@ -120,4 +120,4 @@ def test_captured_windows_on_int8_pages_equal_the_cpu(folder: Path) -> None:
         for device in ("cuda", "cpu")
     )
     # A value beside a rounding step of int8 may move by a whole step.
-    assert np.sqrt(np.mean((mel - wanted) ** 2)) <= HALF * float(wanted.std())
+    assert np.sqrt(np.mean((mel - expected) ** 2)) <= HALF * float(expected.std())

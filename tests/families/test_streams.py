@@ -116,7 +116,7 @@ def test_a_full_cache(
 
 
 @pytest.mark.parametrize("prompt", [0, 30, 75])
-def test_provisional_first_audio_leaves_no_trace_in_later_blocks(
+def test_provisional_audio_leaves_no_trace_in_later_blocks(
     windowed: Callable[[int | None], Token2Wav], prompt: int
 ) -> None:
     model = windowed(None)
@@ -132,7 +132,7 @@ def test_provisional_first_audio_leaves_no_trace_in_later_blocks(
             [mel] = flow.advance([(handle, chunk)])
             mels.append(mel.numpy()[:, 2 * chunk.skip :])
             provisional = chunk.stop - prompt if chunk.provisional else provisional
-            chunker.computed()
+            chunker.finish_chunk()
     flow.close(handle)
     assert provisional == schedule.first_tokens
     spoken, whole = np.concatenate(mels, axis=1), model.mel(tokens, voice)

@@ -26,11 +26,11 @@ _TYPE_A, _CLASS_INTERNET = 1, 1
 
 
 def needs_haproxy() -> str:
-    """Path of haproxy; skips the test where there is none."""
-    found = shutil.which("haproxy", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
-    if found is None:
+    """Returns the path of haproxy, or skips the test."""
+    program = shutil.which("haproxy", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+    if program is None:
         pytest.skip("haproxy is not installed: apt-get install haproxy")
-    return found
+    return program
 
 
 class NameServer:
@@ -38,7 +38,7 @@ class NameServer:
     of a service.
 
     Args:
-        addresses: to answer with; a list may change meanwhile.
+        addresses: addresses of the answers. A list may change meanwhile.
         bind: host and port to listen on.
     """
 
@@ -65,7 +65,7 @@ class NameServer:
             self._socket.sendto(self._answer(query), sender)
 
     def _answer(self, query: bytes) -> bytes:
-        # of the one question: a name that ends with an empty label, type and class
+        # The only question has a name that ends with an empty label, a type and a class.
         end = query.index(0, 12) + 5
         question = query[12:end]
         addresses = self._addresses if struct.unpack("!H", question[-4:-2]) == (_TYPE_A,) else []
@@ -80,11 +80,11 @@ class NameServer:
 
 @dataclass(frozen=True)
 class Balancer:
-    """A running HAProxy.
+    """Running HAProxy.
 
     Attributes:
-        url: where clients connect to.
-        status_url: where it tells about itself.
+        url: address for clients.
+        status_url: address of its own metrics.
         log: its output.
     """
 
@@ -104,11 +104,11 @@ class Balancer:
         **settings: str,
     ) -> Iterator[Balancer]:
         """Starts the balancer for replicas at these addresses, which listen on the same ports."""
-        own = Ports.free()
+        ports = Ports.free()
         names = NameServer(addresses)
         environment = os.environ | {
-            "TOKEN2WAV_BIND": f"127.0.0.1:{own.grpc}",
-            "TOKEN2WAV_STATUS_BIND": f"127.0.0.1:{own.http}",
+            "TOKEN2WAV_BIND": f"127.0.0.1:{ports.grpc}",
+            "TOKEN2WAV_STATUS_BIND": f"127.0.0.1:{ports.http}",
             "TOKEN2WAV_REPLICAS": NAME,
             "TOKEN2WAV_GRPC_PORT": str(grpc_port),
             "TOKEN2WAV_STATUS_PORT": str(status_port),
@@ -124,7 +124,7 @@ class Balancer:
             ) as process,
         ):
             try:
-                yield cls(f"127.0.0.1:{own.grpc}", f"http://127.0.0.1:{own.http}", log)
+                yield cls(f"127.0.0.1:{ports.grpc}", f"http://127.0.0.1:{ports.http}", log)
             finally:
                 process.kill()
                 names.close()
@@ -146,13 +146,13 @@ class Balancer:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
             try:
-                found = sorted(self.states().values())
+                replica_states = sorted(self.states().values())
             except OSError:
-                found = []
-            if found == sorted(states):
+                replica_states = []
+            if replica_states == sorted(states):
                 return
             assert time.monotonic() < deadline, (
-                f"{found}, not {sorted(states)}; {self.log.read_text()[-2000:]}"
+                f"{replica_states}, not {sorted(states)}; {self.log.read_text()[-2000:]}"
             )
             time.sleep(0.05)
 

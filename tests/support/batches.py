@@ -22,8 +22,7 @@ WHOLE_BLOCKS = StreamConfig(first_tokens=0)  # so that the audio does not depend
 def spoken_together(
     pipeline: Pipeline, utterances: Sequence[tuple[Voice, Tokens, int]], stagger: int = 0
 ) -> list[NDArray[np.float32]]:
-    """Audio (n,) of every utterance, of a voice, tokens and ODE steps, each round of chunks in one
-    batch.
+    """Returns the audio (n,) of utterances (voice, tokens, ODE steps) that run in one batch.
 
     Utterance i begins in round `stagger` * i. An utterance that has ended is closed at once.
     """
@@ -39,8 +38,9 @@ def spoken_together(
         for index, chunk in zip(running, chunks, strict=True):
             assert isinstance(chunk, AudioChunk)
             audio[index].append(chunk.audio)
-            requests[index].chunker.computed()
-        for index in [each for each in running if not requests[each].chunker.next_chunk]:
+            requests[index].chunker.finish_chunk()
+        ended = [index for index in running if not requests[index].chunker.next_chunk]
+        for index in ended:
             running.remove(index)
             pipeline.close(requests[index])
         rounds += 1
@@ -62,10 +62,10 @@ def mels_together(
         for index, (handle, chunker, _) in enumerate(utterances)
         if (chunk := chunker.next_chunk) is not None
     ]:
-        made = engine.advance([(handle, chunk) for _, handle, chunk in running])
-        for (index, _, _), mel in zip(running, made, strict=True):
+        chunk_mels = engine.advance([(handle, chunk) for _, handle, chunk in running])
+        for (index, _, _), mel in zip(running, chunk_mels, strict=True):
             mels[index].append(mel.cpu().numpy())
-            utterances[index][1].computed()
+            utterances[index][1].finish_chunk()
     for handle, _, _ in utterances:
         engine.close(handle)
     return [np.concatenate(pieces, axis=1) for pieces in mels]

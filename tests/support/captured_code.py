@@ -19,7 +19,7 @@ class NothingCopied(TorchFunctionMode):
         assert func not in (torch.tensor, torch.as_tensor, torch.from_numpy), f"{func} copies"
         index = args[1] if func is torch.Tensor.__getitem__ and len(args) > 1 else ()
         assert not any(
-            isinstance(each, list) for each in (index if isinstance(index, tuple) else (index,))
+            isinstance(part, list) for part in (index if isinstance(index, tuple) else (index,))
         )
         return func(*args, **(kwargs or {}))
 

@@ -30,10 +30,11 @@ def weights(golden: FamilyGolden, *, mean_flow: bool) -> dict[str, torch.Tensor]
     """Weights of flow and vocoder under their public names."""
     sizes = golden.sizes
     encoder = EncoderConfig(
-        *(sizes[f"encoder{of}"] for of in ("", "_heads", "_units")), *sizes["encoder_layers"]
+        *(sizes[f"encoder{suffix}"] for suffix in ("", "_heads", "_units")),
+        *sizes["encoder_layers"],
     )
     estimator = UNetConfig(
-        *(sizes[of] for of in ("channels", "heads", "dim_head")), *sizes["layers"]
+        *(sizes[name] for name in ("channels", "heads", "dim_head")), *sizes["layers"]
     )
     config = FlowConfig(6561, 192, 80, 3, 0.7, encoder, estimator)
     base, f0_channels = sizes["vocoder"]
@@ -50,7 +51,7 @@ def weights(golden: FamilyGolden, *, mean_flow: bool) -> dict[str, torch.Tensor]
 def write_conditionals(path: Path, golden: FamilyGolden) -> Path:
     """Writes the voice of a golden set as `conds.pt`."""
     prompt = golden["prompt_token"][None]
-    given = {
+    conditionals = {
         "prompt_token": prompt,
         "prompt_token_len": torch.tensor([prompt.shape[1]]),
         "prompt_feat": golden["prompt_feat"][None],
@@ -60,7 +61,7 @@ def write_conditionals(path: Path, golden: FamilyGolden) -> Path:
     torch.save(
         {
             "t3": {"speaker_emb": torch.zeros(1, 256), "emotion_adv": torch.ones(1, 1, 1)},
-            "gen": given,
+            "gen": conditionals,
         },
         path,
     )

@@ -102,7 +102,7 @@ def chromium(profile: Path) -> Iterator[Page]:
 
 
 def _debugger(profile: Path) -> str:
-    """Where the page listens; the browser writes its port into its profile once it does."""
+    """Returns the URL of the page, after the browser has written its port into its profile."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
         with contextlib.suppress(OSError, ValueError, IndexError, StopIteration):

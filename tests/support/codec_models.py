@@ -14,7 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from tests.support import (
+    causal_dac_model,
     dac_model,
+    ear_tts_model,
     mimi_model,
     moshi_model,
     moss_model,
@@ -23,6 +25,7 @@ from tests.support import (
     qwen3_model,
     snac_model,
     vibevoice_model,
+    voxcpm_model,
 )
 from tests.support.batches import Tokens
 from tests.support.family_golden import FamilyGolden
@@ -39,7 +42,6 @@ class Codec:
         write: writes a model folder in the sizes of golden data, and returns the folder.
         other_format: whether another row has the same codec in its usual folder format. Tests that
             do not depend on the format leave the row out.
-        sizes: sizes of the golden data.
     """
 
     write: Writer
@@ -49,8 +51,11 @@ class Codec:
 
 # By the name of the golden data.
 CODECS: dict[str, Codec] = {
+    "causal_dac": Codec(causal_dac_model.write_audio8),
+    "causal_dac_of_fish": Codec(causal_dac_model.write_fish, other_format=True),
     "dac": Codec(dac_model.write_dac),
     "dac_of_descript": Codec(dac_model.write_descript, other_format=True),
+    "ear_tts": Codec(ear_tts_model.write_model),
     "higgs": Codec(dac_model.write_higgs),
     "higgs_first_release": Codec(
         dac_model.write_higgs_first_release, other_format=True, sizes=("tiny",)
@@ -66,6 +71,7 @@ CODECS: dict[str, Codec] = {
     "snac": Codec(snac_model.write_snac),
     "snac_attention": Codec(snac_model.write_snac),
     "vibevoice": Codec(vibevoice_model.write_tokenizer),
+    "voxcpm": Codec(voxcpm_model.write_model),
 }
 WRITERS: dict[str, Writer] = {
     name: codec.write for name, codec in CODECS.items() if not codec.other_format
@@ -77,4 +83,4 @@ def drawn_tokens(config: ModelConfig, count: int) -> Tokens:
     random, shape = np.random.default_rng(count), (count, *config.token_shape)
     if config.takes_latents:
         return random.standard_normal(shape).astype(np.float32)
-    return random.integers(0, config.vocab_size, shape).astype(np.int32)
+    return random.integers(0, config.vocabulary, shape).astype(np.int32)

@@ -75,16 +75,16 @@ def read_compose(file: Path) -> dict[str, Any]:
 def defaults(text: str) -> str:
     """Returns a value of a compose file, with all its variables unset."""
     default = re.compile(r"\$\{\w+(?::(?:-([^}]*)|\?[^}]*))?\}")
-    return default.sub(lambda found: found[1] or "", text)
+    return default.sub(lambda match: match[1] or "", text)
 
 
-def confined(*kept: Path) -> list[str]:
+def confined(*folders: Path) -> list[str]:
     """Returns the start of a command that runs another one confined as in docker-compose.yml.
 
-    The folders in `kept` stay readable at their paths.
+    The folders stay readable at their paths.
     """
     environment = {Path(sys.prefix), Path(sys.base_prefix)} - {Path("/usr")}
-    paths = [str(path) for path in (ROOT, *environment, *kept)]
+    paths = [str(path) for path in (ROOT, *environment, *folders)]
     return ["unshare", "--mount", "sh", "-c", _CONFINE, "sh", str(len(paths)), *paths]
 
 

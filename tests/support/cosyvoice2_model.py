@@ -109,7 +109,7 @@ hift: !new:cosyvoice.hifigan.generator.HiFTGenerator
 
 
 def write_yaml(folder: Path, golden: FamilyGolden) -> Path:
-    """Writes the model file of a model of the sizes of a golden set."""
+    """Writes the model file for the sizes of a golden set."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "cosyvoice2.yaml"
     path.write_text((_YAML + HIFT_YAML).format(**golden.sizes))
@@ -117,7 +117,7 @@ def write_yaml(folder: Path, golden: FamilyGolden) -> Path:
 
 
 def write_model(folder: Path, golden: FamilyGolden) -> Path:
-    """Writes such a model with the weights of the golden set, and returns its folder."""
+    """Writes a model with the weights of a golden set, and returns its folder."""
     config = read(write_yaml(folder, golden).parent)
     return write_weights(folder, cosyvoice2_flow(config.flow), HiFT(config.vocoder))
 

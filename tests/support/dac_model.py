@@ -51,7 +51,7 @@ def write_higgs_first_release(folder: Path, golden: Any) -> Path:
 
 def first_release_weights(folder: Path) -> dict[str, torch.Tensor]:
     """Returns weights of the first release of the Higgs Audio tokenizer, for the `config.json` of a
-    folder. Those of the decoder have a weight norm.
+    folder. The decoder has a weight norm.
     """
     config: Any = read_config(folder)
     with torch.device("meta"):
@@ -115,11 +115,10 @@ def _codebooks(module: ProjectedCodebooks, entries: str, outward: str, inward: s
 
 
 def descript_content(folder: Path, sizes: dict[str, Any]) -> dict[str, Any]:
-    """Returns the content of `weights.pth`, whose weights have a weight norm.
+    """Returns the content of `weights.pth`, with a weight norm.
 
     Args:
         folder: folder without any model.
-        sizes: arguments of the model.
     """
     metadata = {"kwargs": {**sizes, "quantizer_dropout": 0.5}}
     path = folder / "weights.pth"
@@ -155,15 +154,15 @@ def numbered_shapes(
     shapes: Shapes = {"encoder.block.0.bias": (3,)}  # not read
     for path_of, module in network.named_modules():
         if isinstance(module, ProjectedCodebooks):
-            found = _codebooks(module, *book)
+            module_shapes = _codebooks(module, *book)
         elif isinstance(module, Snake):
-            found = {f"{path_of}.alpha": (1, len(module.alpha), 1)}
+            module_shapes = {f"{path_of}.alpha": (1, len(module.alpha), 1)}
         else:
-            found = {
+            module_shapes = {
                 name: tuple(value.shape)
                 for name, value in module.named_parameters(prefix=path_of, recurse=False)
             }
-        for name, shape in found.items():
+        for name, shape in module_shapes.items():
             name = _numbered_name(name, units, layers, in_block)
             stem = name.removesuffix(".weight")
             if stem != name and len(shape) == 3:

@@ -1,5 +1,5 @@
-"""Model folders whose vocoder has few convolutions, because the time of an export grows with the
-number of operations.
+"""Model folders with few convolutions in the vocoder, because an export takes longer with more
+operations.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ def cached_flow(
     longest_hop: int = 100,
     early_steps: int = 0,
 ) -> CachedFlow:
-    """Returns an incremental flow on torch. `early_steps` is the number of ODE steps of provisional
-    chunks; 0 for as many as all chunks have.
+    """Returns an incremental flow on torch. `early_steps` are the ODE steps of provisional chunks;
+    0 for the steps of all chunks.
     """
     guidance = next(iter(solvers.values())).tables.guidance
     layout = CacheLayout.of(config, flow.estimator, guidance, max(solvers), storage)
@@ -38,15 +38,15 @@ def cached_flow(
     states = flow_states(flow, flow.estimator, layout)
     with torch.inference_mode():
         runners = {
-            steps: Runner(TorchStep(flow.estimator, each.tables, cache), states)
-            for steps, each in solvers.items()
+            steps: Runner(TorchStep(flow.estimator, solver.tables, cache), states)
+            for steps, solver in solvers.items()
         }
         early_tables = {
             steps: OdeTables.of(flow.estimator, steps, guidance, evaluated=early_steps)
             for steps in solvers
             if early_steps
         }
-        early_runners = {
+        provisional_runners = {
             steps: Runner(TorchStep(flow.estimator, tables, cache), states)
             for steps, tables in early_tables.items()
         }
@@ -56,6 +56,6 @@ def cached_flow(
         runners,
         cache,
         states,
-        early_runners=early_runners,
+        provisional_runners=provisional_runners,
         longest_hop=longest_hop,
     )

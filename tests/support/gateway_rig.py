@@ -32,7 +32,7 @@ TOKENS_OF_A_WORD = 6
 
 
 def tokens_of(text: str) -> list[int]:
-    """Tokens that the language model says for a text: six for each word."""
+    """Returns the tokens that the language model says for a text: six for each word."""
     words = text.split()
     if words == ["nothing"]:
         raise TokenError("sentence: 0 words; at least 1 is needed")
@@ -44,8 +44,6 @@ class GatewayRig:
     """A gateway under test.
 
     Attributes:
-        url: base URL.
-        registry: metrics of the gateway.
         voices: folder of its voices.
     """
 
@@ -85,8 +83,8 @@ class GatewayRig:
             "voices": {"folder": voices},
         }
         for section, values in (settings or {}).items():
-            own = document.get(section)
-            document[section] = {**own, **values} if isinstance(own, dict) else values
+            defaults = document.get(section)
+            document[section] = {**defaults, **values} if isinstance(defaults, dict) else values
         metrics = Metrics()
         with serving_gateway(Settings.model_validate(document), metrics) as port:
             yield cls(f"http://127.0.0.1:{port}", metrics.registry, voices)

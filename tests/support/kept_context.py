@@ -14,8 +14,8 @@ class KeptContext:
     """Keys, values and ends of convolutions' inputs of some rows (see `Memory`).
 
     Args:
-        convolutions: of the estimator.
-        rows: of its inputs.
+        convolutions: convolutions of the estimator.
+        rows: rows of its inputs.
     """
 
     def __init__(self, convolutions: Iterable[CausalConv], rows: int) -> None:

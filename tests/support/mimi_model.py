@@ -23,18 +23,18 @@ def published_weights(golden: FamilyGolden) -> dict[str, torch.Tensor]:
         network = Mimi(sizes)
     shapes: dict[str, tuple[int, ...]] = {}
     for name, value in network.state_dict().items():
-        part, _, own = name.partition(".")
+        part, _, rest = name.partition(".")
         if part == "quantizer":
-            kind, _, own = own.partition(".")
+            kind, _, rest = rest.partition(".")
             start = f"quantizer.{kind}_residual_vector_quantizer"
-            if own == "entries":
+            if rest == "entries":
                 for number in range(len(value)):
                     book = f"{start}.layers.{number}.codebook"
                     shapes[f"{book}.initialized"] = (1,)
                     shapes[f"{book}.cluster_usage"] = (sizes.codebook_size,)
                     shapes[f"{book}.embed_sum"] = tuple(value.shape[1:])
             else:
-                shapes[f"{start}.{own}"] = (*value.shape, 1)
+                shapes[f"{start}.{rest}"] = (*value.shape, 1)
                 shapes[f"{start}.input_proj.weight"] = (*value.T.shape, 1)  # not read
         elif part in ("decoder", "upsample"):
             layer, _, kind = name.rpartition(".")

@@ -51,18 +51,18 @@ def published_weights(golden: FamilyGolden) -> dict[str, torch.Tensor]:
             shapes[f"{part}.input_proj.weight"] = (*module.output_proj.weight.T.shape, 1)
         elif isinstance(module, (StreamConv, StreamConvTranspose)):
             wrapper = "convtr" if isinstance(module, StreamConvTranspose) else "conv"
-            own = path.replace("decoder.layers.", "decoder.model.")
-            own += ".convtr" * (path == "upsample") + f".{wrapper}.{wrapper}"
+            layer = path.replace("decoder.layers.", "decoder.model.")
+            layer += ".convtr" * (path == "upsample") + f".{wrapper}.{wrapper}"
             for name, value in module.named_parameters():
-                shapes[f"{own}.{name}"] = tuple(value.shape)
+                shapes[f"{layer}.{name}"] = tuple(value.shape)
         elif isinstance(module, TransformerLayer):
-            own = path.replace("decoder_transformer.", "decoder_transformer.transformer.")
+            layer = path.replace("decoder_transformer.", "decoder_transformer.transformer.")
             width = module.self_attn.q_proj.weight.shape[1]
-            shapes[f"{own}.self_attn.in_projs.0.weight"] = (3 * width, width)
+            shapes[f"{layer}.self_attn.in_projs.0.weight"] = (3 * width, width)
             for name, value in module.named_parameters():
                 inner, _, kind_of = name.rpartition(".")
                 if inner in _LAYER:
-                    shapes[f"{own}.{_LAYER[inner]}.{kind_of}"] = tuple(value.shape)
+                    shapes[f"{layer}.{_LAYER[inner]}.{kind_of}"] = tuple(value.shape)
     return fill_state({name: torch.empty(shape) for name, shape in shapes.items()})
 
 

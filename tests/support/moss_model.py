@@ -94,8 +94,8 @@ def _transformer(start: str, part: dict[str, Any], version_2: bool) -> dict[str,
             f"{layer}.{first}.weight": (inner, width),
             f"{layer}.{last}.weight": (width, inner),
         }
-        for own in ("norm1.weight", "norm1.bias", "norm2.weight", "norm2.bias"):
-            shapes[f"{layer}.{own}"] = (width,)
-        for own in ("layer_scale_1.scale", "layer_scale_2.scale"):
-            shapes[f"{layer}.{own}"] = (width,)
+        for parameter in ("norm1.weight", "norm1.bias", "norm2.weight", "norm2.bias"):
+            shapes[f"{layer}.{parameter}"] = (width,)
+        for parameter in ("layer_scale_1.scale", "layer_scale_2.scale"):
+            shapes[f"{layer}.{parameter}"] = (width,)
     return shapes

@@ -40,19 +40,19 @@ def published_weights(golden: FamilyGolden) -> dict[str, torch.Tensor]:
         )
     state: dict[str, torch.Tensor] = {}
     for name, value in network.state_dict().items():
-        layer, _, own = name.rpartition(".")
-        if own == "alpha":
+        layer, _, parameter = name.rpartition(".")
+        if parameter == "alpha":
             state[f"{layer}.activation.snake_act.alpha"] = torch.empty(value.shape)
             continue
-        if own == "bias":
+        if parameter == "bias":
             state[f"{layer}.conv.bias"] = torch.empty(value.shape)
             continue
         start = f"{layer}.conv.parametrizations.weight.original"
         state[f"{start}0"] = torch.empty(len(value), 1, 1)
         state[f"{start}1"] = torch.empty(value.shape)
-    drawn = fill_state(state)
-    other = {"audio_encoder.pre_conv.conv.bias": torch.zeros(3)}  # the encoder is not read
-    return other | {f"audio_decoder.{name}": value for name, value in drawn.items()}
+    weights = fill_state(state)
+    unread = {"audio_encoder.pre_conv.conv.bias": torch.zeros(3)}  # the encoder is not read
+    return unread | {f"audio_decoder.{name}": value for name, value in weights.items()}
 
 
 def write_model(folder: Path, golden: FamilyGolden, *, compressed: bool = False) -> Path:

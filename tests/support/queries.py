@@ -1,4 +1,4 @@
-"""The PromQL of the monitoring files: of the dashboard and of the alert rules."""
+"""PromQL of the monitoring files: the dashboard and the alert rules."""
 
 from __future__ import annotations
 
@@ -58,33 +58,33 @@ class Query:
 
 
 def queries(*, gateway: bool) -> list[Query]:
-    """Returns the queries of the metrics of the gateway, or those of the server."""
+    """Returns the queries of the gateway's metrics, or of the server's."""
     return [
         query
         for query in (*_of_dashboard(), *_of_alerts())
-        if gateway == any(one.metric.startswith(_GATEWAY) for one in query.selectors)
+        if gateway == any(selector.metric.startswith(_GATEWAY) for selector in query.selectors)
     ]
 
 
 def unknown(query: Query, metrics: str) -> list[str]:
     """Returns the metrics and labels of a query that are missing in the text of a metrics page."""
-    found = []
+    missing = []
     for selector in query.selectors:
         series = re.findall(rf"^{selector.metric}(?:{{(.*)}})? ", metrics, re.MULTILINE)
-        labels = [dict(re.findall(r'(\w+)="([^"]*)"', text)) for text in series]
+        all_labels = [dict(re.findall(r'(\w+)="([^"]*)"', text)) for text in series]
         if not series:
-            found.append(selector.metric)
+            missing.append(selector.metric)
         for label, value in selector.labels.items():
-            values = [given[label] for given in labels if label in given]
+            values = [labels[label] for labels in all_labels if label in labels]
             if not values or (value is not None and value not in values):
-                found.append(f"{selector.metric}: {label} {value or ''}")
-    return found
+                missing.append(f"{selector.metric}: {label} {value or ''}")
+    return missing
 
 
 def panels() -> list[dict[str, Any]]:
     """Returns the panels of the dashboard."""
-    found: list[dict[str, Any]] = json.loads(DASHBOARD.read_text())["panels"]
-    return found
+    dashboard: dict[str, Any] = json.loads(DASHBOARD.read_text())
+    return list(dashboard["panels"])
 
 
 def _of_dashboard() -> Iterator[Query]:

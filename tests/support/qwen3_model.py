@@ -30,9 +30,9 @@ def published_weights(golden: FamilyGolden) -> dict[str, torch.Tensor]:
         network = Qwen3Decoder(from_mapping(DecoderSizes, golden.sizes, ""))
     shapes: dict[str, tuple[int, ...]] = {}
     for path, module in network.named_modules():
-        own = path.removeprefix("front.").replace(".window.layers.", ".layers.")
+        layer = path.removeprefix("front.").replace(".window.layers.", ".layers.")
         if isinstance(module, Codebooks):
-            part = f"quantizer.rvq_{_KINDS[own.rpartition('.')[2]]}"
+            part = f"quantizer.rvq_{_KINDS[layer.rpartition('.')[2]]}"
             for number, book in enumerate(module.entries):
                 start = f"{part}.vq.layers.{number}._codebook"
                 shapes[f"{start}.cluster_usage"] = tuple(book.shape[:1])
@@ -43,11 +43,11 @@ def published_weights(golden: FamilyGolden) -> dict[str, torch.Tensor]:
         elif not path.startswith("front.quantizer"):
             wrapper = ".conv" if isinstance(module, (StreamConv, StreamConvTranspose)) else ""
             for name, value in module.named_parameters(recurse=False):
-                shapes[f"{own}{wrapper}.{name}"] = tuple(value.shape)
+                shapes[f"{layer}{wrapper}.{name}"] = tuple(value.shape)
     weights = fill_qwen3({name: torch.empty(shape) for name, shape in shapes.items()})
     prefix = "code2wav." if is_omni(golden) else "decoder."
-    other = "talker.codec_head.weight" if is_omni(golden) else "encoder.layers.0.weight"
-    return {**{prefix + name: value for name, value in weights.items()}, other: torch.ones(3)}
+    unread = "talker.codec_head.weight" if is_omni(golden) else "encoder.layers.0.weight"
+    return {**{prefix + name: value for name, value in weights.items()}, unread: torch.ones(3)}
 
 
 def document(golden: FamilyGolden) -> dict[str, Any]:
@@ -69,9 +69,7 @@ def write_model(folder: Path, golden: FamilyGolden, files: int = 1) -> Path:
     """Writes a model folder, and returns it.
 
     Args:
-        folder: empty folder.
-        golden: sizes of the model.
-        files: number of files of the weights; an index names them if there are several.
+        files: files of the weights; an index names them if there are several.
     """
     (folder / "config.json").write_text(json.dumps(document(golden)))
     weights = published_weights(golden)

@@ -36,23 +36,25 @@ def fill_state(state: dict[str, torch.Tensor], seed: int = SEED) -> dict[str, to
     for name, value in state.items():
         if not value.is_floating_point():
             continue
-        drawn = np.random.default_rng([seed, zlib.crc32(name.encode())]).standard_normal(
+        numbers = np.random.default_rng([seed, zlib.crc32(name.encode())]).standard_normal(
             tuple(value.shape)
         )
         # log-magnitudes of a signal that is not clipped
         if "conv_post" in name and not name.endswith("original1"):
-            drawn = 0.2 * (1 + 0.1 * drawn) if value.dim() > 1 else 0.1 * drawn - 1
-        elif name.endswith(("original0", "weight_g", "alpha", "cluster_usage")) or (
-            value.dim() == 1 and name.endswith("weight")
-        ):
-            drawn = 1 + 0.1 * drawn
+            numbers = 0.2 * (1 + 0.1 * numbers) if value.dim() > 1 else 0.1 * numbers - 1
+        elif name.endswith(
+            ("original0", "weight_g", "alpha", "cluster_usage", "scale_embed.weight")
+        ) or (value.dim() == 1 and name.endswith("weight")):
+            numbers = 1 + 0.1 * numbers
         elif "f0_predictor.classifier" in name:  # in Hz: voices, and now and then none
-            drawn = 100 * drawn / np.sqrt(value.shape[-1]) if value.dim() > 1 else 50 + 0 * drawn
+            numbers = (
+                100 * numbers / np.sqrt(value.shape[-1]) if value.dim() > 1 else 50 + 0 * numbers
+            )
         elif value.dim() == 1 or name.endswith("bias"):
-            drawn = 0.1 * drawn
+            numbers = 0.1 * numbers
         elif "input_embedding" not in name:
-            drawn = drawn / np.sqrt(np.prod(value.shape[1:]))
-        value.copy_(torch.from_numpy(drawn))
+            numbers = numbers / np.sqrt(np.prod(value.shape[1:]))
+        value.copy_(torch.from_numpy(numbers))
     return state
 
 

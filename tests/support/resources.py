@@ -19,7 +19,7 @@ _MOST_GROWTH = 16 << 20  # bytes, which the allocator may keep
 
 
 def sockets() -> int:
-    """Number of open sockets of this process."""
+    """Counts the open sockets of this process."""
     count = 0
     for descriptor in Path("/proc/self/fd").iterdir():
         with suppress(OSError):  # closed meanwhile
@@ -28,7 +28,7 @@ def sockets() -> int:
 
 
 def resident_bytes() -> int:
-    """Resident memory of this process."""
+    """Returns the resident memory of this process."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
@@ -39,9 +39,9 @@ async def check_nothing_kept(
     """Checks that something can be repeated without keeping a socket, a task or memory.
 
     Args:
-        repeat: does it a number of times.
-        warm_up: number of times after which all caches are full.
-        count: number of times after the warm-up.
+        repeat: function that repeats it several times.
+        warm_up: repeats after which all caches are full.
+        count: repeats after the warm-up.
     """
     await asyncio.sleep(_SETTLE_S)
     before = _sockets_and_tasks()

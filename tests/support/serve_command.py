@@ -12,7 +12,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.support.patience import PATIENCE_SECONDS, until
+from tests.support.processes import children
 from tests.support.traces import Traces
 from token2wav_client import Client, ClientError, ClientVoice, Tls
 from token2wav_server.launcher import reaper
@@ -35,9 +36,6 @@ class Serving:
     """A running command.
 
     Attributes:
-        process: process of the launcher.
-        ports: Triton's three ports.
-        address: address of the ports.
         status_port: port that tells a balancer whether the server accepts streams, 0 for none.
         printed: all lines of output so far.
     """
@@ -55,8 +53,6 @@ class Serving:
         """Runs the command, and reads its stderr together with its stdout.
 
         Args:
-            model: model folder.
-            arguments: further arguments of the command.
             inside: outer command that runs this command, such as a container.
         """
         ports = Ports.free()
@@ -80,9 +76,9 @@ class Serving:
         cls, model: Path, address: str, ports: Ports, status_port: int, *arguments: str
     ) -> Iterator[Serving]:
         """Runs the command with given ports on an address, as in a container."""
-        given = [f"--host={address}", f"--status-port={status_port}", *arguments]
+        options = [f"--host={address}", f"--status-port={status_port}", *arguments]
         with subprocess.Popen(
-            [*command(model, ports), f"--config={WHOLE_BLOCKS}", *given],
+            [*command(model, ports), f"--config={WHOLE_BLOCKS}", *options],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -107,8 +103,8 @@ class Serving:
     @property
     def traces(self) -> Traces:
         """Returns the traces of the running server: reaper, tritonserver and model process."""
-        [reaper] = _children(self.process.pid)
-        [server] = _children(reaper)
+        [reaper] = children(self.process.pid)
+        [server] = children(reaper)
         return Traces.of(server)
 
     def wait_for_line(self, pattern: str) -> str:
@@ -237,11 +233,3 @@ def health(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         timeout=PATIENCE_SECONDS,
         check=False,
     )
-
-
-def _children(process: int) -> list[int]:
-    found: list[int] = []
-    for children in Path(f"/proc/{process}/task").glob("*/children"):
-        with suppress(OSError):  # a thread may end after it was listed
-            found += map(int, children.read_text().split())
-    return found

@@ -56,9 +56,8 @@ class Rig:
         access: Access | None = None,
         models: Sequence[str] = (),
     ) -> Iterator[Rig]:
-        """Starts it.
-
-        Without a word of streams in the settings these wait for whole blocks, for comparable audio.
+        """Starts a server. Unless the settings describe streams, streams wait for whole blocks, so
+        that audio can be compared.
         """
         config, settings = folder / "server.yaml", settings or ""
         config.write_text(
@@ -110,8 +109,8 @@ class Rig:
 
     def ended(self) -> Counter[str]:
         """Streams that are over, by reason."""
-        found = re.findall(r'token2wav_streams_ended_total\{reason="(\w+)"\} (\S+)', self.metrics())
-        return Counter({reason: int(float(count)) for reason, count in found})
+        pairs = re.findall(r'token2wav_streams_ended_total\{reason="(\w+)"\} (\S+)', self.metrics())
+        return Counter({reason: int(float(count)) for reason, count in pairs})
 
     @contextmanager
     def connect(

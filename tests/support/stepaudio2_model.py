@@ -51,12 +51,10 @@ flow: !new:cosyvoice2.flow.flow.CausalMaskedDiffWithXvec
 
 
 def write_yaml(folder: Path, golden: FamilyGolden, *, hift: bool = True) -> Path:
-    """Writes the model file of a model of the sizes of a golden set.
+    """Writes the model file for the sizes of a golden set.
 
     Args:
-        folder: to write to.
-        golden: the set.
-        hift: whether the vocoder is described, as CosyVoice2's is; public code has the published
+        hift: whether the vocoder is described, as CosyVoice2's is. Public code has the published
             sizes in itself.
     """
     path = folder / "flow.yaml"

@@ -1,4 +1,4 @@
-"""Tiles of products for tests that compare each of them with torch."""
+"""Tiles of products for tests that compare every tile with torch."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support.processes import parent, stat_fields
 from token2wav_server.launcher import reaper
 
 # time for the reaper of another test's ending server to remove a backend folder of that server
@@ -36,7 +37,7 @@ class Traces:
         folder = Path(_only(r"--backend-directory=(.+)/backends", command))
         backends = [] if reaper.running_servers() - {server} else Path("/tmp").glob("python_env_*")
         return cls(
-            processes=(_parent(server), server, *map(int, children)),
+            processes=(parent(server), server, *map(int, children)),
             shm_prefix=_only(r"shm-region-prefix-name=(.+)", command),
             folders=(folder, *backends),
         )
@@ -57,8 +58,8 @@ class Traces:
 
         A folder that another running server may have made stays for that server.
         """
-        others = reaper.running_servers() - set(self.processes)
-        return folder.exists() and not ("python_env_" in folder.name and others)
+        other_servers = reaper.running_servers() - set(self.processes)
+        return folder.exists() and not ("python_env_" in folder.name and other_servers)
 
     def remaining_after(self, seconds: float) -> list[str]:
         """Returns `remaining` after waiting up to `seconds` for all resources to go."""
@@ -68,23 +69,14 @@ class Traces:
         return remaining
 
 
-def _stat(process: int) -> list[str]:
-    """Fields of /proc/PID/stat from the state on, which follows a name in parentheses."""
-    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-
-
-def _parent(process: int) -> int:
-    return int(_stat(process)[1])
-
-
 def _runs(process: int) -> bool:
     try:
-        return _stat(process)[0] != "Z"  # a zombie only waits for its parent
+        return stat_fields(process)[0] != "Z"  # a zombie only waits for its parent
     except (FileNotFoundError, ProcessLookupError):
         return False
 
 
 def _only(pattern: str, text: str) -> str:
-    found = re.search(pattern, text)
-    assert found, f"{pattern} not in {text}"
-    return found[1]
+    match = re.search(pattern, text)
+    assert match, f"{pattern} not in {text}"
+    return match[1]

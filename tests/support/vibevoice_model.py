@@ -113,10 +113,10 @@ def _written(folder: Path, document: dict[str, Any], shards: list[Weights]) -> P
     if len(shards) == 1:
         save_file(shards[0], folder / "model.safetensors")
         return folder
-    places = {}
+    shard_files: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
         file = f"model-{number:05}-of-{len(shards):05}.safetensors"
         save_file(shard, folder / file)
-        places |= dict.fromkeys(shard, file)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+        shard_files |= dict.fromkeys(shard, file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shard_files}))
     return folder

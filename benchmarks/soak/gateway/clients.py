@@ -33,8 +33,6 @@ class Door:
     """Address of a gateway.
 
     Attributes:
-        port: port on this machine.
-        key: access key.
         address: address of the client on this machine.
     """
 
@@ -141,17 +139,14 @@ def speak(door: Door, lines: list[Line], manner: Manner, random: Random) -> list
     """Speaks lines through a door of the gateway.
 
     Args:
-        door: gateway.
         lines: lines that the client may speak; it chooses some of them.
-        manner: manner of the client.
-        random: makes all random choices.
     """
     line = random.choice(lines)
     if manner.path == STREAM:
         sentences = [line] + [
-            other
-            for other in random.choices(lines, k=random.randint(0, 8))
-            if other.voice is line.voice and len(other.audio) < _LONG_SAMPLES
+            candidate
+            for candidate in random.choices(lines, k=random.randint(0, 8))
+            if candidate.voice is line.voice and len(candidate.audio) < _LONG_SAMPLES
         ]
         spoken = [Spoken(sentence, manner.audio_format) for sentence in sentences]
         converse(door, spoken, manner, random)
@@ -250,25 +245,25 @@ def listen(connection: Any, spoken: list[Spoken], manner: Manner) -> int:
     Raises:
         WrongAnswerError: another sentence is spoken.
     """
-    begun = -1
+    index = -1
     while True:
         message = connection.recv(timeout=PATIENCE_SECONDS)
         if manner.slow:
             time.sleep(_SLOW_PAUSE_S)
         if isinstance(message, bytes):
-            spoken[begun].audio += message
+            spoken[index].audio += message
             continue
         event = json.loads(message)
         match event["type"]:
             case "audio.start":
-                begun += 1
-                if event["sentence_text"] != text_of(spoken[begun].line, manner.mark):
+                index += 1
+                if event["sentence_text"] != text_of(spoken[index].line, manner.mark):
                     raise WrongAnswerError(f"another sentence is spoken: {event}")
             case "audio.delta":
-                spoken[begun].audio += base64.b64decode(event["audio"])
+                spoken[index].audio += base64.b64decode(event["audio"])
             case "error":
-                spoken[begun].failure = event["error"]["message"]
+                spoken[index].failure = event["error"]["message"]
             case "audio.done":
-                spoken[begun].failure = ""
+                spoken[index].failure = ""
             case "session.done":
                 return int(event["total_sentences"])

@@ -10,7 +10,6 @@ from token2wav_gateway import cli
 
 
 def main() -> int:
-    """Runs the command and returns its exit code."""
     # Python calls the function in the main thread, which runs the event loop.
     signal.signal(signal.SIGUSR1, lambda *_: print(len(asyncio.all_tasks()), flush=True))
     return cli.main()

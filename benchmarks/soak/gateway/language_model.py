@@ -21,7 +21,6 @@ def text_of(line: Line, mark: str) -> str:
     """Returns the text of a sentence for which the server says a line.
 
     Args:
-        line: line to say.
         mark: one of `PACES`.
     """
     return f"{line.name}{mark}"
@@ -31,9 +30,6 @@ def create_app(lines: list[Line]) -> ASGIApp:
     """Creates the ASGI application.
 
     A text that is not the text of a line gets the answer of the hostile server.
-
-    Args:
-        lines: lines that the server can say.
     """
     tokens = {line.name: line.tokens.tolist() for line in lines}
 

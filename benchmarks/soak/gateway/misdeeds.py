@@ -78,7 +78,9 @@ def leaves_a_session(scene: Scene) -> str:
 def cancels_and_speaks_on(scene: Scene) -> str:
     line = scene.line(LONG_TOKENS)
     spoken, manner = scene.pcm()
-    spoken.line = scene.random.choice([each for each in scene.lines if each.voice is line.voice])
+    spoken.line = scene.random.choice(
+        [candidate for candidate in scene.lines if candidate.voice is line.voice]
+    )
     try:
         with scene.door.socket() as connection:
             _begin(scene, connection, line)

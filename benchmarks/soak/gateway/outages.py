@@ -32,9 +32,6 @@ class Proxy:
 
     Args:
         target: port of the server.
-
-    Attributes:
-        port: port of the proxy.
     """
 
     def __init__(self, target: int) -> None:
@@ -116,11 +113,9 @@ class Outages(threading.Thread):
 
     Args:
         targets: ports of the servers, by their names.
-        random: makes all random choices.
 
     Attributes:
         ports: ports of the proxies, by the names of the servers.
-        all: all outages so far.
     """
 
     def __init__(self, targets: dict[str, int], random: Random) -> None:

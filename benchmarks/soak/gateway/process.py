@@ -49,8 +49,6 @@ def settings_of(folder: Path, lines: list[Line], ports: dict[str, int]) -> dict[
     """Returns the settings of the gateway, and writes the voices of the lines.
 
     Args:
-        folder: folder for files of the gateway.
-        lines: lines that it speaks.
         ports: ports of the servers behind it.
     """
     voices = folder / "voices"

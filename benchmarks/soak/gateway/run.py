@@ -13,11 +13,8 @@ If there are problems, prints them with the seed and exits with 1.
 
 from __future__ import annotations
 
-import argparse
 import logging
-import random
 import re
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -32,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.environment import describe, save
-from benchmarks.soak.crowd import Crowd, Deck, Misdeed, Plan, WrongAnswerError, as_table, in_general
+from benchmarks.soak.crowd import Crowd, Deck, Misdeed, Plan, WrongAnswerError, in_general
 from benchmarks.soak.gateway.clients import Door, Manner, broken, speak
 from benchmarks.soak.gateway.language_model import create_app
 from benchmarks.soak.gateway.misdeeds import MISDEEDS
@@ -41,15 +38,19 @@ from benchmarks.soak.gateway.process import LIMITS, LONG_TOKENS, settings_of, st
 from benchmarks.soak.gateway.scene import FEW_KEY, KEY, Scene
 from benchmarks.soak.gateway.watch import GatewayWatch, Health, read_log
 from benchmarks.soak.lines import TINY, TOLERANCE, Line, make_lines
-from benchmarks.soak.run import (
+from benchmarks.soak.report import as_table, exit_with_problems, misdeed_lines, soak_parser
+from benchmarks.soak.watch import (
     GROWTH_MIB,
     JUDGED_MINUTES,
+    Watch,
+    as_rows,
     gone_after,
+    growth_mib,
     labelled,
+    scrape,
     still_held,
     when_empty,
 )
-from benchmarks.soak.watch import Watch, as_rows, growth_mib, scrape
 from tests.support.gateway_rig import serving
 from token2wav import Token2Wav, Voice
 from token2wav_client.voice import FIELDS
@@ -74,9 +75,6 @@ class GatewaySoak(Crowd[Scene]):
     """Clients of a running gateway.
 
     Args:
-        plan: plan of the soak.
-        door: gateway.
-        lines: lines that the clients speak.
         outages: outages of the servers behind the gateway.
     """
 
@@ -139,7 +137,6 @@ def soak(plan: Plan, folder: Path) -> dict[str, Any]:
     """Runs a soak.
 
     Args:
-        plan: plan of the soak.
         folder: folder for configurations, voices and logs.
 
     Returns:
@@ -187,10 +184,10 @@ def soak(plan: Plan, folder: Path) -> dict[str, Any]:
         process.terminate()
         if code := process.wait(_REST_SECONDS):
             problems.append(f"the gateway ended with status {code}")
-    problems += [f"left behind: {what}" for what in gone_after(server_watch, _REST_SECONDS)]
+    problems += [f"left behind: {leftover}" for leftover in gone_after(server_watch, _REST_SECONDS)]
     secrets = [KEY, FEW_KEY, *(line.name for line in lines)]
-    log_lines, wrong = read_log(folder / "gateway.log", secrets)
-    problems += [f"log: {line}" for line in wrong]
+    log_lines, log_problems = read_log(folder / "gateway.log", secrets)
+    problems += [f"log: {line}" for line in log_problems]
     # The soak of the server judges the memory of the server, whose cache still fills here.
     growth = growth_mib(watch.samples)
     if plan.minutes >= JUDGED_MINUTES and growth["gateway_mib"] > GROWTH_MIB:
@@ -238,11 +235,7 @@ def summary(result: dict[str, Any]) -> str:
         f"{behaved['texts']} texts, {behaved['audio_seconds']:.0f} s of audio compared; "
         f"{failed} failed in {sum(result['outages'].values())} outages"
     ]
-    lines += [
-        f"{kind:14} {sum(sum(answers.values()) for answers in names.values()):4} times in "
-        f"{len(names)} ways"
-        for kind, names in result["misbehaved"].items()
-    ]
+    lines += misdeed_lines(result["misbehaved"], 14)
     lines += [
         f"health: {gateway['health']}",
         f"lines of the log in the busiest minute: {gateway['log_lines_in_busiest_minute']}",
@@ -254,14 +247,7 @@ def summary(result: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--minutes", type=float, default=20.0)
-    parser.add_argument("--clients", type=int, default=10)
-    parser.add_argument(
-        "--seed", type=int, default=random.randrange(2**32), help="random by default"
-    )
+    parser = soak_parser(__doc__, minutes=20.0, clients=10)
     parser.add_argument("--name", default="soak_gateway", help="name of the result file")
     options = parser.parse_args()
     plan = Plan(options.minutes, options.clients, options.seed)
@@ -271,8 +257,7 @@ def main() -> None:
         result = soak(plan, Path(folder))
     print(summary(result))
     save(options.name, {**facts, **result})
-    if problems := result["problems"]:
-        sys.exit("\n".join([f"seed {plan.seed}: {len(problems)} problems", *problems]))
+    exit_with_problems(result["problems"], plan.seed)
 
 
 if __name__ == "__main__":

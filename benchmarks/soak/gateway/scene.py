@@ -27,9 +27,7 @@ class Scene:
     """Scene of a misdeed: the gateway, and the lines of the client.
 
     Attributes:
-        door: gateway.
         lines: lines that the client may ask for.
-        random: makes all random choices.
         idle_s: seconds after which the gateway drops a client that does not read or send.
     """
 

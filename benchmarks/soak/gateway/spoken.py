@@ -21,7 +21,6 @@ class Spoken:
     """Answer for a line.
 
     Attributes:
-        line: line.
         audio_format: pcm, wav or flac.
         audio: content of the answer.
         failure: why the audio is not complete; empty if it is complete.

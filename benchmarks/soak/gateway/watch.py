@@ -41,7 +41,7 @@ class GatewaySample:
     sockets: int
 
     def above(self, other: GatewaySample) -> dict[str, int]:
-        """Returns the counts that are larger than those of another sample, with the difference.
+        """Returns the counts that are larger than in another sample, with the difference.
 
         Threads are not compared, because pools keep theirs.
         """
@@ -97,11 +97,8 @@ class GatewayWatch(Sampler[GatewaySample]):
 class Health(threading.Thread):
     """Thread that asks a gateway for its health until `stop`.
 
-    Args:
-        port: port of the gateway.
-
     Attributes:
-        failures: what went wrong, each with its count.
+        failures: failures with their counts.
     """
 
     def __init__(self, port: int) -> None:
@@ -125,7 +122,7 @@ class Health(threading.Thread):
         self.join()
 
     def summary(self) -> dict[str, Any]:
-        """Number of requests, and their latency in milliseconds."""
+        """Returns the number of requests, and their latency in milliseconds."""
         percentiles = quantiles(self._milliseconds, n=1000, method="inclusive")
         return {
             "requests": len(self._milliseconds),
@@ -148,7 +145,6 @@ def read_log(file: Path, secrets: list[str]) -> tuple[int, list[str]]:
     """Reads the log of a gateway.
 
     Args:
-        file: log.
         secrets: keys and words of texts, which the log must not contain.
 
     Returns:

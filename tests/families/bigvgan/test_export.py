@@ -56,6 +56,6 @@ def test_a_graph_agrees_with_torch_at_any_size(
     mel = torch.stack([a_mel(frames, seed=seed) for seed in range(streams)])
     with torch.inference_mode():
         expected = least(mel)
-    found = network(mel)
-    assert found.shape == expected.shape == (streams, 1, frames * least.config.hop_size)
-    assert float((found - expected).abs().max()) <= AUDIO
+    audio = network(mel)
+    assert audio.shape == expected.shape == (streams, 1, frames * least.config.hop_size)
+    assert float((audio - expected).abs().max()) <= AUDIO

@@ -78,14 +78,14 @@ def replace(folder: Path, content: object, name: str = "bigvgan_generator.pt") -
     torch.save(content, folder / name)
 
 
-def assert_same(found: BigVGAN, expected: BigVGAN) -> None:
-    assert found.config == expected.config
-    assert not found.training
-    assert not any(parameter.requires_grad for parameter in found.parameters())
-    assert found.state_dict().keys() == expected.state_dict().keys()
+def assert_same(network: BigVGAN, expected: BigVGAN) -> None:
+    assert network.config == expected.config
+    assert not network.training
+    assert not any(parameter.requires_grad for parameter in network.parameters())
+    assert network.state_dict().keys() == expected.state_dict().keys()
     for name, value in expected.state_dict().items():
-        assert found.state_dict()[name].dtype == torch.float32, name
-        assert torch.allclose(found.state_dict()[name], value, rtol=1e-6, atol=1e-7), name
+        assert network.state_dict()[name].dtype == torch.float32, name
+        assert torch.allclose(network.state_dict()[name], value, rtol=1e-6, atol=1e-7), name
 
 
 def test_safetensors(folder: Path, least: BigVGAN) -> None:
@@ -116,10 +116,10 @@ def test_other_precisions_are_widened(folder: Path, least: BigVGAN) -> None:
 
 def test_weights_do_not_hold_on_to_their_file(folder: Path, least: BigVGAN) -> None:
     replace(folder, {"generator": least.state_dict()})
-    found = load_bigvgan(folder)
+    network = load_bigvgan(folder)
     path = folder / "bigvgan_generator.pt"
     path.write_bytes(bytes(path.stat().st_size))
-    assert_same(found, least)
+    assert_same(network, least)
 
 
 def test_the_golden_folder_has_the_names_of_public_checkpoints() -> None:
@@ -285,7 +285,7 @@ def test_a_vocoder_that_fits(folder: Path, least: BigVGAN) -> None:
     assert audio.shape == (4 * least.config.hop_size,)
 
 
-def test_a_vocoder_for_other_mels_is_refused_before_weights_are_read(folder: Path) -> None:
+def test_a_vocoder_for_other_mels_is_refused_early(folder: Path) -> None:
     (folder / "generator.safetensors").unlink()
     with pytest.raises(ConfigError) as caught:
         check_mel(read_bigvgan(folder), MelSettings(24000, 480, 80))

@@ -131,7 +131,7 @@ token_frame_rate: .* | token_frame_rate: 0 | flow.input_frame_rate: 0.0 is not b
 
 
 @pytest.mark.parametrize(("old", "new", "message"), WRONG)
-def test_a_vocoder_that_does_not_fit_is_refused_before_weights_are_read(
+def test_a_vocoder_that_does_not_fit_is_refused_early(
     copied: Path, old: str, new: str, message: str
 ) -> None:
     edit_yaml(copied, old, new)

@@ -61,15 +61,15 @@ def test_v1_ends_in_a_tanh_and_a_bias(bigvgan: BigVGAN, golden: dict[str, torch.
 
 
 def test_the_filter_is_that_of_public_checkpoints() -> None:
-    ours = torch.tensor(kaiser_sinc())
-    theirs = [
+    taps = torch.tensor(kaiser_sinc())
+    published = [
         value
         for name, value in load_file(GOLDEN / "generator.safetensors").items()
         if "filter" in name
     ]
-    assert len(theirs) == 2 * 109
-    for filter in theirs:
-        assert off(filter.flatten(), ours) <= 1e-7
+    assert len(published) == 2 * 109
+    for filter in published:
+        assert off(filter.flatten(), taps) <= 1e-7
 
 
 def snake(x: Array, alpha: Array, beta: Array) -> Array:
@@ -108,10 +108,10 @@ def test_activations(activation: Activation, log_scale: bool, frames: int) -> No
     module.act.freeze()
     x = torch.randn(2, 3, frames, generator=generator)
     with torch.inference_mode():
-        found = module(x)
+        output = module(x)
     alpha = values["alpha"]
     expected = [anti_aliased(row.double().numpy(), alpha, values.get("beta", alpha)) for row in x]
-    assert off(found.double(), torch.from_numpy(np.stack(expected))) <= 1e-5
+    assert off(output.double(), torch.from_numpy(np.stack(expected))) <= 1e-5
 
 
 def by_names(bigvgan: BigVGAN, mel: torch.Tensor) -> torch.Tensor:

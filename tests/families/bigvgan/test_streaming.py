@@ -70,7 +70,7 @@ def test_both_edges(small: BigVGAN, first: int, last: int) -> None:
     """Streams shorter than the look-ahead, and ends that arrive with only held-back frames left."""
     engine, mel = WaveformStage(small), a_mel(first + last)
     head, tail = streamed(engine, mel, [first])
-    assert len(head) == (HOP * first - small.output_delay if first > AHEAD else 0)
+    assert len(head) == max(0, HOP * first - small.output_delay)
     assert len(head) + len(tail) == HOP * (first + last)
     if first + last:
         assert off([head, tail], engine.whole(mel)) <= AUDIO
@@ -80,13 +80,13 @@ def test_batches_of_streams_that_are_not_alike(small: BigVGAN) -> None:
     """Streams that start, run, wait for their look-ahead and end in the same calls."""
     engine = WaveformStage(small)
     sizes = [[20, 20, 20], [3, 37, 20], [20, 20, 20], [1, 1, 1], [40, 0, 20]]
-    mels = [a_mel(sum(each), seed=seed) for seed, each in enumerate(sizes)]
+    mels = [a_mel(sum(lengths), seed=seed) for seed, lengths in enumerate(sizes)]
     handles = [engine.open() for _ in mels]
     audio: list[list[torch.Tensor]] = [[] for _ in mels]
     for step in range(3):
         batch = [
-            (handle, FrameChunk(mel.split(each, dim=1)[step], step == 2))
-            for handle, mel, each in zip(handles, mels, sizes, strict=True)
+            (handle, FrameChunk(mel.split(lengths, dim=1)[step], step == 2))
+            for handle, mel, lengths in zip(handles, mels, sizes, strict=True)
         ]
         for parts, new in zip(audio, engine.advance(batch), strict=True):
             parts.append(new)
@@ -125,9 +125,9 @@ def test_one_copy_brings_the_frames_of_all_streams_to_a_gpu() -> None:
 
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
             result = func(*args, **(kwargs or {}))
-            tensors = [each for each in args if isinstance(each, torch.Tensor)]
+            tensors = [argument for argument in args if isinstance(argument, torch.Tensor)]
             moved = isinstance(result, torch.Tensor) and result.device.type == "meta"
-            self.total += moved and any(each.device.type == "cpu" for each in tensors)
+            self.total += moved and any(tensor.device.type == "cpu" for tensor in tensors)
             return result
 
     engine = WaveformStage(random_bigvgan(SMALL).to("meta"), hold_frames=1)
@@ -144,14 +144,14 @@ def test_one_copy_brings_the_frames_of_all_streams_to_a_gpu() -> None:
 
 def test_handles(small: BigVGAN) -> None:
     engine = WaveformStage(small)
-    one, two = engine.open(), engine.open()
+    first, second = engine.open(), engine.open()
     assert engine.open_streams == 2
-    engine.close(one)
-    engine.close(one)
+    engine.close(first)
+    engine.close(first)
     assert engine.open_streams == 1
     with pytest.raises(StreamClosedError):
-        engine.advance([(one, FrameChunk(a_mel(3), last=True))])
-    [audio] = engine.advance([(two, FrameChunk(a_mel(3), last=True))])
+        engine.advance([(first, FrameChunk(a_mel(3), last=True))])
+    [audio] = engine.advance([(second, FrameChunk(a_mel(3), last=True))])
     assert audio.shape == (3 * HOP,)
 
 

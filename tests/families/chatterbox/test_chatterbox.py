@@ -147,8 +147,8 @@ def test_the_fade_in_goes_on_where_the_first_piece_is_shorter(
         for piece in pieces
     ]
     vocoder.close(handle)
-    found, whole = torch.cat(audio)[:1920].numpy(), model.vocode(mel.numpy())[:1920]
-    assert off(found, whole) <= AUDIO
+    samples, whole = torch.cat(audio)[:1920].numpy(), model.vocode(mel.numpy())[:1920]
+    assert off(samples, whole) <= AUDIO
 
 
 def test_pickles_are_read_without_running_them(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def test_planned_memory_equals_the_memory_of_a_stream(folder: Path) -> None:
     chunker.push(some_tokens(130), end=True)
     while (chunk := chunker.next_chunk) is not None:
         flow.advance([(handle, chunk)])
-        chunker.computed()
+        chunker.finish_chunk()
         most = max(most, flow.usage().used - flow.usage().shared)
     needs = stream_needs(model.config, StreamConfig(), "float32", 60, 130)
     assert (needs.page_bytes, needs.prompt_pages) == (flow.usage().page_bytes, flow.usage().shared)

@@ -83,22 +83,22 @@ def loaded(folder: Path, stem: str) -> dict[str, torch.Tensor]:
     return module.state_dict()
 
 
-def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
-    assert list(found) == list(expected)
+def assert_same(weights: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert list(weights) == list(expected)
     for name, value in expected.items():
-        assert found[name].dtype == value.dtype, name
-        assert torch.equal(found[name], value), name
+        assert weights[name].dtype == value.dtype, name
+        assert torch.equal(weights[name], value), name
 
 
 @pytest.mark.parametrize("stem", STEMS)
-def test_full_size_modules_have_the_names_shapes_and_types_of_public_checkpoints(stem: str) -> None:
+def test_full_size_modules_match_public_checkpoints(stem: str) -> None:
     config = CosyVoice3Config.read(FULL_SIZE)
     with torch.device("meta"):
         module: nn.Module = Flow(config.flow) if stem == "flow" else HiFT(config.vocoder)
-    ours = {
+    shapes = {
         name: [list(value.shape), str(value.dtype)] for name, value in module.state_dict().items()
     }
-    assert ours == json.loads((DATA / "public_state_dict_shapes.json").read_text())[stem]
+    assert shapes == json.loads((DATA / "public_state_dict_shapes.json").read_text())[stem]
 
 
 def test_a_load_imports_no_compiler() -> None:
@@ -168,10 +168,10 @@ def test_other_precisions_are_widened_to_float32(
 ) -> None:
     weights = {name: value.to(dtype) for name, value in tiny_weights("flow").items()}
     replace_weights(folder, "flow", weights, suffix)
-    found = loaded(folder, "flow")
+    tensors = loaded(folder, "flow")
     for name, value in weights.items():
-        assert found[name].dtype == torch.float32, name
-        assert torch.equal(found[name], value.float()), name
+        assert tensors[name].dtype == torch.float32, name
+        assert torch.equal(tensors[name], value.float()), name
 
 
 def test_safetensors_are_preferred_when_both_formats_are_there(
@@ -297,7 +297,7 @@ BREAKAGES: list[tuple[Breakage, list[str]]] = [
 
 
 @pytest.mark.parametrize(("break_it", "words"), BREAKAGES)
-def test_a_broken_folder_is_refused_by_check_and_load_with_one_sentence(
+def test_a_broken_folder_is_refused_with_one_sentence(
     small: Path, break_it: Breakage, words: list[str]
 ) -> None:
     break_it(small)
@@ -399,7 +399,7 @@ def test_the_trap_of_the_test_above_works(tmp_path: Path) -> None:
             os.close(result)
 
 
-def test_damaged_checkpoints_raise_nothing_but_checkpoint_errors(folder: Path) -> None:
+def test_damaged_checkpoints_raise_only_checkpoint_errors(folder: Path) -> None:
     weights = {"a.weight": torch.ones(2, 2), "b.bias": torch.ones(3)}
     safetensors, legacy = replace_weights(folder, "flow", weights), folder / "legacy.pt"
     torch.save(weights, legacy, _use_new_zipfile_serialization=False)
@@ -424,14 +424,14 @@ def test_damaged_checkpoints_raise_nothing_but_checkpoint_errors(folder: Path) -
 def test_noise_of_the_folder_replaces_the_first_samples(
     folder: Path, config: CosyVoice3Config
 ) -> None:
-    given = load_file(TINY / "noise.safetensors")
+    tables = load_file(TINY / "noise.safetensors")
     stock_flow, stock_source = load_flow_noise(folder, config), load_source_noise(folder, config)
     flow, source = load_flow_noise(TINY, config), load_source_noise(TINY, config)
-    frames, samples = given["cfm.rand_noise"].shape[2], given["sinegen.sine_waves_u24"].shape[0]
-    assert torch.equal(flow.window(0, frames), given["cfm.rand_noise"][0])
+    frames, samples = tables["cfm.rand_noise"].shape[2], tables["sinegen.sine_waves_u24"].shape[0]
+    assert torch.equal(flow.window(0, frames), tables["cfm.rand_noise"][0])
     assert torch.equal(flow.window(frames, frames + 100), stock_flow.window(frames, frames + 100))
     assert torch.equal(
         source.window(samples, samples + 100), stock_source.window(samples, samples + 100)
     )
-    low, middle, high = given["sinegen.sine_waves_u24"][:1000].double().unbind(-1)
+    low, middle, high = tables["sinegen.sine_waves_u24"][:1000].double().unbind(-1)
     assert torch.equal(source.window(0, 1000).double(), (low + 256 * middle + 65536 * high) / 2**24)

@@ -80,39 +80,41 @@ def test_noise_is_the_public_one(golden: GoldenSet, noises: tuple[FlowNoise, Sou
 
 
 def test_estimator_inside(golden: GoldenSet, flow: Flow) -> None:
-    given, dit = estimator_inputs(golden, flow), flow.estimator
+    inputs, dit = estimator_inputs(golden, flow), flow.estimator
     with torch.inference_mode():
-        assert off(dit.time_embed(given["t"]), golden["est.dbg.time_embed"]) <= tolerances.ESTIMATOR
-        x, cond, mu = (given[name].transpose(1, 2) for name in ("x", "cond", "mu"))
-        embedded = dit.input_embed(x, dit.input_embed.project_conditions(cond, mu, given["spks"]))
+        assert (
+            off(dit.time_embed(inputs["t"]), golden["est.dbg.time_embed"]) <= tolerances.ESTIMATOR
+        )
+        x, cond, mu = (inputs[name].transpose(1, 2) for name in ("x", "cond", "mu"))
+        embedded = dit.input_embed(x, dit.input_embed.project_conditions(cond, mu, inputs["spks"]))
         assert off(embedded, golden["est.dbg.input_embed"]) <= tolerances.ESTIMATOR
         frames = embedded.shape[1]
         rope = dit.rotary_embed(torch.arange(frames, device=embedded.device))
         bias = attention_bias(block_mask(BlockGrid(dit.block_frames), frames, embedded.device))
-        modulation, _ = dit.modulation(given["t"])
+        modulation, _ = dit.modulation(inputs["t"])
         block = dit.transformer_blocks[0](embedded, modulation[0], rope, bias)
         assert off(block, golden["est.dbg.block0"]) <= tolerances.ESTIMATOR
 
 
 def test_estimator(golden: GoldenSet, flow: Flow) -> None:
-    given = estimator_inputs(golden, flow)
+    inputs = estimator_inputs(golden, flow)
     with torch.inference_mode():
-        streaming = flow.estimator(**given, streaming=True)
-        full = flow.estimator(**given, streaming=False)
+        streaming = flow.estimator(**inputs, streaming=True)
+        full = flow.estimator(**inputs, streaming=False)
     assert off(streaming, golden["est.out.streaming"]) <= tolerances.ESTIMATOR
     assert off(full, golden["est.out.nonstreaming"]) <= tolerances.ESTIMATOR
 
 
 def test_padding_does_not_reach_the_frames_before_it(golden: GoldenSet, flow: Flow) -> None:
-    given = estimator_inputs(golden, flow)
+    inputs = estimator_inputs(golden, flow)
     with torch.inference_mode():
-        alone = flow.estimator(**given, streaming=True)
+        alone = flow.estimator(**inputs, streaming=True)
         padded = {
-            name: torch.nn.functional.pad(given[name], (0, 17), value=3.0)
+            name: torch.nn.functional.pad(inputs[name], (0, 17), value=3.0)
             for name in ("x", "mu", "cond")
         }
-        padded["mask"] = torch.nn.functional.pad(given["mask"], (0, 17))
-        together = flow.estimator(**(given | padded), streaming=True)
+        padded["mask"] = torch.nn.functional.pad(inputs["mask"], (0, 17))
+        together = flow.estimator(**(inputs | padded), streaming=True)
     frames = alone.shape[2]
     assert off(together[..., :frames], alone.cpu()) <= tolerances.ESTIMATOR
     assert not together[..., frames:].any()

@@ -191,7 +191,7 @@ def test_any_schedule_gives_the_same_mel(
     assert (mel - whole).abs().max() <= tolerances.MEL
 
 
-def test_last_chunk_under_the_full_mask_is_the_whole_non_streaming_mel(
+def test_last_chunk_equals_the_non_streaming_mel(
     golden: GoldenSet, public: Token2Wav, public_run: Run
 ) -> None:
     tail = public_run.mels[-1].numpy()

@@ -68,14 +68,14 @@ def test_stages_with_any_number_of_frames_held_back(
     shapes = likely_pieces(network, model.config, (4, 16), 2) if prepared else []
     stage = WaveformStage(network, None, shapes=shapes, hold_frames=held)
     stops = [(2, 5, 6, reach + 6, reach + 22, reach + 30), (1, 3, 8, 9, reach + 9, reach + 15)]
-    given = [torch.from_numpy(drawn_tokens(model.config, each[-1])).T for each in stops]
-    handles = [stage.open() for _ in given]
-    audio: list[list[torch.Tensor]] = [[] for _ in given]
+    codes = [torch.from_numpy(drawn_tokens(model.config, row[-1])).T for row in stops]
+    handles = [stage.open() for _ in codes]
+    audio: list[list[torch.Tensor]] = [[] for _ in codes]
     for turn, ends in enumerate(zip(*stops, strict=True)):
-        starts = [each[turn - 1] if turn else 0 for each in stops]
+        starts = [row[turn - 1] if turn else 0 for row in stops]
         batch = [
             (handle, FrameChunk(frames[:, start:stop], stop == frames.shape[1]))
-            for handle, frames, start, stop in zip(handles, given, starts, ends, strict=True)
+            for handle, frames, start, stop in zip(handles, codes, starts, ends, strict=True)
         ]
         for parts, stop, new in zip(audio, ends, stage.advance(batch), strict=True):
             parts.append(new)
@@ -84,10 +84,10 @@ def test_stages_with_any_number_of_frames_held_back(
     for handle in handles:
         stage.close(handle)
     assert stage.open_streams == stage.store.used == 0
-    for frames, each, parts in zip(given, stops, audio, strict=True):
+    for frames, row, parts in zip(codes, stops, audio, strict=True):
         whole, sent = stage.whole(frames), torch.cat(parts)
         assert sent.shape == whole.shape
-        exact = (each[-2] - held) * samples if held else 0  # since the last extrapolated sample
+        exact = (row[-2] - held) * samples if held else 0  # since the last extrapolated sample
         assert off(sent[exact:], whole[exact:]) <= PARITY * float(whole.std())
         assert not held or off(sent, whole) > PARITY * float(whole.std())
 
@@ -139,12 +139,12 @@ def test_published_sizes(name: str, tmp_path: Path) -> None:
         network: Any = family_for(config).network(config, "decoder")
     assert network.missing_samples == config.missing_samples
     assert network.lookahead_frames == config.reach_frames
-    found = (
+    geometry = (
         *(config.token_frame_rate, *config.token_shape, config.missing_samples),
         *(network.output_delay, config.reach_frames, config.withheld_frames(StreamConfig())),
         *(config.block_tokens, config.hops(StreamConfig())),
     )
-    assert found == expected
+    assert geometry == expected
     assert config.withheld_frames(EXACT) == 0
     # the first packet, and the longest one
     held = config.withheld_frames(StreamConfig()) or config.reach_frames

@@ -64,7 +64,7 @@ def test_values_that_are_refused(changes: dict[str, Any], message: str, tmp_path
 
 
 def test_a_model_without_a_codec_is_refused(tmp_path: Path) -> None:
-    content = {"data": {}, "model": {"stt": {}}}
+    content: dict[str, Any] = {"data": {}, "model": {"stt": {}}}
     with pytest.raises(ConfigError, match=r"codec_config: expected an object; .* has no codec"):
         read_config(written(tmp_path, content))
 

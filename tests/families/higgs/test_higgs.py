@@ -87,12 +87,12 @@ def test_published_sizes_of_the_first_release(tmp_path: Path) -> None:
     rates, widths = [8, 5, 4, 2, 3], {"D": 256, "codebook_dim": 64, "vq_scale": 1}
     first = {**widths, "ratios": rates, "sample_rate": 24000, "bins": 1024, "n_q": 8}
     (tmp_path / "config.json").write_text(json.dumps(first))
-    found = read_config(tmp_path)
+    config = read_config(tmp_path)
     ratios = {"downsampling_ratios": rates, "upsampling_ratios": rates}
     (tmp_path / "config.json").write_text(json.dumps(document({ACOUSTIC: ratios}, "higgs")))
     later = read_config(tmp_path)
-    assert found.stage_config("decoder") == later.stage_config("decoder")
-    assert found.hops(StreamConfig()) == later.hops(StreamConfig())
+    assert config.stage_config("decoder") == later.stage_config("decoder")
+    assert config.hops(StreamConfig()) == later.hops(StreamConfig())
 
 
 @pytest.mark.parametrize(
@@ -133,9 +133,9 @@ def test_a_pickle_of_the_first_release_that_is_refused(tmp_path: Path) -> None:
         ({f"decoder_2.model.{'9' * 5000}.bias": torch.ones(1)}, "unexpected: acoustic_decoder"),
         ({last: Path("/")}, "nothing was executed"),
     ):
-        others = {name: value for name, value in weights.items() if name not in changed}
-        given = {name: value for name, value in changed.items() if value is not None}
-        torch.save(others | given, path)
+        rest = {name: value for name, value in weights.items() if name not in changed}
+        replacements = {name: value for name, value in changed.items() if value is not None}
+        torch.save(rest | replacements, path)
         with pytest.raises(CheckpointError, match=message):
             check_folder(tmp_path)
     path.write_bytes(b"no pickle")

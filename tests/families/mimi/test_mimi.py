@@ -60,6 +60,7 @@ def test_a_pickle_gives_the_same_audio(tmp_path: Path) -> None:
         ("frame_rate", 13.0, "upsampling_ratios give"),
         ("num_hidden_layers", 10**9, "is not between 1 and 256"),
         ("sliding_window", 1, "is not between 2"),
+        ("rope_parameters", {"rope_type": "yarn"}, "rope_type: 'yarn' is not default"),
         ("hidden_size", "16", "expected int"),
         ("upsampling_ratios", [], "empty; at least 1"),
     ],

@@ -38,7 +38,7 @@ def test_older_names_of_projections_give_the_same_audio(tmp_path: Path) -> None:
     assert off(audio, golden["audio"].numpy()) <= PARITY * float(golden["audio"].std())
 
 
-def test_sizes_that_a_folder_does_not_name_are_those_of_the_package(tmp_path: Path) -> None:
+def test_sizes_default_to_those_of_the_package(tmp_path: Path) -> None:
     (tmp_path / WEIGHTS).touch()
     config = read_config(tmp_path)
     assert (config.sample_rate, config.token_frame_rate, config.token_shape) == (24000, 12.5, (32,))

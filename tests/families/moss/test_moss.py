@@ -137,7 +137,7 @@ def test_weights_that_are_refused(tmp_path: Path) -> None:
         ("decoder.1.input_proj.weight", torch.ones(1), "unexpected: decoder.1.input_proj"),
         (f"decoder.{'9' * 5000}.bias", torch.ones(1), "1 unexpected: decoder.99"),
     ):
-        changed = {other: kept for other, kept in weights.items() if other != name}
+        changed = {other: tensor for other, tensor in weights.items() if other != name}
         save_file(changed if value is None else changed | {name: value}, path)
         with pytest.raises(CheckpointError, match=message):
             check_folder(tmp_path)
@@ -150,8 +150,8 @@ def test_weights_in_several_files(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").unlink()
     places = {name: f"model-{index % 2}.safetensors" for index, name in enumerate(weights)}
     for file in set(places.values()):
-        own = {name: value for name, value in weights.items() if places[name] == file}
-        save_file(own, tmp_path / file)
+        shard = {name: value for name, value in weights.items() if places[name] == file}
+        save_file(shard, tmp_path / file)
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": places}))
     audio = Token2Wav.load(tmp_path, runtime=CPU).synthesize(golden["codes"].numpy())

@@ -78,17 +78,17 @@ def test_streams_of_a_batch_with_and_without_noise(
                 FrameChunk(frames[:, start:stop], stop == 24, decoder_noise=switch)
                 for switch in switches
             ]
-            for own, new in zip(
+            for pieces, new in zip(
                 parts, stage.advance(list(zip(handles, chunks, strict=True))), strict=True
             ):
-                own.append(new)
-        audio += [torch.cat(own) for own in parts]
+                pieces.append(new)
+        audio += [torch.cat(pieces) for pieces in parts]
     noisy, silent, *together = audio
     if not held:
         assert off(noisy, golden["audio"]) <= PARITY * float(noisy.std())
         assert off(silent, golden["audio_without_noise"]) <= PARITY * float(noisy.std())
-    for alone, found in zip((noisy, silent), together, strict=True):
-        assert off(found, alone) <= PARITY * float(noisy.std())
+    for alone, in_batch in zip((noisy, silent), together, strict=True):
+        assert off(in_batch, alone) <= PARITY * float(noisy.std())
 
 
 def test_published_sizes(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_weights_that_are_refused_and_weights_that_are_not_read(tmp_path: Path) 
         ("decoder.model.77.bias", torch.ones(1), r"unexpected: decoder\.model\.77\.bias"),
         ("decoder.model.1.bias", Path("/"), "nothing was executed"),
     ):
-        changed = {other: kept for other, kept in weights.items() if other != name}
+        changed = {other: tensor for other, tensor in weights.items() if other != name}
         torch.save(changed if value is None else changed | {name: value}, path)
         with pytest.raises(CheckpointError, match=message):
             check_folder(tmp_path)

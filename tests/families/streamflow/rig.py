@@ -139,12 +139,12 @@ class Parts:
             speaker = self.flow.speaker(torch.tensor(voice.speaker_embedding))[None]
             rope = estimator.rotary_embed(torch.arange(first, first + frames))
             x = self.noise.window(first, first + frames)[None]
-            given = estimator.project_conditions(mu, speaker, None)
+            conditions = estimator.project_conditions(mu, speaker, None)
             nothing = estimator.project_conditions(
                 torch.zeros_like(mu), torch.zeros_like(speaker), None
             )
             for width, modulation in zip(tables.widths, tables.modulation, strict=True):
-                with_condition = estimator.velocity(x, given, modulation, biases, rope=rope)
+                with_condition = estimator.velocity(x, conditions, modulation, biases, rope=rope)
                 without = estimator.velocity(x, nothing, modulation, biases, rope=rope)
                 x = x + width * (1.5 * with_condition - 0.5 * without)
         return x[0].numpy()
@@ -177,7 +177,7 @@ class GuidedStream:
             past = len(self._engine.state(self._handle).past)
             self.windows.append(past + len(chunk.tokens))
             self._chunks += self._engine.advance([(self._handle, chunk)])
-            self._chunker.computed()
+            self._chunker.finish_chunk()
 
     def finish(self) -> Mel:
         self.push(np.empty(0, np.int32), end=True)
@@ -208,8 +208,8 @@ def chunks_of(tokens: Tokens, stops: Sequence[int]) -> list[TokenChunk]:
     chunks, start = [], 0
     for stop in stops:
         last = stop == stops[-1]
-        own = tokens[start : stop if last else stop + BLOCK]
-        chunks.append(TokenChunk(own, start, stop, last=last))
+        chunk_tokens = tokens[start : stop if last else stop + BLOCK]
+        chunks.append(TokenChunk(chunk_tokens, start, stop, last=last))
         start = stop
     return chunks
 

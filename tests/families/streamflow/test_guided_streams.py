@@ -107,9 +107,9 @@ def test_batched_equals_alone() -> None:
     """The streams have windows of different shapes and different speakers."""
     parts = Parts.random(flow_config())
     stops = [(12, 24, 36), (12, 24), (24, 36, 39), (6, 12, 18)]
-    utterances = [chunks_of(some_tokens(each[-1], seed), each) for seed, each in enumerate(stops)]
+    utterances = [chunks_of(some_tokens(ends[-1], seed), ends) for seed, ends in enumerate(stops)]
     alone = [spoken(parts.engine(), [chunks], [seed]) for seed, chunks in enumerate(utterances)]
     together = spoken(parts.engine(), utterances, range(len(stops)))
-    for found, [expected], each in zip(together, alone, stops, strict=True):
-        assert found.shape == (BANDS, RATIO * each[-1])
-        assert off(found.numpy(), expected.numpy()) <= MEL
+    for mel, [expected], ends in zip(together, alone, stops, strict=True):
+        assert mel.shape == (BANDS, RATIO * ends[-1])
+        assert off(mel.numpy(), expected.numpy()) <= MEL

@@ -59,14 +59,14 @@ def test_streams_in_graphs_equal_eager_streams(monkeypatch: pytest.MonkeyPatch) 
     parts = Parts.random(flow_config(), str(DEVICE))
     hop = 2 * BLOCK
     stops = [(12, 24, 36), (12, 24), (24, 36, 39), (1,), (hop, 2 * hop, 3 * hop + BLOCK - 1)]
-    utterances = [chunks_of(some_tokens(each[-1], seed), each) for seed, each in enumerate(stops)]
+    utterances = [chunks_of(some_tokens(ends[-1], seed), ends) for seed, ends in enumerate(stops)]
     pool = a_pool()
     engine = parts.engine(pool)
     assert DEVICE.type == "cuda" or pool.captures == 2
     expected = spoken(parts.engine(), utterances, range(len(stops)))
     for voices in (range(len(stops)), [3], [0, 2]):
-        found = spoken(engine, [utterances[voice] for voice in voices], voices)
-        for voice, mel in zip(voices, found, strict=True):
+        mels = spoken(engine, [utterances[voice] for voice in voices], voices)
+        for voice, mel in zip(voices, mels, strict=True):
             assert off(mel.cpu().numpy(), expected[voice].cpu().numpy()) <= CLOSE
 
 

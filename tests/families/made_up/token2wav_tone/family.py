@@ -80,9 +80,13 @@ class ToneFlow(StatefulStage[Voice], Stage):
     @staticmethod
     def _pitches(chunk: TokenChunk) -> torch.Tensor:
         tokens = torch.from_numpy(chunk.tokens).float()
-        own = tokens[: chunk.stop - chunk.start]
-        following = tokens[1:] if len(tokens) > len(own) else torch.cat((own[1:], own[-1:]))
-        return 100 + torch.stack((own, (own + following) / 2), dim=1).reshape(1, _FRAMES * len(own))
+        current = tokens[: chunk.stop - chunk.start]
+        following = (
+            tokens[1:] if len(tokens) > len(current) else torch.cat((current[1:], current[-1:]))
+        )
+        return 100 + torch.stack((current, (current + following) / 2), dim=1).reshape(
+            1, _FRAMES * len(current)
+        )
 
 
 class ToneVocoder(StatefulStage[list[float]], Stage):

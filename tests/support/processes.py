@@ -1,0 +1,27 @@
+"""Processes of this machine and their relations, as /proc describes them."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+
+def stat_fields(process: int) -> list[str]:
+    """Returns the fields of /proc/PID/stat after the name, which is in parentheses."""
+    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+
+
+def parent(process: int) -> int:
+    return int(stat_fields(process)[1])
+
+
+def children(process: int) -> list[int]:
+    pids: list[int] = []
+    for file in Path(f"/proc/{process}/task").glob("*/children"):
+        with suppress(OSError):  # a thread may end after it was listed
+            pids += map(int, file.read_text().split())
+    return pids
+
+
+def descendants(process: int) -> list[int]:
+    return [pid for child in children(process) for pid in (child, *descendants(child))]
