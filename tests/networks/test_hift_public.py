@@ -42,7 +42,12 @@ def drawn(hift: HiFT, samples: int) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     ("family", "size"),
-    [("cosyvoice2", "tiny"), ("cosyvoice2", "small"), ("stepaudio2", "tiny"), ("chatterbox", "tiny")],
+    [
+        ("cosyvoice2", "tiny"),
+        ("cosyvoice2", "small"),
+        ("stepaudio2", "tiny"),
+        ("chatterbox", "tiny"),
+    ],
 )
 def test_public_audio(family: str, size: str) -> None:
     golden = FamilyGolden(family, size)
