@@ -6,8 +6,9 @@ frames change.
 
 Public decoders without a state recompute: `qwen-tts` decodes the last 25 frames again, as its
 `chunked_decode` does; `snac` decodes as few earlier frames as give the same audio; `transformers`
-and NeMo decode the whole prefix again. `moshi` and `moss-tts-lite` keep a state themselves. All
-contestants compute their streams as one batch, except that `moss-tts-lite` computes them in turns.
+and NeMo decode the whole prefix again. `moshi`, `moss-tts-lite`, `voxcpm`, VibeVoice of
+`transformers` and EAR-TTS of NeMo keep a state. All contestants compute their streams as one batch,
+except that `moss-tts-lite` computes them in turns.
 """
 
 from __future__ import annotations
@@ -38,17 +39,25 @@ from benchmarks.codec_models import (
 )
 from scripts import golden_codecs as public
 from scripts import golden_dac as public_dac
+from scripts import golden_ear_tts as public_ear_tts
 from scripts import golden_moss as public_moss
+from scripts import golden_vibevoice as public_vibevoice
+from scripts import golden_voxcpm as public_voxcpm
 from tests.support import (
     dac_model,
+    ear_tts_model,
     mimi_model,
     moshi_model,
     moss_model,
     nanocodec_model,
     qwen3_model,
     snac_model,
+    vibevoice_model,
+    voxcpm_model,
 )
+from tests.support.ear_tts_model import PUBLISHED as EAR_TTS
 from tests.support.snac_model import SNAC_24KHZ, SNAC_44KHZ
+from tests.support.voxcpm_model import VOXCPM2
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.config.values import from_mapping
 from token2wav.families.dac.config import DacSizes
@@ -58,12 +67,14 @@ from token2wav.families.snac.family import Snac
 from token2wav.layers.streaming import WaveformNetwork
 from token2wav.voice import voice_for
 
+VIBEVOICE: dict[str, Any] = {"hidden_size": 64}  # the published sizes are defaults
 _CONTEXT = 25  # frames that `chunked_decode` of qwen-tts decodes again
 _SNAC_CONTEXT = 5  # the reach of SNAC's decoder to both sides, in frames
 # With attention a chunk ends one token after a window of 4 tokens. The new audio of a call begins
 # two windows before its tokens, and the first window depends on the window before it.
 _SNAC_WINDOW, _SNAC_WINDOWS_BEFORE, _SNAC_PAST_WINDOW = 4, 3, 1
 
+_EAR_TTS_LATE = 8  # whole hops of the inverse STFT for the 6 samples that windows overlap
 _MOSS_FRAME = 1920  # samples of a frame
 _SNAC_FRAME = 2048  # samples of a frame of seven codes
 _SNAC_44_FRAME = 3072  # samples of a frame of fifteen codes
@@ -144,6 +155,35 @@ class Moshi(Contestant):
         return audio
 
 
+class Stateful(Contestant):
+    """Public decoder that keeps a state.
+
+    Args:
+        begin: opens streams, and returns a function from tokens (streams, frames, channels) to
+            audio (streams, samples).
+        tokens: (frames, codebooks), or (frames, size) latents.
+        late: samples by which the audio is late.
+    """
+
+    def __init__(
+        self,
+        begin: Callable[[contextlib.ExitStack], Callable[[torch.Tensor], torch.Tensor]],
+        tokens: torch.Tensor,
+        late: int = 0,
+    ) -> None:
+        self._begin, self._tokens, self._late = begin, tokens, late
+        self._open = contextlib.ExitStack()
+
+    def start(self, streams: int) -> None:
+        self._open.close()
+        self._decode, self._streams = self._begin(self._open), streams
+
+    def frame(self, index: int) -> Audio:
+        tokens = self._tokens[index : index + 1].expand(self._streams, -1, -1)
+        audio: Audio = self._decode(tokens)[0].numpy()
+        return audio if index else audio[self._late :]
+
+
 class MossLite(Contestant):
     """Streamers of `moss-tts-lite`, with a state. A streamer computes one stream.
 
@@ -182,7 +222,8 @@ class Ours(Contestant):
         stream = StreamConfig(max_hop_tokens=block, hold_frames=0)
         self._block = block
         self._model = Token2Wav.load(folder, stream=stream, runtime=RuntimeConfig(device="cpu"))
-        self._codes, self._requests = codes.numpy().astype(np.int32), list[Any]()
+        self._codes = codes.numpy().astype(self._model.config.token_dtype)
+        self._requests = list[Any]()
 
     def start(self, streams: int) -> None:
         pipeline, nobody = self._model.pipeline, voice_for(self._model.config, None)
@@ -215,7 +256,8 @@ class Match:
         family: codec name in tables.
         peer: name of the public code.
         sizes: sizes of the networks, with published names.
-        codebooks, codebook_size: codes of a frame, and entries of a codebook.
+        codebooks, codebook_size: codes of a frame, and entries of a codebook; numbers of a latent,
+            and 0.
         make: function from the codes to the public contestant.
         write_model: function that writes the same weights to a folder in the published layout.
         block: frames of a call.
@@ -316,6 +358,33 @@ def matches() -> list[Match]:
     def moss(codes: torch.Tensor) -> Contestant:
         return MossLite(public_moss.public_decoder(moss_sizes()), codes)
 
+    def vibevoice(latents: torch.Tensor) -> Contestant:
+        model = public_vibevoice.tokenizer(VIBEVOICE)
+
+        def begin(_: contextlib.ExitStack) -> Callable[[torch.Tensor], torch.Tensor]:
+            cache = public_vibevoice.padding_cache()
+            return lambda new: model.decode(new, padding_cache=cache, use_cache=True).audio[:, 0]
+
+        return Stateful(begin, latents)
+
+    def ear_tts(codes: torch.Tensor) -> Contestant:
+        model = public_ear_tts.codec(EAR_TTS)
+
+        def begin(_: contextlib.ExitStack) -> Callable[[torch.Tensor], torch.Tensor]:
+            cache = public_ear_tts.public_module().CausalConv1dCache()
+            return lambda new: model.decode(new, cache=cache)[0][:, 0]
+
+        return Stateful(begin, codes, _EAR_TTS_LATE)
+
+    def voxcpm(latents: torch.Tensor) -> Contestant:
+        model = public_voxcpm.audio_vae(VOXCPM2)
+
+        def begin(streams: contextlib.ExitStack) -> Callable[[torch.Tensor], torch.Tensor]:
+            decoder = streams.enter_context(model.streaming_decode())
+            return lambda new: decoder.decode_chunk(new.transpose(1, 2))[:, 0]
+
+        return Stateful(begin, latents)
+
     qwen3 = (16, 2048)
     mimi = (8, 2048)
     return [
@@ -352,6 +421,17 @@ def matches() -> list[Match]:
         Match(
             *("MOSS", "moss-tts-lite", moss_sizes(), 32, 1024),
             *(moss, moss_model.write_model),
+        ),
+        Match(
+            *("VibeVoice", "transformers", VIBEVOICE, 64, 0),
+            *(vibevoice, vibevoice_model.write_tokenizer),
+            frame_seconds=3200 / 24000,
+        ),
+        Match("EAR-TTS", "NeMo", EAR_TTS, 31, 1024, ear_tts, ear_tts_model.write_model),
+        Match(
+            *("VoxCPM2", "voxcpm", VOXCPM2, 64, 0),
+            *(voxcpm, voxcpm_model.write_model),
+            frame_seconds=0.04,
         ),
     ]
 

@@ -30,7 +30,10 @@ import torch
 from benchmarks.codec_contestants import Contestant, Match, Ours, matches
 from benchmarks.environment import RESULTS, describe, save, save_picture, saved_runs
 
-_PACKAGES = ("qwen-tts-compat", "transformers", "moshi", "nemo-toolkit", "snac", "moss-tts-lite")
+_PACKAGES = (
+    *("qwen-tts-compat", "transformers", "moshi", "nemo-toolkit", "snac", "moss-tts-lite"),
+    "voxcpm",
+)
 _PLOTS_PER_ROW = 4
 _COMPARED = 30  # number of calls of which the audio is compared
 _POSITIONS = {1: (0, 25, 125), 8: (0, 25), 32: (0, 25)}  # calls before the timed ones, by streams
@@ -49,7 +52,8 @@ def difference_db(both: dict[str, Contestant]) -> float:
     for name, contestant in both.items():
         contestant.start(1)
         heard[name] = np.concatenate([contestant.frame(index) for index in range(_COMPARED)])
-    signal, difference = heard["public"], heard["ours"] - heard["public"]
+    size = min(len(audio) for audio in heard.values())  # contestants may withhold samples
+    signal, difference = heard["public"][:size], heard["ours"][:size] - heard["public"][:size]
     return float(20 * np.log10(signal.std() / max(difference.std(), 1e-12)))
 
 
@@ -124,10 +128,12 @@ def measure(out: str, families: list[str]) -> None:
     for match in matches():
         if families and match.family not in families:
             continue
-        numbers = np.random.default_rng(0).integers(
-            0, match.codebook_size, (160 * match.block, match.codebooks)
+        random, shape = np.random.default_rng(0), (160 * match.block, match.codebooks)
+        codes = torch.from_numpy(
+            random.integers(0, match.codebook_size, shape)
+            if match.codebook_size
+            else random.standard_normal(shape, np.float32)
         )
-        codes = torch.from_numpy(numbers)
         with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
             golden: Any = SimpleNamespace(sizes=match.sizes)
             model = match.write_model(Path(folder), golden)

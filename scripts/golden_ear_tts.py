@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import sys
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -59,14 +60,19 @@ def ear_tts(sizes: dict[str, Any]) -> Golden:
 
 
 def codec(sizes: dict[str, Any]) -> Any:
-    """Makes NeMo's codec with random weights. Two imports that decoding never calls are empty."""
+    """Makes NeMo's codec with random weights."""
+    model = public_module().RVQVAEModel(SimpleNamespace(**sizes)).eval()
+    fill_state({name: value for name, value in model.state_dict().items() if value.dim()})
+    return model
+
+
+@cache
+def public_module() -> Any:
+    """Loads the module of NeMo. Two imports that decoding never calls are empty."""
     for name in ("librosa", "omegaconf"):
         sys.modules.setdefault(name, EmptyModule(name))
     folder = package_folder("nemo") / "collections" / "speechlm2" / "modules"
-    public = module_of("public_ear_tts", folder / "ear_tts_vae_codec.py")
-    model = public.RVQVAEModel(SimpleNamespace(**sizes)).eval()
-    fill_state({name: value for name, value in model.state_dict().items() if value.dim()})
-    return model
+    return module_of("public_ear_tts", folder / "ear_tts_vae_codec.py")
 
 
 FAMILIES: Families = {"ear_tts": (ear_tts, _SIZES)}

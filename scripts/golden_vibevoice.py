@@ -51,6 +51,15 @@ def tokenizer(sizes: dict[str, Any]) -> Any:
     return refilled(VibeVoiceAcousticTokenizerModel, config, fill_state)
 
 
+def padding_cache() -> Any:
+    """Makes the state of a batch of streams."""
+    from transformers.models.vibevoice_acoustic_tokenizer import (
+        modeling_vibevoice_acoustic_tokenizer as public,
+    )
+
+    return public.VibeVoiceAcousticTokenizerConv1dPaddingCache()
+
+
 FAMILIES: Families = {"vibevoice": (vibevoice, _SIZES)}
 
 if __name__ == "__main__":
