@@ -49,7 +49,7 @@ CODECS: dict[str, list[tuple[int, int]]] = {
     "MOSS": [(9, 1937), (17, 3874)],
     "EAR-TTS": [(7, 113), (13, 226)],
     "VibeVoice": [(7, 616), (13, 1232)],
-    "Audio8": [(9, 625), (17, 1250)],
+    "Audio8": [(9, 624), (17, 1248)],
     "VoxCPM2": [(7, 339), (13, 678)],
 }
 # Stages with the same number of launches for any number of streams.

@@ -170,7 +170,7 @@ def rotary_angles(
     exponents = torch.arange(0, dim_head, 2, device=positions.device) / dim_head
     # Not base**-exponents, whose last bits differ from those of the public codes. At far positions
     # some cosines would then be rounded to another value.
-    angles = positions[..., None].float() * (1 / base**exponents)
+    angles = positions[..., None].float() * (base**exponents).reciprocal()
     angles = torch.cat((angles, angles), dim=-1)
     return angles.cos().to(precision).float(), angles.sin().to(precision).float()
 
