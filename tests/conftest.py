@@ -61,8 +61,17 @@ settings.load_profile("patient")
 ROOT = Path(__file__).parents[1]
 # Folders of slow tests come first and folders of quick tests last, so that all workers end at about
 # the same time. Folders that are not named are in between.
-_FIRST = ["exporters", "examples", "served", "benchmarks", "execution", "families", "serving"]
-_LAST = ["networks", "voices", "cache", "config", "scripts", "client"]
+_FIRST = [
+    "exporters",
+    "examples",
+    "served",
+    "benchmarks",
+    "kernels",
+    "stages",
+    "families",
+    "serving",
+]
+_LAST = ["networks", "layers", "voices", "cache", "config", "scripts", "client"]
 _USES_A_SHARED_SERVER = re.compile(r"def \w+\([^)]*\b(rig|limited): Rig\b")
 _USES_SHARED_EXPORTS = re.compile(r"\bexport: Export\b")
 _FIRST_PORT, _PORTS_OF_A_WORKER = 10_000, 2_000  # below the ephemeral ports of the kernel

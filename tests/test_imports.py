@@ -72,17 +72,17 @@ MODULES = modules_of(ROOT)
 
 def imports_of(name: str, modules: Mapping[str, Path] = MODULES) -> set[str]:
     """Returns every module that a file imports, also inside functions and for type checking."""
-    found: set[str] = set()
+    imports: set[str] = set()
     for node in ast.walk(ast.parse(modules[name].read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            imports |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{name} imports relatively"
             assert node.module is not None
             for alias in node.names:
                 full = f"{node.module}.{alias.name}"
-                found.add(full if full in modules else node.module)
-    return found
+                imports.add(full if full in modules else node.module)
+    return imports
 
 
 def floor(name: str) -> int:
@@ -90,9 +90,9 @@ def floor(name: str) -> int:
     heights = {
         module: height for height, modules in enumerate(reversed(FLOORS)) for module in modules
     }
-    found = [module for module in heights if name == module or name.startswith(f"{module}.")]
-    assert found, f"{name} has no floor"
-    return heights[max(found, key=len)]
+    matches = [module for module in heights if name == module or name.startswith(f"{module}.")]
+    assert matches, f"{name} has no floor"
+    return heights[max(matches, key=len)]
 
 
 # the package itself only exports the names of its modules

@@ -101,31 +101,31 @@ def test_prompts_are_limited(config: ModelConfig) -> None:
 
 
 def test_a_voice_keeps_copies_that_nobody_can_change() -> None:
-    given = arguments()
-    voice = Voice(**given)
+    arrays = arguments()
+    voice = Voice(**arrays)
     before = {field: getattr(voice, field).copy() for field in FIELDS}
-    for array in given.values():
+    for array in arrays.values():
         array[:] = 1
     for field in FIELDS:
-        kept = getattr(voice, field)
-        assert np.array_equal(kept, before[field])
+        field_array = getattr(voice, field)
+        assert np.array_equal(field_array, before[field])
         with pytest.raises(ValueError, match="read-only"):
-            kept[0] = 0
+            field_array[0] = 0
         with pytest.raises(dataclasses.FrozenInstanceError):
-            setattr(voice, field, kept)
-    assert given["prompt_mel"].flags.writeable  # the caller's own array is not frozen
+            setattr(voice, field, field_array)
+    assert arrays["prompt_mel"].flags.writeable  # the caller's own array is not frozen
 
 
 def test_a_voice_converts_to_its_types() -> None:
-    given = arguments()
+    arrays = arguments()
     voice = Voice(
-        torch.from_numpy(given["prompt_tokens"]).long(),
-        given["prompt_mel"].tolist(),
-        given["speaker_embedding"].astype(float),
+        torch.from_numpy(arrays["prompt_tokens"]).long(),
+        arrays["prompt_mel"].tolist(),
+        arrays["speaker_embedding"].astype(float),
     )
     for field, dtype in zip(FIELDS, (np.int32, np.float32, np.float32), strict=True):
         assert getattr(voice, field).dtype == dtype
-        assert np.array_equal(getattr(voice, field), given[field])
+        assert np.array_equal(getattr(voice, field), arrays[field])
 
 
 def test_voices_can_be_keys_because_they_compare_by_identity() -> None:

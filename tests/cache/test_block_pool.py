@@ -43,9 +43,9 @@ class Voices:
     def live(self) -> list[int]:
         """Voices with a prefix in the cache, the least recently used first."""
         return [
-            each.content.number
-            for each in self.cache._prefixes.values()
-            if each.content is not None
+            prefix.content.number
+            for prefix in self.cache._prefixes.values()
+            if prefix.content is not None
         ]
 
     def _compute(self, number: int) -> Numbered:
@@ -148,7 +148,7 @@ def test_most_prefixes_that_are_kept() -> None:
     assert len(voices.live) == 2
 
 
-def test_idle_prefixes_are_evicted_only_if_they_free_enough_blocks() -> None:
+def test_eviction_of_idle_prefixes_only_for_enough_blocks() -> None:
     voices = Voices()
     used = voices.acquire(0)
     for number in (1, 2, 3):
@@ -170,16 +170,16 @@ def test_any_use_of_a_prefix_cache(operations: list[tuple[str, int]]) -> None:
     for operation, number in operations:
         if operation == "a":
             held.append((number, voices.acquire(number)))
-            order = [each for each in order if each != number] + [number]
+            order = [voice for voice in order if voice != number] + [number]
             content = held[-1][1].content
             assert content is not None
             assert content.number == number
         elif operation == "r" and held:
             voices.cache.release(held.pop(number % len(held))[1])
         elif operation == "e":
-            idle = [each for each in order if each not in {holder for holder, _ in held}]
+            idle = [voice for voice in order if voice not in {holder for holder, _ in held}]
             assert voices.cache.evict() == bool(idle)
-            order = [each for each in order if each not in idle[:1]]
+            order = [voice for voice in order if voice not in idle[:1]]
         assert voices.live == order
         assert voices.pool.used == voices.cache.pages == len(voices.cache) == len(order)
         assert voices.cache.referenced == len({holder for holder, _ in held})

@@ -48,7 +48,7 @@ class Streams:
 
     def do(self, operation: str, number: int) -> None:
         if operation == "open":
-            grid = BlockGrid(1, left_blocks=self.needs.kept)
+            grid = BlockGrid(1, left_blocks=self.needs.window)
             before = self.cache.pool.used
             try:
                 self.idle.append(StreamBlocks(self.cache, [], grid, common=self.common))
@@ -62,15 +62,15 @@ class Streams:
                 pass
         elif operation == "start" and self.idle and len(self.running) < self.chunks:
             blocks = self.idle.pop(number % len(self.idle))
-            most = self.needs.kept + self.needs.chunk - len(blocks.own)
+            most = self.needs.window + self.needs.chunk - len(blocks.pages)
             count = 1 + number % most
             blocks.extend(count)  # never fails
             self.running.append((blocks, count, False))
         elif operation == "close" and (total := len(self.idle) + len(self.running)):
-            if (place := number % total) < len(self.idle):
-                self.idle.pop(place).release()
+            if (index := number % total) < len(self.idle):
+                self.idle.pop(index).release()
             else:  # a cancelled stream keeps its pages until its chunk ends
-                blocks, count, _ = self.running.pop(place - len(self.idle))
+                blocks, count, _ = self.running.pop(index - len(self.idle))
                 self.running.append((blocks, count, True))
         elif operation in ("end", "retract") and self.running:
             blocks, count, cancelled = self.running.pop(number % len(self.running))
@@ -95,7 +95,7 @@ class Streams:
 
 @settings(max_examples=60)
 @given(
-    kept=st.integers(0, 3),
+    window=st.integers(0, 3),
     chunk=st.integers(1, 4),
     chunks=st.integers(1, 3),
     operations=st.lists(
@@ -103,16 +103,16 @@ class Streams:
     ),
 )
 def test_any_use_of_a_common_reserve(
-    kept: int, chunk: int, chunks: int, operations: list[tuple[str, int]]
+    window: int, chunk: int, chunks: int, operations: list[tuple[str, int]]
 ) -> None:
-    streams = Streams(PageNeeds(kept, chunk), chunks)
+    streams = Streams(PageNeeds(window, chunk), chunks)
     for operation, number in operations:
         streams.do(operation, number)
-        assert streams.pages == streams.open * kept + min(streams.open, chunks) * chunk
-        own = [page for blocks in streams.idle for page in blocks.own]
-        own += [page for blocks, *_ in streams.running for page in blocks.own]
-        assert len(own) == len(set(own))
-        assert all(blocks.page_count == kept for blocks in streams.idle)
+        assert streams.pages == streams.open * window + min(streams.open, chunks) * chunk
+        pages = [page for blocks in streams.idle for page in blocks.pages]
+        pages += [page for blocks, *_ in streams.running for page in blocks.pages]
+        assert len(pages) == len(set(pages))
+        assert all(blocks.page_count == window for blocks in streams.idle)
     while streams.open:
         streams.do("end", 0)
         streams.do("close", 0)
@@ -123,10 +123,11 @@ def test_any_use_of_a_common_reserve(
 
 
 @pytest.mark.parametrize(
-    ("kept", "chunk", "chunks", "fit"), [(2, 3, 2, 7), (2, 3, 9, 4), (4, 1, 1, 4), (0, 4, 6, 5)]
+    ("window", "chunk", "chunks", "fit"),
+    [(2, 3, 2, 7), (2, 3, 9, 4), (4, 1, 1, 4), (0, 4, 6, 5)],
 )
-def test_as_many_streams_open_as_fit(kept: int, chunk: int, chunks: int, fit: int) -> None:
-    streams = Streams(PageNeeds(kept, chunk), chunks)
+def test_as_many_streams_open_as_fit(window: int, chunk: int, chunks: int, fit: int) -> None:
+    streams = Streams(PageNeeds(window, chunk), chunks)
     assert streams.needs.streams(PAGES, chunks) == fit
     for _ in range(fit):
         streams.do("open", 0)
@@ -147,13 +148,13 @@ def test_more_chunks_than_the_limit_take_free_pages_or_fail() -> None:
         streams.do("open", 0)
     first, second = streams.idle
     first.extend(3)
-    others = streams.cache.take(PAGES - 6)
+    pages = streams.cache.take(PAGES - 6)
     second.extend(3)
     first.forget_unseen()
     second.forget_unseen()
-    assert streams.pages == 2 + 2 + len(others)
+    assert streams.pages == 2 + 2 + len(pages)
     first.extend(2)
     streams.cache.take(PAGES - streams.cache.pool.used)
     with pytest.raises(OutOfBlocksError, match="try again later"):
         second.extend(2)
-    assert (len(second.own), second.page_count) == (1, 1)
+    assert (len(second.pages), second.page_count) == (1, 1)

@@ -30,33 +30,28 @@ def a_cache() -> PrefixCache[Pages]:
 
 @given(
     prefix=st.integers(0, 4),
-    kept=st.booleans(),
+    prefix_stays=st.booleans(),
     left=st.integers(-1, 5),
     counts=st.lists(st.integers(1, 4), min_size=1, max_size=6),
     reserved=st.integers(0, 5),
 )
 def test_block_tables_match_the_attention_mask(
-    prefix: int, kept: bool, left: int, counts: list[int], reserved: int
+    prefix: int, prefix_stays: bool, left: int, counts: list[int], reserved: int
 ) -> None:
     cache = a_cache()
     shared = cache.take(prefix)
-    blocks = StreamBlocks(
-        cache, shared, BlockGrid(1, prefix=prefix if kept else 0, left_blocks=left), reserved
-    )
+    grid = BlockGrid(1, prefix=prefix if prefix_stays else 0, left_blocks=left)
+    blocks = StreamBlocks(cache, shared, grid, reserved)
     every = list(shared)  # page of every block, forgotten ones included
     for count in counts:
         for table in blocks.extend(count):
             every.append(table[-1])
-            visible = block_mask(
-                BlockGrid(1, prefix=prefix if kept else 0, left_blocks=left), len(every)
-            )[-1]
+            visible = block_mask(grid, len(every))[-1]
             assert table == [page for page, seen in zip(every, visible, strict=True) if seen]
         assert cache.pool.used == prefix + blocks.page_count
         blocks.forget_unseen()
-        later = block_mask(
-            BlockGrid(1, prefix=prefix if kept else 0, left_blocks=left), len(every) + 1
-        )[-1, prefix:-1]
-        assert len(blocks.own) == int(torch.count_nonzero(later)), (
+        later = block_mask(grid, len(every) + 1)[-1, prefix:-1]
+        assert len(blocks.pages) == int(torch.count_nonzero(later)), (
             "no page that no later block can see"
         )
     blocks.release()
@@ -79,7 +74,7 @@ def test_blocks_that_are_refused_leave_the_stream_as_it_was() -> None:
     taken = cache.take(cache.pool.free - 1)
     with pytest.raises(OutOfBlocksError, match="cache: 2 pages needed, 1 of 64 free"):
         blocks.extend(3)
-    assert (blocks.own, blocks.page_count) == ([], 1)
+    assert (blocks.pages, blocks.page_count) == ([], 1)
     cache.pool.release(taken)
     assert [len(table) for table in blocks.extend(3)] == [1, 2, 3]
     with pytest.raises(OutOfBlocksError):

@@ -40,9 +40,9 @@ def test_frames_hold_all_samples_and_end_in_silence(
     count: int, cuts: list[int], length: tuple[float, int]
 ) -> None:
     audio = np.random.default_rng(count).integers(0, 255, count).astype(np.uint8)
-    found = list(frames(chunks(audio, cuts), length[0]))
-    assert all(frame.shape == (length[1],) and frame.dtype == np.uint8 for frame in found)
-    joined = np.concatenate([np.zeros(0, np.uint8), *found])
+    blocks = list(frames(chunks(audio, cuts), length[0]))
+    assert all(frame.shape == (length[1],) and frame.dtype == np.uint8 for frame in blocks)
+    joined = np.concatenate([np.zeros(0, np.uint8), *blocks])
     assert joined[:count].tolist() == audio.tolist()
     assert joined[count:].tolist() == [0xFF] * (-count % length[1])
 

@@ -100,7 +100,7 @@ def sending(call: Call, *requests: tuple[float, int], end: float | None = None) 
     return call
 
 
-def test_latency_counts_from_the_request_with_the_last_token_heard(answered: Call) -> None:
+def test_latency_from_the_request_with_the_last_token_heard(answered: Call) -> None:
     sending(answered, (10.0, 5), (11.0, 5), (12.0, 5))
     chunk = take(answered, audio(0, 0, 6), 12.5)
     assert chunk.arrival_s == pytest.approx(2.5)
@@ -108,13 +108,13 @@ def test_latency_counts_from_the_request_with_the_last_token_heard(answered: Cal
     assert chunk.gap_s is None
 
 
-def test_latency_counts_from_a_later_request_if_the_server_answers_that_one(answered: Call) -> None:
+def test_latency_from_a_later_request_that_is_answered(answered: Call) -> None:
     sending(answered, (10.0, 5), (11.0, 5), (12.0, 5))
     chunk = take(answered, audio(2, 0, 6), 12.5)  # look-ahead: request 2 made it possible
     assert chunk.latency_s == pytest.approx(0.5)
 
 
-def test_a_request_that_is_unknown_or_done_does_not_shorten_a_latency(answered: Call) -> None:
+def test_no_shorter_latency_from_unknown_or_done_requests(answered: Call) -> None:
     sending(answered, (10.0, 5), (11.0, 5))
     answered.accept(answer(1), 11.5)
     assert take(answered, audio(1, 0, 5), 12.0).latency_s == pytest.approx(2.0)

@@ -129,7 +129,7 @@ def test_wrong_usage_exits_with_2(usage: str, capsys: pytest.CaptureFixture[str]
         ("url", "http://localhost:8001"),
     ],
 )
-def test_an_unusable_argument_is_named_once_before_the_server_is_asked(
+def test_unusable_arguments_are_named_once_and_at_once(
     option: str,
     wrong: str,
     tmp_path: Path,
@@ -193,7 +193,7 @@ def test_a_mute_port_exits_with_3_after_the_connect_timeout(
 
 
 @pytest.mark.parametrize(
-    ("number", "status", "said"),
+    ("number", "status", "message"),
     [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")],
 )
 def test_a_signal_ends_it_without_a_traceback(
@@ -202,7 +202,7 @@ def test_a_signal_ends_it_without_a_traceback(
     mute_port: socket.socket,
     number: signal.Signals,
     status: int,
-    said: str,
+    message: str,
 ) -> None:
     # A shell that runs the tests in the background makes its children ignore SIGINT.
     command = ["env", "--default-signal=INT", sys.executable, "-m", "token2wav_client"]
@@ -217,11 +217,11 @@ def test_a_signal_ends_it_without_a_traceback(
             process.send_signal(number)
             _, errors = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == status
-    assert errors == f"token2wav-client: {said}\n"
+    assert errors == f"token2wav-client: {message}\n"
 
 
 @pytest.mark.parametrize("target", ["/dev/full", "closed pipe"])
-def test_a_report_that_cannot_be_written_is_an_error_of_the_output(target: str, voice: str) -> None:
+def test_a_report_that_cannot_be_written(target: str, voice: str) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "wb") as pipe, Path("/dev/full").open("wb") as full:
@@ -326,12 +326,12 @@ def test_an_error_in_tokens_names_the_file(
     assert not out.exists()
 
 
-def test_tokens_and_voice_of_different_models_are_no_data_for_perf_analyzer(
+def test_perf_data_of_tokens_and_voice_of_different_models(
     tmp_path: Path, voice: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tokens, out = tmp_path / "tokens.json", tmp_path / "perf.json"
     tokens.write_text("[[1, 2], [3, 4], [5, 6]]")
     assert main(["perf-data", f"--tokens={tokens}", f"--voice={voice}", f"--out={out}"]) == 2
-    said = f"{tokens}: tokens: shape (3, 2), but prompt_tokens of {voice} have the shape (4,); "
-    assert said in one_sentence(capsys)
+    message = f"{tokens}: tokens: shape (3, 2), but prompt_tokens of {voice} have the shape (4,); "
+    assert message in one_sentence(capsys)
     assert not out.exists()

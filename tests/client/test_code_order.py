@@ -13,9 +13,9 @@ from token2wav_client import TokenError, flatten_codebooks
 
 
 def test_the_order_of_orpheus() -> None:
-    got = flatten_codebooks([[1, 2], [11, 12, 13, 14], [21, 22, 23, 24, 25, 26, 27, 28]])
-    assert got.dtype == np.int32
-    assert got.tolist() == [[1, 11, 21, 22, 12, 23, 24], [2, 13, 25, 26, 14, 27, 28]]
+    codes = flatten_codebooks([[1, 2], [11, 12, 13, 14], [21, 22, 23, 24, 25, 26, 27, 28]])
+    assert codes.dtype == np.int32
+    assert codes.tolist() == [[1, 11, 21, 22, 12, 23, 24], [2, 13, 25, 26, 14, 27, 28]]
 
 
 @pytest.mark.parametrize("strides", [(4, 2, 1), (8, 4, 2, 1), (4, 1), (3,), (6, 2)])

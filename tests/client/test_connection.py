@@ -173,18 +173,16 @@ def test_error_class_of_a_server_message(sentence: str, transient: bool) -> None
         ("[0]", "[192]", "tokens: shape (0,), expected (192,) for this model"),
     ],
 )
-def test_tritons_sentence_on_a_shape_is_said_in_words_of_our_own(
-    sent: str, expected: str, sentence: str
-) -> None:
-    said = (
+def test_tritons_message_on_a_shape_is_reworded(sent: str, expected: str, sentence: str) -> None:
+    message = (
         "[request id: 0] unexpected shape for input 'tokens' for model 'token2wav'. "
         f"Expected {expected}, got {sent}. "
     )
-    error = error_of_response(said)
+    error = error_of_response(message)
     assert (str(error), error.transient) == (sentence, False)
 
 
-def test_tritons_sentence_on_an_input_that_the_model_does_not_have() -> None:
+def test_tritons_message_on_an_unexpected_input_is_reworded() -> None:
     error = error_of_response("unexpected inference input 'latents' for model 'token2wav'")
     assert str(error) == "latents: sent, but this model takes no latents"
 

@@ -18,6 +18,8 @@ import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from token2wav_client.cli import main
+from token2wav_client.errors import ResponseTimeoutError, ServerError
+from token2wav_client.health import Examination
 
 PATIENT = ("--connect-timeout=60", "--timeout=60")  # a busy machine takes its time
 Answer = Callable[[Any, npt.NDArray[Any]], Iterator[Any]]  # from the request and its true audio
@@ -135,13 +137,19 @@ def test_silence(capsys: pytest.CaptureFixture[str]) -> None:
         if status != 3:  # status 3: on a busy machine, even the connection was too late
             break
     assert status == 5
-    said = re.fullmatch(
+    match = re.fullmatch(
         r"token2wav-client: error: the server did not synthesize 3 tokens within (\S+) s\n", errors
     )
-    assert said
-    assert float(said[1]) <= timeout_s  # minus the time that passed before
+    assert match
+    assert float(match[1]) <= timeout_s  # minus the time that passed before
 
 
 def test_model_that_is_not_ready(capsys: pytest.CaptureFixture[str]) -> None:
     assert health(spoken, ready=False) == 6
     assert "model 'token2wav' at 127.0.0.1:" in capsys.readouterr().err
+
+
+def test_after_its_time_every_error_is_a_time_out() -> None:
+    """A call that gRPC ends on its deadline can fail in many ways."""
+    with pytest.raises(ResponseTimeoutError), Examination(None, timeout_s=0.0).judging():
+        raise ServerError("Stream removed")

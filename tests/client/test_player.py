@@ -32,8 +32,8 @@ def test_a_full_device_behind_standard_output_is_named(file_format: str) -> None
             text=True,
             check=False,
         )
-    *_, said = done.stderr.splitlines()
-    assert said.endswith(
+    *_, last_line = done.stderr.splitlines()
+    assert last_line.endswith(
         "OutputError: out: cannot write to standard output (No space left on device)"
     )
     assert "callback" not in done.stderr
@@ -57,7 +57,7 @@ def test_unusable_arguments_are_refused_before_a_connection(
         "format": ["--out", str(tmp_path / "out.mp3")],
         "nothing": [],
     }.get(wrong, ["--play"])
-    said = {
+    message = {
         "terminal": "out: standard output is a terminal; pipe the samples",
         "format": "out.mp3: the name ends in none of .wav, ",
         "sounddevice": "play: the library sounddevice is missing; run: pip install",
@@ -81,7 +81,7 @@ def test_unusable_arguments_are_refused_before_a_connection(
     except SystemExit as stop:
         status = int(stop.code or 0)
     assert status == 2
-    assert said in capfd.readouterr().err
+    assert message in capfd.readouterr().err
 
 
 class Loudspeaker(ModuleType):

@@ -26,7 +26,7 @@ def test_audio_faster_than_playback_has_no_underrun() -> None:
     assert (stats.underruns, stats.stalled_s) == (0, 0.0)
 
 
-def test_every_late_chunk_is_an_underrun_and_shifts_the_playback() -> None:
+def test_late_chunks_are_underruns_and_shift_the_playback() -> None:
     # Played: 0.7-1.7, silence to 2.0, 2.0-3.0, on time, 3.0-4.0, silence to 4.25.
     stats = summarize([timing(0, 1, 0.5), timing(1, 1, 2.0), timing(2, 1, 2.9), timing(3, 1, 4.25)])
     assert stats.underruns == 2

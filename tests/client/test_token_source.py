@@ -175,7 +175,7 @@ class Clock:
         self.now += seconds
 
 
-def test_a_batch_is_due_when_a_model_of_that_rate_had_made_its_last_token() -> None:
+def test_a_batch_is_due_with_its_last_token() -> None:
     clock = Clock()
     due = [clock.now for _ in paced([[0] * 5, [0] * 5, [0]], 25.0, clock=clock, sleep=clock.sleep)]
     assert due == pytest.approx([100.2, 100.4, 100.44])

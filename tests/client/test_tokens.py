@@ -29,8 +29,8 @@ def texts(draw: st.DrawFn) -> tuple[list[int], bytes]:
     return tokens, text
 
 
-def cut(text: bytes, places: list[int]) -> list[bytes]:
-    edges = [0, *sorted(place % (len(text) + 1) for place in places), len(text)]
+def cut(text: bytes, positions: list[int]) -> list[bytes]:
+    edges = [0, *sorted(position % (len(text) + 1) for position in positions), len(text)]
     return [text[begin:end] for begin, end in pairwise(edges)]
 
 
@@ -109,7 +109,7 @@ def test_positions_count_from_the_beginning_of_the_stream() -> None:
 
 
 @pytest.mark.parametrize("size", range(1, 40))
-def test_special_tokens_and_byte_order_marks_are_skipped_and_counted(size: int) -> None:
+def test_skipped_special_tokens_and_byte_order_marks(size: int) -> None:
     text = (
         b"\xef\xbb\xbf<|endofprompt|><|s_12|>7\xef\xbb\xbf<|im_end|>\n"
         b"<|zh|><|speech_3|> <|s|><|0.00|>42"
@@ -146,9 +146,9 @@ def test_integers_become_int32(values: object) -> None:
 
 
 def test_numbers_in_rows_become_latents() -> None:
-    found = as_tokens([[0.5, -2.0], [1.0, 3.0]])
-    assert found.dtype == np.float32
-    assert found.tolist() == [[0.5, -2.0], [1.0, 3.0]]
+    latents = as_tokens([[0.5, -2.0], [1.0, 3.0]])
+    assert latents.dtype == np.float32
+    assert latents.tolist() == [[0.5, -2.0], [1.0, 3.0]]
     assert as_tokens(np.zeros((0, 3))).dtype == np.float32
     for wrong in (np.nan, np.inf, 1e39):  # 1e39 does not fit float32
         with pytest.raises(TokenError, match="latents: hold NaN or infinite values"):

@@ -37,13 +37,13 @@ def standard_output_in_a_pipe() -> Iterator[int]:
     64 KiB fit into the pipe before anybody reads.
     """
     reading, writing = os.pipe()
-    kept = os.dup(1)
+    standard_output = os.dup(1)
     os.dup2(writing, 1)
     try:
         yield reading
     finally:
-        os.dup2(kept, 1)
-        os.close(kept)
+        os.dup2(standard_output, 1)
+        os.close(standard_output)
         os.close(writing)
 
 
@@ -147,14 +147,14 @@ def test_files_and_pipes_hold_all_received_audio(
     if kind == "raw":
         assert content == piped == sent.tobytes()
         return
-    found, rate = soundfile.read(path, dtype="float32")
-    assert (len(found), rate) == (len(sent), 8000)
-    wanted = decoded(sent, audio_format)
-    wanted = wanted if wanted.dtype == np.float32 else wanted / np.float32(32768)
+    audio, rate = soundfile.read(path, dtype="float32")
+    assert (len(audio), rate) == (len(sent), 8000)
+    expected = decoded(sent, audio_format)
+    expected = expected if expected.dtype == np.float32 else expected / np.float32(32768)
     if kind in ("wav", "flac"):
-        np.testing.assert_allclose(found, wanted, atol=2**-23)
+        np.testing.assert_allclose(audio, expected, atol=2**-23)
     else:
-        assert np.corrcoef(found, wanted)[0, 1] > 0.95
+        assert np.corrcoef(audio, expected)[0, 1] > 0.95
     if kind == "wav":
         # libsndfile writes only one of its zeros
         minus_zero = {0x7F: 0xFF} if audio_format == "mulaw" else {}
@@ -168,7 +168,7 @@ def test_files_and_pipes_hold_all_received_audio(
         assert (content[:8], content[42:]) == (piped[:8], piped[42:])
     else:
         heard, _ = soundfile.read(io.BytesIO(piped), dtype="float32")
-        np.testing.assert_allclose(heard, found, atol=1e-6)
+        np.testing.assert_allclose(heard, audio, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["wav", "flac", "raw"])
@@ -189,16 +189,16 @@ def test_two_channels(tmp_path: Path, kind: FileFormat, capfd: pytest.CaptureFix
     if kind == "raw":
         assert content == piped == sent.tobytes()
         return
-    found, rate = soundfile.read(path, dtype="int16")
+    audio, rate = soundfile.read(path, dtype="int16")
     assert rate == 8000
-    assert np.array_equal(found, sent)
+    assert np.array_equal(audio, sent)
     if kind == "wav":
         assert np.array_equal(soundfile.read(io.BytesIO(piped), dtype="int16")[0], sent)
     else:  # only FLAC rewrites its header, for sizes and a checksum
         assert (content[:8], content[42:]) == (piped[:8], piped[42:])
 
 
-def test_a_rate_that_a_format_does_not_know_is_an_error_of_the_output(tmp_path: Path) -> None:
+def test_a_rate_that_a_format_does_not_know(tmp_path: Path) -> None:
     with (
         AudioWriter(tmp_path / "out.bin", "int16", "opus") as writer,
         pytest.raises(OutputError, match="cannot write"),
@@ -230,7 +230,7 @@ def test_a_file_without_samples_is_no_error(kind: FileFormat, tmp_path: Path) ->
         writer.write(np.zeros(0, np.float32))
 
 
-def test_a_place_that_cannot_be_written_is_known_before_any_work(tmp_path: Path) -> None:
+def test_an_unwritable_path_is_refused_before_any_work(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="does not exist"):
         AudioWriter(tmp_path / "missing" / "out.wav")
     (tmp_path / "folder.wav").mkdir()
@@ -248,7 +248,7 @@ def test_unknown_formats_are_refused_with_the_known_ones(tmp_path: Path, name: s
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_full_disk_is_reported_and_written_audio_stays_playable(tmp_path: Path) -> None:
+def test_audio_on_a_full_disk_stays_playable(tmp_path: Path) -> None:
     path = tmp_path / "out.WAV"
     writer = AudioWriter(path, "int16")
     writer.write(np.zeros(960, np.int16))
@@ -259,14 +259,12 @@ def test_a_full_disk_is_reported_and_written_audio_stays_playable(tmp_path: Path
 
 
 @pytest.mark.parametrize("kind", FILE_FORMATS)
-def test_a_full_disk_is_named_and_the_samples_in_the_file_are_counted(
-    kind: FileFormat, tmp_path: Path
-) -> None:
+def test_samples_on_a_full_disk_are_counted(kind: FileFormat, tmp_path: Path) -> None:
     path = tmp_path / f"out.{kind}"
-    said = re.escape(f"cannot write ({os.strerror(errno.EFBIG)})")
+    message = re.escape(f"cannot write ({os.strerror(errno.EFBIG)})")
     writer = AudioWriter(path)
     with files_of_at_most(20_000):
-        with pytest.raises(OutputError, match=said):
+        with pytest.raises(OutputError, match=message):
             writer.write(noise(240_000))
         with suppress(OutputError):
             writer.close()
@@ -287,10 +285,10 @@ def test_a_disk_that_is_full_for_the_last_bytes_is_named(kind: FileFormat, tmp_p
     whole, path = tmp_path / f"whole.{kind}", tmp_path / f"out.{kind}"
     with AudioWriter(whole) as writer:
         writer.write(noise(24_000))
-    said = re.escape(f"cannot write ({os.strerror(errno.EFBIG)})")
+    message = re.escape(f"cannot write ({os.strerror(errno.EFBIG)})")
     with (
         files_of_at_most(whole.stat().st_size - 1),
-        pytest.raises(OutputError, match=said),
+        pytest.raises(OutputError, match=message),
         AudioWriter(path) as writer,
     ):
         writer.write(noise(24_000))
@@ -309,7 +307,7 @@ def test_an_interrupt_while_encoding_keeps_received_audio(kind: FileFormat, tmp_
 
 
 @pytest.mark.parametrize("kind", ["flac", "ogg", "opus"])
-def test_an_interrupt_while_a_pipe_is_full_repeats_and_loses_nothing(
+def test_an_interrupted_write_to_a_full_pipe(
     kind: FileFormat, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path, audio = tmp_path / f"out.{kind}", noise(24_000 * 20)
@@ -327,8 +325,8 @@ def test_an_interrupt_while_a_pipe_is_full_repeats_and_loses_nothing(
     if kind == "flac":  # in a pipe, the header stays as it was written at the beginning
         assert sent[42:] == whole[42:]
     else:  # each Ogg stream has its own number, which is part of its checksums
-        (heard, _), (wanted, _) = soundfile.read(io.BytesIO(sent)), soundfile.read(path)
-        np.testing.assert_array_equal(heard, wanted)
+        (heard, _), (expected, _) = soundfile.read(io.BytesIO(sent)), soundfile.read(path)
+        np.testing.assert_array_equal(heard, expected)
 
 
 def test_a_file_that_vanishes_is_an_error_of_the_output(tmp_path: Path) -> None:

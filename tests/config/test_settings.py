@@ -83,10 +83,10 @@ def test_a_full_file_sets_everything(tmp_path: Path) -> None:
         voices=(str(tmp_path / "anna.safetensors"), "/voices/bob.safetensors"),
     )
     for part in dataclasses.fields(ServerConfig):  # no setting is missing in the file above
-        given, default = getattr(config, part.name), getattr(ServerConfig(), part.name)
-        assert given != default, part.name
-        for item in dataclasses.fields(given) if dataclasses.is_dataclass(given) else ():
-            assert getattr(given, item.name) != getattr(default, item.name), item.name
+        section, default = getattr(config, part.name), getattr(ServerConfig(), part.name)
+        assert section != default, part.name
+        for item in dataclasses.fields(section) if dataclasses.is_dataclass(section) else ():
+            assert getattr(section, item.name) != getattr(default, item.name), item.name
 
 
 def test_whole_floats_pass_as_integers_and_integers_as_floats(tmp_path: Path) -> None:
@@ -172,12 +172,12 @@ SETTINGS = [
 def test_every_number_has_bounds(
     tmp_path: Path, section: str, name: str, bounds: Bounds, value: float
 ) -> None:
-    given = f"[{value}]" if name == "steps" else value
+    literal = f"[{value}]" if name == "steps" else value
     with pytest.raises(
         ConfigError,
         match=rf"{section}\.{name}(\[0\])?: .* is not between {bounds.least} and {bounds.most}",
     ):
-        load_server_config(written(tmp_path, f"{section}: {{{name}: {given}}}\n"))
+        load_server_config(written(tmp_path, f"{section}: {{{name}: {literal}}}\n"))
     sections = {"stream": StreamConfig, "runtime": RuntimeConfig, "limits": LimitConfig}
     made: Any = (value,) if name == "steps" else value
     with pytest.raises(ConfigError, match=rf"{section}\.{name}.* is not between"):
@@ -228,9 +228,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_settings_beyond_the_model_or_the_cache_are_refused_by_load_and_check(
-    stream: StreamConfig, words: str
-) -> None:
+def test_settings_beyond_the_model_or_the_cache(stream: StreamConfig, words: str) -> None:
     runtime = RuntimeConfig(device="cpu", cache_mib=64)  # 65 pages
     with pytest.raises(ConfigError, match=words):
         check_settings(TINY, stream, runtime)
@@ -253,9 +251,9 @@ def test_a_hash_identifies_configurations() -> None:
     first = config_hash(StreamConfig(), RuntimeConfig())
     assert first == config_hash(StreamConfig(), RuntimeConfig())
     assert len(first) == 12
-    others = {
+    hashes = {
         config_hash(StreamConfig(first_tokens=0), RuntimeConfig()),
         config_hash(RuntimeConfig(), StreamConfig()),
     }
-    assert first not in others
-    assert len(others) == 2
+    assert first not in hashes
+    assert len(hashes) == 2

@@ -40,10 +40,10 @@ def test_the_schemas_find_mistakes(path: list[str | int], value: object) -> None
     from jsonschema import ValidationError
 
     manifest = json.loads(json.dumps(SERVICE))
-    place = manifest["spec"]
+    node = manifest["spec"]
     for key in path[:-1]:
-        place = place[key]
-    place[path[-1]] = value
+        node = node[key]
+    node[path[-1]] = value
     with pytest.raises(ValidationError):
         checked(manifest)
 
@@ -68,15 +68,15 @@ def test_the_container_is_that_of_kubernetes() -> None:
     documents = yaml.safe_load_all((ROOT / "deploy/kubernetes/base/server.yaml").read_text())
     [deployment] = [one for one in documents if one["kind"] == "Deployment"]
     pod = deployment["spec"]["template"]["spec"]
-    [kubernetes], [own] = pod["containers"], RUNTIME["spec"]["containers"]
-    assert own["args"] == kubernetes["args"]
-    assert own["livenessProbe"] == kubernetes["livenessProbe"]
+    [kubernetes], [container] = pod["containers"], RUNTIME["spec"]["containers"]
+    assert container["args"] == kubernetes["args"]
+    assert container["livenessProbe"] == kubernetes["livenessProbe"]
     for probe in ("startupProbe", "readinessProbe"):
         by_name = {port["name"]: port["containerPort"] for port in kubernetes["ports"]}
-        wanted = json.loads(json.dumps(kubernetes[probe]))
-        wanted["httpGet"]["port"] = by_name[wanted["httpGet"]["port"]]
-        assert own[probe] == wanted
-    assert own["securityContext"].items() >= kubernetes["securityContext"].items()
+        expected = json.loads(json.dumps(kubernetes[probe]))
+        expected["httpGet"]["port"] = by_name[expected["httpGet"]["port"]]
+        assert container[probe] == expected
+    assert container["securityContext"].items() >= kubernetes["securityContext"].items()
     grace = SERVICE["spec"]["predictor"]["terminationGracePeriodSeconds"]
     assert grace == pod["terminationGracePeriodSeconds"]
     volumes = {one["name"]: one for one in pod["volumes"]}

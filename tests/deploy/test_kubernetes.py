@@ -117,7 +117,7 @@ def test_a_server_that_stops_has_the_time_it_needs(manifests: Manifests) -> None
     assert ready["periodSeconds"] * ready["failureThreshold"] < float(options["--notice-seconds"])
 
 
-def test_a_server_that_starts_has_the_time_that_its_launcher_gives_it(manifests: Manifests) -> None:
+def test_startup_probe_outlasts_the_launcher(manifests: Manifests) -> None:
     """Otherwise, the kubelet kills the server before the launcher can print its error."""
     probe = _pod(manifests, "token2wav-server")["containers"][0]["startupProbe"]
     launchers = inspect.signature(TritonServer).parameters["ready_timeout_s"].default
@@ -262,8 +262,8 @@ def test_the_gateway_accepts_its_settings(manifests: Manifests, tmp_path: Path) 
     name = _config_map(manifests, "token2wav-gateway")
     document = yaml.safe_load(manifests["ConfigMap", name]["data"]["gateway.yaml"])
     speech = document["speech_server"]
-    places = [speech["token_file"], speech["tls"]["ca"], *map(document["voices"].get, VOLUMES)]
-    assert all(any(place.startswith(mount) for mount in mounts) for place in places)
+    paths = [speech["token_file"], speech["tls"]["ca"], *map(document["voices"].get, VOLUMES)]
+    assert all(any(path.startswith(mount) for mount in mounts) for path in paths)
     host, _, port = speech["url"].partition(":")
     assert manifests["Service", host]["spec"]["ports"][0]["port"] == int(port)
 
@@ -310,14 +310,14 @@ def test_haproxy_accepts_the_configuration_of_the_manifest(
     tls = tmp_path / "tls.pem"
     tls.write_bytes(certificate.read_bytes() + key.read_bytes())
     (tmp_path / "tokens").write_text("")
-    given = {one["name"]: one["value"] for one in container["env"] if "value" in one}
-    given |= {"TOKEN2WAV_CERTIFICATE": str(tls), "TOKEN2WAV_TOKENS": str(tmp_path / "tokens")}
+    environment = {one["name"]: one["value"] for one in container["env"] if "value" in one}
+    environment |= {"TOKEN2WAV_CERTIFICATE": str(tls), "TOKEN2WAV_TOKENS": str(tmp_path / "tokens")}
     files = manifests["ConfigMap", _config_map(manifests, "token2wav-balancer")]["data"]
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     checked = subprocess.run(
         [haproxy, "-c", "-f", tmp_path / "haproxy.cfg"],
-        env=os.environ | given,
+        env=os.environ | environment,
         capture_output=True,
         text=True,
         timeout=PATIENCE_SECONDS,

@@ -20,7 +20,7 @@ _NO_SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # length 0, type 4: SETTINGS,
 _MAX_CONCURRENT_STREAMS = 3
 
 
-def test_a_connection_carries_more_streams_than_any_server_allows(tmp_path: Path) -> None:
+def test_a_connection_carries_the_streams_of_eight_servers(tmp_path: Path) -> None:
     """HAProxy allows a connection eight times the streams of a server. A client has one connection,
     and streams beyond HAProxy's limit would wait without an error.
     """
@@ -33,7 +33,7 @@ def test_a_connection_carries_more_streams_than_any_server_allows(tmp_path: Path
     assert settings[_MAX_CONCURRENT_STREAMS] >= 8 * LimitConfig().streams
 
 
-def test_an_address_that_opens_and_resets_streams_without_end_is_cut_off(tmp_path: Path) -> None:
+def test_an_address_that_resets_streams_without_end(tmp_path: Path) -> None:
     """Such a flood killed HAProxy 2.6.12. Other addresses must still be served."""
     with Balancer.start(tmp_path, [], grpc_port=1, status_port=1) as balancer:
         with connected(balancer.url, source="127.0.0.2") as attacker:

@@ -70,14 +70,14 @@ def test_variables_have_the_defaults_of_the_example_file() -> None:
     lines = COMPOSE.with_name(".env.example").read_text().splitlines()
     example = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
     content = COMPOSE.read_text() + WITH_MPS.read_text()
-    found = re.findall(r"\$\{(\w+)(?::([-?])([^}]*))?\}", content)
-    assert {name for name, _, _ in found} == set(example) - {"COMPOSE_PROJECT_NAME"}
-    for name, kind, default in found:
+    variables = re.findall(r"\$\{(\w+)(?::([-?])([^}]*))?\}", content)
+    assert {name for name, _, _ in variables} == set(example) - {"COMPOSE_PROJECT_NAME"}
+    for name, kind, default in variables:
         assert kind, f"{name} has no default and is not required"
         assert kind == "?" or default == example[name], f"{name}: differs from .env.example"
 
 
-def test_the_language_model_has_the_name_that_the_gateway_asks_for(compose: dict[str, Any]) -> None:
+def test_the_language_model_has_the_name_in_the_gateway(compose: dict[str, Any]) -> None:
     command = defaults(compose["services"]["language-model"]["command"]).split()
     settings = yaml.safe_load(COMPOSE.with_name("gateway.yaml").read_text())
     served = command[command.index("--served-model-name") + 1]

@@ -45,15 +45,19 @@ def instructions(dockerfile: Path) -> list[tuple[str, str]]:
 
 
 def arguments(dockerfile: Path, name: str) -> list[str]:
-    return [rest for found, rest in instructions(dockerfile) if found == name]
+    return [rest for instruction, rest in instructions(dockerfile) if instruction == name]
 
 
 def pins() -> dict[str, str]:
     """Returns the pinned versions for this Python."""
     lines = [line for line in CONSTRAINTS.read_text().splitlines() if not line.startswith("#")]
-    found = [pin for pin in map(Requirement, lines) if pin.marker is None or pin.marker.evaluate()]
-    assert all(re.fullmatch(r"==[\w.]+", str(pin.specifier)) for pin in found)
-    return {canonicalize_name(pin.name): str(pin.specifier).removeprefix("==") for pin in found}
+    requirements = [
+        pin for pin in map(Requirement, lines) if pin.marker is None or pin.marker.evaluate()
+    ]
+    assert all(re.fullmatch(r"==[\w.]+", str(pin.specifier)) for pin in requirements)
+    return {
+        canonicalize_name(pin.name): str(pin.specifier).removeprefix("==") for pin in requirements
+    }
 
 
 def test_linter(dockerfile: Path) -> None:
@@ -76,25 +80,25 @@ def test_shell_linter() -> None:
 
 def test_the_build_context_has_every_file_that_is_copied(dockerfile: Path) -> None:
     ignored = (ROOT / ".dockerignore").read_text().splitlines()
-    kept = {line[1:] for line in ignored if line.startswith("!")}
+    exceptions = {line[1:] for line in ignored if line.startswith("!")}
     copied = {
         source
         for rest in arguments(dockerfile, "COPY")
         if not rest.startswith("--from")
         for source in rest.split()[:-1]
     }
-    assert copied <= kept
+    assert copied <= exceptions
     assert all((ROOT / source).exists() for source in copied)
 
 
 def test_base_images_are_pinned(dockerfile: Path) -> None:
-    given = dict(rest.split("=", 1) for rest in arguments(dockerfile, "ARG") if "=" in rest)
+    defaults = dict(rest.split("=", 1) for rest in arguments(dockerfile, "ARG") if "=" in rest)
     stages = [rest.partition(" AS ")[2] for rest in arguments(dockerfile, "FROM")]
     for rest in arguments(dockerfile, "FROM"):
         base = rest.split()[0]
         if base in stages:
             continue
-        image = given[base.removeprefix("${").removesuffix("}")]
+        image = defaults[base.removeprefix("${").removesuffix("}")]
         assert re.fullmatch(r"[\w./-]+:\d+\.\d[\w.-]*", image), image
 
 
@@ -119,9 +123,7 @@ def test_both_servers_are_alike_but_for_their_triton() -> None:
 
 
 @pytest.mark.parametrize("works", [True, False])
-def test_an_image_that_cannot_compile_for_the_triton_language_is_not_built(
-    works: bool, tmp_path: Path
-) -> None:
+def test_no_image_without_a_compiler_for_kernels(works: bool, tmp_path: Path) -> None:
     """Runs the command of the Dockerfile in the environment of the tests, without a compiler."""
     pytest.importorskip("triton", reason="needs the Triton language: pip install triton")
     if shutil.which("gcc") is None and shutil.which("clang") is None:
@@ -181,10 +183,10 @@ def test_pins_agree_with_the_rest_of_the_project(name: str) -> None:
     paths = ("scripts/setup.sh", "scripts/lock.sh", "docker/server.Dockerfile")
     texts = [(ROOT / path).read_text() for path in paths]
     for text in texts:
-        for found in re.findall(rf"\b{name}==([\d.]+\d)", text):
-            assert found == version
-    for found in re.findall(rf'"{name}([<>=][^"; \[]*)', (ROOT / "pyproject.toml").read_text()):
-        assert Requirement(f"{name}{found}").specifier.contains(version)
+        for pin in re.findall(rf"\b{name}==([\d.]+\d)", text):
+            assert pin == version
+    for bounds in re.findall(rf'"{name}([<>=][^"; \[]*)', (ROOT / "pyproject.toml").read_text()):
+        assert Requirement(f"{name}{bounds}").specifier.contains(version)
 
 
 @pytest.mark.parametrize(
@@ -230,8 +232,8 @@ def test_wheels_for_a_driver(cuda: str, tensorrt: str, package: str | None, tmp_
         assert not calls.exists()
         return
     assert (wheels / "tensorrt.txt").read_text() == f"{package}\n"
-    *torch, everything = calls.read_text().splitlines()
-    assert everything.endswith(f"[client,server,export] {package}".rstrip())
+    *torch, last_line = calls.read_text().splitlines()
+    assert last_line.endswith(f"[client,server,export] {package}".rstrip())
     version = pins()["torch"]
     assert [line.split()[-1] for line in torch] == (
         [f"torch=={version}+cu126"] if cuda == "12" else []

@@ -79,9 +79,9 @@ def test_missing_engines_are_built_once(model: Path, tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         return done.stdout.splitlines()
 
-    first, *_, last = said = build()
+    first, *_, last = lines = build()
     assert first == f"engines: building step in float32 for onnx in {folder}"
-    assert not [line for line in said if "vocoder" in line]
+    assert not [line for line in lines if "vocoder" in line]
     assert last == f"engines: {folder} is complete"
     assert list(root.iterdir()) == [folder]
     made = EngineFolder(folder).artifacts()

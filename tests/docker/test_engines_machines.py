@@ -42,8 +42,8 @@ def engines() -> ModuleType:
 def test_key(
     backend: str, version: str, target: dict[str, str], key: str | None, engines: ModuleType
 ) -> None:
-    found = engines.Machine(backend, version, target).key
-    assert found == (key or "nvidia-a100-sxm4-80gb-x_8.0_tensorrt-1")
+    machine_key = engines.Machine(backend, version, target).key
+    assert machine_key == (key or "nvidia-a100-sxm4-80gb-x_8.0_tensorrt-1")
 
 
 def test_export_command_for_a_gpu(engines: ModuleType) -> None:

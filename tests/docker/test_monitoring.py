@@ -66,9 +66,9 @@ def test_queries_name_metrics_of_the_gateway(query: Query) -> None:
 
 
 def test_alerts_name_settings_that_exist() -> None:
-    found = re.findall(r"\b(stream|runtime|limits)\.(\w+)", ALERTS.read_text())
-    assert found
-    for section, key in found:
+    settings = re.findall(r"\b(stream|runtime|limits)\.(\w+)", ALERTS.read_text())
+    assert settings
+    for section, key in settings:
         assert hasattr(getattr(ServerConfig(), section), key), f"{section}.{key}"
 
 

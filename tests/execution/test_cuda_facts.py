@@ -149,14 +149,14 @@ def test_without_cuda_python(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a driver")
 def test_with_cuda_python_but_without_a_driver(tmp_path: Path) -> None:
     pytest.importorskip("cuda.bindings.driver", reason="needs: pip install cuda-bindings")
-    assert cuda_facts._called("cuDriverGetVersion") is None
-    assert cuda_facts._called("cuNoSuchFunction") is None
+    assert cuda_facts._call("cuDriverGetVersion") is None
+    assert cuda_facts._call("cuNoSuchFunction") is None
 
 
 def test_every_function_exists_in_the_bindings() -> None:
     """Names are looked up at run time, so a wrong name would only mean fewer facts."""
     real = pytest.importorskip("cuda.bindings.driver", reason="needs: pip install cuda-bindings")
-    names = re.findall(r'_called\(\s*"(\w+)"', Path(cuda_facts.__file__).read_text())
+    names = re.findall(r'_call\(\s*"(\w+)"', Path(cuda_facts.__file__).read_text())
     assert len(names) == 5
     assert all(hasattr(real, name) for name in names)
     assert hasattr(real.CUdevice_attribute, "CU_DEVICE_ATTRIBUTE_COMPUTE_MODE")

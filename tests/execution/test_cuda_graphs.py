@@ -144,7 +144,7 @@ def test_a_bucket_that_cannot_be_captured_runs_eagerly(caplog: pytest.LogCapture
     assert "Count(rows=2) cannot be captured" in warning
     assert "not this one" in warning
     for items in ([1.0], [1.0, 2.0], [1.0, 2.0, 3.0, 4.0, 5.0]):
-        assert [float(each) for each in runner.run(items)] == [2 * each for each in items]
+        assert [float(output) for output in runner.run(items)] == [2 * item for item in items]
 
 
 @dataclass(frozen=True, order=True)
@@ -173,15 +173,15 @@ def test_a_batch_is_split_into_parts_that_fit_buckets() -> None:
     sizes = [Area(4, 10.0), Area(2, 25.0)]
     runner = BucketRunner(lambda items: Area(len(items), max(items)), make, sizes)
     assert made == [Area(2, 25.0), Area(4, 10.0)], "the most costly size comes first"
-    for items, own in [
+    for items, new_sizes in [
         ([1.0, 2.0, 3.0, 4.0], []),
         ([1.0, 2.0, 20.0, 4.0, 5.0], []),
         ([1.0, 30.0, 40.0, 2.0, 50.0], [Area(2, 40.0), Area(1, 50.0)]),
         ([30.0] * 6, [Area(4, 30.0), Area(2, 30.0)]),
     ]:
         made.clear()
-        assert [float(each) for each in runner.run(items)] == [2 * each for each in items]
-        assert made == own
+        assert [float(output) for output in runner.run(items)] == [2 * item for item in items]
+        assert made == new_sizes
 
 
 @pytest.fixture

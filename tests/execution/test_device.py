@@ -65,7 +65,7 @@ def test_roundings_are_turned_off_for_a_gpu_only(name: str, left: set[str]) -> N
 @pytest.mark.parametrize(
     ("device", "before", "after"), [("cpu", "", "16384"), ("cpu", "9", "9"), ("cuda", "", None)]
 )
-def test_the_cache_of_compiled_operations_is_enlarged_on_a_cpu_unless_the_environment_sets_it(
+def test_size_of_the_cache_of_compiled_operations(
     device: str, before: str, after: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     variable = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
@@ -114,7 +114,7 @@ def page_faults(**variables: str) -> int:
     "configured",
     [{"MALLOC_TRIM_THRESHOLD_": "131072"}, {"GLIBC_TUNABLES": "glibc.malloc.top_pad=0"}],
 )
-def test_freed_memory_is_kept_unless_the_environment_configures_malloc(
+def test_malloc_keeps_freed_memory_by_default(
     configured: dict[str, str],
 ) -> None:
     assert 4 * page_faults() < page_faults(**configured)
@@ -206,7 +206,7 @@ def test_free_memory_of_a_cpu_respects_host_and_container(
     assert available_bytes(tmp_path) == available_mib << 20
 
 
-def test_a_cache_that_does_not_fit_is_refused_with_the_free_memory(
+def test_a_cache_that_does_not_fit_into_free_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("token2wav.execution.device.available_bytes", lambda: 800 << 20)

@@ -138,10 +138,10 @@ def test_two_threads_with_their_own_step_counts() -> None:
 def test_a_batch_above_the_largest_graph(reference: Token2Wav) -> None:
     """40 chunks of 4 blocks are more than the 128 blocks of the largest graph."""
     voice, kinds = a_voice(0), [some_tokens(178, seed) for seed in range(3)]
-    wanted = [reference.synthesize(tokens, voice) for tokens in kinds]
+    expected = [reference.synthesize(tokens, voice) for tokens in kinds]
     utterances = [(voice, kinds[index % 3], 0) for index in range(40)]
     for index, audio in enumerate(spoken_together(load("float32").pipeline, utterances)):
-        assert snr_db(audio, wanted[index % 3]) >= 35
+        assert snr_db(audio, expected[index % 3]) >= 35
 
 
 def test_a_long_history_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,8 +95,8 @@ def stream(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 @pytest.fixture(params=["tensorrt_rtx", "tensorrt"])
 def name(request: pytest.FixtureRequest) -> str:
     """Package. The classes are those of TensorRT-RTX in both cases, as its interface is larger."""
-    found: str = request.param
-    return found
+    package: str = request.param
+    return package
 
 
 @pytest.fixture
@@ -223,16 +223,19 @@ def test_a_graph_on_a_gpu_does_not_wait(
 ) -> None:
     session = create_autospec(onnxruntime.InferenceSession, instance=True)
     session.get_inputs.return_value = []
-    given: list[Any] = []
+    session_providers: list[Any] = []
 
     def made(path: Path, options: Any, providers: list[Any]) -> MagicMock:
-        given.extend(providers)
+        session_providers.extend(providers)
         return session
 
     monkeypatch.setattr(onnxruntime, "InferenceSession", made)
     device = torch.device("cuda:1")
     module = OnnxModule(tmp_path / "step.onnx", device)
-    assert given == [("CUDAExecutionProvider", cuda_options(device)), "CPUExecutionProvider"]
+    assert session_providers == [
+        ("CUDAExecutionProvider", cuda_options(device)),
+        "CPUExecutionProvider",
+    ]
     module.run({"x": torch.zeros(2)}, {"velocity": torch.zeros(2)})
     _, options = session.run_with_iobinding.call_args.args
     assert options.get_run_config_entry("disable_synchronize_execution_providers") == "1"

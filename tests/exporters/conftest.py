@@ -28,8 +28,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="session")
 def networks(models: dict[str, Path]) -> Exportable:
-    found: Exportable = exportable(models["tiny"])
-    return found
+    modules: Exportable = exportable(models["tiny"])
+    return modules
 
 
 @pytest.fixture(scope="session")

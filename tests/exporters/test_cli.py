@@ -122,18 +122,18 @@ def test_an_interrupted_export(
 
 
 def verify(folder: Path, *options: str) -> list[str]:
-    given = [f"--model={TINY}", f"--out={folder}", "--device=cpu", "--seconds=1"]
-    return ["verify", *given, *options]
+    arguments = [f"--model={TINY}", f"--out={folder}", "--device=cpu", "--seconds=1"]
+    return ["verify", *arguments, *options]
 
 
 def test_verify_warns_that_it_compares_torch_with_itself(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     assert main(verify(tmp_path)) == 0
-    told = capsys.readouterr()
-    assert told.out.startswith("torch, float32, cpu, against torch, float32: 1 s of audio")
-    assert f"{tmp_path} has no graph that can run on this device" in told.err
-    assert f"token2wav-export onnx --model {TINY} --out {tmp_path}\n" in told.err
+    captured = capsys.readouterr()
+    assert captured.out.startswith("torch, float32, cpu, against torch, float32: 1 s of audio")
+    assert f"{tmp_path} has no graph that can run on this device" in captured.err
+    assert f"token2wav-export onnx --model {TINY} --out {tmp_path}\n" in captured.err
     assert main(verify(tmp_path, "--backend=torch")) == 0
     assert "compared with itself" not in capsys.readouterr().err  # the option was given
 
@@ -194,8 +194,8 @@ def test_inspect_prints_the_content_of_a_graph(
     assert "bias (rows, 1, frames, past+frames)" in table
     assert "past_key_0..1 (rows, past, 64)" in table
     assert main([*arguments, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    step = next(one for one in found if one["artifact"]["file"] == str(path.relative_to(folder)))
+    graphs = json.loads(capsys.readouterr().out)
+    step = next(one for one in graphs if one["artifact"]["file"] == str(path.relative_to(folder)))
     assert step["problem"] is None
     assert step["nodes"] == sum(step["operators"].values()) > 100
     assert step["outputs"]["velocity"] == ["rows", 80, "frames"]

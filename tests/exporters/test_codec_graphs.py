@@ -52,13 +52,13 @@ def test_streams_equal_torch(folder: Path) -> None:
     ]  # longer than the windows
     if exported.config.fewer_codebooks:
         tokens[1] = tokens[1][:, :1]
-    wanted = [torch_model.synthesize(own) for own in tokens]
+    references = [torch_model.synthesize(codes) for codes in tokens]
     alone = joined(chunks_of(exported, portions(tokens[0], [3, 40, 1])))
-    assert off(alone, wanted[0]) <= PARITY * wanted[0].std()
+    assert off(alone, references[0]) <= PARITY * references[0].std()
     config = exported.config
-    given = [(voice_for(config, None), checked_tokens(own, config), 0) for own in tokens]
-    together = spoken_together(exported.pipeline, given)
-    for audio, expected in zip(together, wanted, strict=True):
+    utterances = [(voice_for(config, None), checked_tokens(codes, config), 0) for codes in tokens]
+    together = spoken_together(exported.pipeline, utterances)
+    for audio, expected in zip(together, references, strict=True):
         assert off(audio, expected) <= PARITY * expected.std()
 
 
@@ -67,10 +67,10 @@ def test_noise_is_turned_off_for_a_stream(folder: Path) -> None:
     if not exported.config.adds_noise:
         pytest.skip("the decoder adds no noise")
     tokens = drawn_tokens(exported.config, 60)
-    wanted = torch_model.synthesize(tokens, options=UtteranceOptions(decoder_noise=False))
+    expected = torch_model.synthesize(tokens, options=UtteranceOptions(decoder_noise=False))
     audio = exported.synthesize(tokens, options=UtteranceOptions(decoder_noise=False))
-    assert off(audio, wanted) <= PARITY * wanted.std()
-    assert off(exported.synthesize(tokens), wanted) > PARITY * wanted.std()
+    assert off(audio, expected) <= PARITY * expected.std()
+    assert off(exported.synthesize(tokens), expected) > PARITY * expected.std()
 
 
 def test_verify_compares_the_decoder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,8 +16,7 @@ from tests.support.batches import spoken_together
 from tests.support.golden import snr_db
 from tests.support.server_rig import Rig
 from tests.support.utterances import a_voice, some_tokens
-from token2wav import RuntimeConfig, StreamConfig, Token2Wav
-from token2wav import backends as choice
+from token2wav import RuntimeConfig, StreamConfig, Token2Wav, backends
 from token2wav.errors import ArtifactError, ConfigError, EngineUnavailableError
 from token2wav.exported.run import ExportedVocoder
 from token2wav_export.cli import main
@@ -69,8 +68,8 @@ def test_streams_on_onnx_equal_torch(
 @pytest.mark.parametrize("stream", [StreamConfig(left_blocks=1), StreamConfig(max_hop_tokens=25)])
 def test_every_way_to_stream_works_on_onnx(tiny: Path, stream: StreamConfig) -> None:
     tokens, voice = some_tokens(120), a_voice(30)
-    found = load(tiny, stream=stream).synthesize(tokens, voice)
-    assert snr_db(found, load(tiny, "torch", stream).synthesize(tokens, voice)) >= AUDIO_DB
+    audio = load(tiny, stream=stream).synthesize(tokens, voice)
+    assert snr_db(audio, load(tiny, "torch", stream).synthesize(tokens, voice)) >= AUDIO_DB
 
 
 def test_a_batch_on_onnx_equals_its_streams_alone(onnx: Token2Wav) -> None:
@@ -78,8 +77,8 @@ def test_a_batch_on_onnx_equals_its_streams_alone(onnx: Token2Wav) -> None:
         (a_voice(prompt), some_tokens(length)) for prompt, length in ((0, 60), (30, 200), (75, 28))
     ]
     audio = spoken_together(onnx.pipeline, [(voice, tokens, 0) for voice, tokens in cases])
-    for each, (voice, tokens) in zip(audio, cases, strict=True):
-        assert snr_db(each, onnx.synthesize(tokens, voice)) >= AUDIO_DB
+    for samples, (voice, tokens) in zip(audio, cases, strict=True):
+        assert snr_db(samples, onnx.synthesize(tokens, voice)) >= AUDIO_DB
 
 
 def test_float16_on_onnx_is_close_and_stores_float16(tiny: Path, reference: Token2Wav) -> None:
@@ -104,10 +103,10 @@ def test_auto_takes_torch_on_a_cpu(tiny: Path) -> None:
     assert load(tiny, "auto").engine.name == "torch"
 
 
-def test_auto_selects_an_available_engine_and_logs_why_not_others(
+def test_auto_selects_an_available_engine_and_logs_why(
     tiny: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    monkeypatch.setitem(choice._ORDER, "cpu", ("tensorrt", "onnx", "torch"))
+    monkeypatch.setitem(backends._ORDER, "cpu", ("tensorrt", "onnx", "torch"))
     with caplog.at_level(logging.INFO):
         assert load(tiny, "auto").engine.name == "onnx"
         assert load(tiny, "auto", engines=str(tmp_path)).engine.name == "torch"
@@ -171,9 +170,9 @@ def test_verify_compares_the_exported_graphs(
         ):
             (tmp_path / folder.name).symlink_to(folder)
     assert main([*verify(tiny, tmp_path), "--seconds=1"]) == 0
-    told = capsys.readouterr()
-    assert told.out.startswith(f"onnx, {taken}, cpu, against torch, float32")
-    assert "compared with itself" not in told.err
+    captured = capsys.readouterr()
+    assert captured.out.startswith(f"onnx, {taken}, cpu, against torch, float32")
+    assert "compared with itself" not in captured.err
 
 
 def test_verify_refuses_an_engine_that_differs(
@@ -202,9 +201,7 @@ def test_a_server_serves_on_onnx_by_configuration_alone(
     assert snr_db(answers.audio, load(tiny, "torch").synthesize(tokens, voice)) >= AUDIO_DB
 
 
-def test_a_server_without_graphs_names_the_command_that_makes_them(
-    tiny: Path, tmp_path: Path
-) -> None:
+def test_missing_graphs_are_named_with_their_command(tiny: Path, tmp_path: Path) -> None:
     settings = f"runtime: {{backend: onnx, engines: '{tmp_path}', device: cpu}}"
     with (
         pytest.raises(ServerError, match="token2wav-export onnx"),

@@ -138,7 +138,7 @@ def test_a_gpu_that_the_package_does_not_support(rtx: Package, capability: str) 
         build_target(rtx, [capability])
 
 
-def test_without_a_choice_an_engine_is_for_every_gpu_from_ampere_on(rtx: Package) -> None:
+def test_engines_are_for_every_gpu_from_ampere_on_by_default(rtx: Package) -> None:
     accepted = build_target(rtx, [])["compute_capability"]
     assert {"8.6", "8.9", "12.0"} <= set(accepted)
     assert not {"7.5", "8.0", "9.0"} & set(accepted)
@@ -162,21 +162,21 @@ def test_chunks_of_a_schedule(
 
 
 def test_profiles_of_the_step_cover_every_length_once(networks: Exportable) -> None:
-    found = profiles("step", LOAD, networks)
+    step_profiles = profiles("step", LOAD, networks)
     covered = [
         n
-        for profile in found
+        for profile in step_profiles
         for n in range(profile["frames"].smallest, profile["frames"].largest + 1)
     ]
     assert covered == list(range(1, 201))
-    assert [profile["frames"].best for profile in found] == [50, 100, 200]
-    assert {profile["rows"] for profile in found} == {Span(2, 2, 8)}
-    assert {profile["past"] for profile in found} == {Span(0, 750, 1500)}
+    assert [profile["frames"].best for profile in step_profiles] == [50, 100, 200]
+    assert {profile["rows"] for profile in step_profiles} == {Span(2, 2, 8)}
+    assert {profile["past"] for profile in step_profiles} == {Span(0, 750, 1500)}
 
 
 def test_shapes_of_a_profile_fit_one_another(networks: Exportable) -> None:
     profile = {"rows": Span(2, 2, 8), "frames": Span(1, 50, 50), "past": Span(0, 750, 1500)}
-    found = shapes(profile, signature("step", "float16", networks))
-    assert found["bias"] == ((2, 1, 1, 1), (2, 1, 50, 800), (8, 1, 50, 1550))
-    assert found["past_key_0"] == ((2, 0, 64), (2, 750, 64), (8, 1500, 64))
-    assert "modulation" not in found
+    input_shapes = shapes(profile, signature("step", "float16", networks))
+    assert input_shapes["bias"] == ((2, 1, 1, 1), (2, 1, 50, 800), (8, 1, 50, 1550))
+    assert input_shapes["past_key_0"] == ((2, 0, 64), (2, 750, 64), (8, 1500, 64))
+    assert "modulation" not in input_shapes

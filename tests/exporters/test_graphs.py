@@ -66,15 +66,15 @@ def test_a_file_has_metadata_and_named_dimensions(
     export: Export, models: dict[str, Path], engine_folders: dict[str, EngineFolder]
 ) -> None:
     path = export("tiny", "step", "float32")
-    found = engine_folders["tiny"].find("step", "float32", "onnx", model_folder=models["tiny"])
-    assert found == path
+    file = engine_folders["tiny"].find("step", "float32", "onnx", model_folder=models["tiny"])
+    assert file == path
     model = onnx.load(path, load_external_data=False)
-    said = {entry.key: entry.value for entry in model.metadata_props}
-    assert said["graph"] == "step"
-    assert said["precision"] == "float32"
-    assert said["graph_version"] == str(GRAPH_VERSION)
-    assert said["fingerprint"] == fingerprint(models["tiny"], stage_of("step"))
-    assert (said["opset"], said["steps"], said["guidance"]) == ("20", "10", "0.7")
+    metadata = {entry.key: entry.value for entry in model.metadata_props}
+    assert metadata["graph"] == "step"
+    assert metadata["precision"] == "float32"
+    assert metadata["graph_version"] == str(GRAPH_VERSION)
+    assert metadata["fingerprint"] == fingerprint(models["tiny"], stage_of("step"))
+    assert (metadata["opset"], metadata["steps"], metadata["guidance"]) == ("20", "10", "0.7")
     assert model.opset_import[0].version == 20
     shapes = {
         v.name: [d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim]
@@ -106,10 +106,12 @@ def test_outputs_that_are_not_finite_never_agree() -> None:
         assert disagreement({"x": nan.numpy()}, {"x": torch.ones(3)}, precision) == float("inf")
 
 
-def test_a_vocoder_with_convolutions_in_float16_is_40_db_from_float32(networks: Exportable) -> None:
-    full, half = (load_module("vocoder", each, networks) for each in ("float32", "float16"))
+def test_convolutions_in_float16_are_40_db_from_float32(networks: Exportable) -> None:
+    full, half = (
+        load_module("vocoder", precision, networks) for precision in ("float32", "float16")
+    )
     inputs = sample_inputs(
         full, signature("vocoder", "float16", networks), {"rows": 2, "frames": 100}
     )
-    found = {name: output.numpy() for name, output in run_module(half, inputs).items()}
-    assert disagreement(found, run_module(full, inputs), "float16") < 1e-2
+    outputs = {name: output.numpy() for name, output in run_module(half, inputs).items()}
+    assert disagreement(outputs, run_module(full, inputs), "float16") < 1e-2

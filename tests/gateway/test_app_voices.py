@@ -55,7 +55,7 @@ def upload_and_leave(http: httpx.Client, stack: ExitStack) -> None:
     connection.sendall(f"POST {request.url.path} HTTP/1.1\r\n{head}\r\n".encode() + request.read())
 
 
-def test_recordings_of_clients_that_leave_are_computed_one_at_a_time(
+def test_abandoned_recordings_are_computed_one_at_a_time(
     front_end: SlowFrontEnd, tmp_path: Path
 ) -> None:
     metrics = Metrics()

@@ -43,8 +43,8 @@ class Client:
 
     @property
     def error(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.answer[1]["body"])["error"]
-        return found
+        error: dict[str, Any] = json.loads(self.answer[1]["body"])["error"]
+        return error
 
 
 class Application:
@@ -81,7 +81,7 @@ def request(application: Application, client: Client, *, path: str, limits: Limi
 
 
 @pytest.mark.parametrize("path", ["/v1/audio/voices", "/proxy/v1/audio/voices", "/health/live/x"])
-def test_a_request_without_a_key_is_refused_before_its_body_is_read(path: str) -> None:
+def test_a_request_without_a_key_is_refused_unread(path: str) -> None:
     client = Client([b"x"] * 100)
     request(Application(reads=True), client, path=path, limits=LimitSettings())
     assert client.status == 401

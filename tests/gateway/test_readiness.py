@@ -26,8 +26,8 @@ def test_requests_share_a_check() -> None:
 
         async def failures() -> int:
             confirmed = (readiness.confirm() for _ in range(REQUESTS))
-            found = await asyncio.gather(*confirmed, return_exceptions=True)
-            return sum(isinstance(one, ModelError) for one in found)
+            outcomes = await asyncio.gather(*confirmed, return_exceptions=True)
+            return sum(isinstance(one, ModelError) for one in outcomes)
 
         assert (await failures(), checks) == (0, 1)
         now, works = 0.9, False

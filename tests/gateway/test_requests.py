@@ -1,13 +1,20 @@
-"""Bodies of requests: mistakes in lists of codes."""
+"""Bodies of requests: mistakes in texts and in lists of codes."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from token2wav_gateway.requests import StageRequest, problem
+from token2wav_client import AudioChunk, ServerError
+from token2wav_gateway.errors import RequestError
+from token2wav_gateway.metrics import Metrics
+from token2wav_gateway.requests import SpeechRequest, StageRequest, problem
+from token2wav_gateway.settings import Settings
+from token2wav_gateway.speech import Speech
 
 
 @pytest.mark.parametrize(
@@ -34,3 +41,33 @@ def test_codes_are_needed() -> None:
 @pytest.mark.parametrize("codes", [[5, 6], [[5], [6]], [[5, 6], [7, 8]]])
 def test_codes_are_tokens_or_frames(codes: list[Any]) -> None:
     assert StageRequest.model_validate({"codes": codes}).codes == codes
+
+
+@pytest.mark.parametrize("field", ["input", "voice", "instructions"])
+def test_half_of_a_surrogate_pair_is_refused(field: str) -> None:
+    body = {"input": "It rains.", "model": "token2wav", "voice": "anna"}
+    with pytest.raises(ValidationError, match="without half of a surrogate pair"):
+        SpeechRequest.model_validate({**body, field: "half \ud83d"})
+
+
+def test_codes_that_the_speech_server_refuses_are_no_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    metrics = Metrics()
+
+    async def refused(*_: object, **__: object) -> AsyncGenerator[AudioChunk, None]:
+        raise ServerError("tokens: 9999 at index 0 is outside 0 to 6560")
+        yield
+
+    async def speak() -> None:
+        speech = Speech(Settings(), metrics)
+        monkeypatch.setattr(speech._client, "synthesize", refused)
+        try:
+            await anext(speech.speak_codes([9999], None))
+        finally:
+            await speech.close()
+
+    with pytest.raises(RequestError, match="codes: 9999 at index 0"):
+        asyncio.run(speak())
+    for outcome, count in {"refused": 1, "failed": 0}.items():
+        assert metrics.texts.labels(outcome)._value.get() == count

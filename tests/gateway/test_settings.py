@@ -53,9 +53,7 @@ def test_wrong_settings_are_refused(tmp_path: Path, text: str, reason: str) -> N
         ("k" * 5000, "has more than 4096 characters"),
     ],
 )
-def test_a_key_that_fits_into_no_header_is_refused_and_not_repeated(
-    content: str, reason: str, tmp_path: Path
-) -> None:
+def test_a_refused_key_is_not_repeated(content: str, reason: str, tmp_path: Path) -> None:
     (tmp_path / "key").write_text(content)
     path = tmp_path / "gateway.yaml"
     path.write_text(f"language_model: {{api_key_file: {tmp_path / 'key'}}}")

@@ -7,25 +7,25 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
-from fastapi import FastAPI, WebSocket
-from fastapi.responses import Response
+from fastapi import WebSocket
 from safetensors.numpy import save_file
 from starlette.types import Message
 
 from tests.gateway.test_voices import TENSORS
-from tests.support.gateway_rig import serving
 from tests.support.patience import PATIENCE_SECONDS
+from token2wav_client import AudioChunk
 from token2wav_gateway import access
 from token2wav_gateway.app import create_app
+from token2wav_gateway.errors import ModelError
 from token2wav_gateway.metrics import Metrics
 from token2wav_gateway.settings import Settings
+from token2wav_gateway.speech import Speech
 
 SCOPE: dict[str, Any] = {"type": "websocket", "path": "/v1/audio/speech/stream", "headers": []}
 
@@ -75,18 +75,15 @@ class Reader(Client):
         return [(at, event) for at, event in self.events if event["type"] == "error"]
 
 
-@contextmanager
-def failing_language_model(seconds: float) -> Iterator[str]:
-    """Serves a language model that fails after a time, and yields its URL."""
-    app = FastAPI()
+def fail_after(seconds: float) -> Callable[..., AsyncGenerator[AudioChunk, None]]:
+    """Returns a stand-in for `Speech.speak` that fails after a time."""
 
-    @app.post("/v1/chat/completions")
-    async def complete() -> Response:
+    async def speak(*_: object) -> AsyncGenerator[AudioChunk, None]:
         await asyncio.sleep(seconds)
-        return Response(status_code=500)
+        raise ModelError("language model: gone")
+        yield
 
-    with serving(app) as port:
-        yield f"http://127.0.0.1:{port}/v1"
+    return speak
 
 
 def serve(client: Client, settings: dict[str, Any], headers: Any = ()) -> None:
@@ -107,19 +104,14 @@ def test_a_client_that_stops_reading_is_left() -> None:
     serve(client, {"limits": {"idle_s": 0.1}})
 
 
-def test_the_idle_clock_starts_when_the_last_sentence_has_ended(tmp_path: Path) -> None:
+def test_the_idle_clock_starts_when_the_last_sentence_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     save_file(TENSORS, tmp_path / "anna.safetensors")
     client = Reader({"voice": "anna"}, {"type": "input.text", "text": "It rains.\nIt snows.\n"})
     idle_s = 0.2
-    with failing_language_model(0.75 * idle_s) as url:
-        serve(
-            client,
-            {
-                "language_model": {"url": url},
-                "voices": {"folder": tmp_path},
-                "limits": {"idle_s": idle_s},
-            },
-        )
+    monkeypatch.setattr(Speech, "speak", fail_after(1.25 * idle_s))
+    serve(client, {"voices": {"folder": tmp_path}, "limits": {"idle_s": idle_s}})
     (_, first), (ended, second), (closed, idle) = client.errors
     assert (first["sentence_index"], second["sentence_index"]) == (0, 1)
     assert idle["error"]["message"] == "socket: no message for 0.2 s"
@@ -137,17 +129,16 @@ def test_sentences_count_as_requests_of_a_key(
         {"type": "input.text", "text": "One.\nTwo.\nThree.\nFour.\n"},
         {"type": "input.done"},
     )
-    with failing_language_model(0) as url:
-        serve(
-            client,
-            {
-                "language_model": {"url": url},
-                "voices": {"folder": tmp_path},
-                # The socket itself is a request too.
-                "keys": [{"name": "shop", "sha256": sha256, "requests_per_minute": 3}],
-            },
-            headers=[(b"authorization", b"Bearer secret")],
-        )
+    monkeypatch.setattr(Speech, "speak", fail_after(0))
+    serve(
+        client,
+        {
+            "voices": {"folder": tmp_path},
+            # The socket itself is a request too.
+            "keys": [{"name": "shop", "sha256": sha256, "requests_per_minute": 3}],
+        },
+        headers=[(b"authorization", b"Bearer secret")],
+    )
     kinds = [event["error"]["type"] for _, event in client.errors]
     assert kinds == ["server_error"] * 2 + ["rate_limit_error"] * 2
     message = client.errors[-1][1]["error"]["message"]

@@ -40,7 +40,7 @@ def read(template: Template, answer: list[str]) -> list[object]:
         (
             "orpheus",
             "<custom_token_1>"
-            + "".join(f"<custom_token_{10 + 4096 * place + place}>" for place in range(7))
+            + "".join(f"<custom_token_{10 + 4096 * codebook + codebook}>" for codebook in range(7))
             + "<custom_token_10>",
             [[0, 1, 2, 3, 4, 5, 6]],
         ),
@@ -79,9 +79,9 @@ def test_the_prompt_has_the_words_and_the_tokens_of_the_voice() -> None:
         prompt_text="My words. ",
         prompt_tokens=np.array([1, 22], np.int32),
     )
-    said = "You are a helpful assistant.<|endofprompt|>My words. Hello {voice}."
+    text = "You are a helpful assistant.<|endofprompt|>My words. Hello {voice}."
     assert body["messages"] == [
-        {"role": "user", "content": said},
+        {"role": "user", "content": text},
         {"role": "assistant", "content": "<|s_1|><|s_22|>"},
     ]
     assert body["stream"] is True

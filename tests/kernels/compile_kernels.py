@@ -62,13 +62,13 @@ class _RunningGraphs(CountedGraphs):
         return super().capture(function)
 
 
-def compiling(found: dict[str, Any]) -> Any:
-    """Patch of the Triton language: launches compile their kernels, and fill `found`."""
+def compiling(by_hash: dict[str, Any]) -> Any:
+    """Patch of the Triton language: launches compile their kernels, and fill `by_hash`."""
 
     def with_grid(kernel: JITFunction[Any], grid: object) -> Callable[..., None]:
         def launch(*arguments: Any, **options: Any) -> None:
             binary = kernel.run(*arguments, grid=grid, warmup=True, **options)
-            found[binary.hash] = binary
+            by_hash[binary.hash] = binary
 
         return launch
 
@@ -77,11 +77,11 @@ def compiling(found: dict[str, Any]) -> Any:
 
 def binaries(config: ModelConfig, storage: Any) -> Iterator[Any]:
     """Compiles the kernels of a model for the active GPU, and yields their binaries."""
-    found: dict[str, Any] = {}
+    by_hash: dict[str, Any] = {}
     graphs = patch("benchmarks.counted_stages.CountedGraphs", _RunningGraphs)
-    with LaunchCounter() as counter, graphs, compiling(found):
+    with LaunchCounter() as counter, graphs, compiling(by_hash):
         counted_stages(counter, config, StreamConfig(), storage)
-    yield from found.values()
+    yield from by_hash.values()
 
 
 def resources(cubin: bytes) -> tuple[str, str]:

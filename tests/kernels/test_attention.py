@@ -112,7 +112,7 @@ def test_attention_reads_exactly_the_frames_of_a_table(
     qkv = torch.randn(2 * ROWS, BLOCK, 3 * INNER, device=DEVICE)
     for row, block in enumerate(BLOCKS):
         qkv[row::ROWS, block.valid :] = torch.nan
-    found = paged_attention(qkv, view, cos, sin, table).unflatten(0, (2, ROWS))
+    output = paged_attention(qkv, view, cos, sin, table).unflatten(0, (2, ROWS))
     queries = dit.rotate_first_head(
         qkv[..., :INNER], cos.repeat(2, 1, 1), sin.repeat(2, 1, 1)
     ).unflatten(0, (2, ROWS))
@@ -128,11 +128,11 @@ def test_attention_reads_exactly_the_frames_of_a_table(
                 v[:, block.prompt_padding :],
             )
         )
-        wanted = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
-        error = (found[:, row, : block.valid] - wanted).abs().max()
+        expected = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        error = (output[:, row, : block.valid] - expected).abs().max()
         assert error <= EXACT, f"{names[block.chunk]}, after {block.before} frames: {error}"
-        assert not found[:, row, block.valid :].any()
-    assert not found[:, len(BLOCKS) :].any()
+        assert not output[:, row, block.valid :].any()
+    assert not output[:, len(BLOCKS) :].any()
 
 
 @pytest.mark.parametrize(

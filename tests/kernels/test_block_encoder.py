@@ -85,14 +85,14 @@ class Rig:
     def blocks(self, *, bucket: bool = False) -> BlockEncoderRunner:
         graphs = GraphPool(DEVICE) if bucket and graphs_enabled(DEVICE) else None
         buckets = [BatchSize(16, 1, 12)] if bucket else []
-        found = BlockEncoderRunner(self.flow, self.cache, self.states, BLOCK, buckets, graphs)
+        runner = BlockEncoderRunner(self.flow, self.cache, self.states, BLOCK, buckets, graphs)
         if bucket and graphs is None:  # padding rows must not reach any stream
-            [(work, _)] = found._batches._buckets.values()
+            [(work, _)] = runner._batches._buckets.values()
             assert isinstance(work, EncoderBatch)
             with torch.inference_mode():
                 for view in work._rows.views.values():
                     view.fill_(torch.nan)
-        return found
+        return runner
 
 
 WINDOW = BlockGrid(BLOCK, prompt=10, prefix=8, left_blocks=1)
@@ -138,7 +138,7 @@ class Speaker:
         if provisional:
             blocks.retract(len(tables))
         elif stop == grid.prefix:
-            self._blocks = StreamBlocks(self._pool, blocks.own, grid, 0)
+            self._blocks = StreamBlocks(self._pool, blocks.pages, grid, 0)
         else:
             blocks.forget_unseen()
         self._start = start if provisional else stop
@@ -151,12 +151,12 @@ def encoded(rig: Rig, runner: EncoderRunner, kind: str, chosen: list[int]) -> li
     pool: PrefixCache[Any] = PrefixCache(BlockPool(PAGES))
     pool.pool.release([pool.take(3)[1]])  # pages are not in order
     speakers = {index: Speaker(rig, pool, kind, index) for index in chosen}
-    found: dict[int, list[torch.Tensor]] = {index: [] for index in chosen}
+    outputs: dict[int, list[torch.Tensor]] = {index: [] for index in chosen}
     while running := [index for index in chosen if speakers[index].stops]:
         mus = runner.run([speakers[index].next_chunk() for index in running])
         for index, mu in zip(running, mus, strict=True):
-            found[index].append(mu)
-    return [mu for mus in found.values() for mu in mus]
+            outputs[index].append(mu)
+    return [mu for mus in outputs.values() for mu in mus]
 
 
 @pytest.mark.parametrize("kind", STREAMS)
@@ -164,10 +164,10 @@ def test_blocks_equal_streams_alone(kind: str) -> None:
     flow = a_flow(kind)
     everyone = list(range(len(STREAMS[kind])))
     alone, rig, bucket = Rig.of(flow), Rig.of(flow), Rig.of(flow)
-    wanted = encoded(alone, alone.streams(), kind, everyone)
+    expected = encoded(alone, alone.streams(), kind, everyone)
     together = encoded(rig, rig.blocks(), kind, everyone)
     prepared = encoded(bucket, bucket.blocks(bucket=True), kind, everyone)
-    for one, other, third in zip(wanted, together, prepared, strict=True):
+    for one, other, third in zip(expected, together, prepared, strict=True):
         assert one.shape == other.shape == third.shape
         spread = float(one.std())
         torch.testing.assert_close(other, one, atol=CLOSE * spread, rtol=0)
@@ -178,10 +178,10 @@ def test_blocks_equal_streams_alone(kind: str) -> None:
 def test_a_stream_in_a_batch_equals_it_alone(kind: str) -> None:
     flow = a_flow(kind)
     together = Rig.of(flow)
-    found = encoded(together, together.blocks(), kind, [0, 1])
+    outputs = encoded(together, together.blocks(), kind, [0, 1])
     rig = Rig.of(flow)
     alone = encoded(rig, rig.blocks(), kind, [0])
-    for one, other in zip(alone, found, strict=False):
+    for one, other in zip(alone, outputs, strict=False):
         torch.testing.assert_close(other, one, atol=SAME * float(one.std()), rtol=0)
 
 
@@ -206,8 +206,10 @@ def test_launches_do_not_grow_with_the_streams(kind: str, monkeypatch: pytest.Mo
         rows = rig.states.rows(ENCODER, streams)
         batch = EncoderBatch(size, rig.flow, rig.cache, rig.states, rows, BLOCK)
         # without inference mode, in which these modes do not see the parts of an operator
+        mu = batch.mu
         with NothingCopied(), OnDevice(), torch.no_grad():
             batch.compute()
+        assert batch.mu is mu  # not a result in the memory that all graphs share
         chunks = [a_chunk(stream, past=stream % 3) for stream in range(streams)]
         with Launches() as launches, torch.no_grad():
             batch.fill(chunks)

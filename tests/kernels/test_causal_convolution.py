@@ -90,10 +90,10 @@ def convolved(
     conv: CausalConv, x: torch.Tensor, before: torch.Tensor, chunk: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Computes the convolution (BRANCHES, frames, OUTPUTS) of a chunk, and its new state."""
-    own = frames_of(x, chunk).nan_to_num()  # prompt padding counts as zeros
-    extended = torch.cat((before[chunk], own.transpose(1, 2)), dim=2)
-    wanted = F.conv1d(extended, conv.weight, conv.bias).transpose(1, 2)
-    return wanted, extended[:, :, -2:]
+    frames = frames_of(x, chunk).nan_to_num()  # prompt padding counts as zeros
+    extended = torch.cat((before[chunk], frames.transpose(1, 2)), dim=2)
+    output = F.conv1d(extended, conv.weight, conv.bias).transpose(1, 2)
+    return output, extended[:, :, -2:]
 
 
 @pytest.mark.parametrize(("dtype", "tile"), tiles_of("convolution"))
@@ -104,10 +104,10 @@ def test_convolution_continues_from_its_state(
     use_tile(monkeypatch, tile)
     conv, past, x = a_convolution(), a_past(), some_inputs()
     before = past.states[0].clone()
-    found = CausalConvolution(conv, "tf32x3")(x, past)
+    output = CausalConvolution(conv, "tf32x3")(x, past)
     for chunk in range(CHUNKS):
-        wanted, state = convolved(conv, x, before, chunk)
-        torch.testing.assert_close(frames_of(found, chunk), wanted, atol=CLOSE, rtol=CLOSE)
+        expected, state = convolved(conv, x, before, chunk)
+        torch.testing.assert_close(frames_of(output, chunk), expected, atol=CLOSE, rtol=CLOSE)
         assert torch.equal(past.states[0][chunk], state)
     assert torch.equal(past.states[0][CHUNKS], before[CHUNKS]), "a chunk that does not exist"
 
@@ -115,11 +115,11 @@ def test_convolution_continues_from_its_state(
 def test_norm_mish_and_shift_follow_the_convolution() -> None:
     conv, norm, past, x = a_convolution(), a_norm(), a_past(), some_inputs()
     before, shift = past.states[0].clone(), random(OUTPUTS)
-    found = NormedConvolution(conv, norm, "tf32x3")(x, past, shift)
+    output = NormedConvolution(conv, norm, "tf32x3")(x, past, shift)
     for chunk in range(CHUNKS):
-        wanted, state = convolved(conv, x, before, chunk)
-        wanted = F.mish(norm(wanted)) + shift
-        torch.testing.assert_close(frames_of(found, chunk), wanted, atol=CLOSE, rtol=CLOSE)
+        expected, state = convolved(conv, x, before, chunk)
+        expected = F.mish(norm(expected)) + shift
+        torch.testing.assert_close(frames_of(output, chunk), expected, atol=CLOSE, rtol=CLOSE)
         assert torch.equal(past.states[0][chunk], state)
     assert torch.equal(past.states[0][CHUNKS], before[CHUNKS]), "a chunk that does not exist"
 
@@ -129,16 +129,16 @@ def test_sum_and_its_norm_follow_the_convolution(dtype: torch.dtype, close: floa
     conv, norm, following, past = a_convolution(), a_norm(), a_norm(), a_past()
     x, residual = some_inputs(), random(BRANCHES * ROWS, BLOCK, OUTPUTS)
     before = past.states[0].clone()
-    found, normed = NormedConvolution(conv, norm, "tf32x3").with_residual(
+    total, normed = NormedConvolution(conv, norm, "tf32x3").with_residual(
         x, past, residual, NormVectors.of(following), dtype
     )
     assert normed.dtype == dtype
     for chunk in range(CHUNKS):
-        wanted, state = convolved(conv, x, before, chunk)
-        wanted = F.mish(norm(wanted)) + frames_of(residual, chunk)
-        torch.testing.assert_close(frames_of(found, chunk), wanted, atol=CLOSE, rtol=CLOSE)
+        expected, state = convolved(conv, x, before, chunk)
+        expected = F.mish(norm(expected)) + frames_of(residual, chunk)
+        torch.testing.assert_close(frames_of(total, chunk), expected, atol=CLOSE, rtol=CLOSE)
         torch.testing.assert_close(
-            frames_of(normed, chunk).float(), following(wanted), atol=close, rtol=close
+            frames_of(normed, chunk).float(), following(expected), atol=close, rtol=close
         )
         assert torch.equal(past.states[0][chunk], state)
 
@@ -152,10 +152,10 @@ def test_gated_sum_and_its_norm_follow_the_convolution() -> None:
         x, past, total, gate, NormVectors.of(following), torch.float32
     )
     for chunk in range(CHUNKS):
-        wanted, state = convolved(conv, x, before, chunk)
-        wanted = gate * wanted + frames_of(residual, chunk)
-        torch.testing.assert_close(frames_of(total, chunk), wanted, atol=CLOSE, rtol=CLOSE)
+        expected, state = convolved(conv, x, before, chunk)
+        expected = gate * expected + frames_of(residual, chunk)
+        torch.testing.assert_close(frames_of(total, chunk), expected, atol=CLOSE, rtol=CLOSE)
         torch.testing.assert_close(
-            frames_of(normed, chunk), following(wanted), atol=CLOSE, rtol=CLOSE
+            frames_of(normed, chunk), following(expected), atol=CLOSE, rtol=CLOSE
         )
         assert torch.equal(past.states[0][chunk], state)

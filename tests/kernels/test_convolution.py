@@ -69,8 +69,8 @@ def test_branches_with_residual_and_activation(
         for stream, rows in enumerate(PIECES):
             if rows:
                 read = x.data[branch, stream, before : halo + rows].T
-                wanted = F.conv1d(read, kernel, bias[branch], dilation=dilation).T
-                wanted = wanted + residual.data[branch, stream, :rows]
-                for signal, values in ((raw, wanted), (out, F.leaky_relu(wanted, 0.1))):
+                expected = F.conv1d(read, kernel, bias[branch], dilation=dilation).T
+                expected = expected + residual.data[branch, stream, :rows]
+                for signal, values in ((raw, expected), (out, F.leaky_relu(expected, 0.1))):
                     result = signal.data[branch, stream, :rows]
                     torch.testing.assert_close(result, values, atol=CLOSE, rtol=CLOSE)

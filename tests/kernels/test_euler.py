@@ -43,27 +43,29 @@ def test_states_and_inputs(
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, device=DEVICE)
 
-    x, given = random(BLOCKS, BANDS, FRAMES), random(branches, BLOCKS, FRAMES, OUTPUTS)
-    x[1] = given[:, 1] = torch.nan
+    x, condition = random(BLOCKS, BANDS, FRAMES), random(branches, BLOCKS, FRAMES, OUTPUTS)
+    x[1] = condition[:, 1] = torch.nan
     # a part of a wider matrix, as in a model
     weight = random(OUTPUTS, 3 * BANDS)[:, :BANDS] if product else None
     tables = OdeTables(random(steps).tolist(), [], guidance, list(range(steps)))
     velocities = [random(branches * BLOCKS, FRAMES, BANDS).to(dtype) for _ in range(steps)]
-    wanted, conditions = x.clone(), given.clone()
+    expected, conditions = x.clone(), condition.clone()
 
     def velocity(step: int, inputs: torch.Tensor) -> torch.Tensor:
-        nonlocal wanted
-        state = wanted.transpose(1, 2)
+        nonlocal expected
+        state = expected.transpose(1, 2)
         if weight is None:
-            own = torch.cat((state.expand(branches, -1, -1, -1), conditions[..., BANDS:]), dim=3)
+            expected_inputs = torch.cat(
+                (state.expand(branches, -1, -1, -1), conditions[..., BANDS:]), dim=3
+            )
         else:
-            own = conditions + state @ weight.T
-        torch.testing.assert_close(inputs, own, atol=CLOSE, rtol=CLOSE, equal_nan=True)
-        found = velocities[step]
-        wanted = tables.advance(step, wanted, found.float().transpose(1, 2))
-        return found
+            expected_inputs = conditions + state @ weight.T
+        torch.testing.assert_close(inputs, expected_inputs, atol=CLOSE, rtol=CLOSE, equal_nan=True)
+        step_velocity = velocities[step]
+        expected = tables.advance(step, expected, step_velocity.float().transpose(1, 2))
+        return step_velocity
 
-    integrate(x, tables, given, weight, velocity)
-    torch.testing.assert_close(x, wanted, atol=CLOSE, rtol=CLOSE, equal_nan=True)
+    integrate(x, tables, condition, weight, velocity)
+    torch.testing.assert_close(x, expected, atol=CLOSE, rtol=CLOSE, equal_nan=True)
     assert x[1].isnan().all()
     assert x[[0, 2]].isfinite().all()

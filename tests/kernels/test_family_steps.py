@@ -166,7 +166,7 @@ def test_streams_equal_eager_streams(
     name: str, storage: Storage, guidance: float, alone: bool
 ) -> None:
     """Checks mels and states of several chunks in one batch, and of chunks alone."""
-    found = []
+    runs = []
     for kernels in (True, False):
         estimator = an_estimator(name)
         tables = OdeTables.of(estimator, 1, guidance)
@@ -179,8 +179,8 @@ def test_streams_equal_eager_streams(
         pool = GraphPool(DEVICE) if graphs_enabled(DEVICE) and kernels else None
         runner = Runner(step, store, [BatchSize(6, 1, PAGES)] * kernels, pool)
         compute = partial(run_alone, step, store) if kernels and alone else runner.run
-        found.append(spoken(compute, estimator, store))
-    for one, other in zip(*found, strict=True):
+        runs.append(spoken(compute, estimator, store))
+    for one, other in zip(*runs, strict=True):
         assert one.shape == other.shape
         torch.testing.assert_close(one, other, atol=CLOSE[storage], rtol=CLOSE[storage])
 
@@ -217,13 +217,13 @@ def test_runs_at_load_write_to_no_page(name: str) -> None:
     estimator = an_estimator(name)
     cache = PagedKVCache(a_layout(estimator, "float32", 0.7), 2, DEVICE)
     store = a_store(estimator, cache.layout)
-    kept = [cache._data, *store._all_tables()]
-    for tensor in kept:
+    tensors = [cache._data, *store._all_tables()]
+    for tensor in tensors:
         tensor.fill_(torch.nan)
     with torch.inference_mode():
         step = STEP_MAKERS[name](estimator, OdeTables.of(estimator, 1, 0.7), cache)
         runner = Runner(step, store, [BatchSize(2, 1, 3)])
         [(batch, compute)] = runner._batches._buckets.values()
         compute()
-    assert all(tensor.isnan().all() for tensor in kept)
+    assert all(tensor.isnan().all() for tensor in tensors)
     assert batch.x.isfinite().all()  # type: ignore[attr-defined]

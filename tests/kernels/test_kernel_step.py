@@ -143,14 +143,14 @@ def some(random: np.random.Generator, count: int) -> Tokens:
 def test_streams_equal_streams_on_torch(
     storage: Storage, left_blocks: int, guidance: float, half: bool
 ) -> None:
-    found, wanted = (
+    mels, expected = (
         spoken(
             an_engine(flow := a_flow(guidance), storage, left_blocks, half=half, kernels=kernels),
             flow,
         )
         for kernels in (True, False)
     )
-    for one, other in zip(found, wanted, strict=True):
+    for one, other in zip(mels, expected, strict=True):
         assert one.shape == other.shape
         assert np.abs(one - other).max() <= MEL[storage] * other.std()
 
@@ -191,13 +191,13 @@ def test_runs_at_load_write_to_no_page() -> None:
     solver = EulerSolver(flow.estimator, 2, 0.7)
     layout = CacheLayout.of(a_model(flow), flow.estimator, 0.7, 2, "float32")
     cache, states = PagedKVCache(layout, 2, DEVICE), flow_states(flow, flow.estimator, layout)
-    kept = [cache._data, *states._all_tables()]
-    for tensor in kept:
+    tensors = [cache._data, *states._all_tables()]
+    for tensor in tensors:
         tensor.fill_(torch.nan)
     with torch.inference_mode():
         step = KernelStep(flow.estimator, solver.tables, cache)
         runner = Runner(step, states, [BatchSize(2, 1, 3)])
         [(batch, compute)] = runner._batches._buckets.values()
         compute()
-    assert all(tensor.isnan().all() for tensor in kept)
+    assert all(tensor.isnan().all() for tensor in tensors)
     assert batch.x.isfinite().all()  # type: ignore[attr-defined]

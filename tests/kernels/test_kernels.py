@@ -45,20 +45,20 @@ def test_norms(dim: int, dtype: torch.dtype) -> None:
     x, h = 3 * random(2, 3, dim) + 1, random(2, 3, dim).to(dtype)
     gate, shift, scale = (random(dim) for _ in range(3))
     tolerance = EXACT if dtype == torch.float32 else 1e-2
-    found = modulated_norm(x, shift, scale, dtype)
-    assert found.dtype == dtype
+    output = modulated_norm(x, shift, scale, dtype)
+    assert output.dtype == dtype
     torch.testing.assert_close(
-        found.float(),
+        output.float(),
         dit.modulated_norm(x, shift[None], scale[None]),
         atol=tolerance,
         rtol=tolerance,
     )
     summed = x + gate * h.float()
-    found = gated_norm(x, h, gate, shift, scale)
+    output = gated_norm(x, h, gate, shift, scale)
     torch.testing.assert_close(x, summed, atol=EXACT, rtol=EXACT)
-    assert found.dtype == dtype
+    assert output.dtype == dtype
     torch.testing.assert_close(
-        found.float(),
+        output.float(),
         dit.modulated_norm(summed, shift[None], scale[None]),
         atol=tolerance,
         rtol=tolerance,
@@ -119,7 +119,7 @@ def test_every_tile_of_the_heads(
 
 @pytest.mark.parametrize("storage", ["float32", "float16", "int8", "float8"])
 @pytest.mark.parametrize(("heads", "bias", "norms"), [(3, True, False), (4, False, True)])
-def test_projected_keys_and_values_are_stored_in_the_pages_of_their_blocks(
+def test_projected_keys_and_values_in_pages(
     storage: Storage, heads: int, bias: bool, norms: bool
 ) -> None:
     check_heads(storage, heads, torch.float32, bias=bias, norms=norms)
@@ -151,10 +151,10 @@ def check_heads(
     )
     keys, values = rotated(normed(k, key_norm)), v.unflatten(0, (2, ROWS))
     for row, block in enumerate(BLOCKS):
-        found = view.read(cache.index(block.pages[-1:]), block.valid)
-        for wanted, kept in zip((keys, values), found, strict=True):
-            wanted = wanted[:, row, : block.valid]
-            assert (kept - wanted).abs().max() <= step * float(wanted.abs().max())
+        page = view.read(cache.index(block.pages[-1:]), block.valid)
+        for expected, rows in zip((keys, values), page, strict=True):
+            expected = expected[:, row, : block.valid]
+            assert (rows - expected).abs().max() <= step * float(expected.abs().max())
         rest = view.data[:, :, block.pages[-1], block.valid :].float()
         assert (rest == 72).all(), "the rest of a block"
         if storage == "float8":
@@ -178,15 +178,15 @@ def test_position_convolution(width: int) -> None:
     # chunk.
     state = random(CHUNKS + 1, 3, 2, 2, taps - 1, groups * width)[:, 1, 1].transpose(-1, -2)
     before = state.clone()
-    found = PositionConvolution(conv, "tf32x3")(x, state, a_table()).unflatten(0, (2, ROWS))
+    output = PositionConvolution(conv, "tf32x3")(x, state, a_table()).unflatten(0, (2, ROWS))
     for chunk in range(CHUNKS):
         rows = [(row, block) for row, block in enumerate(BLOCKS) if block.chunk == chunk]
-        own = torch.cat(
+        frames = torch.cat(
             [x.unflatten(0, (2, ROWS))[:, row, : block.valid] for row, block in rows], dim=1
         )
-        extended = torch.cat((before[chunk], own.transpose(1, 2)), dim=2)
-        wanted = F.mish(conv(extended)).transpose(1, 2)
-        result = torch.cat([found[:, row, : block.valid] for row, block in rows], dim=1)
-        torch.testing.assert_close(result, wanted, atol=1e-5, rtol=1e-5)
+        extended = torch.cat((before[chunk], frames.transpose(1, 2)), dim=2)
+        expected = F.mish(conv(extended)).transpose(1, 2)
+        result = torch.cat([output[:, row, : block.valid] for row, block in rows], dim=1)
+        torch.testing.assert_close(result, expected, atol=1e-5, rtol=1e-5)
         assert torch.equal(state[chunk], extended[:, :, -(taps - 1) :])
     assert torch.equal(state[CHUNKS], before[CHUNKS]), "a chunk that is not there"

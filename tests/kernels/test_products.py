@@ -51,18 +51,20 @@ def test_product_with_gelu(
     layer = torch.nn.Linear(72, 150, device=DEVICE, dtype=dtype).requires_grad_(False)
     x = 9 * random(3, 47, 72, dtype=dtype)  # large values, where an exponential overflows
     x[1, 2] = torch.nan  # a row of padding
-    found = gelu_product(x, layer, tanh=approximate == "tanh")
-    wanted = F.gelu(layer(x), approximate=approximate)
-    assert found.dtype == dtype
-    torch.testing.assert_close(found, wanted, atol=CLOSE[dtype], rtol=CLOSE[dtype], equal_nan=True)
-    assert found.isnan().sum() == 150, "other rows"
+    output = gelu_product(x, layer, tanh=approximate == "tanh")
+    expected = F.gelu(layer(x), approximate=approximate)
+    assert output.dtype == dtype
+    torch.testing.assert_close(
+        output, expected, atol=CLOSE[dtype], rtol=CLOSE[dtype], equal_nan=True
+    )
+    assert output.isnan().sum() == 150, "other rows"
 
 
 @pytest.mark.parametrize("dtype", CLOSE)
 def test_sum_and_norm_with_weights(dtype: torch.dtype) -> None:
     norm, x, h = a_norm(80), 3 * random(2, 3, 80) + 1, random(2, 3, 80, dtype=dtype)
-    wanted = x + h.float()
-    found = added_norm(x, h, NormVectors.of(norm))
-    assert found.dtype == dtype
-    assert torch.equal(x, wanted)
-    torch.testing.assert_close(found.float(), norm(x), atol=CLOSE[dtype], rtol=CLOSE[dtype])
+    total = x + h.float()
+    output = added_norm(x, h, NormVectors.of(norm))
+    assert output.dtype == dtype
+    assert torch.equal(x, total)
+    torch.testing.assert_close(output.float(), norm(x), atol=CLOSE[dtype], rtol=CLOSE[dtype])

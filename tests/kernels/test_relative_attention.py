@@ -48,7 +48,7 @@ def test_attention_reads_exactly_the_positions_of_a_table(rate: int) -> None:
         by_position[:, row, rate * block.valid :] = torch.nan
     bias = torch.randn(HEADS, DIM, device=DEVICE)
 
-    found = relative_attention(queries, by_position, bias, view, sinusoids, a_table(), rate)
+    output = relative_attention(queries, by_position, bias, view, sinusoids, a_table(), rate)
 
     names = list(CHUNKS)
     for row, block in enumerate(BLOCKS):
@@ -59,8 +59,8 @@ def test_attention_reads_exactly_the_positions_of_a_table(rate: int) -> None:
         q = queries[row, : rate * block.valid].unflatten(1, (HEADS, DIM)).transpose(0, 1)
         scores = (q + bias[:, None]) @ k.transpose(1, 2)
         scores = scores + by_position[:, row, : rate * block.valid] @ s.T
-        wanted = ((scores / math.sqrt(DIM)).softmax(-1) @ v).transpose(0, 1).flatten(1)
-        error = (found[row, : rate * block.valid] - wanted).abs().max()
+        expected = ((scores / math.sqrt(DIM)).softmax(-1) @ v).transpose(0, 1).flatten(1)
+        error = (output[row, : rate * block.valid] - expected).abs().max()
         assert error <= EXACT, f"{names[block.chunk]}, after {block.before} tokens: {error}"
-        assert not found[row, rate * block.valid :].any()
-    assert not found[len(BLOCKS) :].any()
+        assert not output[row, rate * block.valid :].any()
+    assert not output[len(BLOCKS) :].any()

@@ -30,8 +30,8 @@ def test_the_products_of_torch(
     monkeypatch.setattr(packed_linear, "_AVAILABLE", available and packed_linear._AVAILABLE)
     weight, rows = torch.randn(11, shape[-1]), torch.randn(shape)
     added = torch.randn(11) if bias else None
-    found = PackedWeight(weight).product(rows, added)
-    assert off(found, functional.linear(rows, weight, added)) <= ROUNDING
+    product = PackedWeight(weight).product(rows, added)
+    assert off(product, functional.linear(rows, weight, added)) <= ROUNDING
 
 
 def test_linear_layers_are_replaced_and_others_are_kept() -> None:

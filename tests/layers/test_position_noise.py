@@ -40,11 +40,11 @@ def test_streams_of_a_batch_have_the_noise_of_the_whole(layer: PositionNoise) ->
 def test_streams_of_a_batch_may_be_at_different_positions(layer: PositionNoise) -> None:
     signal = torch.randn(1, _CHANNELS, 4).expand(2, -1, -1)
     step = StreamStep({layer: torch.tensor([[6.0], [9.0]])}, frames=4)
-    got = layer(signal, step)
+    output = layer(signal, step)
     for row, first in enumerate((6, 9)):
-        places = (torch.arange(first, first + 4) - _LATE) % 16
-        expected = signal[row] + layer.table[places] * layer.linear(signal[row])
-        assert torch.allclose(got[row], expected, atol=1e-6)
+        positions = (torch.arange(first, first + 4) - _LATE) % 16
+        expected = signal[row] + layer.table[positions] * layer.linear(signal[row])
+        assert torch.allclose(output[row], expected, atol=1e-6)
 
 
 def test_a_step_past_the_end_keeps_the_state(layer: PositionNoise) -> None:

@@ -12,12 +12,12 @@ def test_layers_share_the_memory_of_their_joined_weights(bias: bool) -> None:
     torch.manual_seed(0)
     layers = [nn.Linear(5, outputs, bias=bias) for outputs in (4, 4, 3)]
     x = torch.randn(2, 5)
-    wanted = torch.cat([layer(x) for layer in layers], dim=1)
+    expected = torch.cat([layer(x) for layer in layers], dim=1)
     weight, joined_bias = join_projections(layers)
     assert (joined_bias is not None) == bias
     # one product sums in another order
-    torch.testing.assert_close(nn.functional.linear(x, weight, joined_bias), wanted)
-    torch.testing.assert_close(torch.cat([layer(x) for layer in layers], dim=1), wanted)
+    torch.testing.assert_close(nn.functional.linear(x, weight, joined_bias), expected)
+    torch.testing.assert_close(torch.cat([layer(x) for layer in layers], dim=1), expected)
     assert layers[0].weight.data_ptr() == weight.data_ptr()
     again, _ = join_projections(layers)
     assert again.data_ptr() == weight.data_ptr(), "a second call copies nothing"

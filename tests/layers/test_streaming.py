@@ -1,4 +1,4 @@
-"""Streaming layers in pieces equal the whole, with the declared delays; and their state store."""
+"""Streaming layers in pieces equal the whole, with the declared delays."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from tests.support.utterances import off
-from token2wav.cache.states import SCRATCH_SLOT, StateStore
+from token2wav.cache.states import StateStore
 from token2wav.families.bigvgan.network import AntiAliased
 from token2wav.layers.combine import Chain, Mean, Residual, placed
 from token2wav.layers.snake import Snake
@@ -169,9 +169,9 @@ def test_pieces_equal_the_whole(name: str, lengths: list[int], channels_last: bo
     whole = network(x)
     x = in_order(x, channels_last)
     assert off(network(x), whole) <= ROUNDING
-    found = run(network, x, lengths, whole.shape[2])
-    assert found.shape == whole.shape
-    assert float((found - whole).abs().max()) <= ROUNDING
+    output = run(network, x, lengths, whole.shape[2])
+    assert output.shape == whole.shape
+    assert float((output - whole).abs().max()) <= ROUNDING
 
 
 def in_order(x: torch.Tensor, channels_last: bool) -> torch.Tensor:
@@ -190,9 +190,9 @@ def test_convolutions_equal_those_of_torch(
     x = torch.randn(2, 5, count)
     padded = nn.functional.pad(x, ((kernel - 1) * dilation, 0))
     expected = nn.functional.conv1d(padded, conv.weight, conv.bias, dilation=dilation)
-    found = conv(in_order(x, channels_last))
-    assert off(found, expected) <= ROUNDING
-    assert is_channels_last(found) == channels_last or count == 1
+    output = conv(in_order(x, channels_last))
+    assert off(output, expected) <= ROUNDING
+    assert is_channels_last(output) == channels_last or count == 1
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
@@ -205,9 +205,11 @@ def test_transposed_convolutions_equal_those_of_torch(
     conv = StreamConvTranspose(5, 4, kernel, stride, cut=cut).requires_grad_(False)
     x = torch.randn(2, 5, count)
     expected = nn.functional.conv_transpose1d(x, conv.weight, conv.bias, stride)
-    found = conv(in_order(x, channels_last))
+    output = conv(in_order(x, channels_last))
     overlap = conv.overlap
-    assert off(found, expected[:, :, overlap.cut : expected.shape[2] - overlap.cut_end]) <= ROUNDING
+    assert (
+        off(output, expected[:, :, overlap.cut : expected.shape[2] - overlap.cut_end]) <= ROUNDING
+    )
 
 
 def test_the_delay_equals_the_lookahead_of_a_layer() -> None:
@@ -241,52 +243,3 @@ def test_a_layer_that_was_not_placed_is_refused() -> None:
     placed(list(network)[:1])
     with pytest.raises(RuntimeError, match=r"Sequential: layer 1\.0 was not placed"):
         state_specs(network)
-
-
-# Where the states of streams are.
-
-
-@pytest.fixture
-def store() -> StateStore:
-    network = Chain([causal_conv(3, 3, 4), causal_conv(3, 3, 2).double()])
-    network.place()
-    return StateStore({"network": state_specs(network)}, torch.device("cpu"), slots=4)
-
-
-def test_rows_of_streams_come_back_as_they_were_written(store: StateStore) -> None:
-    slots, rows = torch.tensor([store.take() for _ in range(3)]), store.rows("network", 3)
-    for table in rows.tensors.values():
-        table.copy_(torch.randn(table.shape))
-    store.write(slots, rows)
-    found = store.rows("network", 2)
-    store.read(slots[[2, 0]], found)
-    for dtype, table in found.tensors.items():
-        assert torch.equal(table, rows.tensors[dtype][[2, 0]])
-
-
-def test_views_are_of_the_rows(store: StateStore) -> None:
-    rows = store.rows("network", 2)
-    views = rows.views
-    assert [tuple(view.shape) for view in views.values()] == [(2, 3, 3), (2, 3, 1)]
-    for number, view in enumerate(views.values(), 1):
-        view.fill_(number)
-    assert [table.unique().tolist() for table in rows.tensors.values()] == [[1.0], [2.0]]
-    assert {dtype: table.shape[1] for dtype, table in rows.tensors.items()} == {
-        torch.float32: 9,
-        torch.float64: 3,
-    }
-
-
-def test_more_streams_than_slots(store: StateStore) -> None:
-    first = store.take()
-    rows = store.rows("network", 1)
-    rows.tensors[torch.float32].fill_(7)
-    store.write(torch.tensor([first]), rows)
-    slots = {store.take() for _ in range(20)}
-    assert len(slots) == 20
-    assert not slots & {first, SCRATCH_SLOT}
-    found = store.rows("network", 1)
-    store.read(torch.tensor([first]), found)
-    assert torch.equal(found.tensors[torch.float32], rows.tensors[torch.float32])
-    store.release(first)
-    assert store.take() == first

@@ -18,35 +18,48 @@ from token2wav.layers.window_attention import (
     rotate,
 )
 
-HEADS, DIM_HEAD, WINDOW, LENGTH = 2, 4, 5, 23
+HEADS, DIM_HEAD, WINDOW, LENGTH = 4, 4, 5, 23
 ROUNDING = 1e-6  # float32, for values of about 1
 
 
 class Layer(nn.Module):
-    """Attention layer with rotary positions."""
+    """Attention layer with rotary positions.
 
-    def __init__(self) -> None:
+    Args:
+        key_heads: heads of keys and values.
+    """
+
+    def __init__(self, key_heads: int) -> None:
         super().__init__()
-        self.qkv = nn.Linear(HEADS * DIM_HEAD, 3 * HEADS * DIM_HEAD)
+        self.heads = [HEADS, key_heads, key_heads]
+        self.qkv = nn.Linear(HEADS * DIM_HEAD, sum(self.heads) * DIM_HEAD)
         self.positions = PositionCounter(WINDOW)
-        self.attention = WindowAttention(HEADS, DIM_HEAD, WINDOW)
+        self.attention = WindowAttention(key_heads, DIM_HEAD, WINDOW)
         placed((self.positions, self.attention))
+
+    def projected(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Returns queries, keys and values (B, T, heads, DIM_HEAD)."""
+        return self.qkv(x).unflatten(-1, (-1, DIM_HEAD)).split(self.heads, dim=2)
 
     def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
         in_place = step.state is not None and isinstance(step.state[self.attention], list)
         positions = self.positions(x, step, in_place=in_place)
         angles = rotary_angles(positions.values, DIM_HEAD, 100.0)
-        q, k, v = self.qkv(x).unflatten(-1, (3, HEADS, DIM_HEAD)).unbind(2)
+        q, k, v = self.projected(x)
         q, k = rotate(q, angles), rotate(k, angles)
         return self.attention(q, k, v, positions, step).flatten(2)
 
 
-@pytest.fixture(params=[6, 32], ids=["parts of 6", "parts of 32"])
+@pytest.fixture(
+    params=[(6, HEADS), (32, HEADS), (6, 2)],
+    ids=["parts of 6", "parts of 32", "keys that heads share"],
+)
 def layer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Layer:
     """Layer whose rings are shorter or longer than the sequences."""
-    monkeypatch.setattr(window_attention, "_MOST_NEW", request.param)
+    most_new, key_heads = request.param
+    monkeypatch.setattr(window_attention, "_MOST_NEW", most_new)
     torch.manual_seed(2)
-    return Layer().requires_grad_(False)
+    return Layer(key_heads).requires_grad_(False)
 
 
 @pytest.fixture(params=[False, True], ids=["rows", "in place"])
@@ -71,12 +84,27 @@ def test_a_whole_sequence_equals_full_scores(layer: Layer, monkeypatch: pytest.M
     monkeypatch.setattr(window_attention, "_BLOCK", 7)
     x = torch.randn(2, LENGTH, HEADS * DIM_HEAD)
     angles = rotary_angles(torch.arange(LENGTH)[None], DIM_HEAD, 100.0)
-    q, k, v = layer.qkv(x).unflatten(-1, (3, HEADS, DIM_HEAD)).unbind(2)
+    q, k, v = layer.projected(x)
+    k, v = (value.repeat_interleave(HEADS // value.shape[2], dim=2) for value in (k, v))
     scores = torch.einsum("bthd,bshd->bhts", rotate(q, angles), rotate(k, angles)) / DIM_HEAD**0.5
     distance = torch.arange(LENGTH)[:, None] - torch.arange(LENGTH)
     scores = scores.masked_fill((distance < 0) | (distance >= WINDOW), -torch.inf)
     expected = torch.einsum("bhts,bshd->bthd", scores.softmax(-1), v).flatten(2)
     assert off(layer(x), expected) <= ROUNDING
+
+
+def test_angles_are_rounded_as_a_table_of_lower_precision() -> None:
+    """At far positions too, where the last bit of a frequency changes the rounded value."""
+    positions = torch.arange(20_000)
+    frequencies = 1 / 10_000 ** (torch.arange(0, 64, 2) / 64)
+    table = torch.outer(positions, frequencies).repeat(1, 2)
+    for angles, function in zip(
+        rotary_angles(positions[None], 64, 10_000.0, torch.bfloat16),
+        (torch.cos, torch.sin),
+        strict=True,
+    ):
+        assert angles.dtype == torch.float32
+        assert torch.equal(angles[0], function(table).bfloat16().float())
 
 
 @pytest.mark.parametrize("lengths", [[1] * LENGTH, [4, 1, 11, 7], [2, 21], [LENGTH]], ids=str)
@@ -97,11 +125,11 @@ def test_streams_of_a_batch_have_positions_of_their_own(layer: Layer, store: Sta
         advance(layer, store, [slots[index]], x[index : index + 1, :start], first=True)
     new = torch.stack([x[index, start : start + 6] for index, start in enumerate(starts)])
 
-    found = advance(layer, store, slots, new, first=False)
+    output = advance(layer, store, slots, new, first=False)
 
     whole = layer(x)
     for index, start in enumerate(starts):
-        assert off(found[index], whole[index, start : start + 6]) <= ROUNDING
+        assert off(output[index], whole[index, start : start + 6]) <= ROUNDING
 
 
 def test_a_copied_slot_continues_the_stream(layer: Layer, store: StateStore) -> None:
@@ -110,8 +138,8 @@ def test_a_copied_slot_continues_the_stream(layer: Layer, store: StateStore) -> 
     advance(layer, store, [source], x[:, :15], first=True)
     store.copy(source, copy)
     store.clear(source)
-    found = advance(layer, store, [copy], x[:, 15:], first=False)
-    assert off(found, layer(x)[:, 15:]) <= ROUNDING
+    output = advance(layer, store, [copy], x[:, 15:], first=False)
+    assert off(output, layer(x)[:, 15:]) <= ROUNDING
 
 
 def test_the_values_of_a_broken_stream_stay_in_it(layer: Layer, store: StateStore) -> None:

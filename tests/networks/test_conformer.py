@@ -48,14 +48,14 @@ def chunked(
     pieces = []
     for start, stop in itertools.pairwise(sorted({0, grid.prefix, *stops})):
         if start and start == grid.prefix:
-            blocks = StreamBlocks(pool, blocks.own, grid, 0)
+            blocks = StreamBlocks(pool, blocks.pages, grid, 0)
         last = stop == x.shape[1]
         tables = blocks.extend(grid.block_count(start, stop))
         context = cache.context(
             grid, start, stop - start, tables[0], [table[-1] for table in tables]
         )
-        given = x[:, start : stop if last else stop + LOOKAHEAD]
-        pieces.append(encoder(given, SequenceAttention(grid, context), step, last=last))
+        inputs = x[:, start : stop if last else stop + LOOKAHEAD]
+        pieces.append(encoder(inputs, SequenceAttention(grid, context), step, last=last))
         if stop > grid.prefix:
             blocks.forget_unseen()
     return torch.cat(pieces, dim=1)

@@ -82,9 +82,9 @@ def test_windows_of_flow_noise_equal_the_whole(windows: list[tuple[int, int]]) -
     noise = FlowNoise(BANDS)
     whole = FlowNoise(BANDS).window(0, 2 * PAGE_FRAMES + 700)
     for start, count in windows:
-        found = noise.window(start, start + count)
-        assert found.shape == (BANDS, count)
-        assert torch.equal(found, whole[:, start : start + count])
+        window = noise.window(start, start + count)
+        assert window.shape == (BANDS, count)
+        assert torch.equal(window, whole[:, start : start + count])
 
 
 @given(
@@ -95,9 +95,9 @@ def test_windows_of_source_noise_equal_the_whole(windows: list[tuple[int, int]])
     config = CosyVoice3Config.read(TINY)
     noise = SourceNoise(HARMONICS, draws_before_source(config.flow, config.vocoder))
     for start, count in windows:
-        found = noise.window(start, start + count)
-        assert found.shape == (count, HARMONICS)
-        assert torch.equal(found, first_samples()[start : start + count])
+        window = noise.window(start, start + count)
+        assert window.shape == (count, HARMONICS)
+        assert torch.equal(window, first_samples()[start : start + count])
 
 
 def test_blocks_that_were_forgotten_are_drawn_again_alike() -> None:
@@ -189,7 +189,7 @@ def test_memory_of_source_noise_is_bounded() -> None:
 
 
 @pytest.mark.parametrize("given_frames", [1, 420, PAGE_FRAMES + 10])
-def test_a_flow_table_comes_first_and_the_stock_noise_goes_on_behind_it(given_frames: int) -> None:
+def test_stock_noise_follows_a_flow_table(given_frames: int) -> None:
     table = torch.full((BANDS, given_frames), 7.0)
     noise, stock = FlowNoise(BANDS, table), FlowNoise(BANDS)
     window = noise.window(max(0, given_frames - 3), given_frames + 4)
@@ -203,7 +203,7 @@ def test_a_flow_table_comes_first_and_the_stock_noise_goes_on_behind_it(given_fr
 
 
 @pytest.mark.parametrize("samples", [1, 480, BLOCK + 7])
-def test_a_source_table_comes_first_and_the_stock_noise_goes_on_behind_it(samples: int) -> None:
+def test_stock_noise_follows_a_source_table(samples: int) -> None:
     config = CosyVoice3Config.read(TINY)
     skip = draws_before_source(config.flow, config.vocoder)
     noise = SourceNoise(HARMONICS, skip, torch.full((samples, HARMONICS), 0.25))

@@ -26,8 +26,8 @@ class Identity:
     def headers(self) -> dict[str, str] | None:
         return {CLIENT_HEADER: self.client} if self.client else None
 
-    def parameters(self, **others: Any) -> dict[str, Any]:
-        return others | ({"stream_key": self.key} if self.key else {})
+    def parameters(self, **parameters: Any) -> dict[str, Any]:
+        return parameters | ({"stream_key": self.key} if self.key else {})
 
 
 @dataclass(frozen=True)
@@ -99,10 +99,15 @@ def attempt(
                 end=attack.end and last,
                 parameters=attacker.parameters(),
             )
-        told = theirs.answers(len(attack.tokens))
+        their_answers = theirs.answers(len(attack.tokens))
         mine.send(
             golden.tokens[SENT_FIRST:], None, sequence, end=True, parameters=victim.parameters()
         )
         rest = mine.answers(2)  # to both requests of the victim
     audio = [chunk for _, _, chunk in begun.chunks + rest.chunks]
-    return Outcome(np.concatenate(audio), begun.errors + rest.errors, told.chunks, told.errors)
+    return Outcome(
+        np.concatenate(audio),
+        begun.errors + rest.errors,
+        their_answers.chunks,
+        their_answers.errors,
+    )

@@ -98,10 +98,10 @@ def test_large_bodies(megabytes: int, ports: dict[str, int]) -> None:
     for service, path in PATHS:
         for expect in ([], ["Expect: 100-continue"]):
             length = f"Content-Length: {megabytes * MEGABYTE}"
-            told = status(
+            code = status(
                 ports[service], path, FORM, length, *expect, body=[bytes(MEGABYTE)] * megabytes
             )
-            assert told in refused(service) | ({None} if megabytes > 1 else set())
+            assert code in refused(service) | ({None} if megabytes > 1 else set())
 
 
 @pytest.mark.parametrize("megabytes", [1, 8, 100])
@@ -117,8 +117,8 @@ def test_chunked_bodies(size: int, chunks: int, ports: dict[str, int]) -> None:
     at_once = max(MEGABYTE // len(piece), 1)
     body = [*[piece * at_once] * (chunks // at_once), b"0\r\n\r\n"]
     for service, path in PATHS:
-        told = status(ports[service], path, FORM, "Transfer-Encoding: chunked", body=body)
-        assert told in refused(service) | {None}
+        code = status(ports[service], path, FORM, "Transfer-Encoding: chunked", body=body)
+        assert code in refused(service) | {None}
     assert status(
         ports["http"], SPEAK, f"admin-key: {KEY}", "Transfer-Encoding: chunked", body=body
     ) in (411, None)
@@ -252,7 +252,7 @@ def head(method: str, path: str, *headers: str) -> bytes:
 def exchange(port: int, parts: list[bytes], *, hang_up: bool = False) -> bytes:
     """Sends until the server accepts no more, then reads to the end."""
     connection = connect(port)
-    told = b""
+    answer = b""
     with connection:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             for part in parts:
@@ -261,17 +261,17 @@ def exchange(port: int, parts: list[bytes], *, hang_up: bool = False) -> bytes:
                 connection.shutdown(socket.SHUT_WR)
         with contextlib.suppress(ConnectionResetError):
             while part := connection.recv(1 << 16):
-                told += part
-    return told
+                answer += part
+    return answer
 
 
-def connect(port: int, said: bytes = b"") -> socket.socket:
+def connect(port: int, opening: bytes = b"") -> socket.socket:
     connection = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS)
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        connection.sendall(said)
+        connection.sendall(opening)
     return connection
 
 
-def status_of(told: bytes) -> int | None:
-    told = told.removeprefix(b"HTTP/1.1 100 Continue\r\n\r\n")
-    return int(told.split()[1]) if told.startswith(b"HTTP/1.") else None
+def status_of(answer: bytes) -> int | None:
+    answer = answer.removeprefix(b"HTTP/1.1 100 Continue\r\n\r\n")
+    return int(answer.split()[1]) if answer.startswith(b"HTTP/1.") else None

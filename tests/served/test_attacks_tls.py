@@ -90,10 +90,10 @@ def _others_hear_nothing_of_it(
     assert serving.traces.processes == before
 
 
-@pytest.mark.parametrize("said", ["nothing", "half of a hello"])
-def test_handshakes_that_stop(said: str, serving: Serving, held: contextlib.ExitStack) -> None:
+@pytest.mark.parametrize("part", ["nothing", "half of a hello"])
+def test_handshakes_that_stop(part: str, serving: Serving, held: contextlib.ExitStack) -> None:
     hello = client_hello()
-    begin = b"" if said == "nothing" else hello[: len(hello) // 2]
+    begin = b"" if part == "nothing" else hello[: len(hello) // 2]
     for _ in range(HALF_OPEN):
         held.enter_context(connect(serving.ports.grpc, begin))
 
@@ -192,12 +192,12 @@ def client_hello() -> bytes:
 
 def until_it_hangs_up(connection: socket.socket, junk: bytes) -> bytes:
     """Sends junk until the server accepts no more, then reads to the end."""
-    told = b""
+    answer = b""
     with connection:
         with contextlib.suppress(OSError):
             connection.sendall(junk)
             connection.shutdown(socket.SHUT_WR)
         with contextlib.suppress(ConnectionError, ssl.SSLError):
             while part := connection.recv(1 << 16):
-                told += part
-    return told
+                answer += part
+    return answer

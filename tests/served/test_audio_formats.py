@@ -81,9 +81,9 @@ def joined(chunks: list[AudioChunk]) -> NDArray[np.float32]:
     return audio if audio.dtype == np.float32 else audio / np.float32(32768)
 
 
-def near(found: NDArray[np.float32], wanted: NDArray[np.float32]) -> float:
-    assert found.shape == wanted.shape
-    return 20 * np.log10(np.std(wanted) / max(np.std(found - wanted), 1e-9))
+def near(audio: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
+    assert audio.shape == expected.shape
+    return 20 * np.log10(np.std(expected) / max(np.std(audio - expected), 1e-9))
 
 
 @pytest.mark.parametrize(
@@ -109,9 +109,9 @@ def test_sent_audio_equals_a_conversion_of_the_whole(
     }
     trimmed = chunks[-1].samples_trimmed
     assert sample_rate * SILENT_TOKENS / 25 <= trimmed <= sample_rate * TRIM_MS / 1000
-    kept = whole[trimmed * 24_000 // sample_rate :]
-    wanted = soxr.resample(kept, 24_000, sample_rate)[: sum(len(chunk.audio) for chunk in chunks)]
-    assert near(joined(chunks), wanted) > (30 if "law" in audio_format else NEAR_DB)
+    rest = whole[trimmed * 24_000 // sample_rate :]
+    expected = soxr.resample(rest, 24_000, sample_rate)[: sum(len(chunk.audio) for chunk in chunks)]
+    assert near(joined(chunks), expected) > (30 if "law" in audio_format else NEAR_DB)
 
 
 def test_nothing_but_silence_ends_with_an_empty_chunk(
@@ -163,8 +163,8 @@ def test_the_command_writes_and_reports(
 ) -> None:
     np.save(tmp_path / "tokens.npy", tokens)
     np.savez(tmp_path / "voice.npz", **{name: getattr(spoken, name) for name in FIELDS})
-    given = ["--tokens=tokens.npy", "--voice=voice.npz", "--audio-format=mulaw"]
-    program = synth(served.server.grpc_url, *given, "--sample-rate=8000")
+    arguments = ["--tokens=tokens.npy", "--voice=voice.npz", "--audio-format=mulaw"]
+    program = synth(served.server.grpc_url, *arguments, "--sample-rate=8000")
     heard = heard_sounds(served)
     reports = []
     for out in (["out.opus"], ["-", "--format", "wav"]):

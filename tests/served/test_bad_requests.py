@@ -218,10 +218,10 @@ class TestLimits:
             for sequence in ("first", "second"):
                 connection.send([1], golden.voice, sequence, start=True)
             assert not connection.answers(requests=2).errors
-            mine = changed(golden, speaker_embedding=np.full(192, 0.25, np.float32))
-            connection.send([1], mine, "third", start=True)
+            voice = changed(golden, speaker_embedding=np.full(192, 0.25, np.float32))
+            connection.send([1], voice, "third", start=True)
             assert connection.answers().errors == ["streams: all 2 are in use; try again later"]
-            digest = bytes.fromhex(Voice(**mine).content_hash)
+            digest = bytes.fromhex(Voice(**voice).content_hash)
             connection.send([], None, "first", end=True)
             assert connection.answers().audio.shape == (960,)
             the_next_stream_works(connection, golden)
@@ -242,7 +242,7 @@ class TestLimits:
             connection.send([1], None, "idle")
             assert connection.answers().errors == [IDLE]
 
-    def test_neither_empty_requests_nor_a_trickle_keep_a_stream_open(
+    def test_empty_requests_and_a_trickle_reach_a_limit(
         self, limited: Rig, golden: GoldenSet
     ) -> None:
         before = limited.ended()

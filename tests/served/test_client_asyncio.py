@@ -184,9 +184,7 @@ def test_errors_equal_the_synchronous_client(rig: Rig, voice: ClientVoice) -> No
     asyncio.run(run())
 
 
-def test_a_generator_of_tokens_is_closed_when_its_tokens_are_wrong(
-    rig: Rig, voice: ClientVoice
-) -> None:
+def test_a_generator_of_wrong_tokens_is_closed(rig: Rig, voice: ClientVoice) -> None:
     closed = False
 
     async def wrong() -> AsyncIterator[list[Any]]:

@@ -58,8 +58,8 @@ def test_samples_on_standard_output(rig: Rig, tmp_path: Path) -> None:
 def test_nobody_reads_standard_output(rig: Rig, tmp_path: Path) -> None:
     tokens = tmp_path / "tokens.npy"
     np.save(tokens, TOKENS)
-    given = [f"--tokens={tokens}", f"--voice={VOICE}", "--quiet", "--out=-"]
-    command = f"{' '.join(synth(rig.server.grpc_url, *given))} | true; exit ${{PIPESTATUS[0]}}"
+    arguments = [f"--tokens={tokens}", f"--voice={VOICE}", "--quiet", "--out=-"]
+    command = f"{' '.join(synth(rig.server.grpc_url, *arguments))} | true; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(
         ["bash", "-c", command],
         capture_output=True,
@@ -76,9 +76,9 @@ def test_nobody_reads_standard_output(rig: Rig, tmp_path: Path) -> None:
 
 def test_a_terminated_command_reports_the_written_audio(rig: Rig, tmp_path: Path) -> None:
     out = tmp_path / "out.wav"
-    given = ["--tokens=-", f"--voice={VOICE}", f"--out={out}", "--quiet"]
+    arguments = ["--tokens=-", f"--voice={VOICE}", f"--out={out}", "--quiet"]
     with subprocess.Popen(
-        synth(rig.server.grpc_url, *given),
+        synth(rig.server.grpc_url, *arguments),
         stdin=subprocess.PIPE,
         stderr=subprocess.PIPE,
     ) as process:
@@ -90,9 +90,10 @@ def test_a_terminated_command_reports_the_written_audio(rig: Rig, tmp_path: Path
         assert process.stderr is not None
         errors = process.stderr.read().decode()
         assert process.wait(PATIENCE_SECONDS) == 143
-    kept = soundfile.info(out).duration
+    seconds = soundfile.info(out).duration
     assert (
-        errors == f"{out}: incomplete, {kept:.2f} s of audio kept\ntoken2wav-client: terminated\n"
+        errors
+        == f"{out}: incomplete, {seconds:.2f} s of audio kept\ntoken2wav-client: terminated\n"
     )
 
 
@@ -101,22 +102,22 @@ def test_a_full_disk_is_reported_with_the_written_audio(
     rig: Rig, tmp_path: Path, kind: str
 ) -> None:
     out = tmp_path / f"out.{kind}"
-    given = [f"--tokens={DATA}/demo/tokens.npy", f"--voice={VOICE}", "--quiet", f"--out={out}"]
-    command = f"ulimit -f 20; {' '.join(synth(rig.server.grpc_url, *given))}"
+    arguments = [f"--tokens={DATA}/demo/tokens.npy", f"--voice={VOICE}", "--quiet", f"--out={out}"]
+    command = f"ulimit -f 20; {' '.join(synth(rig.server.grpc_url, *arguments))}"
     shell = ["bash", "-c", command]
     done = subprocess.run(
         shell, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
     )
     assert done.returncode == 2
-    kept = re.fullmatch(
+    match = re.fullmatch(
         rf"{out}: incomplete, (\d+\.\d\d) s of audio kept\ntoken2wav-client: error: {out}: cannot "
         rf"write "
         r"\(File too large\)\n",
         done.stderr,
     )
-    assert kept is not None, done.stderr
+    assert match is not None, done.stderr
     assert out.stat().st_size <= 20 * 1024
-    assert float(kept[1]) > 0.1
+    assert float(match[1]) > 0.1
 
 
 @pytest.mark.parametrize(
@@ -148,8 +149,8 @@ def test_an_error_in_tokens_names_their_file(
     else:
         Path(source).write_text(tokens)
     out = tmp_path / "out.wav"
-    given = [f"--tokens={source}", f"--voice={VOICE}", f"--out={out}", "--rate=500"]
-    done = run(*synth(rig.server.grpc_url, *given), text=text)
+    arguments = [f"--tokens={source}", f"--voice={VOICE}", f"--out={out}", "--rate=500"]
+    done = run(*synth(rig.server.grpc_url, *arguments), text=text)
     named = "standard input" if name == "-" else source
     assert done.stderr.decode() == f"token2wav-client: error: {named}: {message}\n"
     assert done.returncode in (2, 4)
@@ -166,15 +167,15 @@ def test_an_error_in_a_voice_names_its_file(rig: Rig, tmp_path: Path, voice: Cli
         speaker_embedding=embedding,
     )
     np.save(tokens, TOKENS)
-    given = [f"--tokens={tokens}", f"--voice={path}", f"--out={tmp_path / 'o.wav'}"]
-    done = run(*synth(rig.server.grpc_url, *given))
+    arguments = [f"--tokens={tokens}", f"--voice={path}", f"--out={tmp_path / 'o.wav'}"]
+    done = run(*synth(rig.server.grpc_url, *arguments))
     message = f"{path}: speaker_embedding: shape (9,), expected (192,) for this model"
     assert (done.returncode, done.stderr.decode()) == (4, f"token2wav-client: error: {message}\n")
 
 
 def test_a_missing_voice_is_named_with_its_option(rig: Rig, tmp_path: Path) -> None:
-    given = [f"--tokens={DATA}/demo/tokens.npy", f"--out={tmp_path / 'o.wav'}"]
-    done = run(*synth(rig.server.grpc_url, *given))
+    arguments = [f"--tokens={DATA}/demo/tokens.npy", f"--out={tmp_path / 'o.wav'}"]
+    done = run(*synth(rig.server.grpc_url, *arguments))
     message = (
         "voice: missing, but this model needs one; add --voice FILE, --voice-name NAME or "
         "--voice-id ID"
@@ -184,8 +185,12 @@ def test_a_missing_voice_is_named_with_its_option(rig: Rig, tmp_path: Path) -> N
 
 def test_latents_for_a_model_of_tokens_are_named(rig: Rig, tmp_path: Path) -> None:
     np.save(tmp_path / "latents.npy", np.zeros((4, 2), np.float32))
-    given = [f"--tokens={tmp_path}/latents.npy", f"--voice={VOICE}", f"--out={tmp_path / 'o.wav'}"]
-    done = run(*synth(rig.server.grpc_url, *given))
+    arguments = [
+        f"--tokens={tmp_path}/latents.npy",
+        f"--voice={VOICE}",
+        f"--out={tmp_path / 'o.wav'}",
+    ]
+    done = run(*synth(rig.server.grpc_url, *arguments))
     message = "latents: sent, but this model takes no latents"
     assert done.stderr.decode() == f"token2wav-client: error: {tmp_path}/latents.npy: {message}\n"
 
@@ -198,18 +203,18 @@ def test_text_of_a_language_model() -> None:
     text += "<tts_start>so<audio_7><tts_pad><audio_6561><audio_patch>"
     for size in range(1, len(text) + 1):
         pieces = [text[at : at + size] for at in range(0, len(text), size)]
-        found = list(tokens_in(pieces))
-        assert [token for tokens in found for token in tokens] == [12, 3, 456, 7], size
-        assert [] not in found
+        batches = list(tokens_in(pieces))
+        assert [token for tokens in batches for token in tokens] == [12, 3, 456, 7], size
+        assert [] not in batches
 
 
 def test_numbers_of_a_language_model() -> None:
     text = "[6561, 12, 3,\n1234567890 456] 6562 78"
     for size in range(1, len(text) + 1):
-        found = list(
+        batches = list(
             tokens_in((text[at : at + size] for at in range(0, len(text), size)), "chatterbox")
         )
-        assert [token for tokens in found for token in tokens] == [12, 3, 456, 78], size
+        assert [token for tokens in batches for token in tokens] == [12, 3, 456, 78], size
 
 
 def test_speaking_the_output_of_a_language_model(rig: Rig, tmp_path: Path) -> None:

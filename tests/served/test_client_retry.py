@@ -81,9 +81,9 @@ def test_a_server_killed_in_the_middle_and_restarted(
                 audio = np.concatenate(result.result(PATIENCE_SECONDS))
                 assert audio.shape == whole.shape
                 assert np.abs(audio - whole).max() <= SAME_AUDIO
-    said = [record.message for record in caplog.records if record.name == "token2wav_client"]
-    assert len(said) >= STREAMS
-    assert all("retry " in message and f" of {RETRIES} in " in message for message in said)
+    messages = [record.message for record in caplog.records if record.name == "token2wav_client"]
+    assert len(messages) >= STREAMS
+    assert all("retry " in message and f" of {RETRIES} in " in message for message in messages)
 
 
 def test_a_full_server_is_asked_again(

@@ -94,8 +94,8 @@ def test_the_command_takes_them_from_a_file_and_a_pipe(
     np.savetxt(text, CODES, fmt="%d")
     heard = []
     for source in (["--tokens", "codes.npy"], ["--tokens", "-", "--codebooks", "4"]):
-        given = [f"--model={name}", *source, "--voice=voice.safetensors", "--out=out.wav"]
-        command = synth(served.server.grpc_url, *given, "--audio-format=float32", "--json")
+        arguments = [f"--model={name}", *source, "--voice=voice.safetensors", "--out=out.wav"]
+        command = synth(served.server.grpc_url, *arguments, "--audio-format=float32", "--json")
         done = subprocess.run(
             command,
             cwd=tmp_path,

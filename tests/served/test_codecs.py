@@ -31,7 +31,9 @@ STREAMS, FRAMES = 32, 30
 AUDIO = 1e-5  # of the spread of the audio: batches sum in another order than single streams
 
 NAMES = (
+    "causal_dac",
     "dac_of_descript",
+    "ear_tts",
     "higgs",
     "nanocodec",
     "mimi",
@@ -51,7 +53,7 @@ limits: {{stream_tokens: {MOST_TOKENS}}}
 
 
 # Decoders that differ little from another one of the list
-_SLOW = ("higgs", "moss", "nanocodec", "qwen3_omni", "snac_attention")
+_SLOW = ("causal_dac", "higgs", "moss", "nanocodec", "qwen3_omni", "snac_attention")
 
 
 @pytest.fixture(
@@ -81,15 +83,15 @@ def test_streams_at_once_at_pace_and_in_random_portions(served: tuple[Rig, Token
     """
     rig, model = served
     config = model.config
-    drawn = np.random.default_rng(0).integers(0, config.vocab_size, (FRAMES, *config.token_shape))
+    drawn = np.random.default_rng(0).integers(0, config.vocabulary, (FRAMES, *config.token_shape))
     codes: NDArray[np.int32] = drawn.astype(np.int32)
 
     def synthesize(seed: int) -> NDArray[np.float32]:
         with Client(rig.server.grpc_url) as client:
-            own = codes[seed % 4 :]
-            frames = [[frame] for frame in own.tolist()]
+            stream_codes = codes[seed % 4 :]
+            frames = [[frame] for frame in stream_codes.tolist()]
             paced = token_source.paced(frames, config.token_frame_rate)
-            portions = paced if seed % 2 else random_portions(own, seed % 8)
+            portions = paced if seed % 2 else random_portions(stream_codes, seed % 8)
             chunks = list(client.synthesize(portions, decoder_noise=switches[seed % 3]))
         assert chunks[-1].samples_trimmed == config.missing_samples  # so the length is known
         return np.concatenate([np.asarray(chunk.audio, np.float32) for chunk in chunks])
@@ -194,7 +196,7 @@ def test_speaking_the_codes_that_a_language_model_prints(
 ) -> None:
     rig, model = served
     config = model.config
-    drawn = np.random.default_rng(1).integers(0, config.vocab_size, (9, *config.token_shape))
+    drawn = np.random.default_rng(1).integers(0, config.vocabulary, (9, *config.token_shape))
     out = tmp_path / "out.wav"
     command = [sys.executable, str(ROOT / "examples" / "llm_stream.py"), "--family=codes"]
     command += [f"--codebooks={drawn.shape[1]}", f"--out={out}", f"--url={rig.server.grpc_url}"]

@@ -25,9 +25,7 @@ def test_cancelled_stream_is_freed_at_once(rig: Rig, golden: GoldenSet, voice: C
     rig.wait_until_empty()
 
 
-def test_stream_that_waits_for_tokens_is_freed_when_its_client_leaves(
-    rig: Rig, voice: ClientVoice
-) -> None:
+def test_a_stream_that_waits_for_tokens_is_freed(rig: Rig, voice: ClientVoice) -> None:
     with Client(rig.server.grpc_url) as client, client.open(voice) as utterance:
         utterance.push([1, 2, 3])
         until(lambda: rig.open_streams()["engine"] == 1)
@@ -60,9 +58,9 @@ def test_others_are_not_harmed(
             utterance.finish(golden.tokens[60:])
         audio = [np.concatenate([chunk.audio for chunk in utterance]) for utterance in stayers]
     alone = model.synthesize(golden.tokens, golden.voice)
-    for each in audio:
-        assert len(each) == 960 * len(golden.tokens)
-        assert np.abs(each - alone).max() <= TOLERANCE
+    for samples in audio:
+        assert len(samples) == 960 * len(golden.tokens)
+        assert np.abs(samples - alone).max() <= TOLERANCE
 
 
 def test_client_that_is_not_kept_open_is_dropped_when_idle(

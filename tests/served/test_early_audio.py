@@ -99,11 +99,11 @@ def test_provisional_audio_that_passes_the_end_of_a_block(early: Rig, name: str)
 
 def value(served: Rig, metric: str) -> float:
     """Returns the value of a metric, by name and labels; 0 before its first value."""
-    found = re.findall(rf"^token2wav_{re.escape(metric)} (\S+)$", served.metrics(), re.MULTILINE)
-    return float(found[0]) if found else 0.0
+    values = re.findall(rf"^token2wav_{re.escape(metric)} (\S+)$", served.metrics(), re.MULTILINE)
+    return float(values[0]) if values else 0.0
 
 
-def test_a_player_that_holds_200_ms_has_no_gap_at_the_pace_of_speech(
+def test_no_gap_at_the_pace_of_speech_with_200_ms_held(
     early: Rig, name: str, golden: GoldenSet, voice: ClientVoice
 ) -> None:
     if name != "token2wav":

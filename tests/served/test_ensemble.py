@@ -187,7 +187,7 @@ def test_a_stream_cannot_be_taken_over(
         )
 
 
-def test_two_nameless_clients_with_one_id_hear_nothing_of_each_other(
+def test_two_nameless_clients_with_one_id(
     ensemble: Rig, golden: GoldenSet, whole: NDArray[np.float32]
 ) -> None:
     outcome = attempt(
@@ -195,10 +195,10 @@ def test_two_nameless_clients_with_one_id_hear_nothing_of_each_other(
     )
     assert np.abs(outcome.audio - whole[: len(outcome.audio)]).max() <= SERVER_EQUALS_LIBRARY
     assert not outcome.stolen
-    for told in (outcome.errors, outcome.refusals):
-        assert told
+    for errors in (outcome.errors, outcome.refusals):
+        assert errors
         assert all(
-            "'21' was started a second time while its stream was open" in error for error in told
+            "'21' was started a second time while its stream was open" in error for error in errors
         )
 
 
@@ -211,7 +211,7 @@ def test_an_unknown_parameter_is_refused(connection: Connection, golden: GoldenS
     )
 
 
-def test_bad_token_in_the_middle_frees_all_stages_and_harms_no_other(
+def test_a_bad_token_frees_all_stages_of_its_stream_only(
     ensemble: Rig, connection: Connection, golden: GoldenSet, whole: NDArray[np.float32]
 ) -> None:
     with ensemble.connect(MODEL) as other:

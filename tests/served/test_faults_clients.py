@@ -80,9 +80,7 @@ def test_two_thousand_requests_of_one_token(rig: Rig, golden: GoldenSet) -> None
     assert after["threads"] <= before["threads"] + 8
 
 
-def test_requests_that_are_far_too_large_take_shared_memory_once(
-    rig: Rig, golden: GoldenSet
-) -> None:
+def test_too_large_requests_take_shared_memory_once(rig: Rig, golden: GoldenSet) -> None:
     """Triton's pool never shrinks: later requests reuse the memory that the first ones took."""
     taken = []
     with rig.connect() as connection:

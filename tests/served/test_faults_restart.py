@@ -128,7 +128,7 @@ def test_reaper_killed(serving: Serving) -> None:
     assert serving.health().returncode == 0
 
 
-def test_a_server_that_synthesized_before_each_crash_is_always_restarted() -> None:
+def test_always_restarted_if_it_spoke_before_the_crash() -> None:
     """Six requests of one client once ended the service for all clients."""
     with Serving.start(TINY) as serving:
         for _ in range(3):

@@ -85,16 +85,16 @@ def _nothing_left(rig: Rig, gateway: GatewayRig) -> Iterator[None]:
 
 
 def expected(model: Token2Wav, voice: ClientVoice, text: str) -> NDArray[np.int16]:
-    own = Voice(voice.prompt_tokens, voice.prompt_mel, voice.speaker_embedding)
-    audio = model.synthesize(np.array(tokens_of(text), np.int32), own)
+    library_voice = Voice(voice.prompt_tokens, voice.prompt_mel, voice.speaker_embedding)
+    audio = model.synthesize(np.array(tokens_of(text), np.int32), library_voice)
     return np.rint(np.clip(audio, -1, 1) * 32767).astype(np.int16)
 
 
-def assert_same(found: bytes, wanted: NDArray[np.int16]) -> None:
+def assert_same(content: bytes, reference: NDArray[np.int16]) -> None:
     """Asserts equality up to one step of 16 bits, because hops sum in another order."""
-    audio = np.frombuffer(found, np.int16)
-    assert audio.shape == wanted.shape
-    assert np.abs(audio.astype(int) - wanted).max() <= 1
+    audio = np.frombuffer(content, np.int16)
+    assert audio.shape == reference.shape
+    assert np.abs(audio.astype(int) - reference).max() <= 1
 
 
 def body(**fields: Any) -> dict[str, Any]:
@@ -295,7 +295,7 @@ def test_a_scope_that_cancels_again_and_again_ends_a_text(
     until(lambda: rig.ended()["cancelled"] == ended + 1)
 
 
-def test_a_client_that_leaves_before_the_first_audio_cancels_the_language_model(
+def test_leaving_before_the_first_audio_cancels_the_text(
     rig: Rig, voice: ClientVoice, tmp_path: Path
 ) -> None:
     slow = language_model.create_app(tokens_of, 1.0)

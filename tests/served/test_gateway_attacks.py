@@ -147,7 +147,7 @@ def test_endless_tokens_end_in_a_broken_connection(gateway: GatewayRig) -> None:
         error_of(answer, 502)  # it failed before its first audio
 
 
-def test_a_failure_after_the_first_audio_leaves_one_line_in_the_log(
+def test_one_log_line_for_a_failure_after_the_first_audio(
     gateway: GatewayRig, caplog: pytest.LogCaptureFixture
 ) -> None:
     quiet_libraries()
@@ -169,9 +169,7 @@ def test_a_failure_after_the_first_audio_leaves_one_line_in_the_log(
     assert line.exc_info is None
 
 
-def test_text_without_end_and_without_tokens_ends_with_the_request(
-    gateway: GatewayRig, rig: Rig
-) -> None:
+def test_endless_text_without_tokens_ends_with_the_request(gateway: GatewayRig, rig: Rig) -> None:
     with gateway.http() as http, pytest.raises(httpx.ReadTimeout):
         http.post("/v1/audio/speech", json=body(input="endless text"), timeout=2)
 

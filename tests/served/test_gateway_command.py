@@ -108,12 +108,12 @@ def speak_until_the_end(
         messages = list(ws)  # until the gateway closes the socket
         during.join()
         assert ws.close_code == 1001
-    wanted = expected(model, voice, TEXT)
-    assert_same(http_audio[0], wanted)
+    whole = expected(model, voice, TEXT)
+    assert_same(http_audio[0], whole)
     audio = b"".join(message for message in messages if isinstance(message, bytes))
     half = len(audio) // 2
-    assert_same(audio[:half], wanted)
-    assert_same(audio[half:], wanted)
+    assert_same(audio[:half], whole)
+    assert_same(audio[half:], whole)
     assert process.wait(PATIENCE_SECONDS) == 0
 
 

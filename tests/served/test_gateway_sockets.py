@@ -96,9 +96,9 @@ def opened(gateway: GatewayRig, **config: Any) -> Iterator[Socket]:
         yield socket
 
 
-def wanted(model: Token2Wav, voice: ClientVoice, sentence: str) -> NDArray[np.int16]:
-    own = Voice(voice.prompt_tokens, voice.prompt_mel, voice.speaker_embedding)
-    audio = model.synthesize(np.array(tokens_of(sentence), np.int32), own)
+def sentence_audio(model: Token2Wav, voice: ClientVoice, sentence: str) -> NDArray[np.int16]:
+    library_voice = Voice(voice.prompt_tokens, voice.prompt_mel, voice.speaker_embedding)
+    audio = model.synthesize(np.array(tokens_of(sentence), np.int32), library_voice)
     return np.rint(np.clip(audio, -1, 1) * 32767).astype(np.int16)
 
 
@@ -118,14 +118,14 @@ def test_text_in_pieces_becomes_the_audio_of_its_sentences(
     assert bool(deltas) == (events == "json")
     assert len(socket.of("audio.progress")) == len(socket.audio + deltas)
     audio = np.frombuffer(b"".join(socket.audio + deltas), np.int16)
-    whole = np.concatenate([wanted(model, voice, sentence) for sentence in SENTENCES])
+    whole = np.concatenate([sentence_audio(model, voice, sentence) for sentence in SENTENCES])
     assert audio.shape == whole.shape
     assert np.abs(audio.astype(int) - whole).max() <= 1
-    for place, sentence in enumerate(SENTENCES):
+    for index, sentence in enumerate(SENTENCES):
         progress = [
             (event["samples"], event["tokens"])
             for event in socket.of("audio.progress")
-            if event["sentence_index"] == place
+            if event["sentence_index"] == index
         ]
         assert progress == sorted(progress)
         assert progress[-1] == (960 * len(tokens_of(sentence)), len(tokens_of(sentence)))

@@ -49,8 +49,8 @@ def test_a_port_of_http_is_named_with_the_port_of_grpc(rig: Rig, port: str) -> N
     assert completed.returncode == ServerUnavailable.exit_code
     # Triton's own hangs up without an answer; the answer of the others may be lost when they hang
     # up after it.
-    said = "(responds with HTTP, not gRPC|closed the connection: it may require TLS .*)"
+    message = "(responds with HTTP, not gRPC|closed the connection: it may require TLS .*)"
     assert re.search(
-        f"the server at {urls[port]} {said}; by default, Triton's gRPC port is 8001",
+        f"the server at {urls[port]} {message}; by default, Triton's gRPC port is 8001",
         completed.stderr,
     )

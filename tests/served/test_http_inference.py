@@ -44,46 +44,46 @@ def events(url: str, request: dict[str, Any], **headers: str) -> tuple[int, list
     return response.status, [json.loads(line) for line in lines]
 
 
-def utterance(golden: GoldenSet, **others: Any) -> dict[str, Any]:
+def utterance(golden: GoldenSet, **parameters: Any) -> dict[str, Any]:
     inputs = {"tokens": golden.tokens, **voice_inputs(golden.voice)}
-    return {name: array.ravel().tolist() for name, array in inputs.items()} | others
+    return {name: array.ravel().tolist() for name, array in inputs.items()} | parameters
 
 
 def test_audio_is_the_librarys(open_rig: Rig, golden: GoldenSet, model: Token2Wav) -> None:
     whole = model.synthesize(golden.tokens, golden.voice)
-    status, told = events(open_rig.server.http_url, utterance(golden))
+    status, replies = events(open_rig.server.http_url, utterance(golden))
     assert status == 200
-    assert [(event["chunk_index"], event["final"]) for event in told] == [
+    assert [(event["chunk_index"], event["final"]) for event in replies] == [
         (0, False),
         (1, False),
         (2, True),
     ]
-    audio = np.concatenate([np.array(event["audio"], np.float32) for event in told])
+    audio = np.concatenate([np.array(event["audio"], np.float32) for event in replies])
     assert np.abs(audio - whole).max() <= SERVER_EQUALS_LIBRARY
-    _, told = events(open_rig.server.http_url, utterance(golden, audio_format="int16"))
-    integers = np.concatenate([np.array(event["audio"], np.float32) for event in told])
+    _, replies = events(open_rig.server.http_url, utterance(golden, audio_format="int16"))
+    integers = np.concatenate([np.array(event["audio"], np.float32) for event in replies])
     assert np.abs(integers / 32767 - whole).max() <= SERVER_EQUALS_LIBRARY + 1 / 32767
 
 
 def test_an_error_names_the_field_and_the_bound(open_rig: Rig, golden: GoldenSet) -> None:
-    status, told = events(open_rig.server.http_url, utterance(golden, tokens=[9999]))
+    status, replies = events(open_rig.server.http_url, utterance(golden, tokens=[9999]))
     assert status == 400
-    assert "tokens: 9999 at index 0 is outside the vocabulary 0 to 6560" in told[0]["error"]
+    assert "tokens: 9999 at index 0 is outside the vocabulary 0 to 6560" in replies[0]["error"]
 
 
-def test_a_token_beyond_32_bits_is_refused_and_not_spoken_as_another(
-    open_rig: Rig, golden: GoldenSet
-) -> None:
+def test_a_token_beyond_32_bits_is_refused(open_rig: Rig, golden: GoldenSet) -> None:
     """Triton itself keeps the lower 32 bits: 4294967297 would be token 1."""
-    status, told = events(open_rig.server.http_url, utterance(golden, tokens=[4294967297]))
+    status, replies = events(open_rig.server.http_url, utterance(golden, tokens=[4294967297]))
     assert status == 400
-    assert told[0]["error"] == "tokens: 4294967297 is not an integer from -2147483648 to 2147483647"
+    assert (
+        replies[0]["error"] == "tokens: 4294967297 is not an integer from -2147483648 to 2147483647"
+    )
 
 
 def test_an_unknown_parameter_is_refused(open_rig: Rig, golden: GoldenSet) -> None:
-    status, told = events(open_rig.server.http_url, utterance(golden, samplerate=8000))
+    status, replies = events(open_rig.server.http_url, utterance(golden, samplerate=8000))
     assert status == 400
-    assert told[0]["error"].startswith("parameters: 'samplerate' is not a request parameter")
+    assert replies[0]["error"].startswith("parameters: 'samplerate' is not a request parameter")
 
 
 def test_infer_needs_a_model_with_one_response(open_rig: Rig) -> None:
@@ -94,9 +94,7 @@ def test_infer_needs_a_model_with_one_response(open_rig: Rig) -> None:
     assert "decoupled" in answer.json()["error"]
 
 
-def test_events_arrive_one_by_one_and_a_disconnect_frees_the_stream(
-    open_rig: Rig, golden: GoldenSet
-) -> None:
+def test_a_disconnect_between_events_frees_the_stream(open_rig: Rig, golden: GoldenSet) -> None:
     long = utterance(golden, tokens=np.tile(golden.tokens, 40).tolist())
     connection = http.client.HTTPConnection(open_rig.server.http_url, timeout=PATIENCE_SECONDS)
     connection.request("POST", PATH, json.dumps(long))
@@ -119,10 +117,10 @@ def test_the_longest_utterance_of_the_default_limits_fits() -> None:
 
 def test_http_inference_is_closed_by_default(rig: Rig, golden: GoldenSet) -> None:
     """The admin key opens it, both at the front and at Triton behind the front."""
-    status, told = events(rig.server.http_url, utterance(golden))
+    status, replies = events(rig.server.http_url, utterance(golden))
     assert status == 403
-    assert told[0]["error"].startswith("inference over HTTP is disabled: use gRPC")
-    status, told = events(
+    assert replies[0]["error"].startswith("inference over HTTP is disabled: use gRPC")
+    status, replies = events(
         rig.server.http_url, utterance(golden), admin_key=rig.server.access.admin_key
     )
-    assert (status, told[-1]["final"]) == (200, True)
+    assert (status, replies[-1]["final"]) == (200, True)

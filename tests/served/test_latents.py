@@ -1,4 +1,4 @@
-"""A codec of latents on a real server: the input `latents` in place of `tokens`."""
+"""Codecs of latents on a real server: the input `latents` in place of `tokens`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import soundfile
 from numpy.typing import NDArray
 
 from tests.served.test_streaming import random_portions
+from tests.support.codec_models import CODECS
 from tests.support.family_golden import FamilyGolden
-from tests.support.pocket_model import write_model
 from tests.support.server_rig import Rig
 from token2wav import Token2Wav
 from token2wav_client import Client, ServerError, cli
@@ -22,9 +22,15 @@ STREAMS, COUNT = 32, 30
 AUDIO = 1e-5  # of the spread of the audio: batches sum in another order than single streams
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Rig, Token2Wav]]:
-    folder = write_model(tmp_path_factory.mktemp("model"), FamilyGolden("pocket_tts", "tiny"))
+@pytest.fixture(
+    scope="module",
+    params=["pocket_tts", "vibevoice", pytest.param("voxcpm", marks=pytest.mark.slow)],
+)
+def served(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Rig, Token2Wav]]:
+    golden = FamilyGolden(request.param, "tiny")
+    folder = CODECS[request.param].write(tmp_path_factory.mktemp("model"), golden)
     with Rig.start(folder, tmp_path_factory.mktemp("server")) as rig:
         yield rig, Token2Wav.load(folder)
 
@@ -51,6 +57,17 @@ def test_streams_at_once_in_random_portions(
             assert audio.shape == whole.shape
             assert np.abs(audio - whole).max() <= AUDIO * whole.std()
     rig.wait_until_empty()
+
+
+def test_half_precision_is_accepted(
+    served: tuple[Rig, Token2Wav], latents: NDArray[np.float32]
+) -> None:
+    rig, model = served
+    halves = latents.astype(np.float16)
+    with Client(rig.server.grpc_url) as client:
+        audio = np.concatenate([chunk.audio for chunk in client.synthesize([halves])])
+    for whole in (model.synthesize(halves), model.synthesize(halves.astype(np.float32))):
+        assert np.abs(audio - whole).max() <= AUDIO * whole.std()
 
 
 def test_the_command_speaks_latents_of_a_file(

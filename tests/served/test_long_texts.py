@@ -48,7 +48,7 @@ def whole(model: Token2Wav, voice: ClientVoice, tokens: NDArray[np.int32]) -> ND
     return model.synthesize(tokens, library_voice)
 
 
-def test_any_client_may_send_single_tokens_faster_than_the_server_computes(
+def test_single_tokens_faster_than_the_server_computes(
     server: Rig, windowed: Token2Wav, golden: GoldenSet, voice: ClientVoice
 ) -> None:
     tokens = demo_tokens(20 * MAX_WAITING_MESSAGES)

@@ -126,6 +126,6 @@ def forgotten(connection: Connection, voice: Voice) -> bool:
 def resident_mib(process: str) -> float:
     """Returns the memory of a process without file-backed and shared memory."""
     status = Path(f"/proc/{process}/status").read_text()
-    found = re.search(r"^RssAnon:\s+(\d+) kB$", status, re.MULTILINE)
-    assert found
-    return int(found[1]) / 1024
+    match = re.search(r"^RssAnon:\s+(\d+) kB$", status, re.MULTILINE)
+    assert match
+    return int(match[1]) / 1024

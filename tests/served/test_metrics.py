@@ -70,8 +70,8 @@ class Seen:
 
     def value(self, metric: str) -> float:
         """Returns the value of a metric; `metric` is its name followed by its labels."""
-        [found] = re.findall(rf"^token2wav_{re.escape(metric)} (\S+)$", self.after, re.MULTILINE)
-        return float(found)
+        [number] = re.findall(rf"^token2wav_{re.escape(metric)} (\S+)$", self.after, re.MULTILINE)
+        return float(number)
 
     def families(self) -> dict[str, str]:
         """Returns the kinds of our families, by name."""
@@ -79,15 +79,15 @@ class Seen:
 
     def samples(self, family: str) -> dict[str, float]:
         """Returns the values of a family, by their labels in the original text."""
-        found = re.findall(rf"^token2wav_{family}(\{{.*\}})? (\S+)$", self.after, re.MULTILINE)
-        return {labels: float(value) for labels, value in found}
+        matches = re.findall(rf"^token2wav_{family}(\{{.*\}})? (\S+)$", self.after, re.MULTILINE)
+        return {labels: float(value) for labels, value in matches}
 
     def by_label(self, family: str, text: str | None = None) -> dict[str, float]:
         """Returns all values of a family with one label, by the value of the label."""
-        found = re.findall(
+        matches = re.findall(
             rf'^token2wav_{family}\{{\w+="([^"]*)"\}} (\S+)$', text or self.after, re.MULTILINE
         )
-        return {label: float(value) for label, value in found}
+        return {label: float(value) for label, value in matches}
 
     def logged(self, field: str) -> dict[int, float]:
         """Returns a number from the log for each stream that has the number."""
@@ -111,7 +111,7 @@ def seen(golden: GoldenSet, tmp_path_factory: pytest.TempPathFactory) -> Seen:
         after = rig.metrics()
     lines = (folder / "triton.log").read_text().splitlines()
     return Seen(
-        after, during, [found.groupdict() for line in lines if (found := _LOG_LINE.search(line))]
+        after, during, [match.groupdict() for line in lines if (match := _LOG_LINE.search(line))]
     )
 
 

@@ -45,10 +45,12 @@ def test_a_voice_is_sent_once_and_named_afterwards(
 def test_voices_that_differ_in_their_mel_only_are_not_mixed_up(
     rig: Rig, golden: GoldenSet, model: Token2Wav
 ) -> None:
-    given = golden.voice
+    original = golden.voice
     tokens = golden.tokens[:60]
     for factor in (1.0, 0.5):
-        voice = Voice(given.prompt_tokens, factor * given.prompt_mel, given.speaker_embedding)
+        voice = Voice(
+            original.prompt_tokens, factor * original.prompt_mel, original.speaker_embedding
+        )
         client_voice = ClientVoice(voice.prompt_tokens, voice.prompt_mel, voice.speaker_embedding)
         for speaker in (client_voice, client_voice.id):
             assert (
@@ -65,8 +67,8 @@ def test_an_unknown_voice_is_refused(rig: Rig, golden: GoldenSet) -> None:
 
 
 def test_the_command_reports_an_unknown_voice(rig: Rig, tmp_path: Path) -> None:
-    given = [f"--tokens={DATA}/demo/tokens.npy", f"--out={tmp_path / 'out.wav'}"]
-    command = synth(rig.server.grpc_url, *given, f"--voice-id={UNKNOWN}")
+    arguments = [f"--tokens={DATA}/demo/tokens.npy", f"--out={tmp_path / 'out.wav'}"]
+    command = synth(rig.server.grpc_url, *arguments, f"--voice-id={UNKNOWN}")
     completed = subprocess.run(
         command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
     )
@@ -99,9 +101,7 @@ def test_an_id_in_the_middle_is_refused(rig: Rig, golden: GoldenSet) -> None:
         ]
 
 
-def test_an_id_as_a_string_is_refused_before_it_can_kill_the_process(
-    rig: Rig, golden: GoldenSet
-) -> None:
+def test_an_id_as_a_string_does_not_kill_the_process(rig: Rig, golden: GoldenSet) -> None:
     string = triton.InferInput("voice_id", [1], "BYTES")
     string.set_data_from_numpy(np.array([UNKNOWN.encode()], np.object_))
     with rig.connect() as connection:
@@ -155,8 +155,8 @@ def test_a_voice_of_the_settings_goes_by_its_name_and_by_its_id(
     assert np.array_equal(spoken(keeping, golden.tokens, voice), by_name)
     tokens, out = tmp_path / "tokens.npy", tmp_path / "out.wav"
     np.save(tokens, golden.tokens)
-    given = ["--quiet", "--voice-name=anna", f"--tokens={tokens}", f"--out={out}"]
-    command = synth(keeping.server.grpc_url, *given, "--audio-format=float32")
+    arguments = ["--quiet", "--voice-name=anna", f"--tokens={tokens}", f"--out={out}"]
+    command = synth(keeping.server.grpc_url, *arguments, "--audio-format=float32")
     subprocess.run(command, timeout=PATIENCE_SECONDS, check=True)
     assert np.array_equal(soundfile.read(out, dtype="float32")[0], by_name)
 

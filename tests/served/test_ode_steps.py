@@ -65,9 +65,9 @@ def test_each_stream_has_its_own_number(
 def test_the_command_asks_for_them(
     served: Rig, name: str, both: Token2Wav, golden: GoldenSet, tmp_path: Path
 ) -> None:
-    given = [f"--tokens={DATA}/demo/tokens.npy", f"--voice={DATA}/demo/voice.safetensors"]
-    given += ["--out=out.wav", "--audio-format=float32", "--json"]
-    command = synth(served.server.grpc_url, f"--model={name}", *given, "--steps")
+    arguments = [f"--tokens={DATA}/demo/tokens.npy", f"--voice={DATA}/demo/voice.safetensors"]
+    arguments += ["--out=out.wav", "--audio-format=float32", "--json"]
+    command = synth(served.server.grpc_url, f"--model={name}", *arguments, "--steps")
     done = subprocess.run(
         [*command, "3"],
         cwd=tmp_path,

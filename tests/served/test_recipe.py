@@ -180,14 +180,14 @@ def streamed(
             outputs=[triton.InferRequestedOutput("waveform")],
             enable_empty_final_response=True,
         )
-        found: list[NDArray[np.float32]] = []
+        chunks: list[NDArray[np.float32]] = []
         while True:
             result, error = answers.get(timeout=PATIENCE_SECONDS)
             if error is not None:
                 raise error
             if result.get_response().parameters["triton_final_response"].bool_param:
-                return found
-            found.append(result.as_numpy("waveform").reshape(-1))
+                return chunks
+            chunks.append(result.as_numpy("waveform").reshape(-1))
             heard()
 
 

@@ -45,14 +45,14 @@ class Fleet:
     @contextmanager
     def start(cls, folder: Path) -> Iterator[Fleet]:
         needs_haproxy()
-        ports, others = Ports.free(ADDRESSES[0]), Ports.free(ADDRESSES[0])
+        ports, status_ports = Ports.free(ADDRESSES[0]), Ports.free(ADDRESSES[0])
         with (
             Balancer.start(
-                folder, ADDRESSES, grpc_port=ports.grpc, status_port=others.http
+                folder, ADDRESSES, grpc_port=ports.grpc, status_port=status_ports.http
             ) as balancer,
             ExitStack() as stack,
         ):
-            yield cls(balancer, ports, others.http, _stack=stack)
+            yield cls(balancer, ports, status_ports.http, _stack=stack)
 
     def complete(self) -> None:
         """Starts the missing replicas, and waits until the balancer sends streams to them."""
@@ -112,8 +112,8 @@ def test_a_killed_replica_costs_only_its_own_streams(
         fleet.replicas.pop(victim).kill()
 
         for _ in range(4):  # new streams, at once
-            with Client(fleet.balancer.url) as another:
-                assert another.health(timeout_s=PATIENCE_SECONDS).first_audio_s is not None
+            with Client(fleet.balancer.url) as new_client:
+                assert new_client.health(timeout_s=PATIENCE_SECONDS).first_audio_s is not None
         for speaker in speakers:
             speaker.join()
         lost = [speaker.error for speaker in speakers if speaker.error is not None]
@@ -125,9 +125,9 @@ def test_a_killed_replica_costs_only_its_own_streams(
             )
         all_heard(speakers, STREAMS - killed, expected)
 
-        said = client.communicate(timeout=PATIENCE_SECONDS)[1]
-        assert client.returncode == 0, said
-        assert "retry 1 of 5" in said
+        errors = client.communicate(timeout=PATIENCE_SECONDS)[1]
+        assert client.returncode == 0, errors
+        assert "retry 1 of 5" in errors
         heard, _ = soundfile.read(tmp_path / "out.wav", dtype="float32")
         assert np.abs(heard - expected).max() <= SERVER_EQUALS_LIBRARY
     fleet.balancer.wait_for("DOWN", "UP")

@@ -94,9 +94,7 @@ def test_one_request_with_both_flags_and_an_integer_id(rig: Rig, golden: GoldenS
     assert answers.audio.shape == (960,)
 
 
-def test_every_request_is_finished_as_soon_as_its_tokens_are_consumed(
-    rig: Rig, golden: GoldenSet
-) -> None:
+def test_requests_finish_when_their_tokens_are_consumed(rig: Rig, golden: GoldenSet) -> None:
     with rig.connect() as connection:
         connection.send(golden.tokens[:10], golden.voice, "patient", start=True)
         assert not connection.answers().chunks  # finished, although nothing could run yet

@@ -29,7 +29,7 @@ def whole(model: Token2Wav, golden: GoldenSet) -> NDArray[np.float32]:
 @pytest.mark.parametrize("keep_open", [False, True])
 @pytest.mark.parametrize("sequence", IDS)
 @pytest.mark.parametrize("attack", ATTACKS, ids=str)
-def test_the_victim_loses_nothing_and_the_attacker_hears_nothing(
+def test_no_audio_for_attackers_and_no_loss_for_victims(
     attack: Attack,
     sequence: int | str,
     keep_open: bool,
@@ -42,17 +42,17 @@ def test_the_victim_loses_nothing_and_the_attacker_hears_nothing(
         assert not outcome.errors, name
         assert np.abs(outcome.audio - whole).max() <= SERVER_EQUALS_LIBRARY, name
         assert not outcome.stolen, name
-        first, *others = outcome.refusals
+        first, *rest = outcome.refusals
         assert f"sequence_id: '21' {REFUSED if attack.start else NOT_YOURS}" in first, name
-        assert len(others) == len(attack.tokens) - 1, name
-        assert all(f"sequence_id: '21' {NOT_YOURS}" in other for other in others), name
+        assert len(rest) == len(attack.tokens) - 1, name
+        assert all(f"sequence_id: '21' {NOT_YOURS}" in other for other in rest), name
 
 
 # The server refuses each of these ids afterwards.
 @pytest.mark.parametrize(
     ("sequence", "keep_open"), [(31, False), (32, True), ("33", False), ("34", True)]
 )
-def test_two_clients_without_name_and_key_that_choose_the_same_id_hear_nothing_of_each_other(
+def test_two_clients_without_name_and_key_with_one_id(
     sequence: int | str, keep_open: bool, rig: Rig, golden: GoldenSet, whole: NDArray[np.float32]
 ) -> None:
     """The server cannot tell them apart, so the stream is closed before a token of the second
@@ -64,9 +64,9 @@ def test_two_clients_without_name_and_key_that_choose_the_same_id_hear_nothing_o
     )
     assert np.abs(outcome.audio - whole[: len(outcome.audio)]).max() <= SERVER_EQUALS_LIBRARY
     assert not outcome.stolen
-    for told in (outcome.errors, outcome.refusals):
-        assert told
-        assert all(CONTESTED in error for error in told)
+    for errors in (outcome.errors, outcome.refusals):
+        assert errors
+        assert all(CONTESTED in error for error in errors)
     # The first client may still send tokens, which must not become audio of another stream.
     with rig.connect() as connection:
         for _ in range(3):
@@ -77,17 +77,21 @@ def test_two_clients_without_name_and_key_that_choose_the_same_id_hear_nothing_o
 
 
 def test_a_second_start_of_the_same_client_closes_its_stream(rig: Rig, golden: GoldenSet) -> None:
-    mine = Identity(key="mine").parameters()
+    parameters = Identity(key="mine").parameters()
     with rig.connect() as connection:
-        connection.send(golden.tokens[:60], golden.voice, "again", start=True, parameters=mine)
+        connection.send(
+            golden.tokens[:60], golden.voice, "again", start=True, parameters=parameters
+        )
         assert len(connection.answers().chunks) == 1
-        connection.send(golden.tokens[:60], golden.voice, "again", start=True, parameters=mine)
-        connection.send(golden.tokens[60:], None, "again", end=True, parameters=mine)
+        connection.send(
+            golden.tokens[:60], golden.voice, "again", start=True, parameters=parameters
+        )
+        connection.send(golden.tokens[60:], None, "again", end=True, parameters=parameters)
         answers = connection.answers(2)
         assert not answers.chunks
         assert all("'again' was started a second time" in error for error in answers.errors)
         connection.send(
-            golden.tokens[:1], golden.voice, "again", start=True, end=True, parameters=mine
+            golden.tokens[:1], golden.voice, "again", start=True, end=True, parameters=parameters
         )
         assert connection.answers().audio.shape == (960,)
 

@@ -118,13 +118,13 @@ def balancer(
 
 
 def mutual(authority: Authority, **other: Path | str) -> Tls:
-    given: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "ca": authority.ca,
         "cert": authority.certificate("client"),
         "key": authority.key("client"),
         "server_name": "token2wav.test",
     }
-    return Tls(**(given | other))
+    return Tls(**(settings | other))
 
 
 def speaks(url: str, **how: Any) -> bool:
@@ -173,8 +173,12 @@ def test_a_server_with_another_certificate_is_not_tried_again(
     voice: ClientVoice,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    others = mutual(authority, ca=stranger.ca), mutual(authority, server_name="other.test"), Tls()
-    for tls in others:
+    mismatches = (
+        mutual(authority, ca=stranger.ca),
+        mutual(authority, server_name="other.test"),
+        Tls(),
+    )
+    for tls in mismatches:
         with (
             Client(server.url, tls=tls, retries=5) as client,
             pytest.raises(NoAccess, match=f"^no secure connection to {server.url} "),
@@ -190,8 +194,8 @@ def test_the_command_takes_certificates_and_a_token(
     token.write_text("s3cret\n")
     url, known = f"--url={server.url}", mutual(authority)
     command = ["health", url, f"--ca={known.ca}", f"--server-name={known.server_name}"]
-    own = [f"--cert={known.cert}", f"--key={known.key}", f"--token-file={token}"]
-    assert client_command([*command, *own, f"--timeout={PATIENCE_SECONDS}"]) == 0
+    credentials = [f"--cert={known.cert}", f"--key={known.key}", f"--token-file={token}"]
+    assert client_command([*command, *credentials, f"--timeout={PATIENCE_SECONDS}"]) == 0
     assert capfd.readouterr().out.startswith("healthy: ")
     assert client_command(["health", url, "--tls"]) == 7
     assert "error: no secure connection to " in capfd.readouterr().err
@@ -229,20 +233,20 @@ def direct(server: Serving, authority: Authority) -> Iterator[Any]:
         yield service_pb2_grpc.GRPCInferenceServiceStub(channel)
 
 
-@pytest.mark.parametrize("what", CLOSED)
+@pytest.mark.parametrize("call", CLOSED)
 def test_protocols_that_clients_dont_need_are_closed(
-    what: str, direct: Any, admin_key: Path
+    call: str, direct: Any, admin_key: Path
 ) -> None:
-    name, request = CLOSED[what]
+    name, request = CLOSED[call]
     for metadata in ((), (("triton-grpc-protocol-admin-key", "guessed"),)):
         with pytest.raises(grpc.RpcError, match="This protocol is restricted"):
             getattr(direct, name)(request, metadata=metadata)
     getattr(direct, name)(request, metadata=_admin(admin_key))
 
 
-@pytest.mark.parametrize("what", SHARED_MEMORY)
-def test_nobody_shares_memory(what: str, direct: Any, admin_key: Path) -> None:
-    name, request = SHARED_MEMORY[what]
+@pytest.mark.parametrize("call", SHARED_MEMORY)
+def test_nobody_shares_memory(call: str, direct: Any, admin_key: Path) -> None:
+    name, request = SHARED_MEMORY[call]
     for metadata in ((), _admin(admin_key)):
         with pytest.raises(grpc.RpcError, match="This protocol is restricted"):
             getattr(direct, name)(request, metadata=metadata)
@@ -383,13 +387,13 @@ def test_the_balancer_passes_on_the_calls_of_synthesis(
         assert stub.ModelMetadata(
             service_pb2.ModelMetadataRequest(name="token2wav"), metadata=metadata
         ).inputs
-        others = {
+        closed_calls = {
             **CLOSED,
             **SHARED_MEMORY,
             "statistics": ("ModelStatistics", service_pb2.ModelStatisticsRequest()),
             "configuration": ("ModelConfig", service_pb2.ModelConfigRequest(name="token2wav")),
         }
-        for name, request in others.values():
+        for name, request in closed_calls.values():
             with pytest.raises(grpc.RpcError, match="balancer: this call is not open to clients"):
                 getattr(stub, name)(request, metadata=metadata)
 
@@ -413,11 +417,11 @@ def test_a_message_that_is_too_long_ends_its_stream_only(
 
 def test_no_secret_is_printed(server: Serving, balancer: Balancer, admin_key: Path) -> None:
     """Comes last in this file, so that the log has everything from the tests above."""
-    said = "\n".join(server.printed) + balancer.log.read_text()
-    assert "client=alice" in said
-    assert TOKEN not in said
-    assert hashlib.sha256(TOKEN.encode()).hexdigest() not in said
-    assert admin_key.read_text().strip() not in said
+    log = "\n".join(server.printed) + balancer.log.read_text()
+    assert "client=alice" in log
+    assert TOKEN not in log
+    assert hashlib.sha256(TOKEN.encode()).hexdigest() not in log
+    assert admin_key.read_text().strip() not in log
     assert admin_key.stat().st_mode & 0o777 == 0o600
 
 

@@ -66,9 +66,9 @@ def test_served_and_spoken(folder: Path, golden: GoldenSet, tmp_path: Path) -> N
     )
     # so that no hop is cut short
     with Rig.start(folder, tmp_path, "limits: {player_buffer_seconds: 60}") as rig:
-        given = ["--json", "--tokens=-", "--voice=voice.safetensors", "--out=out.wav"]
-        given += ["--audio-format=float32", "--tokens-per-request=1"]
-        command = synth(rig.server.grpc_url, *given)
+        arguments = ["--json", "--tokens=-", "--voice=voice.safetensors", "--out=out.wav"]
+        arguments += ["--audio-format=float32", "--tokens-per-request=1"]
+        command = synth(rig.server.grpc_url, *arguments)
         with subprocess.Popen(
             command,
             cwd=tmp_path,

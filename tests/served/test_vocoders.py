@@ -80,8 +80,8 @@ def test_the_wav_and_the_report_have_the_rate_of_the_answers(
         for field in ("prompt_tokens", "prompt_mel", "speaker_embedding")
     }
     save_file(arrays, tmp_path / "voice.safetensors")
-    given = [f"--model={name}", "--tokens=tokens.npy", "--voice=voice.safetensors"]
-    command = synth(served.server.grpc_url, *given, "--out=out.wav", "--json")
+    arguments = [f"--model={name}", "--tokens=tokens.npy", "--voice=voice.safetensors"]
+    command = synth(served.server.grpc_url, *arguments, "--out=out.wav", "--json")
     done = subprocess.run(
         command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True
     )

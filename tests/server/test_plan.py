@@ -57,14 +57,14 @@ def speak_side_by_side(
     ]
     most = engine.pool.used
     for portion in portions(some_tokens(tokens), [40]):
-        for each in streams:
-            each.push(portion)
+        for open_stream in streams:
+            open_stream.push(portion)
             most = max(most, engine.pool.used)
-    for each in streams:
-        each.finish()
+    for open_stream in streams:
+        open_stream.finish()
     most = max(most, engine.pool.used)
-    for each in streams:
-        each.close()
+    for open_stream in streams:
+        open_stream.close()
     return most
 
 
@@ -102,7 +102,7 @@ def test_as_many_streams_fit_as_planned_and_not_one_more(
     assert _recomputing(parts, plan.streams + 1, monkeypatch) > 0
 
 
-def test_as_many_streams_with_a_window_open_as_planned_and_not_one_more(parts: Parts) -> None:
+def test_planned_streams_with_a_window_open_and_no_more(parts: Parts) -> None:
     stream = StreamConfig(left_blocks=1, max_hop_tokens=25)
     needs = stream_needs(parts.config, stream, "float32", 80, 260)
     assert (needs.pages, needs.chunk_pages) == (1, 3)
@@ -156,7 +156,7 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         return [value]
     fields = vars(value).values() if hasattr(value, "__dict__") else value
-    return [tensor for each in fields for tensor in _tensors(each)]
+    return [tensor for field in fields for tensor in _tensors(field)]
 
 
 def test_public_size_in_float16_takes_ninety_megabytes_a_second(
@@ -211,9 +211,9 @@ COUNTED = json.loads((RESULTS / "launches.json").read_text())["rows"]
 def test_estimated_nodes_are_close_to_the_counted_launches(family: str) -> None:
     model = public_configs()[family]
     [counts] = [
-        each
-        for each in COUNTED
-        if each["family"] == family and each["streams"] == 1 and each["spoken_s"] == 0.0
+        entry
+        for entry in COUNTED
+        if entry["family"] == family and entry["streams"] == 1 and entry["spoken_s"] == 0.0
     ]
     captured = {name: stage["captured"] for name, stage in counts["stages"].items()}
     nodes = graph_nodes(model, StreamConfig(first_tokens=0))
@@ -273,7 +273,7 @@ def test_compute_binds_where_it_was_measured(
 
 
 @pytest.mark.parametrize(
-    ("measured", "planned", "said"),
+    ("measured", "planned", "reason"),
     [
         ("NVIDIA L4", ["--gpu", "L4"], None),
         ("NVIDIA A100-SXM4-40GB", ["--gpu", "A100 40GB"], None),
@@ -291,15 +291,15 @@ def test_compute_binds_where_it_was_measured(
 def test_a_report_of_another_gpu_is_left_out(
     measured: str | None,
     planned: list[str],
-    said: str | None,
+    reason: str | None,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     arguments = ["--model", str(TINY), *planned, "--costs", str(report_in(tmp_path, measured))]
     assert main([*arguments, "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
-    assert (plan["compute"] is None) == (said is not None) == (plan["binds"] != "compute")
-    expected = None if said is None else f"not measured on this GPU; {tmp_path}/{said}"
+    assert (plan["compute"] is None) == (reason is not None) == (plan["binds"] != "compute")
+    expected = None if reason is None else f"not measured on this GPU; {tmp_path}/{reason}"
     assert plan["unmeasured"] == expected
 
 

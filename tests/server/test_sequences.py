@@ -45,7 +45,7 @@ def test_a_stream_is_found_by_its_owner_only() -> None:
         sequences.find(2, ALICE)
 
 
-def test_the_first_stream_that_anybody_can_continue_logs_a_warning(
+def test_one_warning_of_streams_that_anybody_can_continue(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     sequences: Sequences[str] = Sequences(30.0)
@@ -59,7 +59,7 @@ def test_the_first_stream_that_anybody_can_continue_logs_a_warning(
     assert "without the request parameter stream_key" in record.message
 
 
-def test_a_stream_that_is_closed_late_does_not_take_the_id_of_the_next_one() -> None:
+def test_a_late_close_leaves_the_id_of_the_next_stream() -> None:
     sequences: Sequences[str] = Sequences(30.0)
     sequences.add(1, ALICE, "first")
     sequences.remove(1, "first", "it ended")
@@ -81,7 +81,7 @@ def test_reasons_of_a_thousand_closed_streams_are_kept() -> None:
         sequences.find(1, ALICE)
 
 
-def test_a_contested_id_is_refused_while_requests_with_it_arrive() -> None:
+def test_a_contested_id_is_refused_while_requests_arrive() -> None:
     """Tokens of the first client must not become audio of a client that starts the id later."""
     clock = Clock()
     sequences: Sequences[str] = Sequences(30.0, clock)

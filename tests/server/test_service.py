@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import sys
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -28,6 +31,7 @@ from token2wav.errors import (
     StreamClosedError,
     Token2WavError,
 )
+from token2wav.serving.audio_output import AudioChunk
 from token2wav.voice import FIELDS
 
 IMPORTED = [
@@ -239,7 +243,7 @@ def test_metrics_that_fail_harm_no_request(service: Any, triton: FakeTriton, voi
     ("streams", "left_blocks", "fit"),
     [(64, -1, 2), (2, -1, None), (64, 8, 5), (64, 1, 25), (25, 1, None), (64, 0, None)],
 )
-def test_more_streams_than_the_cache_has_pages_for_are_warned_of(
+def test_a_warning_of_more_streams_than_pages(
     triton: FakeTriton,
     faulty: tuple[Token2Wav, FaultyVocoder],
     caplog: pytest.LogCaptureFixture,
@@ -287,3 +291,38 @@ def test_batches_larger_than_the_engine_are_warned_of(
     importlib.import_module("token2wav_server.service").Service(faulty[0], config).close()
     expected = "limits.batch_streams is 8, but the tensorrt engine computes at most 4 chunks"
     assert (expected in caplog.text) is warned
+
+
+def test_a_reply_does_not_use_its_sender_after_the_end(triton: FakeTriton) -> None:
+    """Tritonserver would crash."""
+
+    class Sender(FakeRequest):
+        def is_cancelled(self) -> bool:
+            assert not self.over, "a question after the last word"
+            return False
+
+    request = Sender()
+    reply = importlib.import_module("token2wav_server.triton_reply").TritonReply(request)
+    chunk = AudioChunk(np.zeros(960, np.float32), 0, False, 24_000, 960, 0, 0, 1)
+    reply.send(chunk)
+    reply.fail(InputError("tokens", "none"))
+    reply.send(chunk)
+    reply.finish()
+    assert not reply.is_cancelled()
+    assert request.errors == [None, "INVALID_ARG tokens: none"]
+
+
+def test_a_refused_request_is_freed_at_once(service: Any) -> None:
+    """A cycle of its error and its frame would keep its shared memory until Python looks for
+    cycles.
+    """
+    request = FakeRequest()
+    freed = weakref.ref(request)
+    gc.disable()
+    try:
+        service.handle(request)
+        assert request.over
+        del request
+        assert freed() is None
+    finally:
+        gc.enable()

@@ -84,19 +84,19 @@ def test_a_prompt_beyond_the_limit_is_refused(tmp_path: Path) -> None:
         voices_in(ServerConfig(voices=files), CosyVoice3Config.read(TINY))
 
 
-def test_equal_content_has_an_equal_id_and_any_difference_another() -> None:
+def test_equal_ids_for_equal_content_only() -> None:
     voice = a_voice(4, 0)
     assert a_voice(4, 0).content_hash == voice.content_hash
     tokens, mel, speaker = (
         np.array(x) for x in (voice.prompt_tokens, voice.prompt_mel, voice.speaker_embedding)
     )
-    others = [
+    voices = [
         Voice(tokens[::-1].copy(), mel, speaker),
         Voice(tokens, mel + 1e-6, speaker),
         Voice(tokens, mel, -speaker),
     ]
-    others += [Voice([], np.zeros((0, 80)), speaker), a_voice(4, 1)]
-    assert len({voice.content_hash, *(other.content_hash for other in others)}) == 1 + len(others)
+    voices += [Voice([], np.zeros((0, 80)), speaker), a_voice(4, 1)]
+    assert len({voice.content_hash, *(other.content_hash for other in voices)}) == 1 + len(voices)
 
 
 @pytest.mark.parametrize("prompt_tokens", [0, 1, 30])

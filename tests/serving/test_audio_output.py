@@ -39,11 +39,11 @@ def taken(output: AudioOutput, audio: NDArray[np.float32], cuts: list[int]) -> l
     It also checks the rules that hold for every utterance.
     """
     portions = np.split(audio, sorted(cuts))
-    found = [
+    outputs = [
         output.take(portion, last=index == len(portions) - 1)
         for index, portion in enumerate(portions)
     ]
-    chunks = [chunk for chunk in found if chunk is not None]
+    chunks = [chunk for chunk in outputs if chunk is not None]
     assert [chunk.index for chunk in chunks] == list(range(len(chunks)))
     assert [chunk.final for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
     assert all(len(chunk.audio) for chunk in chunks[:-1])
@@ -84,10 +84,10 @@ def test_resampled_in_portions_equals_the_whole(
         if sample_rate != CONFIG.sample_rate
         else audio
     )
-    found = joined(chunks)
-    assert found.dtype == np.float32
-    assert len(found) == len(whole)
-    assert 20 * np.log10(np.std(found - whole) / np.std(whole) + 1e-20) < EQUALS_WHOLE_DB
+    output = joined(chunks)
+    assert output.dtype == np.float32
+    assert len(output) == len(whole)
+    assert 20 * np.log10(np.std(output - whole) / np.std(whole) + 1e-20) < EQUALS_WHOLE_DB
     assert {chunk.sample_rate for chunk in chunks} == {sample_rate}
 
 
@@ -154,14 +154,14 @@ def test_trimmed_in_portions_equals_the_whole(
     rate = sample_rate or CONFIG.sample_rate
     chunks = taken(AudioOutput(CONFIG, AudioFormat(encoding, sample_rate), trim_ms), audio, cuts)
     assert chunks[-1].samples_trimmed == -(-windows * WINDOW * rate // CONFIG.sample_rate)
-    kept = audio[windows * WINDOW :]
+    rest = audio[windows * WINDOW :]
     whole = ENCODERS[encoding](
-        soxr.resample(kept, CONFIG.sample_rate, rate) if sample_rate else kept
+        soxr.resample(rest, CONFIG.sample_rate, rate) if sample_rate else rest
     )
-    found = joined(chunks)
+    output = joined(chunks)
     # where the part that was dropped is no whole number of samples
-    assert len(whole) - len(found) in (0, 1)
-    assert np.array_equal(found, whole[: len(found)])
+    assert len(whole) - len(output) in (0, 1)
+    assert np.array_equal(output, whole[: len(output)])
 
 
 @pytest.mark.parametrize("trim_ms", [0, 9, 10, 290, 5000])
@@ -196,12 +196,12 @@ def test_the_first_sound_is_found(trim_ms: int, sample_rate: int | None, sound_s
         [7000, 11_000, 20_000],
     )
     before = np.cumsum([0.0, *(chunk.duration_s for chunk in chunks)])
-    [found] = [
+    [first_sound_s] = [
         start + chunk.sound_s
         for start, chunk in zip(before, chunks, strict=False)
         if chunk.sound_s is not None
     ]
-    assert found == pytest.approx(sound_s, abs=0.011)
+    assert first_sound_s == pytest.approx(sound_s, abs=0.011)
 
 
 @pytest.mark.parametrize(
@@ -295,15 +295,15 @@ def test_trimming_goes_forward_only() -> None:
 
 @pytest.mark.parametrize("rate", [24_000, 16_000, 8_000, 48_000])
 @pytest.mark.parametrize("trim_ms", [0.0, 100.0])
-def test_samples_that_the_decoder_does_not_make_count_as_trimmed(rate: int, trim_ms: float) -> None:
+def test_missing_samples_of_a_decoder_count_as_trimmed(rate: int, trim_ms: float) -> None:
     class Shorter(type(CONFIG)):  # type: ignore[misc]
         missing_samples = 555
 
     config, missing = Shorter(**vars(CONFIG)), Shorter.missing_samples
     audio = np.concatenate((np.zeros(500, np.float32), noise(9 * TOKEN - 500 - missing)))
     output = AudioOutput(config, AudioFormat(sample_rate=rate), trim_ms)
-    found = [output.take(part, last=False) for part in np.split(audio, [200, 3000])]
-    chunks = [*(chunk for chunk in found if chunk), output.take(audio[:0], last=True)]
+    outputs = [output.take(part, last=False) for part in np.split(audio, [200, 3000])]
+    chunks = [*(chunk for chunk in outputs if chunk), output.take(audio[:0], last=True)]
     assert chunks[-1] is not None
     sent = sum(len(chunk.audio) for chunk in chunks if chunk)
     dropped = missing + (2 * WINDOW if trim_ms else 0)

@@ -74,7 +74,7 @@ def run(chunker: Chunker, portions: Iterable[int]) -> list[TokenChunk]:
     def drain() -> None:
         while (chunk := chunker.next_chunk) is not None:
             chunks.append(chunk)
-            chunker.computed()
+            chunker.finish_chunk()
 
     for portion in portions:
         chunker.push(numbered(portion, at))
@@ -90,7 +90,7 @@ def ranges(chunks: Iterable[TokenChunk]) -> list[tuple[int, int, bool]]:
 
 
 @given(prompts, st.lists(st.integers(0, 60), min_size=1, max_size=12), policies)
-def test_chunks_cover_the_utterance_on_the_block_grid_with_their_context(
+def test_chunks_cover_the_utterance_on_the_block_grid(
     prompt: int, portions: list[int], stream: StreamConfig
 ) -> None:
     count = sum(portions)
@@ -129,7 +129,7 @@ def test_the_chunks_do_not_depend_on_how_tokens_arrive(
 
 @given(prompts, lengths, policies)
 @settings(max_examples=40)
-def test_a_chunk_runs_at_the_very_token_that_completes_its_lookahead(
+def test_a_chunk_runs_when_its_lookahead_is_complete(
     prompt: int, count: int, stream: StreamConfig
 ) -> None:
     chunker = chunker_of(prompt, stream)
@@ -140,7 +140,7 @@ def test_a_chunk_runs_at_the_very_token_that_completes_its_lookahead(
             continue
         assert prompt + received == chunk.stop + LOOKAHEAD
         assert not chunk.last
-        chunker.computed()
+        chunker.finish_chunk()
         assert chunker.next_chunk is None
 
 
@@ -148,9 +148,7 @@ def test_a_chunk_runs_at_the_very_token_that_completes_its_lookahead(
     ("prompt", "first"),
     [(1, 49), (24, 26), (25, 25), (26, 49), (30, 45), (50, 25), (74, 26), (75, 25)],
 )
-def test_the_first_chunk_has_a_hop_and_completes_the_last_prompt_block(
-    prompt: int, first: int
-) -> None:
+def test_the_first_chunk_completes_the_last_prompt_block(prompt: int, first: int) -> None:
     chunker = chunker_of(prompt)
     chunker.push(numbered(first + LOOKAHEAD - 1))
     assert chunker.next_chunk is None
@@ -177,16 +175,16 @@ def test_hops_grow_where_all_tokens_are_there(stream: StreamConfig, hops: list[i
 
 
 @pytest.mark.parametrize("extra", [0, 1, 2])
-def test_an_utterance_that_ends_within_the_lookahead_of_a_chunk_has_no_stub(extra: int) -> None:
+def test_no_stub_if_the_end_is_within_the_lookahead(extra: int) -> None:
     chunks = run(chunker_of(25), [25 + extra])
     assert ranges(chunks) == [(0, 50 + extra, True)]
 
 
-def test_an_utterance_that_ends_with_the_lookahead_of_a_chunk_has_a_stub_of_it() -> None:
+def test_a_stub_if_the_end_is_that_of_the_lookahead() -> None:
     assert ranges(run(chunker_of(25), [28])) == [(0, 50, False), (50, 53, True)]
 
 
-def test_the_cached_prefix_is_the_whole_blocks_with_their_lookahead() -> None:
+def test_cached_prefix_of_whole_blocks_with_lookahead() -> None:
     prefixes = {prompt: CONFIG.grid(prompt).prefix for prompt in (1, 2, 3, 25, 27, 28, 52, 53, 103)}
     assert prefixes == {1: 0, 2: 0, 3: 0, 25: 0, 27: 0, 28: 25, 52: 25, 53: 50, 103: 100}
 
@@ -215,48 +213,48 @@ def test_a_decision_stands_until_its_chunk_is_computed() -> None:
     assert chunker.chunks == 0
 
 
-def test_a_waiting_chunk_of_a_growing_schedule_takes_tokens_up_to_its_hop_and_the_end() -> None:
+def test_a_waiting_chunk_grows_up_to_its_hop_and_the_end() -> None:
     clock = FakeClock()
     playback = Playback(clock)
     chunker = Chunker(NOTHING, CODEC, HopSchedule.of(StreamConfig(), CODEC), playback)
     chunker.push(numbered(1))
     playback.sent(0.0)
-    chunker.computed()
+    chunker.finish_chunk()
     lengths = []
     for _ in range(3):  # the listener is out of audio, so one token is enough for a chunk
         chunker.push(numbered(1))
         chunker.decide()
         lengths.append(chunker.next_tokens)
     assert lengths == [1, 2, 2]
-    chunker.computed()
+    chunker.finish_chunk()
     assert ranges([chunk for chunk in [chunker.next_chunk] if chunk]) == [(3, 4, False)]
     chunker.push(NOTHING, end=True)
     chunker.decide()
     assert ranges([chunk for chunk in [chunker.next_chunk] if chunk]) == [(3, 4, True)]
 
 
-def test_a_shortened_chunk_leaves_its_other_tokens_to_the_next_one() -> None:
+def test_a_shortened_chunk_leaves_tokens_to_the_next_one() -> None:
     chunker = Chunker(NOTHING, CODEC, HopSchedule.of(StreamConfig(), CODEC))
     chunker.push(numbered(1 + 2 + 4))
     for _ in range(2):
-        chunker.computed()
+        chunker.finish_chunk()
     chunker.shorten(1)
     shortened = chunker.next_chunk
-    chunker.computed()
+    chunker.finish_chunk()
     chunker.push(NOTHING, end=True)
     chunks = [chunk for chunk in (shortened, chunker.next_chunk) if chunk]
     assert ranges(chunks) == [(3, 4, False), (4, 7, True)]
     assert np.concatenate([chunk.tokens for chunk in chunks]).tolist() == [3, 4, 5, 6]
 
 
-def test_a_message_is_consumed_when_the_next_chunk_needs_more_than_its_tokens() -> None:
+def test_when_a_message_is_consumed() -> None:
     chunker = chunker_of(25)
     chunker.push(numbered(27))
     assert chunker.needs(52)
     chunker.push(numbered(2))
     assert chunker.needs(52)
     assert not chunker.needs(53)
-    chunker.computed()
+    chunker.finish_chunk()
     assert chunker.needs(54)
     chunker.push(NOTHING, end=True)
     assert chunker.needs(54)  # of the end, which came with a later one
@@ -284,14 +282,14 @@ def test_windows_are_copies() -> None:
         chunker.push(tokens)
     assert chunkers[0].next_chunk is not None
     chunkers[0].next_chunk.tokens[:] = -7
-    chunkers[0].computed()
+    chunkers[0].finish_chunk()
     assert chunkers[1].next_chunk is not None
     assert np.array_equal(tokens, numbered(300))
     assert chunkers[0].next_chunk is not None
     assert (chunkers[0].next_chunk.tokens >= 0).all()
 
 
-def test_a_playback_clock_counts_from_the_first_audio_and_its_buffer() -> None:
+def test_playback_clock_from_the_first_audio_and_its_buffer() -> None:
     clock = FakeClock()
     playback = Playback(clock, buffer_seconds=0.3)
     assert (playback.sent(1.0), playback.plays_until) == (0.0, 1001.3)

@@ -22,7 +22,7 @@ FIRST, LOOKAHEAD = StreamConfig().first_tokens, StreamConfig().early_lookahead_t
 
 @pytest.mark.parametrize("pattern", ["steady", "messages of 5"])
 @pytest.mark.parametrize("schedule", [WAITING, EARLY], ids=["whole blocks", "early"])
-def test_no_underruns_with_200_ms_of_buffer_at_the_pace_of_speech(
+def test_no_underruns_at_the_pace_of_speech_with_200_ms(
     schedule: HopSchedule, pattern: str
 ) -> None:
     for pace in (pace for pace in PACES if pace >= 25):
@@ -30,7 +30,7 @@ def test_no_underruns_with_200_ms_of_buffer_at_the_pace_of_speech(
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_no_stream_has_more_silence_than_with_hops_that_always_grow(pattern: str) -> None:
+def test_no_more_silence_than_with_growing_hops(pattern: str) -> None:
     for pace in PACES:
         grown, ours = (replay(schedule, FLOW, pace, pattern) for schedule in (GROWING, WAITING))
         assert ours.silent_s <= grown.silent_s
@@ -41,7 +41,7 @@ def test_no_stream_has_more_silence_than_with_hops_that_always_grow(pattern: str
 
 
 @pytest.mark.parametrize("pace", [50, 100, 200])
-def test_tokens_that_come_fast_are_spoken_early_once_and_then_in_hops_that_grow(
+def test_fast_tokens_one_provisional_chunk_then_hops(
     pace: float,
 ) -> None:
     heard = replay(EARLY, FLOW, pace)
@@ -83,7 +83,7 @@ def test_a_hop_is_cut_down_when_the_tokens_for_more_do_not_come() -> None:
     chunker, playback = chunker_of(clock, first_tokens=0)
     chunker.push(tokens(28))
     playback.sent(0.92)
-    chunker.computed()
+    chunker.finish_chunk()
     clock.now = 0.1
     chunker.push(tokens(40))  # 40 of 53, at 400 a second
     assert chunker.next_chunk is None
@@ -103,7 +103,7 @@ def test_a_longer_hop_takes_more_time_than_the_latest_chunk() -> None:
     chunker.push(tokens(28))
     clock.now = 0.2  # the time of a chunk of 25 tokens
     playback.sent(0.92)
-    chunker.computed()
+    chunker.finish_chunk()
     clock.now = 0.5
     chunker.push(tokens(30))
     assert chunker.next_chunk is None
@@ -116,9 +116,7 @@ def test_a_longer_hop_takes_more_time_than_the_latest_chunk() -> None:
 
 
 @pytest.mark.parametrize(("block_seconds", "most"), [(0.05, 1), (0.35, 2)])
-def test_another_provisional_chunk_fills_the_time_that_a_whole_block_takes(
-    block_seconds: float, most: int
-) -> None:
+def test_provisional_chunks_while_a_whole_block_runs(block_seconds: float, most: int) -> None:
     """A whole block has more ODE steps, so the time of a provisional chunk does not estimate it."""
     clock, load = Clock(), Load()
     load.delayed(block_seconds, one_block=True)
@@ -130,11 +128,11 @@ def test_another_provisional_chunk_fills_the_time_that_a_whole_block_takes(
         if (chunk := chunker.next_chunk) is not None:
             provisional += chunk.provisional
             playback.sent((chunk.stop - chunk.start - chunk.skip) / 25)
-            chunker.computed()
+            chunker.finish_chunk()
     assert provisional == most
 
 
-def test_a_piece_that_waited_for_a_worker_becomes_the_block_that_is_complete_by_then() -> None:
+def test_a_waiting_provisional_chunk_becomes_a_block() -> None:
     chunker, _ = chunker_of(Clock())
     chunker.push(tokens(15))
     assert chunker.next_chunk is not None
@@ -144,12 +142,22 @@ def test_a_piece_that_waited_for_a_worker_becomes_the_block_that_is_complete_by_
     assert (chunker.next_chunk.stop, chunker.next_chunk.provisional) == (100, False)
 
 
+def test_separate_estimates_for_provisional_and_whole_chunks() -> None:
+    clock, load = Clock(), Load()
+    chunker, _ = chunker_of(clock, load=load)
+    chunker.push(tokens(15))
+    clock.now = 0.3  # the time of a provisional chunk
+    chunker.finish_chunk()
+    assert chunker.seconds_to_compute(1, provisional=True) == pytest.approx(0.3)
+    assert chunker.seconds_to_compute(25) == load.delay_seconds < 0.3
+
+
 def test_a_stream_that_ran_dry_waits_for_a_whole_block() -> None:
     clock = Clock()
     chunker, playback = chunker_of(clock)
     chunker.push(tokens(15))
     playback.sent(0.4)
-    chunker.computed()
+    chunker.finish_chunk()
     clock.now = 0.7  # silent for 0.1 s
     chunker.push(tokens(10))
     assert chunker.next_chunk is None
@@ -176,10 +184,10 @@ def test_as_many_speak_early_as_the_workers_compute_in_time(
     batches: dict[int, float], most: int
 ) -> None:
     load = Load()
-    load.computed(1, 3.0)  # the first measurement does not count
+    load.record_batch(1, 3.0)  # the first measurement does not count
     for _ in range(100):
         for chunks, seconds in batches.items():
-            load.computed(chunks, seconds)
+            load.record_batch(chunks, seconds)
     streams = [chunker_of(Clock(), load=load)[0] for _ in range(100)]
     for stream in streams:
         stream.push(tokens(15))
@@ -188,25 +196,25 @@ def test_as_many_speak_early_as_the_workers_compute_in_time(
     assert load.try_admit_early(chunker_of(Clock(), load=load)[0])  # the others are gone
 
 
-def test_a_stream_of_whole_blocks_makes_room_for_an_early_stream() -> None:
+def test_whole_blocks_make_room_for_an_early_stream() -> None:
     load = Load()
     for _ in range(2):
-        load.computed(1, 0.04)
+        load.record_batch(1, 0.04)
     other, _ = chunker_of(Clock(), load=load)
     chunker, _ = chunker_of(Clock(), load=load)
     chunker.push(tokens(15))
-    chunker.computed()  # the first tokens
+    chunker.finish_chunk()  # the first tokens
     chunker.push(tokens(100))
-    chunker.computed()  # up to the first block's end
+    chunker.finish_chunk()  # up to the first block's end
     assert not load.try_admit_early(other)
-    chunker.computed()  # the next block as a whole
+    chunker.finish_chunk()  # the next block as a whole
     assert load.try_admit_early(other)
 
 
-def test_a_first_chunk_that_nothing_is_sent_of_is_followed_by_another_soon() -> None:
+def test_a_first_chunk_without_audio_then_another_soon() -> None:
     chunker, _ = chunker_of(Clock())
     chunker.push(tokens(15))
-    chunker.computed(heard=False)  # silence that was trimmed
+    chunker.finish_chunk(heard=False)  # silence that was trimmed
     chunker.push(tokens(12))
     assert chunker.next_chunk is not None
     assert chunker.next_chunk.stop == 99

@@ -48,10 +48,10 @@ def test_any_cut_gives_the_frames(delays: tuple[int, ...], count: int, size: int
     pattern, client = DelayPattern(delays, CONFIG), CodeAligner(delays, codebook_size=16)
     rows = rows_of(frames, delays)
     parts = [rows[start : start + size] for start in range(0, len(rows), size)]
-    own = [pattern.frames(part) for part in parts]
-    np.testing.assert_array_equal(np.concatenate(own), frames)
-    for part, found in zip(parts, own, strict=True):
-        np.testing.assert_array_equal(client.feed(part), found)
+    portions = [pattern.frames(part) for part in parts]
+    np.testing.assert_array_equal(np.concatenate(portions), frames)
+    for part, portion in zip(parts, portions, strict=True):
+        np.testing.assert_array_equal(client.feed(part), portion)
     assert not len(pattern.frames(frames_of(20))) or not count  # rows after the end
 
 
@@ -61,11 +61,18 @@ def test_a_mark_inside_a_frame_is_the_highest_code() -> None:
     assert DelayPattern((0, 1, 2), CONFIG).frames(rows)[1, 1] == 15
 
 
+def test_the_highest_code_is_that_of_the_codebook() -> None:
+    rows = rows_of(frames_of(4) % 5, (0, 1, 2))
+    rows[4, 1] = END
+    config = replace(CONFIG, codebook_sizes=(16, 9, 5))
+    assert DelayPattern((0, 1, 2), config).frames(rows)[1, 1] == 8
+
+
 def test_rows_that_are_refused_change_nothing() -> None:
     frames = frames_of(5)
     pattern = DelayPattern((0, 1, 2), CONFIG)
     rows = rows_of(frames, (0, 1, 2))
-    got = [pattern.frames(rows[:4])]
+    portions = [pattern.frames(rows[:4])]
     for bad, message in (
         ([[1, 2]], "shape"),
         ([[1, 2, -1]], "-1 is below 0"),
@@ -73,8 +80,8 @@ def test_rows_that_are_refused_change_nothing() -> None:
     ):
         with pytest.raises(InputError, match=f"tokens: .*{message}"):
             pattern.frames(bad)
-    got.append(pattern.frames(rows[4:]))
-    np.testing.assert_array_equal(np.concatenate(got), frames)
+    portions.append(pattern.frames(rows[4:]))
+    np.testing.assert_array_equal(np.concatenate(portions), frames)
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ def test_a_request_that_was_ended_before_gets_no_result(result: Sample | None) -
     assert (rig.sent, rig.chunks) == ([], 0)
 
 
-def test_a_request_that_is_ended_while_its_result_is_sent_computes_no_more() -> None:
+def test_a_request_ended_during_delivery_computes_no_more() -> None:
     rig = Rig()
 
     def send(result: Sample, late: float) -> None:

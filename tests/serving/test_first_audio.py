@@ -61,7 +61,7 @@ def provisional_frames(stream: FlowStream, prompt: int) -> int:
 
 @pytest.mark.parametrize("prompt", PROMPTS)
 @pytest.mark.parametrize("first_tokens", FIRST_TOKENS)
-def test_first_audio_comes_with_the_token_that_completes_the_first_lookahead(
+def test_first_audio_when_the_first_lookahead_is_complete(
     parts: Parts, prompt: int, first_tokens: int
 ) -> None:
     config = parts.config
@@ -98,12 +98,12 @@ def test_audio_equals_the_whole_except_for_provisional_chunks(
         speak(parts, engine, prompt, count, sizes, first_tokens)
         for engine in (parts.incremental(), parts.recompute())
     )
-    kept, heard = parts.config.grid(prompt).prefix, prompt
+    state_stop, heard = parts.config.grid(prompt).prefix, prompt
     for chunk in cached.chunks:
-        assert (chunk.start, chunk.start + chunk.skip) == (kept, min(heard, chunk.stop))
+        assert (chunk.start, chunk.start + chunk.skip) == (state_stop, min(heard, chunk.stop))
         assert chunk.provisional or chunk.last or chunk.stop % BLOCK == 0
         assert heard < chunk.stop or not chunk.provisional
-        heard, kept = max(heard, chunk.stop), kept if chunk.provisional else chunk.stop
+        heard, state_stop = max(heard, chunk.stop), state_stop if chunk.provisional else chunk.stop
     assert heard == prompt + count
     exact = provisional_frames(cached, prompt)
     assert exact <= 2 * (BLOCK + 39 + LOOKAHEAD)
@@ -125,9 +125,7 @@ def test_provisional_chunks_take_no_page_and_leave_no_trace(parts: Parts) -> Non
 
 
 @pytest.mark.parametrize("storage", ["float32", "float16", "int8"])
-def test_a_whole_block_does_not_depend_on_earlier_provisional_chunks(
-    parts: Parts, storage: Storage
-) -> None:
+def test_blocks_do_not_depend_on_provisional_chunks(parts: Parts, storage: Storage) -> None:
     early, late = (
         speak(parts, parts.incremental(storage=storage), 75, 90, sizes)
         for sizes in ([15, 20], [50])
@@ -138,7 +136,7 @@ def test_a_whole_block_does_not_depend_on_earlier_provisional_chunks(
     assert np.array_equal(early.mel[:, exact:], late.mel[:, exact:])
 
 
-def test_lookahead_that_has_not_arrived_is_silent_as_after_the_end(parts: Parts) -> None:
+def test_missing_lookahead_is_silent_as_after_the_end(parts: Parts) -> None:
     """A provisional chunk without any look-ahead has the mel of an utterance that ends there."""
     engine, tokens = parts.incremental(), some_tokens(10)
     absent = np.full(LOOKAHEAD, NO_TOKEN, np.int32)

@@ -90,12 +90,10 @@ def test_idle_workers_share_the_ready_chunks(workers: int, batch: str) -> None:
         ("a1 b1! c1", "ac"),
     ],
 )
-def test_chunks_of_equal_length_share_a_batch_if_the_model_needs_it(
-    chunks: str, batch: str
-) -> None:
+def test_batches_of_equal_length_if_the_model_needs_them(chunks: str, batch: str) -> None:
     requests = [
-        Ready(each[0], 0.0, at / 100, int(each[1]), next_divisible=not each.endswith("!"))
-        for at, each in enumerate(chunks.split())
+        Ready(word[0], 0.0, at / 100, int(word[1]), next_divisible=not word.endswith("!"))
+        for at, word in enumerate(chunks.split())
     ]
     assert (
         names(Policy[Ready](3 if "h" in chunks else 8, equal_block=1).next_batch(requests, 0.0))
@@ -103,7 +101,7 @@ def test_chunks_of_equal_length_share_a_batch_if_the_model_needs_it(
     )
 
 
-def test_every_fourth_batch_ranks_urgent_and_unheard_chunks_by_waiting_time() -> None:
+def test_every_fourth_batch_ranks_by_waiting_time() -> None:
     policy, relaxed = Policy[Ready](1), heard("relaxed", 4.0, since=-90.0)
     requests = [heard("urgent", -9.0, since=-9.0), fresh("old", -50.0), relaxed]
     heads = [names(policy.next_batch(requests, 0.0)) for _ in range(8)]
@@ -131,7 +129,7 @@ def test_chunks_that_have_time_leave_the_last_worker_to_others(
     in_hand: float, tokens: int, due: list[float], workers: int, batch: str
 ) -> None:
     policy = Policy[Ready](8)
-    policy.computed(100, 1.0)
+    policy.record_batch(100, 1.0)
     ready = [heard(name, in_hand, tokens) for name in "abcd"]
     waiting = [heard("waiting", plays_until) for plays_until in due]
     assert names(policy.next_batch(ready, 0.0, workers, waiting)) == batch
@@ -142,7 +140,7 @@ def test_a_waiting_stream_without_audio_counts_by_its_admission(
     admitted: float, batch: str
 ) -> None:
     policy = Policy[Ready](8)
-    policy.computed(100, 1.0)
+    policy.record_batch(100, 1.0)
     ready = [heard(name, 4.5, 100) for name in "abcd"]
     waiting = [Ready("waiting", admitted=admitted)]
     assert names(policy.next_batch(ready, 0.0, 1, waiting)) == batch
@@ -153,14 +151,14 @@ def test_the_speed_of_a_worker_is_learned() -> None:
     requests = [heard(name, 4.0, 100) for name in "abcd"]
     # for 100 tokens
     for seconds, most in ((2.0, 2), (1.0, 2), (1.0, 2), (1.0, 2), (1.0, 2), (1.0, 3)):
-        policy.computed(100, seconds)
+        policy.record_batch(100, seconds)
         assert len(policy.next_batch(requests, 0.0)) == most
 
 
 def test_a_batch_that_only_ends_streams_teaches_nothing() -> None:
     policy = Policy[Ready](8)
-    policy.computed(100, 1.0)
-    policy.computed(0, 50.0)
+    policy.record_batch(100, 1.0)
+    policy.record_batch(0, 50.0)
     assert len(policy.next_batch([heard(name, 3.5, 100) for name in "abcd"], 0.0)) == 3
 
 
@@ -232,7 +230,7 @@ def replay(
         for worker in [worker for worker in running if worker.until <= now]:
             running.remove(worker)
             tokens = sum(listener.next_tokens for listener in worker.batch)
-            policy.computed(tokens, fixed + per_token * tokens)
+            policy.record_batch(tokens, fixed + per_token * tokens)
             for listener in worker.batch:
                 listener.take(now)
         while len(running) < workers and (
@@ -241,7 +239,7 @@ def replay(
             tokens = sum(listener.next_tokens for listener in batch)
             running.append(Running(batch, now + fixed + per_token * tokens))
         events = [worker.until for worker in running] + [
-            each.ready_since for each in listeners if each.ready_since > now
+            listener.ready_since for listener in listeners if listener.ready_since > now
         ]
         now = min(
             [now + POLL_SECONDS, *events]
@@ -256,9 +254,11 @@ def waiting(
 ) -> tuple[list[Listener], float, int, list[Listener]]:
     """Returns the arguments with which the scheduler calls the policy."""
     computed = [listener for worker in running for listener in worker.batch]
-    idle = [each for each in listeners if each.admitted <= now and each not in computed]
-    ready = [each for each in idle if each.ready_since <= now]
-    awaited = [each for each in idle if each.ready_since > now]
+    idle = [
+        listener for listener in listeners if listener.admitted <= now and listener not in computed
+    ]
+    ready = [listener for listener in idle if listener.ready_since <= now]
+    awaited = [listener for listener in idle if listener.ready_since > now]
     return ready, now, workers - len(running), awaited
 
 
@@ -279,7 +279,7 @@ FULL_LOAD = 1 / (32 * TOKENS_PER_SECOND)
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_playback_is_unbroken_and_first_audio_fast_at_70_percent_load(seed: int) -> None:
+def test_playback_and_first_audio_at_70_percent_load(seed: int) -> None:
     listeners = replay(
         arriving(poisson(32, 0.1, seed)), 60.0, most=8, fixed=0.004, per_token=0.7 * FULL_LOAD
     )
@@ -318,7 +318,7 @@ ONE_WORKER, TWO_WORKERS, FAST = (1, 0.065, 0.0033), (2, 0.082, 0.0042), (1, 0.00
         (FAST, 4, 0.0, 3000),
     ],
 )
-def test_long_utterances_sent_at_once_do_not_starve_paced_streams(
+def test_long_utterances_do_not_starve_paced_streams(
     host: tuple[int, float, float], paced: int, longest_gap: float, bulk_seconds: float
 ) -> None:
     """Eight long utterances arrive after 10 s and run for 50 s beside paced listeners."""
@@ -328,12 +328,13 @@ def test_long_utterances_sent_at_once_do_not_starve_paced_streams(
     replay(listeners + bulk, 60.0, 8, fixed, per_token, workers)
     assert max(gap for listener in listeners for gap in listener.gaps) <= longest_gap
     # the long utterances get the rest of the capacity
-    assert sum(each.tokens for each in bulk) / TOKENS_PER_SECOND >= bulk_seconds
-    assert min(each.tokens for each in bulk) > 0.8 * max(each.tokens for each in bulk)
+    tokens = [listener.tokens for listener in bulk]
+    assert sum(tokens) / TOKENS_PER_SECOND >= bulk_seconds
+    assert min(tokens) > 0.8 * max(tokens)
 
 
-def test_newcomers_do_not_wait_for_long_utterances_that_are_far_ahead() -> None:
+def test_newcomers_do_not_wait_for_long_utterances() -> None:
     bulk = [Listener(0.0, longest=100, at_once=True) for _ in range(8)]
     newcomers = arriving([20.0 + 2.3 * number for number in range(8)])
     replay(bulk + newcomers, 60.0, 8, *TWO_WORKERS[1:], workers=2)
-    assert max(each.first for each in newcomers) < 0.5
+    assert max(listener.first for listener in newcomers) < 0.5

@@ -22,18 +22,18 @@ def ends(audio_left: int, wait_for_block: int, block: int = 25) -> list[int]:
         block: tokens of a block.
     """
     pace = Pace(TOKEN_S, TOKEN_S, 0.0)
-    found: list[int] = []
+    chunk_ends: list[int] = []
     spoken = 0
     # The listener and the language model both advance by one token.
     for arrived in itertools.count():
         lead = (spoken + audio_left - arrived) * TOKEN_S
         assert lead >= 0
         if arrived == block:
-            return found
+            return chunk_ends
         whole = (block + wait_for_block - arrived) * TOKEN_S
         end = next_end(pace, spoken, arrived, lead, whole)
         if spoken < end <= arrived:
-            found.append(end)
+            chunk_ends.append(end)
             spoken = end
     raise AssertionError
 

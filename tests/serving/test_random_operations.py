@@ -10,7 +10,7 @@ from benchmarks.soak.operations import SETTINGS, Round
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
-def test_random_operations_of_many_threads_leave_nothing_and_harm_no_other_stream(
+def test_random_operations_of_many_threads(
     settings: str,
 ) -> None:
     played = Round(15, settings)

@@ -48,13 +48,17 @@ class Rig:
         finished = self.scheduler.push(
             request, demo_tokens(count), reply, end=end, keep_open=keep_open
         )
-        return [int(each.name) for each in finished if isinstance(each, RecordingReply)]
+        return [
+            int(finished_reply.name)
+            for finished_reply in finished
+            if isinstance(finished_reply, RecordingReply)
+        ]
 
-    def computed(self, request: Request) -> int:
+    def run_chunk(self, request: Request) -> int:
         """Runs the next chunk of a request, and returns the number of replies that it finishes."""
         assert self.scheduler.next_batch(WORKER, 1) == [request]
         assert (request.status, request.owner) == (Status.RUNNING, WORKER)
-        request.chunker.computed()
+        request.chunker.finish_chunk()
         finished = self.scheduler.finish_consumed_messages(request)
         self.scheduler.release(request)
         return len(finished)
@@ -76,10 +80,10 @@ def test_a_request_waits_is_ready_runs_and_is_finished() -> None:
     seen.append(request.status)
     assert rig.push(request, SECOND - FIRST) == []  # waits for the chunk of an earlier message
     for _ in range(2):
-        assert rig.computed(request) == 1
+        assert rig.run_chunk(request) == 1
         seen.append(request.status)
     assert rig.push(request, 0, end=True) == []
-    assert rig.computed(request) == 1
+    assert rig.run_chunk(request) == 1
     seen.append(request.status)
     ready, waiting = Status.READY, Status.WAITING
     assert seen == [waiting, waiting, ready, ready, waiting, Status.FINISHED]
@@ -88,7 +92,7 @@ def test_a_request_waits_is_ready_runs_and_is_finished() -> None:
         rig.push(request, 1)
 
 
-def test_requests_are_opened_in_order_and_not_before_a_chunk_that_has_waited_longer() -> None:
+def test_requests_open_in_order_behind_older_chunks() -> None:
     rig = Rig()
     old, first, second = rig.opened(), rig.admitted(), rig.admitted()
     rig.push(second, 1)
@@ -103,7 +107,7 @@ def test_requests_are_opened_in_order_and_not_before_a_chunk_that_has_waited_lon
     assert rig.scheduler.next_to_open(WORKER) is young
 
 
-def test_a_message_stays_until_its_request_is_opened_so_that_it_can_tell_of_a_failure() -> None:
+def test_a_message_stays_until_its_request_is_open() -> None:
     rig = Rig()
     request = rig.admitted()
     assert rig.push(request, 1) == []
@@ -119,7 +123,7 @@ def test_requests_during_a_computation_are_answered() -> None:
     rig.push(request, FIRST)
     assert rig.scheduler.next_batch(WORKER, 1) == [request]
     assert rig.push(request, 1) == []
-    request.chunker.computed()
+    request.chunker.finish_chunk()
     assert len(rig.scheduler.finish_consumed_messages(request)) == 2
 
 
@@ -128,7 +132,7 @@ def test_a_batch_of_a_decoder_has_chunks_of_one_length() -> None:
     requests = [rig.opened() for _ in range(2)]
     for request in requests:
         rig.push(request, FIRST)
-        rig.computed(request)
+        rig.run_chunk(request)
         request.playback.sent(0.0)  # the listener is out of audio, so one block is enough
     for request, tokens in zip(requests, (2 * HOP, HOP), strict=True):
         rig.push(request, tokens)
@@ -159,7 +163,7 @@ def test_a_dry_listener_gets_available_audio_if_a_reply_is_open(
     request = rig.opened()
     rig.push(request, FIRST, keep_open=keep_open)
     request.playback.sent(1.0)
-    rig.computed(request)
+    rig.run_chunk(request)
     rig.clock.now += 0.1
     rig.push(request, 30)  # a block and more, but not the next hop
     assert (request.status, len(request.messages)) == (Status.WAITING, 0)
@@ -175,5 +179,5 @@ def test_kept_replies_are_finished_with_their_request_each_once() -> None:
     assert rig.push(request, 1, keep_open=True) == []
     assert len(request.messages) == 0
     assert rig.push(request, 1, end=True, keep_open=True) == []
-    assert rig.computed(request) == 2
+    assert rig.run_chunk(request) == 2
     assert np.array_equal([request.chunker.new_tokens, request.chunker.chunks], [2, 1])

@@ -87,7 +87,7 @@ def test_audio_does_not_depend_on_portions(
     assert [chunk.final for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
 
 
-def test_audio_of_one_utterance_does_not_depend_on_others_in_between(
+def test_audio_does_not_depend_on_others_in_between(
     model: Token2Wav, voice: Voice, expected: Expected
 ) -> None:
     other = demo_voice(30)
@@ -175,7 +175,7 @@ BAD_TOKENS: list[tuple[Any, list[str]]] = [
 
 
 @pytest.mark.parametrize(("bad", "words"), BAD_TOKENS)
-def test_bad_tokens_are_refused_by_name_and_leave_the_stream_as_it_was(
+def test_refused_tokens_leave_the_stream_as_it_was(
     model: Token2Wav, voice: Voice, expected: Expected, bad: Any, words: list[str]
 ) -> None:
     tokens = demo_tokens(6)
@@ -198,9 +198,7 @@ def test_bad_tokens_are_refused_by_name_and_leave_the_stream_as_it_was(
         assert str(again.value) == message
 
 
-def test_an_utterance_without_tokens_is_an_error_and_frees_its_state(
-    model: Token2Wav, voice: Voice
-) -> None:
+def test_an_utterance_without_tokens_is_an_error(model: Token2Wav, voice: Voice) -> None:
     stream = model.stream(voice)
     stream.push([])
     assert model.pipeline.open_streams == 1
@@ -287,20 +285,20 @@ def test_a_voice_that_does_not_fit_opens_nothing(model: Token2Wav, voice: Voice)
 
 def test_streams_of_several_threads_do_not_touch_each_other(model: Token2Wav) -> None:
     voices = [demo_voice(count) for count in (4, 25, 30)]
-    expected = [model.synthesize(demo_tokens(20), each) for each in voices]
-    found: list[NDArray[np.float32] | None] = [None] * len(voices)
+    expected = [model.synthesize(demo_tokens(20), voice) for voice in voices]
+    outputs: list[NDArray[np.float32] | None] = [None] * len(voices)
 
     def speak(index: int) -> None:
         with model.stream(voices[index]) as stream:
             chunks = [chunk for token in demo_tokens(20) for chunk in stream.push([token])]
-            found[index] = joined(chunks + stream.finish())
+            outputs[index] = joined(chunks + stream.finish())
 
     threads = [threading.Thread(target=speak, args=(index,)) for index in range(len(voices))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    for audio, reference in zip(found, expected, strict=True):
+    for audio, reference in zip(outputs, expected, strict=True):
         assert audio is not None
         assert np.array_equal(audio, reference)
 
@@ -317,7 +315,7 @@ def run_elsewhere(work: Callable[[], object]) -> None:
 
 
 @pytest.mark.parametrize("call", ["push", "finish"])
-def test_cancellation_ends_a_call_in_progress_and_frees_the_stream(
+def test_cancellation_during_a_call_frees_the_stream(
     faulty: tuple[Token2Wav, FaultyVocoder], voice: Voice, call: str
 ) -> None:
     model, vocoder = faulty
@@ -337,7 +335,7 @@ def test_cancellation_ends_a_call_in_progress_and_frees_the_stream(
 
 
 @pytest.mark.parametrize("call", ["push", "finish"])
-def test_a_call_during_the_call_of_another_thread_is_refused_and_changes_nothing(
+def test_a_call_during_that_of_another_thread_is_refused(
     faulty: tuple[Token2Wav, FaultyVocoder], voice: Voice, expected: Expected, call: str
 ) -> None:
     model, vocoder = faulty
@@ -354,7 +352,7 @@ def test_a_call_during_the_call_of_another_thread_is_refused_and_changes_nothing
     assert np.array_equal(joined(chunks + stream.finish()), expected(30))
 
 
-def test_a_cancelled_stream_does_not_write_into_the_state_of_the_next(
+def test_a_cancelled_stream_spares_the_state_of_the_next(
     faulty: tuple[Token2Wav, FaultyVocoder],
     voice: Voice,
     expected: Expected,
@@ -370,10 +368,10 @@ def test_a_cancelled_stream_does_not_write_into_the_state_of_the_next(
         streams.append(model.stream(voice))
         heard.extend(streams[1].push(demo_tokens(30)))
 
-    def interrupted(*given: Any) -> None:
+    def interrupted(*arguments: Any) -> None:
         monkeypatch.setattr(store, "write", write)
         run_elsewhere(barge_in)
-        write(*given)
+        write(*arguments)
 
     monkeypatch.setattr(store, "write", interrupted)
     with pytest.raises(StreamClosedError):
@@ -381,9 +379,7 @@ def test_a_cancelled_stream_does_not_write_into_the_state_of_the_next(
     assert np.array_equal(joined(heard + streams[1].finish()), expected(30))
 
 
-def test_a_dropped_stream_that_another_thread_closes_first_is_no_error(
-    model: Token2Wav, voice: Voice
-) -> None:
+def test_a_dropped_stream_closed_by_another_thread(model: Token2Wav, voice: Voice) -> None:
     pipeline = model.pipeline
 
     class Contended(deque[Any]):
@@ -497,10 +493,10 @@ def test_a_device_that_is_not_there_is_named(device: str) -> None:
         Token2Wav.load(str(TINY), runtime=RuntimeConfig(device=device))
 
 
-def test_a_cancelled_stream_makes_room_for_another_that_speaks_early(voice: Voice) -> None:
+def test_a_cancelled_stream_makes_room_for_early_audio(voice: Voice) -> None:
     model = Token2Wav.load(TINY, runtime=RuntimeConfig(device="cpu"))
     for _ in range(30):
-        model.pipeline.load.computed(1, 0.04)  # so that only one stream can do so
+        model.pipeline.load.record_batch(1, 0.04)  # so that only one stream can do so
     with model.stream(voice) as cancelled, model.stream(voice) as other:
         assert cancelled.push(demo_tokens(11))
         assert not other.push(demo_tokens(11))

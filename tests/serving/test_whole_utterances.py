@@ -70,9 +70,9 @@ def test_every_length_gives_the_audio_of_the_whole(
 ) -> None:
     voice = demo_voice(25)
     for count in lengths:
-        wanted, audio = whole(count), entry(demo_tokens(count), voice)
-        assert audio.shape == wanted.shape
-        assert snr_db(audio, wanted) > SAME_DB, f"{count} tokens"
+        expected, audio = whole(count), entry(demo_tokens(count), voice)
+        assert audio.shape == expected.shape
+        assert snr_db(audio, expected) > SAME_DB, f"{count} tokens"
 
 
 def test_the_same_tokens_speak_early_where_others_may_follow() -> None:

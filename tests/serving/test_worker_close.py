@@ -22,8 +22,8 @@ def test_close_ends_open_streams_and_refuses_new_ones(
     assert reply.reached.wait(WAIT_SECONDS)
     closer = threading.Thread(target=workers.close)
     closer.start()
-    for each in (reply, waiting):
-        error = each.failed()
+    for open_reply in (reply, waiting):
+        error = open_reply.failed()
         assert isinstance(error, LimitError)
         assert "shutting down" in str(error)
     reply.gate.set()

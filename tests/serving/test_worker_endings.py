@@ -34,8 +34,8 @@ def test_an_idle_utterance_is_dropped(make: Make, model: Token2Wav, voice: Voice
     clock, closed = FakeClock(), Counter()
     workers = make(clock=clock, idle_seconds=30.0)
     utterance = workers.requests.open(voice, closed)
-    kept, reply = RecordingReply(), RecordingReply()
-    workers.requests.push(utterance, [1], kept, end=False, keep_open=True)
+    open_reply, reply = RecordingReply(), RecordingReply()
+    workers.requests.push(utterance, [1], open_reply, end=False, keep_open=True)
     workers.requests.push(utterance, [1], reply, end=False)
     reply.succeeded()
     clock.now += 29.0
@@ -46,7 +46,7 @@ def test_an_idle_utterance_is_dropped(make: Make, model: Token2Wav, voice: Voice
     assert not utterance.over
     assert model.pipeline.open_streams == 1
     clock.now += 2.0
-    error = kept.failed()
+    error = open_reply.failed()
     assert isinstance(error, IdleError)
     assert str(error) == "stream: no tokens for 30 s, so it was closed"
     assert str(refused(workers, utterance, [1])) == str(error)
@@ -80,15 +80,15 @@ def test_requests_without_tokens_are_no_sign_of_life(make: Make, voice: Voice) -
 def test_a_stream_has_a_longest_life(make: Make, voice: Voice) -> None:
     clock, closed = FakeClock(), Counter()
     workers = make(clock=clock, idle_seconds=30.0, stream_tokens=850)
-    utterance, kept = workers.requests.open(voice, closed), RecordingReply()
-    workers.requests.push(utterance, [1], kept, end=False, keep_open=True)
+    utterance, open_reply = workers.requests.open(voice, closed), RecordingReply()
+    workers.requests.push(utterance, [1], open_reply, end=False, keep_open=True)
     for _ in range(5):
         clock.now += 20.0
         workers.requests.push(utterance, [1], reply := RecordingReply(), end=False)
         reply.succeeded()
     assert not utterance.over
     clock.now += 3.0
-    error = kept.failed()
+    error = open_reply.failed()
     assert isinstance(error, ExpiredError)
     assert str(error) == "stream: open for 102 s, the limit of one stream, so it was closed"
     assert closed.count == 1
@@ -110,7 +110,7 @@ def test_a_request_that_takes_long_is_not_idleness(
     assert np.array_equal(joined(slow, rest), expected(30))
 
 
-def test_cancel_fails_waiting_requests_and_is_harmless_after_the_end(
+def test_cancel_of_waiting_and_of_ended_requests(
     workers: WorkerPool, model: Token2Wav, voice: Voice
 ) -> None:
     running, waiting, closed = GatedReply(), RecordingReply(), Counter()
@@ -144,14 +144,14 @@ def test_a_client_that_vanishes_ends_its_utterance(
     assert closed.count == 1
 
 
-def test_idle_and_abandoned_streams_are_freed_while_the_worker_hangs(
+def test_idle_streams_are_freed_while_the_worker_hangs(
     make: Make, faulty: tuple[Token2Wav, FaultyVocoder], voice: Voice, expected: Expected
 ) -> None:
     model, vocoder = faulty
     clock, hanging, idle, vanishing = FakeClock(), Hanging(), RecordingReply(), RecordingReply()
     workers = make(model, clock=clock, idle_seconds=30.0)
-    for kept in (idle, vanishing):
-        workers.requests.push(workers.requests.open(voice), [1], kept, end=False, keep_open=True)
+    for reply in (idle, vanishing):
+        workers.requests.push(workers.requests.open(voice), [1], reply, end=False, keep_open=True)
     until(lambda: model.pipeline.open_streams == 2)
     vocoder.meanwhile["advance"] = hanging
     running = speak(workers, voice, FIRST)
@@ -166,7 +166,7 @@ def test_idle_and_abandoned_streams_are_freed_while_the_worker_hangs(
 
 
 @pytest.mark.parametrize("moment", ["open", "advance"])
-def test_a_full_server_with_a_hung_worker_does_not_report_that_it_is_full(
+def test_a_full_server_reports_its_hung_worker(
     make: Make,
     faulty: tuple[Token2Wav, FaultyVocoder],
     voice: Voice,
@@ -261,22 +261,22 @@ def test_a_cancellation_while_the_engine_works_frees_all(
 
 
 @pytest.mark.parametrize("moment", ["open", "advance"])
-def test_observer_finally_sees_no_open_stream_after_a_cancellation(
+def test_observer_sees_no_open_stream_after_a_cancellation(
     make: Make, faulty: tuple[Token2Wav, FaultyVocoder], voice: Voice, moment: str
 ) -> None:
     """Else a gauge would show a stream that is gone, until another one comes or ends."""
     model, vocoder = faulty
-    told: list[int] = []
+    counts: list[int] = []
 
     class Onlooker(Observer):
         def changed(self, open_requests: int) -> None:
-            told.append(model.pipeline.open_streams)
+            counts.append(model.pipeline.open_streams)
 
     workers, reply = make(model, observer=Onlooker()), RecordingReply()
     utterance = workers.requests.open(voice)
     vocoder.meanwhile[moment] = lambda: workers.requests.cancel(utterance)
     workers.requests.push(utterance, demo_tokens(SECOND), reply, end=True)
     assert isinstance(reply.failed(), StreamClosedError)
-    until(lambda: told[-1] == 0)
+    until(lambda: counts[-1] == 0)
     workers.close()
-    assert told[-1] == 0
+    assert counts[-1] == 0

@@ -62,14 +62,14 @@ def test_an_engine_failure_ends_one_utterance_and_no_other(
     started.succeeded()
 
     vocoder.fault = fault
-    closed, reply, kept = Counter(), RecordingReply(), RecordingReply()
+    closed, reply, open_reply = Counter(), RecordingReply(), RecordingReply()
     utterance = workers.requests.open(voice, closed)
-    workers.requests.push(utterance, [1], kept, end=False, keep_open=True)
+    workers.requests.push(utterance, [1], open_reply, end=False, keep_open=True)
     workers.requests.push(utterance, demo_tokens(FIRST), reply, end=False)
     error = reply.failed()
     assert isinstance(error, EngineError)
     assert str(error).startswith("engine: ")
-    assert kept.failed() is error
+    assert open_reply.failed() is error
     assert closed.count == 1
 
     rest = RecordingReply()
@@ -78,7 +78,7 @@ def test_an_engine_failure_ends_one_utterance_and_no_other(
     assert model.pipeline.open_streams == 0
 
 
-def test_a_lost_device_is_reported_after_its_utterances_have_failed(
+def test_a_lost_device_is_reported_after_failed_utterances(
     faulty: tuple[Token2Wav, FaultyVocoder], voice: Voice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def lost(device: torch.device, cause: BaseException) -> None:
@@ -86,17 +86,17 @@ def test_a_lost_device_is_reported_after_its_utterances_have_failed(
 
     monkeypatch.setattr(pipeline, "check_device", lost)
     model, vocoder = faulty
-    told, reply = threading.Event(), RecordingReply()
+    report, reply = threading.Event(), RecordingReply()
 
     def tell() -> None:
         assert reply.outcomes == ["failed"]
-        told.set()
+        report.set()
 
     workers = WorkerPool(model.pipeline, LIMITS, on_device_lost=tell)
     vocoder.fault = RuntimeError("CUDA error: device-side assert triggered")
     workers.requests.push(workers.requests.open(voice), demo_tokens(FIRST), reply, end=False)
     assert isinstance(reply.failed(), DeviceLostError)
-    assert told.wait(WAIT_SECONDS)
+    assert report.wait(WAIT_SECONDS)
     workers.close()
 
 
@@ -136,7 +136,7 @@ def test_a_reply_that_cannot_even_be_asked_harms_nobody(
     assert_serves(workers, voice, expected)
 
 
-def test_an_internal_error_frees_streams_that_were_cancelled_meanwhile(
+def test_an_internal_error_frees_cancelled_streams(
     make: Make,
     faulty: tuple[Token2Wav, FaultyVocoder],
     voice: Voice,
@@ -248,7 +248,7 @@ def test_an_observer_that_raises_at_every_call_harms_nobody(
 
 
 @pytest.mark.parametrize(
-    "call", ["next_to_open", "next_batch", "computed", "finish_consumed_messages", "overdue"]
+    "call", ["next_to_open", "next_batch", "record_batch", "finish_consumed_messages", "overdue"]
 )
 def test_a_worker_survives_an_internal_error(
     make: Make, voice: Voice, expected: Expected, call: str, monkeypatch: pytest.MonkeyPatch
@@ -257,10 +257,10 @@ def test_a_worker_survives_an_internal_error(
     workers = make()
     real, faults = getattr(workers.requests.scheduler, call), [ValueError("a bug")]
 
-    def once(*given: object) -> object:
+    def once(*arguments: object) -> object:
         if threading.current_thread().name.startswith("token2wav") and faults:
             raise faults.pop()
-        return real(*given)
+        return real(*arguments)
 
     monkeypatch.setattr(workers.requests.scheduler, call, once)
     utterance, reply = workers.requests.open(voice), RecordingReply()

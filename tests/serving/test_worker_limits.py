@@ -68,7 +68,7 @@ def test_a_bad_request_ends_its_utterance_alone(
     assert np.array_equal(joined(reply), expected(4))
 
 
-def test_tokens_of_an_utterance_are_limited_over_all_its_requests(make: Make, voice: Voice) -> None:
+def test_one_limit_of_tokens_for_all_requests_of_an_utterance(make: Make, voice: Voice) -> None:
     workers = make(stream_tokens=30)
     utterance = workers.requests.open(voice)
     for count in (20, 10):
@@ -103,11 +103,11 @@ def test_requests_above_the_limit_of_waiting_ones_are_merged(
 def test_waiting_requests_fail_with_the_reason_of_the_refusal(
     workers: WorkerPool, voice: Voice
 ) -> None:
-    kept = RecordingReply()
+    open_reply = RecordingReply()
     utterance = workers.requests.open(voice)
-    workers.requests.push(utterance, [1, 2], kept, end=False, keep_open=True)
+    workers.requests.push(utterance, [1, 2], open_reply, end=False, keep_open=True)
     error = refused(workers, utterance, [-5])
-    assert kept.failed() is error
+    assert open_reply.failed() is error
 
 
 @pytest.mark.parametrize("late", [[1], [], [-1], [0.5]])

@@ -44,7 +44,7 @@ def test_an_utterance_in_one_request_is_that_of_the_library(
     assert workers.requests.open_requests == 0
 
 
-def test_every_request_is_answered_in_order_with_the_chunks_it_made_possible(
+def test_requests_are_answered_in_order_with_their_chunks(
     workers: WorkerPool, model: Token2Wav, voice: Voice, expected: Expected
 ) -> None:
     tokens, journal = demo_tokens(80), list[str]()
@@ -117,7 +117,7 @@ def test_first_chunks_go_before_second_ones(make: Make, voice: Voice) -> None:
     assert turns == ["a0", "b0", "c0", "a1", "b1", "c1", "a2", "b2", "c2"]
 
 
-def test_a_new_utterance_goes_before_an_old_one_that_is_half_done(make: Make, voice: Voice) -> None:
+def test_new_utterances_go_before_half_done_ones(make: Make, voice: Voice) -> None:
     workers, journal = make(clock=FakeClock()), list[str]()
     old, new = GatedReply("old ", journal), RecordingReply("new ", journal)
     utterance = workers.requests.open(voice)
@@ -138,17 +138,17 @@ def test_a_reply_that_is_kept_open_finishes_last(
     workers: WorkerPool, voice: Voice, expected: Expected
 ) -> None:
     journal: list[str] = []
-    kept, middle, end = (RecordingReply(name, journal) for name in ("kept", "middle", "end"))
+    open_reply, middle, end = (RecordingReply(name, journal) for name in ("kept", "middle", "end"))
     utterance = workers.requests.open(voice)
-    workers.requests.push(utterance, demo_tokens(30)[:FIRST], kept, end=False, keep_open=True)
+    workers.requests.push(utterance, demo_tokens(30)[:FIRST], open_reply, end=False, keep_open=True)
     workers.requests.push(utterance, demo_tokens(30)[FIRST:], middle, end=False)
     middle.succeeded()
-    assert kept.outcomes == []
+    assert open_reply.outcomes == []
     workers.requests.push(utterance, [], end, end=True)
     end.succeeded()
-    kept.succeeded()
+    open_reply.succeeded()
     assert journal == ["kept0", "middle finished", "end1", "end finished", "kept finished"]
-    assert np.array_equal(joined(kept, middle, end), expected(30))
+    assert np.array_equal(joined(open_reply, middle, end), expected(30))
 
 
 def test_a_kept_reply_that_is_the_only_one_finishes_once(
@@ -178,16 +178,16 @@ def test_every_kept_reply_is_finished_or_failed_once(workers: WorkerPool, voice:
         assert [reply.outcomes for reply in replies] == [["finished" if end else "failed"]] * 3
 
 
-def test_a_client_that_cancels_its_kept_reply_ends_the_utterance(
+def test_a_cancelled_open_reply_ends_the_utterance(
     workers: WorkerPool, model: Token2Wav, voice: Voice
 ) -> None:
-    kept, middle, closed = RecordingReply(), RecordingReply(), Counter()
+    open_reply, middle, closed = RecordingReply(), RecordingReply(), Counter()
     utterance = workers.requests.open(voice, closed)
-    workers.requests.push(utterance, [1], kept, end=False, keep_open=True)
+    workers.requests.push(utterance, [1], open_reply, end=False, keep_open=True)
     workers.requests.push(utterance, [2], middle, end=False)
     middle.succeeded()
-    kept.cancelled = True
-    assert isinstance(kept.failed(), StreamClosedError)
+    open_reply.cancelled = True
+    assert isinstance(open_reply.failed(), StreamClosedError)
     assert closed.count == 1
     assert model.pipeline.open_streams == 0
     with pytest.raises(StreamClosedError):

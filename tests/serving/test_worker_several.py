@@ -93,7 +93,7 @@ def test_workers_compute_at_the_same_time(
         workers.close()
 
 
-def test_a_stream_cancelled_in_one_worker_is_freed_and_others_go_on(
+def test_a_stream_cancelled_in_one_of_several_workers(
     faulty: tuple[Token2Wav, FaultyVocoder], voice: Voice, expected: Expected
 ) -> None:
     model, vocoder = faulty
@@ -110,7 +110,7 @@ def test_a_stream_cancelled_in_one_worker_is_freed_and_others_go_on(
     assert np.array_equal(audio, expected(FIRST))
 
 
-def test_a_worker_that_hangs_loses_its_streams_and_the_others_go_on(
+def test_a_hanging_worker_loses_only_its_own_streams(
     faulty: tuple[Token2Wav, FaultyVocoder],
     voice: Voice,
     expected: Expected,
@@ -158,8 +158,8 @@ def test_a_worker_that_hangs_loses_its_streams_and_the_others_go_on(
         for hanging in (first, second):
             hanging.gate.set()
         workers.close()
-    told = [record.getMessage() for record in caplog.records if "worker" in record.getMessage()]
-    assert [re.sub(r"worker \d", "a worker", line) for line in told] == [
+    messages = [record.getMessage() for record in caplog.records if "worker" in record.getMessage()]
+    assert [re.sub(r"worker \d", "a worker", line) for line in messages] == [
         "a worker hangs: its batch has run for 181 s, and its 1 streams have failed; 1 of 2 "
         "workers still run",
         "a worker hangs: its batch has run for 181 s, and its 1 streams have failed; 0 of 2 "
@@ -177,6 +177,6 @@ def test_a_large_batch_may_take_longer(tokens: int, seconds: float) -> None:
     assert hang_seconds(tokens) == seconds
 
 
-def test_a_cpu_has_as_many_workers_as_cores_up_to_four_and_a_gpu_has_one() -> None:
+def test_number_of_workers_on_a_cpu_and_on_a_gpu() -> None:
     assert 1 <= default_workers("cpu") <= 4
     assert default_workers("cuda:0") == 1

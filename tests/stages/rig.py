@@ -129,11 +129,11 @@ class CountingSolver:
 
     def watch(self, engine: CachedFlow) -> None:
         def watched(function: Callable[..., Any]) -> Callable[..., Any]:
-            def call(given: Any, *args: Any) -> Any:
-                if len(given):
+            def call(inputs: Any, *args: Any) -> Any:
+                if len(inputs):
                     self.calls += 1
                     self._before(self.calls)
-                return function(given, *args)
+                return function(inputs, *args)
 
             return call
 
@@ -149,10 +149,10 @@ class CheapSolver:
     def watch(self, engine: CachedFlow) -> None:
         _replace(engine, lambda function: self._compute)
 
-    def _compute(self, given: Any, *_: object) -> Any:
-        if isinstance(given, torch.Tensor):
-            return torch.zeros_like(given)
-        return [torch.zeros_like(chunk.noise) for chunk in given]
+    def _compute(self, inputs: Any, *_: object) -> Any:
+        if isinstance(inputs, torch.Tensor):
+            return torch.zeros_like(inputs)
+        return [torch.zeros_like(chunk.noise) for chunk in inputs]
 
 
 def _replace(engine: CachedFlow, other: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
@@ -258,7 +258,7 @@ class FlowStream:
             [mel] = self._engine.advance([(self.handle, chunk)])
             self._mels.append(mel[:, 2 * chunk.skip :])
             self.chunks.append(chunk)
-            self._chunker.computed()
+            self._chunker.finish_chunk()
         return self
 
 

@@ -47,9 +47,9 @@ def brute_force(
     mask: torch.Tensor,
 ) -> Mel:
     """Computes the mel of prompt and tokens in one call under any mask, without an engine."""
-    everything = np.concatenate((voice.prompt_tokens, tokens))
+    all_tokens = np.concatenate((voice.prompt_tokens, tokens))
     with torch.inference_mode():
-        mu = flow.conditions(torch.tensor(everything)[None])[0]
+        mu = flow.conditions(torch.tensor(all_tokens)[None])[0]
         cond = torch.zeros_like(mu)
         cond[:, : len(voice.prompt_mel)] = torch.tensor(voice.prompt_mel).T
         speaker = flow.speaker(torch.tensor(voice.speaker_embedding))

@@ -32,12 +32,12 @@ def test_nothing_grows_in_40_seconds(parts: Parts) -> None:
         chunker.push(second)
         while chunker.next_chunk is not None:
             pipeline.advance([request])
-            chunker.computed()
+            chunker.finish_chunk()
         seen.append(
             (
                 engine.pool.used,
                 flow.blocks.page_count,
-                len(flow.blocks.own),
+                len(flow.blocks.pages),
                 len(flow.tokens),
                 engine.states.used,
                 vocoder.store.used,
@@ -60,6 +60,6 @@ def test_chunker_forgets_tokens_of_computed_chunks(parts: Parts, push: int) -> N
         while (chunk := chunker.next_chunk) is not None:
             right = 0 if chunk.last else 3
             assert np.array_equal(chunk.tokens, tokens[chunk.start : chunk.stop + right])
-            chunker.computed()
+            chunker.finish_chunk()
     assert chunker.done
     assert len(chunker._tokens._tokens) <= 2 * (push + 60) + 200

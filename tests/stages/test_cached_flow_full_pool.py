@@ -77,7 +77,7 @@ def test_cache_may_run_out_at_any_chunk(parts: Parts, pages: int) -> None:
     assert off(flow_mel(parts, engine, [tokens], voice, FIXED), parts.whole(tokens, voice)) <= MEL
 
 
-def test_pages_are_given_back_as_soon_as_a_stream_goes_on_without_them(parts: Parts) -> None:
+def test_pages_are_released_when_a_stream_no_longer_sees_them(parts: Parts) -> None:
     engine = parts.incremental(pages=2 * RESERVED)
     first, second = (FlowStream(engine, a_voice(0), parts.config, FIXED) for _ in range(2))
     first.push(some_tokens(103))
@@ -105,7 +105,7 @@ def test_a_prompt_is_evicted_once_its_streams_go_on_without_it(parts: Parts) -> 
 
 @pytest.mark.parametrize("left_blocks", [0, 1, 3])
 @pytest.mark.parametrize("longest_hop", [25, 100])
-def test_streams_of_bounded_memory_have_all_their_pages_from_the_start(
+def test_bounded_streams_have_all_pages_from_the_start(
     parts: Parts, left_blocks: int, longest_hop: int
 ) -> None:
     """The pool may be empty after `open`, for any length of prompt and utterance.
@@ -123,7 +123,7 @@ def test_streams_of_bounded_memory_have_all_their_pages_from_the_start(
         assert off(utterance.mel, whole) <= MEL, f"{prompt} + {length} tokens"
 
 
-def test_streams_of_bounded_memory_share_the_pages_of_their_chunks(parts: Parts) -> None:
+def test_bounded_streams_share_the_pages_of_chunks(parts: Parts) -> None:
     """Three streams fit where two would fit if each owned the pages of its longest chunk. A chunk
     that fails returns its pages.
     """
@@ -133,8 +133,8 @@ def test_streams_of_bounded_memory_share_the_pages_of_their_chunks(parts: Parts)
             raise RuntimeError("it broke")
 
     needs = page_needs(parts.config, left_blocks := 1, 25)
-    pages = 3 * needs.kept + needs.chunk
-    assert pages < 3 * (needs.kept + needs.chunk)
+    pages = 3 * needs.window + needs.chunk
+    assert pages < 3 * (needs.window + needs.chunk)
     engine = parts.incremental(
         pages, left_blocks=left_blocks, longest_hop=25, solver=CountingSolver(fail)
     )

@@ -54,7 +54,7 @@ def test_launches_do_not_grow_with_the_streams(parts: Parts, prompt: int) -> Non
                 engine.advance(batch)  # type: ignore[arg-type]
             of_chunks.append(launches.total)
             for chunker in chunkers:
-                chunker.computed()
+                chunker.finish_chunk()
         counts.append(of_chunks)
     assert counts[0] == counts[1]
     assert max(itertools.chain(*counts)) <= 70

@@ -104,12 +104,12 @@ def test_failing_engine_leaves_nothing(parts: Parts, fails_at: int) -> None:
     engine = parts.incremental(pages=4, solver=CountingSolver(fail))
     model = parts.model(engine, FIXED).model
     # References to failed streams are kept, so only the failure can free their pages and slots.
-    kept: list[Stream] = []
+    streams: list[Stream] = []
 
     def run() -> int:
-        kept.append(model.stream(a_voice(41)))
+        streams.append(model.stream(a_voice(41)))
         return sum(
-            len(chunk.audio) for chunk in kept[-1].push(some_tokens(100)) + kept[-1].finish()
+            len(chunk.audio) for chunk in streams[-1].push(some_tokens(100)) + streams[-1].finish()
         )
 
     with pytest.raises(EngineError, match="it broke"):
@@ -121,7 +121,7 @@ def test_failing_engine_leaves_nothing(parts: Parts, fails_at: int) -> None:
 STEPS = {
     "the prompt's encoding": lambda engine: (engine._encoder, "encode"),
     "the speaker": lambda engine: (engine._encoder, "speaker"),
-    "the prompt's blocks": lambda engine: (engine._runners[engine._usual], "run"),
+    "the prompt's blocks": lambda engine: (engine._runners[engine._default_steps], "run"),
     "the stream's blocks": lambda engine: (StreamBlocks, "__init__"),
     "the slot": lambda engine: (engine.states, "take"),
     "the copy of the prompt's states": lambda engine: (engine.states, "copy"),
@@ -139,7 +139,7 @@ def test_an_open_that_fails_at_any_step_leaves_nothing(
     if known:
         model.stream(voice).cancel()
 
-    def fail(*given: object, **options: object) -> None:
+    def fail(*arguments: object, **options: object) -> None:
         raise RuntimeError("it broke")
 
     with monkeypatch.context() as patch:
@@ -161,7 +161,7 @@ def test_a_vocoder_that_cannot_open_leaves_nothing(
     engine, vocoder = parts.incremental(), WaveformStage(parts.hift, parts.source_noise)
     model = Token2Wav(parts.config, two_stages(engine, vocoder), FIXED)
 
-    def fail(*given: object, **options: object) -> None:
+    def fail(*arguments: object, **options: object) -> None:
         raise RuntimeError("it broke")
 
     with monkeypatch.context() as patch:

@@ -56,8 +56,8 @@ def test_one_batch_of_several_streams(parts: Parts) -> None:
         (a_voice(prompt), some_tokens(length)) for prompt, length in ((0, 28), (28, 60), (41, 4))
     ]
     audio = spoken_together(model.pipeline, [(voice, tokens, 0) for voice, tokens in cases])
-    for each, (voice, tokens) in zip(audio, cases, strict=True):
-        assert snr_db(each, model.synthesize(tokens, voice)) >= 60
+    for samples, (voice, tokens) in zip(audio, cases, strict=True):
+        assert snr_db(samples, model.synthesize(tokens, voice)) >= 60
 
 
 def test_streams_of_several_threads(parts: Parts) -> None:

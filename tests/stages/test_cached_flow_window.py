@@ -23,8 +23,10 @@ def test_mask_frame_by_frame(left: int, prefix: int, frames: int) -> None:
     assert mask.shape == (frames, frames)
     for query in range(frames):
         for key in range(frames):
-            own, block = query // size, key // size
-            visible = block <= own and (left < 0 or block < prefix or own - block <= left)
+            query_block, key_block = query // size, key // size
+            visible = key_block <= query_block and (
+                left < 0 or key_block < prefix or query_block - key_block <= left
+            )
             assert bool(mask[query, key]) == visible, f"frame {query} looks at frame {key}"
 
 

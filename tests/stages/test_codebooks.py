@@ -44,13 +44,17 @@ def test_the_embedding_is_that_of_separate_tables(folder: Path) -> None:
     tables = flow.input_embedding.weight.split(VOCABULARY)
     assert len(tables) == CODEBOOKS
     codes = torch.from_numpy(CODES).long()
-    each = [F.embedding(codes[:, book], table) for book, table in enumerate(tables)]
-    wanted = torch.cat(each, dim=1) if folder.name == "concat" else torch.stack(each).sum(dim=0)
-    assert wanted.shape == (len(CODES), 80)
-    assert float((flow.input_embedding(torch.from_numpy(CODES)) - wanted).abs().max()) <= 1e-6
+    embeddings = [F.embedding(codes[:, book], table) for book, table in enumerate(tables)]
+    expected = (
+        torch.cat(embeddings, dim=1)
+        if folder.name == "concat"
+        else torch.stack(embeddings).sum(dim=0)
+    )
+    assert expected.shape == (len(CODES), 80)
+    assert float((flow.input_embedding(torch.from_numpy(CODES)) - expected).abs().max()) <= 1e-6
     # The layers after the embedding are the same as for tokens with one code.
     assert flow.pre_lookahead_layer is not None
-    hidden = flow.pre_lookahead_layer(wanted[None])[0]
+    hidden = flow.pre_lookahead_layer(expected[None])[0]
     mu = flow.conditions(torch.from_numpy(CODES)[None])[0]
     assert float((mu - hidden.repeat_interleave(4, dim=0).T).abs().max()) <= 1e-6
 

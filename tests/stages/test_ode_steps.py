@@ -105,9 +105,9 @@ def test_streams_equal_the_public_arithmetic_at_their_times(
     stream = StreamConfig(steps=(steps,))
     cached = partial(Token2Wav.load, stream=stream, runtime=RuntimeConfig(cache_mib=64))
     model = cached(folder) if incremental else recomputing(folder, stream)
-    wanted = reference(folder, grid, guidance, voice)
+    expected = reference(folder, grid, guidance, voice)
     # times in float32, rounded in another order
-    assert off(model.mel(TOKENS, voice), wanted) <= 10 * MEL
+    assert off(model.mel(TOKENS, voice), expected) <= 10 * MEL
     assert off(stream_mel(model, TOKENS, voice, steps), model.mel(TOKENS, voice)) <= MEL
     assert off(stream_mel(model, TOKENS, voice, 0), model.mel(TOKENS, voice, steps=steps)) <= MEL
 
@@ -165,8 +165,10 @@ def test_a_batch_of_different_steps_equals_its_streams_alone(model: Token2Wav) -
         (a_voice(prompt), steps) for prompt, steps in ((30, 10), (30, 5), (75, 2), (30, 5), (0, 10))
     ]
     audio = spoken_together(model.pipeline, [(voice, TOKENS, steps) for voice, steps in cases])
-    for each, (voice, steps) in zip(audio, cases, strict=True):
-        assert np.abs(each - model.synthesize(TOKENS, voice, UtteranceOptions(steps))).max() <= 1e-3
+    for samples, (voice, steps) in zip(audio, cases, strict=True):
+        assert (
+            np.abs(samples - model.synthesize(TOKENS, voice, UtteranceOptions(steps))).max() <= 1e-3
+        )
     assert model.pipeline.open_streams == 0
 
 
@@ -204,7 +206,7 @@ def test_idle_prompts_of_any_steps_make_room(model: Token2Wav) -> None:
 def test_no_guidance_has_no_unconditional_rows(tmp_path: Path) -> None:
     folder = edited(tmp_path / "model", guidance=0)
     with_guidance, without = (
-        Token2Wav.load(each, runtime=RuntimeConfig(cache_mib=64)) for each in (TINY, folder)
+        Token2Wav.load(path, runtime=RuntimeConfig(cache_mib=64)) for path in (TINY, folder)
     )
     assert (
         2 * without.pipeline.flow.usage().page_bytes

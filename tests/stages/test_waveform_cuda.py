@@ -87,9 +87,9 @@ def test_replay_equals_eager(vocoders: dict[bool, WaveformStage]) -> None:
 def test_audio_is_that_of_the_cpu(parts: Parts, vocoders: dict[bool, WaveformStage]) -> None:
     oracle, streams = WaveformStage(parts.hift, parts.source_noise), utterances()
     run(vocoders[True], streams)
-    for each in streams:
-        expected = oracle.whole(each.mel.cpu()).numpy()
-        assert snr_db(torch.cat(each.audio).cpu().numpy(), expected) >= SNR_DB
+    for utterance in streams:
+        expected = oracle.whole(utterance.mel.cpu()).numpy()
+        assert snr_db(torch.cat(utterance.audio).cpu().numpy(), expected) >= SNR_DB
 
 
 @pytest.mark.parametrize(("precision", "least_db"), [("ieee", SNR_DB), ("tf32", TF32_DB)])

@@ -18,41 +18,41 @@ from token2wav_voice.features import prompt_mel, speaker_features, tokenizer_fea
 @pytest.mark.parametrize("samples", [16_000, 16_001, 1_600, 12_345])
 def test_tokenizer_features(samples: int) -> None:
     signal = speechlike(samples / 16_000, 16_000)
-    found = tokenizer_features(signal)
-    assert found.dtype == np.float32
-    assert found.shape == (128, samples // 160)
+    features = tokenizer_features(signal)
+    assert features.dtype == np.float32
+    assert features.shape == (128, samples // 160)
     # filters of float32
-    np.testing.assert_allclose(found, reference.whisper_log_mel(signal), atol=5e-5)
+    np.testing.assert_allclose(features, reference.whisper_log_mel(signal), atol=5e-5)
 
 
 @pytest.mark.parametrize("top_hz", [12_000, 8_000])
 @pytest.mark.parametrize("samples", [24_000, 24_001, 2_400, 12_345])
 def test_prompt_mel(samples: int, top_hz: int) -> None:
     signal = speechlike(samples / 24_000, 24_000)
-    found = prompt_mel(signal, top_hz)
-    assert found.dtype == np.float32
-    assert found.shape == (samples // 480, 80)
-    np.testing.assert_allclose(found, reference.prompt_mel(signal, top_hz), atol=2e-5)
+    mel = prompt_mel(signal, top_hz)
+    assert mel.dtype == np.float32
+    assert mel.shape == (samples // 480, 80)
+    np.testing.assert_allclose(mel, reference.prompt_mel(signal, top_hz), atol=2e-5)
 
 
 @pytest.mark.parametrize("samples", [16_000, 16_001, 1_600, 12_345])
 def test_speaker_features(samples: int) -> None:
     signal = speechlike(samples / 16_000, 16_000)
-    found = speaker_features(signal)
-    assert found.dtype == np.float32
-    assert found.shape == (1 + (samples - 400) // 160, 80)
+    features = speaker_features(signal)
+    assert features.dtype == np.float32
+    assert features.shape == (1 + (samples - 400) // 160, 80)
     # computed in float32
-    np.testing.assert_allclose(found, reference.kaldi_fbank(signal), atol=5e-4)
-    np.testing.assert_allclose(found.mean(axis=0), 0, atol=1e-5)
+    np.testing.assert_allclose(features, reference.kaldi_fbank(signal), atol=5e-4)
+    np.testing.assert_allclose(features.mean(axis=0), 0, atol=1e-5)
 
 
 def test_speaker_features_at_their_floor() -> None:
     """Only at the floor the scale of the samples shows: elsewhere the mean removes it."""
     signal = speechlike(1, 16_000)
     signal[8_000:] *= 1e-4
-    found = speaker_features(signal)
-    np.testing.assert_allclose(found, reference.kaldi_fbank(signal), atol=5e-4)
-    assert len(np.unique(found[60:90, 40])) == 1
+    features = speaker_features(signal)
+    np.testing.assert_allclose(features, reference.kaldi_fbank(signal), atol=5e-4)
+    assert len(np.unique(features[60:90, 40])) == 1
 
 
 def test_floors() -> None:
@@ -65,17 +65,17 @@ def test_floors() -> None:
 
 
 @pytest.mark.parametrize("rate", [16_000, 22_050, 24_000, 32_000, 44_100, 48_000, 96_000, 44_056])
-@pytest.mark.parametrize("wanted", [16_000, 24_000])
+@pytest.mark.parametrize("new_rate", [16_000, 24_000])
 def test_resampling_keeps_frequencies_that_both_rates_can_hold(
-    rate: int, wanted: int, write_wav: WriteWav
+    rate: int, new_rate: int, write_wav: WriteWav
 ) -> None:
     path = write_wav(sine(997, rate), rate)
-    found = Recording.load(path).at(wanted)
-    expected = sine(997, wanted)
-    assert found.dtype == np.float32
-    assert abs(len(found) - len(expected)) <= 1
-    inner = slice(wanted // 20, len(expected) - wanted // 20)
-    np.testing.assert_allclose(found[inner], expected[inner], atol=2e-5)
+    audio = Recording.load(path).at(new_rate)
+    expected = sine(997, new_rate)
+    assert audio.dtype == np.float32
+    assert abs(len(audio) - len(expected)) <= 1
+    inner = slice(new_rate // 20, len(expected) - new_rate // 20)
+    np.testing.assert_allclose(audio[inner], expected[inner], atol=2e-5)
 
 
 @pytest.mark.parametrize("rate", [22_050, 44_100, 48_000])
@@ -108,9 +108,9 @@ def test_a_part(write_wav: WriteWav) -> None:
 )
 def test_formats(name: str, subtype: str, error: float, write_wav: WriteWav) -> None:
     signal = speechlike(1, 24_000)
-    found = Recording.load(write_wav(signal, 24_000, name, subtype)).samples
-    assert len(found) == len(signal)
-    assert np.abs(found - signal).max() < error
+    audio = Recording.load(write_wav(signal, 24_000, name, subtype)).samples
+    assert len(audio) == len(signal)
+    assert np.abs(audio - signal).max() < error
 
 
 def sine(hz: float, rate: int) -> Signal:

@@ -108,7 +108,7 @@ class Parts:
         return cls(config, flow, FlowNoise(BANDS), solver)
 
     def engine(self, graphs: GraphPool | None = None) -> WindowFlow:
-        solver = GuidedSolver(self.flow.estimator, self.solver.tables)
+        solver = GuidedSolver(self.flow.estimator, self.solver.tables, self.flow.unconditional())
         solvers = {self.config.n_timesteps: solver}
         config = model_config(self.config)
         return WindowFlow(

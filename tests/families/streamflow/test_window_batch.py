@@ -81,7 +81,7 @@ def test_a_window_that_fits_no_graph_runs_eagerly() -> None:
 
 def test_captured_code_never_synchronizes() -> None:
     parts = Parts.random(flow_config(steps=2), "meta")
-    solver = GuidedSolver(parts.flow.estimator, parts.solver.tables)
+    solver = GuidedSolver(parts.flow.estimator, parts.solver.tables, parts.flow.unconditional())
     batch = WindowBatch(WindowSize(5 * BLOCK, 2), parts.flow, parts.noise, solver)
     with NothingCopied(), OnDevice():
         batch.compute()

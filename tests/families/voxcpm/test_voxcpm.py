@@ -86,9 +86,9 @@ def test_the_rate_of_the_audio_selects_a_scale_and_a_bias(
     torch.save(weights, tmp_path / "audiovae.pth")
     network: Any = load_network(tmp_path, config, "decoder")
     for layer, block in enumerate(network.decoder.block, 2):
-        for kind, own in (("scale", block.scale.weight), ("bias", block.scale.bias)):
+        for kind, parameter in (("scale", block.scale.weight), ("bias", block.scale.bias)):
             published = weights[f"decoder.sr_cond_model.{layer}.{kind}_embed.weight"]
-            assert torch.equal(own, published[row])
+            assert torch.equal(parameter, published[row])
 
 
 @pytest.mark.parametrize("boundaries", [None, []])

@@ -34,9 +34,7 @@ def accumulator(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 
 
 @pytest.mark.parametrize("more", [0.0, 1.0])
-def test_audio_that_the_vocoder_holds_back_does_not_count_as_sent(
-    accumulator: ModuleType, more: float
-) -> None:
+def test_audio_held_back_does_not_count_as_sent(accumulator: ModuleType, more: float) -> None:
     """`more` seconds are held back, as by a trimming of silence: until they are over, the stream
     counts as unheard.
     """

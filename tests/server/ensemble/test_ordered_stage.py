@@ -55,12 +55,12 @@ class CountingStage:
 
 
 class Stage:
-    """Stage with its own clock. `said` has its answers in order."""
+    """Stage with its own clock. `answers` are in the order in which they came."""
 
     def __init__(self, most: int = 8) -> None:
         self.now = 0.0
         self.work = CountingStage()
-        self.said: list[str] = []
+        self.answers: list[str] = []
         limits = LimitConfig(idle_seconds=IDLE_SECONDS, batch_streams=most)
         self.lost = 0
         self.hung: list[float] = []
@@ -79,15 +79,15 @@ class Stage:
 
     def run(self, *parts: Part) -> list[str]:
         """Returns the answers to these parts, and to earlier parts that waited for them."""
-        self.said.clear()
+        self.answers.clear()
         self.stage.run(parts)
-        return list(self.said)
+        return list(self.answers)
 
     def _lose(self) -> None:
         self.lost += 1
 
     def _answer(self, result: str | Token2WavError) -> None:
-        self.said.append(f"error {result}" if isinstance(result, Token2WavError) else result)
+        self.answers.append(f"error {result}" if isinstance(result, Token2WavError) else result)
 
 
 @pytest.fixture
@@ -101,10 +101,10 @@ def test_chunks_of_a_stream_run_in_order_however_they_come(
     stage: Stage, order: tuple[int, ...], together: bool
 ) -> None:
     parts = [stage.part(1, index, f"chunk{index}", last=index == 2) for index in order]
-    said = (
+    answers = (
         stage.run(*parts) if together else [answer for part in parts for answer in stage.run(part)]
     )
-    assert said == ["chunk0 1", "chunk1 2", "chunk2 3"]
+    assert answers == ["chunk0 1", "chunk1 2", "chunk2 3"]
     assert not stage.work.open_states
 
 
@@ -133,7 +133,7 @@ def test_stream_that_cannot_open_harms_no_other(stage: Stage) -> None:
     ]
 
 
-def test_engine_that_fails_as_a_whole_ends_the_batch_and_not_later_ones(stage: Stage) -> None:
+def test_a_failed_engine_ends_its_batch_only(stage: Stage) -> None:
     failed = "error engine: RuntimeError: the device is gone"
     assert stage.run(stage.part(1, 0, CRASHES), stage.part(2, 0)) == [failed, failed]
     assert not stage.work.open_states
@@ -147,7 +147,7 @@ def test_a_lost_gpu_is_reported_so_that_the_process_ends(stage: Stage) -> None:
     assert stage.lost
 
 
-def test_error_of_an_earlier_stage_is_passed_on_and_frees_the_stream(stage: Stage) -> None:
+def test_an_error_of_an_earlier_stage_frees_the_stream(stage: Stage) -> None:
     assert stage.run(stage.part(1, 0, "a")) == ["a 1"]
     assert stage.run(stage.part(1, 1, InputError("tokens", "bad"))) == ["error tokens: bad"]
     assert not stage.work.open_states
@@ -162,7 +162,7 @@ def test_idle_stream_is_freed_and_later_chunks_get_an_error(stage: Stage) -> Non
     stage.now += 1
     stage.stage.expire()
     dropped = "error stream: no chunk for 10 s, so the stream was closed"
-    assert stage.said == ["ok 2", dropped]  # the chunk that waited
+    assert stage.answers == ["ok 2", dropped]  # the chunk that waited
     assert stage.run(stage.part(2, 1)) == [dropped]
     assert stage.stage.open_streams == 1
 
@@ -186,7 +186,7 @@ def test_chunk_that_comes_twice_is_refused(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize(("most", "seconds"), [(1, 180.0), (8, 180.0), (32, 720.0)])
-def test_a_batch_that_runs_for_too_long_is_reported_while_it_runs(
+def test_a_hanging_batch_is_reported_while_it_runs(
     most: int, seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A larger batch may take longer. `watch` does not need the lock that the batch holds."""

@@ -37,11 +37,11 @@ def contents(model: Token2Wav, tokens: NDArray[np.int32], voice: Voice) -> list[
     """Returns the chunks of a whole utterance, as the accumulator sends them."""
     chunker = Chunker(voice.prompt_tokens, model.config, schedule_of(model.config))
     chunker.push(tokens, end=True)
-    found: list[FlowContent] = []
+    flow_contents: list[FlowContent] = []
     while (chunk := chunker.next_chunk) is not None:
-        found.append(FlowContent(chunk, None if found else voice))
-        chunker.computed()
-    return found
+        flow_contents.append(FlowContent(chunk, None if flow_contents else voice))
+        chunker.finish_chunk()
+    return flow_contents
 
 
 @pytest.mark.parametrize("prompt_tokens", [0, 25, 30])

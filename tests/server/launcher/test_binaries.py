@@ -95,18 +95,19 @@ def test_installation_for_another_python(
 ) -> None:
     """The launcher accepts only a stub of the wheel that was made for this Python version."""
     monkeypatch.setenv("TOKEN2WAV_TRITONSERVER", str(installation))
-    own = f"{sys.version_info.major}.{sys.version_info.minor}"
+    python_version = f"{sys.version_info.major}.{sys.version_info.minor}"
     for version in ("3.10", "3.11", "3.12"):
         wheel = Path(str(metadata.distribution("nvidia-pytriton").locate_file("pytriton")))
         stub = (
             wheel / "tritonserver" / "python_backend_stubs" / version / "triton_python_backend_stub"
         )
         shutil.copy(stub, installation / STUB)
-        if version == own:
+        if version == python_version:
             assert find_tritonserver(tmp_path).backends == installation / "backends"
         else:
             with pytest.raises(
-                TritonNotFoundError, match=f"made for Python {version}, but this is Python {own}: "
+                TritonNotFoundError,
+                match=f"made for Python {version}, but this is Python {python_version}: ",
             ):
                 find_tritonserver(tmp_path)
 

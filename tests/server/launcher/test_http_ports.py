@@ -28,12 +28,12 @@ def test_status_port_answers_with_the_latest_status() -> None:
     port = Ports.free().http
     with StatusPort("127.0.0.1", port) as status:
         assert asked(port) == (503, b"starting\n")
-        for told, answer in (
+        for state, answer in (
             (Status.READY, (200, b"ready\n")),
             (Status.DRAINING, (404, b"draining\n")),
             (Status.STARTING, (503, b"starting\n")),
         ):
-            status.set_status(told)
+            status.set_status(state)
             assert asked(port) == answer
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port))

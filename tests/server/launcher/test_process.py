@@ -131,7 +131,7 @@ def test_two_crashes_are_reported(
     assert list(private_temporary_folder.iterdir()) == []
 
 
-def test_a_model_process_that_ends_after_a_crash_is_not_the_reason(
+def test_a_model_process_that_ends_later_is_not_the_reason(
     crashing_repository: Callable[[int], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a busy machine, it may end before the reaper looks for the reason."""

@@ -19,11 +19,11 @@ def backend_folder() -> Iterator[Path]:
         folder.rmdir()
 
 
-@pytest.mark.parametrize("others", [set(), {1}])
+@pytest.mark.parametrize("servers", [set(), {1}])
 def test_folders_stay_while_another_server_may_need_them(
-    others: set[int], backend_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    servers: set[int], backend_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reaper, "running_servers", lambda: others)
+    monkeypatch.setattr(reaper, "running_servers", lambda: servers)
     monkeypatch.setattr(
         Path, "glob", lambda self, _: [backend_folder] if self == Path("/tmp") else []
     )
@@ -31,5 +31,5 @@ def test_folders_stay_while_another_server_may_need_them(
     private.mkdir()
     for _ in range(2):
         reaper.remove_leftovers(private, "nobody's segments")
-        assert backend_folder.exists() == bool(others)
+        assert backend_folder.exists() == bool(servers)
         assert not private.exists()

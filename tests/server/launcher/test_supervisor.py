@@ -33,8 +33,8 @@ class Script(TritonServer):
         memory: Iterable[object] = (),
     ) -> None:
         super().__init__(".")
-        given = {"start": starts, "wait": waits, "drain": drains, "memory": memory}
-        self._steps = {call: iter(steps) for call, steps in given.items()}
+        scripts = {"start": starts, "wait": waits, "drain": drains, "memory": memory}
+        self._steps = {call: iter(steps) for call, steps in scripts.items()}
         self.calls: list[str] = []
         self.up = False
 
@@ -91,12 +91,12 @@ def serve(
     """Serves, with a clock that is read when a server is ready and when it has failed; all at once
     without times.
     """
-    said: list[str] = []
+    log: list[str] = []
     clock, slept = iter(times), [] if pauses is None else pauses
     supervisor = Supervisor(
-        server, canary, 30.0, said.append, clock=lambda: next(clock, 0.0), sleep=slept.append
+        server, canary, 30.0, log.append, clock=lambda: next(clock, 0.0), sleep=slept.append
     )
-    return supervisor.serve(), [line for line in said if not line.startswith("ready, ")]
+    return supervisor.serve(), [line for line in log if not line.startswith("ready, ")]
 
 
 def test_stops_in_good_order() -> None:
@@ -105,7 +105,7 @@ def test_stops_in_good_order() -> None:
     assert server.calls == ["start", "wait", "wait", "drain 30", "stop"]
 
 
-def test_streams_that_outlive_the_grace_time_are_counted_and_cut_off() -> None:
+def test_streams_cut_off_after_the_grace_time_are_counted() -> None:
     server = Script(waits=[None, KeyboardInterrupt()], drains=[3])
     assert serve(server)[0] == 3
     assert server.calls == ["start", "wait", "wait", "drain 30", "stop at once"]
@@ -154,11 +154,11 @@ def test_a_server_that_cannot_be_started_again_is_given_up() -> None:
     assert server.calls == ["start", "wait", "wait", "stop at once", "start"]
 
 
-def test_servers_that_spoke_before_they_ended_are_restarted_for_ever() -> None:
+def test_endless_restarts_of_servers_that_spoke_before() -> None:
     """One client that can crash a server must not end it for all."""
     server = Script(waits=[None, 139] * 20 + [KeyboardInterrupt()])
-    _, said = serve(server, canary=Answers(*[""] * 20))
-    assert [line.partition("; ")[0] for line in said[:20]] == [
+    _, log = serve(server, canary=Answers(*[""] * 20))
+    assert [line.partition("; ")[0] for line in log[:20]] == [
         "the server ended by itself (status 139): no reason"
     ] * 20
 
@@ -168,9 +168,9 @@ def test_restarts_in_a_row_pause_longer_and_longer() -> None:
     server, pauses = Script(waits=[None, 139] * 9 + [KeyboardInterrupt()]), list[float]()
     lasted = [0, 1, 59, 0, 0, 0, 0, 60, 0]
     times = [time for seconds in lasted for time in (1000.0, 1000.0 + seconds)]
-    _, said = serve(server, times=times, pauses=pauses)
+    _, log = serve(server, times=times, pauses=pauses)
     assert pauses == [0, 1, 2, 4, 8, 16, 30, 0, 1]
-    assert [line.partition("; ")[2] for line in said[:2]] == [
+    assert [line.partition("; ")[2] for line in log[:2]] == [
         "restarting the server",
         "restarting the server in 1 s",
     ]
@@ -200,28 +200,34 @@ def test_a_server_that_never_spoke_is_given_up(
 def test_a_server_that_works_no_more_is_restarted() -> None:
     """The canary needs two failures in a row."""
     server = Script(waits=[None] * 7 + [KeyboardInterrupt()])
-    _, said = serve(server, canary=Answers("first", "", "second", "", "third", "fourth", ""))
-    assert said[0] == "the model does not work: fourth; restarting the server"
+    _, log = serve(server, canary=Answers("first", "", "second", "", "third", "fourth", ""))
+    assert log[0] == "the model does not work: fourth; restarting the server"
     assert server.calls[:9] == ["start", *["wait"] * 6, "stop at once", "start"]
 
 
-def test_a_server_that_takes_too_much_memory_is_drained_and_restarted() -> None:
+def test_a_server_of_too_much_memory_is_drained_and_restarted() -> None:
     server = Script(
         waits=[None] * 4 + [KeyboardInterrupt()], memory=[900, 1000, 1001, 900], drains=[2, 0]
     )
-    said: list[str] = []
-    told: list[Status] = []
+    log: list[str] = []
+    statuses: list[Status] = []
     supervisor = Supervisor(
-        server, None, 30.0, said.append, told.append, memory_mib=1000, sleep=lambda _: None
+        server, None, 30.0, log.append, statuses.append, memory_mib=1000, sleep=lambda _: None
     )
     assert supervisor.serve() == 0
     excess = "the server takes 1001 MiB of memory, more than --memory-mib=1000"
-    assert [line for line in said if not line.startswith("ready, ")] == [
+    assert [line for line in log if not line.startswith("ready, ")] == [
         f"{excess}; draining: new streams are refused, and open streams have 30 s",
         f"{excess}; streams that were cut off: 2; restarting the server",
         "draining: new streams are refused, and open streams have 30 s",
     ]
-    assert told == [Status.READY, Status.DRAINING, Status.STARTING, Status.READY, Status.DRAINING]
+    assert statuses == [
+        Status.READY,
+        Status.DRAINING,
+        Status.STARTING,
+        Status.READY,
+        Status.DRAINING,
+    ]
     once = ["start", "wait", "memory"]
     assert server.calls == [
         *[*once, "wait", "memory", "wait", "memory", "drain 30", "stop at once"],

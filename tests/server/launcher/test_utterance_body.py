@@ -102,8 +102,8 @@ def test_faults(body: bytes, problem: str) -> None:
 
 
 def test_a_number_of_a_million_digits_is_refused_at_once() -> None:
-    told = problem_of(b'{"tokens":[' + b"9" * 1_000_000 + b"]}")
-    assert told == f"tokens: {'9' * 20} is not an integer from -2147483648 to 2147483647"
+    problem = problem_of(b'{"tokens":[' + b"9" * 1_000_000 + b"]}")
+    assert problem == f"tokens: {'9' * 20} is not an integer from -2147483648 to 2147483647"
 
 
 def test_messages_are_short_for_any_body() -> None:

@@ -36,13 +36,13 @@ def model(tmp_path: Path) -> Path:
     return tiny_copy(tmp_path)
 
 
-def found(engines: EngineFolder, model_folder: Path = TINY, **machine: dict[str, str]) -> Path:
+def find(engines: EngineFolder, model_folder: Path = TINY, **machine: dict[str, str]) -> Path:
     return engines.find("step", "float32", "onnx", model_folder=model_folder, **machine)
 
 
 def refusal(engines: EngineFolder, model_folder: Path = TINY, **machine: dict[str, str]) -> str:
     with pytest.raises(ArtifactError) as caught:
-        found(engines, model_folder, **machine)
+        find(engines, model_folder, **machine)
     message = str(caught.value)
     assert "\n" not in message
     return message
@@ -50,7 +50,7 @@ def refusal(engines: EngineFolder, model_folder: Path = TINY, **machine: dict[st
 
 def test_an_added_artefact_is_found_with_its_weights(engines: EngineFolder) -> None:
     path = add(engines)
-    assert found(engines) == path
+    assert find(engines) == path
     assert path.read_bytes() == b"graph"
     assert path.with_name("graph.onnx.data").read_bytes() == b"weights"
     (artifact,) = engines.artifacts()
@@ -61,7 +61,7 @@ def test_an_added_artefact_is_found_with_its_weights(engines: EngineFolder) -> N
 def test_the_default_folder_lies_in_the_model(model: Path) -> None:
     assert EngineFolder.of(model).path == model / "engines"
     add(EngineFolder.of(model))
-    assert found(EngineFolder.of(model), model).is_relative_to(model)
+    assert find(EngineFolder.of(model), model).is_relative_to(model)
 
 
 def test_nothing_there(engines: EngineFolder) -> None:
@@ -77,7 +77,7 @@ def test_nothing_there(engines: EngineFolder) -> None:
 def test_a_later_artefact_replaces_an_earlier_one(engines: EngineFolder) -> None:
     first = add(engines)
     second = add(engines, content=b"newer graph")
-    assert found(engines) == second
+    assert find(engines) == second
     assert not first.parent.exists()
     assert len(engines.artifacts()) == 1
 
@@ -168,7 +168,7 @@ def test_an_engine_for_no_gpu_in_particular_will_do_on_any(engines: EngineFolder
 # Fingerprints.
 
 
-def test_a_fingerprint_changes_with_weights_and_configuration_of_its_stage_only(
+def test_a_fingerprint_depends_on_its_stage_only(
     model: Path,
 ) -> None:
     flow, hift = fingerprint(model, "flow"), fingerprint(model, "vocoder")
@@ -243,10 +243,10 @@ def test_a_failed_export_keeps_the_earlier_artefact(engines: EngineFolder) -> No
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert list(engines.path.glob(".partial-*")) == []
-    assert found(engines) == path
+    assert find(engines) == path
 
 
-def test_remains_of_a_killed_export_are_removed_but_not_a_running_export(
+def test_only_remains_of_killed_exports_are_removed(
     engines: EngineFolder,
 ) -> None:
     path = add(engines)
@@ -260,7 +260,7 @@ def test_remains_of_a_killed_export_are_removed_but_not_a_running_export(
         with engines.staging():
             assert not abandoned.exists()
             assert (busy / "graph.onnx").exists()
-    assert found(engines) == path
+    assert find(engines) == path
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
@@ -278,10 +278,12 @@ def add_many(path: Path, capabilities: list[str]) -> None:
 
 def test_processes_add_at_the_same_time(engines: EngineFolder) -> None:
     context = multiprocessing.get_context("spawn")
-    theirs = [[f"{worker}.{number}" for number in range(10)] + ["8.9"] for worker in range(2)]
+    capabilities_of_workers = [
+        [f"{worker}.{number}" for number in range(10)] + ["8.9"] for worker in range(2)
+    ]
     workers = [
         context.Process(target=add_many, args=(engines.path, capabilities))
-        for capabilities in theirs
+        for capabilities in capabilities_of_workers
     ]
     for worker in workers:
         worker.start()
@@ -290,7 +292,7 @@ def test_processes_add_at_the_same_time(engines: EngineFolder) -> None:
     assert [worker.exitcode for worker in workers] == [0, 0]
     artifacts = engines.artifacts()
     assert {artifact.target["compute_capability"][0] for artifact in artifacts} == {
-        c for cs in theirs for c in cs
+        c for cs in capabilities_of_workers for c in cs
     }
     assert len(artifacts) == 21
     on_disk = {path.name for path in engines.path.iterdir()}
