@@ -33,7 +33,7 @@ test: lint ## lint, then run all tests in five processes (many tests wait for se
 	$(BIN)/pytest -n 5
 
 check: lint ## lint, then run the tests that need no server and no export (two minutes)
-	$(BIN)/pytest -n 2 $(addprefix tests/,test_*.py config cache networks serving families/streamflow client voices server/test_*.py server/ensemble docs)
+	$(BIN)/pytest -n 2 $(addprefix tests/,test_*.py config cache layers networks serving families/streamflow client voices server/test_*.py server/ensemble docs)
 
 release-test: lint gpu-stack ## run the tests that are too slow for `make test`: kernels compiled for GPUs, most exports, soaks (25 minutes)
 	$(BIN)/pytest -n 2 -m slow

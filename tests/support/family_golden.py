@@ -1,4 +1,17 @@
-"""Golden sets of other families, computed by their public code in `scripts/golden_families.py`."""
+"""Golden sets of other families, computed by their public code.
+
+`scripts/golden_families.py` makes those of flows, `scripts/golden_codecs.py` and the other scripts
+`golden_*.py` those of codecs, with `write_families`. A codec has the files `tiny` and `small`, each
+with these tensors:
+
+- `codes` (frames, codebooks) int64, or `latents` (frames, size) float32
+- `audio` (samples,) float32 of these tokens
+- `audio_of_fewer`, of the same codes without the last codebook, if a stream may have fewer
+
+The metadata `sizes` has the sizes of the network in JSON. Its sample rate is `out_sample_rate`,
+`sampling_rate` or `sample_rate`, or else 24 kHz. Weights are not stored: `random_weights.py` draws
+them by the published names of the weights, for the public code and for the tests.
+"""
 
 from __future__ import annotations
 

@@ -33,6 +33,19 @@ class SymmetricSizes:
     hidden_size: Annotated[int | None, Bounds(1, 1 << 16)] = None
     upsampling_ratios: Rates = ()
 
+    @classmethod
+    def of_decoder(cls, rates: tuple[int, ...], channels: int, latents: int) -> SymmetricSizes:
+        """Returns the sizes of a decoder whose configuration has none of the encoder.
+
+        Args:
+            rates: factor of each upsampling.
+            channels: channels before the first upsampling.
+            latents: channels of the latents.
+        """
+        return cls(
+            downsampling_ratios=rates[::-1], decoder_hidden_size=channels, hidden_size=latents
+        )
+
     def __post_init__(self) -> None:
         check_bounds(self, "")
         if not self.rates:

@@ -98,11 +98,16 @@ def read_tensors(path: Path, prefix: str) -> dict[str, torch.Tensor]:
     A mapped file counts as memory as far as it was read. So it is mapped anew for every 16 MB.
 
     Raises:
-        CheckpointError: the file is unreadable.
+        CheckpointError: the file is unreadable, or has no such tensor.
     """
     with _reading(path):
         with safe_open(path, framework="pt") as tensors:
-            waiting = [name for name in tensors.keys() if name.startswith(prefix)]  # noqa: SIM118 - it is no mapping
+            names = list(tensors.keys())
+        waiting = [name for name in names if name.startswith(prefix)]
+        if not waiting:
+            raise CheckpointError(
+                f"{path}: no tensor is named {prefix}*; it has {_listed(names) or 'none'}"
+            )
         values: dict[str, torch.Tensor] = {}
         while waiting:
             with safe_open(path, framework="pt") as tensors:

@@ -90,10 +90,8 @@ class CausalDacSizes:
 
     @property
     def decoder(self) -> SymmetricSizes:
-        return SymmetricSizes(
-            downsampling_ratios=self.codec_decoder_rates[::-1],
-            decoder_hidden_size=self.codec_decoder_dim,
-            hidden_size=self.codec_latent_dim,
+        return SymmetricSizes.of_decoder(
+            self.codec_decoder_rates, self.codec_decoder_dim, self.codec_latent_dim
         )
 
 

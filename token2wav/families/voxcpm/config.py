@@ -109,11 +109,7 @@ class VoxCPMSizes:
 
     @property
     def decoder(self) -> SymmetricSizes:
-        return SymmetricSizes(
-            downsampling_ratios=self.decoder_rates[::-1],
-            decoder_hidden_size=self.decoder_dim,
-            hidden_size=self.latent_dim,
-        )
+        return SymmetricSizes.of_decoder(self.decoder_rates, self.decoder_dim, self.latent_dim)
 
 
 @dataclass(frozen=True, kw_only=True)
