@@ -1,8 +1,8 @@
 """Table of all codecs. `tests/families/test_codec_contract.py` tests each row.
 
-A new codec needs a writer of model folders (`tests/support/NAME_model.py`), one row here, and golden
-data of its public code in `tests/data/families/NAME` (`family_golden.py` describes them). The
-golden data say what the codec takes: latents or codes, and whether a stream may have fewer
+A new codec needs a writer of model folders (`tests/support/NAME_model.py`), one row here, and
+golden data of its public code in `tests/data/families/NAME` (`family_golden.py` describes them).
+The golden data say what the codec takes: latents or codes, and whether a stream may have fewer
 codebooks.
 """
 
