@@ -111,7 +111,18 @@ def nanocodec(folder: Path, golden: FamilyGolden) -> Path:
     return folder
 
 
-CODECS = {**WRITERS, "higgs_first_release": write_higgs_first_release, "nanocodec": nanocodec}
+def qwen25_omni(folder: Path, golden: FamilyGolden) -> Path:
+    document = {"model_type": "qwen2_5_omni", "token2wav_config": golden.sizes}
+    (folder / "config.json").write_text(json.dumps(document))
+    return folder
+
+
+CODECS = {
+    **WRITERS,
+    "higgs_first_release": write_higgs_first_release,
+    "nanocodec": nanocodec,
+    "qwen25_omni": qwen25_omni,
+}
 # A base of rotary angles has no upper bound. A layer scale is only a sign that there are scales.
 HARMLESS_IN_CODECS = {"rope_theta", "max_period", "layer_scale"}
 

@@ -89,3 +89,20 @@ def fill_dac(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         if _QUIET_IN_DAC.search(name) or (layers and name.startswith(last)):
             value *= 0.25
     return state
+
+
+def fill_omni(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Replaces the values of a state dict of the decoder of Qwen2.5-Omni, and returns it. Names are
+    published ones, with or without a prefix.
+
+    Attention has a large effect, so that errors of masks are visible. The audio is not clipped.
+    """
+    plain = {name.removeprefix("token2wav."): value for name, value in state.items()}
+    for name, value in fill_state(plain).items():
+        if "attn.to_" in name:
+            value *= 2
+        elif name.endswith("act.alpha"):  # a logarithm
+            value -= 1
+        elif "conv_post" in name:
+            value *= 0.06
+    return state

@@ -92,6 +92,8 @@ class EstimatorConfig:
     Attributes:
         guided: masks of the layers. None: every layer attends to its own block and all earlier
             ones.
+        position_convolutions: False for an estimator without convolutions that add positions to
+            the frames. None, and not True, so that hashes of other configurations stay the same.
     """
 
     dim: Width
@@ -105,10 +107,11 @@ class EstimatorConfig:
     out_channels: Width
     static_chunk_size: Frames
     guided: GuidedAttention | None = None
+    position_convolutions: Literal[False] | None = None
 
     def __post_init__(self) -> None:
         check_bounds(self, "flow.decoder.estimator")
-        if self.dim % 16:
+        if self.dim % 16 and self.position_convolutions is None:
             raise ConfigError(
                 f"flow.decoder.estimator.dim: {self.dim} is not a multiple of 16, the convolution "
                 f"groups"
@@ -118,6 +121,8 @@ class EstimatorConfig:
                 f"flow.decoder.estimator.dim_head: {self.dim_head} is odd; rotary positions need "
                 f"pairs"
             )
+        if self.guided is not None:
+            return
         if not self.mel_dim == self.mu_dim == self.out_channels == self.spk_dim:
             raise ConfigError(
                 "flow.decoder.estimator: mel_dim, mu_dim, spk_dim and out_channels must be equal, "
@@ -131,12 +136,16 @@ class ScheduleConfig:
     """Schedule of the ODE: the times of its steps.
 
     Attributes:
-        kind: spacing of the steps, if `times` is empty.
+        kind: spacing of the steps, if `times` is empty. `sway` is `cosine` as Qwen2.5-Omni computes
+            it, with other rounding.
         times: times of a distilled model: the start of every step, from 0 on, and the end, 1.
+        method: `rk4` evaluates the estimator four times in each step (Kutta's 3/8 rule). None is
+            Euler's method, so that hashes of configurations with it stay the same.
     """
 
-    kind: Spacing = "cosine"
+    kind: Spacing | Literal["sway"] = "cosine"
     times: Times = ()
+    method: Literal["rk4"] | None = None
 
     def __post_init__(self) -> None:
         if not self.times:
@@ -169,6 +178,66 @@ class CodebookConfig:
                 f"flow.codebooks.count: {self.count} is below 2; for one code per token, "
                 "remove codebooks"
             )
+
+
+@dataclass(frozen=True)
+class EcapaConfig:
+    """Configuration of ECAPA-TDNN, which turns the mel of a speaker into a vector. Fields have the
+    names of Qwen2.5-Omni, without `enc_`.
+
+    Attributes:
+        mel_dim: mel bands.
+        dim: length of the vector.
+        channels: channels of the first convolution, of every block, and of all blocks together.
+        kernel_sizes, dilations: of the same layers.
+        attention_channels: channels inside the attention of the pooling layer.
+        res2net_scale: parts into which a block divides its channels.
+        se_channels: channels inside the gate of a block.
+    """
+
+    mel_dim: Width = 80
+    dim: Width = 128
+    channels: Annotated[tuple[Width, ...], Stages] = (256, 256, 256, 256, 768)
+    kernel_sizes: Kernels = (5, 3, 3, 3, 1)
+    dilations: Annotated[tuple[Dilation, ...], Stages] = (1, 2, 3, 4, 1)
+    attention_channels: Width = 64
+    res2net_scale: Ratio = 2
+    se_channels: Width = 64
+
+    def __post_init__(self) -> None:
+        check_bounds(self, "enc")
+        if len(self.channels) < 3:
+            raise ConfigError(f"enc_channels: {len(self.channels)} layers; at least 3 are needed")
+        for name in ("kernel_sizes", "dilations"):
+            if (count := len(getattr(self, name))) != len(self.channels):
+                raise ConfigError(
+                    f"enc_{name}: {count} layers, but enc_channels has {len(self.channels)} layers"
+                )
+        first, *blocks, last = self.channels
+        if set(blocks) != {first} or last != sum(blocks):
+            raise ConfigError(
+                f"enc_channels: {list(self.channels)} do not fit together; the first layer and all "
+                "blocks must have the same number, and the last layer their sum over the blocks"
+            )
+        if first % self.res2net_scale:
+            raise ConfigError(
+                f"enc_res2net_scale: {self.res2net_scale} does not divide the {first} channels of "
+                "a block"
+            )
+        for index, kernel in enumerate(self.kernel_sizes):
+            if kernel % 2 == 0:
+                raise ConfigError(
+                    f"enc_kernel_sizes[{index}]: {kernel} is even; only odd kernels keep the length"
+                )
+
+    @property
+    def least_frames(self) -> int:
+        """Least frames of a mel, because the edges are padded with their reflection."""
+        reach = max(
+            (kernel - 1) * dilation // 2
+            for kernel, dilation in zip(self.kernel_sizes, self.dilations, strict=True)
+        )
+        return reach + 1
 
 
 class MelSettings(NamedTuple):

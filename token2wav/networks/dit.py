@@ -105,14 +105,18 @@ class InputEmbedding(nn.Module):
         mels = 2 if config.guided is None else 1
         self.proj = nn.Linear(mels * config.mel_dim + config.mu_dim + config.spk_dim, config.dim)
         block_frames = None if config.guided is None else config.static_chunk_size
-        self.conv_pos_embed = ConvPositionEmbedding(config.dim, block_frames)
+        self.conv_pos_embed = (
+            ConvPositionEmbedding(config.dim, block_frames)
+            if config.position_convolutions is None
+            else None
+        )
 
     def forward(
         self, x: torch.Tensor, conditions: torch.Tensor, context: AttentionContext | None = None
     ) -> torch.Tensor:
         """Embeds the state x (B, T, bands) and projected conditions (B, T, dim) to (B, T, dim)."""
         h = self.project_state(x) + conditions
-        return self.conv_pos_embed(h, context) + h
+        return h if self.conv_pos_embed is None else self.conv_pos_embed(h, context) + h
 
     def project_state(self, x: torch.Tensor) -> torch.Tensor:
         """Projects the state, (B, T, bands) to (B, T, dim).

@@ -1,4 +1,4 @@
-"""Euler solver of the flow, which integrates noise to mel, with classifier-free guidance.
+"""Solver of the flow, which integrates noise to mel, with classifier-free guidance.
 
 The ODE time runs from 0 (noise) to 1 (mel). With guidance every state is evaluated in two rows: the
 conditional row has its conditions, and the unconditional row has zeros instead.
@@ -17,12 +17,28 @@ from token2wav.networks.masks import attention_bias
 
 _COSINE = ScheduleConfig()
 
+# State of an ODE: the point of the next evaluation, and inside of a step also the start of the step
+# and the velocities of its evaluations so far.
+OdeState = tuple[torch.Tensor, ...]
+# Weights of the velocities of a step in every point after an evaluation. The last point is the end
+# of the step.
+Weights = tuple[tuple[float, ...], ...]
+EULER: Weights = ((1.0,),)
+_RK4: Weights = (  # Kutta's 3/8 rule
+    (1 / 3,),
+    (-1 / 3, 1.0),
+    (1.0, -1.0, 1.0),
+    (1 / 8, 3 / 8, 3 / 8, 1 / 8),
+)
+
 
 def time_grid(steps: int, schedule: ScheduleConfig = _COSINE) -> torch.Tensor:
     """Computes the times between the steps: (steps + 1,) float32 from 0 to 1."""
     if schedule.times:
         return torch.tensor(schedule.times)
     grid = torch.linspace(0, 1, steps + 1)
+    if schedule.kind == "sway":
+        return grid - (torch.cos(math.pi / 2 * grid) - 1 + grid)
     return 1 - torch.cos(grid * 0.5 * math.pi) if schedule.kind == "cosine" else grid
 
 
@@ -48,23 +64,38 @@ def solver_times(
     return torch.stack(times), torch.stack(widths)
 
 
+def _rk4_times(
+    steps: int, schedule: ScheduleConfig
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Computes the times of all evaluations (4 * steps,), the ends of their steps (4 * steps,), and
+    the widths of the steps (steps,).
+    """
+    grid = time_grid(steps, schedule)
+    starts, ends = grid[:-1], grid[1:]
+    widths = ends - starts
+    times = [starts, starts + widths * (1 / 3), starts + widths * (2 / 3), ends]
+    return torch.stack(times, dim=1).flatten(), ends.repeat_interleave(4), widths
+
+
 @dataclass(frozen=True)
 class OdeTables:
     """Tables of all values that depend only on the schedule of the ODE, and the guidance rate.
 
     Attributes:
         widths: width of every step.
-        modulation: modulation of the estimator at every step, for one row; see
-            `Estimator.modulation`.
+        modulation: modulation of the estimator at every evaluation, for one row; see
+            `Estimator.modulation`. Euler's method has one evaluation in each step.
         guidance: classifier-free guidance rate; 0 for no unconditional rows.
         stored_steps: for every step the index of the stored state that it reads and writes. The
             stores of a stream have one state for each step of its whole schedule.
+        weights: weights of the velocities, which are the method.
     """
 
     widths: list[float]
     modulation: list[Modulation]
     guidance: float
     stored_steps: list[int]
+    weights: Weights = EULER
 
     @classmethod
     @torch.inference_mode()
@@ -82,8 +113,14 @@ class OdeTables:
             steps: steps of the whole schedule.
             evaluated: number of start times at which the estimator is evaluated; 0 for all. Fewer
                 and longer steps then cover the same range of times. For example, 3 of 10 times are
-                the times 0, 3 and 7.
+                the times 0, 3 and 7. Only Euler's method can leave out evaluations.
         """
+        device = next(estimator.parameters()).device
+        if schedule.method == "rk4":
+            times, ends, widths = _rk4_times(steps, schedule)
+            intervals = zip(times[:, None].to(device), ends[:, None].to(device), strict=True)
+            modulation = [estimator.modulation(t, end) for t, end in intervals]
+            return cls(widths.tolist(), modulation, guidance, list(range(steps)), _RK4)
         times, widths = solver_times(steps, schedule)
         count = evaluated or steps
         stored_steps = [round(step * steps / count) for step in range(count)]
@@ -91,7 +128,6 @@ class OdeTables:
             ends = torch.cat((times[stored_steps[1:]], (times + widths)[-1:]))
             times = times[stored_steps]
             widths = ends - times
-        device = next(estimator.parameters()).device
         intervals = zip(
             times[:, None].to(device), (times + widths)[:, None].to(device), strict=True
         )
@@ -99,15 +135,37 @@ class OdeTables:
         return cls(widths.tolist(), modulation, guidance, stored_steps)
 
     def advance(self, step: int, x: torch.Tensor, velocity: torch.Tensor) -> torch.Tensor:
-        """Advances the state x (B, ...) by one step.
+        """Advances the state x (B, ...) by one step of Euler's method.
 
         `velocity` has shape (2B, ...) with guidance, conditional rows first, else (B, ...).
         """
+        return x + self.widths[step] * self._guided(velocity)
+
+    def advance_state(self, evaluation: int, state: OdeState, velocity: torch.Tensor) -> OdeState:
+        """Advances the state of an ODE to the point of the next evaluation, by any method.
+
+        Args:
+            evaluation: index of the evaluation.
+            state: state whose first tensor (B, ...) is the point of the evaluation. Before the
+                first evaluation of a step it has no other tensors.
+            velocity: result of the evaluation, as for `advance`.
+        """
+        step, stage = divmod(evaluation, len(self.weights))
+        if len(self.weights) == 1:
+            return (self.advance(step, state[0], velocity),)
+        start, velocities = state[:2][-1], (*state[2:], self._guided(velocity))
+        first, *others = self.weights[stage]
+        slope = first * velocities[0]
+        for weight, other in zip(others, velocities[1:], strict=True):
+            slope = torch.add(slope, other, alpha=weight)
+        point = start + self.widths[step] * slope
+        return (point,) if stage == len(self.weights) - 1 else (point, start, *velocities)
+
+    def _guided(self, velocity: torch.Tensor) -> torch.Tensor:
         if not self.guidance:
-            return x + self.widths[step] * velocity
+            return velocity
         conditional, unconditional = velocity.chunk(2)
-        guided = (1 + self.guidance) * conditional - self.guidance * unconditional
-        return x + self.widths[step] * guided
+        return (1 + self.guidance) * conditional - self.guidance * unconditional
 
     def rows(self, x: torch.Tensor) -> torch.Tensor:
         """Returns the rows of a state x (B, ...): x twice, (2B, ...), with guidance; else x."""
@@ -125,7 +183,9 @@ class OdeTables:
 
 
 class EulerSolver:
-    """Solver that integrates one estimator over a fixed schedule. For arguments see `OdeTables`."""
+    """Solver that integrates one estimator over a fixed schedule, by the method of the schedule.
+    For arguments see `OdeTables`.
+    """
 
     def __init__(
         self, estimator: Estimator, steps: int, guidance: float, schedule: ScheduleConfig = _COSINE
@@ -152,10 +212,10 @@ class EulerSolver:
         conditions = self._estimator.project_conditions(*self.tables.guided(mu, spk, cond))
         bias = None if mask is None else attention_bias(mask)
         rope = self._estimator.rope(torch.arange(noise.shape[2], device=noise.device))
-        x = noise
-        for index, modulation in enumerate(self.tables.modulation):
+        state: OdeState = (noise,)
+        for evaluation, modulation in enumerate(self.tables.modulation):
             velocity = self._estimator.velocity(
-                self.tables.rows(x), conditions, modulation, bias, rope=rope
+                self.tables.rows(state[0]), conditions, modulation, bias, rope=rope
             )
-            x = self.tables.advance(index, x, velocity)
-        return x
+            state = self.tables.advance_state(evaluation, state, velocity)
+        return state[0]

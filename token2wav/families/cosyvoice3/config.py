@@ -168,7 +168,9 @@ class CosyVoice3Config(FlowModelConfig):
             pre_lookahead_channels=lookahead.get("channels", Width),
             inference_cfg_rate=solver.get("inference_cfg_rate", Guidance),
             estimator=EstimatorConfig(
-                **decoder.child("estimator", "DiT").fields(EstimatorConfig, but=("guided",))
+                **decoder.child("estimator", "DiT").fields(
+                    EstimatorConfig, but=("guided", "position_convolutions")
+                )
             ),
             n_timesteps=len(times) - 1
             if times

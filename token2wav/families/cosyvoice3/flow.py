@@ -94,6 +94,12 @@ class Flow(FlowNetwork[DiT]):
         embedded = self._embedded(tokens) if self.lookahead else self.input_embedding(tokens)
         return self._conditions(embedded, step, last=last)
 
+    def unconditional(self) -> torch.Tensor:
+        """Returns the projected conditions (dim,) of a frame of an unconditional row, in which all
+        conditions are zero.
+        """
+        return self.estimator.input_embed.proj.bias
+
     def encode_blocks(
         self, tokens: torch.Tensor, step: StreamStep, attention: ConformerAttention
     ) -> torch.Tensor:

@@ -42,6 +42,7 @@ class KernelStep(StepFunction):
         self._blocks: list[DiTBlock] = list(estimator.transformer_blocks)  # type: ignore[arg-type]
         self._projections = [block.attn.projections() for block in self._blocks]
         positions = estimator.input_embed.conv_pos_embed
+        assert positions is not None
         precision = precision_beside(estimator.cache_type)
         self._convolutions = [
             PositionConvolution(conv[0], precision)  # type: ignore[arg-type]

@@ -127,11 +127,15 @@ class StreamFlowSection:
             pre_lookahead_channels=0,
             inference_cfg_rate=self.inference_cfg_rate,
             estimator=EstimatorConfig(
-                **{
-                    name: getattr(self, name)
-                    for name in ("dim", "depth", "heads", "dim_head", "ff_mult")
-                },
-                **dict.fromkeys(("mel_dim", "mu_dim", "spk_dim", "out_channels"), bands),
+                dim=self.dim,
+                depth=self.depth,
+                heads=self.heads,
+                dim_head=self.dim_head,
+                ff_mult=self.ff_mult,
+                mel_dim=bands,
+                mu_dim=bands,
+                spk_dim=bands,
+                out_channels=bands,
                 static_chunk_size=self.block_frames,
                 guided=self.attention(),
             ),
@@ -172,6 +176,17 @@ class GuidedFlowConfig(FlowConfig):
     def hop_blocks(self) -> tuple[int, int]:
         return self.chunk_blocks, self.chunk_blocks
 
+    @staticmethod
+    def check_stream(stream: StreamConfig) -> None:
+        """Raises ConfigError if settings of streams cannot be combined with guided attention."""
+        default = StreamConfig()
+        for key in ("left_blocks", "reference"):
+            if (value := getattr(stream, key)) != getattr(default, key):
+                raise ConfigError(
+                    f"stream.{key}: {value} cannot be combined with guided attention, whose "
+                    "layers set their own attention masks"
+                )
+
 
 @dataclass(frozen=True, kw_only=True)
 class StreamFlowConfig(CosyVoice3Config):
@@ -190,10 +205,4 @@ class StreamFlowConfig(CosyVoice3Config):
 
     def check(self, stream: StreamConfig) -> None:
         super().check(stream)
-        default = StreamConfig()
-        for key in ("left_blocks", "reference"):
-            if (value := getattr(stream, key)) != getattr(default, key):
-                raise ConfigError(
-                    f"stream.{key}: {value} cannot be combined with guided attention, whose "
-                    "layers set their own attention masks"
-                )
+        GuidedFlowConfig.check_stream(stream)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from token2wav.config.model_config import StageName
 from token2wav.execution.cuda_graphs import GraphPool
 from token2wav.families.cosyvoice3.family import CosyVoice3
@@ -32,8 +34,10 @@ class StreamFlow(CosyVoice3):
     ) -> Stage | None:
         if stage != "flow":
             return None
+        with torch.inference_mode():
+            unconditional = network.unconditional()
         windows = {
-            steps: GuidedSolver(network.estimator, solver.tables)
+            steps: GuidedSolver(network.estimator, solver.tables, unconditional)
             for steps, solver in solvers.items()
         }
         past = config.flow.past_tokens

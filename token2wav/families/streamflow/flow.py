@@ -41,7 +41,7 @@ class _Stream:
 
     Attributes:
         steps: ODE steps.
-        speaker: (bands,) speaker vector.
+        speaker: (speaker channels,) speaker vector.
         past: last tokens before the next chunk, as many as a window needs.
     """
 

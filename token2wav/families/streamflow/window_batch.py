@@ -25,7 +25,7 @@ class Window:
 
     Attributes:
         steps: ODE steps.
-        speaker: (bands,) speaker vector.
+        speaker: (speaker channels,) speaker vector.
         tokens: (n, *token_shape) int32 tokens of the past, of the chunk and of its look-ahead.
         start: position of the first token in the stream.
         left: tokens before the chunk.
@@ -90,7 +90,7 @@ class WindowBatch:
         self._integers = IntegerTensors(shapes, device)
         self._tokens, (self._starts, self._lengths) = self._integers.tensors
         self._noise = torch.zeros(size.rows, bands, self._frames, device=device)
-        self._speakers = torch.zeros(size.rows, bands, device=device)
+        self._speakers = torch.zeros(size.rows, encoder.config.estimator.spk_dim, device=device)
         self._mel = torch.zeros_like(self._noise)
 
     def fill(self, windows: Sequence[Window]) -> None:

@@ -1,0 +1,350 @@
+"""Qwen2.5-Omni: whole utterances against `transformers`, streams in windows, and its voices."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.families.streamflow.test_window_batch import a_pool
+from tests.support.captured_code import NothingCopied, OnDevice
+from tests.support.family_golden import FamilyGolden
+from tests.support.qwen25_omni_model import SPEAKERS, a_voice, speakers, write_model
+from tests.support.utterances import off, portions, some_tokens, streamed, streamed_mels
+from token2wav import CheckpointError, ConfigError, RuntimeConfig, StreamConfig, Token2Wav, Voice
+from token2wav.assembly import assemble, check_folder, load_network
+from token2wav.families.qwen25_omni.config import Qwen25OmniConfig
+from token2wav.families.qwen25_omni.family import FAMILY
+from token2wav.families.qwen25_omni.voices import named_voices, write_voices
+from token2wav.families.registry import read_config
+from token2wav.families.streamflow.flow import WindowFlow
+from token2wav.families.streamflow.solver import GuidedSolver
+from token2wav.families.streamflow.window_batch import WindowBatch, WindowSize
+from token2wav.networks.masks import guided_biases
+from token2wav.networks.noise import FlowNoise
+from token2wav.networks.ode import EulerSolver
+
+CPU = RuntimeConfig(device="cpu")
+PARITY = 2e-5  # of float32 with values up to 5, after 36 evaluations
+CLOSE = 1e-5  # of float32 in batches of other shapes
+AUDIO = 2e-5
+TIME = 0.3  # of the single evaluation in the golden set
+SIZES = ["tiny", "small"]
+
+
+def golden_set(size: str) -> FamilyGolden:
+    return FamilyGolden("qwen25_omni", size)
+
+
+@pytest.fixture(scope="module", params=SIZES)
+def golden(request: pytest.FixtureRequest) -> FamilyGolden:
+    return golden_set(request.param)
+
+
+@pytest.fixture(scope="module")
+def folder(golden: FamilyGolden, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("omni"), golden)
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Token2Wav:
+    return Token2Wav.load(folder, runtime=CPU)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("omni"), golden_set("tiny"))
+
+
+def widened(folder: Path, factor: int, *steps: int) -> Token2Wav:
+    """Returns the model with windows that have more blocks on both sides."""
+    config: Any = read_config(folder)
+    flow = dataclasses.replace(config.flow, widening=factor)
+    config = Qwen25OmniConfig.of(
+        flow, config.vocoder, config.token_frame_rate, schedule=config.schedule
+    )
+    stream = StreamConfig(steps=steps)
+    return Token2Wav(config, assemble(folder, config, stream, CPU), stream, "widened")
+
+
+def codes_of(config: Any, count: int, seed: int = 0) -> Any:
+    return some_tokens(count, seed, vocabulary=config.vocab_size)
+
+
+def test_published_sizes(tmp_path: Path) -> None:
+    """The published file has older names of three sizes, and leaves the attention masks out."""
+    dit = {
+        "model_type": "qwen2_5_omni_dit",
+        "dim": 1024,
+        "depth": 22,
+        "heads": 16,
+        "head_dim": 64,
+        "ff_mult": 2,
+        "dropout": 0.1,
+        "emb_dim": 512,
+        "enc_lin_neurons": 192,
+        "num_embeds": 8193,
+        "repeats": 2,
+    }
+    document = {
+        "model_type": "qwen2_5_omni",
+        "token2wav_config": {"dit_config": dit, "bigvgan_config": {"use_bias_at_final": False}},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(document))
+    config: Any = read_config(tmp_path)
+    assert (config.token_frame_rate, config.sample_rate, config.samples_per_token) == (
+        50,
+        24000,
+        480,
+    )
+    assert (config.vocab_size, config.token_shape, config.speaker_size) == (8193, (), 192 + 128)
+    assert (config.block_tokens, config.flow.past_tokens, config.lookahead_tokens) == (12, 24, 12)
+    assert config.hops(StreamConfig()) == (36, 36)
+    assert config.ode_steps == 9
+    masks = config.flow.guided.layers
+    assert [index for index, mask in enumerate(masks) if mask == "backward"] == [0, 20]
+    assert [index for index, mask in enumerate(masks) if mask == "forward"] == [10]
+
+
+def test_ecapa_equals_the_public_code(golden: FamilyGolden, folder: Path) -> None:
+    voice = a_voice(folder)
+    expected = torch.cat((golden["cond"][0], golden["ecapa"]))
+    assert off(voice.speaker_embedding, expected.numpy()) <= PARITY
+
+
+def test_one_evaluation_equals_the_public_code(golden: FamilyGolden, folder: Path) -> None:
+    config: Any = read_config(folder)
+    flow = load_network(folder, config, "flow")
+    estimator, expected = flow.estimator, golden["velocity"]
+    frames = expected.shape[2]
+    voice = torch.tensor(a_voice(folder).speaker_embedding)[None]
+    biases = guided_biases(config.flow.guided, frames, estimator.block_frames)
+    with torch.inference_mode():
+        conditions = estimator.project_conditions(
+            flow.conditions(golden["codes"][None].int()), voice, None
+        )
+        both = torch.cat((conditions, flow.unconditional().expand_as(conditions)))
+        noise = FlowNoise(config.mel_bands).window(0, frames)[None]
+        velocity = estimator.velocity(
+            noise.expand(2, -1, -1),
+            both,
+            estimator.modulation(torch.tensor([TIME])),
+            biases,
+            rope=estimator.rope(torch.arange(frames)),
+        )
+    assert off(velocity, expected) <= PARITY
+
+
+def test_whole_utterances_equal_the_public_code(
+    golden: FamilyGolden, model: Token2Wav, folder: Path
+) -> None:
+    mel = model.mel(golden["codes"].numpy(), a_voice(folder))
+    assert off(mel, golden["mel"].numpy()) <= PARITY
+    audio = golden["audio"].numpy()
+    assert off(model.vocode(mel), audio) <= AUDIO
+    assert 0.1 < np.abs(audio).max() < 1
+
+
+def test_portions_do_not_matter(model: Token2Wav, folder: Path) -> None:
+    voice, tokens = a_voice(folder), codes_of(model.config, 61)
+    expected = model.synthesize(tokens, voice)
+    assert len(expected) == len(tokens) * model.config.samples_per_token
+    for size in (1, 7):
+        assert off(streamed(model, portions(tokens, [size]), voice), expected) <= AUDIO
+
+
+def test_first_chunk_runs_when_its_look_ahead_is_there(model: Token2Wav, folder: Path) -> None:
+    config = model.config
+    tokens = codes_of(config, config.hops(StreamConfig())[0] + config.lookahead_tokens)
+    flow = model.pipeline.flow
+    assert isinstance(flow, WindowFlow)
+    with model.stream(a_voice(folder)) as stream:
+        assert stream.push(tokens[:-1]) == []
+        assert len(stream.push(tokens[-1:])) == 1
+
+
+def test_a_window_with_the_reach_of_all_evaluations_is_exact(tiny: Path) -> None:
+    """Two steps have 8 evaluations, which reach 8 times as far as one."""
+    model, voice = widened(tiny, 8, 2), a_voice(tiny)
+    # 2 * 8 blocks before a chunk, the chunk, and 8 blocks after it
+    tokens = codes_of(model.config, 3 * (16 + 3 + 8 + 15) + 1)
+    [mel] = streamed_mels(model, (tokens, voice))
+    assert off(mel, model.mel(tokens, voice)) <= 2 * CLOSE
+
+
+# Error of a stream against the whole utterance, as a share of the standard deviation of the mel,
+# with random weights. Factor 1 is the window of the public pipeline, which is the reach of one
+# evaluation. Measured: 5.8e-3, 3.3e-4 and 1.4e-6.
+@pytest.mark.parametrize(
+    ("factor", "least", "most"), [(1, 1e-3, 0.03), (2, 1e-5, 3e-3), (4, 0, 1e-4)]
+)
+def test_wider_windows_come_closer_to_the_whole(
+    tiny: Path, factor: int, least: float, most: float
+) -> None:
+    model, voice = widened(tiny, factor), a_voice(tiny)
+    tokens = codes_of(model.config, 151)
+    [mel] = streamed_mels(model, (tokens, voice))
+    whole = model.mel(tokens, voice)
+    error = float(np.sqrt(np.mean((mel - whole) ** 2)) / whole.std())
+    assert least <= error <= most
+
+
+def test_batched_equals_alone(tiny: Path) -> None:
+    model, voices = Token2Wav.load(tiny, runtime=CPU), [a_voice(tiny, name) for name in SPEAKERS]
+    utterances = [
+        (codes_of(model.config, count), voices[count % 2]) for count in (50, 9, 1, 33, 50)
+    ]
+    for utterance, mel in zip(utterances, streamed_mels(model, *utterances), strict=True):
+        [alone] = streamed_mels(model, utterance)
+        assert off(mel, alone) <= CLOSE
+
+
+def test_padded_windows_equal_eager_windows(tiny: Path) -> None:
+    """A CUDA graph computes windows of any length in tensors of one size."""
+    config: Any = read_config(tiny)
+    stream = StreamConfig()
+    stages = assemble(tiny, config, stream, CPU)
+    eager: Any = stages.by_name["flow"]
+    captured = WindowFlow(
+        config,
+        eager._encoder,
+        eager._noise,
+        eager._solvers,
+        config.flow.past_tokens,
+        graphs=a_pool(),
+        longest_hop=config.hops(stream)[1],
+    )
+    padded = dataclasses.replace(stages, by_name={**stages.by_name, "flow": captured})
+    utterances = [(codes_of(config, count), a_voice(tiny)) for count in (50, 7, 22)]
+    mels = streamed_mels(Token2Wav(config, padded, stream), *utterances)
+    expected = streamed_mels(Token2Wav(config, stages, stream), *utterances)
+    for mel, other in zip(mels, expected, strict=True):
+        assert off(mel, other) <= CLOSE
+
+
+def test_captured_code_never_synchronizes(tiny: Path) -> None:
+    config: Any = read_config(tiny)
+    with torch.device("meta"):
+        flow: Any = FAMILY.network(config, "flow").eval().requires_grad_(False)
+    solver = EulerSolver(flow.estimator, 2, 0.5, config.schedule)
+    windows = GuidedSolver(flow.estimator, solver.tables, flow.unconditional())
+    noise = FlowNoise(config.mel_bands).to(torch.device("meta"))
+    batch = WindowBatch(WindowSize(6 * config.block_tokens, 2), flow, noise, windows)
+    with NothingCopied(), OnDevice():
+        batch.compute()
+
+
+REFUSED = [
+    ({"look_ahead_layers": [0]}, "look_backward_layers: layer 0 is in look_ahead_layers too"),
+    ({"block_size": 7}, "block_size: 7 frames are not a whole number of codes of 2 frames"),
+    ({"head_dim": 15}, "head_dim: 15 is odd"),
+    ({"enc_channels": [8, 8, 8, 8, 32]}, r"enc_channels: \[8, 8, 8, 8, 32\] do not fit"),
+    ({"enc_dilations": [1, 1]}, "enc_dilations: 2 layers, but enc_channels has 5"),
+    ({"enc_kernel_sizes": [5, 3, 4, 3, 1]}, r"enc_kernel_sizes\[2\]: 4 is even"),
+    ({"enc_res2net_scale": 3}, "enc_res2net_scale: 3 does not divide the 8 channels"),
+    ({"mel_dim": 11}, r"bigvgan_config\.mel_dim: 10, but dit_config\.mel_dim is 11"),
+    ({"rope_theta": 5000}, "rope_theta: 5000 is not supported; expected 10000"),
+    (
+        {"rope_parameters": {"rope_type": "yarn"}},
+        r"rope_parameters\.rope_type: 'yarn' is not supported; expected 'default'",
+    ),
+    ({"num_hidden_layers": "many"}, r"dit_config\.num_hidden_layers"),
+]
+
+
+@pytest.mark.parametrize(("changes", "words"), REFUSED)
+def test_a_folder_that_is_not_supported_is_refused(
+    tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        write_model(tmp_path, golden_set("tiny"), **changes)
+
+
+@pytest.mark.parametrize(
+    ("section", "words"),
+    [(None, "token2wav_config: missing"), ([], "token2wav_config: expected an object, got list")],
+)
+def test_a_folder_without_a_decoder_is_refused(tmp_path: Path, section: Any, words: str) -> None:
+    document = {"model_type": "qwen2_5_omni", "token2wav_config": section}
+    (tmp_path / "config.json").write_text(json.dumps(document))
+    with pytest.raises(ConfigError, match=words):
+        read_config(tmp_path)
+
+
+def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, golden_set("tiny"))
+    path = folder / "model-00002-of-00003.safetensors"
+    name = "token2wav.code2wav_dit_model.input_embed.proj.weight"
+    weights = {key: value.clone() for key, value in load_file(path).items()}
+    save_file({**weights, name: weights[name][:, :-1].contiguous()}, path)
+    with pytest.raises(CheckpointError, match=r"wrongly shaped: .*input_embed\.proj\.weight"):
+        check_folder(folder)
+
+
+@pytest.mark.parametrize(
+    ("stream", "words"),
+    [
+        (StreamConfig(left_blocks=3), "stream.left_blocks: 3 cannot be combined"),
+        (StreamConfig(reference=True), "stream.reference: True cannot be combined"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(tiny: Path, stream: StreamConfig, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        Token2Wav.load(tiny, stream=stream, runtime=CPU)
+
+
+def test_voices_of_a_folder(tiny: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "token2wav.families.qwen25_omni.voices", str(tiny)]
+    subprocess.run([*command, str(tmp_path)], check=True, timeout=120)
+    assert sorted(path.stem for path in tmp_path.iterdir()) == sorted(SPEAKERS)
+    config = read_config(tiny)
+    for name, voice in named_voices(tiny).items():
+        written = Voice.load(tmp_path / f"{name}.safetensors")
+        written.check(config)
+        assert written.content_hash == voice.content_hash
+    first, second = named_voices(tiny).values()
+    assert off(first.speaker_embedding, second.speaker_embedding) > 0.01
+
+
+FIRST = speakers(golden_set("tiny"))["Chelsie"]
+REFUSED_SPEAKERS: list[tuple[dict[str, Any], str]] = [
+    ({"../a": FIRST}, "'../a' is no name of a speaker"),
+    ({"a": 3}, "'a' has no cond and ref_mel"),
+    ({"a": {**FIRST, "cond": [1.0]}}, r"'a'\.cond: expected a tensor"),
+    ({"a": {"ref_mel": FIRST["ref_mel"]}}, r"'a'\.cond: expected a tensor"),
+    ({"a": {**FIRST, "cond": torch.ones(1, 8)}}, r"'a'\.cond has 8 numbers, expected 7"),
+    ({"a": {**FIRST, "ref_mel": torch.ones(1, 23, 9)}}, r"'a'\.ref_mel has the shape \(1, 23, 9\)"),
+    (
+        {"a": {**FIRST, "ref_mel": torch.ones(1, 4, 10)}},
+        r"'a'\.ref_mel has 4 frames; expected 5 to",
+    ),
+    (
+        {"a": {**FIRST, "ref_mel": torch.full((1, 23, 10), torch.nan)}},
+        r"'a'\.ref_mel: has numbers that are not between -100 and 100",
+    ),
+]
+
+
+@pytest.mark.parametrize(("content", "words"), REFUSED_SPEAKERS)
+def test_speakers_that_do_not_fit_are_refused(
+    tmp_path: Path, content: dict[str, Any], words: str
+) -> None:
+    folder = write_model(tmp_path, golden_set("tiny"))
+    torch.save(content, folder / "spk_dict.pt")
+    with pytest.raises(CheckpointError, match=words):
+        write_voices(folder, tmp_path / "voices")
+
+
+def test_a_folder_without_speakers_is_refused(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, golden_set("tiny"))
+    (folder / "spk_dict.pt").unlink()
+    with pytest.raises(CheckpointError, match=r"spk_dict\.pt: missing"):
+        named_voices(folder)

@@ -1,0 +1,5 @@
+"""Qwen2.5-Omni: codes to mel by a flow under guided attention, and BigVGAN on a rescaled mel."""
+
+from token2wav.families.qwen25_omni.config import FILES, MODEL_TYPES, read
+
+__all__ = ["FILES", "MODEL_TYPES", "read"]
