@@ -28,8 +28,10 @@ _FLOW_NODES = {
     "cosyvoice2": (274, 471),
     "chatterbox": (274, 471),
     "stepaudio2": (274, 179),
-    "streamflow": (56, 798),
+    "streamflow": (53, 798),
+    "qwen25_omni": (53, 3146),  # four evaluations in a step
 }
+_WINDOWED = ("streamflow", "qwen25_omni")  # families whose flow computes windows
 _HIFT_NODES = 61
 _BIGVGAN_NODES = 342  # for each upsampling layer
 # Memory of a node. A user of driver 470 saw 63 to 66 KB for each node of an empty kernel
@@ -51,7 +53,7 @@ def graph_nodes(model: ModelConfig, stream: StreamConfig) -> int:
         return 0
     encoder, step = _FLOW_NODES[family]
     vocoder = _vocoder(model)
-    sizes = CAPTURED_WINDOWS if family == "streamflow" else CAPTURED_BLOCKS
+    sizes = CAPTURED_WINDOWS if family in _WINDOWED else CAPTURED_BLOCKS
     nodes = len(sizes) * (encoder + model.ode_steps * step)
     early_steps = model.early_steps(stream, model.ode_steps)
     if early_steps < model.ode_steps:
