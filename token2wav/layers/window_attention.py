@@ -317,4 +317,5 @@ def _grouped_attention(
         return F.scaled_dot_product_attention(q, k, v, mask)
     queries = q.unflatten(1, (-1, shared)).flatten(2, 3)
     mask = None if mask is None else mask.repeat(1, 1, shared, 1)
-    return F.scaled_dot_product_attention(queries, k, v, mask).view(q.shape)
+    # On a GPU the result may be strided as the queries are, so it may have to be copied.
+    return F.scaled_dot_product_attention(queries, k, v, mask).reshape(q.shape)
