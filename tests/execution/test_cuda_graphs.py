@@ -4,8 +4,10 @@ a capture that fails.
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -54,6 +56,25 @@ def spoil(tensors: Sequence[torch.Tensor]) -> None:
 
 def tables(store: StateStore) -> list[torch.Tensor]:
     return store._all_tables()
+
+
+def test_a_capture_collects_no_garbage() -> None:
+    """Garbage may hold the graphs of another model. Freed in a capture, they end the capture."""
+
+    class Cycle:
+        def __init__(self) -> None:
+            self.itself = self
+
+    thresholds = gc.get_threshold()
+    garbage = weakref.ref(Cycle())
+    with cuda_graphs._garbage_kept():
+        gc.set_threshold(1, 1, 1)  # every new object would start a collection
+        objects = [[] for _ in range(100)]
+        assert garbage() is not None
+        gc.set_threshold(*thresholds)
+    assert gc.isenabled()
+    gc.collect()
+    assert garbage() is None and len(objects) == 100
 
 
 def test_runs_at_load_write_only_to_the_scratch_page(parts: Parts) -> None:

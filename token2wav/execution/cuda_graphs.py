@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import torch
@@ -107,8 +108,11 @@ class GraphPool:
         try:
             # By default a capture fails if any other thread of the process allocates memory or
             # waits for the GPU, as a second model or a server's metrics may.
-            with torch.cuda.graph(
-                graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+            with (
+                _garbage_kept(),
+                torch.cuda.graph(
+                    graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+                ),
             ):
                 function()
                 nodes = nodes_in_capture(self._stream.cuda_stream)
@@ -127,6 +131,22 @@ class GraphPool:
             with suppress(RuntimeError):  # the allocator has ended the recording already
                 end_recording(self._device.index or 0, self._pool)
         self._pool = torch.cuda.graph_pool_handle()
+
+
+@contextmanager
+def _garbage_kept() -> Iterator[None]:
+    """Collects no garbage meanwhile.
+
+    Graphs of a model that is gone may be garbage, and to free a graph within a capture ends the
+    capture with an error.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 @dataclass(frozen=True, eq=False)
