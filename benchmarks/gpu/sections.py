@@ -136,6 +136,11 @@ def server(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
     rows.close()
 
 
+def codecs(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
+    """Measures packets of codec decoders, see `benchmarks.gpu.codecs`."""
+    yield from optional("benchmarks.gpu.codecs").codecs(folder, settings, done)
+
+
 SECTIONS: dict[str, Callable[[Path, Settings, Mapping[str, Row]], Rows]] = {
     section.__name__: section
     for section in (
@@ -149,6 +154,7 @@ SECTIONS: dict[str, Callable[[Path, Settings, Mapping[str, Row]], Rows]] = {
         recompute,
         parity,
         streams,
+        codecs,
         engines,
         server,
         sanitizer,

@@ -69,6 +69,9 @@ class Settings:
     test_files: int = 0  # number of test files to run; 0 runs all
     engines: tuple[str, ...] = ("torch, no graphs", "onnx", "tensorrt")
     clients: tuple[int, ...] = (1, 16, 64, 128, 256, 320)  # numbers of clients of the server
+    # Codecs by their names in `benchmarks.codec_models`, and numbers of their streams in a batch.
+    codecs: tuple[str, ...] = ("mimi", "qwen3_tts", "nanocodec", "snac", "causal_dac", "higgs")
+    codec_streams: tuple[int, ...] = (1, 32, 64)
 
     @property
     def on_gpu(self) -> bool:
@@ -114,6 +117,8 @@ class Settings:
             test_files=11,
             engines=("torch, no graphs",),
             clients=(1,),
+            codecs=("mimi",),
+            codec_streams=(2,),
         )
 
 
@@ -151,6 +156,7 @@ SLICES: dict[int, list[tuple[str, float, dict[str, Any]]]] = {
         ("streams", 0.4, {"streams_from": 32}),
         ("parity", 0.35, {"setting": "lean8", "parity_batches": (1, 16, 64)}),
         ("streams", 0.45, {"setting": "lean8", "streams_from": 300}),
+        ("codecs", 0.5, {}),
         ("engines", 0.5, {}),
         ("server", 0.6, {"setting": "lean"}),
         ("sanitizer", 0.6, {}),

@@ -116,7 +116,7 @@ def test_all_slices_on_a_bare_machine(tmp_path: Path) -> None:
     measured = {section for (section, _), row in rows.items() if not row["left_out"]}
     assert measured == {
         "smoke", "rehearsal of recovery", "floor", "tests", "chunks", "tiles", "parity", "drift",
-        "streams", "recompute",
+        "streams", "recompute", "codecs",
     }  # fmt: skip
     assert rows["rehearsal of recovery", ON_PURPOSE]["problem"] == "the process ended with SIGKILL"
     assert rows["rehearsal of recovery", "the row after it"]["sum"] == 3

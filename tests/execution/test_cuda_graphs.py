@@ -74,7 +74,8 @@ def test_a_capture_collects_no_garbage() -> None:
         gc.set_threshold(*thresholds)
     assert gc.isenabled()
     gc.collect()
-    assert garbage() is None and len(objects) == 100
+    assert garbage() is None
+    assert len(objects) == 100
 
 
 def test_runs_at_load_write_only_to_the_scratch_page(parts: Parts) -> None:
