@@ -26,6 +26,7 @@ from token2wav.kernels import tiles
 from token2wav.kernels.block_table import (
     BEFORE,
     CHUNK,
+    HEADER,
     NUM_CAUSAL_PAGES,
     NUM_PAGES,
     OF_A_BATCH,
@@ -34,7 +35,6 @@ from token2wav.kernels.block_table import (
     VALID,
     rows_of,
     sizes_of,
-    tile_of_keys,
 )
 
 _LEAST = tl.constexpr(-1.0e30)  # finite, so that a row without keys so far gives no NaN
@@ -45,49 +45,55 @@ class _Tile(NamedTuple):
     """Tile of a program.
 
     Attributes:
-        keys: keys of an iteration, for each split.
-        splits: parts of the keys of an iteration, which different warps compute.
-        halved: whether half of the tile is computed where a chunk has no more frames.
+        splits: pages of an iteration, which different warps compute.
+        stages: iterations whose loads are in flight.
     """
 
     queries: int
-    keys: int
     splits: int
     warps: int
-    halved: bool = False
+    stages: int
 
 
-# Tiles that keep everything in registers, compiled for compute capabilities 8.0, 9.0 and 10.0. A
-# tile of 128 queries reads the past of two and a half blocks of 50 frames once.
-_WIDEST = _Tile(queries=128, keys=64, splits=1, warps=8, halved=True)
-_WIDE = _Tile(queries=64, keys=64, splits=1, warps=4)
-_NARROW = _Tile(queries=16, keys=32, splits=4, warps=4)
-_STAGES = 2  # iterations whose loads are in flight
+# On an H200 these tiles were the fastest of eleven. A wide tile of 128 queries takes 1.1 to 2.3
+# times as long, because its registers leave room for one program on a multiprocessor. In float16
+# both tiles keep everything in registers, compiled for compute capabilities 8.0, 9.0 and 10.0.
+_WIDE = _Tile(queries=64, splits=1, warps=4, stages=3)
+_NARROW = _Tile(queries=16, splits=4, warps=4, stages=2)
+_NARROW_FLOAT32 = _NARROW._replace(splits=2)  # four pages do not fit the memory of a small GPU
+_NARROWEST = 16  # smallest matrix of the tensor cores; smaller pages are padded
 
 
 @triton.jit
-def _load(pointers, mask, WHOLE: tl.constexpr):
-    """Loads keys, values or scales. Unless all are `WHOLE`, they are zeros outside of the mask,
-    because a page may hold any value there.
+def _pages(header, width, index, until, BELOW: tl.constexpr):
+    """Returns the pages at places of the list; 0 from the place `until` on.
+
+    The list begins with the pages of the table row at `header`. If `BELOW`, it goes on with the own
+    pages of the rows below.
     """
-    return tl.load(pointers) if WHOLE else tl.load(pointers, mask=mask, other=0.0)
+    in_list = index < until
+    entry = header + HEADER + index
+    if BELOW:
+        below = index - tl.load(header + NUM_PAGES) + 1
+        row = header + below * width
+        own = tl.load(row + NUM_CAUSAL_PAGES, mask=in_list & (below > 0), other=1) - 1
+        entry = tl.where(below > 0, row + HEADER + own, entry)
+    return tl.load(entry, mask=in_list, other=0).to(tl.int64)
 
 
 @triton.jit
-def _add_keys(
+def _add_pages(
     most,
     total,
     result,
     query,
-    hidden,  # positions in the list of keys: a query attends to no key from `shared` up to here,
-    stop,  # and to no key from here on
-    begin,
-    shared,
-    end,
-    header,
-    width,
-    branch_pages,
-    head,
+    page,  # () or (SPLITS,)
+    index,  # places of the pages in the list
+    start,  # positions in the list of keys: a query attends to no key before `start`,
+    shared,  # to no key from `shared` up to `hidden`,
+    hidden,  # (QUERIES,)
+    stop,  # (QUERIES,) and to no key from here on
+    end,  # no query attends to a key from here on
     keys,
     values,
     key_scales,
@@ -100,43 +106,66 @@ def _add_keys(
     SPLITS: tl.constexpr,
     WHOLE: tl.constexpr,
 ):
-    """Adds the keys of one iteration to the running softmax, which has maxima, sums and results. If
-    the keys are `WHOLE`, every query attends to all of them.
+    """Adds a page, or a page for each split, to the running softmax, which has maxima, sums and
+    results. If the pages are `WHOLE`, every query attends to all of their keys.
     """
-    # If not all keys are whole, the list may go on with the own pages of the rows below.
-    key, page = tile_of_keys(begin, end, header, width, KEYS, SPLITS, BLOCK_FRAMES, not WHOLE)
-    key_mask = key < end
-    # Vector of the head at a frame of the store, the elements of the vector, and its scale.
-    page += branch_pages
-    vector = (page * BLOCK_FRAMES + key % BLOCK_FRAMES) * HEADS + head
-    scaled = page * HEADS + head if keys.dtype.element_ty == tl.float8e4nv else vector
-    elements = tl.expand_dims(vector, -1) * DIM + tl.arange(0, DIM)
-    element_mask = tl.expand_dims(key_mask, -1)
+    frame = tl.arange(0, KEYS)
+    inside = frame < BLOCK_FRAMES
+    if SPLITS > 1:
+        frame, inside = frame[None, :], tl.broadcast_to(inside[None, :], (SPLITS, KEYS))
+        page, index = page[:, None], index[:, None]
+    position = index * BLOCK_FRAMES + frame
+    # Zeros where no query attends to a key, because a page may hold any value there.
+    loaded = inside if WHOLE else inside & (position >= start) & (position < end)
+    vector = page * (BLOCK_FRAMES * HEADS)  # the first one of the page and the head
+    first, elements = vector * DIM, tl.expand_dims(frame * (HEADS * DIM), -1) + tl.arange(0, DIM)
+    first = tl.expand_dims(first, -1) if SPLITS > 1 else first
+    element_mask = tl.expand_dims(loaded, -1)
 
-    k = _load(keys + elements, element_mask, WHOLE).to(query.dtype)
-    k = tl.permute(k, (0, 2, 1)) if SPLITS > 1 else tl.trans(k)
-    scores = tl.dot(query, k, input_precision="tf32x3") * scale
+    k = tl.load((keys + first) + elements, mask=element_mask, other=0.0)
+    v = tl.load((values + first) + elements, mask=element_mask, other=0.0)
+    k = _widened(k, query.dtype, SPLITS)
     if key_scales is not None:
-        scores *= tl.expand_dims(_load(key_scales + scaled, key_mask, WHOLE), -2)
+        one = keys.dtype.element_ty == tl.float8e4nv  # scale for the page and the head
+        scaled = (page * HEADS if one else vector) + (
+            tl.zeros_like(frame) if one else frame * HEADS
+        )
+        key_scale = tl.load(key_scales + scaled, mask=loaded, other=0.0)
+        k *= tl.expand_dims(key_scale.to(query.dtype), -1)
+    k = tl.permute(k, (0, 2, 1)) if SPLITS > 1 else tl.trans(k)
+    scores = tl.dot(query, k, input_precision="tf32x3")
+    visible = tl.expand_dims(loaded, -2)
     if not WHOLE:
-        position = tl.expand_dims(key, -2)
-        visible = (position < shared) | (position >= tl.expand_dims(hidden, -1))
-        scores = tl.where(visible & (position < tl.expand_dims(stop, -1)), scores, _LEAST)
+        at = tl.expand_dims(position, -2)
+        visible = visible & ((at < shared) | (at >= tl.expand_dims(hidden, -1)))
+        visible = visible & (at < tl.expand_dims(stop, -1))
+    if not WHOLE or KEYS > BLOCK_FRAMES:
+        scores = tl.where(visible, scores, _LEAST)
     # The first key that a query attends to makes `shrink` 0, whatever the sums were before.
     higher = tl.maximum(most, tl.max(scores, axis=-1))
-    weight = tl.exp2(scores - tl.expand_dims(higher, -1))
-    shrink = tl.exp2(most - higher)
+    weight = tl.exp2(scores * scale - tl.expand_dims(higher * scale, -1))
+    shrink = tl.exp2((most - higher) * scale)
     total = total * shrink + tl.sum(weight, axis=-1)
 
-    v = _load(values + elements, element_mask, WHOLE)
+    v = _widened(v, query.dtype, SPLITS)
     if value_scales is not None:
-        vector_scales = _load(value_scales + scaled, key_mask, WHOLE)
-        # Not in float32, which needs more registers than compute capability 8.0 has.
-        v = v.to(query.dtype) * tl.expand_dims(vector_scales.to(query.dtype), -1)
+        value_scale = tl.load(value_scales + scaled, mask=loaded, other=0.0)
+        v *= tl.expand_dims(value_scale.to(query.dtype), -1)
     result = result * tl.expand_dims(shrink, -1) + tl.dot(
-        weight.to(query.dtype), v.to(query.dtype), input_precision="tf32x3"
+        weight.to(query.dtype), v, input_precision="tf32x3"
     )
     return higher, total, result
+
+
+@triton.jit
+def _widened(x, dtype: tl.constexpr, SPLITS: tl.constexpr):
+    """Converts stored numbers to the dtype of the queries."""
+    if x.dtype == tl.int8 and dtype == tl.float16 and SPLITS == 1:
+        # The instruction that converts a number takes 8 cycles. This takes 3: 0x6400 plus a number
+        # from 0 to 255 are the bits of 1024 plus this number in float16. With splits it needs more
+        # registers than there are.
+        return (x.to(tl.int16) + 0x6480).to(tl.float16, bitcast=True) - 1152.0
+    return x.to(dtype)
 
 
 @triton.jit
@@ -178,6 +207,28 @@ def _attend(
     query_mask = in_chunk & (frame < valid)
     query_index = ((branch * blocks + top) * BLOCK_FRAMES + chunk_frame).to(tl.int64)[:, None]
 
+    # The list of keys has the pages of the first block of the tile, then the own pages of the later
+    # blocks. A window that has moved on hides the pages between the shared ones and its own.
+    leader = top + first // BLOCK_FRAMES
+    leader_header = table + leader * width
+    listed = tl.load(leader_header + NUM_CAUSAL_PAGES)
+    causal = tl.load(header + NUM_CAUSAL_PAGES, mask=in_chunk, other=0)
+    later = tl.load(header + NUM_PAGES, mask=in_chunk, other=0) - causal
+    ahead = line - leader
+    shared_pages = tl.load(leader_header + SHARED_PAGES)
+    shared = shared_pages * BLOCK_FRAMES
+    hidden = shared + (listed - causal + ahead) * BLOCK_FRAMES
+    stop = (listed - 1 + ahead + later) * BLOCK_FRAMES + valid
+    end = tl.max(tl.where(query_mask, stop, 0), axis=0)
+    end_pages = (end + BLOCK_FRAMES - 1) // BLOCK_FRAMES
+    start = tl.load(leader_header + PROMPT_PADDING)
+
+    split = tl.arange(0, SPLITS) if SPLITS > 1 else 0
+    # First the pages that need no mask. Before them is the page with padding of the prompt.
+    first_whole = (start > 0).to(tl.int32)
+    whole_end = first_whole + tl.maximum(shared_pages - first_whole, 0) // SPLITS * SPLITS
+    # The number of a page is read one iteration ahead, because loads of its keys depend on it.
+    following = _pages(leader_header, width, first_whole + split, whole_end, False)
     column = tl.arange(0, DIM)[None, :]
     query_pointers = queries + query_index * QUERY_WIDTH + head * DIM
     query = tl.load(query_pointers + column, mask=query_mask[:, None], other=0.0)
@@ -190,19 +241,6 @@ def _attend(
         s = tl.load(sin + angle, mask=query_mask[:, None], other=0.0)
         query = (query.to(tl.float32) * c + rotated * s).to(query.dtype)
 
-    # The list of keys has the pages of the first block of the tile, then the own pages of the later
-    # blocks. A window that has moved on hides the pages between the shared ones and its own.
-    leader = top + first // BLOCK_FRAMES
-    leader_header = table + leader * width
-    listed = tl.load(leader_header + NUM_CAUSAL_PAGES)
-    causal = tl.load(header + NUM_CAUSAL_PAGES, mask=in_chunk, other=0)
-    later = tl.load(header + NUM_PAGES, mask=in_chunk, other=0) - causal
-    ahead = line - leader
-    shared = tl.load(leader_header + SHARED_PAGES) * BLOCK_FRAMES
-    hidden = shared + (listed - causal + ahead) * BLOCK_FRAMES
-    stop = (listed - 1 + ahead + later) * BLOCK_FRAMES + valid
-    end = tl.max(tl.where(query_mask, stop, 0), axis=0)
-
     if SPLITS > 1:
         query = tl.broadcast_to(query[None], (SPLITS, QUERIES, DIM))
         most = tl.full((SPLITS, QUERIES), _LEAST, tl.float32)
@@ -212,24 +250,30 @@ def _attend(
         most = tl.full((QUERIES,), _LEAST, tl.float32)
         total = tl.zeros((QUERIES,), tl.float32)
         result = tl.zeros((QUERIES, DIM), tl.float32)
-    start = tl.load(leader_header + PROMPT_PADDING)
-    masked = start + tl.maximum(shared - start, 0) // (SPLITS * KEYS) * (SPLITS * KEYS)
-    branch_pages = branch * pages
-    for begin in range(start, masked, SPLITS * KEYS):
-        most, total, result = _add_keys(
+    head_vector = branch.to(tl.int64) * pages * (BLOCK_FRAMES * HEADS) + head
+    keys += head_vector * DIM
+    values += head_vector * DIM
+    if key_scales is not None:
+        is_paged = keys.dtype.element_ty == tl.float8e4nv
+        head_scale = branch.to(tl.int64) * pages * HEADS + head if is_paged else head_vector
+        key_scales += head_scale
+        value_scales += head_scale
+
+    for place in range(first_whole, whole_end, SPLITS):
+        page = following
+        following = _pages(leader_header, width, place + SPLITS + split, whole_end, False)
+        most, total, result = _add_pages(
             most,
             total,
             result,
             query,
+            page,
+            place + split,
+            start,
+            shared,
             hidden,
             stop,
-            begin,
-            shared,
-            shared,
-            leader_header,
-            width,
-            branch_pages,
-            head,
+            end,
             keys,
             values,
             key_scales,
@@ -242,21 +286,26 @@ def _attend(
             SPLITS,
             True,
         )
-    for begin in range(masked, end, SPLITS * KEYS):
-        most, total, result = _add_keys(
+    # Then all others: the page with padding, and the pages from `whole_end` on.
+    skipped = whole_end - first_whole
+    index = split + tl.where(split < first_whole, 0, skipped)
+    following = _pages(leader_header, width, index, end_pages, True)
+    for place in range(0, end_pages - skipped, SPLITS):
+        page, current = following, index
+        index = place + SPLITS + skipped + split
+        following = _pages(leader_header, width, index, end_pages, True)
+        most, total, result = _add_pages(
             most,
             total,
             result,
             query,
+            page,
+            current,
+            start,
+            shared,
             hidden,
             stop,
-            begin,
-            shared,
             end,
-            leader_header,
-            width,
-            branch_pages,
-            head,
             keys,
             values,
             key_scales,
@@ -271,7 +320,7 @@ def _attend(
         )
 
     if SPLITS > 1:
-        weight = tl.exp2(most - tl.max(most, axis=0)[None, :])
+        weight = tl.exp2((most - tl.max(most, axis=0)[None, :]) * scale)
         total = tl.sum(total * weight, axis=0)
         result = tl.sum(result * weight[:, :, None], axis=0)
     share = tl.where(query_mask, 1.0 / tl.where(total > 0.0, total, 1.0), 0.0)
@@ -315,7 +364,6 @@ def _paged_attention(
     QUERIES: tl.constexpr,
     KEYS: tl.constexpr,
     SPLITS: tl.constexpr,
-    HALF: tl.constexpr,  # whether a tile of few frames is computed as half a tile
 ):
     block = tl.program_id(2) % blocks
     # Every block brings as many programs as it needs alone. A chunk of several blocks needs fewer
@@ -324,68 +372,36 @@ def _paged_attention(
     first = (index * tl.num_programs(0) + tl.program_id(0)) * QUERIES
     top = block - index
     if _in_chunk(top + first // BLOCK_FRAMES, block, table, blocks, width):
-        middle = top + (first + QUERIES // 2) // BLOCK_FRAMES
-        if HALF and not _in_chunk(middle, block, table, blocks, width):
-            _attend(
-                queries,
-                out,
-                keys,
-                values,
-                key_scales,
-                value_scales,
-                cos,
-                sin,
-                table,
-                blocks,
-                width,
-                pages,
-                scale,
-                first,
-                BLOCK_FRAMES,
-                HEADS,
-                DIM,
-                QUERY_WIDTH,
-                QUERIES // 2,
-                KEYS,
-                SPLITS,
-            )
-        else:
-            _attend(
-                queries,
-                out,
-                keys,
-                values,
-                key_scales,
-                value_scales,
-                cos,
-                sin,
-                table,
-                blocks,
-                width,
-                pages,
-                scale,
-                first,
-                BLOCK_FRAMES,
-                HEADS,
-                DIM,
-                QUERY_WIDTH,
-                QUERIES,
-                KEYS,
-                SPLITS,
-            )
+        _attend(
+            queries,
+            out,
+            keys,
+            values,
+            key_scales,
+            value_scales,
+            cos,
+            sin,
+            table,
+            blocks,
+            width,
+            pages,
+            scale,
+            first,
+            BLOCK_FRAMES,
+            HEADS,
+            DIM,
+            QUERY_WIDTH,
+            QUERIES,
+            KEYS,
+            SPLITS,
+        )
 
 
-def _tile(block_frames: int, heads: int, rows: int) -> _Tile:
-    """Chooses the tile: the widest that gives a large GPU enough programs."""
-
-    def programs(tile: _Tile) -> tuple[int, int, int]:
-        return triton.cdiv(block_frames, tile.queries), heads, rows
-
-    # In the best case every second program of the widest tile has nothing to do. Two programs share
-    # a multiprocessor.
-    if tiles.fills_gpu((triton.cdiv(math.prod(programs(_WIDEST)), 4),)):
-        return _WIDEST
-    return _WIDE if tiles.fills_gpu(programs(_WIDE)) else _NARROW
+def _tile(block_frames: int, heads: int, rows: int, dtype: torch.dtype) -> _Tile:
+    """Chooses the wide tile if it gives a large GPU enough programs."""
+    if tiles.fills_gpu((triton.cdiv(block_frames, _WIDE.queries), heads, rows)):
+        return _WIDE
+    return _NARROW_FLOAT32 if dtype == torch.float32 else _NARROW
 
 
 def paged_attention(
@@ -410,7 +426,7 @@ def paged_attention(
     pages, block_frames, heads, dim_head = view.data.shape[2:]
     rows = len(queries)
     out = queries.new_empty(rows, block_frames, heads * dim_head)
-    tile = _tile(block_frames, heads, rows)
+    tile = _tile(block_frames, heads, rows, queries.dtype)
     grid = triton.cdiv(block_frames, tile.queries), heads, rows
     _paged_attention[grid](
         queries,
@@ -423,11 +439,10 @@ def paged_attention(
         _LOG2_E / math.sqrt(dim_head),
         QUERY_WIDTH=queries.shape[-1],
         QUERIES=tile.queries,
-        KEYS=tile.keys,
+        KEYS=max(_NARROWEST, triton.next_power_of_2(block_frames)),
         SPLITS=tile.splits,
-        HALF=tile.halved,
         num_warps=tile.warps,
-        num_stages=_STAGES,
+        num_stages=tile.stages,
         **sizes_of(view),
     )
     return out
