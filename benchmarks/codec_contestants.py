@@ -4,11 +4,11 @@ Each call receives one new frame of codes of every stream, or a block of frames,
 audio. Decoders with symmetric convolutions (DAC, Higgs Audio, SNAC) hold back the audio that later
 frames change.
 
-Public decoders without a state recompute: `qwen-tts` decodes the last 25 frames again, as its
-`chunked_decode` does; `snac` decodes as few earlier frames as give the same audio; `transformers`
-and NeMo decode the whole prefix again. `moshi`, `moss-tts-lite`, `voxcpm`, VibeVoice of
-`transformers` and EAR-TTS of NeMo keep a state. All contestants compute their streams as one batch,
-except that `moss-tts-lite` computes them in turns.
+Public decoders without a state recompute: `qwen-tts` and `vllm-omni` (Audio8) decode the last 25
+frames again, as their streams do; `snac` decodes as few earlier frames as give the same audio;
+`transformers` and NeMo decode the whole prefix again. `moshi`, `moss-tts-lite`, `voxcpm`, VibeVoice
+of `transformers` and EAR-TTS of NeMo keep a state. All contestants compute their streams as one
+batch, except that `moss-tts-lite` computes them in turns.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import contextlib
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from benchmarks.codec_models import (
     QWEN3_TTS,
     moss_sizes,
 )
+from scripts import golden_causal_dac as public_causal_dac
 from scripts import golden_codecs as public
 from scripts import golden_dac as public_dac
 from scripts import golden_ear_tts as public_ear_tts
@@ -44,6 +45,7 @@ from scripts import golden_moss as public_moss
 from scripts import golden_vibevoice as public_vibevoice
 from scripts import golden_voxcpm as public_voxcpm
 from tests.support import (
+    causal_dac_model,
     dac_model,
     ear_tts_model,
     mimi_model,
@@ -55,11 +57,13 @@ from tests.support import (
     vibevoice_model,
     voxcpm_model,
 )
+from tests.support.causal_dac_model import AUDIO8
 from tests.support.ear_tts_model import PUBLISHED as EAR_TTS
 from tests.support.snac_model import SNAC_24KHZ, SNAC_44KHZ
 from tests.support.voxcpm_model import VOXCPM2
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
-from token2wav.config.values import from_mapping
+from token2wav.config.values import from_mapping, known_fields
+from token2wav.families.causal_dac.config import CausalDacSizes
 from token2wav.families.dac.config import DacSizes
 from token2wav.families.dac.family import Dac
 from token2wav.families.snac.config import SnacSizes
@@ -68,7 +72,7 @@ from token2wav.layers.streaming import WaveformNetwork
 from token2wav.voice import voice_for
 
 VIBEVOICE: dict[str, Any] = {"hidden_size": 64}  # the published sizes are defaults
-_CONTEXT = 25  # frames that `chunked_decode` of qwen-tts decodes again
+_CONTEXT = 25  # frames that streams of qwen-tts and vllm-omni decode again
 _SNAC_CONTEXT = 5  # the reach of SNAC's decoder to both sides, in frames
 # With attention a chunk ends one token after a window of 4 tokens. The new audio of a call begins
 # two windows before its tokens, and the first window depends on the window before it.
@@ -376,6 +380,13 @@ def matches() -> list[Match]:
 
         return Stateful(begin, codes, _EAR_TTS_LATE)
 
+    def audio8(codes: torch.Tensor) -> Contestant:
+        sizes = asdict(from_mapping(CausalDacSizes, known_fields(CausalDacSizes, AUDIO8), ""))
+        quantizer, decoder = public_causal_dac.audio8_modules(sizes)
+        return Recomputing(
+            lambda batch: decoder(quantizer.decode(batch))[:, 0], codes, 2048, _CONTEXT
+        )
+
     def voxcpm(latents: torch.Tensor) -> Contestant:
         model = public_voxcpm.audio_vae(VOXCPM2)
 
@@ -428,6 +439,11 @@ def matches() -> list[Match]:
             frame_seconds=3200 / 24000,
         ),
         Match("EAR-TTS", "NeMo", EAR_TTS, 31, 1024, ear_tts, ear_tts_model.write_model),
+        Match(
+            *("Audio8", "vllm-omni", AUDIO8, 10, 1024),
+            *(audio8, causal_dac_model.write_audio8),
+            frame_seconds=2048 / 44100,
+        ),
         Match(
             *("VoxCPM2", "voxcpm", VOXCPM2, 64, 0),
             *(voxcpm, voxcpm_model.write_model),

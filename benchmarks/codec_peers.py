@@ -32,7 +32,7 @@ from benchmarks.environment import RESULTS, describe, save, save_picture, saved_
 
 _PACKAGES = (
     *("qwen-tts-compat", "transformers", "moshi", "nemo-toolkit", "snac", "moss-tts-lite"),
-    "voxcpm",
+    *("voxcpm", "vllm-omni"),
 )
 _PLOTS_PER_ROW = 4
 _COMPARED = 30  # number of calls of which the audio is compared

@@ -27,6 +27,7 @@ from token2wav.serving.audio_output import AudioFormat
 from token2wav.serving.options import DEFAULTS, UtteranceOptions
 from token2wav.voice import FIELDS, NO_VOICE, Voice, voice_for
 from token2wav_server.launcher.access import CLIENT_HEADER
+from token2wav_server.launcher.repository import LATENTS_FP16
 from token2wav_server.sequences import Owner, SequenceId
 from token2wav_server.voices import VoiceRegistry
 
@@ -146,7 +147,7 @@ class TritonRequest:
 
         Raises:
             InputError: the client name or the stream key is not a string, or is longer than 128
-                characters; or the key is empty.
+                characters; or the key is empty; or the request has latents of two types.
         """
         sequence_id, flags = request.correlation_id(), request.flags()
         whole = not sequence_id
@@ -156,9 +157,10 @@ class TritonRequest:
             if not _of_triton(name)
         }
         inputs = {part.name(): _array(part) for part in request.inputs()}
-        tokens = inputs.pop("tokens", None)
-        if tokens is None:
-            tokens = inputs.pop("latents", None)  # of a model that takes latents
+        names = [name for name in ("tokens", "latents", LATENTS_FP16) if name in inputs]
+        if len(names) > 1:
+            raise InputError(names[1], f"sent together with {names[0]}; send only one of them")
+        tokens = inputs.pop(names[0]) if names else None
         return cls(
             sequence_id,
             start=whole or bool(flags & _START),

@@ -6,13 +6,16 @@ import hashlib
 import json
 import threading
 from functools import cache
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.golden import GoldenSet, golden_sets
 from tests.support.tiny_model import DATA, FULL_SIZE, TINY
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.families.cosyvoice3.noise import draws_before_source
@@ -67,6 +70,21 @@ def test_the_source_noise_of_the_full_size_is_the_public_one() -> None:
     for start in range(0, samples, step):
         digest.update(noise.window(start, min(start + step, samples)).numpy().tobytes())
     assert digest.hexdigest() == public("sine_waves")["sha256"]
+
+
+@pytest.mark.parametrize("golden", golden_sets(), ids=lambda golden: golden.folder.name)
+def test_the_drawn_noise_is_that_of_the_golden_tensors(golden: GoldenSet, tmp_path: Path) -> None:
+    config = CosyVoice3Config.read(golden.model_folder(tmp_path))
+    samples = golden.report["audio_samples_total"]["full"]
+    noise = SourceNoise(HARMONICS, draws_before_source(config.flow, config.vocoder))
+    # torch draws multiples of 2**-24, whose digest was taken of integers of 3 bytes, low byte first
+    integers = (noise.window(0, samples).numpy() * 2**24).astype("<u4")
+    three_bytes = integers.view(np.uint8).reshape(samples, HARMONICS, 4)[..., :3]
+    digests = golden.report["noise_sha256"]
+    assert hashlib.sha256(three_bytes.tobytes()).hexdigest() == digests["sinegen.sine_waves_u24"]
+    frames = 2 * (golden.report["config"]["prompt"] + golden.report["config"]["tokens"])
+    flow_noise = FlowNoise(BANDS).window(0, frames).contiguous().numpy()
+    assert hashlib.sha256(flow_noise.tobytes()).hexdigest() == digests["cfm.rand_noise"]
 
 
 # A function of the position.
@@ -211,24 +229,3 @@ def test_stock_noise_follows_a_source_table(samples: int) -> None:
     assert (window[:-4] == 0.25).all()
     assert torch.equal(window[-4:], first_samples()[samples : samples + 4])
     assert noise.window(0, 0).shape == (0, HARMONICS)
-
-
-def test_packed_numbers_are_the_floats_they_were_made_from() -> None:
-    floats = first_samples()[:5000]  # torch draws uniform float32 as multiples of 2**-24
-    integers = (floats.double() * 2**24).long()
-    packed = torch.stack((integers & 255, integers >> 8 & 255, integers >> 16), dim=-1).to(
-        torch.uint8
-    )
-    from_packed, from_floats = SourceNoise(HARMONICS, 1, packed), SourceNoise(HARMONICS, 1, floats)
-    for start, stop in ((0, 5000), (17, 18), (4990, 5010)):
-        assert torch.equal(from_packed.window(start, stop), from_floats.window(start, stop))
-
-
-@pytest.mark.parametrize(
-    ("cut", "bytes_of"),
-    [(0, [1, 0, 0]), (1, [0, 1, 0]), (2, [0, 0, 1])],
-    ids=["low", "middle", "high"],
-)
-def test_packed_bytes_have_the_low_one_first(cut: int, bytes_of: list[int]) -> None:
-    table = torch.tensor(bytes_of, dtype=torch.uint8).expand(1, HARMONICS, 3)
-    assert (SourceNoise(HARMONICS, 1, table).window(0, 1) == 256.0**cut / 2**24).all()

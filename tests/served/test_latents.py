@@ -70,6 +70,31 @@ def test_half_precision_is_accepted(
         assert np.abs(audio - whole).max() <= AUDIO * whole.std()
 
 
+def test_a_raw_request_sends_half_precision_in_an_input_of_its_own(
+    served: tuple[Rig, Token2Wav], latents: NDArray[np.float32]
+) -> None:
+    rig, model = served
+    halves, rest = latents[:20].astype(np.float16), latents[20:]
+    with rig.connect() as connection:
+        connection.send(halves, sequence="halves", start=True, field="latents_fp16")
+        connection.send(rest, sequence="halves", end=True, field="latents")
+        audio = connection.answers(2).audio
+        whole = model.synthesize(np.concatenate((halves.astype(np.float32), rest)))
+        assert np.abs(audio - whole).max() <= AUDIO * whole.std()
+        for field in ("latents", "latents_fp16"):
+            dtype = np.float16 if field == "latents_fp16" else np.float32
+            for value in (np.nan, np.inf, -np.inf):
+                wrong = latents.astype(dtype)
+                wrong[3, 1] = value
+                connection.send(wrong, field=field)
+                [error] = connection.answers().errors
+                assert "latents: holds NaN or infinite values" in error
+        connection.send(latents, {"latents_fp16": halves}, field="latents")
+        [error] = connection.answers().errors
+        assert "latents_fp16: sent together with latents; send only one of them" in error
+    rig.wait_until_empty()
+
+
 def test_the_command_speaks_latents_of_a_file(
     served: tuple[Rig, Token2Wav],
     latents: NDArray[np.float32],

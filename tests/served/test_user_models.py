@@ -96,8 +96,6 @@ def test_served_and_spoken(folder: Path, golden: GoldenSet, tmp_path: Path) -> N
     assert 0 < early < len(audio) == 960 * len(golden.tokens)
     assert rate == 24000
     assert len(report["chunks"]) == 3
-    # No noise.safetensors here: the noise is drawn as a stock deployment of this model would draw
-    # it.
     expected = Token2Wav.load(folder).synthesize(golden.tokens, voice)
     assert np.abs(audio - expected).max() <= 1e-5
     assert np.isfinite(audio).all()

@@ -42,6 +42,6 @@ def with_few_convolutions(config: Path) -> Path:
 
 def a_tiny_model(folder: Path) -> Path:
     """Writes the tiny CosyVoice3 with few convolutions in its vocoder."""
-    for name in ("cosyvoice3.yaml", "flow.safetensors", "noise.safetensors"):
+    for name in ("cosyvoice3.yaml", "flow.safetensors"):
         shutil.copy(TINY / name, folder)
     return with_few_convolutions(folder / "cosyvoice3.yaml")

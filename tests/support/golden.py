@@ -66,7 +66,7 @@ class GoldenSet:
             return self.folder
         folder = parent / self.folder.name
         folder.mkdir()
-        for name in ("flow", "hift", "noise"):
+        for name in ("flow", "hift"):
             shutil.copy(self.folder / f"{name}.safetensors", folder)
         sizes = self.report["config"]
         renamed = {

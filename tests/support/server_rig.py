@@ -32,6 +32,7 @@ _TYPES = {
     "uint8": "UINT8",
     "int32": "INT32",
     "int64": "INT64",
+    "float16": "FP16",
     "float32": "FP32",
     "float64": "FP64",
 }
@@ -159,10 +160,9 @@ class Connection:
         start: bool = False,
         end: bool = False,
         parameters: dict[str, Any] | None = None,
+        field: str = "tokens",
     ) -> None:
-        inputs = {
-            "tokens": tokens if isinstance(tokens, np.ndarray) else np.array(tokens, np.int32)
-        }
+        inputs = {field: tokens if isinstance(tokens, np.ndarray) else np.array(tokens, np.int32)}
         if isinstance(voice, Voice):
             inputs |= voice_inputs(voice)
         elif voice is not None:

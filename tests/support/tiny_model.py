@@ -63,7 +63,7 @@ def tiny_weights(stem: str) -> dict[str, torch.Tensor]:
 
 
 def tiny_copy(parent: Path) -> Path:
-    """Copies the tiny model into a new folder, without noise.safetensors."""
+    """Copies the tiny model into a new folder, without its golden tensors."""
     folder = parent / "model"
     folder.mkdir()
     for name in ("cosyvoice3.yaml", "flow.safetensors", "hift.safetensors"):

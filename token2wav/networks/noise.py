@@ -91,8 +91,7 @@ class SourceNoise:
         harmonics: sines per sample, with the fundamental.
         skip: draws before the first sample (`draws_before_source` of CosyVoice3).
         table: (N, harmonics) numbers that replace the first N samples, for models that were built
-            with other noise. They are float, or (N, harmonics, 3) uint8 for 24-bit integers, low
-            byte first, in units of 2**-24.
+            with other noise.
     """
 
     def __init__(self, harmonics: int, skip: int, table: torch.Tensor | None = None) -> None:
@@ -111,7 +110,7 @@ class SourceNoise:
         stretches = _stretches(max(start, len(self._table)), stop, _BLOCK_SAMPLES)
         return torch.cat(
             (
-                _unpacked(self._table[start:stop]),
+                self._table[start:stop],
                 *(self._block(block)[part] for block, part in stretches),
             )
         )
@@ -167,13 +166,6 @@ class NormalNoise(SourceNoise):
     def _seeded(self, index: int) -> torch.Tensor:
         generator = torch.Generator().manual_seed(PUBLIC_SEED + index)
         return torch.randn(_BLOCK_SAMPLES, self._harmonics, generator=generator)
-
-
-def _unpacked(table: torch.Tensor) -> torch.Tensor:
-    if table.dtype != torch.uint8:
-        return table
-    weights = torch.tensor([1, 1 << 8, 1 << 16])
-    return (table.long() * weights).sum(-1).float() / (1 << 24)
 
 
 _BLOCK_FRAMES = 50

@@ -19,6 +19,19 @@ _BANDS, _SPEAKER_SIZE = 80, 192  # sizes in the files of the checkout, where a t
 
 
 _USUAL = "token2wav"
+LATENTS_FP16 = "latents_fp16"  # name of the input
+_OF_TOKENS = f"tokens|latents|{LATENTS_FP16}|prompt_tokens|chunk_tokens"  # a row for each token
+# Triton accepts one type for each input, so latents of half precision are an input of their own.
+_TOKENS = re.compile(r'  \{\n    name: "tokens"[^\n]*\n    data_type: TYPE_INT32\n[^}]*\}')
+_LATENTS = ",\n".join(
+    f"""  {{
+    name: "{name}"
+    data_type: {data_type}
+    dims: [ -1 ]
+    optional: true
+  }}"""
+    for name, data_type in (("latents", "TYPE_FP32"), (LATENTS_FP16, "TYPE_FP16"))
+)
 
 
 def models_in(repository: Path) -> tuple[str, ...]:
@@ -87,12 +100,10 @@ def fitted(repository: Path, model: Path, folder: Path) -> Path:
                 text,
             )
         if config.takes_latents:
-            text = re.sub(
-                r'(name: ")tokens("[^}]*?data_type: )TYPE_INT32', r"\1latents\2TYPE_FP32", text
-            )
+            text = _TOKENS.sub(_LATENTS, text)
         for codebooks in config.token_shape:
             text = re.sub(
-                r'(name: "(?:tokens|latents|prompt_tokens|chunk_tokens)"[^}]*?dims: \[[^\]]*?-1)',
+                rf'(name: "(?:{_OF_TOKENS})"[^}}]*?dims: \[[^\]]*?-1)',
                 rf"\g<1>, {-1 if config.fewer_codebooks else codebooks}",
                 text,
             )

@@ -33,21 +33,14 @@ def load_source_noise(folder: Path, config: CosyVoice3Config) -> SourceNoise:
     """Loads the noise of the source of HiFT in the same way as `load_flow_noise`."""
     harmonics = config.vocoder.nb_harmonics + 1
     buffer = _noise(folder, "sinegen.sine_waves", (1, -1, harmonics))
-    packed = (
-        None
-        if buffer is not None
-        else _noise(folder, "sinegen.sine_waves_u24", (-1, harmonics, 3), torch.uint8)
-    )
     return SourceNoise(
         harmonics,
         draws_before_source(config.flow, config.vocoder),
-        packed if buffer is None else buffer[0],
+        None if buffer is None else buffer[0],
     )
 
 
-def _noise(
-    folder: Path, name: str, shape: tuple[int, ...], dtype: torch.dtype = torch.float32
-) -> torch.Tensor | None:
+def _noise(folder: Path, name: str, shape: tuple[int, ...]) -> torch.Tensor | None:
     """Reads a noise tensor of a folder; None if there is none. -1 in `shape` allows any size."""
     path = folder / NOISE_FILE
     tensor = read_tensor(path, name) if path.is_file() else None
@@ -57,8 +50,8 @@ def _noise(
         expected not in (-1, size) for size, expected in zip(tensor.shape, shape, strict=True)
     ):
         raise CheckpointError(f"{path}: '{name}' has shape {tuple(tensor.shape)}, expected {shape}")
-    if tensor.dtype != dtype:
-        raise CheckpointError(f"{path}: '{name}' has type {tensor.dtype}, expected {dtype}")
+    if tensor.dtype != torch.float32:
+        raise CheckpointError(f"{path}: '{name}' has type {tensor.dtype}, expected torch.float32")
     if not torch.isfinite(tensor).all():
         raise CheckpointError(f"{path}: NaN or infinite values in {name}")
     return tensor

@@ -1,0 +1,287 @@
+"""Error and clicks of codecs that are decoded in windows, beside streams with a state.
+
+A runtime without a state decodes a stream in windows, and joins the audio at hard seams. A window
+needs as many frames around it as the decoder reads, its *reach*. With fewer frames, or none, the
+audio near a seam is wrong, and jumps at the seam. All ways run the networks of this library, which
+equal the public ones, and are compared with one decode of the whole sequence:
+
+- Higgs Audio, published sizes, random weights and codes: windows of 128 frames
+- VoxCPM2, published sizes, random weights and latents: patches of four latents
+- the demo codec, trained, a sentence of speech: patches of four frames
+
+    .venv/bin/python -m benchmarks.exactness
+    .venv/bin/python -m benchmarks.exactness --plot
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.codec_models import HIGGS
+from benchmarks.environment import RESULTS, ROOT, describe, save, save_picture
+from examples.demo_codec.encode import CodecEncoder
+from examples.demo_codec.export import MODEL as DEMO_CODEC
+from tests.support.dac_model import write_higgs
+from tests.support.voxcpm_model import VOXCPM2, write_model
+from token2wav import RuntimeConfig, StreamConfig, Token2Wav
+from token2wav_voice.recording import Recording
+
+_SENTENCE = ROOT / "examples/demo_voice/recordings/sentence.wav"
+_CURVE_SECONDS = 0.02  # of audio behind each point of an error curve
+_EXCERPT_SECONDS = 0.024
+_MOST_FRAMES_PUSHED = 8
+
+Audio = NDArray[np.float32]
+Tokens = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Decoding without a state: `frames` at a time, with context that is decoded and cut off.
+
+    Attributes:
+        name: label in tables and pictures.
+        frames: frames whose audio a window contributes.
+        before, after: frames of context.
+    """
+
+    name: str
+    frames: int
+    before: int = 0
+    after: int = 0
+
+    def decode(self, model: Token2Wav, tokens: Tokens) -> Audio:
+        """Decodes a sequence (frames, ...) window by window, and joins the audio (samples,)."""
+        samples = model.config.samples_per_token
+        parts = []
+        for start in range(0, len(tokens), self.frames):
+            first, stop = max(0, start - self.before), min(len(tokens), start + self.frames)
+            audio = model.synthesize(tokens[first : stop + self.after])
+            parts.append(audio[(start - first) * samples : (stop - first) * samples])
+        return np.concatenate(parts)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A codec, its tokens, and the ways of other runtimes.
+
+    Attributes:
+        folder: function that writes the model into an empty folder, and returns its folder.
+        tokens: (frames, ...).
+        early: whether the codec sends early audio unless `stream.hold_frames` is 0.
+        excerpt: whether the result has the audio around a seam.
+    """
+
+    name: str
+    folder: Callable[[Path], Path]
+    tokens: Tokens
+    windows: Sequence[Windows]
+    early: bool = False
+    excerpt: bool = False
+
+
+def cases() -> list[Case]:
+    random = np.random.default_rng(0)
+    return [
+        Case(
+            "Higgs Audio, random weights",
+            lambda folder: write_higgs(folder, SimpleNamespace(sizes=HIGGS)),
+            random.integers(0, 1024, (640, 8)).astype(np.int32),
+            (Windows("8 frames before", 128, 8), Windows("32 on both sides", 128, 32, 32)),
+            early=True,
+        ),
+        Case(
+            "VoxCPM2, random weights",
+            lambda folder: write_model(folder, _golden(VOXCPM2)),
+            random.standard_normal((100, 64), np.float32),
+            (Windows("each patch alone", 4), Windows("3 patches before", 4, 12)),
+        ),
+        Case(
+            "demo codec, trained, a sentence",
+            lambda _: DEMO_CODEC,
+            CodecEncoder(DEMO_CODEC)(Recording.load(_SENTENCE).at(24000)),
+            (Windows("each patch alone", 4), Windows("3 patches before", 4, 12)),
+            excerpt=True,
+        ),
+    ]
+
+
+def _golden(sizes: dict[str, Any]) -> Any:
+    return SimpleNamespace(sizes=sizes)
+
+
+def stream(model: Token2Wav, tokens: Tokens) -> tuple[Audio, NDArray[np.int64]]:
+    """Streams a sequence in random portions.
+
+    Returns:
+        The audio (samples,), and the samples at which chunks begin, without the first.
+    """
+    random, start, chunks = np.random.default_rng(1), 0, list[Audio]()
+    utterance = model.stream()
+    while start < len(tokens):
+        stop = start + int(random.integers(1, _MOST_FRAMES_PUSHED + 1))
+        chunks += [chunk.audio for chunk in utterance.push(tokens[start:stop])]
+        start = stop
+    chunks += [chunk.audio for chunk in utterance.finish()]
+    starts = np.cumsum([len(audio) for audio in chunks if len(audio)])
+    return np.concatenate(chunks), starts[:-1]
+
+
+def frames_to_first_audio(model: Token2Wav, tokens: Tokens) -> int:
+    """Returns the number of frames that a stream needs before it gives audio."""
+    utterance = model.stream()
+    for index in range(len(tokens)):
+        if utterance.push(tokens[index : index + 1]):
+            utterance.cancel()
+            return index + 1
+    raise ValueError("tokens: the sequence is shorter than the first chunk")
+
+
+def clicks(audio: Audio, whole: Audio, seams: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Returns the jump of the error at each seam, in standard deviations of the whole audio."""
+    error = audio.astype(np.float64) - whole
+    jumps: NDArray[np.float64] = np.abs(error[seams] - error[seams - 1]) / whole.std()
+    return jumps
+
+
+def error_db(audio: Audio, whole: Audio, step: int) -> NDArray[np.float64]:
+    """Returns the rms of the error of each `step` samples, in dB relative to the standard deviation
+    of the whole audio; -160 for less.
+    """
+    error = audio.astype(np.float64) - whole
+    parts = np.square(error[: len(error) // step * step]).reshape(-1, step).mean(axis=1)
+    levels: NDArray[np.float64] = 10 * np.log10(np.maximum(parts / whole.var(), 1e-16))
+    return levels
+
+
+def measure(case: Case) -> dict[str, Any]:
+    """Decodes the tokens of a case in all ways."""
+    ways, decoded = list[dict[str, Any]](), list[Audio]()
+    runtime = RuntimeConfig(device="cpu")
+    with tempfile.TemporaryDirectory() as folder:
+        path = case.folder(Path(folder))
+        exact = Token2Wav.load(path, stream=StreamConfig(hold_frames=0), runtime=runtime)
+        whole = exact.synthesize(case.tokens)
+        samples, rate = exact.config.samples_per_token, exact.config.sample_rate
+        step = int(_CURVE_SECONDS * rate)
+
+        def add(name: str, audio: Audio, seams: NDArray[np.int64], **facts: float) -> None:
+            jumps = clicks(audio, whole, seams)
+            way = {
+                "name": name,
+                "error_db": round(float(error_db(audio, whole, len(whole))[0]), 1),
+                "seams": len(seams),
+                "click_median": float(f"{np.median(jumps):.2g}"),
+                "click_max": float(f"{jumps.max():.2g}"),
+                **facts,
+            }
+            print(case.name, way, flush=True)
+            curve = [round(level) for level in error_db(audio, whole, step).tolist()]
+            ways.append({**way, "error_curve_db": curve})
+            decoded.append(audio)
+
+        for windows in case.windows:
+            size = windows.frames * samples
+            add(
+                windows.name,
+                windows.decode(exact, case.tokens),
+                np.arange(size, len(whole), size),
+                work=(windows.before + windows.frames + windows.after) / windows.frames,
+                first_audio_frames=windows.frames + windows.after,
+            )
+        default = Token2Wav.load(path, runtime=runtime) if case.early else None
+        for name, model in ("token2wav", exact), ("token2wav, early audio", default):
+            if model is not None:
+                add(
+                    name,
+                    *stream(model, case.tokens),
+                    work=1.0,
+                    first_audio_frames=frames_to_first_audio(model, case.tokens),
+                )
+    result = {
+        "name": case.name,
+        "frames": len(case.tokens),
+        "frame_seconds": samples / rate,
+        "sample_rate": rate,
+        "ways": ways,
+    }
+    if case.excerpt:
+        # the seam of the median click of the first way
+        seams = np.arange(
+            case.windows[0].frames * samples, len(whole), case.windows[0].frames * samples
+        )
+        jumps = clicks(decoded[0], whole, seams)
+        seam, half = (
+            int(seams[np.argsort(jumps)[len(jumps) // 2]]),
+            int(_EXCERPT_SECONDS * rate) // 2,
+        )
+        result["excerpt"] = {
+            "seam_seconds": round(seam / rate, 3),
+            **{
+                name: [round(float(value), 3) for value in audio[seam - half : seam + half]]
+                for name, audio in (("whole", whole), ("alone", decoded[0]), ("ours", decoded[2]))
+            },
+        }
+    return result
+
+
+def plot(name: str) -> None:
+    """Draws the error of each codec over time, and the audio around a seam."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    runs = json.loads((RESULTS / f"{name}.json").read_text())["cases"]
+    figure, axes = plt.subplots(2, 2, figsize=(11, 6))
+    panels = [axes[1][0], axes[1][1], axes[0][1]]
+    colours = ("tab:red", "tab:orange", "tab:blue")
+    for panel, run in zip(panels, runs, strict=True):
+        for way, colour in zip(run["ways"], colours, strict=False):  # without early audio
+            curve = way["error_curve_db"]
+            seconds = (np.arange(len(curve)) + 0.5) * _CURVE_SECONDS
+            panel.plot(seconds, curve, color=colour, linewidth=1.2, label=way["name"])
+        panel.set(title=run["name"], xlabel="s", ylabel="error, dB", ylim=(-165, 45))
+        panel.legend(fontsize=8, loc="upper center", ncols=3)
+    [excerpt] = [run["excerpt"] for run in runs if "excerpt" in run]
+    near = axes[0][0]
+    milliseconds = np.arange(len(excerpt["whole"])) / runs[-1]["sample_rate"] * 1e3
+    milliseconds -= milliseconds[len(milliseconds) // 2]
+    near.axvline(0, color="gray", linewidth=0.8, linestyle=":")
+    near.plot(milliseconds, excerpt["whole"], color="0.75", linewidth=5, label="whole")
+    near.plot(milliseconds, excerpt["alone"], color=colours[0], label="each patch alone")
+    near.plot(milliseconds, excerpt["ours"], color=colours[2], linewidth=1, label="token2wav")
+    near.set(title=f"the sentence around the seam at {excerpt['seam_seconds']:.2f} s", xlabel="ms")
+    near.set(ylim=(-0.45, 0.32))
+    near.legend(fontsize=8, loc="lower left", framealpha=0.9)
+    figure.tight_layout()
+    save_picture(figure, RESULTS / f"{name}.png", dpi=100)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", default="exactness", help="name of the result")
+    parser.add_argument(
+        "--plot", action="store_true", help="only draw the plot of an existing result"
+    )
+    options = parser.parse_args()
+    if not options.plot:
+        environment = describe()
+        save(options.out, {"environment": environment, "cases": [measure(c) for c in cases()]})
+    plot(options.out)
+
+
+if __name__ == "__main__":
+    main()
