@@ -85,7 +85,7 @@ class Machine:
         return {"step": step, "vocoder": "float32"} if self.backend == "onnx" else {"step": step}
 
     def command(self, config: ServerConfig) -> list[str]:
-        """Returns the arguments of `token2wav-export`, without folders and graphs."""
+        """Returns the arguments of `token2wav export`, without folders and graphs."""
         if self.backend == "onnx":
             return ["onnx"]
         most_streams = min(config.limits.batch_streams, CAPTURED_STREAMS)
@@ -102,7 +102,7 @@ class Machine:
 
 
 def main() -> int:
-    """Runs the command and returns its exit code, one of `token2wav-export`."""
+    """Runs the command and returns its exit code, one of `token2wav export`."""
     options = _parser().parse_args()
     try:
         if options.task == "folder":

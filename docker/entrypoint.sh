@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Entry point of the server's containers. The first argument selects the task:
 #
-#   serve [OPTION...]   the server, with further options of token2wav-serve
+#   serve [OPTION...]   the server, with further options of token2wav serve
 #   engines             builds the missing engines for this GPU, and ends
 #   anything else       runs the arguments as a command
 set -euo pipefail
@@ -25,7 +25,7 @@ main() {
 
 serve() {
     link_engines
-    exec token2wav-serve --model "$model" --config "$settings" --model-repository "$root/model_repository" \
+    exec token2wav serve "$model" --config "$settings" --model-repository "$root/model_repository" \
         --host "${TOKEN2WAV_HOST:-0.0.0.0}" "$@"
 }
 

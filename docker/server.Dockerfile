@@ -104,7 +104,7 @@ COPY docker/entrypoint.sh docker/engines.py docker/server.yaml /opt/token2wav/do
 # A new volume has the owner of the folder on which it is mounted.
 RUN install --directory --owner=10001 --group=10001 /engines /run/token2wav
 # If a package is missing, the build fails here and not in a container.
-RUN token2wav-serve --help > /dev/null && token2wav-client --version && token2wav-export --version
+RUN for command in serve health export; do token2wav $command --help > /dev/null || exit 1; done
 WORKDIR /tmp
 USER 10001:10001
 EXPOSE 8000 8001 8002
@@ -133,7 +133,7 @@ COPY model_repository /opt/token2wav/model_repository
 COPY docker/entrypoint.sh docker/engines.py docker/server.yaml /opt/token2wav/docker/
 RUN install --directory --owner=10001 --group=10001 /engines /run/token2wav
 # If a package is missing, the build fails here and not in a container.
-RUN token2wav-serve --help > /dev/null && token2wav-client --version && token2wav-export --version
+RUN for command in serve health export; do token2wav $command --help > /dev/null || exit 1; done
 WORKDIR /tmp
 USER 10001:10001
 EXPOSE 8000 8001 8002

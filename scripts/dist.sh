@@ -54,15 +54,15 @@ install() {
 # A server from its wheel, the client of another environment, and a voice that a third one makes.
 speak() {
     local demo=$PWD/examples/demo_voice model=$PWD/examples/demo_voice/model voice=$ENVIRONMENTS/voice.safetensors
-    "$ENVIRONMENTS/voice/bin/token2wav-voice" create --model "$model" --wav "$demo/recordings/prompt.wav" \
+    "$ENVIRONMENTS/voice/bin/token2wav" voice create --model "$model" --wav "$demo/recordings/prompt.wav" \
         --out "$voice"
     install server --no-deps --constraint constraints.txt nvidia-pytriton
-    "$ENVIRONMENTS/server/bin/token2wav-serve" --model "$model" --model-repository "$PWD/model_repository" \
+    "$ENVIRONMENTS/server/bin/token2wav" serve "$model" --model-repository "$PWD/model_repository" \
         --grpc-port "$PORT" --http-port $((PORT + 1)) --metrics-port $((PORT + 2)) >"$ENVIRONMENTS/server.log" 2>&1 &
     server=$!
     timeout 300 bash -c "until grep -q 'token2wav: ready' '$ENVIRONMENTS/server.log'; do sleep 1; done" \
         || fail "$ENVIRONMENTS/server.log"
-    seq 100 160 | "$ENVIRONMENTS/client/bin/token2wav-client" synth --url "127.0.0.1:$PORT" --tokens - \
+    seq 100 160 | "$ENVIRONMENTS/client/bin/token2wav" synth --url "127.0.0.1:$PORT" --tokens - \
         --voice "$voice" --out "$ENVIRONMENTS/spoken.wav"
 }
 
@@ -95,7 +95,7 @@ audio = model.synthesize(np.arange(100, 160), voice)
 assert audio.shape == (60 * model.config.samples_per_token,) and np.isfinite(audio).all() and audio.std() > 0
 PYTHON
     )
-    "$environment/bin/token2wav-export" onnx --model "$model" --out "$graphs" # compares them with torch
+    "$environment/bin/token2wav" export onnx --model "$model" --out "$graphs" # compares them with torch
     echo "dist: least versions: $(sed -nE 's/^([A-Za-z-]+==[0-9.]+).*/\1/p' "$list" | tr '\n' ' ')"
 }
 

@@ -128,7 +128,7 @@ def test_commands_and_options_exist(manifests: Manifests) -> None:
     container = _pod(manifests, "token2wav-server")["containers"][0]
     assert container["args"][0] == "serve"
     assert "serve) serve" in (ROOT / "docker" / "entrypoint.sh").read_text()
-    known = _help("token2wav-serve")
+    known = _help("token2wav", "serve")
     for option in _options(container["args"]):
         assert option in known, option
     program, command, *arguments = container["livenessProbe"]["exec"]["command"]
@@ -276,7 +276,7 @@ def test_the_gateway_accepts_its_settings(manifests: Manifests, tmp_path: Path) 
     pause = float(container["lifecycle"]["preStop"]["exec"]["command"][1])
     assert grace >= pause + DRAIN_S + 5
     for option in _options(container["args"]):
-        assert option in _help("token2wav-gateway"), option
+        assert option in _help("token2wav", "gateway"), option
 
 
 def test_the_operator_gets_the_alerts_of_docker() -> None:

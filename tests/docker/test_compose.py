@@ -16,8 +16,8 @@ import pytest
 import yaml
 
 from tests.support.container import COMPOSE, WITH_BALANCER, WITH_MPS, defaults, read_compose
-from token2wav_client import cli as client_cli
-from token2wav_server import cli as server_cli
+from token2wav_client.cli import health_parser
+from token2wav_server.cli import parser as serve_parser
 from token2wav_server.launcher.ports import Ports
 
 SERVERS = ("server", "server-cpu")
@@ -90,7 +90,7 @@ def test_docker_waits_until_a_server_has_stopped(file: Path) -> None:
     for name in SERVERS:
         task, *options = services[name]["command"]
         assert task == "serve"
-        parsed = server_cli._parser().parse_args(["--model", "m", *options])
+        parsed = serve_parser().parse_args(["m", *options])
         stopping = parsed.notice_seconds + parsed.grace_seconds
         assert float(services[name]["stop_grace_period"].removesuffix("s")) >= stopping + 10
 
@@ -98,9 +98,9 @@ def test_docker_waits_until_a_server_has_stopped(file: Path) -> None:
 @pytest.mark.parametrize("name", SERVERS)
 def test_health_check_ends_before_its_timeout(name: str, compose: dict[str, Any]) -> None:
     check = compose["services"][name]["healthcheck"]
-    kind, program, *arguments = check["test"]
-    assert (kind, program) == ("CMD", "token2wav-client")
-    parsed = client_cli._parser().parse_args(arguments)
+    kind, program, command, *arguments = check["test"]
+    assert (kind, program, command) == ("CMD", "token2wav", "health")
+    parsed = health_parser().parse_args(arguments)
     assert parsed.url == f"127.0.0.1:{Ports.grpc}"
     assert int(check["timeout"].removesuffix("s")) > parsed.timeout
 
