@@ -25,8 +25,7 @@ main() {
 
 serve() {
     link_engines
-    exec token2wav serve "$model" --config "$settings" --model-repository "$root/model_repository" \
-        --host "${TOKEN2WAV_HOST:-0.0.0.0}" "$@"
+    exec token2wav serve "$model" --config "$settings" --host "${TOKEN2WAV_HOST:-0.0.0.0}" "$@"
 }
 
 # The settings have a fixed path for engines. It is a link to the folder of this GPU in the volume.

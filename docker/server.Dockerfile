@@ -99,7 +99,6 @@ RUN if [ -d "$(echo /opt/token2wav/venv/lib/python3*/site-packages/triton)" ] \
         echo "this image cannot compile for the Triton language: it needs clang or gcc, and Python.h" >&2; exit 1; \
     fi \
     && rm -rf /tmp/probe
-COPY model_repository /opt/token2wav/model_repository
 COPY docker/entrypoint.sh docker/engines.py docker/server.yaml /opt/token2wav/docker/
 # A new volume has the owner of the folder on which it is mounted.
 RUN install --directory --owner=10001 --group=10001 /engines /run/token2wav
@@ -119,9 +118,7 @@ RUN --mount=type=bind,from=cpu-wheels,source=/wheels,target=/wheels \
     && wheel=$(echo /wheels/token2wav-*.whl) \
     && python3 -m pip --python /opt/token2wav/venv/bin/python install --no-cache-dir --no-index --find-links /wheels \
         "${wheel}[$EXTRAS]" \
-    # The wheel's own dependencies belong to an API that is not used here.
-    && python3 -m pip --python /opt/token2wav/venv/bin/python install --no-cache-dir --no-index --find-links /wheels \
-        --no-deps nvidia-pytriton \
+    && PATH=/opt/token2wav/venv/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_NO_INDEX=1 PIP_FIND_LINKS=/wheels token2wav setup \
     # Remove tests, headers and programs of the packages, which the server does not use.
     && site=$(echo /opt/token2wav/venv/lib/python3*/site-packages) \
     && rm -rf "$site"/torch/test "$site"/torch/include "$site"/torch/bin/*[Tt]est* "$site"/torch/bin/protoc* \
@@ -129,7 +126,6 @@ RUN --mount=type=bind,from=cpu-wheels,source=/wheels,target=/wheels \
 ENV PATH=/opt/token2wav/venv/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     HOME=/tmp
-COPY model_repository /opt/token2wav/model_repository
 COPY docker/entrypoint.sh docker/engines.py docker/server.yaml /opt/token2wav/docker/
 RUN install --directory --owner=10001 --group=10001 /engines /run/token2wav
 # If a package is missing, the build fails here and not in a container.

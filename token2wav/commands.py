@@ -55,6 +55,7 @@ class Command:
 
 COMMANDS = {
     "serve": Command("token2wav_server.cli", "server", "serve a model with NVIDIA Triton"),
+    "setup": Command("token2wav_server.setup", "server", "install tritonserver with pip"),
     "synth": Command(
         "token2wav_client.cli",
         "client",

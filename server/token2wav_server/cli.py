@@ -181,7 +181,7 @@ def parser() -> CommandParser:
         "--model-repository",
         type=Path,
         metavar="DIR",
-        help="folder of Triton models (default: model_repository of this checkout)",
+        help="folder of Triton models (default: those of this package)",
     )
     parser.add_argument(
         "--models",

@@ -143,9 +143,8 @@ def test_a_model_that_never_answers(tmp_path: Path, capsys: pytest.CaptureFixtur
     """Its process is alive, and Triton reports that it is ready. A restart would not help."""
     # another server may write there at this moment
     unwritten = shutil.ignore_patterns("__pycache__")
-    repository = shutil.copytree(
-        ROOT / "model_repository", tmp_path / "repository", ignore=unwritten
-    )
+    models = ROOT / "server" / "token2wav_server" / "model_repository"
+    repository = shutil.copytree(models, tmp_path / "repository", ignore=unwritten)
     (repository / "token2wav" / "1" / "model.py").write_text(MUTE_MODEL)
     options = ["--model-repository", str(repository), "--canary-seconds=5"]
     with Serving.start(TINY, *options) as serving:
