@@ -9,7 +9,7 @@ set -euo pipefail
 # In the images, this is /opt/token2wav, which has the same layout as the checkout.
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 readonly root
-readonly model=${TOKEN2WAV_MODEL_FOLDER:-/model}
+readonly model=${TOKEN2WAV_MODEL_FOLDER:-/model} # or a name, for `token2wav pull`
 readonly settings=${TOKEN2WAV_SETTINGS_FILE:-$root/docker/server.yaml}
 readonly engines=${TOKEN2WAV_ENGINES_FOLDER:-/engines}
 readonly link=${TOKEN2WAV_ENGINES_LINK:-/run/token2wav/engines}

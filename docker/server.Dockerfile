@@ -101,7 +101,7 @@ RUN if [ -d "$(echo /opt/token2wav/venv/lib/python3*/site-packages/triton)" ] \
     && rm -rf /tmp/probe
 COPY docker/entrypoint.sh docker/engines.py docker/server.yaml /opt/token2wav/docker/
 # A new volume has the owner of the folder on which it is mounted.
-RUN install --directory --owner=10001 --group=10001 /engines /run/token2wav
+RUN install --directory --owner=10001 --group=10001 /engines /models /run/token2wav
 # If a package is missing, the build fails here and not in a container.
 RUN for command in serve health export; do token2wav $command --help > /dev/null || exit 1; done
 WORKDIR /tmp
@@ -127,7 +127,7 @@ ENV PATH=/opt/token2wav/venv/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     HOME=/tmp
 COPY docker/entrypoint.sh docker/engines.py docker/server.yaml /opt/token2wav/docker/
-RUN install --directory --owner=10001 --group=10001 /engines /run/token2wav
+RUN install --directory --owner=10001 --group=10001 /engines /models /run/token2wav
 # If a package is missing, the build fails here and not in a container.
 RUN for command in serve health export; do token2wav $command --help > /dev/null || exit 1; done
 WORKDIR /tmp

@@ -31,6 +31,7 @@ FLOORS = [
     {"token2wav.__main__"},
     {"token2wav.commands"},
     {"token2wav.model"},
+    {"token2wav.hub"},
     {"token2wav.serving"},
     {"token2wav.assembly"},
     {"token2wav.backends"},

@@ -55,6 +55,13 @@ class Command:
 
 COMMANDS = {
     "serve": Command("token2wav_server.cli", "server", "serve a model with NVIDIA Triton"),
+    "pull": Command(
+        "token2wav.commands",
+        "hub",
+        "fetch a model from the Hugging Face Hub",
+        "pull",
+        "pull_parser",
+    ),
     "setup": Command("token2wav_server.setup", "server", "install tritonserver with pip"),
     "synth": Command(
         "token2wav_client.cli",
@@ -135,6 +142,43 @@ def missing(error: ModuleNotFoundError, extra: str) -> str:
     if name.startswith("token2wav"):
         raise error
     return f"the module {name} is missing; run: pip install 'token2wav[{extra}]'"
+
+
+def pull(arguments: Sequence[str]) -> int:
+    """Fetches a model and prints its folder. Returns the exit code: 2 if this is not possible."""
+    from token2wav.errors import ConfigError, Token2WavError
+    from token2wav.hub import model_folder
+
+    options = pull_parser().parse_args(arguments)
+    try:
+        folder = model_folder(options.model, "front_end" if options.front_end else "decoder")
+        if not folder.is_dir():
+            raise ConfigError(f"{options.model}: neither a folder nor a name of a model")
+    except Token2WavError as error:
+        print(f"{PROGRAM} pull: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"{PROGRAM} pull: interrupted; run it again to go on", file=sys.stderr)
+        return 130
+    print(folder)
+    return 0
+
+
+def pull_parser() -> CommandParser:
+    """Returns the parser of `token2wav pull`."""
+    parser = CommandParser(
+        prog=f"{PROGRAM} pull",
+        description="Fetch the files of a model that its decoder needs from the Hugging Face Hub, "
+        "and print the folder. The variables of the package huggingface_hub apply, such as HF_HOME "
+        "(cache), HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE.",
+    )
+    parser.add_argument("model", metavar="MODEL", help="org/name, org/name@revision, or an alias")
+    parser.add_argument(
+        "--front-end",
+        action="store_true",
+        help="fetch the files that make voices and tokens from recordings instead",
+    )
+    return parser
 
 
 def completion(arguments: Sequence[str]) -> int:

@@ -15,6 +15,7 @@ from token2wav.config import load_server_config
 from token2wav.config.values import number
 from token2wav.errors import ArtifactError, Token2WavError
 from token2wav.exported.artifacts import EngineFolder, GraphName, Precision
+from token2wav.hub import MODEL_HELP, model_folder
 from token2wav_export import ExportError
 
 PROGRAM = "token2wav export"
@@ -36,6 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(words)
     options.command_line = [*PROGRAM.split(), *words]
     try:
+        options.model = model_folder(options.model)
         return options.run(options) or DONE
     except ExportError as error:
         return _give_up(f"error: {error}", FAILED)
@@ -173,7 +175,7 @@ def parser() -> CommandParser:
 
 def _folders() -> CommandParser:
     parent = CommandParser(add_help=False)
-    parent.add_argument("--model", type=Path, required=True, metavar="FOLDER", help="model folder")
+    parent.add_argument("--model", required=True, metavar="MODEL", help=MODEL_HELP)
     parent.add_argument(
         "--out",
         type=Path,

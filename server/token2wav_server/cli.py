@@ -15,6 +15,7 @@ from typing import NoReturn
 from token2wav.commands import CommandParser
 from token2wav.config.values import number
 from token2wav.errors import ConfigError, Token2WavError
+from token2wav.hub import MODEL_HELP, model_folder
 from token2wav_server.check import check
 from token2wav_server.launcher.access import Access, Certificates, read_or_make_key
 from token2wav_server.launcher.errors import ServerError
@@ -71,6 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _serve(options: argparse.Namespace, extra_args: list[str]) -> int:
     _check_addresses(options)
+    options.model = model_folder(options.model)
     check(options.model, options.config)
     server = TritonServer(
         options.model,
@@ -162,7 +164,7 @@ def parser() -> CommandParser:
         epilog=f"Arguments after -- are passed to tritonserver unchanged.\n\n{_EXIT_CODES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("model", type=Path, metavar="MODEL", help="model folder")
+    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     parser.add_argument(
         "--config", type=Path, metavar="FILE", help="YAML file with the settings of the server"
     )

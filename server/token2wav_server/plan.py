@@ -20,6 +20,7 @@ from token2wav.config import LimitConfig, StreamConfig
 from token2wav.config.values import number
 from token2wav.errors import ConfigError, Token2WavError
 from token2wav.families.registry import read_config
+from token2wav.hub import MODEL_HELP, model_folder
 from token2wav_server.plan_graphs import NODE_BYTES, graph_nodes, vocoder_bytes
 from token2wav_server.plan_memory import share_out, stream_needs, weight_bytes
 
@@ -60,7 +61,7 @@ def make_plan(options: argparse.Namespace) -> dict[str, Any]:
         ConfigError: the model folder, a setting or the file given with `--costs` cannot be used.
     """
     stream = StreamConfig(left_blocks=options.left_blocks, max_hop_tokens=options.max_hop_tokens)
-    model = read_config(Path(options.model))
+    model = read_config(model_folder(options.model, "config"))
     rate = model.token_frame_rate
     prompt, length = (
         round(options.prompt_seconds * rate),
@@ -277,7 +278,7 @@ def parser() -> CommandParser:
         "measurement (--costs).",
     )
     parser.add_argument(
-        "--model", metavar="FOLDER", required=True, help="model folder; weight files are not needed"
+        "--model", metavar="MODEL", required=True, help=f"{MODEL_HELP}; weight files are not needed"
     )
     size = parser.add_mutually_exclusive_group(required=True)
     size.add_argument("--gpu", choices=GPU_MIB, help="GPU model, which sets the size of the memory")

@@ -86,6 +86,42 @@ def test_servers_may_share_a_gpu_by_mps(tmp_path: Path) -> None:
     ]
 
 
+def test_a_job_may_pull_the_model(tmp_path: Path) -> None:
+    needs_kubectl()
+    import kubernetes_validate
+
+    content = (
+        "resources: [../gpu]\ncomponents: [../../components/hub]\n"
+        "patches:\n  - patch: |\n"
+        "      {apiVersion: v1, kind: ConfigMap, metadata: {name: token2wav-hub},\n"
+        "      data: {TOKEN2WAV_MODEL_FOLDER: acme/model}}\n"
+    )
+    manifests = kustomize(overlay_in(tmp_path, content))
+    job = manifests["Job", "token2wav-pull"]
+    for release in RELEASES:
+        kubernetes_validate.validate(job, release, strict=True)
+    pod = job["spec"]["template"]["spec"]
+    server = _pod(manifests, "token2wav-server")
+    [puller] = pod["containers"]
+    assert puller["image"] == server["containers"][0]["image"]
+    assert puller["args"] == ["token2wav", "pull", "$(TOKEN2WAV_MODEL_FOLDER)"]
+    assert manifests["ConfigMap", "token2wav-hub"]["data"] == {
+        "TOKEN2WAV_MODEL_FOLDER": "acme/model",
+        "HF_HOME": "/model",
+        "HF_HUB_OFFLINE": "1",
+    }
+    for container in (*server["containers"][:1], *server["initContainers"]):
+        assert container["envFrom"] == [
+            {"configMapRef": {"name": "token2wav-hub", "optional": True}}
+        ]
+    volumes = [
+        {volume["name"]: volume for volume in one["volumes"]}["model"] for one in (pod, server)
+    ]
+    claims = {volume["persistentVolumeClaim"]["claimName"] for volume in volumes}
+    assert claims == {"token2wav-model"}
+    assert manifests["NetworkPolicy", "token2wav-server"]["spec"]["egress"] == []
+
+
 def test_every_container_is_without_privileges(manifests: Manifests) -> None:
     for pod in _pods(manifests):
         assert pod["securityContext"]["runAsNonRoot"]

@@ -31,6 +31,7 @@ ENTRYPOINT = DOCKER / "entrypoint.sh"
 COMPOSE = DOCKER / "docker-compose.yml"
 WITH_BALANCER = DOCKER / "balancer" / "docker-compose.yml"
 WITH_MPS = DOCKER / "mps.yml"
+WITH_HUB = DOCKER / "hub.yml"
 
 # Arguments: number of kept paths, the kept paths, and the command. The confinement is that of
 # docker: only small temporary folders are writable, and no program can run from them. The user has
@@ -65,6 +66,7 @@ class _Loader(yaml.SafeLoader):
 
 
 _Loader.add_constructor("!reset", lambda loader, node: None)
+_Loader.add_constructor("!override", yaml.SafeLoader.construct_yaml_seq)
 
 
 def read_compose(file: Path) -> dict[str, Any]:

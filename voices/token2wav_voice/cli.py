@@ -15,6 +15,7 @@ import numpy as np
 
 from token2wav.commands import CommandParser
 from token2wav.config.values import number
+from token2wav.hub import MODEL_HELP, HubError, model_folder
 from token2wav_voice.errors import FrontEndError, OutputError
 from token2wav_voice.front_end import MIN_VOICE_SECONDS, FrontEnd, write
 from token2wav_voice.recording import MIN_SECONDS, Recording
@@ -85,8 +86,8 @@ def _add_recording(parser: argparse.ArgumentParser, recording: str) -> None:
     parser.add_argument(
         "--model",
         required=True,
-        metavar="FOLDER",
-        help="model folder with campplus.onnx and a speech tokenizer",
+        metavar="MODEL",
+        help=f"{MODEL_HELP}, with campplus.onnx and a speech tokenizer",
     )
     parser.add_argument(
         "--wav", required=True, metavar="FILE", help=f"recording {recording}; WAV, FLAC, OGG or MP3"
@@ -119,7 +120,7 @@ def _run(
     try:
         if options.out is not None:
             _check_path(options.out, suffix)
-        front_end = FrontEnd(options.model)
+        front_end = FrontEnd(model_folder(options.model, "front_end"))
         recording = Recording.load(
             options.wav, start_s=options.start, end_s=options.end, min_seconds=min_seconds
         )
@@ -127,7 +128,7 @@ def _run(
             print(f"{parser.prog}: note: {note}", file=sys.stderr)
         tokens = save(front_end, recording, options.out)
         _report(recording, tokens, options, sys.stderr if options.out is None else sys.stdout)
-    except FrontEndError as error:
+    except (FrontEndError, HubError) as error:
         print(f"{parser.prog}: error: {error}", file=sys.stderr)
         return UNUSABLE
     except KeyboardInterrupt:
