@@ -63,13 +63,13 @@ format: ## format the code and sort imports
 serve: ## MODEL=folder [CONFIG= HOST= HTTP_PORT= GRPC_PORT= METRICS_PORT= ARGS=]: serve a model folder until Ctrl-C
 	@test -n "$(MODEL)" || { echo "make serve: MODEL is missing; run: make serve MODEL=path/to/folder" >&2; exit 1; }
 	$(SETUP)
-	@$(BIN)/token2wav-serve --model "$(MODEL)" $(if $(CONFIG),--config "$(CONFIG)") --host "$(HOST)" \
+	@$(BIN)/token2wav serve "$(MODEL)" $(if $(CONFIG),--config "$(CONFIG)") --host "$(HOST)" \
 		--http-port $(HTTP_PORT) --grpc-port $(GRPC_PORT) --metrics-port $(METRICS_PORT) $(ARGS)
 
 export: ## MODEL=folder [OUT=]: export the ONNX graphs of a model into FOLDER/engines, or into OUT
 	@test -n "$(MODEL)" || { echo "make export: MODEL is missing; run: make export MODEL=path/to/folder" >&2; exit 1; }
 	$(SETUP)
-	@$(BIN)/token2wav-export onnx --model "$(MODEL)" $(if $(OUT),--out "$(OUT)")
+	@$(BIN)/token2wav export onnx --model "$(MODEL)" $(if $(OUT),--out "$(OUT)")
 
 gpu-check: ## [ARGS=]: run every check that needs an NVIDIA GPU (20 minutes), with results in benchmarks/results/gpu
 	$(SETUP)
@@ -77,7 +77,7 @@ gpu-check: ## [ARGS=]: run every check that needs an NVIDIA GPU (20 minutes), wi
 		|| { echo "make gpu-check: torch finds no CUDA device; run it on a machine with an NVIDIA GPU" >&2; exit 1; }
 	$(BIN)/python -m benchmarks.gpu_check $(ARGS)
 
-perf: ## [MODEL= or URL=] [CONFIG=] [ARGS=--quick]: measure a server under load with perf_analyzer and token2wav-client, with results in out/perf
+perf: ## [MODEL= or URL=] [CONFIG=] [ARGS=--quick]: measure a server under load with perf_analyzer and our client, with results in out/perf
 	$(SETUP)
 	@$(BIN)/python -m benchmarks.perf_analyzer $(if $(URL),--url "$(URL)") $(if $(MODEL),--model "$(MODEL)") \
 		$(if $(CONFIG),--config "$(CONFIG)") $(ARGS)

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 from datetime import date
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 _PACKAGES = ("torch", "numpy", "tritonclient", "nvidia-pytriton")
+_TRITON = str(Path(sys.prefix) / "share" / "token2wav" / "triton")  # of `token2wav setup`
 
 
 def describe(*packages: str) -> dict[str, Any]:
@@ -83,10 +84,8 @@ def _commit() -> str | None:
 
 
 def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
+    path = [*sys.path, _TRITON]
+    return next((match.version for match in distributions(name=package, path=path)), None)
 
 
 def _processor() -> str:

@@ -105,7 +105,7 @@ class PerfLoad:
 def run_perf_analyzer(
     url: str, data: Path, load: PerfLoad, requests: int, patience_s: float
 ) -> tuple[bytes, dict[str, Any]]:
-    """Runs perf_analyzer under one load, on data of `token2wav-client perf-data`.
+    """Runs perf_analyzer under one load, on data of `token2wav perf-data`.
 
     Returns:
         The profile export without the values of tensors, and the figures of perf_analyzer's own
@@ -326,8 +326,8 @@ def main() -> int:
                 "--voice",
                 str(DEMO / "voice.safetensors"),
             ]
-            if status := cli.main(
-                ["perf-data", *files, "--out", str(data), "--seconds", str(options.seconds)]
+            if status := cli.perf_data(
+                [*files, "--out", str(data), "--seconds", str(options.seconds)]
             ):
                 return status
             for _ in range(2):  # the first utterance registers the voice and computes its prompt

@@ -1,4 +1,4 @@
-# Images of the commands `token2wav-client` and `token2wav-gateway`, without torch.
+# Images of the client and of the gateway, without torch.
 #
 #     docker build --file docker/client.Dockerfile --target client --tag token2wav-client:0.1.0 .
 #     docker build --file docker/client.Dockerfile --target gateway --tag token2wav-gateway:0.1.0 .
@@ -31,11 +31,11 @@ RUN --mount=type=bind,from=wheels,source=/wheels,target=/wheels \
 ENV PATH=/opt/token2wav/venv/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1
 # The folder of the voices is a volume that the gateway writes to.
-RUN token2wav-gateway --version && install --directory --owner=10001 --group=10001 /voices
+RUN token2wav gateway --help > /dev/null && install --directory --owner=10001 --group=10001 /voices
 WORKDIR /tmp
 USER 10001:10001
 EXPOSE 8080 8003
-ENTRYPOINT ["token2wav-gateway"]
+ENTRYPOINT ["token2wav", "gateway"]
 CMD ["--help"]
 
 FROM ${PYTHON_IMAGE} AS client
@@ -47,8 +47,8 @@ RUN --mount=type=bind,from=wheels,source=/wheels,target=/wheels \
     && ! /opt/token2wav/venv/bin/python -c "import torch" 2>/dev/null
 ENV PATH=/opt/token2wav/venv/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1
-RUN token2wav-client --version
+RUN token2wav synth --help > /dev/null
 WORKDIR /files
 USER 10001:10001
-ENTRYPOINT ["token2wav-client"]
+ENTRYPOINT ["token2wav"]
 CMD ["--help"]

@@ -21,6 +21,7 @@ from pathlib import Path
 from token2wav.config import RuntimeConfig, ServerConfig, load_server_config
 from token2wav.errors import ArtifactError, ConfigError, EngineUnavailableError, Token2WavError
 from token2wav.exported.artifacts import Backend, EngineFolder, GraphName, Precision
+from token2wav.hub import MODEL_HELP, model_folder
 from token2wav.model import Token2Wav
 from token2wav_export import cli
 from token2wav_export.engines import build_target, load_package, own_target, version_of
@@ -85,7 +86,7 @@ class Machine:
         return {"step": step, "vocoder": "float32"} if self.backend == "onnx" else {"step": step}
 
     def command(self, config: ServerConfig) -> list[str]:
-        """Returns the arguments of `token2wav-export`, without folders and graphs."""
+        """Returns the arguments of `token2wav export`, without folders and graphs."""
         if self.backend == "onnx":
             return ["onnx"]
         most_streams = min(config.limits.batch_streams, CAPTURED_STREAMS)
@@ -102,13 +103,13 @@ class Machine:
 
 
 def main() -> int:
-    """Runs the command and returns its exit code, one of `token2wav-export`."""
+    """Runs the command and returns its exit code, one of `token2wav export`."""
     options = _parser().parse_args()
     try:
         if options.task == "folder":
             print(folder(options.root))
             return cli.DONE
-        return build(options.root, options.model, options.config)
+        return build(options.root, model_folder(options.model), options.config)
     except Token2WavError as error:
         print(f"engines: error: {error}", file=sys.stderr)
         return UNUSABLE
@@ -204,7 +205,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     for task in (show, make):
         task.add_argument("root", type=Path, metavar="ROOT", help="folder of all engines")
-    make.add_argument("--model", type=Path, required=True, metavar="FOLDER", help="model folder")
+    make.add_argument("--model", required=True, metavar="MODEL", help=MODEL_HELP)
     make.add_argument("--config", type=Path, metavar="FILE", help="server configuration")
     return parser
 

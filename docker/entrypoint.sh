@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Entry point of the server's containers. The first argument selects the task:
 #
-#   serve [OPTION...]   the server, with further options of token2wav-serve
+#   serve [OPTION...]   the server, with further options of token2wav serve
 #   engines             builds the missing engines for this GPU, and ends
 #   anything else       runs the arguments as a command
 set -euo pipefail
@@ -9,7 +9,7 @@ set -euo pipefail
 # In the images, this is /opt/token2wav, which has the same layout as the checkout.
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 readonly root
-readonly model=${TOKEN2WAV_MODEL_FOLDER:-/model}
+readonly model=${TOKEN2WAV_MODEL_FOLDER:-/model} # or a name, for `token2wav pull`
 readonly settings=${TOKEN2WAV_SETTINGS_FILE:-$root/docker/server.yaml}
 readonly engines=${TOKEN2WAV_ENGINES_FOLDER:-/engines}
 readonly link=${TOKEN2WAV_ENGINES_LINK:-/run/token2wav/engines}
@@ -25,8 +25,7 @@ main() {
 
 serve() {
     link_engines
-    exec token2wav-serve --model "$model" --config "$settings" --model-repository "$root/model_repository" \
-        --host "${TOKEN2WAV_HOST:-0.0.0.0}" "$@"
+    exec token2wav serve "$model" --config "$settings" --host "${TOKEN2WAV_HOST:-0.0.0.0}" "$@"
 }
 
 # The settings have a fixed path for engines. It is a link to the folder of this GPU in the volume.

@@ -24,6 +24,7 @@ COPY exporters ./exporters
 COPY gateway ./gateway
 COPY voices ./voices
 COPY server ./server
+COPY model_repository ./model_repository
 RUN python3 -m pip wheel --no-deps --no-build-isolation --wheel-dir /wheels .
 
 FROM project AS gpu-wheels
@@ -99,12 +100,11 @@ RUN if [ -d "$(echo /opt/token2wav/venv/lib/python3*/site-packages/triton)" ] \
         echo "this image cannot compile for the Triton language: it needs clang or gcc, and Python.h" >&2; exit 1; \
     fi \
     && rm -rf /tmp/probe
-COPY model_repository /opt/token2wav/model_repository
 COPY docker/entrypoint.sh docker/engines.py docker/server.yaml /opt/token2wav/docker/
 # A new volume has the owner of the folder on which it is mounted.
-RUN install --directory --owner=10001 --group=10001 /engines /run/token2wav
+RUN install --directory --owner=10001 --group=10001 /engines /models /run/token2wav
 # If a package is missing, the build fails here and not in a container.
-RUN token2wav-serve --help > /dev/null && token2wav-client --version && token2wav-export --version
+RUN for command in serve health export; do token2wav $command --help > /dev/null || exit 1; done
 WORKDIR /tmp
 USER 10001:10001
 EXPOSE 8000 8001 8002
@@ -119,9 +119,7 @@ RUN --mount=type=bind,from=cpu-wheels,source=/wheels,target=/wheels \
     && wheel=$(echo /wheels/token2wav-*.whl) \
     && python3 -m pip --python /opt/token2wav/venv/bin/python install --no-cache-dir --no-index --find-links /wheels \
         "${wheel}[$EXTRAS]" \
-    # The wheel's own dependencies belong to an API that is not used here.
-    && python3 -m pip --python /opt/token2wav/venv/bin/python install --no-cache-dir --no-index --find-links /wheels \
-        --no-deps nvidia-pytriton \
+    && PATH=/opt/token2wav/venv/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_NO_INDEX=1 PIP_FIND_LINKS=/wheels token2wav setup \
     # Remove tests, headers and programs of the packages, which the server does not use.
     && site=$(echo /opt/token2wav/venv/lib/python3*/site-packages) \
     && rm -rf "$site"/torch/test "$site"/torch/include "$site"/torch/bin/*[Tt]est* "$site"/torch/bin/protoc* \
@@ -129,11 +127,10 @@ RUN --mount=type=bind,from=cpu-wheels,source=/wheels,target=/wheels \
 ENV PATH=/opt/token2wav/venv/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     HOME=/tmp
-COPY model_repository /opt/token2wav/model_repository
 COPY docker/entrypoint.sh docker/engines.py docker/server.yaml /opt/token2wav/docker/
-RUN install --directory --owner=10001 --group=10001 /engines /run/token2wav
+RUN install --directory --owner=10001 --group=10001 /engines /models /run/token2wav
 # If a package is missing, the build fails here and not in a container.
-RUN token2wav-serve --help > /dev/null && token2wav-client --version && token2wav-export --version
+RUN for command in serve health export; do token2wav $command --help > /dev/null || exit 1; done
 WORKDIR /tmp
 USER 10001:10001
 EXPOSE 8000 8001 8002

@@ -96,7 +96,7 @@ def _speak(wav: Path, family: str, folder: Path) -> None:
             flush=True,
         )
         synth = ("--tokens", tokens, *speaker, "--out", audio, "--rate", TOKENS_PER_SECOND)
-        _run(folder, "token2wav-client", "synth", "--url", server.grpc_url, *synth)
+        _run(folder, "token2wav", "synth", "--url", server.grpc_url, *synth)
     _check(tokens, audio)
     draw(wav, audio, picture)
 
@@ -104,8 +104,10 @@ def _speak(wav: Path, family: str, folder: Path) -> None:
 def _tokenize(wav: Path, tokens: Path) -> tuple[object, ...]:
     """Writes tokens of a recording and a voice; returns the client's arguments of the voice."""
     voice = tokens.with_name("demo_voice.safetensors")
-    _run(tokens.parent, "token2wav-tokenize", "--model", MODEL, "--wav", wav, "--out", tokens.name)
-    make_voice = ("token2wav-voice", "create", "--model", MODEL, "--wav", PROMPT)
+    _run(
+        tokens.parent, "token2wav", "tokenize", "--model", MODEL, "--wav", wav, "--out", tokens.name
+    )
+    make_voice = ("token2wav", "voice", "create", "--model", MODEL, "--wav", PROMPT)
     _run(tokens.parent, *make_voice, "--out", voice.name)
     return "--voice", voice
 

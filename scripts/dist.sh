@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Builds wheel and sdist into dist/, and tests the wheel in a clean environment for each extra that a user installs.
-# Then the client of one environment sends a request to the server of another. dist/ receives a list of the installed
+# Then the client of one environment sends a request to the server of another, which runs in an empty folder with
+# tritonserver from `token2wav setup`. For aarch64 it checks that every dependency has a wheel. dist/ receives a list of the installed
 # packages of each environment, with licences (CycloneDX). Library and exporter also run with the lowest versions that
 # pyproject.toml allows. KEEP=1 keeps the environments in out/dist.
 set -euo pipefail
@@ -26,6 +27,7 @@ main() {
     try export token2wav_export
     speak
     least
+    aarch64
     for extra in client gateway server export; do
         "$BIN/cyclonedx-py" environment -o "dist/sbom-$extra.json" "$ENVIRONMENTS/$extra/bin/python"
     done
@@ -54,15 +56,20 @@ install() {
 # A server from its wheel, the client of another environment, and a voice that a third one makes.
 speak() {
     local demo=$PWD/examples/demo_voice model=$PWD/examples/demo_voice/model voice=$ENVIRONMENTS/voice.safetensors
-    "$ENVIRONMENTS/voice/bin/token2wav-voice" create --model "$model" --wav "$demo/recordings/prompt.wav" \
+    "$ENVIRONMENTS/voice/bin/token2wav" voice create --model "$model" --wav "$demo/recordings/prompt.wav" \
         --out "$voice"
-    install server --no-deps --constraint constraints.txt nvidia-pytriton
-    "$ENVIRONMENTS/server/bin/token2wav-serve" --model "$model" --model-repository "$PWD/model_repository" \
-        --grpc-port "$PORT" --http-port $((PORT + 1)) --metrics-port $((PORT + 2)) >"$ENVIRONMENTS/server.log" 2>&1 &
+    "$ENVIRONMENTS/server/bin/token2wav" setup
+    "$ENVIRONMENTS/server/bin/python" -m pip check
+    mkdir "$ENVIRONMENTS/empty"
+    (
+        cd "$ENVIRONMENTS/empty"
+        exec env PATH=/usr/bin:/bin "$ENVIRONMENTS/server/bin/token2wav" serve "$model" \
+            --grpc-port "$PORT" --http-port $((PORT + 1)) --metrics-port $((PORT + 2)) >"$ENVIRONMENTS/server.log" 2>&1
+    ) &
     server=$!
     timeout 300 bash -c "until grep -q 'token2wav: ready' '$ENVIRONMENTS/server.log'; do sleep 1; done" \
         || fail "$ENVIRONMENTS/server.log"
-    seq 100 160 | "$ENVIRONMENTS/client/bin/token2wav-client" synth --url "127.0.0.1:$PORT" --tokens - \
+    seq 100 160 | "$ENVIRONMENTS/client/bin/token2wav" synth --url "127.0.0.1:$PORT" --tokens - \
         --voice "$voice" --out "$ENVIRONMENTS/spoken.wav"
 }
 
@@ -95,8 +102,23 @@ audio = model.synthesize(np.arange(100, 160), voice)
 assert audio.shape == (60 * model.config.samples_per_token,) and np.isfinite(audio).all() and audio.std() > 0
 PYTHON
     )
-    "$environment/bin/token2wav-export" onnx --model "$model" --out "$graphs" # compares them with torch
+    "$environment/bin/token2wav" export onnx --model "$model" --out "$graphs" # compares them with torch
     echo "dist: least versions: $(sed -nE 's/^([A-Za-z-]+==[0-9.]+).*/\1/p' "$list" | tr '\n' ' ')"
+}
+
+# Resolves the dependencies for Linux on aarch64 (Grace, DGX Spark), from wheels only. The extras rtx and tensorrt have
+# no wheels there that this project has tried, so pyproject.toml limits them to x86_64.
+aarch64() {
+    local version
+    for version in 3.10 3.11 3.12; do
+        echo "$(sed -n 's/^WHEEL = "\(.*\)"/\1/p' server/token2wav_server/launcher/binaries.py)" \
+            | uv pip compile --no-deps --only-binary :all: --python-platform aarch64-manylinux_2_35 \
+                --python-version "$version" --output-file "$ENVIRONMENTS/aarch64-triton.txt" - || fail "$ENVIRONMENTS/uv.log"
+        uv pip compile --only-binary :all: --python-platform aarch64-manylinux_2_35 --python-version "$version" \
+            --output-file "$ENVIRONMENTS/aarch64.txt" --extra client --extra gateway --extra server --extra voice \
+            --extra export --extra gpu pyproject.toml || fail "$ENVIRONMENTS/uv.log"
+        echo "dist: aarch64, Python $version: $(grep -c '==' "$ENVIRONMENTS/aarch64.txt") packages, each with a wheel"
+    done
 }
 
 uv() { "$BIN/uv" --quiet "$@" >"$ENVIRONMENTS/uv.log" 2>&1; }

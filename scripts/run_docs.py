@@ -48,7 +48,12 @@ DEFAULT_SERVER = "make serve MODEL=tests/data/tiny"
 STARTING_SECONDS = 180.0
 STOPPING_SECONDS = 60.0
 # by which setup.sh knows that .venv is up to date
-STAMPED = ("pyproject.toml", "constraints.txt", "scripts/setup.sh")
+STAMPED = (
+    "pyproject.toml",
+    "constraints.txt",
+    "scripts/setup.sh",
+    "server/token2wav_server/setup.py",
+)
 
 _ANY_MARK = re.compile(r"<!-- (?:not )?runnable")
 _MARK = re.compile(

@@ -9,8 +9,6 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 readonly CPU_TORCH="torch==2.13.0+cpu"
 readonly CPU_TORCH_INDEX="https://download.pytorch.org/whl/cpu"
 readonly PLAIN_TORCH="torch>=2.7,<3"
-readonly TRITON="nvidia-pytriton==0.7.0"
-readonly STUB_NUMPY="numpy==1.26.4"
 readonly STAMP=.venv/setup-stamp
 readonly LOG=.venv/setup.log # of the latest step
 
@@ -19,7 +17,7 @@ main() {
     python=$(chosen_python)
     version=$(supported_version "$python")
     done_by="$version $PWD" # a virtual environment does not survive a move
-    wanted="$done_by $(cat pyproject.toml constraints.txt scripts/setup.sh | sha256sum | cut -d' ' -f1)"
+    wanted="$done_by $(cat pyproject.toml constraints.txt scripts/setup.sh server/token2wav_server/setup.py | sha256sum | cut -d' ' -f1)"
     if [[ "$(cat "$STAMP" 2>/dev/null)" == "$wanted" ]]; then
         return
     fi
@@ -30,13 +28,10 @@ main() {
         echo "$done_by unfinished" >"$STAMP"
     fi
     install_torch
-    say "installing tritonserver (out of the wheel ${TRITON%%=*})"
-    pip --no-deps "$TRITON" || fail_with_log
-    # The Python backend of this tritonserver reads strings only with NumPy 1 (docs/recipe.md).
-    pip --no-deps --upgrade --target .venv/numpy1 "$STUB_NUMPY" || fail_with_log
     say "installing the project and its tools"
-    # The wheel's own requirements are not installed: they are for an API that is not used here.
-    pip --no-warn-conflicts --constraint constraints.txt --editable ".[client,server,onnx,export,rtx,dev]" || fail_with_log
+    pip --constraint constraints.txt --editable ".[client,server,onnx,export,rtx,dev]" || fail_with_log
+    say "installing tritonserver"
+    .venv/bin/token2wav setup --recipe >"$LOG" 2>&1 || fail_with_log
     echo "$wanted" >"$STAMP"
     say "done: .venv is ready"
 }

@@ -15,6 +15,7 @@ from token2wav.config.model_config import ModelConfig
 from token2wav.errors import InputError
 from token2wav.execution.cuda_facts import device_facts
 from token2wav.families.registry import family_name, read_config
+from token2wav.hub import model_folder
 from token2wav.serving.hops import HopSchedule
 from token2wav.serving.options import DEFAULTS, UtteranceOptions
 from token2wav.serving.pipeline import Pipeline
@@ -66,7 +67,8 @@ class Token2Wav:
         """Loads a model folder of any family, as its authors published it.
 
         Args:
-            folder: path of the model folder.
+            folder: path of the model folder; or a name of a model on the Hugging Face Hub, such as
+                `org/name` or `org/name@revision`, which is pulled first.
             stream: settings of streams, such as the lengths of chunks; None for the defaults.
             runtime: settings of device, backend and memory; None for the defaults.
             streams: number of streams that will be open at the same time. Memory for their states
@@ -75,9 +77,14 @@ class Token2Wav:
 
         Raises:
             ConfigError: the configuration file of the folder, or a setting, cannot be used.
+            HubError: the model of a name cannot be pulled.
             CheckpointError: weights are missing, unreadable, or do not fit the configuration.
         """
-        folder, stream, runtime = Path(folder), stream or StreamConfig(), runtime or RuntimeConfig()
+        folder, stream, runtime = (
+            model_folder(folder),
+            stream or StreamConfig(),
+            runtime or RuntimeConfig(),
+        )
         config = _config_under(folder, stream)
         stages = assemble(folder, config, stream, runtime, streams)
         log.info(

@@ -65,7 +65,7 @@ class Voice:
     def load(cls, path: str | Path) -> Voice:
         """Reads a voice from a `.safetensors` file, or from a `conds.pt` of Chatterbox.
 
-        `token2wav-voice create` makes a `.safetensors` file from a recording.
+        `token2wav voice create` makes a `.safetensors` file from a recording.
 
         Raises:
             InputError: the file cannot be read, lacks a field, or has a wrong field. The message

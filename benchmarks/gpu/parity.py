@@ -32,7 +32,7 @@ from token2wav.serving.chunking import Chunker
 from token2wav.serving.hops import HopSchedule
 from token2wav.stages.stage import FrameChunk
 
-# Bounds of `token2wav-export verify`. The bound of the mel is a ratio: the root mean square of the
+# Bounds of `token2wav export verify`. The bound of the mel is a ratio: the root mean square of the
 # error relative to the spread of the mel. The bound of the audio is for vocoders with the same mel.
 MEL = {"float32": 10 ** (-90 / 20), "float16": 10 ** (-45 / 20)}
 # Bound of the mel with float8 storage, of which docs/tuning.md gives an error of 7e-3.

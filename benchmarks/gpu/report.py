@@ -363,7 +363,7 @@ def _cell(value: Any) -> str:
 
 
 def write_report(content: Content, out: Path) -> None:
-    """Writes report.md, and report.json for `token2wav-plan --costs`."""
+    """Writes report.md, and report.json for `token2wav plan --costs`."""
     out.mkdir(parents=True, exist_ok=True)
     timed = _timed_chunks(content)
     (out / "report.md").write_text(markdown(content))

@@ -1,4 +1,4 @@
-"""Command line of `token2wav-client`: parses arguments, runs a command, sets the exit code."""
+"""Command line of the client: the subcommands synth, health, voice-id and perf-data."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from functools import partial
 from types import FrameType
 from typing import Any, NoReturn
 
-from token2wav_client import __version__
-from token2wav_client.arguments import CommandParser
+from token2wav.commands import PROGRAM, CommandParser
+from token2wav_client import commands
 from token2wav_client.audio import AUDIO_FORMATS, AudioFormat
-from token2wav_client.commands import TOKEN_VARIABLE, health, perf_data, synth, voice_id
+from token2wav_client.commands import TOKEN_VARIABLE
 from token2wav_client.errors import EXIT_CODES, ClientError
 from token2wav_client.writer import FILE_FORMATS
 
-PROGRAM = "token2wav-client"
-
+_EXIT_CODES = "exit codes:\n" + "\n".join(
+    f"  {code:<4} {meaning}" for code, meaning in EXIT_CODES.items()
+)
 _DEFINITIONS = (
     "times in the report:\n"
     "  arrival   seconds since the first tokens were sent\n"
@@ -33,20 +34,44 @@ _DEFINITIONS = (
 )
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command and returns its exit code, one of `EXIT_CODES`."""
-    options = _parser().parse_args(arguments)
+def synth(arguments: Sequence[str]) -> int:
+    """Runs `token2wav synth` and returns its exit code, one of `EXIT_CODES`."""
+    return _run(commands.synth, synth_parser(), arguments)
+
+
+def health(arguments: Sequence[str]) -> int:
+    """Runs `token2wav health` and returns its exit code, one of `EXIT_CODES`."""
+    return _run(commands.health, health_parser(), arguments)
+
+
+def voice_id(arguments: Sequence[str]) -> int:
+    """Runs `token2wav voice-id` and returns its exit code, one of `EXIT_CODES`."""
+    return _run(commands.voice_id, voice_id_parser(), arguments)
+
+
+def perf_data(arguments: Sequence[str]) -> int:
+    """Runs `token2wav perf-data` and returns its exit code, one of `EXIT_CODES`."""
+    return _run(commands.perf_data, perf_data_parser(), arguments)
+
+
+def _run(
+    command: Callable[[argparse.Namespace], int], parser: CommandParser, arguments: Sequence[str]
+) -> int:
+    options = parser.parse_args(arguments)
+    options.refuse = parser.error
     # Warnings report retries and text that the token parser skipped.
-    logging.basicConfig(format=f"{PROGRAM}: %(message)s", stream=sys.stderr)
+    logging.basicConfig(format=f"{parser.prog}: %(message)s", stream=sys.stderr)
     try:
         with _terminable():
-            return int(options.run(options))
+            return command(options)
     except ClientError as error:
-        return _give_up(f"error: {error}", error.exit_code)
+        message, exit_code = f"error: {error}", error.exit_code
     except _Terminated:
-        return _give_up("terminated", 128 + signal.SIGTERM)
+        message, exit_code = "terminated", 128 + signal.SIGTERM
     except KeyboardInterrupt:
-        return _give_up("interrupted", 128 + signal.SIGINT)
+        message, exit_code = "interrupted", 128 + signal.SIGINT
+    print(f"{parser.prog}: {message}", file=sys.stderr)
+    return exit_code
 
 
 class _Terminated(KeyboardInterrupt):
@@ -71,90 +96,77 @@ def _terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, previous_handler)
 
 
-def _give_up(message: str, exit_code: int) -> int:
-    print(f"{PROGRAM}: {message}", file=sys.stderr)
-    return exit_code
-
-
-def _parser() -> argparse.ArgumentParser:
-    exit_codes = "exit codes:\n" + "\n".join(
-        f"  {code:<4} {meaning}" for code, meaning in EXIT_CODES.items()
-    )
-    formatter = argparse.RawDescriptionHelpFormatter
-    parser = CommandParser(
-        prog=PROGRAM,
-        description="Turn speech tokens into audio on a token2wav server. Audio arrives while you "
-        "still send tokens.",
-        epilog=exit_codes,
-        formatter_class=formatter,
-    )
-    parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
-
-    def command(
-        run: Callable[[argparse.Namespace], int], brief: str, description: str, epilog: str = ""
-    ) -> Any:
-        subparser = commands.add_parser(
-            run.__name__.replace("_", "-"),
-            help=brief,
-            description=description,
-            epilog=epilog,
-            formatter_class=formatter,
-        )
-        subparser.set_defaults(run=run, refuse=subparser.error)
-        return subparser
-
-    synth_parser = command(
-        synth,
-        "synthesize one utterance into a file, a pipe or a loudspeaker",
+def synth_parser() -> CommandParser:
+    """Returns the parser of `token2wav synth`."""
+    parser = _parser(
+        "synth",
         "Send the tokens of one utterance, write the audio as it arrives, and report the "
         "time of each chunk.",
-        f"{_DEFINITIONS}\n{exit_codes}",
+        f"{_DEFINITIONS}\n{_EXIT_CODES}",
     )
-    _add_utterance(synth_parser)
-    _add_connection(synth_parser)
-    id_parser = command(
-        voice_id,
-        "print the id of a voice file",
+    _add_utterance(parser)
+    add_connection(parser)
+    return parser
+
+
+def health_parser() -> CommandParser:
+    """Returns the parser of `token2wav health`."""
+    parser = _parser(
+        "health",
+        "Synthesize three tokens with a voice that has no prompt, check the audio, and "
+        "print how long the synthesis took.\n"
+        "Triton's own readiness check is not enough, because it still succeeds after the "
+        "process of the model has died.",
+        _EXIT_CODES,
+    )
+    _add_audio_format(parser, "float32")
+    _option(parser, "--timeout S", "time limit of the whole check, in seconds", 10, type=_SECONDS)
+    add_connection(parser)
+    return parser
+
+
+def voice_id_parser() -> CommandParser:
+    """Returns the parser of `token2wav voice-id`."""
+    parser = _parser(
+        "voice-id",
         "Print the id of a voice, which is a hash of its content. Once a server has "
         "received the voice, requests can name\n"
         "it by this id.",
     )
-    id_parser.add_argument("voice", metavar="FILE", help=".npz or .safetensors")
-    data_parser = command(
-        perf_data,
-        "write an utterance as input data for perf_analyzer",
+    parser.add_argument("voice", metavar="FILE", help=".npz or .safetensors")
+    return parser
+
+
+def perf_data_parser() -> CommandParser:
+    """Returns the parser of `token2wav perf-data`."""
+    parser = _parser(
+        "perf-data",
         "Write an utterance and its voice as JSON for perf_analyzer's option --input-data.\n"
         "Each request that perf_analyzer sends is one whole utterance.",
     )
-    _option(
-        data_parser,
+    option = partial(_option, parser)
+    option(
         "--tokens FILE",
         "tokens in the formats of the command synth: .npy, .json or text; - for text from "
         "standard input",
         required=True,
     )
-    _option(data_parser, "--voice FILE", ".npz or .safetensors", required=True)
-    _option(data_parser, "--out JSON", "JSON file to write", required=True)
+    option("--voice FILE", ".npz or .safetensors", required=True)
+    option("--out JSON", "JSON file to write", required=True)
     seconds = (
         "seconds of audio; tokens are cut or repeated to this length (default: every token once)"
     )
-    _option(data_parser, "--seconds S", seconds, type=_SECONDS)
-    health_parser = command(
-        health,
-        "check that the server synthesizes speech",
-        "Synthesize three tokens with a voice that has no prompt, check the audio, and "
-        "print how long the synthesis took.\n"
-        "Triton's own readiness check is not enough, because it still succeeds after the "
-        "process of the model has died.",
-        exit_codes,
-    )
-    _add_audio_format(health_parser, "float32")
-    _option(
-        health_parser, "--timeout S", "time limit of the whole check, in seconds", 10, type=_SECONDS
-    )
-    _add_connection(health_parser)
+    option("--seconds S", seconds, type=_SECONDS)
     return parser
+
+
+def _parser(name: str, description: str, epilog: str = "") -> CommandParser:
+    return CommandParser(
+        prog=f"{PROGRAM} {name}",
+        description=description,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
 
 
 def _option(parser: Any, spelling: str, meaning: str, default: Any = None, **more: Any) -> None:
@@ -191,7 +203,7 @@ def _add_utterance(parser: argparse.ArgumentParser) -> None:
     _option(
         speaker,
         "--voice-id ID",
-        "id of a voice that the server has received before (the command voice-id prints the id)",
+        "id of a voice that the server has received before (`token2wav voice-id` prints the id)",
     )
     _option(speaker, "--voice-name NAME", "name of a voice in the server's settings")
     endings = ", ".join(FILE_FORMATS)
@@ -259,7 +271,8 @@ def _add_audio_format(parser: argparse.ArgumentParser, default: AudioFormat) -> 
     _option(parser, "--audio-format", meaning, default, choices=AUDIO_FORMATS)
 
 
-def _add_connection(parser: argparse.ArgumentParser) -> None:
+def add_connection(parser: argparse.ArgumentParser) -> None:
+    """Adds the options by which a command reaches a server."""
     option = partial(_option, parser.add_argument_group("server"))
     option("--url HOST:PORT", "gRPC address of the server", "localhost:8001")
     option("--model NAME", "name of the Triton model", "token2wav")

@@ -1,4 +1,4 @@
-"""Commands of `token2wav-client`: synth, health, voice-id and perf-data."""
+"""Commands of the client: synth, health, voice-id and perf-data."""
 
 from __future__ import annotations
 

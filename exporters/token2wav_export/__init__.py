@@ -1,4 +1,4 @@
-"""Exporter package: exports models as ONNX graphs and TensorRT engines for `token2wav-export`."""
+"""Exporter package: exports models as ONNX graphs and TensorRT engines for `token2wav export`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Command `token2wav-export`: reads arguments and turns errors into messages and exit codes."""
+"""Command `token2wav export`: reads arguments and turns errors into messages and exit codes."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import get_args
 
+from token2wav.commands import CommandParser
 from token2wav.config import load_server_config
-from token2wav.config.arguments import CommandParser
 from token2wav.config.values import number
 from token2wav.errors import ArtifactError, Token2WavError
 from token2wav.exported.artifacts import EngineFolder, GraphName, Precision
+from token2wav.hub import MODEL_HELP, model_folder
 from token2wav_export import ExportError
 
-PROGRAM = "token2wav-export"
+PROGRAM = "token2wav export"
 DONE, DIFFERENT, UNUSABLE, FAILED, INTERRUPTED = 0, 1, 2, 3, 130
 _BACKENDS = ("auto", "torch", "onnx", "tensorrt")
 _EXIT_CODES = (
@@ -34,9 +34,10 @@ _EXIT_CODES = (
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    options = _parser().parse_args(words)
-    options.command_line = [PROGRAM, *words]
+    options = parser().parse_args(words)
+    options.command_line = [*PROGRAM.split(), *words]
     try:
+        options.model = model_folder(options.model)
         return options.run(options) or DONE
     except ExportError as error:
         return _give_up(f"error: {error}", FAILED)
@@ -55,33 +56,15 @@ def _give_up(message: str, exit_code: int) -> int:
     return exit_code
 
 
-class _EarlierName(argparse.Action):
-    """Action of `--engine`, which is called `--backend` now: prints a warning."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        options: argparse.Namespace,
-        values: object,
-        name: str | None = None,
-    ) -> None:
-        print(
-            f"{PROGRAM}: {name} is deprecated and will be removed in the next release; use "
-            f"--{self.dest}",
-            file=sys.stderr,
-        )
-        setattr(options, self.dest, values)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = CommandParser(
+def parser() -> CommandParser:
+    """Returns the parser of `token2wav export`."""
+    program = CommandParser(
         prog=PROGRAM,
         description="Export ONNX graphs and TensorRT engines from a model folder.",
         epilog=_EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"{PROGRAM} {version('token2wav')}")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    commands = program.add_subparsers(metavar="COMMAND", required=True)
 
     onnx = commands.add_parser(
         "onnx",
@@ -158,13 +141,6 @@ def _parser() -> argparse.ArgumentParser:
         "torch (default: auto)",
     )
     verify.add_argument(
-        "--engine",
-        dest="backend",
-        action=_EarlierName,
-        choices=_BACKENDS,
-        help=argparse.SUPPRESS,
-    )
-    verify.add_argument(
         "--precision",
         choices=("auto", *get_args(Precision)),
         default="auto",
@@ -194,12 +170,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     inspect.add_argument("--json", action="store_true", help="print JSON instead of text")
     inspect.set_defaults(run=_run_inspect)
-    return parser
+    return program
 
 
 def _folders() -> CommandParser:
     parent = CommandParser(add_help=False)
-    parent.add_argument("--model", type=Path, required=True, metavar="FOLDER", help="model folder")
+    parent.add_argument("--model", required=True, metavar="MODEL", help=MODEL_HELP)
     parent.add_argument(
         "--out",
         type=Path,
@@ -317,4 +293,4 @@ def _check_engines(options: argparse.Namespace) -> None:
 
 def _export_command(options: argparse.Namespace) -> str:
     out = [] if options.out is None else ["--out", str(options.out)]
-    return shlex.join([PROGRAM, "onnx", "--model", str(options.model), *out])
+    return shlex.join([*PROGRAM.split(), "onnx", "--model", str(options.model), *out])

@@ -1,8 +1,7 @@
-"""Command `token2wav-gateway`: reads the settings, and serves until it is stopped."""
+"""Command `token2wav gateway`: reads the settings, and serves until it is stopped."""
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gc
 import hashlib
@@ -10,11 +9,11 @@ import secrets
 import signal
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 
 from prometheus_client import start_http_server
 
+from token2wav.commands import CommandParser
 from token2wav_gateway.app import create_app
 from token2wav_gateway.errors import GatewayError
 from token2wav_gateway.log import configure_log
@@ -22,28 +21,12 @@ from token2wav_gateway.metrics import Metrics
 from token2wav_gateway.server import BoundedConfig, DrainingServer
 from token2wav_gateway.settings import read_settings
 
+PROGRAM = "token2wav gateway"
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code: 0 after a normal stop, 2 for wrong settings."""
-    parser = argparse.ArgumentParser(
-        prog="token2wav-gateway",
-        description="Serve speech with the interfaces of OpenAI, in front of a language model "
-        "server and of the Triton model token2wav.",
-    )
-    parser.add_argument("--version", action="version", version=f"%(prog)s {version('token2wav')}")
-    parser.add_argument("--config", type=Path, metavar="FILE", help="settings (YAML)")
-    parser.add_argument("--host", default="127.0.0.1", help="address (default: %(default)s)")
-    parser.add_argument("--port", type=int, default=8080, help="port (default: %(default)s)")
-    parser.add_argument(
-        "--metrics-port",
-        type=int,
-        default=0,
-        help="port of the metrics (default: 0, no metrics)",
-    )
-    parser.add_argument(
-        "--new-key", action="store_true", help="print a new access key with its SHA-256, and end"
-    )
-    options = parser.parse_args(arguments)
+    options = parser().parse_args(arguments)
     if options.new_key:
         key = secrets.token_urlsafe(32)
         print(f"key: {key}\nsha256: {hashlib.sha256(key.encode()).hexdigest()}")
@@ -54,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         app = create_app(settings, metrics)
         config = BoundedConfig(app, settings.limits, host=options.host, port=options.port)
     except GatewayError as error:
-        print(f"token2wav-gateway: {error}", file=sys.stderr)
+        print(f"{PROGRAM}: {error}", file=sys.stderr)
         return 2
     configure_log(settings.log_level)
     if options.metrics_port:
@@ -62,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             start_http_server(options.metrics_port, options.host, metrics.registry)
         except OSError as error:
             print(
-                f"token2wav-gateway: metrics port {options.metrics_port}: {error.strerror}",
+                f"{PROGRAM}: metrics port {options.metrics_port}: {error.strerror}",
                 file=sys.stderr,
             )
             return 2
@@ -76,5 +59,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def parser() -> CommandParser:
+    """Returns the parser of `token2wav gateway`."""
+    parser = CommandParser(
+        prog=PROGRAM,
+        description="Serve speech with the interfaces of OpenAI, in front of a language model "
+        "server and of the Triton model token2wav.",
+    )
+    parser.add_argument("--config", type=Path, metavar="FILE", help="settings (YAML)")
+    parser.add_argument("--host", default="127.0.0.1", help="address (default: %(default)s)")
+    parser.add_argument("--port", type=int, default=8080, help="port (default: %(default)s)")
+    parser.add_argument(
+        "--metrics-port",
+        type=int,
+        default=0,
+        help="port of the metrics (default: 0, no metrics)",
+    )
+    parser.add_argument(
+        "--new-key", action="store_true", help="print a new access key with its SHA-256, and end"
+    )
+    return parser

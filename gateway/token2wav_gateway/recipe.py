@@ -33,7 +33,7 @@ from token2wav_gateway.settings import Settings, SettingsError, read_settings
 from token2wav_gateway.speech import Speech, Text
 
 _SETTINGS = "TOKEN2WAV_GATEWAY"  # variable that names the settings file of the gateway
-# Variable that names the gRPC endpoint of this server. The command token2wav-serve sets it.
+# Variable that names the gRPC endpoint of this server. The command token2wav serve sets it.
 _GRPC = "TOKEN2WAV_GRPC"
 # Ends instructions in the text of a recording. They replace the default ones.
 _INSTRUCTIONS_END = "<|endofprompt|>"

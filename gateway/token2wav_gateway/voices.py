@@ -1,6 +1,6 @@
 """Voices: a folder with a file for each voice, which a client chooses by its name.
 
-A voice consists of two files: `NAME.safetensors`, which `token2wav-voice create` also writes, and
+A voice consists of two files: `NAME.safetensors`, which `token2wav voice create` also writes, and
 `NAME.json` with its description. A voice of the operator needs no description.
 """
 

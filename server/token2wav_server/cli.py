@@ -1,4 +1,4 @@
-"""Command ``token2wav-serve``: runs a Triton server for one model folder in the foreground."""
+"""Command `token2wav serve`: runs a Triton server for one model folder in the foreground."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import signal
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
-from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from token2wav.config.arguments import CommandParser
+from token2wav.commands import CommandParser
 from token2wav.config.values import number
 from token2wav.errors import ConfigError, Token2WavError
+from token2wav.hub import MODEL_HELP, model_folder
 from token2wav_server.check import check
 from token2wav_server.launcher.access import Access, Certificates, read_or_make_key
 from token2wav_server.launcher.errors import ServerError
@@ -26,6 +26,7 @@ from token2wav_server.launcher.ports import Ports, reserved
 from token2wav_server.launcher.process import TritonServer
 from token2wav_server.launcher.supervisor import Canary, Supervisor
 
+PROGRAM = "token2wav serve"
 STOPPED, BAD_USAGE, FAILED, CUT_OFF = 0, 2, 3, 5
 
 _PORT = number(int, 1, 65535, "a port, which is a number")
@@ -50,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     option_count = words.index("--") if "--" in words else len(words)
-    options = _parser().parse_args(words[:option_count])
+    options = parser().parse_args(words[:option_count])
     signal.signal(signal.SIGINT, _interrupt)
     signal.signal(signal.SIGTERM, _interrupt)
     if (
@@ -71,6 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _serve(options: argparse.Namespace, extra_args: list[str]) -> int:
     _check_addresses(options)
+    options.model = model_folder(options.model)
     check(options.model, options.config)
     server = TritonServer(
         options.model,
@@ -154,15 +156,15 @@ def _canary(interval_s: float, server: TritonServer) -> Canary | None:
     return canary
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> CommandParser:
+    """Returns the parser of `token2wav serve`."""
     parser = CommandParser(
-        prog="token2wav-serve",
+        prog=PROGRAM,
         description="Serve a token2wav model folder with NVIDIA Triton until Ctrl-C.",
         epilog=f"Arguments after -- are passed to tritonserver unchanged.\n\n{_EXIT_CODES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"%(prog)s {version('token2wav')}")
-    parser.add_argument("--model", type=Path, required=True, metavar="FOLDER", help="model folder")
+    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     parser.add_argument(
         "--config", type=Path, metavar="FILE", help="YAML file with the settings of the server"
     )
@@ -181,7 +183,7 @@ def _parser() -> argparse.ArgumentParser:
         "--model-repository",
         type=Path,
         metavar="DIR",
-        help="folder of Triton models (default: model_repository of this checkout)",
+        help="folder of Triton models (default: those of this package)",
     )
     parser.add_argument(
         "--models",
@@ -282,7 +284,7 @@ def _announce(line: str) -> None:
 
 
 def _failed(error: object, status: int) -> int:
-    show(f"token2wav-serve: error: {error}", sys.stderr)
+    show(f"{PROGRAM}: error: {error}", sys.stderr)
     return status
 
 
@@ -299,7 +301,3 @@ def _discard_unwritten_output() -> None:
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, stream.fileno())
             os.close(null)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""Command `token2wav-plan`: computes how many streams a GPU can serve, and the limiting resource.
+"""Command `token2wav plan`: computes how many streams a GPU can serve, and the limiting resource.
 
 docs/scaling.md has an example.
 """
@@ -11,20 +11,20 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, get_args
 
 from token2wav.cache.paged_kv_cache import Storage
+from token2wav.commands import CommandParser
 from token2wav.config import LimitConfig, StreamConfig
-from token2wav.config.arguments import CommandParser
 from token2wav.config.values import number
 from token2wav.errors import ConfigError, Token2WavError
 from token2wav.families.registry import read_config
+from token2wav.hub import MODEL_HELP, model_folder
 from token2wav_server.plan_graphs import NODE_BYTES, graph_nodes, vocoder_bytes
 from token2wav_server.plan_memory import share_out, stream_needs, weight_bytes
 
-PROGRAM = "token2wav-plan"
+PROGRAM = "token2wav plan"
 _MIB = 1 << 20
 _SECONDS = number(float, 0, 86400, "a number of seconds")
 # Memory of each GPU in MiB, as `nvidia-smi` shows it.
@@ -44,7 +44,7 @@ GPU_MIB = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the plan, and returns the exit code: 2 if an argument cannot be used, else 0."""
-    options = _parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     try:
         plan = make_plan(options)
     except Token2WavError as error:
@@ -61,7 +61,7 @@ def make_plan(options: argparse.Namespace) -> dict[str, Any]:
         ConfigError: the model folder, a setting or the file given with `--costs` cannot be used.
     """
     stream = StreamConfig(left_blocks=options.left_blocks, max_hop_tokens=options.max_hop_tokens)
-    model = read_config(Path(options.model))
+    model = read_config(model_folder(options.model, "config"))
     rate = model.token_frame_rate
     prompt, length = (
         round(options.prompt_seconds * rate),
@@ -269,16 +269,16 @@ def _mib(size: int) -> str:
     return f"{size / _MIB:,.1f} MiB" if size < 100 * _MIB else f"{size / _MIB:,.0f} MiB"
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> CommandParser:
+    """Returns the parser of `token2wav plan`."""
     parser = CommandParser(
         prog=PROGRAM,
         description="Compute how many streams a GPU can serve, and whether memory or compute sets "
         "the limit. Memory is counted as the server counts it; compute comes from a "
         "measurement (--costs).",
     )
-    parser.add_argument("--version", action="version", version=f"%(prog)s {version('token2wav')}")
     parser.add_argument(
-        "--model", metavar="FOLDER", required=True, help="model folder; weight files are not needed"
+        "--model", metavar="MODEL", required=True, help=f"{MODEL_HELP}; weight files are not needed"
     )
     size = parser.add_mutually_exclusive_group(required=True)
     size.add_argument("--gpu", choices=GPU_MIB, help="GPU model, which sets the size of the memory")

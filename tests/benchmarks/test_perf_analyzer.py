@@ -24,8 +24,8 @@ from benchmarks.perf_analyzer import (
 )
 from benchmarks.perf_export import ExportError, HeardUtterance, read_export, stripped, summary
 from tests.support.golden import TINY
+from token2wav.commands import main
 from token2wav_client import ClientVoice
-from token2wav_client.cli import main
 from token2wav_server import Ports, TritonServer
 
 DATA = TINY.parent / "perf_analyzer"
@@ -74,8 +74,8 @@ def test_perf_data_names_unusable_input(tmp_path: Path, capsys: pytest.CaptureFi
     status, _ = make(tmp_path, "--tokens", str(tmp_path / "none.txt"))
     assert (status, capsys.readouterr().err) == (
         2,
-        f"token2wav-client: error: {tmp_path / 'none.txt'}: tokens: 0 found; an utterance needs at "
-        "least 1\n",
+        f"token2wav perf-data: error: {tmp_path / 'none.txt'}: tokens: 0 found; an "
+        "utterance needs at least 1\n",
     )
     status, _ = make(tmp_path, "--out", str(tmp_path / "missing" / "data.json"))
     assert status == 2

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -24,6 +25,7 @@ import numpy.typing as npt
 import pytest
 
 from tests.support.patience import PATIENCE_SECONDS, until
+from token2wav.commands import main
 from token2wav_client import (
     AsyncClient,
     Client,
@@ -32,7 +34,6 @@ from token2wav_client import (
     ServerUnavailable,
     __version__,
 )
-from token2wav_client.cli import main
 from token2wav_client.errors import EXIT_CODES
 
 
@@ -75,12 +76,12 @@ def one_sentence(capsys: pytest.CaptureFixture[str]) -> str:
     output = capsys.readouterr()
     assert output.out == ""
     (line,) = output.err.splitlines()
-    assert line.startswith("token2wav-client: error: ")
+    assert re.match(r"token2wav (synth|health|voice-id|perf-data): error: ", line)
     return line
 
 
 def test_help_documents_every_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments in (["--help"], ["synth", "--help"], ["health", "--help"]):
+    for arguments in (["synth", "--help"], ["health", "--help"]):
         with pytest.raises(SystemExit) as stop:
             main(arguments)
         assert stop.value.code == 0
@@ -89,10 +90,7 @@ def test_help_documents_every_exit_code(capsys: pytest.CaptureFixture[str]) -> N
             assert f"{code:<4} {meaning}" in shown
 
 
-def test_the_version_is_the_projects(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["--version"])
-    assert capsys.readouterr().out.strip() == f"token2wav-client {__version__}"
+def test_the_version_is_the_projects() -> None:
     assert __version__ == version("token2wav")
 
 
@@ -114,7 +112,7 @@ def test_wrong_usage_exits_with_2(usage: str, capsys: pytest.CaptureFixture[str]
         main(usage.split())
     assert stop.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
-    program = "token2wav-client synth" if usage.startswith("synth") else "token2wav-client"
+    program = "token2wav synth" if usage.startswith("synth") else "token2wav"
     assert line.startswith(f"{program}: error: ")
     assert line.endswith(f" (see {program} --help)")
 
@@ -205,7 +203,7 @@ def test_a_signal_ends_it_without_a_traceback(
     message: str,
 ) -> None:
     # A shell that runs the tests in the background makes its children ignore SIGINT.
-    command = ["env", "--default-signal=INT", sys.executable, "-m", "token2wav_client"]
+    command = ["env", "--default-signal=INT", sys.executable, "-m", "token2wav"]
     command += ["synth", "--tokens", "-", "--voice", voice, "--out", str(tmp_path / "out.wav")]
     command += ["--url", url_of(mute_port), "--connect-timeout", f"{PATIENCE_SECONDS}"]
     with subprocess.Popen(
@@ -217,7 +215,7 @@ def test_a_signal_ends_it_without_a_traceback(
             process.send_signal(number)
             _, errors = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == status
-    assert errors == f"token2wav-client: {message}\n"
+    assert errors == f"token2wav synth: {message}\n"
 
 
 @pytest.mark.parametrize("target", ["/dev/full", "closed pipe"])
@@ -225,14 +223,14 @@ def test_a_report_that_cannot_be_written(target: str, voice: str) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "wb") as pipe, Path("/dev/full").open("wb") as full:
-        command = [sys.executable, "-m", "token2wav_client", "voice-id", voice]
+        command = [sys.executable, "-m", "token2wav", "voice-id", voice]
         output = full if target == "/dev/full" else pipe
         done = subprocess.run(
             command, stdout=output, stderr=subprocess.PIPE, text=True, check=False
         )
     reason = os.strerror(errno.ENOSPC if target == "/dev/full" else errno.EPIPE)
     assert done.returncode == 2
-    assert done.stderr == f"token2wav-client: error: report: cannot be written ({reason})\n"
+    assert done.stderr == f"token2wav voice-id: error: report: cannot be written ({reason})\n"
 
 
 def test_the_id_of_a_voice_file(
@@ -243,7 +241,7 @@ def test_the_id_of_a_voice_file(
 
 
 def test_the_package_needs_neither_torch_nor_the_library() -> None:
-    code = "import sys, token2wav_client.cli; print({'torch', 'token2wav'} & set(sys.modules))"
+    code = "import sys, token2wav_client; print({'torch', 'token2wav'} & set(sys.modules))"
     environment = dict(os.environ, PYTHONWARNINGS="ignore")
     shown = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
@@ -321,7 +319,7 @@ def test_an_error_in_tokens_names_the_file(
     assert main(["perf-data", f"--tokens={tokens}", f"--voice={voice}", f"--out={out}"]) == 2
     assert (
         one_sentence(capsys)
-        == f"token2wav-client: error: {tokens}: tokens: 0 found; an utterance needs at least 1"
+        == f"token2wav perf-data: error: {tokens}: tokens: 0 found; an utterance needs at least 1"
     )
     assert not out.exists()
 

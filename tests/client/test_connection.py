@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
+from token2wav.commands import main
 from token2wav_client import (
     AccessError,
     Client,
@@ -22,7 +23,6 @@ from token2wav_client import (
     Tls,
     UtteranceClosedError,
 )
-from token2wav_client.cli import main
 from token2wav_client.connection import checked_metadata
 from token2wav_client.errors import error_of_response, error_of_rpc
 
@@ -99,7 +99,7 @@ def test_the_command_refuses_them_too(
     arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["health", f"--url={NOBODY}", *arguments]) == 2
-    assert capsys.readouterr().err.startswith(f"token2wav-client: error: {sentence}")
+    assert capsys.readouterr().err.startswith(f"token2wav health: error: {sentence}")
 
 
 def test_a_token_from_the_environment(

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from token2wav_client.cli import main
+from token2wav.commands import main
 from token2wav_client.errors import ResponseTimeoutError, ServerError
 from token2wav_client.health import Examination
 
@@ -127,7 +127,7 @@ def test_ill(
     answer: Answer, status: int, sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert health(answer) == status
-    assert capsys.readouterr().err == f"token2wav-client: error: {sentence}\n"
+    assert capsys.readouterr().err == f"token2wav health: error: {sentence}\n"
 
 
 def test_silence(capsys: pytest.CaptureFixture[str]) -> None:
@@ -138,7 +138,7 @@ def test_silence(capsys: pytest.CaptureFixture[str]) -> None:
             break
     assert status == 5
     match = re.fullmatch(
-        r"token2wav-client: error: the server did not synthesize 3 tokens within (\S+) s\n", errors
+        r"token2wav health: error: the server did not synthesize 3 tokens within (\S+) s\n", errors
     )
     assert match
     assert float(match[1]) <= timeout_s  # minus the time that passed before

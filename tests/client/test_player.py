@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from token2wav.commands import main
 from token2wav_client import OutputError
-from token2wav_client.cli import main
 from token2wav_client.player import Player
 from token2wav_client.writer import FILE_FORMATS
 

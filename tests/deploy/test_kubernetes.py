@@ -86,6 +86,42 @@ def test_servers_may_share_a_gpu_by_mps(tmp_path: Path) -> None:
     ]
 
 
+def test_a_job_may_pull_the_model(tmp_path: Path) -> None:
+    needs_kubectl()
+    import kubernetes_validate
+
+    content = (
+        "resources: [../gpu]\ncomponents: [../../components/hub]\n"
+        "patches:\n  - patch: |\n"
+        "      {apiVersion: v1, kind: ConfigMap, metadata: {name: token2wav-hub},\n"
+        "      data: {TOKEN2WAV_MODEL_FOLDER: acme/model}}\n"
+    )
+    manifests = kustomize(overlay_in(tmp_path, content))
+    job = manifests["Job", "token2wav-pull"]
+    for release in RELEASES:
+        kubernetes_validate.validate(job, release, strict=True)
+    pod = job["spec"]["template"]["spec"]
+    server = _pod(manifests, "token2wav-server")
+    [puller] = pod["containers"]
+    assert puller["image"] == server["containers"][0]["image"]
+    assert puller["args"] == ["token2wav", "pull", "$(TOKEN2WAV_MODEL_FOLDER)"]
+    assert manifests["ConfigMap", "token2wav-hub"]["data"] == {
+        "TOKEN2WAV_MODEL_FOLDER": "acme/model",
+        "HF_HOME": "/model",
+        "HF_HUB_OFFLINE": "1",
+    }
+    for container in (*server["containers"][:1], *server["initContainers"]):
+        assert container["envFrom"] == [
+            {"configMapRef": {"name": "token2wav-hub", "optional": True}}
+        ]
+    volumes = [
+        {volume["name"]: volume for volume in one["volumes"]}["model"] for one in (pod, server)
+    ]
+    claims = {volume["persistentVolumeClaim"]["claimName"] for volume in volumes}
+    assert claims == {"token2wav-model"}
+    assert manifests["NetworkPolicy", "token2wav-server"]["spec"]["egress"] == []
+
+
 def test_every_container_is_without_privileges(manifests: Manifests) -> None:
     for pod in _pods(manifests):
         assert pod["securityContext"]["runAsNonRoot"]
@@ -128,7 +164,7 @@ def test_commands_and_options_exist(manifests: Manifests) -> None:
     container = _pod(manifests, "token2wav-server")["containers"][0]
     assert container["args"][0] == "serve"
     assert "serve) serve" in (ROOT / "docker" / "entrypoint.sh").read_text()
-    known = _help("token2wav-serve")
+    known = _help("token2wav", "serve")
     for option in _options(container["args"]):
         assert option in known, option
     program, command, *arguments = container["livenessProbe"]["exec"]["command"]
@@ -276,7 +312,7 @@ def test_the_gateway_accepts_its_settings(manifests: Manifests, tmp_path: Path) 
     pause = float(container["lifecycle"]["preStop"]["exec"]["command"][1])
     assert grace >= pause + DRAIN_S + 5
     for option in _options(container["args"]):
-        assert option in _help("token2wav-gateway"), option
+        assert option in _help("token2wav", "gateway"), option
 
 
 def test_the_operator_gets_the_alerts_of_docker() -> None:

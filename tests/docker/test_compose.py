@@ -15,9 +15,16 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.container import COMPOSE, WITH_BALANCER, WITH_MPS, defaults, read_compose
-from token2wav_client import cli as client_cli
-from token2wav_server import cli as server_cli
+from tests.support.container import (
+    COMPOSE,
+    WITH_BALANCER,
+    WITH_HUB,
+    WITH_MPS,
+    defaults,
+    read_compose,
+)
+from token2wav_client.cli import health_parser
+from token2wav_server.cli import parser as serve_parser
 from token2wav_server.launcher.ports import Ports
 
 SERVERS = ("server", "server-cpu")
@@ -43,7 +50,10 @@ def _compose_command() -> list[str]:
     pytest.skip("needs Docker Compose 2.24 or later")
 
 
-@pytest.mark.parametrize("files", [[COMPOSE], [COMPOSE, WITH_BALANCER], [COMPOSE, WITH_MPS]])
+@pytest.mark.parametrize(
+    "files",
+    [[COMPOSE], [COMPOSE, WITH_BALANCER], [COMPOSE, WITH_MPS], [COMPOSE, WITH_HUB]],
+)
 def test_docker_compose_accepts_the_files(files: list[Path]) -> None:
     command = _compose_command()
     options = [f"--file={file}" for file in files]
@@ -69,12 +79,29 @@ def test_a_server_with_mps_keeps_its_cache_of_kernels(compose: dict[str, Any]) -
 def test_variables_have_the_defaults_of_the_example_file() -> None:
     lines = COMPOSE.with_name(".env.example").read_text().splitlines()
     example = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
-    content = COMPOSE.read_text() + WITH_MPS.read_text()
+    content = COMPOSE.read_text() + WITH_MPS.read_text() + WITH_HUB.read_text()
     variables = re.findall(r"\$\{(\w+)(?::([-?])([^}]*))?\}", content)
     assert {name for name, _, _ in variables} == set(example) - {"COMPOSE_PROJECT_NAME"}
     for name, kind, default in variables:
         assert kind, f"{name} has no default and is not required"
         assert kind == "?" or default == example[name], f"{name}: differs from .env.example"
+
+
+def test_a_pulled_model_is_read_without_a_network(compose: dict[str, Any]) -> None:
+    services = read_compose(WITH_HUB)["services"]
+    for name in ("pull", "pull-cpu"):
+        assert services[name]["command"][:2] == ["token2wav", "pull"]
+        assert services[name]["read_only"] is True
+        assert services[name]["cap_drop"] == ["ALL"]
+        assert services[name]["volumes"] == ["models:/models"]
+    for name in ("engines", *SERVERS):
+        variables = services[name]["environment"]
+        assert (variables["HF_HOME"], variables["HF_HUB_OFFLINE"]) == ("/models", "1")
+        assert variables.keys() >= compose["services"][name].get("environment", {}).keys()
+        left = [
+            volume for volume in compose["services"][name]["volumes"] if ":/model:" not in volume
+        ]
+        assert services[name]["volumes"] == ["models:/models:ro", *left]
 
 
 def test_the_language_model_has_the_name_in_the_gateway(compose: dict[str, Any]) -> None:
@@ -90,7 +117,7 @@ def test_docker_waits_until_a_server_has_stopped(file: Path) -> None:
     for name in SERVERS:
         task, *options = services[name]["command"]
         assert task == "serve"
-        parsed = server_cli._parser().parse_args(["--model", "m", *options])
+        parsed = serve_parser().parse_args(["m", *options])
         stopping = parsed.notice_seconds + parsed.grace_seconds
         assert float(services[name]["stop_grace_period"].removesuffix("s")) >= stopping + 10
 
@@ -98,9 +125,9 @@ def test_docker_waits_until_a_server_has_stopped(file: Path) -> None:
 @pytest.mark.parametrize("name", SERVERS)
 def test_health_check_ends_before_its_timeout(name: str, compose: dict[str, Any]) -> None:
     check = compose["services"][name]["healthcheck"]
-    kind, program, *arguments = check["test"]
-    assert (kind, program) == ("CMD", "token2wav-client")
-    parsed = client_cli._parser().parse_args(arguments)
+    kind, program, command, *arguments = check["test"]
+    assert (kind, program, command) == ("CMD", "token2wav", "health")
+    parsed = health_parser().parse_args(arguments)
     assert parsed.url == f"127.0.0.1:{Ports.grpc}"
     assert int(check["timeout"].removesuffix("s")) > parsed.timeout
 

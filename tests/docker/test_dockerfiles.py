@@ -117,7 +117,7 @@ def test_containers_run_without_privileges(dockerfile: Path) -> None:
 def test_both_servers_are_alike_but_for_their_triton() -> None:
     """Compares all instructions after the installation of Triton."""
     stages = re.split(r"(?m)^FROM ", (DOCKER / "server.Dockerfile").read_text())
-    gpu, cpu = (stage[stage.index("COPY model_repository") :].strip() for stage in stages[-2:])
+    gpu, cpu = (stage[stage.index("COPY docker/entrypoint.sh") :].strip() for stage in stages[-2:])
     comments = re.compile(r"(?m)^#.*\n")
     assert comments.sub("", gpu) == comments.sub("", cpu)
 
@@ -180,7 +180,8 @@ def test_everything_that_is_installed_is_pinned() -> None:
 def test_pins_agree_with_the_rest_of_the_project(name: str) -> None:
     """Checks versions in other files against the pins."""
     version = pins()[name]
-    paths = ("scripts/setup.sh", "scripts/lock.sh", "docker/server.Dockerfile")
+    launcher = "server/token2wav_server/launcher/binaries.py"
+    paths = ("scripts/setup.sh", "scripts/lock.sh", "docker/server.Dockerfile", launcher)
     texts = [(ROOT / path).read_text() for path in paths]
     for text in texts:
         for pin in re.findall(rf"\b{name}==([\d.]+\d)", text):

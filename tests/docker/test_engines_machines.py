@@ -65,7 +65,7 @@ def test_engines_fit_the_captured_batches_of_a_server(engines: ModuleType) -> No
     machine = engines.Machine("tensorrt_rtx", "1.7.1.116", L4)
     for asked, built in ((8, 4), (2, 2)):
         command = machine.command(ServerConfig(limits=LimitConfig(batch_streams=asked)))
-        parsed = export_cli._parser().parse_args([*command, "--model", "m"])
+        parsed = export_cli.parser().parse_args([*command, "--model", "m"])
         assert (parsed.max_streams, parsed.history_seconds) == (built, 64)
 
 

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from tests.docs.markdown import ROOT
-from token2wav_client.cli import main as client
-from token2wav_export.cli import main as export
-from token2wav_server.cli import main as serve
-from token2wav_voice.cli import main as voice
+from token2wav.commands import COMMANDS, main
 
-PAGES: dict[str, tuple[Callable[[list[str]], int], Path]] = {
-    "token2wav-client": (client, ROOT / "docs/client.md"),
-    "token2wav-export": (export, ROOT / "docs/export.md"),
-    "token2wav-serve": (serve, ROOT / "docs/reliability.md"),
-    "token2wav-voice": (voice, ROOT / "docs/voices.md"),
+PAGES = {
+    "synth": ROOT / "docs/client.md",
+    "export": ROOT / "docs/export.md",
+    "serve": ROOT / "docs/reliability.md",
+    "voice": ROOT / "docs/voices.md",
 }
 
 
@@ -34,7 +29,7 @@ def _wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def helped(program: str, capsys: pytest.CaptureFixture[str]) -> str:
     with pytest.raises(SystemExit) as ended:
-        PAGES[program][0](["--help"])
+        main([program, "--help"])
     assert ended.value.code == 0
     return capsys.readouterr().out
 
@@ -43,7 +38,7 @@ def test_exit_codes(program: str, capsys: pytest.CaptureFixture[str]) -> None:
     codes = re.findall(
         r"^  (\d+) +\S", helped(program, capsys).partition("exit codes:")[2], re.MULTILINE
     )
-    page = PAGES[program][1].read_text(encoding="utf-8")
+    page = PAGES[program].read_text(encoding="utf-8")
     table = re.search(
         r"^\| (?:exit )?code \|.*\n\|[-|]+\n(?P<rows>(?:\|.*\n)+)", page, re.MULTILINE
     )
@@ -54,13 +49,18 @@ def test_exit_codes(program: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_subcommands(program: str, capsys: pytest.CaptureFixture[str]) -> None:
-    page = PAGES[program][1].read_text(encoding="utf-8")
+    page = PAGES[program].read_text(encoding="utf-8")
     for command in re.findall(
         r"^    ([a-z][a-z0-9-]*) {2,}\S|^    ([a-z][a-z0-9-]*)$",
         helped(program, capsys),
         re.MULTILINE,
     ):
         name = "".join(command)
-        assert re.search(rf"{program} {name}\b|`{name}`", page), (
-            f"{PAGES[program][1].name} does not name {name}"
+        assert re.search(rf"token2wav {program} {name}\b|`{name}`", page), (
+            f"{PAGES[program].name} does not name {name}"
         )
+
+
+def test_every_subcommand_is_on_a_page() -> None:
+    pages = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob("*.md"))
+    assert {name for name in COMMANDS if f"token2wav {name}" not in pages} == set()

@@ -15,13 +15,19 @@ from token2wav.config.values import from_mapping
 
 # Where the options of a program are defined.
 PROGRAMS = {
-    "token2wav-client": ("client",),
-    "token2wav-export": ("exporters",),
-    "token2wav-gateway": ("gateway",),
-    "token2wav-plan": ("server/token2wav_server",),
-    "token2wav-tokenize": ("voices",),
-    "token2wav-voice": ("voices",),
-    "token2wav-serve": ("server/token2wav_server",),
+    "completion": ("token2wav",),
+    "export": ("exporters",),
+    "gateway": ("gateway",),
+    "health": ("client",),
+    "perf-data": ("client",),
+    "plan": ("server/token2wav_server",),
+    "pull": ("token2wav",),
+    "serve": ("server/token2wav_server",),
+    "setup": ("server/token2wav_server",),
+    "synth": ("client",),
+    "tokenize": ("voices",),
+    "voice": ("voices",),
+    "voice-id": ("client",),
     "benchmarks": ("benchmarks",),
     "examples": ("examples",),
 }
@@ -40,7 +46,7 @@ FOREIGN = {
 _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 _MAKE = re.compile(r"(?:^|\s)make (?P<target>[a-z][a-z-]*)(?P<rest>(?: [A-Z_]+=\S*)*)")
 _PROGRAM = re.compile(
-    r"(?:^|[\s/(])(?P<name>token2wav-(?:client|export|plan|serve|tokenize|voice))(?=\s|$)"
+    r"(?:^|[\s/(])token2wav (?P<name>[a-z][a-z-]*)(?=\s|$)"
     r"|-m (?P<module>benchmarks|examples)\."
 )
 _SETTING = re.compile(r"(?P<part>stream|runtime|limits)\.(?P<key>[a-z_]+)")

@@ -16,7 +16,7 @@ PAGE = """\
 <!-- runnable -->
 
     test -f Makefile && test -f out/demo_voice.safetensors && \
-.venv/bin/token2wav-plan --help && touch left-behind
+.venv/bin/token2wav plan --help && touch left-behind
 
 <!-- runnable -->
 
@@ -24,7 +24,7 @@ PAGE = """\
 
 <!-- runnable -->
 
-    token2wav-plan --help  # no reader has it on PATH
+    token2wav plan --help  # no reader has it on PATH
 
 <!-- not runnable: it would fail -->
 

@@ -69,7 +69,7 @@ def test_a_capture_collects_no_garbage() -> None:
     garbage = weakref.ref(Cycle())
     with cuda_graphs._garbage_kept():
         gc.set_threshold(1, 1, 1)  # every new object would start a collection
-        objects = [[] for _ in range(100)]
+        objects: list[list[int]] = [[] for _ in range(100)]
         assert garbage() is not None
         gc.set_threshold(*thresholds)
     assert gc.isenabled()

@@ -67,7 +67,7 @@ def test_the_default_folder_lies_in_the_model(model: Path) -> None:
 def test_nothing_there(engines: EngineFolder) -> None:
     assert engines.artifacts() == []
     assert refusal(engines) == (
-        f"{engines.path}: the graph step in float32 for onnx is missing; run: token2wav-export "
+        f"{engines.path}: the graph step in float32 for onnx is missing; run: token2wav export "
         f"onnx --model {TINY} "
         f"--out {engines.path} --graphs step --precision float32"
     )
@@ -109,7 +109,7 @@ def test_an_artefact_of_something_else_is_refused(
     engines: EngineFolder, changes: dict[str, Any], reason: str
 ) -> None:
     path = add(engines, dataclasses.replace(ARTIFACT, **changes))
-    command = f"token2wav-export onnx --model {TINY} --out {engines.path} --graphs step"
+    command = f"token2wav export onnx --model {TINY} --out {engines.path} --graphs step"
     assert refusal(engines) == f"{path}: {reason}; run: {command} --precision float32"
 
 
@@ -119,11 +119,11 @@ def test_files_that_are_missing_or_truncated(engines: EngineFolder, name: str) -
     whole = path.read_bytes()
     path.write_bytes(whole[:-2])
     assert (
-        f"{name} has {len(whole) - 2} bytes instead of {len(whole)}; run: token2wav-export onnx"
+        f"{name} has {len(whole) - 2} bytes instead of {len(whole)}; run: token2wav export onnx"
         in refusal(engines)
     )
     path.unlink()
-    assert f"{name} is missing; run: token2wav-export onnx" in refusal(engines)
+    assert f"{name} is missing; run: token2wav export onnx" in refusal(engines)
 
 
 def test_engines_are_for_the_package_that_made_them(engines: EngineFolder) -> None:
@@ -153,7 +153,7 @@ def test_engines_are_for_the_gpu_they_were_built_for(engines: EngineFolder) -> N
     with pytest.raises(ArtifactError) as caught:
         find("8.6")
     assert (
-        "it is for compute capability 12.0, but this machine has 8.6; run: token2wav-export "
+        "it is for compute capability 12.0, but this machine has 8.6; run: token2wav export "
         "tensorrt" in str(caught.value)
     )
     assert str(caught.value).endswith("--package tensorrt_rtx --compute-capability 8.6")
@@ -226,7 +226,7 @@ def test_a_damaged_description_is_one_sentence(
     message = refusal(engines)
     assert message.startswith(f"{description}: not a valid description of an artefact: ")
     assert words in message
-    assert message.endswith(f"remove {description.parent} and run token2wav-export again")
+    assert message.endswith(f"remove {description.parent} and run token2wav export again")
 
 
 # Exports that die, and exports at the same time.

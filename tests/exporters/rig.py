@@ -26,7 +26,7 @@ ARTIFACT = Artifact(
     profiles=({"x": ((2, 80, 1), (2, 80, 50), (8, 80, 50))},),
     created="2026-01-31T12:00:00+00:00",
     seconds=1.5,
-    command="token2wav-export onnx --model m",
+    command="token2wav export onnx --model m",
 )
 
 

@@ -1,4 +1,4 @@
-"""The command `token2wav-export`: its messages and its exit codes.
+"""The command `token2wav export`: its messages and its exit codes.
 
 Only one graph is really exported here.
 """
@@ -25,7 +25,7 @@ def failure(capsys: pytest.CaptureFixture[str], code: int, *arguments: str) -> s
     """Returns the one line that a failing command prints to standard error."""
     assert main(arguments) == code
     error = capsys.readouterr().err
-    assert error.startswith("token2wav-export: error: ")
+    assert error.startswith("token2wav export: error: ")
     assert error.count("\n") == 1
     return error
 
@@ -115,7 +115,7 @@ def test_an_interrupted_export(
 
     monkeypatch.setattr(making, "write_onnx", interrupted)
     assert main(["onnx", "--model", str(TINY), "--out", str(tmp_path)]) == 130
-    assert capsys.readouterr().err == "token2wav-export: interrupted\n"
+    assert capsys.readouterr().err == "token2wav export: interrupted\n"
 
 
 # verify
@@ -133,7 +133,7 @@ def test_verify_warns_that_it_compares_torch_with_itself(
     captured = capsys.readouterr()
     assert captured.out.startswith("torch, float32, cpu, against torch, float32: 1 s of audio")
     assert f"{tmp_path} has no graph that can run on this device" in captured.err
-    assert f"token2wav-export onnx --model {TINY} --out {tmp_path}\n" in captured.err
+    assert f"token2wav export onnx --model {TINY} --out {tmp_path}\n" in captured.err
     assert main(verify(tmp_path, "--backend=torch")) == 0
     assert "compared with itself" not in capsys.readouterr().err  # the option was given
 
@@ -151,7 +151,7 @@ def test_verify_does_not_skip_a_graph_that_cannot_be_used(
 def test_an_empty_folder(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     for _ in range(2):  # at first empty, then without artefacts
         assert main(["inspect", "--model", str(TINY), "--out", str(tmp_path)]) == 0
-        command = f"token2wav-export onnx --model {TINY} --out {tmp_path}"
+        command = f"token2wav export onnx --model {TINY} --out {tmp_path}"
         assert capsys.readouterr().out == f"{tmp_path}: no artefacts exported yet; run: {command}\n"
         assert main(["inspect", "--model", str(TINY), "--out", str(tmp_path), "--json"]) == 0
         assert json.loads(capsys.readouterr().out) == []
@@ -166,7 +166,7 @@ def test_an_engine_folder_that_is_not_there(
     arguments = [command, "--model", str(TINY), "--out"]
     message = failure(capsys, 2, *arguments, str(tmp_path / "nowhere"))
     assert (
-        f"{tmp_path / 'nowhere'}: no such engine folder; to export graphs, run: token2wav-export "
+        f"{tmp_path / 'nowhere'}: no such engine folder; to export graphs, run: token2wav export "
         f"onnx" in message
     )
     file = tmp_path / "file"
@@ -180,7 +180,7 @@ def test_a_model_that_has_no_engine_folder(capsys: pytest.CaptureFixture[str]) -
     assert not (TINY / "engines").exists()
     message = failure(capsys, 2, "inspect", "--model", str(TINY))
     assert f"{TINY / 'engines'}: no such engine folder; to export graphs, run: " in message
-    assert message.endswith(f"token2wav-export onnx --model {TINY}\n")
+    assert message.endswith(f"token2wav export onnx --model {TINY}\n")
 
 
 def test_inspect_prints_the_content_of_a_graph(

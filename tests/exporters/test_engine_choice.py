@@ -115,11 +115,11 @@ def test_auto_selects_an_available_engine_and_logs_why(
         in caplog.text
     )
     assert "backend onnx has priority but cannot be used" in caplog.text
-    assert "token2wav-export onnx" in caplog.text
+    assert "token2wav export onnx" in caplog.text
 
 
 def test_an_engine_that_is_asked_for_must_be_there(tiny: Path, tmp_path: Path) -> None:
-    with pytest.raises(ArtifactError, match=r"token2wav-export onnx --model .* --graphs step"):
+    with pytest.raises(ArtifactError, match=r"token2wav export onnx --model .* --graphs step"):
         load(tiny, "onnx", engines=str(tmp_path))
 
 
@@ -204,7 +204,7 @@ def test_a_server_serves_on_onnx_by_configuration_alone(
 def test_missing_graphs_are_named_with_their_command(tiny: Path, tmp_path: Path) -> None:
     settings = f"runtime: {{backend: onnx, engines: '{tmp_path}', device: cpu}}"
     with (
-        pytest.raises(ServerError, match="token2wav-export onnx"),
+        pytest.raises(ServerError, match="token2wav export onnx"),
         Rig.start(tiny, tmp_path, settings),
     ):
         pass

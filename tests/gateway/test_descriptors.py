@@ -39,7 +39,7 @@ class Command:
         (folder / "gateway.yaml").write_text(settings)
         port, log = Ports.free().http, folder / "log"
         command = ["sh", "-c", f'ulimit -n {DESCRIPTORS} && exec "$@"', "sh", sys.executable]
-        command += ["-m", "token2wav_gateway.cli", "--port", str(port)]
+        command += ["-m", "token2wav", "gateway", "--port", str(port)]
         command += ["--config", str(folder / "gateway.yaml")]
         with log.open("w") as file:
             process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
@@ -120,6 +120,6 @@ def test_limits_that_need_more_descriptors_are_refused(tmp_path: Path) -> None:
     with Command.start(tmp_path, "limits: {streams: 20}") as command:
         assert command.process.wait(PATIENCE_SECONDS) == 2
     assert command.log.read_text() == (
-        "token2wav-gateway: limits: 20 streams and 256 sockets need 396 file descriptors, but the "
+        "token2wav gateway: limits: 20 streams and 256 sockets need 396 file descriptors, but the "
         f"gateway may open {DESCRIPTORS} (ulimit -n)\n"
     )

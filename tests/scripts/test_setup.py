@@ -53,7 +53,7 @@ def test_serve_passes_options_on() -> None:
     assert done.returncode == 0
     *_, command = done.stdout.replace("\\\n", " ").splitlines()
     assert re.fullmatch(
-        r'\.venv/bin/token2wav-serve --model "folder" .* --http-inference --status-port 8003',
+        r'\.venv/bin/token2wav serve "folder" .* --http-inference --status-port 8003',
         command,
     )
 

@@ -70,7 +70,7 @@ def test_nobody_reads_standard_output(rig: Rig, tmp_path: Path) -> None:
     assert done.returncode == 2
     assert (
         done.stderr
-        == "token2wav-client: error: out: cannot write to standard output (Broken pipe)\n"
+        == "token2wav synth: error: out: cannot write to standard output (Broken pipe)\n"
     )
 
 
@@ -92,8 +92,7 @@ def test_a_terminated_command_reports_the_written_audio(rig: Rig, tmp_path: Path
         assert process.wait(PATIENCE_SECONDS) == 143
     seconds = soundfile.info(out).duration
     assert (
-        errors
-        == f"{out}: incomplete, {seconds:.2f} s of audio kept\ntoken2wav-client: terminated\n"
+        errors == f"{out}: incomplete, {seconds:.2f} s of audio kept\ntoken2wav synth: terminated\n"
     )
 
 
@@ -110,7 +109,7 @@ def test_a_full_disk_is_reported_with_the_written_audio(
     )
     assert done.returncode == 2
     match = re.fullmatch(
-        rf"{out}: incomplete, (\d+\.\d\d) s of audio kept\ntoken2wav-client: error: {out}: cannot "
+        rf"{out}: incomplete, (\d+\.\d\d) s of audio kept\ntoken2wav synth: error: {out}: cannot "
         rf"write "
         r"\(File too large\)\n",
         done.stderr,
@@ -152,7 +151,7 @@ def test_an_error_in_tokens_names_their_file(
     arguments = [f"--tokens={source}", f"--voice={VOICE}", f"--out={out}", "--rate=500"]
     done = run(*synth(rig.server.grpc_url, *arguments), text=text)
     named = "standard input" if name == "-" else source
-    assert done.stderr.decode() == f"token2wav-client: error: {named}: {message}\n"
+    assert done.stderr.decode() == f"token2wav synth: error: {named}: {message}\n"
     assert done.returncode in (2, 4)
     assert not out.exists()
 
@@ -170,7 +169,7 @@ def test_an_error_in_a_voice_names_its_file(rig: Rig, tmp_path: Path, voice: Cli
     arguments = [f"--tokens={tokens}", f"--voice={path}", f"--out={tmp_path / 'o.wav'}"]
     done = run(*synth(rig.server.grpc_url, *arguments))
     message = f"{path}: speaker_embedding: shape (9,), expected (192,) for this model"
-    assert (done.returncode, done.stderr.decode()) == (4, f"token2wav-client: error: {message}\n")
+    assert (done.returncode, done.stderr.decode()) == (4, f"token2wav synth: error: {message}\n")
 
 
 def test_a_missing_voice_is_named_with_its_option(rig: Rig, tmp_path: Path) -> None:
@@ -180,7 +179,7 @@ def test_a_missing_voice_is_named_with_its_option(rig: Rig, tmp_path: Path) -> N
         "voice: missing, but this model needs one; add --voice FILE, --voice-name NAME or "
         "--voice-id ID"
     )
-    assert (done.returncode, done.stderr.decode()) == (4, f"token2wav-client: error: {message}\n")
+    assert (done.returncode, done.stderr.decode()) == (4, f"token2wav synth: error: {message}\n")
 
 
 def test_latents_for_a_model_of_tokens_are_named(rig: Rig, tmp_path: Path) -> None:
@@ -192,7 +191,7 @@ def test_latents_for_a_model_of_tokens_are_named(rig: Rig, tmp_path: Path) -> No
     ]
     done = run(*synth(rig.server.grpc_url, *arguments))
     message = "latents: sent, but this model takes no latents"
-    assert done.stderr.decode() == f"token2wav-client: error: {tmp_path}/latents.npy: {message}\n"
+    assert done.stderr.decode() == f"token2wav synth: error: {tmp_path}/latents.npy: {message}\n"
 
 
 def test_text_of_a_language_model() -> None:

@@ -65,7 +65,7 @@ def test_a_flood_of_headers(
 def test_a_bound_that_is_too_small() -> None:
     with Serving.start(TINY, "--memory-mib=1", "--canary-seconds=0") as serving:
         line = serving.wait_for_line("error")
-        assert line.startswith("token2wav-serve: error: the server takes ")
+        assert line.startswith("token2wav serve: error: the server takes ")
         assert line.endswith(
             " MiB of memory, more than --memory-mib=1 at its start; raise the limit"
         )

@@ -19,8 +19,8 @@ from tests.served.conftest import RESPONSE_SECONDS
 from tests.support.golden import ROOT, TINY, GoldenSet
 from tests.support.patience import until
 from tests.support.serve_command import Serving, speak
+from token2wav.commands import main
 from token2wav_client import ClientVoice, ServerUnavailable
-from token2wav_client.cli import main
 
 STREAMS = 8
 # far below the silence that a client bears; seen: 0.5 on an idle machine
@@ -163,6 +163,6 @@ def test_a_model_that_never_answers(tmp_path: Path, capsys: pytest.CaptureFixtur
         late = r"the server (did not synthesize 3 tokens within|at \S+ did not respond for) \S+ s"
         assert re.search(f"{late}$", error, re.MULTILINE)
         line = serving.wait_for_line("error|ready")
-        assert re.match(f"token2wav-serve: error: the model does not work: {late}", line)
+        assert re.match(f"token2wav serve: error: the model does not work: {late}", line)
         assert serving.wait() == 3
     assert traces.remaining() == []

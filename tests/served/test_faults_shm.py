@@ -39,7 +39,7 @@ def _may_mount() -> None:
 
 def test_too_small_to_start() -> None:
     with Serving.start(TINY, inside=with_shm("256k")) as serving:
-        line = serving.wait_for_line("^token2wav-serve: error: ")
+        line = serving.wait_for_line("^token2wav serve: error: ")
         assert "failed to load" in line
         assert "No space left on device" in line
         assert serving.wait() == 3

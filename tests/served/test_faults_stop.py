@@ -197,7 +197,7 @@ def test_grace_time_that_is_over(golden: GoldenSet, voice: ClientVoice) -> None:
             assert isinstance(speaker.error, ServerUnavailable), speaker.error
         assert (
             serving.wait_for_line("error")
-            == f"token2wav-serve: error: streams that were cut off: {STREAMS}"
+            == f"token2wav serve: error: streams that were cut off: {STREAMS}"
         )
         assert serving.wait() == 5
         assert time.monotonic() - began >= 1
@@ -239,7 +239,7 @@ def test_a_damaged_model_folder(
     error = [
         line
         for line in completed.stderr.splitlines()
-        if line.startswith("token2wav-serve: error: ")
+        if line.startswith("token2wav serve: error: ")
     ]
     assert len(error) == 1, completed.stderr
     assert "flow.safetensors" in error[0]

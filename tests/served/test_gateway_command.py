@@ -1,4 +1,4 @@
-"""Command `token2wav-gateway` as a process: its metrics, its log, and its end after a signal."""
+"""Command `token2wav gateway` as a process: its metrics, its log, and its end after a signal."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_open_texts_end_before_the_command_ends(
             "keys": [{"name": "shop", "sha256": hashlib.sha256(KEY.encode()).hexdigest()}],
         }
         (tmp_path / "gateway.yaml").write_text(yaml.safe_dump(settings))
-        command = [sys.executable, "-m", "token2wav_gateway.cli", "--port", str(ports.http)]
+        command = [sys.executable, "-m", "token2wav", "gateway", "--port", str(ports.http)]
         command += ["--config", str(tmp_path / "gateway.yaml")]
         command += ["--metrics-port", str(ports.metrics)]
         # uvicorn prefers this package if it can be imported, but its parser bounds no headers. The
@@ -129,8 +129,8 @@ def test_a_command_that_cannot_start_says_why(arguments: list[str], reason: str)
         taken = [part.replace("PORT", str(port)) for part in arguments]
         # In its own process, because the command limits the log of its process: in the process of
         # the tests, those that run later would miss lines.
-        command = [sys.executable, "-m", "token2wav_gateway.cli", *taken]
+        command = [sys.executable, "-m", "token2wav", "gateway", *taken]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr.startswith(f"token2wav-gateway: {reason.replace('PORT', str(port))}")
+    assert done.stderr.startswith(f"token2wav gateway: {reason.replace('PORT', str(port))}")
     assert done.stderr.count("\n") == 1

@@ -73,7 +73,7 @@ def use(url: str) -> None:
         list(socket)
 
 
-@pytest.mark.parametrize("module", [["-m", "token2wav_gateway.cli"], ["-c", AT_DEBUG]])
+@pytest.mark.parametrize("module", [["-m", "token2wav", "gateway"], ["-c", AT_DEBUG]])
 def test_no_words_and_no_keys_in_the_log(
     rig: Rig, voice: ClientVoice, tmp_path: Path, module: list[str]
 ) -> None:

@@ -15,8 +15,8 @@ from tests.served.test_streaming import random_portions
 from tests.support.codec_models import CODECS
 from tests.support.family_golden import FamilyGolden
 from tests.support.server_rig import Rig
-from token2wav import Token2Wav
-from token2wav_client import Client, ServerError, cli
+from token2wav import Token2Wav, commands
+from token2wav_client import Client, ServerError
 
 STREAMS, COUNT = 32, 30
 AUDIO = 1e-5  # of the spread of the audio: batches sum in another order than single streams
@@ -104,8 +104,10 @@ def test_the_command_speaks_latents_of_a_file(
     np.save(tmp_path / "latents.npy", latents)
     url = f"--url={rig.server.grpc_url}"
     out = tmp_path / "out.wav"
-    assert cli.main(["health", url]) == 0
-    assert cli.main(["synth", url, f"--tokens={tmp_path / 'latents.npy'}", f"--out={out}"]) == 0
+    assert commands.main(["health", url]) == 0
+    assert (
+        commands.main(["synth", url, f"--tokens={tmp_path / 'latents.npy'}", f"--out={out}"]) == 0
+    )
     audio, _ = soundfile.read(out, dtype="float32")
     # 16 bits round by half a step, and the file is read with 32768 steps instead of 32767.
     assert np.abs(audio - model.synthesize(latents).clip(-1, 1)).max() <= 1.6 / 32767

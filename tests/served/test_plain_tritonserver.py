@@ -32,7 +32,6 @@ def recipe(ports: Ports) -> str:
 def test_plain_tritonserver_serves_the_model(
     tmp_path: Path, golden: GoldenSet, voice: ClientVoice, model: Token2Wav
 ) -> None:
-    (tmp_path / "model_repository").symlink_to(ROOT / "model_repository")
     config = tmp_path / "server.yaml"
     config.write_text("limits: {streams: 2}\n")
     ports = Ports.free()

@@ -29,8 +29,8 @@ from tests.support.golden import TINY, GoldenSet
 from tests.support.patience import PATIENCE_SECONDS, until
 from tests.support.serve_command import Serving
 from token2wav import ConfigError, Token2Wav
+from token2wav.commands import main as client_command
 from token2wav_client import Client, ClientVoice, ServerError, ServerUnavailable, Tls
-from token2wav_client.cli import main as client_command
 from token2wav_client.errors import AccessError as NoAccess
 from token2wav_server.launcher.access import CLIENT_HEADER, Certificates, read_or_make_key
 from token2wav_server.launcher.ports import Ports
@@ -466,15 +466,15 @@ def test_a_key_file_that_is_no_key(tmp_path: Path) -> None:
 
 
 def test_half_a_certificate_is_wrong_usage(authority: Authority) -> None:
-    program = Path(sys.executable).with_name("token2wav-serve")
-    arguments = [f"--model={TINY}", f"--tls-certificate={authority.certificate('token2wav.test')}"]
+    program = Path(sys.executable).with_name("token2wav")
+    arguments = ["serve", str(TINY), f"--tls-certificate={authority.certificate('token2wav.test')}"]
     completed = subprocess.run(
         [program, *arguments], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
     )
     assert completed.returncode == 2
     assert (
         completed.stderr
-        == "token2wav-serve: error: TLS needs both --tls-certificate and --tls-key\n"
+        == "token2wav serve: error: TLS needs both --tls-certificate and --tls-key\n"
     )
 
 

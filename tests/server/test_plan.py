@@ -1,4 +1,4 @@
-"""`token2wav-plan`: memory equals that of real engines, and compute comes from measurements."""
+"""`token2wav plan`: memory equals that of real engines, and compute comes from measurements."""
 
 from __future__ import annotations
 

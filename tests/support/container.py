@@ -17,13 +17,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from tests.support.patience import PATIENCE_SECONDS
+from token2wav_server.launcher.binaries import WHEEL_FOLDER
 
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
@@ -31,6 +31,7 @@ ENTRYPOINT = DOCKER / "entrypoint.sh"
 COMPOSE = DOCKER / "docker-compose.yml"
 WITH_BALANCER = DOCKER / "balancer" / "docker-compose.yml"
 WITH_MPS = DOCKER / "mps.yml"
+WITH_HUB = DOCKER / "hub.yml"
 
 # Arguments: number of kept paths, the kept paths, and the command. The confinement is that of
 # docker: only small temporary folders are writable, and no program can run from them. The user has
@@ -65,6 +66,9 @@ class _Loader(yaml.SafeLoader):
 
 
 _Loader.add_constructor("!reset", lambda loader, node: None)
+_Loader.add_constructor(
+    "!override", lambda loader, node: loader.construct_sequence(node, deep=True)
+)
 
 
 def read_compose(file: Path) -> dict[str, Any]:
@@ -100,9 +104,7 @@ def why_not_confined() -> str:
 
 def ngc_installation(root: Path) -> Path:
     """Builds the layout of /opt/tritonserver in NVIDIA's image, with links to the wheel's files."""
-    wheel = (
-        Path(str(metadata.distribution("nvidia-pytriton").locate_file("pytriton"))) / "tritonserver"
-    )
+    wheel = WHEEL_FOLDER / "pytriton" / "tritonserver"
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     files = {
         "bin/tritonserver": wheel / "bin" / "tritonserver",
@@ -129,9 +131,7 @@ def image_environment(installation: Path) -> dict[str, str]:
 
     The loader's path includes the libraries that NVIDIA's image has on it.
     """
-    wheel_libraries = Path(
-        str(metadata.distribution("nvidia-pytriton").locate_file("nvidia_pytriton.libs"))
-    )
+    wheel_libraries = WHEEL_FOLDER / "nvidia_pytriton.libs"
     libraries = [sysconfig.get_config_var("LIBDIR"), str(wheel_libraries)]
     return os.environ | {
         "TOKEN2WAV_TRITONSERVER": str(installation),

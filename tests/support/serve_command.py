@@ -1,4 +1,4 @@
-"""The command `token2wav-serve` as an operator runs it, and streams at a language model's pace."""
+"""The command `token2wav serve` as an operator runs it, and streams at a language model's pace."""
 
 from __future__ import annotations
 
@@ -214,18 +214,18 @@ def speak(
 
 
 def command(model: Path, ports: Ports) -> list[str]:
-    program = Path(sys.executable).with_name("token2wav-serve")
+    program = Path(sys.executable).with_name("token2wav")
     numbers = [f"--{name}-port={port}" for name, port in vars(ports).items()]
-    return [str(program), "--model", str(model), *numbers]
+    return [str(program), "serve", str(model), *numbers]
 
 
 def synth(url: str, *options: str) -> list[str]:
     """Returns the client's command that speaks an utterance."""
-    return [sys.executable, "-m", "token2wav_client", "synth", f"--url={url}", *options]
+    return [sys.executable, "-m", "token2wav", "synth", f"--url={url}", *options]
 
 
 def health(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    program = [sys.executable, "-m", "token2wav_client", "health", f"--url={url}"]
+    program = [sys.executable, "-m", "token2wav", "health", f"--url={url}"]
     return subprocess.run(
         [*program, "--connect-timeout=60", "--timeout=60", *arguments],
         capture_output=True,

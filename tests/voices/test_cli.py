@@ -125,7 +125,7 @@ def test_tokens_as_text(
     parser = TokenParser()
     np.testing.assert_array_equal(parser.feed(shown.out.encode()) + parser.close(), np.load(out))
     note, report = shown.err.split("\n", 1)
-    assert note.startswith("token2wav-tokenize: note: ")
+    assert note.startswith("token2wav tokenize: note: ")
     assert json.loads(report)["out"] is None
 
 
@@ -135,14 +135,14 @@ def test_recordings_and_models_that_are_refused(
     short = str(write_wav(speechlike(0.99, 24_000), 24_000))
     out = tmp_path / "voice.safetensors"
     assert main(["create", "--model", str(folder), "--wav", short, "--out", str(out)]) == 2
-    assert error_of(capsys, "token2wav-voice").endswith(
+    assert error_of(capsys, "token2wav voice").endswith(
         f"{short}: too short: 0.99 s; at least 1 s is needed"
     )
     assert tokenize(["--model", str(tmp_path / "none"), "--wav", short]) == 2
-    assert error_of(capsys, "token2wav-tokenize").endswith("none: no such folder")
+    assert error_of(capsys, "token2wav tokenize").endswith("none: no such folder")
     (folder / graphs.TOKENIZER).unlink()
     assert tokenize(["--model", str(folder), "--wav", short]) == 2
-    assert f"{graphs.TOKENIZER}: no such file" in error_of(capsys, "token2wav-tokenize")
+    assert f"{graphs.TOKENIZER}: no such file" in error_of(capsys, "token2wav tokenize")
     assert not out.exists()
 
 
@@ -160,8 +160,8 @@ def test_outputs_that_are_refused_first(
     (tmp_path / "folder.safetensors").mkdir()
     out = str(tmp_path / name)
     assert main(["create", "--model", "none", "--wav", "none", "--out", out]) == 2
-    line = error_of(capsys, "token2wav-voice")
-    assert re.fullmatch(f"token2wav-voice: error: {re.escape(out)}: {message}", line), line
+    line = error_of(capsys, "token2wav voice")
+    assert re.fullmatch(f"token2wav voice: error: {re.escape(out)}: {message}", line), line
 
 
 @pytest.mark.parametrize(

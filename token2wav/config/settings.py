@@ -101,7 +101,7 @@ class RuntimeConfig:
     Attributes:
         device: `auto` (CUDA if torch sees a GPU, else CPU), `cpu`, `cuda` or `cuda:N`.
         backend: library that executes the networks: `torch`, `onnx` or `tensorrt`. The last two
-            need graphs that `token2wav-export` made. `auto` takes torch. On a CPU it was
+            need graphs that `token2wav export` made. `auto` takes torch. On a CPU it was
             measured to be the fastest. On a GPU it computes the largest batches.
         engines: folder of the exported graphs; empty for `engines` in the model folder.
         precision: dtype of the estimator's layers; `auto` is float16 on a GPU and float32 on a CPU.

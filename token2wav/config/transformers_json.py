@@ -14,8 +14,8 @@ from token2wav.errors import CheckpointError, ConfigError
 
 CONFIG_JSON = "config.json"
 _WEIGHTS = "model.safetensors"
-_INDEX = "model.safetensors.index.json"  # of weights in several files
-_LARGEST_INDEX = 1 << 26  # bytes; the index of a mixture of experts has megabytes
+INDEX = "model.safetensors.index.json"  # of weights in several files
+_LARGESTINDEX = 1 << 26  # bytes; the index of a mixture of experts has megabytes
 
 
 def read_json(path: Path, *, most_bytes: int = MAX_FILE_BYTES) -> dict[str, Any]:
@@ -58,11 +58,11 @@ def safetensors_files(folder: Path, prefix: str = "") -> list[Path]:
     """
     if (single := folder / _WEIGHTS).is_file():
         return [single]
-    index = folder / _INDEX
+    index = folder / INDEX
     if not index.is_file():
-        raise CheckpointError(f"{folder}: contains neither {_WEIGHTS} nor {_INDEX}")
+        raise CheckpointError(f"{folder}: contains neither {_WEIGHTS} nor {INDEX}")
     try:
-        weight_map = read_json(index, most_bytes=_LARGEST_INDEX).get("weight_map")
+        weight_map = read_json(index, most_bytes=_LARGESTINDEX).get("weight_map")
     except ConfigError as error:
         raise CheckpointError(str(error)) from error
     if not isinstance(weight_map, dict):

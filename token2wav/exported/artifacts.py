@@ -249,7 +249,8 @@ class EngineFolder:
     ) -> str:
         """Returns the command line that makes an artifact. `find` describes the arguments."""
         words = [
-            "token2wav-export",
+            "token2wav",
+            "export",
             "onnx" if backend == "onnx" else "tensorrt",
             "--model",
             str(model_folder),
@@ -352,7 +353,7 @@ def _read_description(path: Path) -> Artifact | None:
         reason = " ".join(str(error).split())
         raise ArtifactError(
             f"{path}: not a valid description of an artefact: {reason}; remove "
-            f"{path.parent} and run token2wav-export again"
+            f"{path.parent} and run token2wav export again"
         ) from error
     folder = path.parent.name
     sizes = {f"{folder}/{name}": size for name, size in artifact.sizes.items()}

@@ -330,7 +330,7 @@ class TensorRTModule:
             if capturing and not context.capturable:
                 raise EngineError(
                     "tensorrt: the engine cannot be captured; build it again, with "
-                    "token2wav-export tensorrt"
+                    "token2wav export tensorrt"
                 )
             for name, tensor in {**inputs, **outputs}.items():
                 if not context.handle.set_tensor_address(name, tensor.data_ptr()):

@@ -8,6 +8,11 @@ The package of a family has these members:
   folder is recognised too.
 - `CONFIG_KEYS`, optional: keys of a `config.json` without `model_type`, by which a folder is
   recognised too.
+- `DOWNLOADS`, optional: files that the decoder needs of a model on the Hugging Face Hub. Each item
+  is a pattern, or patterns with `|` between them in order of preference. The default is
+  `config.json`, `FILES`, and the weights of `transformers`.
+- `WEIGHT_PREFIXES`, optional: beginnings of the names of the weights of the decoder. Of a larger
+  `.safetensors` file on the hub, only these are fetched.
 - `read(folder)`: returns its subclass of `ModelConfig`, without importing torch.
 - a module `family` with `FAMILY`, a `token2wav.families.family.Family`: networks, weights and
   noise.
@@ -19,7 +24,8 @@ entry points of the group `token2wav.families`.
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Set
+from fnmatch import fnmatchcase
 from functools import lru_cache
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -67,6 +73,26 @@ def find_family(folder: Path) -> Any:
         f"{folder}: not a model folder; it contains none of {files}, nor a {CONFIG_JSON} with the "
         f"model_type {types}"
     )
+
+
+def find_remote_family(names: Set[str], config: Mapping[str, Any]) -> Any | None:
+    """Finds the package of the family of a model folder that is not on this machine.
+
+    Args:
+        names: names of the files in the folder.
+        config: content of its `config.json`; empty if it has none.
+    """
+    families = list(_families())
+    for family in families:
+        if any(fnmatchcase(name, file) for file in family.FILES for name in names):
+            return family
+    for family in families:
+        if config.get("model_type") in _model_types(family):
+            return family
+        keys = getattr(family, "CONFIG_KEYS", ())
+        if keys and "model_type" not in config and config.keys() >= set(keys):
+            return family
+    return None
 
 
 def read_config(folder: Path) -> ModelConfig:

@@ -5,8 +5,8 @@
     voice = FrontEnd("CosyVoice3-folder").voice(Recording.load("ref.wav"))
     voice.save("voice.safetensors")
 
-It runs the ONNX files of a CosyVoice3 folder. The commands `token2wav-voice` and
-`token2wav-tokenize` use it. It needs no torch.
+It runs the ONNX files of a CosyVoice3 folder. The commands `token2wav voice` and
+`token2wav tokenize` use it. It needs no torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Commands `token2wav-voice` and `token2wav-tokenize`: arguments and reports on recordings."""
+"""Commands `token2wav voice` and `token2wav tokenize`: arguments and reports on recordings."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
 
-from token2wav.config.arguments import CommandParser
+from token2wav.commands import CommandParser
 from token2wav.config.values import number
+from token2wav.hub import MODEL_HELP, HubError, model_folder
 from token2wav_voice.errors import FrontEndError, OutputError
 from token2wav_voice.front_end import MIN_VOICE_SECONDS, FrontEnd, write
 from token2wav_voice.recording import MIN_SECONDS, Recording
 
-VOICE, TOKENIZE = "token2wav-voice", "token2wav-tokenize"
+VOICE, TOKENIZE = "token2wav voice", "token2wav tokenize"
 DONE, UNUSABLE, INTERRUPTED = 0, 2, 130
 
 _EXIT_CODES = (
@@ -32,7 +32,17 @@ _EXIT_CODES = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs `token2wav-voice` and returns its exit code."""
+    """Runs `token2wav voice` and returns its exit code."""
+    return _run(parser(), arguments, _save_voice, ".safetensors", MIN_VOICE_SECONDS)
+
+
+def tokenize(arguments: Sequence[str] | None = None) -> int:
+    """Runs `token2wav tokenize` and returns its exit code."""
+    return _run(tokenize_parser(), arguments, _save_tokens, ".npy", MIN_SECONDS)
+
+
+def parser() -> CommandParser:
+    """Returns the parser of `token2wav voice`."""
     parser = _parser(VOICE, "Create voices for token2wav from recordings.")
     create = parser.add_subparsers(metavar="COMMAND", required=True).add_parser(
         "create",
@@ -46,11 +56,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     create.add_argument(
         "--out", required=True, type=Path, metavar="FILE", help="voice file to write (.safetensors)"
     )
-    return _run(parser, arguments, _save_voice, ".safetensors", MIN_VOICE_SECONDS)
+    return parser
 
 
-def tokenize(arguments: Sequence[str] | None = None) -> int:
-    """Runs `token2wav-tokenize` and returns its exit code."""
+def tokenize_parser() -> CommandParser:
+    """Returns the parser of `token2wav tokenize`."""
     parser = _parser(
         TOKENIZE, "Turn a recording into speech tokens with the speech tokenizer of a model folder."
     )
@@ -60,26 +70,24 @@ def tokenize(arguments: Sequence[str] | None = None) -> int:
         "the report on standard error"
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help=out)
-    return _run(parser, arguments, _save_tokens, ".npy", MIN_SECONDS)
+    return parser
 
 
-def _parser(program: str, description: str) -> argparse.ArgumentParser:
-    parser = CommandParser(
+def _parser(program: str, description: str) -> CommandParser:
+    return CommandParser(
         prog=program,
         description=description,
         epilog=_EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"{program} {version('token2wav')}")
-    return parser
 
 
 def _add_recording(parser: argparse.ArgumentParser, recording: str) -> None:
     parser.add_argument(
         "--model",
         required=True,
-        metavar="FOLDER",
-        help="model folder with campplus.onnx and a speech tokenizer",
+        metavar="MODEL",
+        help=f"{MODEL_HELP}, with campplus.onnx and a speech tokenizer",
     )
     parser.add_argument(
         "--wav", required=True, metavar="FILE", help=f"recording {recording}; WAV, FLAC, OGG or MP3"
@@ -112,7 +120,7 @@ def _run(
     try:
         if options.out is not None:
             _check_path(options.out, suffix)
-        front_end = FrontEnd(options.model)
+        front_end = FrontEnd(model_folder(options.model, "front_end"))
         recording = Recording.load(
             options.wav, start_s=options.start, end_s=options.end, min_seconds=min_seconds
         )
@@ -120,7 +128,7 @@ def _run(
             print(f"{parser.prog}: note: {note}", file=sys.stderr)
         tokens = save(front_end, recording, options.out)
         _report(recording, tokens, options, sys.stderr if options.out is None else sys.stdout)
-    except FrontEndError as error:
+    except (FrontEndError, HubError) as error:
         print(f"{parser.prog}: error: {error}", file=sys.stderr)
         return UNUSABLE
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""Command `token2wav-gateway` under observation: at SIGUSR1 it prints the number of its tasks."""
+"""Command `token2wav gateway` under observation: at SIGUSR1 it prints the number of its tasks."""
 
 from __future__ import annotations
 

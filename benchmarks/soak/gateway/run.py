@@ -1,7 +1,7 @@
 """Soak of the gateway: attacks and outages beside honest clients, who must not be harmed.
 
 Starts a tritonserver with a tiny model, a language model server, and the command
-`token2wav-gateway` with an ordinary limit of descriptors. Clients keep the gateway busy. One in
+`token2wav gateway` with an ordinary limit of descriptors. Clients keep the gateway busy. One in
 five misbehaves, the servers behind the gateway fail for seconds, and some answers of the language
 model server are attacks. Every text of an honest client is compared with the library's audio,
 sample by sample. During an outage a text may fail, but its samples up to the failure must be right.

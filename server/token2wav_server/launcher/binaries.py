@@ -2,7 +2,8 @@
 
 There are two sources. The first is an installation of Triton; the NGC image has one in
 /opt/tritonserver. An installation is complete, but its Python backend works with one Python version
-only. The second source is the PyPI wheel nvidia-pytriton, from which only files are used. Its
+only. The second source is the wheel nvidia-pytriton, from which only files are used: `token2wav
+setup` installs it into a folder of its own, because its requirements are not installed. Its
 Python backend has to be assembled from a library and the stub for this Python version. The stub is
 the program that runs a Python model in a process of its own.
 """
@@ -16,21 +17,21 @@ import subprocess
 import sys
 import sysconfig
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 
 from token2wav_server.launcher.errors import TritonNotFoundError
 
-_WHEEL = "nvidia-pytriton"
+WHEEL = "nvidia-pytriton==0.7.0"
+WHEEL_FOLDER = Path(sys.prefix) / "share" / "token2wav" / "triton"
+# Folder with NumPy 1, if `token2wav setup --recipe` made it. The wheel's stubs do not know the
+# layout of NumPy 2: with it, an input of strings ends the model process.
+STUB_NUMPY_FOLDER = WHEEL_FOLDER.with_name("numpy1")
 _VARIABLE = "TOKEN2WAV_TRITONSERVER"
 _INSTALLED = Path("/opt/tritonserver")
 _EXECUTABLE = Path("bin/tritonserver")
 _STUB = "triton_python_backend_stub"
 # Name of the Python library, in the list of libraries that a stub is linked with.
 _STUB_PYTHON = re.compile(rb"libpython(\d+\.\d+)\.so")
-# Folder with NumPy 1, if scripts/setup.sh made it. The wheel's stubs do not know the layout of
-# NumPy 2: with it, an input of strings ends the model process.
-_NUMPY = Path(sys.prefix) / "numpy1"
 _PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 _LIBPYTHON = f"libpython{_PYTHON}.so.1.0"
 
@@ -107,20 +108,17 @@ def _from_installation(root: Path) -> Triton:
 
 
 def _from_wheel(folder: Path) -> Triton:
-    try:
-        site_packages = Path(str(metadata.distribution(_WHEEL).locate_file("")))
-    except metadata.PackageNotFoundError:
+    root = WHEEL_FOLDER / "pytriton" / "tritonserver"
+    if not root.is_dir():
         raise TritonNotFoundError(
-            f"tritonserver not found: run `{sys.executable} -m pip install --no-deps "
-            f"{_WHEEL}==0.7.0` "
-            "(Linux with glibc 2.35 or newer: Debian 12, Ubuntu 22.04), "
-            f"or set {_VARIABLE} to an installation of Triton such as {_INSTALLED}"
-        ) from None
-    root = site_packages / "pytriton" / "tritonserver"
+            "tritonserver not found: run `token2wav setup` (Linux with glibc 2.35 or newer: "
+            f"Debian 12, Ubuntu 22.04), or set {_VARIABLE} to an installation of Triton such as "
+            f"{_INSTALLED}"
+        )
     stub = root / "python_backend_stubs" / _PYTHON / _STUB
     if not stub.is_file():
         raise TritonNotFoundError(
-            f"{_WHEEL} has no Python backend for Python {_PYTHON}; use Python 3.10, 3.11 or 3.12"
+            f"{WHEEL} has no Python backend for Python {_PYTHON}; use Python 3.10, 3.11 or 3.12"
         )
     backend = folder / "backends" / "python"
     backend.mkdir(parents=True)
@@ -129,8 +127,10 @@ def _from_wheel(folder: Path) -> Triton:
         (backend / file.name).symlink_to(file)
     # Stubs ignore PYTHONPATH. A model that takes strings imports this module before NumPy.
     utilities = library_folder / "triton_python_backend_utils.py"
-    older_numpy = f"import sys\nsys.path.insert(0, {str(_NUMPY)!r})\n" if _NUMPY.is_dir() else ""
-    (backend / utilities.name).write_text(older_numpy + utilities.read_text())
+    code = utilities.read_text()
+    if STUB_NUMPY_FOLDER.is_dir():
+        code = f"import sys\nsys.path.insert(0, {str(STUB_NUMPY_FOLDER)!r})\n{code}"
+    (backend / utilities.name).write_text(code)
     # The libpython of this interpreter, if it comes with one. The libpython of a Linux distribution
     # is on the loader's path already.
     candidates = [
@@ -138,7 +138,7 @@ def _from_wheel(folder: Path) -> Triton:
         Path(sys.base_prefix) / "lib",
     ]
     libpython = [lib for lib in candidates if (lib / _LIBPYTHON).is_file()][:1]
-    environment = _environment([*libpython, site_packages / "nvidia_pytriton.libs"])
+    environment = _environment([*libpython, WHEEL_FOLDER / "nvidia_pytriton.libs"])
     # Loads the library in a new process, because the loader's path of a running process is fixed.
     probe = [sys.executable, "-I", "-S", "-c", f"import ctypes; ctypes.CDLL({_LIBPYTHON!r})"]
     if subprocess.run(probe, env=environment, stderr=subprocess.DEVNULL, check=False).returncode:

@@ -26,7 +26,7 @@ from token2wav_server.launcher.ports import LOOPBACK, Ports, fetched, reserved
 from token2wav_server.launcher.repository import chosen, fitted, models_in, usual_models
 from token2wav_server.model_process import DRAIN_VARIABLE
 
-_CHECKOUT_REPOSITORY = Path(__file__).resolve().parents[3] / "model_repository"
+_REPOSITORY = Path(__file__).resolve().parents[1] / "model_repository"
 # Time from SIGTERM to SIGKILL, in which clients can read the audio of utterances that have ended.
 _GRACE_S = 8.0
 # The same time for a server without utterances. Triton 2.51 waits for every gRPC stream that a
@@ -54,8 +54,7 @@ class TritonServer:
         model: model folder. The models of Triton read its path from the variable TOKEN2WAV_MODEL.
         config: settings file of the server, which the models read from TOKEN2WAV_CONFIG; None for
             the default settings. Then the variable is not set.
-        model_repository: model repository of Triton; by default the repository in the checkout that
-            contains this package.
+        model_repository: model repository of Triton; by default the one of this package.
         models: names of the models that Triton loads from the repository; none for `token2wav`, or
             for all models of a repository without it. With an ensemble Triton loads its stages.
         ports: ports to listen on; use ``Ports.free()`` if the numbers do not matter.
@@ -91,7 +90,7 @@ class TritonServer:
     ) -> None:
         self.model = Path(model).resolve()
         self.config = Path(config).resolve() if config is not None else None
-        self.model_repository = Path(model_repository or _CHECKOUT_REPOSITORY).resolve()
+        self.model_repository = Path(model_repository or _REPOSITORY).resolve()
         self.models = tuple(models) or usual_models(self.model_repository)
         self.ports = ports or Ports()
         self.host = host

@@ -1,6 +1,6 @@
 """Model repository of Triton: its models, and their shapes for the model folder that is served.
 
-Triton compares every request with the shapes in a model's `config.pbtxt`. The files in the checkout
+Triton compares every request with the shapes in a model's `config.pbtxt`. The files of this package
 have the shapes of CosyVoice3. For another model the launcher copies the repository, and replaces
 the shapes in the copy.
 """
@@ -15,7 +15,7 @@ from token2wav.errors import ConfigError
 from token2wav.families.registry import read_config
 
 _CONFIG = "config.pbtxt"
-_BANDS, _SPEAKER_SIZE = 80, 192  # sizes in the files of the checkout, where a token is one number
+_BANDS, _SPEAKER_SIZE = 80, 192  # sizes in the files of this package, where a token is one number
 
 
 _USUAL = "token2wav"

@@ -3,7 +3,6 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -97,10 +96,8 @@ def test_installation_for_another_python(
     monkeypatch.setenv("TOKEN2WAV_TRITONSERVER", str(installation))
     python_version = f"{sys.version_info.major}.{sys.version_info.minor}"
     for version in ("3.10", "3.11", "3.12"):
-        wheel = Path(str(metadata.distribution("nvidia-pytriton").locate_file("pytriton")))
-        stub = (
-            wheel / "tritonserver" / "python_backend_stubs" / version / "triton_python_backend_stub"
-        )
+        stubs = binaries.WHEEL_FOLDER / "pytriton" / "tritonserver" / "python_backend_stubs"
+        stub = stubs / version / "triton_python_backend_stub"
         shutil.copy(stub, installation / STUB)
         if version == python_version:
             assert find_tritonserver(tmp_path).backends == installation / "backends"
@@ -113,14 +110,8 @@ def test_installation_for_another_python(
 
 
 def test_no_tritonserver_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> metadata.Distribution:
-        raise metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(metadata, "distribution", missing)
-    with pytest.raises(
-        TritonNotFoundError,
-        match=r"pip install --no-deps nvidia-pytriton==0\.7\.0` .*, or set TOKEN2",
-    ):
+    monkeypatch.setattr(binaries, "WHEEL_FOLDER", tmp_path / "nowhere")
+    with pytest.raises(TritonNotFoundError, match=r"run `token2wav setup` .*, or set TOKEN2"):
         find_tritonserver(tmp_path)
 
 

@@ -25,9 +25,9 @@ def port_arguments() -> list[str]:
 @contextmanager
 def serving(repository: Path) -> Iterator[tuple[subprocess.Popen[str], Traces]]:
     """Runs the command until it says that it is ready."""
-    options = [f"--model={TINY}", f"--model-repository={repository}", "--canary-seconds=0"]
+    options = [str(TINY), f"--model-repository={repository}", "--canary-seconds=0"]
     options += port_arguments()
-    command = [sys.executable, "-m", "token2wav_server.cli", *options, "--", "--log-verbose=0"]
+    command = [sys.executable, "-m", "token2wav", "serve", *options, "--", "--log-verbose=0"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -66,7 +66,7 @@ def test_server_that_dies(
     starts: list[TritonServer] = []
     wait = TritonServer.wait
     monkeypatch.setattr(TritonServer, "wait", killed)
-    options = ["--model", str(TINY), "--model-repository", str(repository), *port_arguments()]
+    options = [str(TINY), "--model-repository", str(repository), *port_arguments()]
     assert run(*options) == 3
     output = capfd.readouterr()
     lines = output.out.splitlines()
@@ -82,7 +82,7 @@ def test_server_that_dies(
         f"{lines[2]} in 1 s",
     ], "the same ports"
     [error] = [
-        line for line in output.err.splitlines() if line.startswith("token2wav-serve: error: ")
+        line for line in output.err.splitlines() if line.startswith("token2wav serve: error: ")
     ]
     assert "failed to load" in error
     assert "no GPU" in error
@@ -92,7 +92,7 @@ def test_server_that_dies(
 def test_model_folder_that_cannot_be_served(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert run("--model", str(tmp_path)) == 2
+    assert run(str(tmp_path)) == 2
     assert_one_error(capfd, str(tmp_path))
 
 
@@ -103,7 +103,7 @@ def test_yaml_with_code_is_refused_and_not_executed(
     path = tiny_copy(tmp_path) / "cosyvoice3.yaml"
     before, _, _ = path.read_text().partition("flow: !new:")
     path.write_text(f"{before}flow: {tag} ['{tmp_path}/executed']\n")
-    assert run("--model", str(path.parent)) == 2
+    assert run(str(path.parent)) == 2
     assert_one_error(capfd, "cosyvoice3.yaml")
     assert not (tmp_path / "executed").exists()
 
@@ -124,7 +124,7 @@ def test_weights_with_code_are_refused_and_not_executed(
     folder = tiny_copy(tmp_path)
     (folder / "flow.safetensors").unlink()
     (folder / "flow.pt").write_bytes(pickle.dumps(weights))
-    assert run("--model", str(folder)) == 2
+    assert run(str(folder)) == 2
     assert_one_error(capfd, "refused, nothing was executed")
     assert not bait.exists()
 
@@ -134,12 +134,12 @@ def test_nothing_in_the_working_directory_is_executed(
 ) -> None:
     (tmp_path / "torch.py").write_text("raise SystemExit('executed')")
     monkeypatch.chdir(tmp_path)
-    assert run("--model", str(TINY), "--model-repository", "none", "--canary-seconds=0") == 3
+    assert run(str(TINY), "--model-repository", "none", "--canary-seconds=0") == 3
     assert_one_error(capfd, "none is not a folder")
 
 
 def test_unreadable_config(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert run("--model", str(TINY), "--config", str(tmp_path / "none.yaml")) == 2
+    assert run(str(TINY), "--config", str(tmp_path / "none.yaml")) == 2
     assert_one_error(capfd, "none.yaml")
 
 
@@ -151,7 +151,7 @@ def test_unreadable_config(tmp_path: Path, capfd: pytest.CaptureFixture[str]) ->
             "runtime.device: 'cuda:99' is not available; torch finds",
             marks=pytest.mark.slow,
         ),
-        ("runtime: {device: cpu, backend: onnx}", "run: token2wav-export onnx --model"),
+        ("runtime: {device: cpu, backend: onnx}", "run: token2wav export onnx --model"),
         pytest.param(
             "runtime: {device: cpu, backend: tensorrt}",
             "tensorrt needs an NVIDIA GPU, but the device is cpu",
@@ -175,13 +175,13 @@ def test_settings_that_this_machine_cannot_serve(
     settings: str, part: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "server.yaml").write_text(settings)
-    assert run("--model", str(TINY), "--config", str(tmp_path / "server.yaml")) == 2
+    assert run(str(TINY), "--config", str(tmp_path / "server.yaml")) == 2
     assert_one_error(capfd, part)
 
 
 @pytest.mark.parametrize("host", ["203.0.113.5", "::1%none", "x" * 300, ""])
 def test_a_host_that_is_not_of_this_machine(host: str, capfd: pytest.CaptureFixture[str]) -> None:
-    assert run("--model", str(TINY), "--host", host) == 2
+    assert run(str(TINY), "--host", host) == 2
     assert_one_error(capfd, f"--host {host}: not an address" if host else "--host: empty")
 
 
@@ -190,7 +190,7 @@ def test_a_host_that_is_not_of_this_machine(host: str, capfd: pytest.CaptureFixt
     [("http", "grpc"), ("http", "metrics"), ("grpc", "metrics"), ("grpc", "status")],
 )
 def test_two_services_on_one_port(one: str, other: str, capfd: pytest.CaptureFixture[str]) -> None:
-    assert run("--model", str(TINY), f"--{one}-port=9000", f"--{other}-port=9000") == 2
+    assert run(str(TINY), f"--{one}-port=9000", f"--{other}-port=9000") == 2
     assert_one_error(
         capfd, f"--{one}-port and --{other}-port are both 9000; give each its own port"
     )
@@ -211,4 +211,4 @@ def run(*arguments: str) -> int:
 def assert_one_error(capfd: pytest.CaptureFixture[str], part: str) -> None:
     output = capfd.readouterr()
     assert output.out == ""
-    assert re.fullmatch(rf"token2wav-serve: error: .*{re.escape(part)}.*\n", output.err), output.err
+    assert re.fullmatch(rf"token2wav serve: error: .*{re.escape(part)}.*\n", output.err), output.err

@@ -4,4 +4,6 @@ window, and the decoder of DAC with causal convolutions.
 
 from token2wav.families.causal_dac.config import FILES, MODEL_TYPES, read
 
-__all__ = ["FILES", "MODEL_TYPES", "read"]
+__all__ = ["DOWNLOADS", "FILES", "MODEL_TYPES", "read"]
+
+DOWNLOADS = ("config.json", *FILES)

@@ -4,4 +4,6 @@ a MeanFlow; the vocoder is the HiFT of earlier generations.
 
 from token2wav.families.chatterbox.config import FILES, read
 
-__all__ = ["FILES", "read"]
+__all__ = ["DOWNLOADS", "FILES", "read"]
+
+DOWNLOADS = ("|".join(FILES), "conds.pt")

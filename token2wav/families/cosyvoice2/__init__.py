@@ -4,4 +4,10 @@ convolutions.
 
 from token2wav.families.cosyvoice2.config import FILES, read
 
-__all__ = ["FILES", "read"]
+__all__ = ["DOWNLOADS", "FILES", "read"]
+
+DOWNLOADS = (
+    "cosyvoice2.yaml|cosyvoice.yaml",
+    "flow.safetensors|flow.pt",
+    "hift.safetensors|hift.pt",
+)

@@ -4,3 +4,10 @@ from token2wav.families.cosyvoice3.config import CosyVoice3Config
 
 FILES = (CosyVoice3Config.FILE,)
 read = CosyVoice3Config.read
+DOWNLOADS = (
+    *FILES,
+    "flow.safetensors|flow.pt",
+    "hift.safetensors|hift.pt",
+    "noise.safetensors",
+    "bigvgan/*",
+)

@@ -4,4 +4,10 @@ SEANet decoder.
 
 from token2wav.families.mimi.config import FILES, MODEL_TYPES, read
 
-__all__ = ["FILES", "MODEL_TYPES", "read"]
+__all__ = ["DOWNLOADS", "FILES", "MODEL_TYPES", "read"]
+
+DOWNLOADS = (
+    "config.json",
+    "mimi_config.json",
+    "tokenizer-*-checkpoint*.safetensors|model.safetensors|pytorch_model.bin",
+)

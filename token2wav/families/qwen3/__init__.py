@@ -4,4 +4,6 @@ decoder with Snake activations.
 
 from token2wav.families.qwen3.config import FILES, MODEL_TYPES, read
 
-__all__ = ["FILES", "MODEL_TYPES", "read"]
+__all__ = ["FILES", "MODEL_TYPES", "WEIGHT_PREFIXES", "read"]
+
+WEIGHT_PREFIXES = ("decoder.", "code2wav.")

@@ -4,4 +4,6 @@ is HiFT with centred convolutions.
 
 from token2wav.families.stepaudio2.config import FILES, read
 
-__all__ = ["FILES", "read"]
+__all__ = ["DOWNLOADS", "FILES", "read"]
+
+DOWNLOADS = (*FILES, "flow.safetensors|flow.pt", "hift.safetensors|hift.pt")

@@ -4,3 +4,4 @@ from token2wav.families.streamflow.config import StreamFlowConfig
 
 FILES = (StreamFlowConfig.FILE,)
 read = StreamFlowConfig.read
+DOWNLOADS = (*FILES, "flow.safetensors|flow.pt", "bigvgan/*")

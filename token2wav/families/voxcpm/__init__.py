@@ -2,4 +2,6 @@
 
 from token2wav.families.voxcpm.config import CONFIG_KEYS, FILES, read
 
-__all__ = ["CONFIG_KEYS", "FILES", "read"]
+__all__ = ["CONFIG_KEYS", "DOWNLOADS", "FILES", "read"]
+
+DOWNLOADS = ("config.json", "|".join(FILES))

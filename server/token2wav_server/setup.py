@@ -1,0 +1,78 @@
+"""Command `token2wav setup`: installs tritonserver for this Python environment, with pip.
+
+NVIDIA publishes tritonserver for pip only inside the wheel nvidia-pytriton, whose requirements
+(NumPy 1 among them) belong to an API that is not used here. So the wheel is installed without them,
+into a folder of its own: beside the other packages, `pip check` would miss them.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from token2wav.commands import CommandParser
+from token2wav_server.launcher.binaries import STUB_NUMPY_FOLDER, WHEEL, WHEEL_FOLDER
+
+PROGRAM = "token2wav setup"
+DONE, FAILED = 0, 3
+# The wheel's Python backend reads strings only with NumPy 1.
+_STUB_NUMPY = "numpy==1.26.4"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Installs what is missing, and returns the exit code: 3 if pip fails, else 0."""
+    options = parser().parse_args(arguments)
+    needed = [(WHEEL, WHEEL_FOLDER)]
+    if options.recipe:
+        needed.append((_STUB_NUMPY, STUB_NUMPY_FOLDER))
+    for package, folder in needed:
+        if _installed(package, folder):
+            print(f"{PROGRAM}: {package} is already in {folder}")
+            continue
+        print(f"{PROGRAM}: installing {package} into {folder}", flush=True)
+        if not _install(package, folder):
+            print(f"{PROGRAM}: error: {package} was not installed, see above", file=sys.stderr)
+            return FAILED
+    return DONE
+
+
+def parser() -> CommandParser:
+    """Returns the parser of `token2wav setup`."""
+    program = CommandParser(
+        prog=PROGRAM,
+        description=f"Install tritonserver for this Python environment, from the wheel {WHEEL} "
+        f"(150 MB on disk), into {WHEEL_FOLDER}. It is not needed where an installation of Triton "
+        "is found, as in NVIDIA's image. Needs Linux with glibc 2.35 or newer (Debian 12, "
+        "Ubuntu 22.04). The settings of pip apply.",
+    )
+    program.add_argument(
+        "--recipe",
+        action="store_true",
+        help=f"also install {_STUB_NUMPY} into {STUB_NUMPY_FOLDER}, which only the models of "
+        "CosyVoice's Triton recipe use",
+    )
+    return program
+
+
+def _installed(package: str, folder: Path) -> bool:
+    name, _, version = package.partition("==")
+    return (folder / f"{name.replace('-', '_')}-{version}.dist-info").is_dir()
+
+
+def _install(package: str, folder: Path) -> bool:
+    """Runs pip, or uv in an environment without pip, and returns whether it succeeded."""
+    target = ["--no-deps", "--upgrade", "--target", str(folder), package]
+    if find_spec("pip") is not None:
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-compile"]
+    elif (uv := shutil.which("uv")) is not None:
+        command = [uv, "pip", "install", "--quiet", "--python", sys.executable]
+    elif (pip := shutil.which("pip")) is not None:
+        command = [pip, "--python", sys.executable, "install", "--quiet", "--no-compile"]
+    else:
+        print(f"{PROGRAM}: neither pip nor uv found; install one of them", file=sys.stderr)
+        return False
+    return subprocess.run([*command, *target], check=False).returncode == 0
