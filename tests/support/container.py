@@ -65,10 +65,13 @@ class _Loader(yaml.SafeLoader):
     """YAML loader that knows the tags of docker compose."""
 
 
+def _sequence(loader: yaml.constructor.BaseConstructor, node: yaml.Node) -> list[Any]:
+    assert isinstance(node, yaml.SequenceNode)
+    return list(loader.construct_sequence(node, deep=True))
+
+
 _Loader.add_constructor("!reset", lambda loader, node: None)
-_Loader.add_constructor(
-    "!override", lambda loader, node: loader.construct_sequence(node, deep=True)
-)
+_Loader.add_constructor("!override", _sequence)
 
 
 def read_compose(file: Path) -> dict[str, Any]:
