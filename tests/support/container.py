@@ -65,8 +65,7 @@ class _Loader(yaml.SafeLoader):
     """YAML loader that knows the tags of docker compose."""
 
 
-def _sequence(loader: yaml.constructor.BaseConstructor, node: yaml.Node) -> list[Any]:
-    assert isinstance(node, yaml.SequenceNode)
+def _sequence(loader: Any, node: Any) -> list[Any]:
     return list(loader.construct_sequence(node, deep=True))
 
 
