@@ -11,6 +11,7 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -136,7 +137,7 @@ def test_a_loop_that_never_ends_ends(
 
 
 def equal_at_the_end(tokens: NDArray[np.int32]) -> int:
-    return next(iter(np.flatnonzero(tokens[::-1] != tokens[-1])))
+    return int(np.flatnonzero(tokens[::-1] != tokens[-1])[0])
 
 
 def test_silence_ends_an_utterance(
@@ -195,7 +196,8 @@ def test_the_report_of_synth(
     served: Rig, spoken: ClientVoice, loop: NDArray[np.int32], tmp_path: Path
 ) -> None:
     np.save(tmp_path / "tokens.npy", loop)
-    np.savez(tmp_path / "voice.npz", **voice_inputs(of_the_library(spoken)))
+    arrays: dict[str, Any] = voice_inputs(of_the_library(spoken))
+    np.savez(tmp_path / "voice.npz", **arrays)
     command = synth(
         served.server.grpc_url,
         f"--tokens={tmp_path / 'tokens.npy'}",
