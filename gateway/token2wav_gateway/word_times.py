@@ -12,6 +12,7 @@ import json
 import logging
 import math
 import os
+import signal
 import sys
 import time
 from collections.abc import AsyncGenerator
@@ -34,6 +35,7 @@ log = logging.getLogger(__name__)
 
 _LOAD_S = 60.0  # for an aligner to load its model
 _PAUSE_S = 30.0  # after an aligner could not be loaded
+_END_S = 5.0  # for a killed process to end
 _MOST_ANSWER_BYTES = 1 << 20
 _TOLERANCE_S = 0.05  # by which a word may end after the audio
 # Libraries of linear algebra would start a thread for each core.
@@ -174,6 +176,7 @@ class WordTimes:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.DEVNULL,  # which may repeat a text
                 env=os.environ | _ONE_THREAD,
+                start_new_session=True,  # a group of its own, which can be killed
             )
         except OSError as error:
             log.error("aligner %s: its process cannot be started: %s", name, error)
@@ -330,6 +333,12 @@ async def _read(process: asyncio.subprocess.Process) -> dict[str, Any]:
 
 
 async def _kill(process: asyncio.subprocess.Process) -> None:
+    """Ends the process, and the processes that the aligner has started."""
+    assert process.stdout is not None
     with suppress(ProcessLookupError):
-        process.kill()
-    await process.wait()
+        os.killpg(process.pid, signal.SIGKILL)
+    with anyio.move_on_after(_END_S):
+        # asyncio reports the end of a process only after its output was read.
+        while await process.stdout.read(_MOST_ANSWER_BYTES):
+            pass
+        await process.wait()

@@ -6,14 +6,16 @@ import asyncio
 import logging
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.support.processes import children
+from tests.support.patience import until
+from tests.support.processes import children, stat_fields
 from token2wav_client import AudioChunk
 from token2wav_gateway import word_times as module
 from token2wav_gateway.aligners import Word
@@ -134,6 +136,29 @@ def test_an_aligner_that_hangs_is_replaced(name: str, caplog: pytest.LogCaptureF
 
     run(work)
     assert caplog.messages == ["aligner: no times within 3 s"]
+
+
+def running_in(group: int) -> list[int]:
+    """Returns the processes of a group that have not ended."""
+    running = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # a process may end after it was listed
+            state, _, its_group, *_ = stat_fields(int(folder.name))
+            running += [int(folder.name)] * (int(its_group) == group and state not in "ZX")
+    return running
+
+
+def test_processes_that_an_aligner_has_started_end_with_it() -> None:
+    async def work() -> None:
+        async with aligning("Forks", metrics := Metrics(), timeout_s=5) as word_times:
+            loading = word_times._loading
+            assert loading is not None
+            group = (await loading).pid
+            assert await word_times.of("bad", SECOND) is None
+            until(lambda: not running_in(group))
+        assert outcomes(metrics) == {"late": 1}
+
+    run(work)
 
 
 def test_texts_behind_one_that_hangs_are_late_too_and_do_not_end_the_process() -> None:

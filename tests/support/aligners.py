@@ -31,6 +31,12 @@ class HangsDeaf(Letters):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         ctypes.CDLL(None).sleep(3600)
 
+class Forks(Letters):
+    def bad(self, text, samples):
+        if os.fork() == 0:  # keeps the pipe of the answers open
+            time.sleep(3600)
+        os._exit(0)
+
 class Exits(Letters):
     def bad(self, text, samples):
         os._exit(0)
@@ -73,7 +79,7 @@ class FailsToLoad(Letters):
 """
 NAMES = (
     *("Letters", "Hangs", "HangsDeaf", "Exits", "Crashes", "Raises", "Greedy", "Prints", "Floods"),
-    *("Rubbish", "SlowToLoad", "FailsToLoad"),
+    *("Forks", "Rubbish", "SlowToLoad", "FailsToLoad"),
 )
 
 
