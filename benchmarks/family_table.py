@@ -66,7 +66,7 @@ def first_tokens(config: ModelConfig) -> int:
         return config.grid(0).first_boundary + config.hops(_STREAM)[0]
     schedule = HopSchedule.of(_STREAM, config, withheld_samples(config, _STREAM))
     if schedule.first_tokens:
-        return schedule.first_tokens + schedule.early_lookahead
+        return schedule.first_tokens + schedule.provisional_lookahead
     return schedule.first + config.lookahead_tokens
 
 

@@ -35,22 +35,22 @@ def test_defaults_equal_the_public_streaming_loop() -> None:
     defaults = ServerConfig()
     assert defaults.stream == StreamConfig(
         first_tokens=6,
-        early_lookahead_tokens=2,
-        early_steps=0,
+        provisional_lookahead_tokens=2,
+        provisional_steps=0,
         max_hop_tokens=0,
         left_blocks=None,
         steps=(),
     )
     assert HopSchedule.of(defaults.stream, CosyVoice3Config.read(TINY)) == HopSchedule(
-        25, 100, 25, first_tokens=6, early_lookahead=2, least_tokens=3
+        25, 100, 25, first_tokens=6, provisional_lookahead=2, least_tokens=3
     )
     assert defaults.runtime == RuntimeConfig("auto", "auto", "", "auto", 0)
     assert defaults.limits.streams > 1
 
 
 FULL = """
-stream: {first_tokens: 12, early_lookahead_tokens: 3, early_steps: 3, max_hop_tokens: 200, \
-left_blocks: 8, steps: [10, 4], hold_frames: 8, \
+stream: {first_tokens: 12, provisional_lookahead_tokens: 3, provisional_steps: 3, \
+max_hop_tokens: 200, left_blocks: 8, steps: [10, 4], hold_frames: 8, \
 decoder_noise: false, trim_silence_ms: 200,
          reference: true}
 runtime: {device: "cuda:1", backend: torch, engines: made, precision: float16, workers: 3, \

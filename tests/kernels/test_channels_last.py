@@ -160,9 +160,9 @@ def test_extrapolated_audio_leaves_no_trace() -> None:
     """
     network = a_network("causal")
     held = network.lookahead_frames
-    exact, early = a_stage(network), a_stage(network, hold_frames=1)
+    exact, extrapolating = a_stage(network), a_stage(network, hold_frames=1)
     utterances: dict[int, list[int | None]] = {held + 5: [2, held + 1, held + 5]}
-    [(_, one)], [(_, other)] = (list(spoken(stage, utterances)) for stage in (exact, early))
+    [(_, one)], [(_, other)] = (list(spoken(stage, utterances)) for stage in (exact, extrapolating))
     assert one.shape == other.shape
     border = held * network.frame_samples
     torch.testing.assert_close(one[border:], other[border:], atol=ROUNDING, rtol=0)

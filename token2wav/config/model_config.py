@@ -20,7 +20,7 @@ _STEMS = {"flow": "flow", "vocoder": "hift", "decoder": "decoder"}
 _SUFFIXES = (".safetensors", ".pt")  # in order of preference
 # Share of the ODE steps of a stream that its provisional chunks have, and the least number of them
 # (docs/tuning.md).
-_EARLY_SHARE, _LEAST_EARLY = Fraction(3, 10), 3
+_PROVISIONAL_SHARE, _LEAST_PROVISIONAL_STEPS = Fraction(3, 10), 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +62,8 @@ class ModelConfig:
         ode_steps: default number of ODE steps; 0 for a model without an ODE.
         fixed_steps: whether the model allows no other number of ODE steps.
         takes_prompt: whether voices may have a prompt.
-        speaks_early: whether the flow can compute provisional chunks. A provisional chunk ends
-            inside a block, and its state is not stored.
+        provisional_chunks: whether the flow can compute provisional chunks. A provisional chunk
+            ends inside a block, and its state is not stored.
         fixed_hops: whether the audio depends on where chunks end. If so, the ends of chunks do not
             depend on the arrival times of tokens.
         left_blocks: past blocks that stay visible besides the prompt; -1 for all.
@@ -92,7 +92,7 @@ class ModelConfig:
     ode_steps: int = 0
     fixed_steps: bool = False
     takes_prompt: bool = False
-    speaks_early: bool = False
+    provisional_chunks: bool = False
     fixed_hops: bool = False
     left_blocks: int = -1
 
@@ -213,17 +213,17 @@ class ModelConfig:
             )
         return setting or (default,)
 
-    def early_steps(self, stream: StreamConfig, steps: int) -> int:
+    def provisional_steps(self, stream: StreamConfig, steps: int) -> int:
         """Returns the number of ODE steps of the provisional chunks of a stream. It is `steps`, the
         number of the other chunks, if there are no such chunks.
         """
-        if not (stream.first_tokens and self.speaks_early):
+        if not (stream.first_tokens and self.provisional_chunks):
             return steps
-        if stream.early_steps:
-            return min(stream.early_steps, steps)
+        if stream.provisional_steps:
+            return min(stream.provisional_steps, steps)
         if self.fixed_steps:
             return steps
-        return min(steps, max(_LEAST_EARLY, math.ceil(_EARLY_SHARE * steps)))
+        return min(steps, max(_LEAST_PROVISIONAL_STEPS, math.ceil(_PROVISIONAL_SHARE * steps)))
 
     def stage_config(self, stage: StageName) -> Any:
         """Returns the part of the configuration that the network of a stage depends on.

@@ -36,13 +36,13 @@ class StreamConfig:
             last stage holds back more than half of the audio of these tokens. 0 waits for whole
             blocks. Audio of an incomplete block differs a little from the audio of the whole
             utterance.
-        early_lookahead_tokens: number of tokens that must follow a provisional chunk, which is a
-            chunk of an incomplete block. The look-ahead of the model, which all other chunks need,
-            is the upper limit. With fewer tokens the audio comes earlier, and its last frames
+        provisional_lookahead_tokens: number of tokens that must follow a provisional chunk, which
+            is a chunk of an incomplete block. The look-ahead of the model, which all other chunks
+            need, is the upper limit. With fewer tokens the audio comes earlier, and its last frames
             differ more from the audio of the whole utterance.
-        early_steps: number of ODE steps of a provisional chunk, at most the number of the stream.
-            Fewer steps cost less. 0 takes three tenths of the steps of the stream, but at least 3,
-            and all steps of a model with a fixed list of times.
+        provisional_steps: number of ODE steps of a provisional chunk, at most the number of the
+            stream. Fewer steps cost less. 0 takes three tenths of the steps of the stream, but at
+            least 3, and all steps of a model with a fixed list of times.
         max_hop_tokens: largest hop, a multiple of the attention block. A hop is the usual number of
             new tokens in a chunk. Hops double from chunk to chunk, as long as the listener has
             enough audio to wait for the tokens. 0 takes the value of the model, four blocks for
@@ -72,8 +72,8 @@ class StreamConfig:
     """
 
     first_tokens: Annotated[int, Bounds(0, 1000)] = 6
-    early_lookahead_tokens: Annotated[int, Bounds(1, 1000)] = 2
-    early_steps: Annotated[int, Bounds(0, MOST_STEPS)] = 0
+    provisional_lookahead_tokens: Annotated[int, Bounds(1, 1000)] = 2
+    provisional_steps: Annotated[int, Bounds(0, MOST_STEPS)] = 0
     max_hop_tokens: Annotated[int, Bounds(0, 100_000)] = 0
     left_blocks: Annotated[int | None, Bounds(-1, 1_000_000)] = None
     steps: Annotated[tuple[Steps, ...], Length(MOST_STEPS)] = ()

@@ -33,12 +33,12 @@ PARITY = 1e-5
 CPU = RuntimeConfig(device="cpu")
 EXACT = StreamConfig(hold_frames=0)
 # Codecs that can send audio early. SNAC with attention never does.
-EARLY = ("dac", "dac_of_descript", "higgs", "snac")
+EARLY_AUDIO = ("dac", "dac_of_descript", "higgs", "snac")
 
 
 @pytest.fixture(
     scope="module",
-    params=[(name, size) for name in EARLY for size in ("tiny", "small")],
+    params=[(name, size) for name in EARLY_AUDIO for size in ("tiny", "small")],
     ids="-".join,
 )
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:

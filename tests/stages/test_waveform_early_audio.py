@@ -56,8 +56,8 @@ def spoken(
 def test_only_the_ends_of_chunks_differ(hift: HiFT, stops: tuple[int, ...]) -> None:
     """The first chunks may also be shorter than the look-ahead, or than the frames held back."""
     mel = torch.randn(BANDS, stops[-1])
-    exact, early = stage(hift, 0), stage(hift, HOLD)
-    whole, [pieces] = exact.whole(mel), spoken(early, [mel], stops)
+    exact, extrapolating = stage(hift, 0), stage(hift, HOLD)
+    whole, [pieces] = exact.whole(mel), spoken(extrapolating, [mel], stops)
     sent = [sum(len(piece) for piece in pieces[: index + 1]) for index in range(len(pieces))]
     assert sent == [max(0, stop - HOLD) * FRAME_SAMPLES for stop in stops[:-1]] + [
         stops[-1] * FRAME_SAMPLES
@@ -95,8 +95,8 @@ def test_holding_more_is_closer(hift: HiFT) -> None:
 
 def test_batched_is_alone(hift: HiFT) -> None:
     mels = [torch.randn(BANDS, STOPS[-1]) for _ in range(3)]
-    early = stage(hift, HOLD)
-    for mel, pieces in zip(mels, spoken(early, mels, STOPS), strict=True):
+    extrapolating = stage(hift, HOLD)
+    for mel, pieces in zip(mels, spoken(extrapolating, mels, STOPS), strict=True):
         torch.testing.assert_close(
-            torch.cat(pieces), torch.cat(spoken(early, [mel], STOPS)[0]), atol=1e-5, rtol=0
+            torch.cat(pieces), torch.cat(spoken(extrapolating, [mel], STOPS)[0]), atol=1e-5, rtol=0
         )

@@ -8,7 +8,7 @@ random too. The error depends on the weights, so there are two kinds:
 - `weak`: the output of a residual unit is small beside its input, as in the tests.
 - `strong`: the output of a residual unit is four times larger, about as large as its input.
 
-    .venv/bin/python -m benchmarks.codec_early
+    .venv/bin/python -m benchmarks.codec_early_audio
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def main() -> None:
         for strong in (False, True):
             rows.append(row(name, strong=strong))
             print(rows[-1], flush=True)
-    save("codec_early", {"environment": describe(), "rows": rows})
+    save("codec_early_audio", {"environment": describe(), "rows": rows})
 
 
 if __name__ == "__main__":
