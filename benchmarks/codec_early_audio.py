@@ -1,9 +1,9 @@
 """Error of audio that codecs with symmetric convolutions send early, by the frames held back.
 
 A chunk that holds back fewer frames than the decoder reads ahead computes its last samples as if
-its last frame were repeated (`stream.hold_frames`). The error is that of the last frame before the
-end of a chunk, which is the largest. Weights are random and of the published sizes, and codes are
-random too. The error depends on the weights, so there are two kinds:
+its last frame were repeated (`stream.lookahead_frames`). The error is that of the last frame before
+the end of a chunk, which is the largest. Weights are random and of the published sizes, and codes
+are random too. The error depends on the weights, so there are two kinds:
 
 - `weak`: the output of a residual unit is small beside its input, as in the tests.
 - `strong`: the output of a residual unit is four times larger, about as large as its input.

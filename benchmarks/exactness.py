@@ -78,7 +78,7 @@ class Case:
     Attributes:
         folder: function that writes the model into an empty folder, and returns its folder.
         tokens: (frames, ...).
-        early_audio: whether the codec sends early audio unless `stream.hold_frames` is 0.
+        early_audio: whether the codec sends early audio unless `stream.lookahead_frames` is 0.
         excerpt: whether the result has the audio around a seam.
     """
 
@@ -170,7 +170,7 @@ def measure(case: Case) -> dict[str, Any]:
     runtime = RuntimeConfig(device="cpu")
     with tempfile.TemporaryDirectory() as folder:
         path = case.folder(Path(folder))
-        exact = Token2Wav.load(path, stream=StreamConfig(hold_frames=0), runtime=runtime)
+        exact = Token2Wav.load(path, stream=StreamConfig(lookahead_frames=0), runtime=runtime)
         whole = exact.synthesize(case.tokens)
         samples, rate = exact.config.samples_per_token, exact.config.sample_rate
         step = int(_CURVE_SECONDS * rate)

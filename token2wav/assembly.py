@@ -63,7 +63,7 @@ from token2wav.stages.stage import FlowStage, Stage, Stages, StageSummary
 from token2wav.stages.waveform import (
     KernelPieces,
     WaveformStage,
-    check_hold_frames,
+    check_lookahead_frames,
     likely_pieces,
 )
 
@@ -192,7 +192,7 @@ def _check_sizes(context: LoadContext, config: ModelConfig, stream: StreamConfig
         last = family.network(config, config.stages[-1])
         flow = family.network(config, "flow") if "flow" in config.stages else None
     if isinstance(last, WaveformNetwork):
-        check_hold_frames(config.withheld_frames(stream), last)
+        check_lookahead_frames(config.withheld_frames(stream), last)
     # A stage that only the family has may have no pages.
     shared_stage = type(family).own_stage is Family.own_stage
     if hasattr(flow, "estimator") and shared_stage and not stream.reference:
@@ -452,7 +452,7 @@ class Assembly:
             shapes=shapes,
             graphs=pool,
             kernels=kernels,
-            hold_frames=self.config.withheld_frames(stream),
+            lookahead_frames=self.config.withheld_frames(stream),
             streams=self.context.streams,
         )
 

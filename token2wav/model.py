@@ -153,8 +153,8 @@ class Token2Wav:
         (audio of incomplete attention blocks) are computed. For a model with flow and vocoder they
         equal `vocode(mel(tokens, voice))` up to float rounding, with two exceptions. The audio of
         StreamFlow depends on the ends of chunks (`ModelConfig.fixed_hops`), and `mel` computes one
-        chunk. With `StreamConfig.hold_frames` above 0, a vocoder extrapolates the last samples of
-        each chunk.
+        chunk. With `StreamConfig.lookahead_frames` above 0, a vocoder extrapolates the last
+        samples of each chunk.
 
         Args:
             tokens: (n,) integers, n >= 1, or (n, codebooks); or (n, size) numbers for a model that

@@ -40,7 +40,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def load(folder: Path, backend: str) -> Token2Wav:
     runtime = RuntimeConfig(device="cpu", backend=backend)  # type: ignore[arg-type]
-    exact = StreamConfig(hold_frames=0)  # early audio depends on how tokens are portioned
+    exact = StreamConfig(lookahead_frames=0)  # early audio depends on how tokens are portioned
     return Token2Wav.load(folder, stream=exact, runtime=runtime)
 
 

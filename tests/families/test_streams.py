@@ -142,10 +142,10 @@ def test_provisional_audio_leaves_no_trace_in_later_blocks(
     assert off(spoken[:, :frames], whole[:, :frames]) > MEL
 
 
-@pytest.mark.parametrize("hold_frames", [0, 3])
-def test_the_first_chunk_has_audio(folder: Path, hold_frames: int) -> None:
+@pytest.mark.parametrize("lookahead_frames", [0, 3])
+def test_the_first_chunk_has_audio(folder: Path, lookahead_frames: int) -> None:
     """The vocoder holds back the audio of up to 10 tokens, so the first chunk has more tokens."""
-    settings = StreamConfig(hold_frames=hold_frames)
+    settings = StreamConfig(lookahead_frames=lookahead_frames)
     model = Token2Wav.load(folder, stream=settings, runtime=CPU)
     held = model.pipeline.stages["vocoder"].withheld_samples
     schedule = HopSchedule.of(settings, model.config, held)

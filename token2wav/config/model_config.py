@@ -57,8 +57,9 @@ class ModelConfig:
             far as they have arrived.
         hop_blocks: attention blocks in the first hop and in the longest hop. A hop is the number of
             new tokens of a chunk. `StreamConfig.max_hop_tokens` overrides the longest hop.
-        hold_frames: frames that the last stage holds back by default at the end of a chunk; 0 for
-            its whole look-ahead. `StreamConfig.hold_frames` overrides this number.
+        lookahead_frames: frames that must follow the audio of the last stage before it is sent, by
+            default; 0 for its whole look-ahead. `StreamConfig.lookahead_frames` overrides this
+            number.
         ode_steps: default number of ODE steps; 0 for a model without an ODE.
         fixed_steps: whether the model allows no other number of ODE steps.
         takes_prompt: whether voices may have a prompt.
@@ -88,7 +89,7 @@ class ModelConfig:
     lookahead_tokens: int = 0
     optional_lookahead_tokens: int = 0
     hop_blocks: tuple[int, int] = (1, 4)
-    hold_frames: int = 0
+    lookahead_frames: int = 0
     ode_steps: int = 0
     fixed_steps: bool = False
     takes_prompt: bool = False
@@ -166,10 +167,10 @@ class ModelConfig:
     def withheld_frames(self, stream: StreamConfig) -> int:
         """Returns the number of frames that the last stage holds back; 0 for its look-ahead.
 
-        It is `hold_frames` of the settings. If the settings have None, it is `hold_frames` of the
-        model.
+        It is `lookahead_frames` of the settings. If the settings have None, it is
+        `lookahead_frames` of the model.
         """
-        return self.hold_frames if stream.hold_frames is None else stream.hold_frames
+        return self.lookahead_frames if stream.lookahead_frames is None else stream.lookahead_frames
 
     def decoder_noise(self, choice: bool | None, stream: StreamConfig) -> bool:
         """Returns whether the decoder adds its noise to a stream.

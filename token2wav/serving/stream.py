@@ -23,7 +23,7 @@ class Stream:
     silence that `StreamConfig.trim_silence_ms` removes. The samples do not depend on how the tokens
     were divided among the calls of `push` and `finish`. The exceptions are the audio of provisional
     chunks, which is sent before its attention block is complete, and the last samples of a chunk
-    if the last stage holds back less than its look-ahead (`StreamConfig.hold_frames`).
+    if the last stage holds back less than its look-ahead (`StreamConfig.lookahead_frames`).
 
     The memory of a stream is freed when the stream ends or is cancelled. Used as a context manager,
     the stream is cancelled on exit. If an open stream is garbage-collected, its memory is freed the

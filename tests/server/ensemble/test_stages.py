@@ -94,10 +94,10 @@ def test_first_chunk_without_a_voice_is_refused(model: Token2Wav) -> None:
         flow.open(LABEL, FlowContent(TokenChunk(demo_tokens(28), 0, 25, last=False), None))
 
 
-@pytest.mark.parametrize("hold_frames", [0, 2])
-def test_held_samples_are_the_audio_that_the_vocoder_keeps(hold_frames: int) -> None:
+@pytest.mark.parametrize("lookahead_frames", [0, 2])
+def test_held_samples_are_the_audio_that_the_vocoder_keeps(lookahead_frames: int) -> None:
     """The mel is loud, so that no silence is trimmed."""
-    stream = StreamConfig(hold_frames=hold_frames)
+    stream = StreamConfig(lookahead_frames=lookahead_frames)
     model = Token2Wav.load(TINY, stream=stream)
     stage = VocoderStage(model)
     mel = FrameChunk(torch.zeros(80, 50), last=False)
