@@ -37,7 +37,7 @@ from tests.support.replies import RecordingReply
 from tests.support.utterances import a_voice, some_tokens
 from token2wav import (
     AudioChunk,
-    EngineError,
+    BackendError,
     LimitError,
     RuntimeConfig,
     Stream,
@@ -205,7 +205,7 @@ class Round:
 
         def noting(
             requests: Sequence[Request], timed: Timed | None = None
-        ) -> list[AudioChunk | EngineError | None]:
+        ) -> list[AudioChunk | BackendError | None]:
             chunks = [request.chunker.next_chunk for request in requests]
             audio = advance(requests, timed)
             for request, chunk in zip(requests, chunks, strict=True):
@@ -253,7 +253,7 @@ class Round:
             if utterance is not None and utterance.stream is not None:
                 raise
             outcome = "refused"
-        except EngineError as error:
+        except BackendError as error:
             if FAULT not in str(error):
                 raise
             outcome = "failed"

@@ -46,7 +46,7 @@ def load(folder: Path, backend: str) -> Token2Wav:
 
 def test_streams_equal_torch(folder: Path) -> None:
     torch_model, exported = load(folder, "torch"), load(folder, "onnx")
-    assert exported.engine.name == "onnx"
+    assert exported.backend.name == "onnx"
     tokens = [
         drawn_tokens(exported.config, count) for count in (140, 33)
     ]  # longer than the windows
@@ -77,7 +77,7 @@ def test_verify_compares_the_decoder(folder: Path, capsys: pytest.CaptureFixture
     command = ["verify", "--model", str(folder), "--device", "cpu", "--seconds", "2", "--json"]
     assert main(command) == DONE
     report = json.loads(capsys.readouterr().out)
-    assert report["engine"] == "onnx"
+    assert report["backend"] == "onnx"
     assert report["mel_max"] is None
     assert 80 < report["audio_snr_db"] < 240  # other sums than torch, so not equal bit by bit
 

@@ -63,7 +63,7 @@ class Stream:
                 the first tokens; or another thread is in `push` or `finish`. The stream is
                 unchanged.
             StreamClosedError: the stream has ended, was cancelled, or is cancelled during the call.
-            EngineError: the backend failed; the stream is closed.
+            BackendError: the backend failed; the stream is closed.
         """
         return self._run(tokens, end=False)
 
@@ -80,7 +80,7 @@ class Stream:
             InputError: as for `push`; or the utterance has no tokens at all, and the stream is
                 closed.
             StreamClosedError: the stream has ended, was cancelled, or is cancelled during the call.
-            EngineError: the backend failed; the stream is closed.
+            BackendError: the backend failed; the stream is closed.
         """
         return self._run(tokens, end=True)
 

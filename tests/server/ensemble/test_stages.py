@@ -16,7 +16,7 @@ from tests.support.tiny_model import TINY, FaultyVocoder, demo_tokens, demo_voic
 from token2wav import AudioChunk, Token2Wav, Voice
 from token2wav.assembly import withheld_samples
 from token2wav.config import ServerConfig, StreamConfig
-from token2wav.errors import ConfigError, EngineError, StreamClosedError
+from token2wav.errors import BackendError, ConfigError, StreamClosedError
 from token2wav.families.registry import read_config
 from token2wav.serving.audio_output import AudioFormat
 from token2wav.serving.chunking import Chunker
@@ -59,7 +59,7 @@ def test_stages_give_the_audio_of_the_library(model: Token2Wav, prompt_tokens: i
     audio = []
     for content in chunks:
         [mel] = flow.advance([(flow_state, content)])
-        assert not isinstance(mel, EngineError)
+        assert not isinstance(mel, BackendError)
         [chunk] = vocoder.advance(
             [(vocoder_state, FrameChunk(torch.from_numpy(mel).T, content.chunk.last))]
         )
@@ -81,9 +81,9 @@ def test_broken_audio_is_found_and_stays_with_its_stream(
     states = [stage.open(LABEL, mel) for _ in range(2)]
     engine.fault = float("nan")
     broken, whole = stage.advance([(state, mel) for state in states])
-    assert isinstance(broken, EngineError)
-    assert str(broken) == "engine: the model produced NaN or infinite audio"
-    assert not isinstance(whole, EngineError)
+    assert isinstance(broken, BackendError)
+    assert str(broken) == "backend: the model produced NaN or infinite audio"
+    assert not isinstance(whole, BackendError)
     for state in states:
         stage.close(state)
 
