@@ -27,12 +27,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.environment import ROOT, describe
-from benchmarks.listening import quantiles
 from benchmarks.models import SIZES, chosen_model
 from benchmarks.perf_export import ExportError, read_export, stripped, summary
 from benchmarks.serving_load import AT_ONCE, DEMO, Load, Utterances, run_load
 from token2wav.config import load_server_config
 from token2wav_client import cli
+from token2wav_client.listening import summary as quantiles
 from token2wav_server import Ports, ServerError, TritonServer
 
 PERF_ANALYZER = ROOT / "scripts" / "perf_analyzer.sh"

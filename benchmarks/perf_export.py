@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.listening import quantiles, silences
 from token2wav_client.audio import SAMPLE_RATE
+from token2wav_client.listening import stalls
+from token2wav_client.listening import summary as quantiles
 
 _TENSOR = re.compile(rb'"(audio|tokens|prompt_tokens|prompt_mel|speaker_embedding)":\[([^\]]*)\]')
 _NANOSECONDS = 1e-9
@@ -47,7 +48,7 @@ class HeardUtterance:
     def silences_s(self, buffer_s: float) -> list[float]:
         """Lists the silences of a player that waits `buffer_s` after the first chunk."""
         lengths = (samples / SAMPLE_RATE for samples in self.samples)
-        return silences(zip(self.arrivals_s, lengths, strict=True), buffer_s)
+        return stalls(self.arrivals_s, list(lengths), buffer_s)
 
 
 def stripped(export: Path) -> bytes:

@@ -31,10 +31,12 @@ import numpy as np
 import yaml
 
 from benchmarks.environment import RESULTS, ROOT, describe, save, save_picture
-from benchmarks.listening import PACE, quantiles, silences
+from benchmarks.gpu.settings import PACE
 from benchmarks.models import SIZES, chosen_model
 from token2wav_client import Client, ClientError, ClientVoice, token_source
 from token2wav_client.audio import SAMPLE_RATE
+from token2wav_client.listening import stalls
+from token2wav_client.listening import summary as quantiles
 from token2wav_client.stats import ChunkTiming
 from token2wav_server import Ports, TritonServer
 
@@ -104,7 +106,11 @@ class Utterances:
             return Heard(0.0, 0.0, 0.0, str(error))
         audio_s = sum(chunk.samples for chunk in chunks) / SAMPLE_RATE
         gap_s = max(
-            silences(((chunk.arrival_s, chunk.duration_s) for chunk in chunks), self.buffer_s),
+            stalls(
+                [chunk.arrival_s for chunk in chunks],
+                [chunk.duration_s for chunk in chunks],
+                self.buffer_s,
+            ),
             default=0.0,
         )
         return Heard(chunks[0].latency_s, gap_s, audio_s)

@@ -22,12 +22,11 @@ from benchmarks.gpu.chunks import chunks, drift, recompute
 from benchmarks.gpu.floor import floor
 from benchmarks.gpu.parity import parity
 from benchmarks.gpu.pytest_rows import rows_of_tests
-from benchmarks.gpu.settings import SETTINGS, LeftOut, Row, Rows, Settings
+from benchmarks.gpu.settings import PACE, SETTINGS, LeftOut, Row, Rows, Settings
 from benchmarks.gpu.smoke import smoke
 from benchmarks.gpu.streams import BUFFER_S, TOKENS_PER_PUSH, streams
 from benchmarks.gpu.tiles import tiles
 from benchmarks.gpu.tools import counters, sanitizer
-from benchmarks.listening import PACE
 
 ON_PURPOSE = "a deliberate error"
 
