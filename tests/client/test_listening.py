@@ -99,9 +99,7 @@ def test_measures_of_an_utterance(
     )
 
 
-def test_three_stalls_pass_c100_of_the_field_and_fail_buffer_100() -> (
-    None
-):
+def test_three_stalls_pass_c100_of_the_field_and_fail_buffer_100() -> None:
     heard = recording("three stalls of 60")
     assert heard.stalls_s == [0.06, 0.06, 0.06]
     assert heard.buffer_s == 0.18
