@@ -163,7 +163,9 @@ def record(
     began_s: float = 0.0,
     error: str = "",
 ) -> Recording:
-    """Makes a recording of an utterance. Chunks without samples are left out, as Nari does.
+    """Makes a recording of an utterance, with times in whole microseconds.
+
+    Chunks without samples are left out, as Nari does.
 
     Args:
         chunks: arrival since time zero and audio of each chunk, (samples,) or (samples, channels),
@@ -171,15 +173,15 @@ def record(
     """
     heard = [(arrival_s, audio) for arrival_s, audio in chunks if len(audio)]
     return Recording(
-        np.array([arrival_s for arrival_s, _ in heard], np.float64),
+        np.array([arrival_s for arrival_s, _ in heard], np.float64).round(6),
         np.array([len(audio) for _, audio in heard], np.int64),
         sample_rate,
-        ended_s,
+        round(ended_s, 6),
         complete=complete,
         onset=audible_onset(np.concatenate([audio for _, audio in heard]), sample_rate)
         if heard
         else None,
-        began_s=began_s,
+        began_s=round(began_s, 6),
         error=error,
     )
 
