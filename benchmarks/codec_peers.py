@@ -9,7 +9,11 @@ the environment that `scripts/golden_codecs.py` describes, with this project's r
 plot, in the environment of this project:
 
     public/bin/python -m benchmarks.codec_peers
+    CODEC_CPP=path/to/codec.cpp public/bin/python -m benchmarks.codec_peers --peer codec.cpp
     .venv/bin/python -m benchmarks.codec_peers --plot
+
+`codec_cpp.py` tells how to build codec.cpp. Public code without a state is also timed with all
+frames of a stream at once.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.codec_contestants import Contestant, Match, Ours, matches
+from benchmarks.codec_contestants import Contestant, Match, Ours, Recomputing, matches
 from benchmarks.environment import RESULTS, describe, save, save_picture, saved_runs
 
 _PACKAGES = (
@@ -97,12 +101,31 @@ def _row(times: list[dict[str, float]], frames: int, streams: int, call_seconds:
     row: Row = {"streams": streams, "frames_before": frames}
     for name in ("public", "ours"):
         seconds = [turn[name] for turn in times]
-        median = statistics.median(seconds)
-        row[f"{name}_ms"] = [
-            round(1e3 * value, 2) for value in (median, min(seconds), max(seconds))
-        ]
-        row[f"{name}_audio_seconds_per_second"] = round(streams * call_seconds / median, 2)
+        row[f"{name}_ms"] = _milliseconds(seconds)
+        rate = streams * call_seconds / statistics.median(seconds)
+        row[f"{name}_audio_seconds_per_second"] = round(rate, 2)
     return row
+
+
+def whole(both: dict[str, Contestant]) -> Row:
+    """Times all frames of one stream at once: median, least and most, in ms."""
+    times: list[dict[str, float]] = []
+    for turn in range(_REPEATS[1] + 1):  # one more for warm-up
+        seconds = {}
+        for name, contestant in sorted(both.items(), reverse=bool(turn % 2)):
+            assert isinstance(contestant, Recomputing | Ours)
+            begin = time.perf_counter()
+            contestant.whole()
+            seconds[name] = time.perf_counter() - begin
+        times.append(seconds)
+    return {f"{name}_ms": _milliseconds([turn[name] for turn in times[1:]]) for name in both}
+
+
+def _milliseconds(seconds: list[float]) -> list[float]:
+    """Returns the median, the least and the most, in ms."""
+    return [
+        round(1e3 * value, 2) for value in (statistics.median(seconds), min(seconds), max(seconds))
+    ]
 
 
 def compare(rows: list[Row]) -> None:
@@ -122,11 +145,11 @@ def public_ms(row: Row) -> float:
     return float(min(row["public_ms"][0], row["public_in_turns_ms"]))
 
 
-def measure(out: str, families: list[str]) -> None:
+def measure(out: str, families: list[str], peers: list[str]) -> None:
     """Measures matches one by one. The run of a match replaces its older run in the file."""
     runs = saved_runs(out)
     for match in matches():
-        if families and match.family not in families:
+        if (families and match.family not in families) or match.peer not in peers:
             continue
         random, shape = np.random.default_rng(0), (160 * match.block, match.codebooks)
         codes = torch.from_numpy(
@@ -152,6 +175,10 @@ def measure(out: str, families: list[str]) -> None:
                     run["rows"].append(row)
                     print(match.family, match.peer, row, flush=True)
             compare(run["rows"])
+            if isinstance(both["public"], Recomputing):
+                frames = len(codes)
+                run["whole"] = {"seconds": frames * match.frame_seconds, **whole(both)}
+                print(match.family, match.peer, "whole", run["whole"], flush=True)
         other_runs = [other for other in runs if (other["family"], other["peer"]) != _key(match)]
         runs = sorted([*other_runs, run], key=lambda run: (run["family"], run["peer"]))
         save(out, {"runs": runs})
@@ -201,6 +228,14 @@ def main() -> None:
     )
     names = sorted({match.family for match in matches()})
     parser.add_argument("--family", nargs="+", choices=names, default=[])
+    peers = sorted({match.peer for match in matches()})
+    parser.add_argument(
+        "--peer",
+        nargs="+",
+        choices=peers,
+        default=[peer for peer in peers if peer != "codec.cpp"],
+        help="public codes (default: all that are Python packages)",
+    )
     parser.add_argument("--out", default="codec_peers", help="name of the result")
     parser.add_argument(
         "--plot", action="store_true", help="only draw the plot of an existing result"
@@ -209,7 +244,7 @@ def main() -> None:
     if options.plot:
         plot(options.out)
     else:
-        measure(options.out, options.family)
+        measure(options.out, options.family, options.peer)
 
 
 if __name__ == "__main__":
