@@ -11,8 +11,8 @@ faster than speech, as a language model sends them. docs/benchmarking.md defines
 
 With `--gateway`, clients send text to a gateway, and a language model server answers the gateway
 with stored tokens. The clients, the gateway and the language model share the cores with the server.
-Prints a line for each rate, and the rows of the table in the README of the results; writes JSON and
-a plot.
+Prints a line for each rate, and the rows of the table in the README of the results; writes JSON.
+`benchmarks.pictures` draws the results.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from safetensors.numpy import save_file
 from tqdm import tqdm
 
 from benchmarks.codec_models import DAC_NARROW, SIZES, moss_sizes, write_codec
-from benchmarks.environment import RESULTS, ROOT, describe, save, save_picture
+from benchmarks.environment import ROOT, describe, save
 from examples.speech import language_model
 from examples.speech.demo import TEMPLATE
 from tests.support import bigvgan_model, streamflow_model
@@ -387,40 +387,6 @@ def as_table_row(rows: list[dict[str, Any]]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def plot(rows: list[dict[str, Any]], path: Path, title: str) -> None:
-    """Draws first audio and continuity over the rate, with a line for each model."""
-    # Imported here, because tests import this module, and drawing takes long to import.
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, (first, shares) = plt.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
-    for model in dict.fromkeys(row["model"] for row in rows):
-        model_rows = [row for row in rows if row["model"] == model and row["first_playable_ms"]]
-        rates = [row["utterances_per_s"] for row in model_rows]
-        [line] = first.plot(
-            rates, [row["first_playable_ms"]["p50"] for row in model_rows], marker="o", label=model
-        )
-        first.plot(
-            rates,
-            [row["first_playable_ms"]["p99"] for row in model_rows],
-            "--",
-            color=line.get_color(),
-        )
-        shares.plot(
-            rates, [row["buffer_200"] for row in model_rows], marker="o", color=line.get_color()
-        )
-    first.set(ylabel="first playable (ms): solid p50, dashed p99", yscale="log")
-    shares.set(ylabel="buffer 200: share without a gap", ylim=(-0.05, 1.05))
-    for axis in (first, shares):
-        axis.set(xlabel="utterances per second", xlim=0)
-    figure.legend(loc="outside lower center", ncols=6, fontsize=9)
-    figure.suptitle(title, fontsize=10)
-    save_picture(figure, path, dpi=100)
-    plt.close(figure)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -474,8 +440,6 @@ def main() -> None:
             save(options.name, {**facts, "highest_rate_without_gaps": highest, "rows": all_rows})
     print("highest rate without a gap:", highest)
     print(*map(as_table_row, rows.values()), sep="\n")
-    way = "text through the gateway" if options.gateway else "tokens to sound"
-    plot(all_rows, RESULTS / f"{options.name}.png", f"{way}, {facts['cpus']} CPU cores")
 
 
 if __name__ == "__main__":
