@@ -59,9 +59,9 @@ def sizes_of(sizes: str) -> dict[str, dict[str, Any]]:
 def settings_of(config: ModelConfig, sizes: str) -> StreamConfig:
     """Returns the settings of streams. Early audio is off, because it depends on arrival times."""
     if sizes == _SIXTEENTH:
-        return StreamConfig(hold_frames=0)
+        return StreamConfig(lookahead_frames=0)
     second = math.ceil(config.token_frame_rate / config.block_tokens) * config.block_tokens
-    return StreamConfig(hold_frames=0, max_hop_tokens=second)
+    return StreamConfig(lookahead_frames=0, max_hop_tokens=second)
 
 
 async def portions(subject: Subject, portion_s: float) -> AsyncIterator[NDArray[np.int32]]:
@@ -115,7 +115,9 @@ def measure(name: str, sizes: str, streams: int, seconds: float) -> dict[str, An
         write_codec(name, folder, sizes_of(sizes)[name])
         first = Subject.of(folder, seconds, speed=1.0)
         stream = settings_of(first.config, sizes)
-        settings.write_text(f"stream: {{hold_frames: 0, max_hop_tokens: {stream.max_hop_tokens}}}")
+        settings.write_text(
+            f"stream: {{lookahead_frames: 0, max_hop_tokens: {stream.max_hop_tokens}}}"
+        )
         subjects = [
             Subject(first.config, np.roll(first.tokens, -shift, axis=0), None, 1.0)
             for shift in range(_UTTERANCES)

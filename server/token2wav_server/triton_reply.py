@@ -15,7 +15,7 @@ import torch
 import triton_python_backend_utils as pb_utils
 from torch.utils.dlpack import to_dlpack  # type: ignore[attr-defined]
 
-from token2wav.errors import EngineError, InputError, LimitError, StreamClosedError, Token2WavError
+from token2wav.errors import BackendError, InputError, LimitError, StreamClosedError, Token2WavError
 from token2wav.serving.audio_output import AudioChunk
 
 # Status code of Triton for each class of error, subclasses included. The codes are attribute names
@@ -25,7 +25,7 @@ STATUS: dict[type[Token2WavError], str] = {
     InputError: "INVALID_ARG",
     StreamClosedError: "NOT_FOUND",
     LimitError: "UNAVAILABLE",
-    EngineError: "INTERNAL",
+    BackendError: "INTERNAL",
 }
 
 

@@ -94,8 +94,8 @@ def test_no_codec_needs_more_launches(codec: str) -> None:
         )
         assert not work.incomplete
     # codes of all streams; slots and noise rows of each batch, and of a batch of early audio
-    early = codec_configs()[codec].withheld_frames(StreamConfig()) > 0
-    copies = [1 + batches * (1 + early) for batches in (1, 2)]
+    early_audio = codec_configs()[codec].withheld_frames(StreamConfig()) > 0
+    copies = [1 + batches * (1 + early_audio) for batches in (1, 2)]
     assert [work.stages["sum"].from_host for work in (one, many)] == copies
 
 

@@ -50,7 +50,7 @@ NAMES = (
 MOST_TOKENS = 20_000  # which also bounds the time that a stream is open
 # Early audio depends on how tokens are portioned.
 SETTINGS = f"""
-stream: {{hold_frames: 0}}
+stream: {{lookahead_frames: 0}}
 limits: {{stream_tokens: {MOST_TOKENS}}}
 """
 
@@ -71,7 +71,7 @@ def served(
     golden = FamilyGolden(request.param, "tiny")
     folder = CODECS[request.param].write(tmp_path_factory.mktemp(request.param), golden)
     with Rig.start(folder, tmp_path_factory.mktemp("server"), SETTINGS) as rig:
-        yield rig, Token2Wav.load(folder, stream=StreamConfig(hold_frames=0))
+        yield rig, Token2Wav.load(folder, stream=StreamConfig(lookahead_frames=0))
 
 
 @contextmanager

@@ -224,9 +224,9 @@ def test_estimated_nodes_are_close_to_the_counted_launches(family: str) -> None:
     else:
         assert nodes == pytest.approx(counted + 13 * captured["vocoder"], rel=0.05)
     # Provisional chunks have graphs of their own, with fewer ODE steps, for 7 of the 11 sizes.
-    share = model.early_steps(StreamConfig(), model.ode_steps) / model.ode_steps
-    early = 7 * share * captured["flow"] if share < 1 else 0
-    assert graph_nodes(model, StreamConfig()) - nodes == pytest.approx(early, rel=0.05)
+    share = model.provisional_steps(StreamConfig(), model.ode_steps) / model.ode_steps
+    provisional = 7 * share * captured["flow"] if share < 1 else 0
+    assert graph_nodes(model, StreamConfig()) - nodes == pytest.approx(provisional, rel=0.05)
 
 
 def test_600_lean_streams_of_20_seconds_fit_into_139_gigabytes(

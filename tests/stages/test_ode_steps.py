@@ -131,19 +131,21 @@ def test_fewer_times_of_a_schedule_cover_the_same_range() -> None:
 
 
 @pytest.mark.parametrize(
-    ("folder_steps", "setting", "early"),
+    ("folder_steps", "setting", "expected"),
     [(10, 0, 3), (10, 4, 4), (25, 0, 8), (5, 0, 3), (2, 0, 2), (2, 1, 1), (2, 5, 2)],
 )
 def test_provisional_chunks_have_three_tenths_of_the_steps(
-    folder_steps: int, setting: int, early: int
+    folder_steps: int, setting: int, expected: int
 ) -> None:
     config = CosyVoice3Config.read(TINY)
-    assert config.early_steps(StreamConfig(early_steps=setting), folder_steps) == early
+    assert (
+        config.provisional_steps(StreamConfig(provisional_steps=setting), folder_steps) == expected
+    )
 
 
 def test_provisional_chunks_of_a_list_of_times_have_all_steps(tmp_path: Path) -> None:
     config = CosyVoice3Config.read(edited(tmp_path / "model", LIST))
-    assert config.early_steps(StreamConfig(), config.ode_steps) == config.ode_steps == 3
+    assert config.provisional_steps(StreamConfig(), config.ode_steps) == config.ode_steps == 3
 
 
 @pytest.fixture(scope="module")

@@ -154,10 +154,10 @@ class OdeTables:
         if len(self.weights) == 1:
             return (self.advance(step, state[0], velocity),)
         start, velocities = state[:2][-1], (*state[2:], self._guided(velocity))
-        first, *others = self.weights[stage]
+        first, *weights = self.weights[stage]
         slope = first * velocities[0]
-        for weight, other in zip(others, velocities[1:], strict=True):
-            slope = torch.add(slope, other, alpha=weight)
+        for weight, earlier in zip(weights, velocities[1:], strict=True):
+            slope = torch.add(slope, earlier, alpha=weight)
         point = start + self.widths[step] * slope
         return (point,) if stage == len(self.weights) - 1 else (point, start, *velocities)
 

@@ -127,7 +127,7 @@ class StepAudioLayer(nn.Module):
     def __init__(self, channels: int, heads: int, dim_head: int, index: int) -> None:
         super().__init__()
         self.attn = _Attention(channels, heads, dim_head, index)
-        self.mlp = _FeedForward(channels)
+        self.mlp = _StepAudioFeedForward(channels)
         self.conv = _Convolutions(channels)
         self.adaLN_modulation = _modulation(channels, 9)
 
@@ -202,7 +202,7 @@ class _Convolutions(nn.Module):
         return self.block["6"](F.mish(self.block["3"](self.block["1"](x, context))), context)
 
 
-class _FeedForward(nn.Module):
+class _StepAudioFeedForward(nn.Module):
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.fc1 = nn.Linear(channels, _FF_MULT * channels)

@@ -34,7 +34,7 @@ from token2wav.cache.states import StateStore
 from token2wav.config import StreamConfig
 from token2wav.config.block_grid import BlockGrid
 from token2wav.config.model_config import ModelConfig
-from token2wav.errors import ConfigError, EngineError, StreamClosedError
+from token2wav.errors import BackendError, ConfigError, StreamClosedError
 from token2wav.execution.batch import ChunkInput
 from token2wav.execution.grouping import map_grouped
 from token2wav.execution.runner import ESTIMATOR, Runner
@@ -356,7 +356,7 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
     def _with_pages(self, stream: _Stream, chunk: TokenChunk) -> _PagedChunk | None:
         """Takes the pages of a chunk; None if the stream must continue without the cache."""
         if stream.next_token != chunk.start:
-            raise EngineError(
+            raise BackendError(
                 f"chunk starts at token {chunk.start}, but {stream.next_token} comes next"
             )
         if stream.recomputing is not None:

@@ -18,8 +18,8 @@ from typing import Any, Protocol
 
 from token2wav.config import LimitConfig
 from token2wav.errors import (
+    BackendError,
     DeviceLostError,
-    EngineError,
     StreamClosedError,
     Token2WavError,
     to_public_error,
@@ -87,7 +87,7 @@ class Stage(Protocol):
             batch: state of each stream, and the content of its chunk.
 
         Returns:
-            The result of each chunk, in the order of the batch. If a result is an EngineError, only
+            The result of each chunk, in the order of the batch. If a result is a BackendError, only
             the stream of this chunk ends.
         """
 
@@ -249,7 +249,7 @@ class OrderedStage:
         self._changed(self.open_streams)
         results = self._advance([(stream.state, part.content) for stream, part in runnable])
         for (stream, part), result in zip(runnable, results, strict=True):
-            if isinstance(result, EngineError):
+            if isinstance(result, BackendError):
                 self._fail(stream, result, part)
                 continue
             stream.next_index += 1
@@ -269,8 +269,8 @@ class OrderedStage:
             public_error = to_public_error(error)
             if public_error is error:  # otherwise `to_public_error` has logged it
                 log.exception("a batch of chunks could not be computed")
-            if not isinstance(public_error, EngineError):
-                public_error = EngineError(str(public_error))
+            if not isinstance(public_error, BackendError):
+                public_error = BackendError(str(public_error))
             return [public_error] * len(batch)
 
     def _fail(self, stream: _Stream, error: Token2WavError, *parts: Part) -> None:
