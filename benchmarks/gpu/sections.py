@@ -128,7 +128,7 @@ def server(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
     }
     options = argparse.Namespace(utterance_seconds=settings.stream_s, seconds=settings.stream_s)
     options.tokens_per_request, options.buffer_seconds = TOKENS_PER_PUSH, BUFFER_S
-    loads = [serving_load.Load(clients, 0.0, PACE) for clients in settings.clients]
+    loads = [serving_load.Load(clients, PACE) for clients in settings.clients]
     rows = serving_load.measure(folder, "batching", loads, options, common)
     for load in loads:
         yield f"{settings.setting}, {load.label}", lambda: {"problem": None, **next(rows)}
