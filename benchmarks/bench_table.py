@@ -37,7 +37,7 @@ _COLUMNS = (
     "between chunks, ms",
     "RTFX",
     "C50, C100, C200",
-    "cut",
+    "cut (without audio)",
     "keeps up",
 )
 
@@ -65,7 +65,7 @@ def _lines(name: str, report: Mapping[str, Any]) -> Iterator[str]:
             *(_quantiles(row[figure]) for figure in ("first_audio_ms", "between_chunks_ms")),
             _or_dash(row["rtfx"], lambda value: f"{value:.1f}"),
             ", ".join(shares),
-            row["cut"],
+            f"{row['cut']} ({row['cut_without_audio']})",
             "yes" if keeps_up(row) else "no",
         )
         yield f"| {' | '.join(map(str, cells))} |"

@@ -245,7 +245,7 @@ def figures(streams: int, recordings: Sequence[Recording]) -> dict[str, Any]:
         "streams": streams,
         "complete": len(complete),
         "cut": len(cut),
-        "without_audio": sum(not len(recording.samples) for recording in recordings),
+        "cut_without_audio": sum(not len(recording.samples) for recording in cut),
         "failed": len(ended) - len(complete),
         "errors": sorted({recording.error for recording in recordings if recording.error}),
         "first_audio_ms": _ms(recording.first_playable_s for recording in recordings),
@@ -316,7 +316,13 @@ def as_tables(rows: Sequence[Mapping[str, Any]]) -> str:
             f"{_cell(row['gap_free_start_ms'], 'p95', 7, 1)}  "
             + " ".join(_percent(row[f"buffer_{ms}"]) for ms in THRESHOLDS_MS)
         )
-    return "\n".join([*nvidia, "", *field])
+    notes = [
+        f"{row['streams']} streams: {row['cut_without_audio']} utterances had no audio yet at the "
+        "time limit, and are not in the latencies"
+        for row in rows
+        if row["cut_without_audio"]
+    ]
+    return "\n".join([*nvidia, "", *field, *notes])
 
 
 def _cell(values: Mapping[str, float] | None, name: str, width: int, digits: int) -> str:

@@ -42,6 +42,6 @@ def test_the_table_says_what_the_machine_cannot_do() -> None:
     ]
     assert as_markdown({"mimi": {"rows": rows}}).splitlines()[2:] == [
         "| Mimi | 1 | 500, 500, 500, 500, 500 | 500, 500, 500, 500, 500 | 2.0 | 100%, 100%, 100% | "
-        "0 | yes |",
-        "| Mimi | 4 | 2000, 2000, 2000, 2000, 2000 | - | 2.0 | -, -, - | 4 | no |",
+        "0 (0) | yes |",
+        "| Mimi | 4 | 2000, 2000, 2000, 2000, 2000 | - | 2.0 | -, -, - | 4 (0) | no |",
     ]

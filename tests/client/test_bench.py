@@ -48,7 +48,7 @@ ROW = [
 
 def test_figures_of_a_row() -> None:
     row = figures(2, ROW)
-    assert (row["complete"], row["cut"], row["without_audio"], row["failed"]) == (2, 2, 2, 1)
+    assert (row["complete"], row["cut"], row["cut_without_audio"], row["failed"]) == (2, 2, 1, 1)
     assert row["errors"] == ["streams: all 2 are in use; try again later"]
     # Of every utterance with audio, also of the one that was cut.
     assert row["first_audio_ms"] == {
@@ -91,6 +91,9 @@ def test_tables_have_a_line_for_each_row() -> None:
         *("33.3", "33.3", "66.7"),
     ]
     assert max(map(len, lines)) <= 120
+    assert lines[-1] == (
+        "16 streams: 1 utterances had no audio yet at the time limit, and are not in the latencies"
+    )
 
 
 def test_random_tokens_lie_within_the_vocabulary_of_each_codebook() -> None:
