@@ -19,6 +19,7 @@ PROGRAMS = {
     "export": ("exporters",),
     "gateway": ("gateway",),
     "health": ("client",),
+    "models": ("token2wav",),
     "perf-data": ("client",),
     "plan": ("server/token2wav_server",),
     "pull": ("token2wav",),
