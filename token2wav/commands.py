@@ -72,6 +72,7 @@ COMMANDS = {
         "models",
         "models_parser",
     ),
+    "doctor": Command("token2wav_server.doctor", "server", "check this machine, and a model"),
     "setup": Command("token2wav_server.setup", "server", "install tritonserver with pip"),
     "synth": Command(
         "token2wav_client.cli",
