@@ -114,7 +114,7 @@ def packages(names: Sequence[str] = _MODULES) -> Finding:
 def gpus() -> Iterator[Finding]:
     """Checks torch, the driver of NVIDIA, and every GPU."""
     torch = importlib.import_module("torch")
-    from token2wav.execution.cuda_facts import device_facts, driver_fact, missing_gpu
+    from token2wav.execution.cuda_facts import driver_fact, missing_gpu
 
     made_for = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPUs"
     yield Finding("torch", "ok", f"{torch.__version__}, for {made_for}")
@@ -131,23 +131,34 @@ def gpus() -> Iterator[Finding]:
         return
     yield Finding("driver", "ok", driver_fact() or "an NVIDIA driver")
     for index in range(torch.cuda.device_count()):
-        device = torch.device("cuda", index)
+        yield gpu(torch.device("cuda", index))
+
+
+def gpu(device: Any) -> Finding:
+    """Checks that torch can run on a GPU."""
+    torch = importlib.import_module("torch")
+    from token2wav.execution.cuda_facts import device_facts, driver_fact
+
+    name = f"gpu {device.index or 0}"
+    try:
         capability = torch.cuda.get_device_capability(device)
-        facts = [fact for fact in device_facts(device) if fact != driver_fact()]
         free, total = torch.cuda.mem_get_info(device)
-        text = (
-            f"{', '.join(facts)}, compute capability {capability[0]}.{capability[1]}, "
-            f"{free / _MIB:,.0f} of {total / _MIB:,.0f} MiB free"
+    except RuntimeError as error:  # for example if its compute mode admits no further process
+        reason = str(error).partition("\n")[0]
+        return Finding(name, "error", f"{reason}; check it with nvidia-smi")
+    facts = [fact for fact in device_facts(device) if fact != driver_fact()]
+    text = (
+        f"{', '.join(facts)}, compute capability {capability[0]}.{capability[1]}, "
+        f"{free / _MIB:,.0f} of {total / _MIB:,.0f} MiB free"
+    )
+    if not runs_on(capability, torch.cuda.get_arch_list()):
+        return Finding(
+            name,
+            "error",
+            f"{text}: this torch has no code for it; install a torch whose release notes name this "
+            "GPU, or set runtime.device: cpu",
         )
-        if runs_on(capability, torch.cuda.get_arch_list()):
-            yield Finding(f"gpu {index}", "ok", text)
-        else:
-            yield Finding(
-                f"gpu {index}",
-                "error",
-                f"{text}: this torch has no code for it; install a torch whose release notes name "
-                "this GPU, or set runtime.device: cpu",
-            )
+    return Finding(name, "ok", text)
 
 
 def runs_on(capability: tuple[int, int], architectures: Iterable[str]) -> bool:
@@ -327,7 +338,7 @@ def examine_model(folder: Path, config: Path | None) -> Iterator[Finding]:
     settings = load_server_config(config)
     device = device_named(settings.runtime.device)
     if device.type == "cuda":
-        yield from (finding for finding in gpus() if finding.state == "error")
+        yield gpu(device)
     check_settings(folder, settings.stream, settings.runtime)
     check_folder(folder)
     model = read_config(folder).with_stream_settings(settings.stream)

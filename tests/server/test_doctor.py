@@ -88,6 +88,18 @@ def test_a_gpu_that_torch_cannot_use(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [finding.state for finding in doctor.gpus()] == ["ok", "ok", "ok"]
 
 
+def test_a_gpu_that_admits_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_: torch.device) -> None:
+        raise RuntimeError("CUDA error: all CUDA-capable devices are busy\nmore lines")
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", refused)
+    finding = doctor.gpu(torch.device("cuda", 1))
+    assert (finding.check, finding.state) == ("gpu 1", "error")
+    assert finding.message == (
+        "CUDA error: all CUDA-capable devices are busy; check it with nvidia-smi"
+    )
+
+
 def test_a_driver_that_torch_cannot_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(cuda_facts, "missing_gpu", lambda: "driver 535.1, but CUDA 13.0")
