@@ -193,11 +193,17 @@ def _check_sizes(context: LoadContext, config: ModelConfig, stream: StreamConfig
         flow = family.network(config, "flow") if "flow" in config.stages else None
     if isinstance(last, WaveformNetwork):
         check_lookahead_frames(config.withheld_frames(stream), last)
-    # A stage that only the family has may have no pages.
-    shared_stage = type(family).own_stage is Family.own_stage
-    if hasattr(flow, "estimator") and shared_stage and not stream.reference:
+    paged = hasattr(flow, "estimator") and not has_own_flow_stage(family)
+    if paged and not stream.reference:
         steps = max(config.allowed_steps(stream.steps))
         check_pages(config, stream, total // _layout(context, config, flow, steps)[1])
+
+
+def has_own_flow_stage(family: Family) -> bool:
+    """Returns whether a family computes its flow in a stage that only this family has. Such a
+    stage stores no pages.
+    """
+    return type(family).own_stage is not Family.own_stage
 
 
 def _layout(context: LoadContext, config: Any, flow: Any, steps: int) -> tuple[CacheLayout, int]:

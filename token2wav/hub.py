@@ -9,7 +9,6 @@ and files with the tensors of a decoder.
 
 from __future__ import annotations
 
-import csv
 import errno
 import hashlib
 import json
@@ -22,13 +21,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
 from token2wav.config.transformers_json import CONFIG_JSON, INDEX
 from token2wav.errors import ConfigError
 from token2wav.families.registry import find_remote_family
+from token2wav.known_models import known_models
 
 _NAME = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
 _DEFAULT_FILES = (CONFIG_JSON, f"model.safetensors|{INDEX}|pytorch_model.bin|model.pth")
@@ -44,28 +43,6 @@ _WHOLE = 0.8  # share of the needed bytes, above which a whole file is fetched, 
 
 class HubError(ConfigError):
     """A model cannot be pulled. The message names the model, the reason and a remedy."""
-
-
-@dataclass(frozen=True)
-class KnownModel:
-    """Row of `models.csv`: a name that is known to this project.
-
-    Attributes:
-        alias: short name.
-        repo: name on the hub, `org/name`.
-        family: package of `token2wav.families` that reads the folder.
-    """
-
-    alias: str
-    repo: str
-    family: str
-
-
-@cache
-def known_models() -> tuple[KnownModel, ...]:
-    """Reads the names that are known to this project."""
-    with Path(__file__).with_name("models.csv").open(encoding="utf-8", newline="") as file:
-        return tuple(KnownModel(**row) for row in csv.DictReader(file))
 
 
 Part = Literal["decoder", "front_end", "config"]

@@ -31,6 +31,7 @@ LAUNCHES: dict[str, dict[str, int]] = {
     "Chatterbox": {"encoder": 274, "outside": 27, "flow": 4716, "vocoder": 61},
     "Chatterbox Turbo": {"encoder": 274, "outside": 27, "flow": 948, "vocoder": 61},
     "StreamFlow": {"encoder": 0, "outside": 10, "flow": 8033, "vocoder": 1373},
+    "Qwen2.5-Omni": {"encoder": 0, "outside": 10, "flow": 28367, "vocoder": 2057},
     "BigVGAN": {"encoder": 34, "outside": 24, "flow": 1622, "vocoder": 2049},
 }
 # Launches of a later chunk of a codec: outside and decoder, of one stream and of 64 streams, which

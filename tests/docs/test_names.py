@@ -17,9 +17,11 @@ from token2wav.config.values import from_mapping
 PROGRAMS = {
     "bench": ("client",),
     "completion": ("token2wav",),
+    "doctor": ("server/token2wav_server",),
     "export": ("exporters",),
     "gateway": ("gateway",),
     "health": ("client",),
+    "models": ("token2wav",),
     "perf-data": ("client",),
     "plan": ("server/token2wav_server",),
     "pull": ("token2wav",),

@@ -166,7 +166,7 @@ def test_fewer_steps_see_the_past_at_their_own_times() -> None:
     solver, early = parts.solver.tables, OdeTables.of(parts.flow.estimator, 10, 0.7, evaluated=3)
     assert early.stored_steps == [0, 3, 7]
     with torch.inference_mode():
-        mu = parts.flow.conditions(torch.from_numpy(tokens)[None])[:, :, :count]
+        mu = parts.flow.mu(torch.from_numpy(tokens)[None])[:, :, :count]
         speaker = parts.flow.speaker(torch.tensor(voice.speaker_embedding))[None]
         conditions = estimator.project_conditions(*solver.guided(mu, speaker, torch.zeros_like(mu)))
         grid = parts.config.grid(0).scaled(2)

@@ -60,7 +60,7 @@ def reference(folder: Path, grid: Sequence[float], guidance: float, voice: Voice
     config = CosyVoice3Config.read(folder)
     flow, noise = load_network(folder, config, "flow"), load_flow_noise(folder, config)
     with torch.inference_mode():
-        mu = flow.conditions(torch.from_numpy(np.concatenate((voice.prompt_tokens, TOKENS)))[None])
+        mu = flow.mu(torch.from_numpy(np.concatenate((voice.prompt_tokens, TOKENS)))[None])
         cond = torch.zeros_like(mu)
         cond[0, :, : len(voice.prompt_mel)] = torch.tensor(voice.prompt_mel).T
         spk = flow.speaker(torch.tensor(voice.speaker_embedding))[None]

@@ -108,7 +108,7 @@ def likely_pieces(
 
 
 @dataclass(eq=False)
-class _Stream:
+class _WaveformStream:
     """State of one stream.
 
     Attributes:
@@ -137,7 +137,7 @@ class PieceInput:
         decoder_noise: see `TokenChunk`.
     """
 
-    stream: _Stream
+    stream: _WaveformStream
     start: int
     frames: torch.Tensor
     shape: PieceShape
@@ -151,8 +151,8 @@ class _Cut:
 
     Attributes:
         pieces: pieces in order; none while the start of a stream is too short to yield audio.
-        pending: value of `_Stream.pending` after the pieces.
-        frames: value of `_Stream.frames` after the pieces.
+        pending: value of `_WaveformStream.pending` after the pieces.
+        frames: value of `_WaveformStream.frames` after the pieces.
     """
 
     pieces: list[PieceInput]
@@ -274,7 +274,7 @@ def check_lookahead_frames(lookahead_frames: int, network: WaveformNetwork) -> N
         )
 
 
-class WaveformStage(StatefulStage[_Stream], VocoderStage):
+class WaveformStage(StatefulStage[_WaveformStream], VocoderStage):
     """Stage from frames to audio, on a network that runs step by step. The audio of a stream equals
     the audio of `whole` up to float rounding.
 
@@ -377,7 +377,7 @@ class WaveformStage(StatefulStage[_Stream], VocoderStage):
     def open(self, voice: Voice | None = None, steps: int = 0) -> int:
         # Allocated before the slot is taken, because no code would release the slot on a failure.
         nothing = self._net.no_frames()
-        return self.register(_Stream(self.store.take(), nothing))
+        return self.register(_WaveformStream(self.store.take(), nothing))
 
     def close(self, handle: int) -> None:
         if (stream := self._streams.pop(handle, None)) is not None:
@@ -439,7 +439,7 @@ class WaveformStage(StatefulStage[_Stream], VocoderStage):
         return max(0, cut.pending.shape[1] - self._lookahead_frames) * self._net.frame_samples
 
     def _extrapolate(
-        self, streams: Sequence[_Stream], cuts: Sequence[_Cut], chunks: Sequence[FrameChunk]
+        self, streams: Sequence[_WaveformStream], cuts: Sequence[_Cut], chunks: Sequence[FrameChunk]
     ) -> dict[int, torch.Tensor]:
         """Computes the samples after the exact audio, as if the last known frame of each stream
         were repeated.
@@ -485,7 +485,7 @@ class WaveformStage(StatefulStage[_Stream], VocoderStage):
         known = following if following.shape[1] else chunk.frames
         return [pending, following, known[:, -1:].expand(-1, count - following.shape[1])]
 
-    def _cut(self, stream: _Stream, chunk: FrameChunk) -> _Cut:
+    def _cut(self, stream: _WaveformStream, chunk: FrameChunk) -> _Cut:
         """Cuts a chunk into pieces of prepared shapes, and one piece of the frames left over."""
         new, noise = chunk.frames, chunk.decoder_noise
         if stream.pending.shape[1]:
