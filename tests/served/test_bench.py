@@ -43,9 +43,9 @@ def test_rows_of_streams(
         assert row["rtfx"] > 0
         assert 0 < row["first_audio_ms"]["p50"] <= row["gap_free_start_ms"]["max"]
     rows = load_recordings(out.with_suffix(".npz"))
-    assert [figures(streams, recordings) for streams, recordings in rows.items()] == report["rows"]
+    assert [figures(int(name), heard) for name, heard in rows.items()] == report["rows"]
     # Stream 0 sends lengths 0 and 1 of ten from 0.5 to 1.5 s, in tokens of 40 ms.
-    assert [int(heard.samples.sum()) for heard in rows[1]] == [12 * 960, 15 * 960]
+    assert [int(heard.samples.sum()) for heard in rows["1"]] == [12 * 960, 15 * 960]
     assert out.with_suffix(".png").is_file()
     assert capsys.readouterr().out.splitlines()[2].split()[:4] == ["1", "2", "0", "0"]
 
