@@ -77,6 +77,8 @@ speak() {
         || fail "$ENVIRONMENTS/server.log"
     seq 100 160 | "$ENVIRONMENTS/client/bin/token2wav" synth --url "127.0.0.1:$PORT" --tokens - \
         --voice "$voice" --out "$ENVIRONMENTS/spoken.wav"
+    "$ENVIRONMENTS/client/bin/token2wav" bench --url "127.0.0.1:$PORT" --voice "$voice" --streams 1 2 --rounds 1 \
+        --out "$ENVIRONMENTS/bench.json"
 }
 
 # Serves a model folder under a name, as the Hugging Face Hub does, and sets HF_ENDPOINT.
