@@ -221,7 +221,7 @@ class RivaSpeech(RivaSpeechSynthesisServicer):  # type: ignore[misc]
         if not request.text.strip():  # before a recording is heard
             raise RequestError("text: empty; a text is needed", param="text")
         voice = await voices.of(request)
-        return _Utterance(Text(request.text, voice, instructions, rate_hz), audio_format)
+        return _Utterance(Text(request.text, voice, instructions, rate_hz=rate_hz), audio_format)
 
     @staticmethod
     def _with_id(
