@@ -23,7 +23,9 @@ from examples.demo import MODEL, OUT, PROMPT
 from examples.demo_voice.recordings import PROMPT_TEXT
 from examples.speech import language_model
 from token2wav_gateway.app import create_app
+from token2wav_gateway.errors import GatewayError
 from token2wav_gateway.metrics import Metrics
+from token2wav_gateway.server import BoundedConfig, DrainingServer
 from token2wav_gateway.settings import Settings
 from token2wav_gateway.voices import VoiceFolder
 from token2wav_server import Ports, ServerError, TritonServer
@@ -62,12 +64,24 @@ async def serve(app: FastAPI, listener: socket.socket) -> None:
     await uvicorn.Server(config).serve(sockets=[listener])
 
 
+async def serve_gateway(settings: Settings, listener: socket.socket, riva_port: int) -> None:
+    """Serves the gateway until the task is cancelled, with the interface of Riva if it has a port.
+
+    Raises:
+        SettingsError: the port cannot be opened, or the extra `riva` is not installed.
+    """
+    app, (host, port) = create_app(settings, Metrics()), listener.getsockname()
+    config = BoundedConfig(app, settings.limits, host=host, port=port, riva_port=riva_port)
+    await DrainingServer(config, app, drain_s=1).serve(sockets=[listener])
+
+
 async def run(
     grpc_url: str,
     voice_folder: Path,
     gateway: socket.socket,
     language_model_server: socket.socket,
     pace: float,
+    riva_port: int,
 ) -> None:
     """Serves the language model and the gateway until they are stopped."""
     front_end = TextFrontEnd()
@@ -87,7 +101,7 @@ async def run(
     )
     await asyncio.gather(
         serve(language_model.create_app(front_end.tokens, pace), language_model_server),
-        serve(create_app(chosen, Metrics()), gateway),
+        serve_gateway(chosen, gateway, riva_port),
     )
 
 
@@ -103,6 +117,12 @@ def main() -> None:
         type=int,
         default=9000,
         help="port of the language model (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--riva-port",
+        type=int,
+        default=0,
+        help="port of the gateway for clients of Riva (default: 0, none)",
     )
     parser.add_argument(
         "--tokens-per-second",
@@ -131,9 +151,10 @@ def main() -> None:
                     gateway,
                     language_model_server,
                     options.tokens_per_second,
+                    options.riva_port,
                 )
             )
-    except (ServerError, OSError) as error:
+    except (GatewayError, ServerError, OSError) as error:
         sys.exit(f"speech: {error}")
     except KeyboardInterrupt:
         pass
