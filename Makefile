@@ -45,7 +45,7 @@ page: ## [PORT=8080]: serve a web page that speaks the text you type, with a Tri
 	$(SETUP)
 	@$(BIN)/python -m examples.browser.demo $(if $(PORT),--port $(PORT))
 
-integrations: ## [ARGS=openai pipecat livekit]: speak with libraries of other projects, and check what is heard
+integrations: ## [ARGS=openai realtime riva ...]: speak with libraries of other projects, and check what is heard
 	$(SETUP)
 	@$(BIN)/python -m examples.integrations.run $(ARGS)
 

@@ -324,6 +324,18 @@ def _add_utterance(parser: argparse.ArgumentParser) -> None:
         "server)",
         choices=("on", "off"),
     )
+    option(
+        "--end-after-repeats N",
+        "equal tokens in a row after which the server ends the utterance; 0 for no limit (default: "
+        "the setting of the server)",
+        type=_number(int),
+    )
+    option(
+        "--end-after-silence S",
+        "seconds of audio below -50 dBFS after which the server ends the utterance; 0 for no limit "
+        "(default: the setting of the server)",
+        type=_number(float),
+    )
     option("--json", "print the report as one JSON object instead of a table", action="store_true")
     option("--quiet", "print no progress bar and no table", action="store_true")
     _add_timeout(parser)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import logging
 import os
 import re
 import sys
@@ -35,9 +36,11 @@ from token2wav_client.tokens import LATENTS, TokenArray, as_tokens
 from token2wav_client.voice import FIELDS, ClientVoice, is_voice_id
 from token2wav_client.writer import STANDARD_OUTPUT, AudioWriter
 
+logger = logging.getLogger("token2wav_client")
 TOKEN_VARIABLE = "TOKEN2WAV_TOKEN"
 _ADD_VOICE = "add --voice FILE, --voice-name NAME or --voice-id ID"
 _SHAPE = re.compile(r"\bshape \([^)]*\)")
+_LIMITS = {"repeats": "equal tokens in a row", "silence": "silence"}
 _DECODER_NOISE = {None: None, "on": True, "off": False}  # values of --decoder-noise
 
 
@@ -87,6 +90,8 @@ def synth(options: argparse.Namespace) -> int:
                     steps=options.steps,
                     sample_rate=options.sample_rate,
                     decoder_noise=_DECODER_NOISE[options.decoder_noise],
+                    end_after_repeats=options.end_after_repeats,
+                    end_after_silence_s=options.end_after_silence,
                 ):
                     timings.append(ChunkTiming.of(chunk))
                     if writer is not None:
@@ -103,6 +108,12 @@ def synth(options: argparse.Namespace) -> int:
                 _report_incomplete(writer, out, timings[0].sample_rate)
             raise
     stats = summarize(timings)
+    if stats.end_reason is not None:
+        logger.warning(
+            "the server ended the utterance after %.2f s of audio: %s",
+            stats.audio_s,
+            _LIMITS[stats.end_reason],
+        )
     report_to = sys.stderr if out == STANDARD_OUTPUT else sys.stdout
     if options.json:
         print_report(json.dumps(asdict(stats)), report_to)

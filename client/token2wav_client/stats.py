@@ -10,7 +10,7 @@ from typing import TextIO
 
 import numpy as np
 
-from token2wav_client.audio import SAMPLE_RATE, AudioChunk, channels_of, decoded
+from token2wav_client.audio import SAMPLE_RATE, AudioChunk, EndReason, channels_of, decoded
 from token2wav_client.errors import OutputError
 from token2wav_client.listening import playback_starts, stalls
 
@@ -38,6 +38,7 @@ class ChunkTiming:
     gap_s: float | None
     sample_rate: int = SAMPLE_RATE
     samples_trimmed: int = 0
+    end_reason: EndReason | None = None
     sound_s: float | None = None
 
     @property
@@ -49,7 +50,7 @@ class ChunkTiming:
     def of(cls, chunk: AudioChunk) -> ChunkTiming:
         """Returns the timing of a chunk without its audio."""
         fields = ("index", "arrival_s", "latency_s", "gap_s", "sample_rate", "samples_trimmed")
-        values = {name: getattr(chunk, name) for name in fields}
+        values = {name: getattr(chunk, name) for name in (*fields, "end_reason")}
         return cls(samples=len(chunk.audio), sound_s=_sound_s(chunk), **values)
 
 
@@ -70,6 +71,8 @@ class UtteranceStats:
         underruns: times that a player which starts 0.2 s after the first chunk runs out
             of audio.
         stalled_s: total time in seconds for which that player waits for audio.
+        end_reason: limit of the server that ended the utterance before its last tokens: repeats or
+            silence; None if none did.
     """
 
     chunks: tuple[ChunkTiming, ...]
@@ -81,6 +84,7 @@ class UtteranceStats:
     real_time_factor: float | None
     underruns: int
     stalled_s: float
+    end_reason: EndReason | None
 
 
 def summarize(chunks: Sequence[ChunkTiming]) -> UtteranceStats:
@@ -105,6 +109,7 @@ def summarize(chunks: Sequence[ChunkTiming]) -> UtteranceStats:
         real_time_factor=last.arrival_s / audio_s if audio_s else None,
         underruns=len(waits),
         stalled_s=sum(waits, 0.0),
+        end_reason=last.end_reason,
     )
 
 
@@ -150,6 +155,7 @@ def as_table(stats: UtteranceStats) -> str:
             f"real-time factor     {_number(stats.real_time_factor)}",
             f"underruns            {stats.underruns} ({_number(stats.stalled_s)} s of silence) "
             f"with a player buffer of {_PLAYER_BUFFER_S} s",
+            *(f"ended by the server  {reason}" for reason in [stats.end_reason] if reason),
         ]
     )
 

@@ -102,6 +102,7 @@ WRONG_USAGE = [
         for other in ("--voice v", "--voice-name n")
     ),
     *(GOOD + "--rate -1", GOOD + "--rate nan", GOOD + "--tokens-per-request 0"),
+    *(GOOD + "--end-after-repeats -1", GOOD + "--end-after-silence nan"),
     *(GOOD + "--timeout 0", GOOD + "--audio-format mp3", GOOD + "--format mp3"),
 ]
 

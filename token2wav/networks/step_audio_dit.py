@@ -144,7 +144,6 @@ class StepAudioLayer(nn.Module):
             x: (B, T, channels).
             vectors: (B or 1, 9, channels) shift, scale and gate of attention, then of feed-forward,
                 then of the convolutions.
-            bias, context: see `Estimator.velocity`.
         """
         attend, feed, convolve = vectors.unflatten(1, (3, 3)).unbind(1)
         x = x + attend[:, 2:] * self.attn(

@@ -183,7 +183,6 @@ class UNetBlock(nn.ModuleList):
         Args:
             x: (B, T, inputs).
             time: (B, channels) or (1, channels) shift.
-            bias, context: see `Estimator.velocity`.
 
         Returns:
             (B, T, channels).

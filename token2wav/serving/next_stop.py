@@ -163,11 +163,7 @@ def _provisional(facts: StreamFacts) -> Stop | None:
 
 
 def _planned(facts: StreamFacts, block_end: int) -> int:
-    """Returns the end of the cheapest next provisional chunk; at most `facts.spoken` for none.
-
-    Args:
-        block_end: end of the block that is spoken next.
-    """
+    """Returns the end of the cheapest next provisional chunk; at most `facts.spoken` for none."""
     estimates = facts.estimates
     if not estimates.token_seconds:
         return facts.spoken

@@ -73,9 +73,6 @@ class Stream:
         If all tokens of the utterance are passed to this call, the samples are the same as from
         `Token2Wav.synthesize`, because no provisional chunk is needed.
 
-        Args:
-            tokens: last tokens of the utterance, as for `push`.
-
         Raises:
             InputError: as for `push`; or the utterance has no tokens at all, and the stream is
                 closed.
@@ -117,6 +114,7 @@ class Stream:
             array = request.checked_tokens(tokens, self._pipeline.config)
             request.chunker.check_codebooks(array)
             try:
+                array, end = request.within_limits(array, end=end)
                 request.chunker.push(array, end=end)
                 return self._compute()
             except BaseException as error:
