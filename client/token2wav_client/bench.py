@@ -216,11 +216,13 @@ async def _tokens(
     parameters: Mapping[str, Any] = {}
     with suppress(grpc.RpcError):  # a balancer may not pass on this call
         parameters = (await client._ask("ModelConfig")).config.parameters
-    if "vocabulary" not in parameters:
+    published = parameters["vocabulary"].string_value if "vocabulary" in parameters else ""
+    try:
+        sizes = tuple(map(int, published.split(",")))
+    except ValueError:
         raise InputError(
-            "tokens: the server does not tell the vocabulary of the model; add --tokens FILE"
-        )
-    sizes = tuple(map(int, parameters["vocabulary"].string_value.split(",")))
+            "tokens: the server does not publish the vocabulary of its model; add --tokens FILE"
+        ) from None
     if codebooks is not None and not 0 < codebooks <= len(sizes):
         raise InputError(f"codebooks: {codebooks}, but a token of this model has {len(sizes)}")
     sizes = sizes[:codebooks]
