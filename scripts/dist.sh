@@ -7,6 +7,7 @@
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+unset PYTHONPATH # else pip takes the checkout for the installed package
 readonly BIN=$PWD/.venv/bin ENVIRONMENTS=$PWD/out/dist PORT=${PORT:-18100}
 readonly TORCH=torch==$("$BIN/python" -c "import torch; print(torch.__version__)")
 readonly TORCH_INDEX=https://download.pytorch.org/whl/cpu

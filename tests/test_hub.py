@@ -25,6 +25,7 @@ from tests.support.patience import PATIENCE_SECONDS
 from token2wav import Token2Wav
 from token2wav import hub as names
 from token2wav.families import registry
+from token2wav.known_models import known_models
 
 FLOW, OMNI = "acme/tiny-flow", "acme/omni"
 PREFIX = "code2wav."
@@ -379,7 +380,7 @@ def test_names(text: str, name: tuple[str, str] | None) -> None:
 
 
 def test_aliases_are_names_too() -> None:
-    for known in names.known_models():
+    for known in known_models():
         assert names._name(known.alias) == (known.repo, "main")
         assert names._name(f"{known.alias}@v2") == (known.repo, "v2")
         assert names._name(known.repo) == (known.repo, "main")
