@@ -233,7 +233,7 @@ class Ours(Contestant):
     """
 
     def __init__(self, folder: Path, codes: torch.Tensor, block: int) -> None:
-        stream = StreamConfig(max_hop_tokens=block, hold_frames=0)
+        stream = StreamConfig(max_hop_tokens=block, lookahead_frames=0)
         self._block = block
         self._model = Token2Wav.load(folder, stream=stream, runtime=RuntimeConfig(device="cpu"))
         self._codes = codes.numpy().astype(self._model.config.token_dtype)

@@ -67,7 +67,7 @@ def first_tokens(config: ModelConfig) -> int:
         return config.grid(0).first_boundary + config.hops(_STREAM)[0]
     schedule = HopSchedule.of(_STREAM, config, withheld_samples(config, _STREAM))
     if schedule.first_tokens:
-        return schedule.first_tokens + schedule.early_lookahead
+        return schedule.first_tokens + schedule.provisional_lookahead
     return schedule.first + config.lookahead_tokens
 
 
@@ -75,7 +75,7 @@ def lookahead_seconds(config: ModelConfig) -> float:
     """Returns the time after a sample in which tokens change the sample: the look-ahead of all
     layers, without the rest of an attention block.
     """
-    ahead = withheld_samples(config, StreamConfig(hold_frames=0))
+    ahead = withheld_samples(config, StreamConfig(lookahead_frames=0))
     return config.lookahead_tokens / config.token_frame_rate + ahead / config.sample_rate
 
 

@@ -23,6 +23,7 @@ main() {
     try client token2wav_client "import importlib.util as u; assert u.find_spec('torch') is None"
     try voice token2wav_voice "import importlib.util as u; assert u.find_spec('torch') is None"
     try gateway token2wav_gateway.cli "import importlib.util as u; assert u.find_spec('torch') is None"
+    try riva token2wav_gateway.riva_server "import importlib.util as u; assert u.find_spec('torch') is None"
     try onnx onnxruntime
     try onnx-gpu onnxruntime
     try server token2wav "import token2wav_server"
@@ -78,6 +79,8 @@ speak() {
         || fail "$ENVIRONMENTS/server.log"
     seq 100 160 | "$ENVIRONMENTS/client/bin/token2wav" synth --url "127.0.0.1:$PORT" --tokens - \
         --voice "$voice" --out "$ENVIRONMENTS/spoken.wav"
+    "$ENVIRONMENTS/client/bin/token2wav" bench --url "127.0.0.1:$PORT" --voice "$voice" --streams 1 2 --rounds 1 \
+        --out "$ENVIRONMENTS/bench.json"
 }
 
 # Serves a model folder under a name, as the Hugging Face Hub does, and sets HF_ENDPOINT.

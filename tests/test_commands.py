@@ -67,7 +67,7 @@ def test_the_parser_of_a_subcommand_has_its_name(name: str) -> None:
 
 LIGHT = [
     *("synth", "health", "voice-id", "perf-data", "voice", "tokenize", "gateway", "serve"),
-    *("doctor", "models", "pull", "setup"),
+    *("bench", "doctor", "models", "pull", "setup"),
 ]
 
 

@@ -88,6 +88,13 @@ COMMANDS = {
         "health",
         "health_parser",
     ),
+    "bench": Command(
+        "token2wav_client.cli",
+        "client",
+        "measure latency and throughput of a running server",
+        "bench",
+        "bench_parser",
+    ),
     "voice": Command("token2wav_voice.cli", "voice", "create a voice from a recording"),
     "voice-id": Command(
         "token2wav_client.cli",

@@ -232,8 +232,8 @@ class _Pull:
         for alternatives in patterns:
             for pattern in filter(None, alternatives.split("|")):
                 full = str(Path(prefix) / pattern)
-                if found := [file for file in files if _matches(file, full)]:
-                    needed |= set(found)
+                if matches := [file for file in files if _matches(file, full)]:
+                    needed |= set(matches)
                     break
         index = str(Path(prefix) / INDEX)
         if index in needed:
@@ -244,13 +244,13 @@ class _Pull:
 
     def _shards(self, prefix: str, family: Any, index: str, files: Mapping[str, _File]) -> set[str]:
         """Returns the shards with tensors of the decoder, by the index of the weights."""
-        wanted = tuple(getattr(family, "WEIGHT_PREFIXES", ("",)))
+        prefixes = tuple(getattr(family, "WEIGHT_PREFIXES", ("",)))
         try:
             document = json.loads(self._download(index).read_text("utf-8"))
             shards = {
                 str(Path(prefix) / shard)
                 for name, shard in document["weight_map"].items()
-                if name.startswith(wanted)
+                if name.startswith(prefixes)
             }
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             raise HubError(f"{self.name}: {index} is not an index of weights") from None
@@ -286,13 +286,13 @@ class _Pull:
         """Fetches a file into the cache of the client, checks it, and makes a link to it."""
         source = self._download(file)
         if expected.sha256 is not None:
-            digest, wanted = hashlib.sha256(), expected.sha256
+            digest, checksum = hashlib.sha256(), expected.sha256
         else:  # the id of a git blob
-            digest, wanted = hashlib.sha1(b"blob %d\0" % source.stat().st_size), expected.blob_id
+            digest, checksum = hashlib.sha1(b"blob %d\0" % source.stat().st_size), expected.blob_id
         with source.open("rb") as content:
             while chunk := content.read(_CHUNK):
                 digest.update(chunk)
-        if wanted and digest.hexdigest() != wanted:
+        if checksum and digest.hexdigest() != checksum:
             source.resolve().unlink()
             raise HubError(f"{self.name}: {file} has another checksum than on the hub; pull again")
         draft = path.with_name(f".{path.name}.{os.getpid()}")
@@ -360,13 +360,13 @@ class _Tensors:
 
     def _choose(self, header: dict[str, Any], first: int) -> bool:
         """Makes the header of the wanted tensors, whose bytes begin at `first` of the file."""
-        wanted = {
+        entries = {
             name: entry
             for name, entry in header.items()
             if name.startswith(self._prefixes) and name != "__metadata__"
         }
         new, offset = {}, 0
-        for name, entry in sorted(wanted.items(), key=lambda item: item[1]["data_offsets"]):
+        for name, entry in sorted(entries.items(), key=lambda item: item[1]["data_offsets"]):
             start, stop = entry["data_offsets"]
             if not 0 <= start <= stop <= self._size - first:
                 raise ValueError(f"{name} is outside the file")
@@ -380,7 +380,7 @@ class _Tensors:
         text = json.dumps(new, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)
         self._header = len(text).to_bytes(8, "little") + text
-        return bool(wanted)
+        return bool(entries)
 
     def save(self, path: Path) -> None:
         """Writes the tensors as a file. An interrupted one goes on where it ended."""

@@ -111,6 +111,12 @@ def main() -> None:
         help="port of the language model (default: %(default)s)",
     )
     parser.add_argument(
+        "--riva-port",
+        type=int,
+        default=0,
+        help="port of the gateway for clients of Riva (default: 0, none)",
+    )
+    parser.add_argument(
         "--tokens-per-second",
         type=float,
         default=50.0,
@@ -138,6 +144,7 @@ def main() -> None:
             config.write_text(json.dumps(chosen, indent=1))  # YAML contains JSON
             asyncio.run(make_voice(chosen))
             words = ["token2wav", "gateway", "--config", config, "--port", options.port]
+            words += ["--riva-port", options.riva_port]
             with running(words) as gateway:
                 asyncio.run(run(gateway, options.port, listener, options.tokens_per_second))
     except (ServerError, OSError) as error:

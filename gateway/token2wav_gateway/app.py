@@ -31,6 +31,7 @@ from token2wav_gateway.gateway import Gateway
 from token2wav_gateway.guard import Guard, error_response
 from token2wav_gateway.metrics import Metrics
 from token2wav_gateway.origins import OriginCheck
+from token2wav_gateway.realtime import RealtimeSession
 from token2wav_gateway.requests import SpeechRequest, StageRequest, Words, problem
 from token2wav_gateway.settings import Settings
 from token2wav_gateway.sockets import Sockets
@@ -198,6 +199,11 @@ def create_app(settings: Settings, metrics: Metrics) -> FastAPI:
     async def speak_stream(socket: WebSocket) -> None:
         sockets: Sockets = socket.app.state.sockets
         await sockets.serve(socket)
+
+    @app.websocket("/v1/realtime")
+    async def speak_in_realtime(socket: WebSocket) -> None:
+        sockets: Sockets = socket.app.state.sockets
+        await sockets.serve(socket, RealtimeSession)
 
     @app.get("/health/live", include_in_schema=False)
     async def live() -> dict[str, str]:

@@ -46,7 +46,8 @@ def _known_format(name: str) -> str:
     return name
 
 
-def _usual_speed(speed: float) -> float:
+def usual_speed(speed: float) -> float:
+    """Checks a tempo, which the speech server cannot change."""
     if speed != 1:
         raise ValueError("must be 1, because the speech server cannot change the tempo")
     return speed
@@ -74,7 +75,7 @@ class SpeechRequest(_Body):
     speed: float = 1.0
 
     _format = field_validator("response_format")(_known_format)
-    _speed = field_validator("speed")(_usual_speed)
+    _speed = field_validator("speed")(usual_speed)
 
     @property
     def voice_name(self) -> str:
@@ -159,7 +160,7 @@ class StageRequest(_Body):
     stream: bool = False
 
     _format = field_validator("response_format")(_known_format)
-    _speed = field_validator("speed")(_usual_speed)
+    _speed = field_validator("speed")(usual_speed)
 
     @model_validator(mode="after")
     def _one_form(self) -> StageRequest:

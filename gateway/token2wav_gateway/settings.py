@@ -283,6 +283,7 @@ class Settings(Section):
         "tts-1",
         "tts-1-hd",
         "gpt-4o-mini-tts",
+        "gpt-realtime",
     )
     log_level: Literal["info", "warning", "error"] = "info"
 

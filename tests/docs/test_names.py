@@ -15,6 +15,7 @@ from token2wav.config.values import from_mapping
 
 # Where the options of a program are defined.
 PROGRAMS = {
+    "bench": ("client",),
     "completion": ("token2wav",),
     "doctor": ("server/token2wav_server",),
     "export": ("exporters",),
