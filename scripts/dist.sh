@@ -75,7 +75,7 @@ speak() {
             --grpc-port "$PORT" --http-port $((PORT + 1)) --metrics-port $((PORT + 2)) >"$ENVIRONMENTS/server.log" 2>&1
     ) &
     server=$!
-    timeout 300 bash -c "until grep -q 'token2wav: ready' '$ENVIRONMENTS/server.log'; do sleep 1; done" \
+    timeout 300 bash -c "until grep -qs 'token2wav: ready' '$ENVIRONMENTS/server.log'; do sleep 1; done" \
         || fail "$ENVIRONMENTS/server.log"
     seq 100 160 | "$ENVIRONMENTS/client/bin/token2wav" synth --url "127.0.0.1:$PORT" --tokens - \
         --voice "$voice" --out "$ENVIRONMENTS/spoken.wav"
