@@ -37,6 +37,7 @@ _RATES_HZ = {
     "opus": (8000, 16000, 24000, 48000),
 }
 _INSTRUCTIONS = "instructions"
+_END_REASON = "end-reason"
 _PROMPT = "zero_shot_data.audio_prompt"
 
 
@@ -115,7 +116,8 @@ class RivaSpeech(RivaSpeechSynthesisServicer):  # type: ignore[misc]
         """Says a text, and returns the audio as a whole."""
         with self._gateway.access.admitted(key_of(context.invocation_metadata())):
             whole = SynthesizeSpeechResponse()
-            async with aclosing(self._say(request, _Voices(self._gateway))) as responses:
+            voices = _Voices(self._gateway)
+            async with aclosing(self._say(request, voices, context)) as responses:
                 audio = []
                 async for response in responses:
                     audio.append(response.audio)
@@ -137,7 +139,7 @@ class RivaSpeech(RivaSpeechSynthesisServicer):  # type: ignore[misc]
                 if not first:  # the call has been counted
                     holder.count_request()
                 first = False
-                async with aclosing(self._say(request, voices)) as responses:
+                async with aclosing(self._say(request, voices, context)) as responses:
                     async for response in responses:
                         yield response
 
@@ -161,15 +163,20 @@ class RivaSpeech(RivaSpeechSynthesisServicer):  # type: ignore[misc]
         return response
 
     async def _say(
-        self, request: SynthesizeSpeechRequest, voices: _Voices
+        self, request: SynthesizeSpeechRequest, voices: _Voices, context: grpc.aio.ServicerContext
     ) -> AsyncGenerator[SynthesizeSpeechResponse, None]:
-        """Yields the audio of a request; the first response repeats the text."""
+        """Yields the audio of a request; the first response repeats the text.
+
+        If a limit of the speech server ends the speech, the trailing metadata of the call say so.
+        """
         utterance = await self._checked(request, voices)
         encoder = Encoder(utterance.format, utterance.text.rate_hz)
         response = SynthesizeSpeechResponse()
         response.meta.text = response.meta.processed_text = request.text
         async with aclosing(self._gateway.speech.speak(utterance.text)) as chunks:
             async for chunk in chunks:
+                if chunk.end_reason is not None:
+                    context.set_trailing_metadata(((_END_REASON, chunk.end_reason),))
                 response.audio = encoder.encode(chunk.audio)
                 if response.audio:
                     yield self._with_id(request, response)
