@@ -24,6 +24,7 @@ main() {
     try voice token2wav_voice "import importlib.util as u; assert u.find_spec('torch') is None"
     try gateway token2wav_gateway.cli "import importlib.util as u; assert u.find_spec('torch') is None"
     try riva token2wav_gateway.riva_server "import importlib.util as u; assert u.find_spec('torch') is None"
+    try align token2wav_gateway.pocketsphinx_aligner
     try onnx onnxruntime
     try onnx-gpu onnxruntime
     try server token2wav "import token2wav_server"

@@ -11,6 +11,7 @@ from pydantic import (
     ConfigDict,
     Field,
     SkipValidation,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -64,6 +65,8 @@ class SpeechRequest(_Body):
         response_format: pcm, wav, flac, opus or mp3. `pcm` is 16 bits at 24 kHz.
         stream_format: `audio` for bytes of the format, `sse` for events with these bytes in base64.
         speed: only 1.
+        word_timestamps: whether the times of the words follow the audio, in a last event. Needs
+            `sse`.
     """
 
     input: Words
@@ -73,9 +76,17 @@ class SpeechRequest(_Body):
     response_format: str = "mp3"
     stream_format: Literal["audio", "sse"] = "audio"
     speed: float = 1.0
+    word_timestamps: bool = False
 
     _format = field_validator("response_format")(_known_format)
     _speed = field_validator("speed")(usual_speed)
+
+    @field_validator("word_timestamps")
+    @classmethod
+    def _with_events(cls, wanted: bool, fields: ValidationInfo) -> bool:
+        if wanted and fields.data.get("stream_format", "sse") != "sse":
+            raise ValueError("needs stream_format sse, because audio alone has no place for times")
+        return wanted
 
     @property
     def voice_name(self) -> str:
