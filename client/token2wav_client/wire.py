@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
@@ -16,6 +17,7 @@ from token2wav_client.audio import (
     SAMPLES_PER_TOKEN,
     AudioChunk,
     AudioFormat,
+    EndReason,
 )
 from token2wav_client.errors import InputError, ProtocolError, error_of_response
 from token2wav_client.tokens import LATENTS, TokenArray
@@ -25,6 +27,7 @@ _DATATYPES = {"uint8": "UINT8", "int32": "INT32", "float32": "FP32"}
 # Bound for numbers of steps and sample rates. The server allows only a few numbers, and its error
 # names them.
 _LARGEST = 2**31 - 1
+_END_REASONS: tuple[EndReason | None, ...] = (None, "repeats", "silence")
 
 
 class SpeechOptions(TypedDict, total=False):
@@ -40,6 +43,10 @@ class SpeechOptions(TypedDict, total=False):
         sample_rate: 8000, 16000, 22050, 24000, 44100 or 48000; None for the model's own rate.
         decoder_noise: whether the decoder adds its noise, for models with noise (SNAC); None for
             the server's default.
+        end_after_repeats: equal tokens in a row after which the server ends the utterance, 2 or
+            more; 0 for no limit; None for the server's default.
+        end_after_silence_s: seconds of audio below -50 dBFS after which the server ends the
+            utterance; 0 for no limit; None for the server's default.
     """
 
     audio_format: AudioFormat
@@ -47,6 +54,8 @@ class SpeechOptions(TypedDict, total=False):
     steps: int | None
     sample_rate: int | None
     decoder_noise: bool | None
+    end_after_repeats: int | None
+    end_after_silence_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +75,15 @@ class Opening:
     steps: int | None = None
     sample_rate: int | None = None
     decoder_noise: bool | None = None
+    end_after_repeats: int | None = None
+    end_after_silence_s: float | None = None
 
     def __post_init__(self) -> None:
+        repeats, seconds = self.end_after_repeats, self.end_after_silence_s
+        if repeats is not None and (repeats == 1 or not 0 <= repeats <= _LARGEST):
+            raise InputError(f"end_after_repeats: {repeats} is not 0 or 2 to {_LARGEST}")
+        if seconds is not None and not 0 <= seconds < math.inf:
+            raise InputError(f"end_after_silence_s: {seconds} is not a finite number from 0 on")
         for name, number in (("steps", self.steps), ("sample_rate", self.sample_rate)):
             if number is not None and not 1 <= number <= _LARGEST:
                 raise InputError(f"{name}: {number} is outside 1 to {_LARGEST}")
@@ -133,6 +149,10 @@ def build_request(
             parameters["sample_rate"].int64_param = opening.sample_rate
         if opening.decoder_noise is not None:
             parameters["decoder_noise"].bool_param = opening.decoder_noise
+        if opening.end_after_repeats is not None:
+            parameters["end_after_repeats"].int64_param = opening.end_after_repeats
+        if opening.end_after_silence_s is not None:
+            parameters["end_after_silence_s"].double_param = opening.end_after_silence_s
         _add_voice(request, opening.voice)
     return request
 
@@ -185,6 +205,11 @@ def _read_chunk(result: Any, audio_format: AudioFormat) -> AudioChunk:
             f"chunk_index, final: the server sent {index.size} and {final.size} values, expected "
             f"1 each"
         )
+    end_code = _number(result, "end_reason", 0, 0)
+    if end_code >= len(_END_REASONS):
+        raise ProtocolError(
+            f"end_reason: the server sent {end_code}, expected 0 to {len(_END_REASONS) - 1}"
+        )
     return AudioChunk(
         # tritonclient returns a read-only view of the message.
         audio=audio.copy(),
@@ -197,6 +222,7 @@ def _read_chunk(result: Any, audio_format: AudioFormat) -> AudioChunk:
         samples_per_token=_number(result, "samples_per_token", 1, SAMPLES_PER_TOKEN),
         samples_trimmed=_number(result, "samples_trimmed", 0, 0),
         audio_format=audio_format,
+        end_reason=_END_REASONS[end_code],
     )
 
 

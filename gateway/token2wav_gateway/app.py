@@ -31,12 +31,14 @@ from token2wav_gateway.gateway import Gateway
 from token2wav_gateway.guard import Guard, error_response
 from token2wav_gateway.metrics import Metrics
 from token2wav_gateway.origins import OriginCheck
+from token2wav_gateway.realtime import RealtimeSession
 from token2wav_gateway.requests import SpeechRequest, StageRequest, Words, problem
 from token2wav_gateway.settings import Settings
 from token2wav_gateway.sockets import Sockets
 from token2wav_gateway.speech import Progress, Text
 from token2wav_gateway.template import load_template
 from token2wav_gateway.voices import Voice
+from token2wav_gateway.word_times import SpokenText, check_aligner
 
 log = logging.getLogger(__name__)
 
@@ -47,20 +49,23 @@ def create_app(settings: Settings, metrics: Metrics) -> FastAPI:
     """Creates the ASGI application.
 
     Raises:
-        SettingsError: the template of the language model is wrong.
+        SettingsError: the template of the language model is wrong, or the aligner is not installed.
     """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
         app.state.gateway = gateway = Gateway(settings, access, metrics)
         app.state.sockets = Sockets(gateway)
+        gateway.word_times.start()
         try:
             yield
         finally:
             await app.state.sockets.close()
+            await gateway.word_times.close()
             await gateway.speech.close()
 
     load_template(settings.language_model.template)
+    check_aligner(settings.aligner)
     access = Access(settings.keys)
     app = FastAPI(
         title="token2wav gateway",
@@ -116,13 +121,18 @@ def create_app(settings: Settings, metrics: Metrics) -> FastAPI:
             stack.enter_context(admitted(request))
             gateway.check_model(body.model)
             text = Text(body.input, gateway.voices.get(body.voice_name), body.instructions)
-            chunks = await stack.enter_async_context(aclosing(gateway.speech.speak(text, progress)))
+            speech, spoken = gateway.speech.speak(text, progress), None
+            if body.word_timestamps:
+                spoken = SpokenText(gateway.word_times, body.input)
+                speech = spoken.listen(speech)
+            chunks = await stack.enter_async_context(aclosing(speech))
             first = await _unless_left(request, anext(chunks, None))
             encoder = Encoder(body.response_format)
             pieces = _encoded(encoder, first, chunks, progress)
             media_type = encoder.format.media_type
             if body.stream_format == "sse":
-                pieces, media_type = _events(pieces, len(body.input), progress), _EVENTS
+                pieces = _events(pieces, len(body.input), progress, spoken)
+                media_type = _EVENTS
             return ClosingResponse(pieces, media_type, stack.pop_all())
         raise AssertionError  # an exit stack never swallows an error
 
@@ -198,6 +208,11 @@ def create_app(settings: Settings, metrics: Metrics) -> FastAPI:
     async def speak_stream(socket: WebSocket) -> None:
         sockets: Sockets = socket.app.state.sockets
         await sockets.serve(socket)
+
+    @app.websocket("/v1/realtime")
+    async def speak_in_realtime(socket: WebSocket) -> None:
+        sockets: Sockets = socket.app.state.sockets
+        await sockets.serve(socket, RealtimeSession)
 
     @app.get("/health/live", include_in_schema=False)
     async def live() -> dict[str, str]:
@@ -281,22 +296,35 @@ async def _joined(pieces: AsyncGenerator[bytes, None]) -> bytes:
 
 
 async def _events(
-    pieces: AsyncGenerator[bytes, None], characters: int, progress: Progress
+    pieces: AsyncGenerator[bytes, None],
+    characters: int,
+    progress: Progress,
+    spoken: SpokenText | None,
 ) -> AsyncGenerator[bytes, None]:
     """Wraps pieces of audio in OpenAI's events. Text is counted in characters.
 
-    Each piece also says the samples and the speech tokens that have been sent so far.
+    Each piece also says the samples and the speech tokens that have been sent so far. After all
+    audio, a last piece without audio has the times of `spoken`.
     """
-    async for piece in pieces:
-        progress_fields = {"samples": progress.samples, "tokens": progress.spoken_tokens}
+
+    def delta(piece: bytes, **fields: Any) -> bytes:
+        counts = {"samples": progress.samples, "tokens": progress.spoken_tokens}
         audio = base64.b64encode(piece).decode()
-        yield _event({"type": "speech.audio.delta", "audio": audio, **progress_fields})
+        return _event({"type": "speech.audio.delta", "audio": audio, **counts, **fields})
+
+    async for piece in pieces:
+        yield delta(piece)
+    if spoken is not None:
+        yield delta(b"", **await spoken.fields())
     usage = {
         "input_tokens": characters,
         "output_tokens": progress.tokens,
         "total_tokens": characters + progress.tokens,
     }
-    yield _event({"type": "speech.audio.done", "usage": usage})
+    done: dict[str, Any] = {"type": "speech.audio.done", "usage": usage}
+    if progress.end_reason is not None:
+        done["end_reason"] = progress.end_reason
+    yield _event(done)
 
 
 def _event(content: dict[str, Any]) -> bytes:

@@ -11,6 +11,7 @@ from pydantic import (
     ConfigDict,
     Field,
     SkipValidation,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -46,7 +47,8 @@ def _known_format(name: str) -> str:
     return name
 
 
-def _usual_speed(speed: float) -> float:
+def usual_speed(speed: float) -> float:
+    """Checks a tempo, which the speech server cannot change."""
     if speed != 1:
         raise ValueError("must be 1, because the speech server cannot change the tempo")
     return speed
@@ -63,6 +65,8 @@ class SpeechRequest(_Body):
         response_format: pcm, wav, flac, opus or mp3. `pcm` is 16 bits at 24 kHz.
         stream_format: `audio` for bytes of the format, `sse` for events with these bytes in base64.
         speed: only 1.
+        word_timestamps: whether the times of the words follow the audio, in a last event. Needs
+            `sse`.
     """
 
     input: Words
@@ -72,9 +76,17 @@ class SpeechRequest(_Body):
     response_format: str = "mp3"
     stream_format: Literal["audio", "sse"] = "audio"
     speed: float = 1.0
+    word_timestamps: bool = False
 
     _format = field_validator("response_format")(_known_format)
-    _speed = field_validator("speed")(_usual_speed)
+    _speed = field_validator("speed")(usual_speed)
+
+    @field_validator("word_timestamps")
+    @classmethod
+    def _with_events(cls, wanted: bool, fields: ValidationInfo) -> bool:
+        if wanted and fields.data.get("stream_format", "sse") != "sse":
+            raise ValueError("needs stream_format sse, because audio alone has no place for times")
+        return wanted
 
     @property
     def voice_name(self) -> str:
@@ -159,7 +171,7 @@ class StageRequest(_Body):
     stream: bool = False
 
     _format = field_validator("response_format")(_known_format)
-    _speed = field_validator("speed")(_usual_speed)
+    _speed = field_validator("speed")(usual_speed)
 
     @model_validator(mode="after")
     def _one_form(self) -> StageRequest:

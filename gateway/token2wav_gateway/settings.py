@@ -203,8 +203,8 @@ class VoiceSettings(Section):
 
     Attributes:
         folder: folder of the voices; None for a model without voices, such as a codec.
-        model: model folder with a speech tokenizer and `campplus.onnx`, which turn a recording into
-            a voice; None if clients cannot create voices.
+        model: model folder, or a name, with a speech tokenizer and `campplus.onnx`, which turn a
+            recording into a voice; None if clients cannot create voices.
         default: voice that speaks for the names of OpenAI's voices, such as `alloy`; None to refuse
             a name without a file.
         most: largest number of voices.
@@ -216,6 +216,24 @@ class VoiceSettings(Section):
     default: str | None = None
     most: Annotated[int, Field(ge=1, le=100_000)] = 100
     longest_s: Annotated[float, Field(gt=0, le=30)] = 30.0
+
+
+class AlignerSettings(Section):
+    """Aligner, which finds the times of words (`word_timestamps`).
+
+    Attributes:
+        name: name of an installed aligner, such as `pocketsphinx`; None for no times of words.
+        timeout_s: seconds after the end of the audio within which the times of a text must follow.
+        longest_s: longest audio that is aligned, in seconds.
+        waiting: texts that may wait for the aligner, the one that it aligns included.
+        memory_mib: most memory of its process, in MiB of addresses.
+    """
+
+    name: str | None = None
+    timeout_s: Annotated[float, Field(gt=0, le=60)] = 10.0
+    longest_s: Annotated[float, Field(gt=0, le=600)] = 60.0
+    waiting: Annotated[int, Field(ge=1, le=1024)] = 16
+    memory_mib: Annotated[int, Field(ge=256, le=1 << 16)] = 1024
 
 
 class KeySettings(Section):
@@ -275,6 +293,7 @@ class Settings(Section):
     language_model: LanguageModelSettings = LanguageModelSettings()
     speech_server: SpeechServerSettings = SpeechServerSettings()
     voices: VoiceSettings = VoiceSettings()
+    aligner: AlignerSettings = AlignerSettings()
     limits: LimitSettings = LimitSettings()
     keys: tuple[KeySettings, ...] = ()
     origins: tuple[Annotated[str, Field(pattern=r"^https?://[a-z0-9.:\[\]-]+$")], ...] = ()
@@ -283,6 +302,7 @@ class Settings(Section):
         "tts-1",
         "tts-1-hd",
         "gpt-4o-mini-tts",
+        "gpt-realtime",
     )
     log_level: Literal["info", "warning", "error"] = "info"
 

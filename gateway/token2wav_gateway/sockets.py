@@ -16,9 +16,9 @@ import asyncio
 import base64
 import json
 import math
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import anyio
 from fastapi import WebSocket, WebSocketDisconnect
@@ -41,6 +41,17 @@ _POLICY, _INTERNAL, _TRY_LATER, _GOING_AWAY = 1008, 1011, 1013, 1001
 _FIRST_SERVER_ERROR = 500  # HTTP status
 
 
+class SessionLike(Protocol):
+    """Session of one socket."""
+
+    async def run(self) -> None:
+        """Serves the socket until it is closed."""
+
+
+# Creates a session.
+SessionType: TypeAlias = Callable[[Gateway, WebSocket, Holder, asyncio.Event], SessionLike]
+
+
 class Sockets:
     """Open WebSockets of a gateway."""
 
@@ -58,8 +69,12 @@ class Sockets:
         """Ends each session after the sentences that it has received, and refuses new ones."""
         self._ending.set()
 
-    async def serve(self, socket: WebSocket) -> None:
-        """Serves a socket until it is closed."""
+    async def serve(self, socket: WebSocket, session: SessionType | None = None) -> None:
+        """Serves a socket until it is closed.
+
+        Args:
+            session: type of its session; None for the gateway's own protocol.
+        """
         gateway = self._gateway
         await socket.accept()
         try:
@@ -70,7 +85,7 @@ class Sockets:
             with gateway.access.admitted(socket.headers.get("authorization")) as holder:
                 self._open.add(socket)
                 gateway.metrics.sockets.set(len(self._open))
-                await _Session(gateway, socket, holder, self._ending).run()
+                await (session or _Session)(gateway, socket, holder, self._ending).run()
         except WebSocketDisconnect:
             pass
         except GatewayError as error:

@@ -23,7 +23,7 @@ from token2wav_client import (
     TransientServerError,
 )
 from token2wav_client.aio_client import TokenBatches
-from token2wav_client.audio import AudioFormat
+from token2wav_client.audio import AudioFormat, EndReason
 from token2wav_client.tokens import as_tokens
 from token2wav_gateway.encoding import RATE_HZ
 from token2wav_gateway.errors import (
@@ -53,11 +53,13 @@ class Text:
 
     Attributes:
         instructions: how to say the text; None for the default of the template.
+        rate_hz: sample rate of the audio: 8000, 16000, 22050, 24000, 44100 or 48000.
     """
 
     text: str
     voice: Voice
     instructions: str | None = None
+    rate_hz: int = RATE_HZ
 
 
 @dataclass
@@ -68,16 +70,19 @@ class Progress:
         tokens: speech tokens that the language model has sent.
         samples: samples that the client has been sent.
         spoken_tokens: speech tokens that these samples cover.
+        end_reason: limit of the speech server that ended the text; None if none did.
     """
 
     tokens: int = 0
     samples: int = 0
     spoken_tokens: int = 0
+    end_reason: EndReason | None = None
 
     def advance(self, chunk: AudioChunk) -> None:
         """Counts a chunk that is sent to the client."""
         self.samples += len(chunk.audio)
         self.spoken_tokens = chunk.first_token + chunk.token_count
+        self.end_reason = chunk.end_reason
 
 
 class Speech:
@@ -125,7 +130,7 @@ class Speech:
     async def speak(
         self, text: Text, progress: Progress | None = None
     ) -> AsyncGenerator[AudioChunk, None]:
-        """Says a text: yields chunks of samples at 24 kHz as they arrive.
+        """Says a text: yields chunks of samples at its rate as they arrive.
 
         If the caller stops iterating, the requests to both servers are cancelled.
 
@@ -145,7 +150,8 @@ class Speech:
                     param=field,
                 )
         tokens = self._tokens(text, progress or Progress())
-        async with aclosing(self._admitted(tokens, text.voice.tensors, _speech_error)) as chunks:
+        voice, rate_hz = text.voice.tensors, text.rate_hz
+        async with aclosing(self._admitted(tokens, voice, _speech_error, rate_hz)) as chunks:
             async for chunk in chunks:
                 yield chunk
 
@@ -175,7 +181,11 @@ class Speech:
                 yield chunk
 
     async def _admitted(
-        self, tokens: TokenBatches, voice: ClientVoice | None, error_of: ErrorOf
+        self,
+        tokens: TokenBatches,
+        voice: ClientVoice | None,
+        error_of: ErrorOf,
+        rate_hz: int = RATE_HZ,
     ) -> AsyncGenerator[AudioChunk, None]:
         """Synthesizes tokens within the limit of texts at the same time, and counts the outcome."""
         if self._speaking >= self._limits.streams:
@@ -186,7 +196,7 @@ class Speech:
         self._metrics.speaking.set(self._speaking)
         outcome = "cancelled"
         try:
-            async with aclosing(self._chunks(tokens, voice, error_of)) as chunks:
+            async with aclosing(self._chunks(tokens, voice, error_of, rate_hz)) as chunks:
                 async for chunk in chunks:
                     yield chunk
             outcome = "done"
@@ -203,13 +213,13 @@ class Speech:
             self._metrics.texts.labels(outcome).inc()
 
     async def _chunks(
-        self, tokens: TokenBatches, voice: ClientVoice | None, error_of: ErrorOf
+        self, tokens: TokenBatches, voice: ClientVoice | None, error_of: ErrorOf, rate_hz: int
     ) -> AsyncGenerator[AudioChunk, None]:
         started, has_audio = time.monotonic(), False
         deadline = started + self._limits.seconds
         # The client's task that sends tokens closes their generator.
         chunks = self._client.synthesize(
-            tokens, voice, audio_format=self._audio_format, sample_rate=RATE_HZ
+            tokens, voice, audio_format=self._audio_format, sample_rate=rate_hz
         )
         try:
             async with aclosing(chunks):  # type: ignore[type-var]

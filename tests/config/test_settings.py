@@ -51,7 +51,7 @@ def test_defaults_equal_the_public_streaming_loop() -> None:
 FULL = """
 stream: {first_tokens: 12, provisional_lookahead_tokens: 3, provisional_steps: 3, \
 max_hop_tokens: 200, left_blocks: 8, steps: [10, 4], lookahead_frames: 8, \
-decoder_noise: false, trim_silence_ms: 200,
+decoder_noise: false, trim_silence_ms: 200, end_after_repeats: 50, end_after_silence_s: 3,
          reference: true}
 runtime: {device: "cuda:1", backend: torch, engines: made, precision: float16, workers: 3, \
 cache_mib: 512,
@@ -76,6 +76,8 @@ def test_a_full_file_sets_everything(tmp_path: Path) -> None:
             lookahead_frames=8,
             decoder_noise=False,
             trim_silence_ms=200,
+            end_after_repeats=50,
+            end_after_silence_s=3.0,
             reference=True,
         ),
         RuntimeConfig("cuda:1", "torch", "made", "float16", 3, cache_mib=512, cache_storage="int8"),
@@ -116,6 +118,9 @@ stream: {max_hop_tokens: 25.5} | stream.max_hop_tokens: expected int, got 25.5
 limits: {idle_seconds: .nan} | limits.idle_seconds: expected float, got nan
 limits: {streams: .inf} | limits.streams: expected int, got inf
 limits: {streams: 0} | limits.streams: 0 is not between 1 and 10000
+stream: {end_after_repeats: 1} | stream.end_after_repeats: 1 is not allowed; must be 0, or 2 or
+stream: {end_after_repeats: 2000000} | stream.end_after_repeats: 2000000 is not between 0 and
+stream: {end_after_silence_s: -1} | stream.end_after_silence_s: -1.0 is not between 0 and 3600
 stream: {left_blocks: -2} | stream.left_blocks: -2 is not between -1 and
 stream: {reference: 'yes'} | stream.reference: expected bool, got 'yes'
 runtime: {device: tpu} | runtime.device: 'tpu'

@@ -16,6 +16,8 @@ from token2wav.config.values import Bounds, Length, check_bounds, from_mapping
 from token2wav.errors import ConfigError, LimitError
 
 MOST_STEPS = 100  # largest number of ODE steps
+MOST_REPEATS = 1_000_000  # largest limit on equal tokens in a row
+MOST_SILENCE_S = 3600.0  # largest limit on silence in seconds
 MOST_STREAMS = 10_000  # largest number of open streams in one server
 _PATIENCE = 3  # a stream may be open this many times as long as its longest audio lasts
 _VOICES_PER_STREAM = 4
@@ -64,6 +66,10 @@ class StreamConfig:
             request may choose otherwise. Models without such noise ignore this setting.
         trim_silence_ms: most milliseconds of leading silence that are removed before the first
             chunk is sent, in windows of 10 ms below -50 dBFS; 0 for none.
+        end_after_repeats: number of equal tokens in a row after which the server ends a stream, 2
+            or more; 0 for no limit. For tokens of several codes, all codes must be equal.
+        end_after_silence_s: seconds of audio below -50 dBFS after which the server ends a stream;
+            0 for no limit.
         reference: whether to compute as the published streaming loop does. That loop recomputes
             every chunk from the start of the utterance. It computes the last chunk under the full
             attention mask. Its harmonic source rounds the phase to float32, so the phase drifts
@@ -81,6 +87,8 @@ class StreamConfig:
     lookahead_frames: Annotated[int | None, Bounds(0, 1000)] = None
     decoder_noise: bool = True
     trim_silence_ms: Annotated[float, Bounds(0, 60_000)] = 0.0
+    end_after_repeats: Annotated[int, Bounds(0, MOST_REPEATS)] = 0
+    end_after_silence_s: Annotated[float, Bounds(0, MOST_SILENCE_S)] = 0.0
     reference: bool = False
 
     def __post_init__(self) -> None:
@@ -90,6 +98,8 @@ class StreamConfig:
                 f"stream.first_tokens: {self.first_tokens} is not allowed; must be 0, or "
                 f"{_LEAST_FIRST_TOKENS} or more"
             )
+        if self.end_after_repeats == 1:
+            raise ConfigError("stream.end_after_repeats: 1 is not allowed; must be 0, or 2 or more")
         for index, steps in enumerate(self.steps):
             if steps in self.steps[:index]:
                 raise ConfigError(f"stream.steps[{index}]: {steps} appears more than once")

@@ -35,7 +35,7 @@ class Chunker:
         chunks: chunks computed so far.
         spoken: position after the last token whose frames were computed, in whichever chunk.
         ended: whether no more tokens will arrive.
-        done: whether the last chunk was computed.
+        done: whether the last chunk was computed, or `stop` was called.
     """
 
     def __init__(
@@ -124,6 +124,10 @@ class Chunker:
         self._was_provisional = chunk.provisional
         if not self.done:
             self.decide()
+
+    def stop(self) -> None:
+        """Ends the stream after the latest chunk. The tokens after it are dropped."""
+        self.next_chunk, self.ended, self.done = None, True, True
 
     def needs(self, received: int) -> bool:
         """Returns whether the next chunk needs more than the tokens before position `received`.

@@ -194,7 +194,8 @@ class RequestPool:
                 if over or not finished:
                     self.scheduler.release(request)
             if over and not cancelled:
-                self._over(request, "finished")
+                reason = request.end_reason
+                self._over(request, reason.value if reason else "finished")
             elif over and had_memory:  # another thread has cancelled it; its memory is freed now
                 self.changed()
             finish(finished)

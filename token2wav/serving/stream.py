@@ -114,6 +114,7 @@ class Stream:
             array = request.checked_tokens(tokens, self._pipeline.config)
             request.chunker.check_codebooks(array)
             try:
+                array, end = request.within_limits(array, end=end)
                 request.chunker.push(array, end=end)
                 return self._compute()
             except BaseException as error:

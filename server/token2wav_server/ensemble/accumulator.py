@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from token2wav.assembly import withheld_samples
-from token2wav.config import ServerConfig
-from token2wav.errors import Token2WavError, to_public_error
+from token2wav.config import ServerConfig, StreamConfig
+from token2wav.errors import ConfigError, InputError, Token2WavError, to_public_error
 from token2wav.families.registry import read_config
 from token2wav.serving.audio_output import AudioFormat
 from token2wav.serving.clocks import Playback
 from token2wav.serving.delivery import deliver, finish
 from token2wav.serving.hops import HopSchedule
+from token2wav.serving.options import UtteranceOptions
 from token2wav.serving.request import Request
 from token2wav.serving.scheduler import Scheduler
 from token2wav.stages.stage import TokenChunk
@@ -36,6 +37,7 @@ from token2wav_server.voices import registry
 
 log = logging.getLogger(__name__)
 
+_NO_LIMITS = "the ensemble cannot end a stream before its client does; use the model token2wav"
 _RESAMPLER_SECONDS = 0.075  # largest duration of audio that a resampler holds back
 
 
@@ -102,6 +104,8 @@ class Accumulator:
     def __init__(self, folder: Path, server: ServerConfig) -> None:
         self._config = read_config(folder).with_stream_settings(server.stream)
         self._config.check(server.stream)
+        if name := _end_limit(server.stream):
+            raise ConfigError(f"stream.{name}: {_NO_LIMITS}")
         self._limits, self._stream = server.limits, server.stream
         samples = withheld_samples(self._config, server.stream)
         self._schedule = HopSchedule.of(server.stream, self._config, samples)
@@ -155,6 +159,8 @@ class Accumulator:
             error = self._streams.start_twice(sequence_id, owner)
             self._fail(open_stream.request, error)
             raise error
+        if name := _end_limit(options.utterance):
+            raise InputError(name, _NO_LIMITS)
         voice = message.voice(options.voice, self._voices, self._config)
         playback = Playback(buffer_seconds=self._limits.player_buffer_seconds)
         request = Request.of(
@@ -209,3 +215,9 @@ class Accumulator:
             for request, error in self._scheduler.overdue():
                 self._fail(request, error)
             self._open_streams(len(self._scheduler.requests))
+
+
+def _end_limit(source: StreamConfig | UtteranceOptions) -> str:
+    """Returns the name of the first limit that would end streams; empty for none."""
+    names = ("end_after_repeats", "end_after_silence_s")
+    return next((name for name in names if getattr(source, name)), "")
