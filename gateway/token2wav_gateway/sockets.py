@@ -34,7 +34,7 @@ from token2wav_gateway.speech import Progress, Text
 
 _BodyT = TypeVar("_BodyT", bound=BaseModel)
 _MOST_WAITING = 256  # sentences that wait to be spoken
-_SLICE = 4096  # characters of a message that are split into sentences at once
+_SLICE = 256  # characters of a message that are split into sentences at once
 _CLOSE_S = 1.0  # for the last messages to a client, which may have stopped reading
 # Codes of RFC 6455 and its registry.
 _POLICY, _INTERNAL, _TRY_LATER, _GOING_AWAY = 1008, 1011, 1013, 1001
