@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
@@ -40,6 +41,8 @@ class SpeechOptions(TypedDict, total=False):
         sample_rate: 8000, 16000, 22050, 24000, 44100 or 48000; None for the model's own rate.
         decoder_noise: whether the decoder adds its noise, for models with noise (SNAC); None for
             the server's default.
+        headers: headers of the calls of this utterance, besides those of the client. For example,
+            `traceparent` makes the spans of Triton a part of your trace.
     """
 
     audio_format: AudioFormat
@@ -47,6 +50,7 @@ class SpeechOptions(TypedDict, total=False):
     steps: int | None
     sample_rate: int | None
     decoder_noise: bool | None
+    headers: Mapping[str, str] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,7 @@ class Opening:
     steps: int | None = None
     sample_rate: int | None = None
     decoder_noise: bool | None = None
+    headers: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
         for name, number in (("steps", self.steps), ("sample_rate", self.sample_rate)):

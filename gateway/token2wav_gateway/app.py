@@ -36,6 +36,7 @@ from token2wav_gateway.settings import Settings
 from token2wav_gateway.sockets import Sockets
 from token2wav_gateway.speech import Progress, Text
 from token2wav_gateway.template import load_template
+from token2wav_gateway.tracing import trace_headers
 from token2wav_gateway.voices import Voice
 
 log = logging.getLogger(__name__)
@@ -115,7 +116,8 @@ def create_app(settings: Settings, metrics: Metrics) -> FastAPI:
         async with AsyncExitStack() as stack:
             stack.enter_context(admitted(request))
             gateway.check_model(body.model)
-            text = Text(body.input, gateway.voices.get(body.voice_name), body.instructions)
+            voice, trace = gateway.voices.get(body.voice_name), trace_headers(request.headers)
+            text = Text(body.input, voice, body.instructions, trace)
             chunks = await stack.enter_async_context(aclosing(gateway.speech.speak(text, progress)))
             first = await _unless_left(request, anext(chunks, None))
             encoder = Encoder(body.response_format)
@@ -133,12 +135,13 @@ def create_app(settings: Settings, metrics: Metrics) -> FastAPI:
         async with AsyncExitStack() as stack:
             stack.enter_context(admitted(request))
             voice = gateway.voices.get(body.voice).tensors if body.voice is not None else None
-            chunks = await stack.enter_async_context(
-                aclosing(gateway.speech.speak_codes(body.all_codes, voice))
-            )
+            progress = Progress()
+            trace = trace_headers(request.headers)
+            speech = gateway.speech.speak_codes(body.all_codes, voice, progress, trace)
+            chunks = await stack.enter_async_context(aclosing(speech))
             first = await _unless_left(request, anext(chunks, None))
             encoder = Encoder(body.response_format)
-            pieces = _encoded(encoder, first, chunks, Progress())
+            pieces = _encoded(encoder, first, chunks, progress)
             response: Response
             if body.stream:
                 response = ClosingResponse(pieces, encoder.format.media_type, stack.pop_all())

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import json
 import operator
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -85,12 +85,15 @@ class LanguageModel:
         if status >= 500 or status in _REFUSED:
             raise ModelError(f"language model: status {status}")
 
-    async def tokens(self, **prompt: Any) -> AsyncGenerator[NDArray[np.int32], None]:
+    async def tokens(
+        self, headers: Mapping[str, str] | None = None, **prompt: Any
+    ) -> AsyncGenerator[NDArray[np.int32], None]:
         """Asks for an answer, and yields its speech tokens as they arrive, (n,) or (n, codebooks).
 
         If the caller stops iterating, the connection is closed, which cancels the request.
 
         Args:
+            headers: further headers of the request.
             prompt: arguments of `Template.body`, without the model.
 
         Raises:
@@ -100,7 +103,7 @@ class LanguageModel:
         """
         reader, count, complete = TokenReader(self.template), 0, False
         body = self.template.body(model=self._settings.model, **prompt)
-        async with aclosing(self._events(body)) as events:
+        async with aclosing(self._events(body, headers)) as events:
             async for event in events:
                 if event.strip() == _END:
                     complete = True
@@ -123,13 +126,17 @@ class LanguageModel:
         if not complete:
             raise ModelError("language model: the answer broke off")
 
-    async def _events(self, body: dict[str, Any]) -> AsyncGenerator[str, None]:
+    async def _events(
+        self, body: dict[str, Any], headers: Mapping[str, str] | None
+    ) -> AsyncGenerator[str, None]:
         """Sends a request, and yields the data of the events of the answer."""
         url, reader = self._url(self.template.path), EventReader()
         try:
             # The time-out of aiohttp starts again after each 1xx response.
             with anyio.fail_after(self._longest_head_s):
-                answer = await self._http.post(url, json=body, allow_redirects=False)
+                answer = await self._http.post(
+                    url, json=body, headers=headers, allow_redirects=False
+                )
             async with answer:
                 await _check_head(answer)
                 async for piece in answer.content.iter_any():

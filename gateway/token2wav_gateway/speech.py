@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import anyio
@@ -38,6 +38,7 @@ from token2wav_gateway.language_model import LanguageModel
 from token2wav_gateway.metrics import Metrics
 from token2wav_gateway.settings import Settings
 from token2wav_gateway.template import load_template
+from token2wav_gateway.tracing import Span, Tracer
 from token2wav_gateway.voices import Voice
 
 log = logging.getLogger(__name__)
@@ -53,11 +54,13 @@ class Text:
 
     Attributes:
         instructions: how to say the text; None for the default of the template.
+        trace: trace context of the request, as `trace_headers` returns it.
     """
 
     text: str
     voice: Voice
     instructions: str | None = None
+    trace: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -78,6 +81,21 @@ class Progress:
         """Counts a chunk that is sent to the client."""
         self.samples += len(chunk.audio)
         self.spoken_tokens = chunk.first_token + chunk.token_count
+
+
+@dataclass
+class _Utterance:
+    """Utterance between both servers.
+
+    Attributes:
+        error_of: conversion of errors of the speech server.
+        span: span of the request.
+    """
+
+    voice: ClientVoice | None
+    progress: Progress
+    error_of: ErrorOf
+    span: Span
 
 
 class Speech:
@@ -104,6 +122,7 @@ class Speech:
             tls=None if server.tls is None else server.tls.loaded(),
             response_timeout_s=server.response_timeout_s,
         )
+        self._tracer = Tracer()
         self._speaking = 0
 
     async def close(self) -> None:
@@ -137,20 +156,26 @@ class Speech:
         limits = self._limits
         if not text.text.strip():
             raise RequestError("input: empty; a text is needed", param="input")
-        for field, words in (("input", text.text), ("instructions", text.instructions or "")):
+        for name, words in (("input", text.text), ("instructions", text.instructions or "")):
             if len(words) > limits.text_characters:
                 raise RequestError(
-                    f"{field}: {len(words)} characters; at most {limits.text_characters} are "
+                    f"{name}: {len(words)} characters; at most {limits.text_characters} are "
                     "allowed",
-                    param=field,
+                    param=name,
                 )
-        tokens = self._tokens(text, progress or Progress())
-        async with aclosing(self._admitted(tokens, text.voice.tensors, _speech_error)) as chunks:
-            async for chunk in chunks:
-                yield chunk
+        with self._tracer.span("speech", text.trace, server=True) as span:
+            utterance = _Utterance(text.voice.tensors, progress or Progress(), _speech_error, span)
+            tokens = self._tokens(text, utterance)
+            async with aclosing(self._admitted(tokens, utterance)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
 
     async def speak_codes(
-        self, codes: list[int] | list[list[int]], voice: ClientVoice | None
+        self,
+        codes: list[int] | list[list[int]],
+        voice: ClientVoice | None,
+        progress: Progress | None = None,
+        trace: Mapping[str, str] | None = None,
     ) -> AsyncGenerator[AudioChunk, None]:
         """Turns tokens or codes into chunks of samples at 24 kHz, without a language model.
 
@@ -170,12 +195,15 @@ class Speech:
         except TokenError as error:
             problem = str(error).removeprefix("tokens: ")
             raise RequestError(f"codes: {problem}", param="codes") from None
-        async with aclosing(self._admitted([batch], voice, _error_of_codes)) as chunks:
-            async for chunk in chunks:
-                yield chunk
+        with self._tracer.span("speech", trace or {}, server=True) as span:
+            utterance = _Utterance(voice, progress or Progress(), _error_of_codes, span)
+            utterance.progress.tokens = len(batch)
+            async with aclosing(self._admitted([batch], utterance)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
 
     async def _admitted(
-        self, tokens: TokenBatches, voice: ClientVoice | None, error_of: ErrorOf
+        self, tokens: TokenBatches, utterance: _Utterance
     ) -> AsyncGenerator[AudioChunk, None]:
         """Synthesizes tokens within the limit of texts at the same time, and counts the outcome."""
         if self._speaking >= self._limits.streams:
@@ -186,7 +214,7 @@ class Speech:
         self._metrics.speaking.set(self._speaking)
         outcome = "cancelled"
         try:
-            async with aclosing(self._chunks(tokens, voice, error_of)) as chunks:
+            async with aclosing(self._chunks(tokens, utterance)) as chunks:
                 async for chunk in chunks:
                     yield chunk
             outcome = "done"
@@ -203,13 +231,25 @@ class Speech:
             self._metrics.texts.labels(outcome).inc()
 
     async def _chunks(
-        self, tokens: TokenBatches, voice: ClientVoice | None, error_of: ErrorOf
+        self, tokens: TokenBatches, utterance: _Utterance
+    ) -> AsyncGenerator[AudioChunk, None]:
+        with self._tracer.span("speech server", utterance.span.headers) as span:
+            async with aclosing(self._synthesize(tokens, utterance, span)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+
+    async def _synthesize(
+        self, tokens: TokenBatches, utterance: _Utterance, span: Span
     ) -> AsyncGenerator[AudioChunk, None]:
         started, has_audio = time.monotonic(), False
         deadline = started + self._limits.seconds
         # The client's task that sends tokens closes their generator.
         chunks = self._client.synthesize(
-            tokens, voice, audio_format=self._audio_format, sample_rate=RATE_HZ
+            tokens,
+            utterance.voice,
+            audio_format=self._audio_format,
+            sample_rate=RATE_HZ,
+            headers=span.headers,
         )
         try:
             async with aclosing(chunks):  # type: ignore[type-var]
@@ -223,6 +263,7 @@ class Speech:
                         return
                     if not has_audio and len(chunk.audio):
                         has_audio = True
+                        span.event("first audio")
                         self._metrics.first_audio.observe(time.monotonic() - started)
                     self._metrics.audio_seconds.inc(chunk.duration_s)
                     yield chunk
@@ -231,12 +272,12 @@ class Speech:
                 f"gateway: the text took longer than {self._limits.seconds:g} s"
             ) from None
         except ClientError as error:
-            raise error_of(error) from None
+            raise utterance.error_of(error) from None
 
     async def _tokens(
-        self, text: Text, progress: Progress
+        self, text: Text, utterance: _Utterance
     ) -> AsyncGenerator[NDArray[np.int32], None]:
-        started, voice = time.monotonic(), text.voice
+        started, voice, progress = time.monotonic(), text.voice, utterance.progress
         prompt: dict[str, Any] = {
             "text": text.text,
             "instructions": text.instructions,
@@ -244,13 +285,17 @@ class Speech:
             "prompt_text": voice.text,
             "prompt_tokens": voice.tensors.prompt_tokens if voice.tensors else _NO_PROMPT,
         }
-        async with aclosing(self.language_model.tokens(**prompt)) as batches:
-            async for batch in batches:
-                if not progress.tokens:
-                    self._metrics.first_token.observe(time.monotonic() - started)
-                progress.tokens += len(batch)
-                self._metrics.tokens.inc(len(batch))
-                yield batch
+        with self._tracer.span("language model", utterance.span.headers) as span:
+            answer = self.language_model.tokens(span.headers, **prompt)
+            async with aclosing(answer) as batches:
+                async for batch in batches:
+                    if not progress.tokens:
+                        self._metrics.first_token.observe(time.monotonic() - started)
+                        span.event("first token")
+                    progress.tokens += len(batch)
+                    self._metrics.tokens.inc(len(batch))
+                    yield batch
+                span.set("tokens", progress.tokens)
 
 
 def _speech_error(error: ClientError) -> ModelError:
