@@ -286,7 +286,7 @@ async def _joined(pieces: AsyncGenerator[bytes, None]) -> bytes:
 async def _events(
     pieces: AsyncGenerator[bytes, None], characters: int, progress: Progress
 ) -> AsyncGenerator[bytes, None]:
-    """Wraps pieces of audio in OpenAI's events. Text is counted in characters.
+    """Wraps pieces of audio in OpenAI's events.
 
     Each piece also says the samples and the speech tokens that have been sent so far.
     """
@@ -294,12 +294,7 @@ async def _events(
         progress_fields = {"samples": progress.samples, "tokens": progress.spoken_tokens}
         audio = base64.b64encode(piece).decode()
         yield _event({"type": "speech.audio.delta", "audio": audio, **progress_fields})
-    usage = {
-        "input_tokens": characters,
-        "output_tokens": progress.tokens,
-        "total_tokens": characters + progress.tokens,
-    }
-    yield _event({"type": "speech.audio.done", "usage": usage})
+    yield _event({"type": "speech.audio.done", "usage": progress.usage(characters)})
 
 
 def _event(content: dict[str, Any]) -> bytes:

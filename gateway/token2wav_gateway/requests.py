@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import (
     AfterValidator,
+    AliasChoices,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -16,6 +18,7 @@ from pydantic import (
 )
 
 from token2wav_gateway.encoding import FORMATS
+from token2wav_gateway.sentences import Granularity
 
 
 class _Body(BaseModel):
@@ -178,38 +181,85 @@ class StageRequest(_Body):
         return tokens if len(tokens) == len(codes) else codes
 
 
+# Names of languages in vLLM-Omni's requests, besides ISO codes.
+_LANGUAGES = {
+    "auto": "en",
+    "chinese": "zh",
+    "english": "en",
+    "french": "fr",
+    "german": "de",
+    "italian": "it",
+    "japanese": "ja",
+    "korean": "ko",
+    "portuguese": "pt",
+    "russian": "ru",
+    "spanish": "es",
+}
+
+
+def _language_code(language: str) -> str:
+    code = _LANGUAGES.get(language.lower(), language.partition("-")[0].lower())
+    if not re.fullmatch("[a-z]{2,3}", code):
+        names = ", ".join(name.capitalize() for name in _LANGUAGES)
+        raise ValueError(
+            f"{language[:32]!r} is neither an ISO code, such as de, nor one of {names}"
+        )
+    return code
+
+
 class SessionConfig(_Body):
-    """First message of a WebSocket.
+    """Message of a WebSocket that configures the utterances after it, as vLLM-Omni defines it.
 
     Attributes:
         type: `session.config`.
-        voice: name of a voice.
+        voice: name of a voice, which vLLM-Omni also calls `speaker`.
         model: one of the models; None for the only one.
         instructions: how to say the texts.
-        response_format: pcm, wav, flac, opus or mp3.
+        task_type: field of vLLM-Omni, which changes nothing here: the voice decides.
+        stream_audio: whether audio is sent as it is made; else each sentence is one message.
+        response_format: pcm, wav, flac, opus or mp3; None for pcm if audio is streamed, else wav.
+        split_granularity: `sentence`, `clause`, or `none` to say an utterance as one text.
+        language: ISO code or English name of the language, for the abbreviations of its sentences.
+        speed: only 1.
         events: `binary` sends audio as binary messages, `json` in base64 within events.
     """
 
     type: Literal["session.config"] = "session.config"
-    voice: Words
+    voice: Annotated[Words, Field(validation_alias=AliasChoices("voice", "speaker"))]
     model: str | None = None
     instructions: Words | None = None
-    response_format: str = "pcm"
+    task_type: Literal["CustomVoice", "Base"] | None = None
+    stream_audio: bool = False
+    response_format: str | None = None
+    split_granularity: Granularity = "sentence"
+    language: Annotated[str, AfterValidator(_language_code)] = "en"
+    speed: float = 1.0
     events: Literal["binary", "json"] = "binary"
 
-    _format = field_validator("response_format")(_known_format)
+    _speed = field_validator("speed")(_usual_speed)
+
+    @field_validator("response_format")
+    @classmethod
+    def _format(cls, name: str | None) -> str | None:
+        return name if name is None else _known_format(name)
+
+    @property
+    def audio_format(self) -> str:
+        """Format of the audio."""
+        return self.response_format or ("pcm" if self.stream_audio else "wav")
 
 
 class SocketMessage(_Body):
-    """Later message of a WebSocket.
+    """Message of a WebSocket, other than its configuration.
 
     Attributes:
-        type: `input.text` brings a piece of text, `input.done` ends the text, and `cancel` drops
-            everything that was not spoken.
+        type: `input.text` brings a piece of text, `input.done` ends an utterance, `session.close`
+            ends the connection after the utterances before it, and `cancel` drops everything that
+            was not spoken.
         text: piece of text of `input.text`; None in other messages.
     """
 
-    type: Literal["input.text", "input.done", "cancel"]
+    type: Literal["input.text", "input.done", "session.close", "cancel"]
     text: Words | None = None
 
     @model_validator(mode="after")

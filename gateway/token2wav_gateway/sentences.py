@@ -23,6 +23,9 @@ _INITIAL = re.compile(r"(?<!\w)[A-ZÀ-ÖØ-ÞА-Я]\.$")
 _ORDINAL = re.compile(r"(?<!\w)(?:[A-ZÀ-ÖØ-ÞА-Я]|\d{1,2})\.$")
 _WITH_ORDINALS = frozenset(("cs", "da", "de", "fi", "hu", "nb", "pl"))
 _TAIL = 8  # characters of a sentence in which these are sought
+# A sentence has ended if it ends before each of these words.
+_NEXT_WORDS = ("a", "A", "1")
+_END = 64  # characters of a sentence in which its end is sought
 _FIRST_WIDE = "\u1100"
 
 
@@ -30,12 +33,13 @@ class SentenceSplitter:
     """Splitter of a text into sentences or clauses, which do not depend on the pieces of the text.
 
         splitter = SentenceSplitter(4096)
-        splitter.feed("Dr. Ada is 1.5 m tall. He")   # []
-        splitter.feed("r son is not")                # ["Dr. Ada is 1.5 m tall."]
-        splitter.close()                             # ["Her son is not"]
+        splitter.feed("Dr. Ada is 1.5 m tall. He")   # ["Dr. Ada is 1.5 m tall."]
+        splitter.feed("r son is at No. 5")           # []
+        splitter.close()                             # ["Her son is at No. 5"]
 
-    The library `sentencex` finds the ends of sentences; a line break is an end too. An end is
-    certain when the first word after it is complete: "Am 5." is a sentence until "Mai" follows.
+    The library `sentencex` finds the ends of sentences; a line break is an end too. A sentence is
+    released when its end is certain: at the white space after it, or else when the next word is
+    complete. "Sie kam am 5." may be a sentence, until "Mai" follows.
 
     Args:
         longest: characters after which a sentence is cut at a space, or anywhere.
@@ -65,7 +69,7 @@ class SentenceSplitter:
             if part.isspace():
                 sentences += self._end_word()
                 self._rest += part
-                if "\n" in part and self._granularity != "none":
+                if self._has_ended(part):
                     sentences += self._release(len(self._rest))
             else:
                 sentences += self._add_letters(part)
@@ -102,6 +106,17 @@ class SentenceSplitter:
         *ended, last = self._parts(self._rest)
         return self._release(len(self._rest) - len(last)) if ended else []
 
+    def _has_ended(self, space: str) -> bool:
+        """Returns whether the buffered text ends with a sentence, whatever follows this space."""
+        marked = self._rest.rstrip()
+        if self._granularity == "none" or not marked:
+            return False
+        if "\n" in space:
+            return True
+        if marked[-1].isalnum() or not _has_words(tail := self._rest[-_END:]):
+            return False
+        return all(self._parts(tail + word)[-1] == word for word in _NEXT_WORDS)
+
     def _release(self, end: int) -> list[str]:
         """Removes the buffered text up to an end, and returns its sentences or clauses."""
         text, self._rest = self._rest[:end], self._rest[end:]
@@ -112,11 +127,10 @@ class SentenceSplitter:
         if self._granularity == "none":
             return [text]
         start = max(0, len(text) - _WINDOW)
-        sentences = self._joined(segment(self._language, text[start:]))
-        sentences[0] = text[:start] + sentences[0]
-        if self._granularity == "sentence":
-            return sentences
-        return [clause for sentence in sentences for clause in _clauses(sentence)]
+        parts = self._joined(segment(self._language, text[start:]))
+        if self._granularity == "clause":
+            parts = [clause for sentence in parts for clause in _clauses(sentence)]
+        return [text[:start] + parts[0], *parts[1:]]
 
     def _joined(self, sentences: list[str]) -> list[str]:
         """Moves what belongs to the next sentence there: its opening marks, initials, ordinals."""

@@ -82,6 +82,14 @@ class Progress:
         self.samples += len(chunk.audio)
         self.spoken_tokens = chunk.first_token + chunk.token_count
 
+    def usage(self, characters: int) -> dict[str, int]:
+        """Returns OpenAI's usage of a text, which is counted in characters."""
+        return {
+            "input_tokens": characters,
+            "output_tokens": self.tokens,
+            "total_tokens": characters + self.tokens,
+        }
+
 
 @dataclass
 class _Utterance:

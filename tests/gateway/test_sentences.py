@@ -60,6 +60,11 @@ def test_clauses() -> None:
 
 
 def test_a_sentence_is_released_when_its_end_is_certain() -> None:
+    splitter = SentenceSplitter(1000)
+    assert splitter.feed("It rains.") == []
+    assert splitter.feed(" ") == ["It rains."]
+    assert splitter.feed("At 5 p.m. ") == []
+    assert splitter.feed("on Monday? ") == ["At 5 p.m. on Monday?"]
     splitter = SentenceSplitter(1000, language="de")
     assert splitter.feed("Er kam am 5. M") == []
     assert splitter.feed("ai. Dan") == []
