@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import json
 import operator
+import socket
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import aiohttp
 import anyio
 import numpy as np
+from aiohttp import AddrInfoType
 from numpy.typing import NDArray
 
 from token2wav_gateway.errors import ModelError, ModelTimeoutError
@@ -24,6 +26,7 @@ from token2wav_gateway.template import Template, TokenReader
 _EVENTS = "text/event-stream"
 _UTF_8 = ("utf-8", "utf8")
 _END = "[DONE]"
+_BUFFERED = 32 << 10  # bytes of an answer that wait, in the socket and after it
 _QUOTED = 1024  # bytes of an answer that is an error
 # Errors of reading a piece of an answer that has another form, huge numbers or too many brackets.
 _NO_PIECE = (ValueError, TypeError, AttributeError, LookupError, OverflowError, RecursionError)
@@ -61,7 +64,8 @@ class LanguageModel:
             timeout=aiohttp.ClientTimeout(
                 connect=settings.connect_timeout_s, sock_read=settings.token_timeout_s
             ),
-            connector=aiohttp.TCPConnector(limit=0, force_close=True),
+            connector=aiohttp.TCPConnector(limit=0, force_close=True, socket_factory=_small_socket),
+            read_bufsize=_BUFFERED,
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
         )
@@ -188,6 +192,14 @@ async def _check_head(answer: aiohttp.ClientResponse) -> None:
             f"language model: the answer is not {_EVENTS} in UTF-8",
             quote=answer.headers.get("content-type", "")[:100],
         )
+
+
+def _small_socket(address: AddrInfoType) -> socket.socket:
+    """Opens a socket with a small buffer: it holds what is not read while a client is slow."""
+    family, kind, protocol, _, _ = address
+    opened = socket.socket(family, kind, protocol)
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFERED)
+    return opened
 
 
 def _model_error(error: Exception) -> ModelError:

@@ -17,6 +17,11 @@ class Metrics:
             "Texts that are being spoken.",
             registry=self.registry,
         )
+        self.held_back = Gauge(
+            "token2wav_gateway_held_back",
+            "Texts whose language model waits, because the client reads its audio slowly.",
+            registry=self.registry,
+        )
         self.sockets = Gauge(
             "token2wav_gateway_sockets", "Open WebSockets.", registry=self.registry
         )

@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import anyio
 import numpy as np
@@ -22,9 +22,9 @@ from token2wav_client import (
     TokenError,
     TransientServerError,
 )
-from token2wav_client.aio_client import TokenBatches
 from token2wav_client.audio import AudioFormat
 from token2wav_client.tokens import as_tokens
+from token2wav_gateway.backpressure import Backpressure
 from token2wav_gateway.encoding import RATE_HZ
 from token2wav_gateway.errors import (
     BusyError,
@@ -45,7 +45,9 @@ log = logging.getLogger(__name__)
 
 # Converts an error of the speech server into an error of the gateway.
 ErrorOf = Callable[[ClientError], GatewayError]
+Tokens: TypeAlias = AsyncGenerator[NDArray[np.int32], None]
 _NO_PROMPT = np.zeros(0, np.int32)
+_BATCH = 100  # codes that are sent to the speech server at once
 
 
 @dataclass(frozen=True)
@@ -98,12 +100,14 @@ class _Utterance:
     Attributes:
         error_of: conversion of errors of the speech server.
         span: span of the request.
+        pressure: back-pressure of the client.
     """
 
     voice: ClientVoice | None
     progress: Progress
     error_of: ErrorOf
     span: Span
+    pressure: Backpressure
 
 
 class Speech:
@@ -172,7 +176,7 @@ class Speech:
                     param=name,
                 )
         with self._tracer.span("speech", text.trace, server=True) as span:
-            utterance = _Utterance(text.voice.tensors, progress or Progress(), _speech_error, span)
+            utterance = self._utterance(text.voice.tensors, progress, _speech_error, span)
             tokens = self._tokens(text, utterance)
             async with aclosing(self._admitted(tokens, utterance)) as chunks:
                 async for chunk in chunks:
@@ -199,19 +203,29 @@ class Speech:
                 f"codes: {len(codes)} sent; at most {limit} are allowed", param="codes"
             )
         try:
-            batch = as_tokens(codes)
+            tokens = as_tokens(codes)
         except TokenError as error:
             problem = str(error).removeprefix("tokens: ")
             raise RequestError(f"codes: {problem}", param="codes") from None
         with self._tracer.span("speech", trace or {}, server=True) as span:
-            utterance = _Utterance(voice, progress or Progress(), _error_of_codes, span)
-            utterance.progress.tokens = len(batch)
-            async with aclosing(self._admitted([batch], utterance)) as chunks:
+            utterance = self._utterance(voice, progress, _error_of_codes, span)
+            utterance.progress.tokens = len(tokens)
+            async with aclosing(self._admitted(_in_batches(tokens), utterance)) as chunks:
                 async for chunk in chunks:
                     yield chunk
 
+    def _utterance(
+        self,
+        voice: ClientVoice | None,
+        progress: Progress | None,
+        error_of: ErrorOf,
+        span: Span,
+    ) -> _Utterance:
+        pressure = Backpressure(self._limits.ahead_s, self._metrics.held_back)
+        return _Utterance(voice, progress or Progress(), error_of, span, pressure)
+
     async def _admitted(
-        self, tokens: TokenBatches, utterance: _Utterance
+        self, tokens: Tokens, utterance: _Utterance
     ) -> AsyncGenerator[AudioChunk, None]:
         """Synthesizes tokens within the limit of texts at the same time, and counts the outcome."""
         if self._speaking >= self._limits.streams:
@@ -239,7 +253,7 @@ class Speech:
             self._metrics.texts.labels(outcome).inc()
 
     async def _chunks(
-        self, tokens: TokenBatches, utterance: _Utterance
+        self, tokens: Tokens, utterance: _Utterance
     ) -> AsyncGenerator[AudioChunk, None]:
         with self._tracer.span("speech server", utterance.span.headers) as span:
             async with aclosing(self._synthesize(tokens, utterance, span)) as chunks:
@@ -247,13 +261,14 @@ class Speech:
                     yield chunk
 
     async def _synthesize(
-        self, tokens: TokenBatches, utterance: _Utterance, span: Span
+        self, tokens: Tokens, utterance: _Utterance, span: Span
     ) -> AsyncGenerator[AudioChunk, None]:
         started, has_audio = time.monotonic(), False
+        pressure = utterance.pressure
         deadline = started + self._limits.seconds
         # The client's task that sends tokens closes their generator.
         chunks = self._client.synthesize(
-            tokens,
+            pressure.hold_back(tokens),
             utterance.voice,
             audio_format=self._audio_format,
             sample_rate=RATE_HZ,
@@ -265,10 +280,11 @@ class Speech:
                     # asyncio.wait_for would run anext in a task of its own. Starlette cancels more
                     # than once, and the second time would leave that task running.
                     try:
-                        with anyio.fail_after(deadline - time.monotonic()):
+                        with pressure.waiting(), anyio.fail_after(deadline - time.monotonic()):
                             chunk = await anext(chunks)
                     except StopAsyncIteration:
                         return
+                    pressure.take(chunk)
                     if not has_audio and len(chunk.audio):
                         has_audio = True
                         span.event("first audio")
@@ -282,9 +298,7 @@ class Speech:
         except ClientError as error:
             raise utterance.error_of(error) from None
 
-    async def _tokens(
-        self, text: Text, utterance: _Utterance
-    ) -> AsyncGenerator[NDArray[np.int32], None]:
+    async def _tokens(self, text: Text, utterance: _Utterance) -> Tokens:
         started, voice, progress = time.monotonic(), text.voice, utterance.progress
         prompt: dict[str, Any] = {
             "text": text.text,
@@ -304,6 +318,11 @@ class Speech:
                     self._metrics.tokens.inc(len(batch))
                     yield batch
                 span.set("tokens", progress.tokens)
+
+
+async def _in_batches(tokens: NDArray[Any]) -> Tokens:
+    for start in range(0, len(tokens), _BATCH):
+        yield tokens[start : start + _BATCH]
 
 
 def _speech_error(error: ClientError) -> ModelError:
