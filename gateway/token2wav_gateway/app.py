@@ -25,7 +25,7 @@ from starlette.types import Receive, Scope, Send
 
 from token2wav_client import AudioChunk
 from token2wav_gateway.access import Access, Holder
-from token2wav_gateway.encoding import Encoder, whole_file
+from token2wav_gateway.encoding import FORMATS, Encoder, whole_file
 from token2wav_gateway.errors import GatewayError, RequestError, StorageError
 from token2wav_gateway.gateway import Gateway
 from token2wav_gateway.guard import Guard, error_response
@@ -42,6 +42,12 @@ from token2wav_gateway.voices import Voice
 log = logging.getLogger(__name__)
 
 _EVENTS = "text/event-stream"
+# Headers of vLLM-Omni for the fields of OpenAI's usage.
+_USAGE_HEADERS = {
+    "x-vllm-omni-input-tokens": "input_tokens",
+    "x-vllm-omni-output-tokens": "output_tokens",
+    "x-vllm-omni-total-tokens": "total_tokens",
+}
 
 
 def create_app(settings: Settings, metrics: Metrics) -> FastAPI:
@@ -76,7 +82,7 @@ def create_app(settings: Settings, metrics: Metrics) -> FastAPI:
             allow_origins=settings.origins,
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
-            expose_headers=["x-request-id"],
+            expose_headers=["x-request-id", *_USAGE_HEADERS],
         )
 
     @app.exception_handler(GatewayError)
@@ -123,7 +129,11 @@ def create_app(settings: Settings, metrics: Metrics) -> FastAPI:
             encoder = Encoder(body.response_format)
             pieces = _encoded(encoder, first, chunks, progress)
             media_type = encoder.format.media_type
-            if body.stream_format == "sse":
+            if body.delivery == "whole":
+                return await _whole(
+                    request, body.response_format, pieces, progress, len(body.input)
+                )
+            if body.delivery == "sse":
                 pieces, media_type = _events(pieces, len(body.input), progress), _EVENTS
             return ClosingResponse(pieces, media_type, stack.pop_all())
         raise AssertionError  # an exit stack never swallows an error
@@ -146,9 +156,7 @@ def create_app(settings: Settings, metrics: Metrics) -> FastAPI:
             if body.stream:
                 response = ClosingResponse(pieces, encoder.format.media_type, stack.pop_all())
             else:
-                content = await _unless_left(request, _joined(pieces))
-                file = whole_file(body.response_format, content)
-                response = Response(file, media_type=encoder.format.media_type)
+                response = await _whole(request, body.response_format, pieces, progress, 0)
             if body.request_id is not None:
                 response.headers["x-request-id"] = body.request_id
             return response
@@ -277,6 +285,21 @@ async def _encoded(
             yield piece
     if piece := encoder.finish():
         yield piece
+
+
+async def _whole(
+    request: Request,
+    audio_format: str,
+    pieces: AsyncGenerator[bytes, None],
+    progress: Progress,
+    characters: int,
+) -> Response:
+    """Response with a whole file, and with its usage in headers."""
+    content = await _unless_left(request, _joined(pieces))
+    usage = progress.usage(characters)
+    headers = {header: str(usage[field]) for header, field in _USAGE_HEADERS.items()}
+    media_type = FORMATS[audio_format].media_type
+    return Response(whole_file(audio_format, content), media_type=media_type, headers=headers)
 
 
 async def _joined(pieces: AsyncGenerator[bytes, None]) -> bytes:

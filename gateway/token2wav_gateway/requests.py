@@ -64,7 +64,10 @@ class SpeechRequest(_Body):
         voice: name of a voice, or an object with its id.
         instructions: how to say the text, for models that follow instructions.
         response_format: pcm, wav, flac, opus or mp3. `pcm` is 16 bits at 24 kHz.
-        stream_format: `audio` for bytes of the format, `sse` for events with these bytes in base64.
+        stream_format: `audio` for bytes of the format, `sse` for events with these bytes in base64;
+            None for what `stream` says.
+        stream: field of vLLM-Omni: true for events, false for one body with its length and usage.
+            None sends bytes while they are made, as OpenAI does.
         speed: only 1.
     """
 
@@ -73,11 +76,19 @@ class SpeechRequest(_Body):
     voice: Words | VoiceId
     instructions: Words | None = None
     response_format: str = "mp3"
-    stream_format: Literal["audio", "sse"] = "audio"
+    stream_format: Literal["audio", "sse"] | None = None
+    stream: bool | None = None
     speed: float = 1.0
 
     _format = field_validator("response_format")(_known_format)
     _speed = field_validator("speed")(_usual_speed)
+
+    @property
+    def delivery(self) -> Literal["audio", "sse", "whole"]:
+        """How the audio is sent: in pieces, in events, or as one body."""
+        if self.stream_format is not None or self.stream is None:
+            return self.stream_format or "audio"
+        return "sse" if self.stream else "whole"
 
     @property
     def voice_name(self) -> str:

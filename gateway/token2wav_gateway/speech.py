@@ -36,6 +36,7 @@ from token2wav_gateway.errors import (
 )
 from token2wav_gateway.language_model import LanguageModel
 from token2wav_gateway.metrics import Metrics
+from token2wav_gateway.playback import Playback
 from token2wav_gateway.settings import Settings
 from token2wav_gateway.template import load_template
 from token2wav_gateway.tracing import Span, Tracer
@@ -263,8 +264,8 @@ class Speech:
     async def _synthesize(
         self, tokens: Tokens, utterance: _Utterance, span: Span
     ) -> AsyncGenerator[AudioChunk, None]:
-        started, has_audio = time.monotonic(), False
-        pressure = utterance.pressure
+        started, first_tokens_s = time.monotonic(), 0.0
+        pressure, playback = utterance.pressure, Playback()
         deadline = started + self._limits.seconds
         # The client's task that sends tokens closes their generator.
         chunks = self._client.synthesize(
@@ -283,12 +284,16 @@ class Speech:
                         with pressure.waiting(), anyio.fail_after(deadline - time.monotonic()):
                             chunk = await anext(chunks)
                     except StopAsyncIteration:
+                        self._metrics.count_playback(playback, first_tokens_s + playback.last_s)
                         return
                     pressure.take(chunk)
-                    if not has_audio and len(chunk.audio):
-                        has_audio = True
+                    if not playback.chunks and len(chunk.audio):
                         span.event("first audio")
-                        self._metrics.first_audio.observe(time.monotonic() - started)
+                        first_audio_s = time.monotonic() - started
+                        first_tokens_s = max(0.0, first_audio_s - chunk.arrival_s)
+                        self._metrics.first_audio.observe(first_audio_s)
+                        self._metrics.ttfp.observe(first_audio_s)
+                    playback.add(chunk)
                     self._metrics.audio_seconds.inc(chunk.duration_s)
                     yield chunk
         except TimeoutError:
