@@ -31,7 +31,7 @@ from token2wav.serving.hops import HopSchedule
 
 PACES = (15, 20, 25, 30, 35, 40, 50, 75, 100, 200)
 PATTERNS = ("steady", "messages of 5", "bursts of 20", "stalls of 1 s")
-# `first_tokens` and `early_lookahead_tokens` of a stream
+# `first_tokens` and `provisional_lookahead_tokens` of a stream
 FIRST_TOKENS = ((0, 3), (5, 1), (5, 2), (6, 1), (6, 2), (8, 1), (8, 2), (10, 2), (12, 2), (16, 2))
 FIRST_PACES = (25, 30, 50, 100)  # at which `first_tokens` is compared
 PROMPTS = (0, 75, 80, 90)  # of CosyVoice3; other models have `PROMPT`
@@ -79,7 +79,9 @@ class Listener:
         self.silent = self.computed = 0.0
         self.provisional = 0
         self._clock = clock
-        self._early_share = config.early_steps(StreamConfig(), config.ode_steps) / config.ode_steps
+        self._provisional_share = (
+            config.provisional_steps(StreamConfig(), config.ode_steps) / config.ode_steps
+        )
 
     def arrive(self) -> None:
         """Pushes the tokens that have arrived by now; the chunker decides on the next chunk."""
@@ -93,7 +95,7 @@ class Listener:
         """Work of the next chunk, in tokens that are computed in all ODE steps."""
         chunk = self.chunker.next_chunk
         assert chunk is not None
-        share = self._early_share if chunk.provisional else 1.0
+        share = self._provisional_share if chunk.provisional else 1.0
         return share * (chunk.stop - chunk.start)
 
     def hear(self) -> None:
@@ -143,7 +145,7 @@ def policies(config: ModelConfig) -> dict[str, HopSchedule]:
         "hops that grow": HopSchedule(first, longest, block, adaptive=False),
         "one block": HopSchedule(block, block, block, adaptive=False),
         "as the listener can wait": HopSchedule.of(StreamConfig(first_tokens=0), config),
-        "the same, and early": HopSchedule.of(StreamConfig(), config, held_back(config)),
+        "the same, and provisional": HopSchedule.of(StreamConfig(), config, held_back(config)),
     }
 
 
@@ -214,7 +216,7 @@ def main() -> None:
     configs = {name: public_configs()[name] for name in ("CosyVoice3", "CosyVoice2")}
     configs["demo voice"] = read_config(ROOT / "examples" / "demo_voice" / "model")
     config = configs["CosyVoice3"]
-    rows, early, crowds = [], [], []
+    rows, first_audio, crowds = [], [], []
     print(
         "first audio, underruns (silence), tokens computed for each: "
         + " | ".join(policies(config))
@@ -239,11 +241,11 @@ def main() -> None:
                 }
             )
     print(
-        "model, first_tokens, early_lookahead_tokens, prompt, tokens/s: first audio, underruns, "
-        "tokens computed for each, share that is provisional"
+        "model, first_tokens, provisional_lookahead_tokens, prompt, tokens/s: first audio, "
+        "underruns, tokens computed for each, share that is provisional"
     )
     for model, (count, lookahead) in itertools.product(configs, FIRST_TOKENS):
-        stream = StreamConfig(first_tokens=count, early_lookahead_tokens=lookahead)
+        stream = StreamConfig(first_tokens=count, provisional_lookahead_tokens=lookahead)
         schedule = HopSchedule.of(stream, configs[model], held_back(configs[model]))
         for prompt in PROMPTS if model == "CosyVoice3" else (PROMPT,):
             for pace in FIRST_PACES:
@@ -253,23 +255,26 @@ def main() -> None:
                     f"{playback.first_s:.2f} s, {playback.underruns}, {playback.computed}, "
                     f"{playback.provisional}"
                 )
-                early.append(
+                first_audio.append(
                     {
                         "model": model,
                         "first_tokens": count,
-                        "early_lookahead_tokens": lookahead,
+                        "provisional_lookahead_tokens": lookahead,
                         "prompt": prompt,
                         "pace": pace,
                         **asdict(playback),
                     }
                 )
     print(
-        "streams on one machine at 25 tokens/s, whole blocks and early: first audio, underruns "
-        "and silence of each"
+        "streams on one machine at 25 tokens/s, whole blocks and provisional chunks: first audio, "
+        "underruns and silence of each"
     )
     for count in CROWDS:
         row: dict[str, object] = {"streams": count}
-        for name, first_tokens in (("whole blocks", 0), ("early", StreamConfig().first_tokens)):
+        for name, first_tokens in (
+            ("whole blocks", 0),
+            ("provisional", StreamConfig().first_tokens),
+        ):
             playbacks = crowd(
                 HopSchedule.of(StreamConfig(first_tokens=first_tokens), config, held_back(config)),
                 config,
@@ -281,7 +286,7 @@ def main() -> None:
             }
         print(row)
         crowds.append(row)
-    save("pacing", {**describe(), "rows": rows, "first_tokens": early, "crowds": crowds})
+    save("pacing", {**describe(), "rows": rows, "first_tokens": first_audio, "crowds": crowds})
     # Imported here, because tests import this module, and drawing takes long to import.
     import matplotlib as mpl
 
@@ -295,10 +300,11 @@ def main() -> None:
         for pace in FIRST_PACES:
             shown = [
                 row
-                for row in early
+                for row in first_audio
                 if (row["model"], row["pace"], row["prompt"]) == ("CosyVoice3", pace, PROMPT)
                 and row["first_tokens"]
-                and row["early_lookahead_tokens"] == StreamConfig().early_lookahead_tokens
+                and row["provisional_lookahead_tokens"]
+                == StreamConfig().provisional_lookahead_tokens
             ]
             panel.plot(
                 [row["first_tokens"] for row in shown],

@@ -12,6 +12,10 @@ JSON.
     .venv/bin/python -m benchmarks.quality --only storage --name quality_storage
     .venv/bin/python -m benchmarks.quality --only tf32 --name quality_tf32
     .venv/bin/python -m benchmarks.quality --codec --name quality_codec
+    .venv/bin/python -m benchmarks.quality --only pauses --name quality_pauses
+    .venv/bin/python -m benchmarks.quality --only pauses --name quality_pauses_unseen \\
+        --text examples/demo_voice/unseen.txt
+    .venv/bin/python -m benchmarks.quality --only pauses --codec --name quality_pauses_codec
 
 The recordings need `pip install -e '.[demo]'`.
 """
@@ -22,7 +26,7 @@ import argparse
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,6 +37,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from tqdm import tqdm
 
+from benchmarks import quality_pauses
 from benchmarks.environment import ROOT, describe, save
 from benchmarks.quality_scores import (
     Borders,
@@ -53,6 +58,7 @@ from token2wav import RuntimeConfig, StreamConfig, Token2Wav, Voice
 from token2wav.families.registry import read_config
 from token2wav.layers import streaming
 from token2wav_client import Client, ClientVoice
+from token2wav_client.audio import SAMPLE_RATE
 from token2wav_server import Ports, TritonServer
 from token2wav_voice import FrontEnd, PromptVoice, Recording
 from token2wav_voice.features import prompt_mel
@@ -60,9 +66,10 @@ from token2wav_voice.features import prompt_mel
 RECORDINGS = ROOT / "out" / "quality"
 WINDOWS = (1, 2, 4, 8)
 STEPS = (10, 5, 3, 2)  # the model's own number is left out
-# Early audio: tokens per second, ODE steps of the stream, `first_tokens`, `early_lookahead_tokens`
-# and `early_steps`. The model has 2 steps. At a higher pace less of the audio is provisional.
-EARLY = (
+# Provisional audio: tokens per second, ODE steps of the stream, `first_tokens`,
+# `provisional_lookahead_tokens` and `provisional_steps`. The model has 2 steps. At a higher pace
+# less of the audio is provisional.
+FIRST_AUDIO = (
     (25, 10, 0, 1, 10),
     *((25, 2, count, lookahead, 2) for count in (5, 6) for lookahead in (1, 2, 3)),
     (25, 2, 8, 1, 2),
@@ -77,6 +84,7 @@ EARLY = (
 WHOLE_BLOCKS = "whole blocks"
 ORIGINAL, VOCODED, WHOLE = "recording", "mel of the recording", "whole sequence"
 STREAMING = "streaming"
+PAUSES = "pauses"
 
 Speak = Callable[["Sentence"], list[Signal]]  # returns the audio of every chunk
 
@@ -107,9 +115,10 @@ def main() -> None:
     parser.add_argument("--sentences", type=int, help="number of sentences (default: all)")
     parser.add_argument(
         "--only",
-        choices=SELECTIONS,
+        choices=[*SELECTIONS, PAUSES],
         help="measure only streams with provisional chunks (first-audio), with each type of the "
-        "cache (storage), or the rounding of the vocoder on a GPU (tf32)",
+        "cache (storage), the rounding of the vocoder on a GPU (tf32), or pauses beside the "
+        "limits that end a stream (pauses)",
     )
     parser.add_argument("--name", default="quality", help="name of the result files")
     options = parser.parse_args()
@@ -123,7 +132,7 @@ def main() -> None:
         front_end = FrontEnd(folder)
         prompt = front_end.voice(Recording.load(PROMPT))
         listen = front_end.tokens
-        rows_of = partial(SELECTIONS[options.only] if options.only else ways, folder, prompt)
+        rows_of = partial(SELECTIONS.get(options.only, ways), folder, prompt)
     paths = record(options.recordings, options.text)[: options.sentences]
     texts = held_out(options.text)[: len(paths)]
     recordings = [Recording.load(path) for path in paths]
@@ -131,6 +140,19 @@ def main() -> None:
         Sentence(text, recording.samples, listen(recording))
         for text, recording in zip(texts, recordings, strict=True)
     ]
+    if options.only == PAUSES:
+        voice = None if options.codec else _voice(prompt)
+        silence = replace(recordings[0], samples=np.zeros(20 * SAMPLE_RATE, np.float32))
+        report = quality_pauses.measure(
+            _load(folder),
+            voice,
+            [sentence.recording for sentence in sentences],
+            [sentence.tokens for sentence in sentences],
+            listen(silence),
+        )
+        save(options.name, {"environment": describe(), "text": options.text.name, **report})
+        print(json.dumps(report, indent=2), quality_pauses.table(), sep="\n\n")
+        return
     recogniser = Recogniser()
     subject = {
         "model": _provenance(folder),
@@ -163,7 +185,7 @@ def ways(folder: Path, prompt: PromptVoice) -> Iterator[tuple[str, Speak]]:
 
     A model is loaded only when its row is requested.
     """
-    voice = Voice(prompt.prompt_tokens, prompt.prompt_mel, prompt.speaker_embedding)
+    voice = _voice(prompt)
     own_steps, most = read_config(folder).ode_steps, max(STEPS)
     yield ORIGINAL, lambda sentence: [sentence.recording]
     yield VOCODED, partial(_vocoded, _load(folder))
@@ -201,38 +223,38 @@ def stored(folder: Path, voice: Voice) -> Iterator[tuple[str, Speak]]:
 
 def storages(folder: Path, prompt: PromptVoice) -> Iterator[tuple[str, Speak]]:
     """Yields streams whose cached keys and values differ in their type alone."""
-    voice = Voice(prompt.prompt_tokens, prompt.prompt_mel, prompt.speaker_embedding)
+    voice = _voice(prompt)
     yield ORIGINAL, lambda sentence: [sentence.recording]
     yield STREAMING, partial(_streamed, _load(folder), voice)
     yield from stored(folder, voice)
 
 
-def early(folder: Path, prompt: PromptVoice) -> Iterator[tuple[str, Speak]]:
+def first_audio(folder: Path, prompt: PromptVoice) -> Iterator[tuple[str, Speak]]:
     """Yields streams that send audio before a block is complete.
 
     At the pace of speech, 25 tokens a second, such streams send provisional chunks all the time.
     """
-    voice = Voice(prompt.prompt_tokens, prompt.prompt_mel, prompt.speaker_embedding)
+    voice = _voice(prompt)
     yield ORIGINAL, lambda sentence: [sentence.recording]
     whole = _load(folder, StreamConfig(first_tokens=0))
-    yield WHOLE_BLOCKS, partial(_paced, whole, voice, min(pace for pace, *_ in EARLY))
-    for pace, steps, count, lookahead, early_steps in EARLY:
+    yield WHOLE_BLOCKS, partial(_paced, whole, voice, min(pace for pace, *_ in FIRST_AUDIO))
+    for pace, steps, count, lookahead, provisional_steps in FIRST_AUDIO:
         stream = StreamConfig(
             first_tokens=count,
-            early_lookahead_tokens=lookahead,
-            early_steps=early_steps,
+            provisional_lookahead_tokens=lookahead,
+            provisional_steps=provisional_steps,
             steps=(steps,),
         )
         name = (
             f"{pace} tokens/s, {steps} steps, first_tokens {count}, "
-            f"early_lookahead_tokens {lookahead}, early_steps {early_steps}"
+            f"provisional_lookahead_tokens {lookahead}, provisional_steps {provisional_steps}"
         )
         yield name, partial(_paced, _load(folder, stream), voice, pace)
 
 
 def rounded(folder: Path, prompt: PromptVoice) -> Iterator[tuple[str, Speak]]:
     """Yields whole sequences with the vocoder in float32, and with the rounding of a GPU."""
-    voice = Voice(prompt.prompt_tokens, prompt.prompt_mel, prompt.speaker_embedding)
+    voice = _voice(prompt)
     model = _load(folder)
     yield WHOLE, partial(_whole, model, voice)
     yield f"{WHOLE}, vocoder in TF32", partial(_whole_in_tf32, model, voice)
@@ -246,7 +268,11 @@ def codec_ways(folder: Path) -> Iterator[tuple[str, Speak]]:
     yield STREAMING, partial(_streamed, model, None)
 
 
-SELECTIONS = {"first-audio": early, "storage": storages, "tf32": rounded}
+SELECTIONS = {"first-audio": first_audio, "storage": storages, "tf32": rounded}
+
+
+def _voice(prompt: PromptVoice) -> Voice:
+    return Voice(prompt.prompt_tokens, prompt.prompt_mel, prompt.speaker_embedding)
 
 
 def _load(folder: Path, stream: StreamConfig | None = None, **runtime: Any) -> Token2Wav:

@@ -56,7 +56,7 @@ FLOORS = [
         "token2wav.networks.weights",
     },
     {"token2wav.config"},
-    {"token2wav.errors"},
+    {"token2wav.errors", "token2wav.known_models"},
 ]
 
 

@@ -23,6 +23,8 @@ AUDIO_FORMATS: tuple[AudioFormat, ...] = get_args(AudioFormat)
 AudioArray = npt.NDArray[Any]
 Pcm = npt.NDArray[np.float32] | npt.NDArray[np.int16]
 
+# Limit of the server that ended an utterance: `end_after_repeats` or `end_after_silence_s`.
+EndReason = Literal["repeats", "silence"]
 DTYPES: dict[AudioFormat, np.dtype[Any]] = {
     "float32": np.dtype(np.float32),
     "int16": np.dtype(np.int16),
@@ -59,6 +61,8 @@ class AudioChunk:
         token_count: tokens that the chunk speaks, in whole or in part. After an interruption, use
             it to compute the tokens that a listener has heard.
         audio_format: format of the samples, as requested.
+        end_reason: limit of the server that ended the utterance with this chunk, before the last
+            tokens; None in all other chunks.
     """
 
     audio: AudioArray
@@ -73,6 +77,7 @@ class AudioChunk:
     first_token: int = 0
     token_count: int = 0
     audio_format: AudioFormat = "float32"
+    end_reason: EndReason | None = None
 
     @property
     def duration_s(self) -> float:

@@ -16,7 +16,7 @@ from uuid import uuid4
 import numpy as np
 import numpy.typing as npt
 
-from token2wav_client.audio import AudioChunk, channels_of
+from token2wav_client.audio import AudioChunk, EndReason, channels_of
 from token2wav_client.errors import InputError, ProtocolError, TokenError, UtteranceClosedError
 from token2wav_client.tokens import TokenArray, as_tokens
 from token2wav_client.voice import ClientVoice
@@ -44,6 +44,8 @@ class Call:
         tokens: tokens that were added.
         ended: True after the last tokens were added.
         complete: True after the final chunk arrived with all samples.
+        end_reason: limit of the server that ended the utterance before its last tokens; None if
+            none did. No more tokens are sent then.
         owed_since: time since which the server owes a response and has sent none; None if the
             server owes no response or no attempt runs. The server lets a stream with audio to spare
             wait, so this time is not before the end of the delivered audio.
@@ -78,6 +80,7 @@ class Call:
         self._stream_key = secrets.token_urlsafe(16)
         self.tokens = 0
         self.ended = self.complete = False
+        self.end_reason: EndReason | None = None
         self.owed_since: float | None = None
         self._interrupted = False
         self._samples = self._trimmed = self._chunks = 0
@@ -114,6 +117,11 @@ class Call:
                 f"shape {self._token_shape} each"
             )
         self._token_shape, self._token_dtype = tokens.shape[1:], tokens.dtype
+        if self.end_reason is not None:
+            raise UtteranceClosedError(
+                f"the server has ended the utterance because of {self.end_reason}, so it accepts "
+                "no more tokens"
+            )
         if self.ended:
             raise UtteranceClosedError(
                 "the utterance is finished or cancelled, so it accepts no more tokens"
@@ -146,8 +154,10 @@ class Call:
             self.owed_since = max(now, self._plays_until)
 
     def next_request(self) -> Any:
-        """Builds a request of all tokens that wait to be sent; None if there are none."""
-        if not self._unsent:
+        """Builds a request of all tokens that wait to be sent; None if there are none, or if the
+        server has ended the utterance.
+        """
+        if not self._unsent or self.end_reason is not None:
             return None
         number = len(self._first_of_request)
         opening = self._opening if number == 0 else None
@@ -221,16 +231,17 @@ class Call:
         self._rates = rates
         sent_tokens = self.tokens - sum(map(len, self._unsent))
         expected = chunk.samples_per_token * sent_tokens - self._trimmed
-        if self._samples > expected or (chunk.final and self._samples != expected):
+        whole = chunk.final and chunk.end_reason is None
+        if self._samples > expected or (whole and self._samples != expected):
             raise ProtocolError(
                 f"audio: the server sent {self._samples} samples for {sent_tokens} tokens, "
                 f"expected {expected}"
             )
-        if chunk.final and (self._unsent or not self.ended):
+        if whole and (self._unsent or not self.ended):
             raise ProtocolError(
                 "final: the server ended the utterance before its last request was sent"
             )
-        self.complete = chunk.final
+        self.complete, self.end_reason = chunk.final, chunk.end_reason
 
     def _timed(self, chunk: AudioChunk, request_id: str, now: float) -> AudioChunk | None:
         repeated = max(self._delivered_samples - (self._samples - len(chunk.audio)), 0)

@@ -22,7 +22,7 @@ from typing import Any
 import grpc
 import numpy.typing as npt
 
-from token2wav_client.audio import AudioChunk
+from token2wav_client.audio import AudioChunk, EndReason
 from token2wav_client.call import Call
 from token2wav_client.errors import (
     ClientError,
@@ -87,8 +87,15 @@ class BaseUtterance(ABC):
 
     @property
     def complete(self) -> bool:
-        """Whether the final chunk has arrived, with exactly the samples that the tokens require."""
+        """Whether the final chunk has arrived. Without `end_reason` the audio has exactly the
+        samples that the tokens require.
+        """
         return self._call.complete
+
+    @property
+    def end_reason(self) -> EndReason | None:
+        """Limit of the server that ended the utterance before its last tokens; None if none did."""
+        return self._call.end_reason
 
     @property
     def tokens(self) -> int:
@@ -219,6 +226,8 @@ class BaseUtterance(ABC):
     def _accept(self, message: Any) -> None:
         with self._guard:
             chunk = self._call.accept(message, time.monotonic())
+            if self._call.end_reason is not None:
+                self._outbox.put_nowait(False)  # ends the requests of the attempt
             if chunk and not self._cancelled:
                 self._chunks.append(chunk)
             self._notify()

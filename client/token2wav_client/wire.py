@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypedDict
@@ -17,6 +18,7 @@ from token2wav_client.audio import (
     SAMPLES_PER_TOKEN,
     AudioChunk,
     AudioFormat,
+    EndReason,
 )
 from token2wav_client.errors import InputError, ProtocolError, error_of_response
 from token2wav_client.tokens import LATENTS, TokenArray
@@ -26,6 +28,7 @@ _DATATYPES = {"uint8": "UINT8", "int32": "INT32", "float32": "FP32"}
 # Bound for numbers of steps and sample rates. The server allows only a few numbers, and its error
 # names them.
 _LARGEST = 2**31 - 1
+_END_REASONS: tuple[EndReason | None, ...] = (None, "repeats", "silence")
 
 
 class SpeechOptions(TypedDict, total=False):
@@ -43,6 +46,10 @@ class SpeechOptions(TypedDict, total=False):
             the server's default.
         headers: headers of the calls of this utterance, besides those of the client. For example,
             `traceparent` makes the spans of Triton a part of your trace.
+        end_after_repeats: equal tokens in a row after which the server ends the utterance, 2 or
+            more; 0 for no limit; None for the server's default.
+        end_after_silence_s: seconds of audio below -50 dBFS after which the server ends the
+            utterance; 0 for no limit; None for the server's default.
     """
 
     audio_format: AudioFormat
@@ -51,6 +58,8 @@ class SpeechOptions(TypedDict, total=False):
     sample_rate: int | None
     decoder_noise: bool | None
     headers: Mapping[str, str] | None
+    end_after_repeats: int | None
+    end_after_silence_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +80,15 @@ class Opening:
     sample_rate: int | None = None
     decoder_noise: bool | None = None
     headers: Mapping[str, str] | None = None
+    end_after_repeats: int | None = None
+    end_after_silence_s: float | None = None
 
     def __post_init__(self) -> None:
+        repeats, seconds = self.end_after_repeats, self.end_after_silence_s
+        if repeats is not None and (repeats == 1 or not 0 <= repeats <= _LARGEST):
+            raise InputError(f"end_after_repeats: {repeats} is not 0 or 2 to {_LARGEST}")
+        if seconds is not None and not 0 <= seconds < math.inf:
+            raise InputError(f"end_after_silence_s: {seconds} is not a finite number from 0 on")
         for name, number in (("steps", self.steps), ("sample_rate", self.sample_rate)):
             if number is not None and not 1 <= number <= _LARGEST:
                 raise InputError(f"{name}: {number} is outside 1 to {_LARGEST}")
@@ -138,6 +154,10 @@ def build_request(
             parameters["sample_rate"].int64_param = opening.sample_rate
         if opening.decoder_noise is not None:
             parameters["decoder_noise"].bool_param = opening.decoder_noise
+        if opening.end_after_repeats is not None:
+            parameters["end_after_repeats"].int64_param = opening.end_after_repeats
+        if opening.end_after_silence_s is not None:
+            parameters["end_after_silence_s"].double_param = opening.end_after_silence_s
         _add_voice(request, opening.voice)
     return request
 
@@ -190,6 +210,11 @@ def _read_chunk(result: Any, audio_format: AudioFormat) -> AudioChunk:
             f"chunk_index, final: the server sent {index.size} and {final.size} values, expected "
             f"1 each"
         )
+    end_code = _number(result, "end_reason", 0, 0)
+    if end_code >= len(_END_REASONS):
+        raise ProtocolError(
+            f"end_reason: the server sent {end_code}, expected 0 to {len(_END_REASONS) - 1}"
+        )
     return AudioChunk(
         # tritonclient returns a read-only view of the message.
         audio=audio.copy(),
@@ -202,6 +227,7 @@ def _read_chunk(result: Any, audio_format: AudioFormat) -> AudioChunk:
         samples_per_token=_number(result, "samples_per_token", 1, SAMPLES_PER_TOKEN),
         samples_trimmed=_number(result, "samples_trimmed", 0, 0),
         audio_format=audio_format,
+        end_reason=_END_REASONS[end_code],
     )
 
 

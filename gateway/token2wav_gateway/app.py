@@ -31,6 +31,7 @@ from token2wav_gateway.gateway import Gateway
 from token2wav_gateway.guard import Guard, error_response
 from token2wav_gateway.metrics import Metrics
 from token2wav_gateway.origins import OriginCheck
+from token2wav_gateway.realtime import RealtimeSession
 from token2wav_gateway.requests import SpeechRequest, StageRequest, Words, problem
 from token2wav_gateway.settings import Settings
 from token2wav_gateway.sockets import Sockets
@@ -123,7 +124,7 @@ def create_app(settings: Settings, metrics: Metrics) -> FastAPI:
             stack.enter_context(admitted(request))
             gateway.check_model(body.model)
             voice, trace = gateway.voices.get(body.voice_name), trace_headers(request.headers)
-            text = Text(body.input, voice, body.instructions, trace)
+            text = Text(body.input, voice, body.instructions, trace=trace)
             chunks = await stack.enter_async_context(aclosing(gateway.speech.speak(text, progress)))
             first = await _unless_left(request, anext(chunks, None))
             encoder = Encoder(body.response_format)
@@ -209,6 +210,11 @@ def create_app(settings: Settings, metrics: Metrics) -> FastAPI:
     async def speak_stream(socket: WebSocket) -> None:
         sockets: Sockets = socket.app.state.sockets
         await sockets.serve(socket)
+
+    @app.websocket("/v1/realtime")
+    async def speak_in_realtime(socket: WebSocket) -> None:
+        sockets: Sockets = socket.app.state.sockets
+        await sockets.serve(socket, RealtimeSession)
 
     @app.get("/health/live", include_in_schema=False)
     async def live() -> dict[str, str]:

@@ -49,7 +49,8 @@ def _known_format(name: str) -> str:
     return name
 
 
-def _usual_speed(speed: float) -> float:
+def usual_speed(speed: float) -> float:
+    """Checks a tempo, which the speech server cannot change."""
     if speed != 1:
         raise ValueError("must be 1, because the speech server cannot change the tempo")
     return speed
@@ -81,7 +82,7 @@ class SpeechRequest(_Body):
     speed: float = 1.0
 
     _format = field_validator("response_format")(_known_format)
-    _speed = field_validator("speed")(_usual_speed)
+    _speed = field_validator("speed")(usual_speed)
 
     @property
     def delivery(self) -> Literal["audio", "sse", "whole"]:
@@ -173,7 +174,7 @@ class StageRequest(_Body):
     stream: bool = False
 
     _format = field_validator("response_format")(_known_format)
-    _speed = field_validator("speed")(_usual_speed)
+    _speed = field_validator("speed")(usual_speed)
 
     @model_validator(mode="after")
     def _one_form(self) -> StageRequest:
@@ -247,7 +248,7 @@ class SessionConfig(_Body):
     speed: float = 1.0
     events: Literal["binary", "json"] = "binary"
 
-    _speed = field_validator("speed")(_usual_speed)
+    _speed = field_validator("speed")(usual_speed)
 
     @field_validator("response_format")
     @classmethod

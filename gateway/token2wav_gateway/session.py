@@ -266,7 +266,8 @@ class Session:
         """Yields the audio of a sentence, in one piece unless it is streamed."""
         config, whole = sentence.manner.config, list[bytes]()
         encoder = Encoder(config.audio_format)
-        text = Text(sentence.text, sentence.manner.voice, config.instructions, self._trace)
+        voice, trace = sentence.manner.voice, self._trace
+        text = Text(sentence.text, voice, config.instructions, trace=trace)
         async with aclosing(self._gateway.speech.speak(text, progress)) as chunks:
             async for chunk in chunks:
                 progress.advance(chunk)

@@ -203,8 +203,8 @@ class VoiceSettings(Section):
 
     Attributes:
         folder: folder of the voices; None for a model without voices, such as a codec.
-        model: model folder with a speech tokenizer and `campplus.onnx`, which turn a recording into
-            a voice; None if clients cannot create voices.
+        model: model folder, or a name, with a speech tokenizer and `campplus.onnx`, which turn a
+            recording into a voice; None if clients cannot create voices.
         default: voice that speaks for the names of OpenAI's voices, such as `alloy`; None to refuse
             a name without a file.
         most: largest number of voices.
@@ -287,6 +287,7 @@ class Settings(Section):
         "tts-1",
         "tts-1-hd",
         "gpt-4o-mini-tts",
+        "gpt-realtime",
     )
     log_level: Literal["info", "warning", "error"] = "info"
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
+from typing import Protocol, TypeAlias
 
 import anyio
 from fastapi import WebSocket, WebSocketDisconnect
 
+from token2wav_gateway.access import Holder
 from token2wav_gateway.errors import BusyError, GatewayError
 from token2wav_gateway.gateway import Gateway
 from token2wav_gateway.session import CLOSE_S, GOING_AWAY, POLICY, Session, error_event
@@ -15,6 +18,17 @@ from token2wav_gateway.session import CLOSE_S, GOING_AWAY, POLICY, Session, erro
 # Codes of the registry of RFC 6455.
 _INTERNAL, _TRY_LATER = 1011, 1013
 _FIRST_SERVER_ERROR = 500  # HTTP status
+
+
+class SessionLike(Protocol):
+    """Session of one socket."""
+
+    async def run(self) -> None:
+        """Serves the socket until it is closed."""
+
+
+# Creates a session.
+SessionType: TypeAlias = Callable[[Gateway, WebSocket, Holder, asyncio.Event], SessionLike]
 
 
 class Sockets:
@@ -34,8 +48,12 @@ class Sockets:
         """Ends each session after the sentences that it has received, and refuses new ones."""
         self._ending.set()
 
-    async def serve(self, socket: WebSocket) -> None:
-        """Serves a socket until it is closed."""
+    async def serve(self, socket: WebSocket, session: SessionType = Session) -> None:
+        """Serves a socket until it is closed.
+
+        Args:
+            session: type of its session.
+        """
         gateway = self._gateway
         await socket.accept()
         try:
@@ -46,7 +64,7 @@ class Sockets:
             with gateway.access.admitted(socket.headers.get("authorization")) as holder:
                 self._open.add(socket)
                 gateway.metrics.sockets.set(len(self._open))
-                await Session(gateway, socket, holder, self._ending).run()
+                await session(gateway, socket, holder, self._ending).run()
         except WebSocketDisconnect:
             pass
         except GatewayError as error:

@@ -57,12 +57,14 @@ class Text:
 
     Attributes:
         instructions: how to say the text; None for the default of the template.
+        rate_hz: sample rate of the audio: 8000, 16000, 22050, 24000, 44100 or 48000.
         trace: trace context of the request, as `trace_headers` returns it.
     """
 
     text: str
     voice: Voice
     instructions: str | None = None
+    rate_hz: int = RATE_HZ
     trace: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -102,6 +104,7 @@ class _Utterance:
         error_of: conversion of errors of the speech server.
         span: span of the request.
         pressure: back-pressure of the client.
+        rate_hz: sample rate of the audio.
     """
 
     voice: ClientVoice | None
@@ -109,6 +112,7 @@ class _Utterance:
     error_of: ErrorOf
     span: Span
     pressure: Backpressure
+    rate_hz: int = RATE_HZ
 
 
 class Speech:
@@ -157,7 +161,7 @@ class Speech:
     async def speak(
         self, text: Text, progress: Progress | None = None
     ) -> AsyncGenerator[AudioChunk, None]:
-        """Says a text: yields chunks of samples at 24 kHz as they arrive.
+        """Says a text: yields chunks of samples at its rate as they arrive.
 
         If the caller stops iterating, the requests to both servers are cancelled.
 
@@ -178,6 +182,7 @@ class Speech:
                 )
         with self._tracer.span("speech", text.trace, server=True) as span:
             utterance = self._utterance(text.voice.tensors, progress, _speech_error, span)
+            utterance.rate_hz = text.rate_hz
             tokens = self._tokens(text, utterance)
             async with aclosing(self._admitted(tokens, utterance)) as chunks:
                 async for chunk in chunks:
@@ -272,7 +277,7 @@ class Speech:
             pressure.hold_back(tokens),
             utterance.voice,
             audio_format=self._audio_format,
-            sample_rate=RATE_HZ,
+            sample_rate=utterance.rate_hz,
             headers=span.headers,
         )
         try:

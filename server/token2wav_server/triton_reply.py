@@ -15,8 +15,9 @@ import torch
 import triton_python_backend_utils as pb_utils
 from torch.utils.dlpack import to_dlpack  # type: ignore[attr-defined]
 
-from token2wav.errors import EngineError, InputError, LimitError, StreamClosedError, Token2WavError
+from token2wav.errors import BackendError, InputError, LimitError, StreamClosedError, Token2WavError
 from token2wav.serving.audio_output import AudioChunk
+from token2wav.serving.end_limits import EndReason
 
 # Status code of Triton for each class of error, subclasses included. The codes are attribute names
 # of `pb_utils.TritonError`, because Triton sets these attributes only after it has imported this
@@ -25,8 +26,10 @@ STATUS: dict[type[Token2WavError], str] = {
     InputError: "INVALID_ARG",
     StreamClosedError: "NOT_FOUND",
     LimitError: "UNAVAILABLE",
-    EngineError: "INTERNAL",
+    BackendError: "INTERNAL",
 }
+# Number of each reason on the wire; 0 in all chunks of a stream that its client ends.
+END_REASONS = {None: 0, EndReason.REPEATS: 1, EndReason.SILENCE: 2}
 
 
 class TritonReply:
@@ -50,6 +53,7 @@ class TritonReply:
             "samples_trimmed": np.array([chunk.samples_trimmed], np.int32),
             "first_token": np.array([chunk.first_token], np.int32),
             "token_count": np.array([chunk.token_count], np.int32),
+            "end_reason": np.array([END_REASONS[chunk.end_reason]], np.int32),
         }
         tensors = [
             # A capsule takes a third of the time that `from_dlpack` needs for a tensor.

@@ -41,6 +41,8 @@ PARAMETERS = (
     "steps",
     "decoder_noise",
     "delays",
+    "end_after_repeats",
+    "end_after_silence_s",
     "voice",
     STREAM_KEY,
     CLIENT_HEADER,
@@ -99,7 +101,14 @@ class Options:
         if voice is not None and (not isinstance(voice, str) or not voice):
             raise InputError("voice", f"{shown(voice)} is not a valid voice name")
         delays = _delays(parameters.get("delays"))
-        utterance = UtteranceOptions(steps or 0, decoder_noise, delays, audio_format)
+        utterance = UtteranceOptions(
+            steps or 0,
+            decoder_noise,
+            delays,
+            audio_format,
+            parameters.get("end_after_repeats"),
+            parameters.get("end_after_silence_s"),
+        )
         return cls(utterance, keep_open, voice or "")
 
 

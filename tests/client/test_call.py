@@ -17,7 +17,7 @@ from token2wav_client.call import Call
 from token2wav_client.wire import Opening
 
 SAMPLES = np.arange(960 * 12, dtype=np.int16)
-NUMBERS = ("chunk_index", "sample_rate", "samples_per_token", "samples_trimmed")
+NUMBERS = ("chunk_index", "sample_rate", "samples_per_token", "samples_trimmed", "end_reason")
 
 
 @pytest.fixture
@@ -195,6 +195,44 @@ def test_a_final_chunk_before_the_last_request_is_refused(answered: Call) -> Non
     sending(answered, (0.0, 10))
     with pytest.raises(ProtocolError, match="before its last request"):
         answered.accept(audio(0, 0, 10, final=True), 1.0)
+
+
+@pytest.mark.parametrize(("code", "reason"), [(1, "repeats"), (2, "silence")])
+def test_a_limit_of_the_server_ends_the_utterance_before_its_last_tokens(
+    answered: Call, code: int, reason: str
+) -> None:
+    sending(answered, (0.0, 10))
+    answered.add([1] * 5, 0.5, end=False)  # waits to be sent
+    chunk = take(answered, audio(0, 0, 7, final=True, short=100, end_reason=code), 1.0)
+    assert (chunk.end_reason, len(chunk.audio), chunk.token_count) == (reason, 6620, 7)
+    assert (answered.complete, answered.end_reason) == (True, reason)
+    assert answered.next_request() is None
+    with pytest.raises(
+        UtteranceClosedError, match=f"^the server has ended the utterance because of {reason}, so"
+    ):
+        answered.add([1], 2.0, end=True)
+
+
+def test_a_limit_cannot_make_more_audio_than_the_tokens(answered: Call) -> None:
+    sending(answered, (0.0, 10))
+    with pytest.raises(ProtocolError, match="expected 9600"):
+        answered.accept(audio(0, 0, 11, final=True, end_reason=1), 1.0)
+
+
+def test_another_attempt_may_end_at_a_limit_again(call: Call) -> None:
+    sending(call, (0.0, 10))
+    take(call, audio(0, 0, 4), 1.0)
+    call.again(2.0)
+    sent = call.next_request()
+    assert tokens_in(sent) == [1] * 10
+    chunk = take(call, audio(0, 0, 6, final=True, end_reason=1), 3.0)
+    assert (len(chunk.audio), chunk.final, chunk.end_reason) == (960 * 2, True, "repeats")
+
+
+def test_unknown_reasons_of_an_end_are_refused(answered: Call) -> None:
+    sending(answered, (0.0, 10))
+    with pytest.raises(ProtocolError, match=r"^end_reason: the server sent 3, expected 0 to 2"):
+        answered.accept(audio(0, 0, 10, final=True, end_reason=3), 1.0)
 
 
 def test_an_end_without_a_final_chunk_is_refused(answered: Call) -> None:

@@ -81,7 +81,7 @@ def one_sentence(capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_help_documents_every_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments in (["synth", "--help"], ["health", "--help"]):
+    for arguments in (["synth", "--help"], ["health", "--help"], ["bench", "--help"]):
         with pytest.raises(SystemExit) as stop:
             main(arguments)
         assert stop.value.code == 0
@@ -102,6 +102,7 @@ WRONG_USAGE = [
         for other in ("--voice v", "--voice-name n")
     ),
     *(GOOD + "--rate -1", GOOD + "--rate nan", GOOD + "--tokens-per-request 0"),
+    *(GOOD + "--end-after-repeats -1", GOOD + "--end-after-silence nan"),
     *(GOOD + "--timeout 0", GOOD + "--audio-format mp3", GOOD + "--format mp3"),
 ]
 

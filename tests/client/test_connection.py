@@ -157,7 +157,7 @@ def test_error_class_of_a_failed_call(
         ("Request for unknown model: 'token2wav' has no available versions", True),
         ("sequence_id: 'x' is no open stream; it ended, failed, was idle for too long", True),
         ("tokens: 9999 at index 0 is outside the vocabulary 0 to 6560", False),
-        ("engine: the model produced NaN or infinite audio", False),
+        ("backend: the model produced NaN or infinite audio", False),
         ("stream: no tokens for 30 s, so it was closed", False),
     ],
 )

@@ -78,6 +78,7 @@ def test_json_holds_everything() -> None:
         "gap_s": 0.2,
         "sample_rate": 24_000,
         "samples_trimmed": 0,
+        "end_reason": None,
         "sound_s": None,
     }
     assert report["chunks"][0]["gap_s"] is None

@@ -86,12 +86,14 @@ def a_network(name: str) -> HiFT:
     return network.to(DEVICE)
 
 
-def a_stage(network: HiFT, precision: Precision = "ieee", hold_frames: int = 0) -> WaveformStage:
+def a_stage(
+    network: HiFT, precision: Precision = "ieee", lookahead_frames: int = 0
+) -> WaveformStage:
     sizes = [PieceSize(2 * network.lookahead_frames + 4, rows) for rows in (1, 3)]
     graphs = GraphPool(DEVICE) if graphs_enabled(DEVICE) else None
     kernels = partial(PlannedPieces, HiFTPlan(network, precision), sizes, graphs)
     noise = SourceNoise(HARMONICS + 1, 0)
-    return WaveformStage(network, noise, kernels=kernels, hold_frames=hold_frames)
+    return WaveformStage(network, noise, kernels=kernels, lookahead_frames=lookahead_frames)
 
 
 def a_mel(frames: int) -> torch.Tensor:
@@ -160,9 +162,9 @@ def test_extrapolated_audio_leaves_no_trace() -> None:
     """
     network = a_network("causal")
     held = network.lookahead_frames
-    exact, early = a_stage(network), a_stage(network, hold_frames=1)
+    exact, extrapolating = a_stage(network), a_stage(network, lookahead_frames=1)
     utterances: dict[int, list[int | None]] = {held + 5: [2, held + 1, held + 5]}
-    [(_, one)], [(_, other)] = (list(spoken(stage, utterances)) for stage in (exact, early))
+    [(_, one)], [(_, other)] = (list(spoken(stage, utterances)) for stage in (exact, extrapolating))
     assert one.shape == other.shape
     border = held * network.frame_samples
     torch.testing.assert_close(one[border:], other[border:], atol=ROUNDING, rtol=0)

@@ -116,6 +116,8 @@ def test_an_owner_that_cannot_be_read_refuses_the_request(parser: Any, parameter
         ({"delays": 3}, "^delays: 3 is not a text of integers such as '0,1,2'"),
         ({"delays": "0,-1"}, "^delays: '0,-1' is not a text of integers"),
         ({"delays": "0,1,"}, "^delays: '0,1,' is not a text of integers"),
+        ({"end_after_repeats": 1}, "^end_after_repeats: 1 is not 0 or an integer from 2"),
+        ({"end_after_silence_s": "3"}, "^end_after_silence_s: '3' is not a number from 0"),
         ({"voice": ""}, "^voice: '' is not a valid voice name"),
     ],
 )

@@ -60,7 +60,7 @@ def reference(folder: Path, grid: Sequence[float], guidance: float, voice: Voice
     config = CosyVoice3Config.read(folder)
     flow, noise = load_network(folder, config, "flow"), load_flow_noise(folder, config)
     with torch.inference_mode():
-        mu = flow.conditions(torch.from_numpy(np.concatenate((voice.prompt_tokens, TOKENS)))[None])
+        mu = flow.mu(torch.from_numpy(np.concatenate((voice.prompt_tokens, TOKENS)))[None])
         cond = torch.zeros_like(mu)
         cond[0, :, : len(voice.prompt_mel)] = torch.tensor(voice.prompt_mel).T
         spk = flow.speaker(torch.tensor(voice.speaker_embedding))[None]
@@ -131,19 +131,21 @@ def test_fewer_times_of_a_schedule_cover_the_same_range() -> None:
 
 
 @pytest.mark.parametrize(
-    ("folder_steps", "setting", "early"),
+    ("folder_steps", "setting", "expected"),
     [(10, 0, 3), (10, 4, 4), (25, 0, 8), (5, 0, 3), (2, 0, 2), (2, 1, 1), (2, 5, 2)],
 )
 def test_provisional_chunks_have_three_tenths_of_the_steps(
-    folder_steps: int, setting: int, early: int
+    folder_steps: int, setting: int, expected: int
 ) -> None:
     config = CosyVoice3Config.read(TINY)
-    assert config.early_steps(StreamConfig(early_steps=setting), folder_steps) == early
+    assert (
+        config.provisional_steps(StreamConfig(provisional_steps=setting), folder_steps) == expected
+    )
 
 
 def test_provisional_chunks_of_a_list_of_times_have_all_steps(tmp_path: Path) -> None:
     config = CosyVoice3Config.read(edited(tmp_path / "model", LIST))
-    assert config.early_steps(StreamConfig(), config.ode_steps) == config.ode_steps == 3
+    assert config.provisional_steps(StreamConfig(), config.ode_steps) == config.ode_steps == 3
 
 
 @pytest.fixture(scope="module")

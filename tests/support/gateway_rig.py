@@ -45,11 +45,13 @@ class GatewayRig:
 
     Attributes:
         voices: folder of its voices.
+        riva: host:port of its gRPC interface; empty for none.
     """
 
     url: str
     registry: CollectorRegistry
     voices: Path
+    riva: str = ""
 
     def http(self, **options: Any) -> httpx.Client:
         return httpx.Client(base_url=self.url, timeout=PATIENCE_SECONDS, **options)
@@ -72,8 +74,13 @@ class GatewayRig:
         language_model_url: str,
         voice: ClientVoice,
         settings: dict[str, Any] | None = None,
+        riva: bool = False,
     ) -> Iterator[GatewayRig]:
-        """Starts a gateway with one voice, and further settings."""
+        """Starts a gateway with one voice, and further settings.
+
+        Args:
+            riva: whether it also has Riva's gRPC interface.
+        """
         voices = folder / "voices"
         voices.mkdir()
         save_file({name: getattr(voice, name) for name in FIELDS}, voices / f"{VOICE}.safetensors")
@@ -85,16 +92,25 @@ class GatewayRig:
         for section, values in (settings or {}).items():
             defaults = document.get(section)
             document[section] = {**defaults, **values} if isinstance(defaults, dict) else values
-        metrics = Metrics()
-        with serving_gateway(Settings.model_validate(document), metrics) as port:
-            yield cls(f"http://127.0.0.1:{port}", metrics.registry, voices)
+        metrics, riva_port = Metrics(), Ports.free().grpc if riva else 0
+        with serving_gateway(Settings.model_validate(document), metrics, riva_port) as port:
+            address = f"127.0.0.1:{riva_port}" if riva else ""
+            yield cls(f"http://127.0.0.1:{port}", metrics.registry, voices, address)
 
 
 @contextmanager
-def serving_gateway(settings: Settings, metrics: Metrics | None = None) -> Iterator[int]:
+def serving_gateway(
+    settings: Settings, metrics: Metrics | None = None, riva_port: int = 0
+) -> Iterator[int]:
     """Serves a gateway as its command does, but in a thread, and yields its port."""
     app = create_app(settings, metrics or Metrics())
-    config = BoundedConfig(app, settings.limits, host="127.0.0.1", port=Ports.free().http)
+    config = BoundedConfig(
+        app,
+        settings.limits,
+        host="127.0.0.1",
+        port=Ports.free().http,
+        riva_port=riva_port,
+    )
     with _running(DrainingServer(config, app, drain_s=1)) as port:
         yield port
 

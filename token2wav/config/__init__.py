@@ -1,6 +1,8 @@
 """Configuration: settings of the service, the checks of their values, and readers of YAML files."""
 
 from token2wav.config.settings import (
+    MOST_REPEATS,
+    MOST_SILENCE_S,
     PLAYER_BUFFER_SECONDS,
     LimitConfig,
     RuntimeConfig,
@@ -11,6 +13,8 @@ from token2wav.config.settings import (
 )
 
 __all__ = [
+    "MOST_REPEATS",
+    "MOST_SILENCE_S",
     "PLAYER_BUFFER_SECONDS",
     "LimitConfig",
     "RuntimeConfig",

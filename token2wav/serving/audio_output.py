@@ -13,12 +13,10 @@ from numpy.typing import NDArray
 from token2wav.config.model_config import ModelConfig
 from token2wav.config.values import shown
 from token2wav.errors import InputError
+from token2wav.serving.end_limits import EndReason, SilenceLimit, audible, window_samples
 
 SAMPLE_RATES = (8_000, 16_000, 22_050, 24_000, 44_100, 48_000)
-_WINDOW_MS = 10  # shorter than any sound of speech, longer than a click
-# Mean square of a window at -50 dBFS, from which on the window counts as sound. With a lower bound
-# the noise of the demo voice counts as sound. With a higher bound soft consonants are cut off.
-_AUDIBLE = 10 ** (-50 / 10)
+_TRIM_MS = 10  # leading silence is removed in windows of this length
 
 
 def _int16(audio: NDArray[np.float32]) -> NDArray[np.int16]:
@@ -69,6 +67,8 @@ class AudioChunk:
             last token of the previous chunk.
         sound_s: offset of the utterance's first sound in this chunk, in seconds; None if the first
             sound is in another chunk.
+        end_reason: limit that ended the utterance with this chunk (`StreamConfig.end_after_repeats`
+            or `end_after_silence_s`); None in all other chunks.
     """
 
     audio: NDArray[Any]
@@ -80,6 +80,7 @@ class AudioChunk:
     first_token: int = 0
     token_count: int = 0
     sound_s: float | None = None
+    end_reason: EndReason | None = None
 
     @property
     def duration_s(self) -> float:
@@ -124,8 +125,16 @@ class AudioOutput:
 
     Leading silence of up to `trim_silence_ms` is removed, in windows of 10 ms below -50 dBFS.
 
+    If the silence of the audio reaches `end_after_silence_s`, the audio ends there. The samples
+    after this point are dropped, and the samples before it are those of an output without a limit.
+
     Args:
         audio_format: None for float32 at the rate of the model.
+        end_after_silence_s: seconds of silence that end the audio; 0 for no limit.
+
+    Attributes:
+        end_reason: limit that has ended the utterance. The caller sets it for a limit on tokens.
+        ended: whether the last chunk was returned.
 
     Raises:
         InputError: a token would not have a whole number of samples at the sample rate of
@@ -138,6 +147,7 @@ class AudioOutput:
         config: ModelConfig,
         audio_format: AudioFormat | None = None,
         trim_silence_ms: float = 0.0,
+        end_after_silence_s: float = 0.0,
     ) -> None:
         audio_format = audio_format or AudioFormat()
         self._channels = config.channels
@@ -161,8 +171,11 @@ class AudioOutput:
         self._samples_per_token = int(samples_per_token)
         self._resampler = _resampler(config, self._sample_rate) if self._ratio != 1 else None
         self._encode = ENCODERS[audio_format.encoding]
-        self._window = round(_WINDOW_MS * config.sample_rate / 1000)
-        self._windows_to_trim = int(trim_silence_ms / _WINDOW_MS)
+        self._window = window_samples(config.sample_rate)
+        self._windows_to_trim = int(trim_silence_ms / _TRIM_MS)
+        self._silence = SilenceLimit(end_after_silence_s, config.sample_rate, config.channels)
+        self.end_reason: EndReason | None = None
+        self.ended = False
         self._missing = config.missing_samples
         # Incomplete window at the end of the audio so far, which is kept while silence is trimmed.
         self._undecided = np.zeros((0, *self._shape), np.float32)
@@ -177,17 +190,19 @@ class AudioOutput:
                 the channels in turn.
 
         Returns:
-            Chunk to send; None if no sample can be sent yet. With `last` the result is always a
-            chunk, which may be empty.
+            Chunk to send; None if no sample can be sent yet. With `last`, or if silence ends the
+            audio, the result is always a chunk, which may be empty.
         """
         audio = audio.reshape(-1, *self._shape)
+        if (end := self._silence.end(audio)) is not None:
+            audio, last, self.end_reason = audio[:end], True, EndReason.SILENCE
         if not self._received and len(audio):
             self._received = self._missing
             self._note_trimmed(self._missing)
         self._received += len(audio)
         audio = self._trimmed(audio, last)
-        if self._sound_s is None and (audible := np.flatnonzero(self._audible(audio))).size:
-            self._sound_s = (self._kept + int(audible[0]) * self._window) / self._model_rate
+        if self._sound_s is None and (sounds := np.flatnonzero(audible(audio, self._window))).size:
+            self._sound_s = (self._kept + int(sounds[0]) * self._window) / self._model_rate
         self._kept += len(audio)
         if self._resampler is not None:
             audio = self._resampler.resample_chunk(audio, last=last)
@@ -201,6 +216,7 @@ class AudioOutput:
             self._sound_s is not None and start_s <= self._sound_s < self._sent / self._sample_rate
         )
         self._index += 1
+        self.ended = last
         # Trimmed samples belong to tokens too.
         begin, end = start + self._samples_trimmed, self._sent + self._samples_trimmed
         first_token = begin // self._samples_per_token
@@ -214,6 +230,7 @@ class AudioOutput:
             first_token,
             -(-end // self._samples_per_token) - first_token if len(audio) else 0,
             self._sound_s - start_s if begins and self._sound_s is not None else None,
+            self.end_reason if last else None,
         )
 
     @property
@@ -229,9 +246,9 @@ class AudioOutput:
         if not self._windows_to_trim:
             return audio
         audio = np.concatenate((self._undecided, audio))
-        audible = self._audible(audio[: self._windows_to_trim * self._window])
-        windows = int(audible.argmax()) if audible.any() else len(audible)
-        self._windows_to_trim = 0 if audible.any() else self._windows_to_trim - windows
+        sounds = audible(audio[: self._windows_to_trim * self._window], self._window)
+        windows = int(sounds.argmax()) if sounds.any() else len(sounds)
+        self._windows_to_trim = 0 if sounds.any() else self._windows_to_trim - windows
         self._note_trimmed(self._received - len(audio) + windows * self._window)
         audio = audio[windows * self._window :]
         self._undecided = np.zeros_like(audio[:0])
@@ -242,12 +259,6 @@ class AudioOutput:
     def _note_trimmed(self, samples: int) -> None:
         # Rounded up, so that the resampler always yields enough samples for N tokens.
         self._samples_trimmed = -int(-samples * self._ratio // 1)
-
-    def _audible(self, audio: NDArray[np.float32]) -> NDArray[np.bool_]:
-        """Returns (windows,) bool: whether each whole window is audible in any channel."""
-        count = len(audio) // self._window
-        windows = audio[: count * self._window].reshape(count, self._window, self._channels)
-        return np.square(windows).mean(axis=1).max(axis=1) >= _AUDIBLE
 
 
 def _resampler(config: ModelConfig, sample_rate: int) -> Any:

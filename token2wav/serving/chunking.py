@@ -35,7 +35,7 @@ class Chunker:
         chunks: chunks computed so far.
         spoken: position after the last token whose frames were computed, in whichever chunk.
         ended: whether no more tokens will arrive.
-        done: whether the last chunk was computed.
+        done: whether the last chunk was computed, or `stop` was called.
     """
 
     def __init__(
@@ -125,6 +125,10 @@ class Chunker:
         if not self.done:
             self.decide()
 
+    def stop(self) -> None:
+        """Ends the stream after the latest chunk. The tokens after it are dropped."""
+        self.next_chunk, self.ended, self.done = None, True, True
+
     def needs(self, received: int) -> bool:
         """Returns whether the next chunk needs more than the tokens before position `received`.
 
@@ -146,7 +150,7 @@ class Chunker:
         final = chunk is not None and not chunk.provisional and not self._schedule.growing
         if self.done or final or (stop := next_stop(self._facts())) is None:
             return
-        if stop.early and not self._load.try_admit_early(self):
+        if stop.needs_admission and not self._load.try_admit_provisional(self):
             return
         if chunk is None:
             self._decided_at = self._playback.now()
@@ -182,7 +186,9 @@ class Chunker:
         )
 
     def _lookahead(self, *, provisional: bool) -> int:
-        return self._schedule.early_lookahead if provisional else self._config.lookahead_tokens
+        return (
+            self._schedule.provisional_lookahead if provisional else self._config.lookahead_tokens
+        )
 
     def seconds_to_compute(self, tokens: int, *, provisional: bool = False) -> float:
         """Estimates the seconds from the decision about a chunk of `tokens` tokens to its end.

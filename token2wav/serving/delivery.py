@@ -68,7 +68,7 @@ def deliver(
         send(result, late)
     with lock:
         request.check_not_over()
-        request.chunker.finish_chunk(heard=heard)
+        request.finish_chunk(heard=heard)
         request.last_progress = request.playback.now()
 
 

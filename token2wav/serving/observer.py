@@ -40,5 +40,6 @@ class Observer:
         """Called when a request is over.
 
         Args:
-            reason: `finished`, `cancelled`, or the name of an error class such as `IdleError`.
+            reason: `finished`, the value of an `EndReason`, `cancelled`, or the name of an error
+                class such as `IdleError`.
         """

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from token2wav.config import StreamConfig
@@ -17,6 +18,7 @@ from token2wav.serving.audio_output import AudioChunk, AudioOutput
 from token2wav.serving.chunking import Chunker
 from token2wav.serving.clocks import Load, Playback
 from token2wav.serving.delays import DelayPattern
+from token2wav.serving.end_limits import EndLimits, EndReason, RepeatLimit
 from token2wav.serving.hops import HopSchedule
 from token2wav.serving.options import UtteranceOptions
 from token2wav.serving.token_buffer import checked_tokens
@@ -81,6 +83,7 @@ class Request:
 
     Attributes:
         delays: aligns the codes of the client; None if they arrive aligned.
+        limits: limits that end the stream.
         handles: handles in the stages; empty before the request is opened, and after it is closed.
         number: 1, 2, 3 ... in the order of admission, for logs.
         on_close: called with the request, once, when it is over.
@@ -100,6 +103,7 @@ class Request:
     playback: Playback
     output: AudioOutput
     delays: DelayPattern | None = None
+    limits: EndLimits = field(default_factory=EndLimits)
     handles: tuple[int, ...] = ()
     number: int = 0
     client: str = ""
@@ -136,20 +140,59 @@ class Request:
         chunker = Chunker(
             voice.prompt_tokens, config, schedule, playback, load, decoder_noise=noise
         )
-        output = AudioOutput(config, options.audio_format, stream.trim_silence_ms)
+        limits = EndLimits.of(stream, options.end_after_repeats, options.end_after_silence_s)
+        output = AudioOutput(config, options.audio_format, stream.trim_silence_ms, limits.silence_s)
         delays = None if options.delays is None else DelayPattern(options.delays, config)
-        return cls(voice, options.steps or steps[0], chunker, playback, output, delays)
+        return cls(voice, options.steps or steps[0], chunker, playback, output, delays, limits)
+
+    def __post_init__(self) -> None:
+        self._repeats = RepeatLimit(self.limits.repeats)
+
+    @property
+    def end_reason(self) -> EndReason | None:
+        """Limit that has ended the tokens or the audio of the utterance; None if none has.
+
+        The last audio may still have to be computed or sent. Tokens that arrive meanwhile are
+        dropped without an error, because the client cannot know of the end yet.
+        """
+        return self.output.end_reason
 
     def checked_tokens(self, tokens: ArrayLike, config: ModelConfig) -> NDArray[Any]:
         """Aligns tokens that arrive in a delay pattern, and checks them.
 
         Returns:
             (n, *token_shape) tokens; with a delay pattern, the frames that the tokens complete.
+            None of them after a limit has ended the utterance.
 
         Raises:
             InputError: the tokens do not fit the model or the delay pattern.
         """
+        if self.end_reason is not None:
+            return np.zeros((0, *config.token_shape), config.token_dtype)
         return checked_tokens(self.delays.frames(tokens) if self.delays else tokens, config)
+
+    def within_limits(self, tokens: NDArray[Any], *, end: bool) -> tuple[NDArray[Any], bool]:
+        """Returns the tokens up to the end by `limits`, and whether the utterance ends with them.
+
+        Args:
+            tokens: (n, *token_shape), checked by `checked_tokens`.
+            end: whether the client ends the utterance with these tokens.
+        """
+        if (count := self._repeats.end(tokens)) is None:
+            return tokens, end
+        self.output.end_reason = EndReason.REPEATS
+        self.why_closed = self.limits.sentence(EndReason.REPEATS)
+        return tokens[:count], True
+
+    def finish_chunk(self, *, heard: bool) -> None:
+        """Records that the next chunk was computed. `heard` says whether audio of it was sent.
+
+        If silence has ended the audio, no more chunks follow.
+        """
+        self.chunker.finish_chunk(heard=heard)
+        if self.output.ended and self.end_reason is EndReason.SILENCE:
+            self.why_closed = self.limits.sentence(EndReason.SILENCE)
+            self.chunker.stop()
 
     @property
     def plays_until(self) -> float | None:
@@ -213,8 +256,8 @@ class Request:
         )
 
     def check_open(self) -> None:
-        """Raises StreamClosedError if the request takes no more tokens."""
-        if self.over or self.chunker.ended:
+        """Raises StreamClosedError if the request takes no more messages."""
+        if self.over or (self.chunker.ended and self.end_reason is None):
             raise StreamClosedError(self.why_closed)
 
     def check_not_over(self) -> None:

@@ -86,21 +86,15 @@ class Scheduler:
             StreamClosedError: the request is over, or an earlier message has ended the utterance.
         """
         request.check_open()
-        if request.chunker.new_tokens + len(tokens) > self._limits.stream_tokens:
-            raise InputError(
-                "tokens",
-                f"the utterance would exceed {self._limits.stream_tokens} tokens, the limit of "
-                f"one stream",
-            )
-        request.chunker.push(tokens, end=end)
-        if request.status is not Status.RUNNING:
-            # A provisional chunk that waits for a worker may become longer by the new tokens.
-            request.chunker.decide()
+        if request.end_reason is None:
+            self._add_tokens(request, tokens, end=end)
         merged = list[Reply]()
         if len(request.messages) >= MAX_WAITING_MESSAGES:
             newest = request.messages.pop()
             merged += [] if newest.keep_open else [newest.reply]
-        request.messages.append(Message(request.chunker.received, end, reply, keep_open))
+        # A limit may have ended the utterance, with or without `end`.
+        chunker = request.chunker
+        request.messages.append(Message(chunker.received, chunker.ended, reply, keep_open))
         if keep_open:
             request.kept_open.append(reply)
         if len(tokens) or end:
@@ -113,6 +107,19 @@ class Scheduler:
         finished = merged + self.finish_consumed_messages(request)
         self.release(request)
         return finished
+
+    def _add_tokens(self, request: Request, tokens: NDArray[Any], *, end: bool) -> None:
+        tokens, end = request.within_limits(tokens, end=end)
+        if request.chunker.new_tokens + len(tokens) > self._limits.stream_tokens:
+            raise InputError(
+                "tokens",
+                f"the utterance would exceed {self._limits.stream_tokens} tokens, the limit of "
+                f"one stream",
+            )
+        request.chunker.push(tokens, end=end)
+        if request.status is not Status.RUNNING:
+            # A provisional chunk that waits for a worker may become longer by the new tokens.
+            request.chunker.decide()
 
     def finish_consumed_messages(self, request: Request) -> list[Reply]:
         """Removes the consumed messages of a request, and returns the replies to finish.

@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from token2wav.assembly import withheld_samples
-from token2wav.config import ServerConfig
-from token2wav.errors import Token2WavError, to_public_error
+from token2wav.config import ServerConfig, StreamConfig
+from token2wav.errors import ConfigError, InputError, Token2WavError, to_public_error
 from token2wav.families.registry import read_config
 from token2wav.serving.audio_output import AudioFormat
 from token2wav.serving.clocks import Playback
 from token2wav.serving.delivery import deliver, finish
 from token2wav.serving.hops import HopSchedule
+from token2wav.serving.options import UtteranceOptions
 from token2wav.serving.request import Request
 from token2wav.serving.scheduler import Scheduler
 from token2wav.stages.stage import TokenChunk
@@ -36,6 +37,7 @@ from token2wav_server.voices import registry
 
 log = logging.getLogger(__name__)
 
+_NO_LIMITS = "the ensemble cannot end a stream before its client does; use the model token2wav"
 _RESAMPLER_SECONDS = 0.075  # largest duration of audio that a resampler holds back
 
 
@@ -54,7 +56,7 @@ class _FlowInput:
 
 
 @dataclass(eq=False)
-class _Stream:
+class _TokenStream:
     """Stream of one utterance, which is open until its last tokens have arrived.
 
     Attributes:
@@ -102,13 +104,15 @@ class Accumulator:
     def __init__(self, folder: Path, server: ServerConfig) -> None:
         self._config = read_config(folder).with_stream_settings(server.stream)
         self._config.check(server.stream)
+        if name := _end_limit(server.stream):
+            raise ConfigError(f"stream.{name}: {_NO_LIMITS}")
         self._limits, self._stream = server.limits, server.stream
         samples = withheld_samples(self._config, server.stream)
         self._schedule = HopSchedule.of(server.stream, self._config, samples)
         # Audio that the vocoder may not have sent yet: also silence that it may trim.
         self._held_back = samples / self._config.sample_rate + server.stream.trim_silence_ms / 1000
         self._voices = registry(server, self._config)
-        self._streams: Sequences[_Stream] = Sequences(server.limits.idle_seconds)
+        self._streams: Sequences[_TokenStream] = Sequences(server.limits.idle_seconds)
         self._scheduler = Scheduler(server.limits, self._config, time.monotonic)
         self._lock = threading.Lock()
         self._open_streams = open_streams("scheduler")
@@ -147,7 +151,7 @@ class Accumulator:
             sender.send(stream.label(last=True), error)  # later stages hold state of the stream
             reply.finish()
 
-    def _open(self, message: TritonRequest, options: Options) -> _Stream:
+    def _open(self, message: TritonRequest, options: Options) -> _TokenStream:
         sequence_id, owner = message.sequence_id, message.owner
         if (open_stream := self._streams.started_by(sequence_id, owner)) is not None:
             # The later stages keep the stream until its idle time has passed. An error could reach
@@ -155,6 +159,8 @@ class Accumulator:
             error = self._streams.start_twice(sequence_id, owner)
             self._fail(open_stream.request, error)
             raise error
+        if name := _end_limit(options.utterance):
+            raise InputError(name, _NO_LIMITS)
         voice = message.voice(options.voice, self._voices, self._config)
         playback = Playback(buffer_seconds=self._limits.player_buffer_seconds)
         request = Request.of(
@@ -165,7 +171,7 @@ class Accumulator:
         self._scheduler.release(request)  # it need not be opened, as this process has no stage
         audio_format = options.utterance.audio_format
         is_resampled = audio_format.sample_rate not in (None, self._config.sample_rate)
-        stream = _Stream(
+        stream = _TokenStream(
             request,
             audio_format,
             self._config.token_frame_rate,
@@ -179,7 +185,7 @@ class Accumulator:
         return stream
 
     def _push(
-        self, stream: _Stream, message: TritonRequest, reply: TritonReply, sender: ToFlow
+        self, stream: _TokenStream, message: TritonRequest, reply: TritonReply, sender: ToFlow
     ) -> None:
         """Takes the tokens of a message, and sends the chunks that they complete to the flow."""
         request = stream.request
@@ -209,3 +215,9 @@ class Accumulator:
             for request, error in self._scheduler.overdue():
                 self._fail(request, error)
             self._open_streams(len(self._scheduler.requests))
+
+
+def _end_limit(source: StreamConfig | UtteranceOptions) -> str:
+    """Returns the name of the first limit that would end streams; empty for none."""
+    names = ("end_after_repeats", "end_after_silence_s")
+    return next((name for name in names if getattr(source, name)), "")

@@ -18,7 +18,7 @@ from token2wav.networks.noise import NormalNoise
 from token2wav.stages.stage import FrameChunk
 from token2wav.stages.waveform import WaveformStage
 
-HOLD, STOPS = 8, (50, 70, 150, 153)
+LOOKAHEAD, STOPS = 8, (50, 70, 150, 153)
 ROUNDING = 2e-5
 
 
@@ -29,8 +29,8 @@ def hift() -> HiFT:
     return hift
 
 
-def stage(hift: HiFT, hold_frames: int) -> WaveformStage:
-    return WaveformStage(hift, NormalNoise(9), hold_frames=hold_frames)
+def stage(hift: HiFT, lookahead_frames: int) -> WaveformStage:
+    return WaveformStage(hift, NormalNoise(9), lookahead_frames=lookahead_frames)
 
 
 def spoken(
@@ -56,10 +56,10 @@ def spoken(
 def test_only_the_ends_of_chunks_differ(hift: HiFT, stops: tuple[int, ...]) -> None:
     """The first chunks may also be shorter than the look-ahead, or than the frames held back."""
     mel = torch.randn(BANDS, stops[-1])
-    exact, early = stage(hift, 0), stage(hift, HOLD)
-    whole, [pieces] = exact.whole(mel), spoken(early, [mel], stops)
+    exact, extrapolating = stage(hift, 0), stage(hift, LOOKAHEAD)
+    whole, [pieces] = exact.whole(mel), spoken(extrapolating, [mel], stops)
     sent = [sum(len(piece) for piece in pieces[: index + 1]) for index in range(len(pieces))]
-    assert sent == [max(0, stop - HOLD) * FRAME_SAMPLES for stop in stops[:-1]] + [
+    assert sent == [max(0, stop - LOOKAHEAD) * FRAME_SAMPLES for stop in stops[:-1]] + [
         stops[-1] * FRAME_SAMPLES
     ]
     off = (torch.cat(pieces) - whole).abs()
@@ -95,8 +95,8 @@ def test_holding_more_is_closer(hift: HiFT) -> None:
 
 def test_batched_is_alone(hift: HiFT) -> None:
     mels = [torch.randn(BANDS, STOPS[-1]) for _ in range(3)]
-    early = stage(hift, HOLD)
-    for mel, pieces in zip(mels, spoken(early, mels, STOPS), strict=True):
+    extrapolating = stage(hift, LOOKAHEAD)
+    for mel, pieces in zip(mels, spoken(extrapolating, mels, STOPS), strict=True):
         torch.testing.assert_close(
-            torch.cat(pieces), torch.cat(spoken(early, [mel], STOPS)[0]), atol=1e-5, rtol=0
+            torch.cat(pieces), torch.cat(spoken(extrapolating, [mel], STOPS)[0]), atol=1e-5, rtol=0
         )

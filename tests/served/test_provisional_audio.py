@@ -18,7 +18,7 @@ from token2wav import StreamConfig, Token2Wav
 from token2wav_client import Client, ClientVoice
 from token2wav_client.stats import ChunkTiming, summarize
 
-FIRST, LOOKAHEAD = StreamConfig().first_tokens, StreamConfig().early_lookahead_tokens
+FIRST, LOOKAHEAD = StreamConfig().first_tokens, StreamConfig().provisional_lookahead_tokens
 HELD_BACK, BLOCK = 1924, 25
 STARTED = (
     'starts_total{kind="provisional"}',
@@ -33,24 +33,26 @@ BUSY_S = 0.1
 
 
 @pytest.fixture(scope="module")
-def early(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    settings = f"stream: {{first_tokens: {FIRST}, early_lookahead_tokens: {LOOKAHEAD}}}"
-    with Rig.start(TINY, tmp_path_factory.mktemp("early"), settings, models=BOTH_MODELS) as rig:
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    settings = f"stream: {{first_tokens: {FIRST}, provisional_lookahead_tokens: {LOOKAHEAD}}}"
+    with Rig.start(
+        TINY, tmp_path_factory.mktemp("first audio"), settings, models=BOTH_MODELS
+    ) as rig:
         yield rig
         rig.wait_until_empty()
 
 
 def test_the_first_chunk_comes_with_the_token_that_completes_it(
-    early: Rig, name: str, golden: GoldenSet
+    rig: Rig, name: str, golden: GoldenSet
 ) -> None:
     first = FIRST + LOOKAHEAD
-    with early.connect(name) as connection:
-        connection.send(golden.tokens[: first - 1], golden.voice, "early", start=True)
+    with rig.connect(name) as connection:
+        connection.send(golden.tokens[: first - 1], golden.voice, "first audio", start=True)
         assert not connection.answers().chunks
-        connection.send(golden.tokens[first - 1 : first], None, "early")
+        connection.send(golden.tokens[first - 1 : first], None, "first audio")
         [(index, _, audio)] = connection.answers().chunks
         assert (index, len(audio)) == (0, 960 * FIRST - HELD_BACK)
-        connection.send(golden.tokens[first:], None, "early", end=True)
+        connection.send(golden.tokens[first:], None, "first audio", end=True)
         rest = connection.answers()
     assert not rest.errors
     spoken = np.concatenate([audio, rest.audio])
@@ -68,15 +70,15 @@ def library(golden: GoldenSet, first: int) -> NDArray[np.float32]:
     return np.concatenate([chunk.audio for chunk in chunks])
 
 
-def test_provisional_audio_that_passes_the_end_of_a_block(early: Rig, name: str) -> None:
+def test_provisional_audio_that_passes_the_end_of_a_block(rig: Rig, name: str) -> None:
     """The first chunk ends after the second token's block, which is then computed without audio.
 
     The later tokens wait for it. On a busy machine, they would otherwise arrive before a worker
     takes the chunk, which would then be longer.
     """
     voice, tokens, first = demo_voice(BLOCK - 2), demo_tokens(40), FIRST + LOOKAHEAD
-    before = [value(early, metric) for metric in STARTED]
-    with early.connect(name) as connection:
+    before = [value(rig, metric) for metric in STARTED]
+    with rig.connect(name) as connection:
         connection.send(tokens[:first], voice, "passes", start=True)
         beginning = connection.answers()
         for count in range(first, len(tokens)):
@@ -84,15 +86,15 @@ def test_provisional_audio_that_passes_the_end_of_a_block(early: Rig, name: str)
             connection.send(tokens[count : count + 1], None, "passes", end=count + 1 == len(tokens))
         rest = connection.answers(len(tokens) - first)
     assert not beginning.errors + rest.errors
-    early_samples, late_samples = (
+    provisional_samples, late_samples = (
         [len(audio) for _, _, audio in answers.chunks] for answers in (beginning, rest)
     )
     # If earlier chunks were slow, as on a busy machine, the stream waits for a whole block.
-    provisional = bool(early_samples)
-    assert not provisional or early_samples == [960 * FIRST - HELD_BACK]
-    assert sum(early_samples + late_samples) == 960 * len(tokens)
-    early.wait_until_empty()
-    after = [value(early, metric) for metric in STARTED]
+    provisional = bool(provisional_samples)
+    assert not provisional or provisional_samples == [960 * FIRST - HELD_BACK]
+    assert sum(provisional_samples + late_samples) == 960 * len(tokens)
+    rig.wait_until_empty()
+    after = [value(rig, metric) for metric in STARTED]
     counted = [new - old for old, new in zip(before, after, strict=True)]
     assert counted == [provisional, not provisional, 1, 1]
 
@@ -104,7 +106,7 @@ def value(served: Rig, metric: str) -> float:
 
 
 def test_no_gap_at_the_pace_of_speech_with_200_ms_held(
-    early: Rig, name: str, golden: GoldenSet, voice: ClientVoice
+    rig: Rig, name: str, golden: GoldenSet, voice: ClientVoice
 ) -> None:
     if name != "token2wav":
         pytest.skip(
@@ -122,7 +124,7 @@ def test_no_gap_at_the_pace_of_speech_with_200_ms_held(
             yield token[None]
 
     busy = True
-    with Client(early.server.grpc_url) as client:
+    with Client(rig.server.grpc_url) as client:
         for _ in range(ATTEMPTS):
             heard = summarize(
                 [ChunkTiming.of(chunk) for chunk in client.synthesize(paced(), voice)]

@@ -1,14 +1,14 @@
 """Error of audio that codecs with symmetric convolutions send early, by the frames held back.
 
 A chunk that holds back fewer frames than the decoder reads ahead computes its last samples as if
-its last frame were repeated (`stream.hold_frames`). The error is that of the last frame before the
-end of a chunk, which is the largest. Weights are random and of the published sizes, and codes are
-random too. The error depends on the weights, so there are two kinds:
+its last frame were repeated (`stream.lookahead_frames`). The error is that of the last frame before
+the end of a chunk, which is the largest. Weights are random and of the published sizes, and codes
+are random too. The error depends on the weights, so there are two kinds:
 
 - `weak`: the output of a residual unit is small beside its input, as in the tests.
 - `strong`: the output of a residual unit is four times larger, about as large as its input.
 
-    .venv/bin/python -m benchmarks.codec_early
+    .venv/bin/python -m benchmarks.codec_early_audio
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def main() -> None:
         for strong in (False, True):
             rows.append(row(name, strong=strong))
             print(rows[-1], flush=True)
-    save("codec_early", {"environment": describe(), "rows": rows})
+    save("codec_early_audio", {"environment": describe(), "rows": rows})
 
 
 if __name__ == "__main__":

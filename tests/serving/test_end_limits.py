@@ -1,0 +1,304 @@
+"""Limits that end a stream: where they end it, the audio before the end, and what a client gets."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from tests.support.patience import until
+from tests.support.replies import (
+    FIRST,
+    LIMITS,
+    Expected,
+    GatedReply,
+    Make,
+    RecordingReply,
+    assert_serves,
+    refused,
+)
+from tests.support.tiny_model import TINY, demo_tokens
+from tests.support.utterances import joined
+from token2wav import (
+    InputError,
+    StreamClosedError,
+    StreamConfig,
+    Token2Wav,
+    UtteranceOptions,
+    Voice,
+)
+from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.serving import end_limits
+from token2wav.serving.audio_output import AudioChunk, AudioFormat, AudioOutput
+from token2wav.serving.end_limits import EndReason, RepeatLimit, SilenceLimit
+from token2wav.serving.observer import Observer
+from token2wav.serving.request import Request
+
+CONFIG = CosyVoice3Config.read(TINY)
+REPEATS = 8
+SILENCE_S = 1.5
+ENDED_BY_REPEATS = (
+    "stream: 8 equal tokens in a row (end_after_repeats) ended it, so it accepts no more tokens"
+)
+ENDED_BY_SILENCE = (
+    "stream: 1.5 s of silence (end_after_silence_s) ended it, so it accepts no more tokens"
+)
+GUARDED = UtteranceOptions(end_after_repeats=REPEATS)
+SILENCED = UtteranceOptions(end_after_silence_s=SILENCE_S)
+
+
+def runaway(count: int) -> NDArray[np.int32]:
+    """Returns a token stream that says something, and then repeats its last token for ever."""
+    return np.concatenate((demo_tokens(count), np.full(200, demo_tokens(count)[-1], np.int32)))
+
+
+@pytest.fixture
+def all_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counts all audio of the tiny model as silence."""
+    monkeypatch.setattr(end_limits, "_AUDIBLE", 10.0)
+
+
+# The limits alone.
+
+
+@given(
+    tokens=st.lists(st.integers(0, 1), min_size=1, max_size=40),
+    repeats=st.integers(2, 6),
+    cuts=st.lists(st.integers(0, 40), max_size=6),
+    codebooks=st.integers(0, 3),
+)
+@settings(max_examples=300)
+def test_repeats_end_at_the_first_run_however_tokens_are_portioned(
+    tokens: list[int], repeats: int, cuts: list[int], codebooks: int
+) -> None:
+    runs = [
+        end for end in range(repeats, len(tokens) + 1) if len(set(tokens[end - repeats : end])) == 1
+    ]
+    rows = np.array(tokens, np.int32)
+    if codebooks:  # only the last code differs
+        rows = np.stack([np.zeros_like(rows)] * (codebooks - 1) + [rows], axis=1)
+    limit, taken, end = RepeatLimit(repeats), 0, None
+    for portion in np.split(rows, sorted(min(cut, len(tokens)) for cut in cuts)):
+        if end is None and (count := limit.end(portion)) is not None:
+            end = taken + count
+        taken += len(portion)
+    assert end == (runs[0] if runs else None)
+
+
+def test_a_run_counts_once_for_each_token() -> None:
+    assert RepeatLimit(2).end(np.array([5, 5], np.int32)) == 2
+    assert RepeatLimit(2).end(np.array([5], np.int32)) is None
+    assert RepeatLimit(0).end(np.full(1000, 5, np.int32)) is None
+
+
+@given(
+    silent=st.lists(st.booleans(), min_size=1, max_size=60),
+    cuts=st.lists(st.integers(0, 60 * 240), max_size=6),
+    channels=st.sampled_from([1, 2]),
+)
+@settings(max_examples=200)
+def test_silence_ends_after_its_seconds_however_audio_is_portioned(
+    silent: list[bool], cuts: list[int], channels: int
+) -> None:
+    windows = 12
+    audio = np.repeat(np.where(silent, 0.001, 0.01).astype(np.float32), 240)
+    if channels == 2:  # a sound in one channel is enough
+        audio = np.stack((np.zeros_like(audio), audio), axis=1)
+    expected = next(
+        (end for end in range(windows, len(silent) + 1) if all(silent[end - windows : end])), None
+    )
+    limit, taken, end = SilenceLimit(0.12, 24_000, channels), 0, None
+    for portion in np.split(audio, sorted(min(cut, len(audio)) for cut in cuts)):
+        if end is None and (count := limit.end(portion)) is not None:
+            end = taken + count
+        taken += len(portion)
+    assert end == (None if expected is None else expected * 240)
+
+
+@pytest.mark.parametrize("trim_ms", [0, 100])
+@pytest.mark.parametrize("rate", [24_000, 16_000])
+def test_output_up_to_the_silence_is_that_without_a_limit(rate: int, trim_ms: int) -> None:
+    speech = (0.1 * np.random.default_rng(0).standard_normal(960 * 10)).astype(np.float32)
+    audio = np.concatenate((np.zeros(2400), speech, np.zeros(960 * 10), speech)).astype(np.float32)
+    chunks, complete = [], []
+    limited = AudioOutput(CONFIG, AudioFormat("float32", rate), trim_ms, 0.3)
+    unlimited = AudioOutput(CONFIG, AudioFormat("float32", rate), trim_ms)
+    for portion in np.split(audio, [5000, 10_000, 15_000]):
+        if not limited.ended:
+            chunks.append(limited.take(portion, last=False))
+        complete.append(unlimited.take(portion, last=False))
+    sent = np.concatenate([chunk.audio for chunk in chunks if chunk])
+    end = (2400 + len(speech) + 7200) * rate // 24_000 - trim_ms * rate // 1000
+    assert len(sent) == end
+    [final] = [chunk for chunk in chunks if chunk and chunk.final]
+    assert final.end_reason is EndReason.SILENCE
+    assert final.samples_trimmed == trim_ms * rate // 1000
+    assert final.first_token + final.token_count == -(-(end + final.samples_trimmed) * 25 // rate)
+    whole = np.concatenate([chunk.audio for chunk in complete if chunk])
+    if rate == 24_000:
+        assert np.array_equal(sent, whole[:end])
+    else:  # the last samples of a resampler depend on the silence that follows
+        assert np.abs(sent - whole[:end]).max() < 1e-3
+
+
+# Streams of the library.
+
+
+@pytest.mark.parametrize("portion", [1, 7, 300])
+def test_a_run_of_tokens_ends_a_stream(model: Token2Wav, voice: Voice, portion: int) -> None:
+    tokens, end = runaway(40), 40 + REPEATS - 1
+    with model.stream(voice, GUARDED) as stream:
+        chunks: list[AudioChunk] = []
+        for start in range(0, len(tokens), portion):
+            if chunks and chunks[-1].final:
+                break
+            chunks += stream.push(tokens[start : start + portion])
+        with pytest.raises(StreamClosedError) as caught:
+            stream.push([1])
+    assert str(caught.value) == ENDED_BY_REPEATS
+    assert model.pipeline.open_streams == 0
+    assert [chunk.end_reason for chunk in chunks] == [None] * (len(chunks) - 1) + [
+        EndReason.REPEATS
+    ]
+    assert chunks[-1].first_token + chunks[-1].token_count == end
+    # The audio is that of an utterance that ends there, and all chunks before the last one are
+    # those of a stream without the limit.
+    assert np.array_equal(joined(chunks), model.synthesize(tokens[:end], voice))
+    with model.stream(voice) as stream:
+        unlimited = joined(stream.push(tokens))
+    sent = joined(chunks[:-1])
+    assert len(sent)
+    assert np.array_equal(sent, unlimited[: len(sent)])
+
+
+def test_silence_ends_a_stream(model: Token2Wav, voice: Voice, all_silent: None) -> None:
+    tokens = demo_tokens(200)
+    with model.stream(voice, SILENCED) as stream:
+        chunks = stream.push(tokens)
+        assert model.pipeline.open_streams == 0
+        with pytest.raises(StreamClosedError) as caught:
+            stream.finish()
+    assert str(caught.value) == ENDED_BY_SILENCE
+    assert chunks[-1].final
+    assert chunks[-1].end_reason is EndReason.SILENCE
+    samples = round(SILENCE_S * CONFIG.sample_rate)
+    assert np.array_equal(joined(chunks), model.synthesize(tokens, voice)[:samples])
+
+
+def test_whole_utterances_end_too(model: Token2Wav, voice: Voice, all_silent: None) -> None:
+    tokens = runaway(30)
+    assert len(model.synthesize(tokens, voice, GUARDED)) == 960 * (30 + REPEATS - 1)
+    assert len(model.synthesize(tokens, voice, SILENCED)) == SILENCE_S * CONFIG.sample_rate
+    both = replace(GUARDED, end_after_silence_s=0.5)
+    assert len(model.synthesize(tokens, voice, both)) == 0.5 * CONFIG.sample_rate
+
+
+def test_settings_are_the_default_and_a_request_may_choose(voice: Voice) -> None:
+    stream = StreamConfig(first_tokens=0, end_after_repeats=REPEATS, end_after_silence_s=60)
+    model, tokens = Token2Wav.load(TINY, stream=stream), runaway(20)
+    lengths = [
+        len(model.synthesize(tokens, voice, options)) // 960
+        for options in (
+            UtteranceOptions(),
+            UtteranceOptions(end_after_repeats=20),
+            UtteranceOptions(end_after_repeats=0),
+        )
+    ]
+    assert lengths == [20 + REPEATS - 1, 20 + 20 - 1, len(tokens)]
+
+
+@pytest.mark.parametrize("value", [1, -1, 1_000_001, 2.0, "8", True])
+def test_wrong_numbers_of_repeats_are_refused(value: object) -> None:
+    with pytest.raises(InputError, match=r"^end_after_repeats: .* is not 0 or an integer from 2"):
+        UtteranceOptions(end_after_repeats=value)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [-0.1, 3601, float("nan"), float("inf"), "3", True])
+def test_wrong_seconds_of_silence_are_refused(value: object) -> None:
+    with pytest.raises(InputError, match=r"^end_after_silence_s: .* is not a number from 0 to"):
+        UtteranceOptions(end_after_silence_s=value)  # type: ignore[arg-type]
+
+
+# Requests of a server.
+
+
+class Reasons(Observer):
+    def __init__(self) -> None:
+        self.reasons: list[str] = []
+
+    def ended(self, request: Request, reason: str) -> None:
+        self.reasons.append(reason)
+
+
+def test_requests_after_the_end_get_one_sentence(
+    make: Make, model: Token2Wav, voice: Voice, expected: Expected
+) -> None:
+    workers = make(observer=(observer := Reasons()))
+    closed: list[str] = []
+    request = workers.requests.open(
+        voice, lambda request: closed.append(request.why_closed), options=GUARDED
+    )
+    tokens, replies = runaway(60), [RecordingReply(), RecordingReply()]
+    workers.requests.push(request, tokens[:40], replies[0], end=False)
+    replies[0].succeeded()
+    workers.requests.push(request, tokens[40:], replies[1], end=False)
+    chunks = [chunk for reply in replies for chunk in reply.succeeded()]
+    assert np.array_equal(joined(chunks), model.synthesize(tokens[: 60 + REPEATS - 1], voice))
+    until(lambda: bool(observer.reasons))
+    assert observer.reasons == ["repeats"]
+    assert closed == [ENDED_BY_REPEATS]
+    assert str(refused(workers, request, [1])) == ENDED_BY_REPEATS
+    assert str(refused(workers, request, [1], end=True)) == ENDED_BY_REPEATS
+    until(lambda: model.pipeline.open_streams == 0)
+    assert_serves(workers, voice, expected)
+
+
+@pytest.mark.parametrize("end", [False, True])
+def test_requests_before_the_last_audio_are_answered_without_an_error(
+    make: Make, voice: Voice, end: bool
+) -> None:
+    workers = make()
+    request = workers.requests.open(voice, options=GUARDED)
+    gated, late = GatedReply(), [RecordingReply(), RecordingReply()]
+    workers.requests.push(request, demo_tokens(FIRST), gated, end=False)
+    assert gated.reached.wait(60)  # the first chunk is being sent
+    tokens = np.full(REPEATS, 1, np.int32)
+    workers.requests.push(request, tokens, ended := RecordingReply(), end=False)
+    # These clients cannot know of the end yet. Their tokens are dropped, not checked.
+    workers.requests.push(request, [999_999], late[0], end=False)
+    workers.requests.push(request, demo_tokens(LIMITS.stream_tokens), late[1], end=end)
+    gated.gate.set()
+    chunks = gated.succeeded() + ended.succeeded()
+    assert [reply.succeeded() for reply in late] == [[], []]
+    assert chunks[-1].end_reason is EndReason.REPEATS
+    assert len(joined(chunks)) == 960 * (FIRST + REPEATS)
+
+
+def test_dropped_tokens_do_not_count_for_the_limit_of_tokens(make: Make, voice: Voice) -> None:
+    workers = make()
+    request = workers.requests.open(voice, options=GUARDED)
+    tokens = np.full(LIMITS.stream_tokens + 1, 1, np.int32)
+    workers.requests.push(request, tokens, reply := RecordingReply(), end=True)
+    assert len(joined(reply.succeeded())) == 960 * REPEATS
+
+
+def test_silence_ends_a_request_whose_client_still_sends(
+    make: Make, model: Token2Wav, voice: Voice, all_silent: None
+) -> None:
+    workers = make(observer=(observer := Reasons()))
+    request = workers.requests.open(voice, options=SILENCED)
+    kept, more = RecordingReply("a"), RecordingReply("b")
+    workers.requests.push(request, demo_tokens(FIRST), kept, end=False, keep_open=True)
+    workers.requests.push(request, demo_tokens(200), more, end=False)
+    chunks = sorted(kept.succeeded() + more.succeeded(), key=lambda chunk: chunk.index)
+    assert [chunk.index for chunk in chunks] == list(range(len(chunks)))
+    assert chunks[-1].end_reason is EndReason.SILENCE
+    assert sum(len(chunk.audio) for chunk in chunks) == SILENCE_S * CONFIG.sample_rate
+    until(lambda: bool(observer.reasons))
+    assert observer.reasons == ["silence"]
+    assert str(refused(workers, request, [1])) == ENDED_BY_SILENCE
+    until(lambda: model.pipeline.open_streams == 0)
