@@ -20,6 +20,7 @@ from token2wav_gateway.log import configure_log
 from token2wav_gateway.metrics import Metrics
 from token2wav_gateway.server import BoundedConfig, DrainingServer
 from token2wav_gateway.settings import SettingsError, read_settings
+from token2wav_gateway.tracing import configure_tracing
 
 PROGRAM = "token2wav gateway"
 
@@ -33,6 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     try:
         settings = read_settings(options.config)
+        configure_tracing()
         metrics = Metrics()
         app = create_app(settings, metrics)
         config = BoundedConfig(

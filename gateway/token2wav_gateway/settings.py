@@ -266,6 +266,9 @@ class LimitSettings(Section):
         sockets: largest number of open WebSockets.
         idle_s: seconds without a message after which a WebSocket that speaks nothing is closed, and
             seconds in which a client reads none of its audio after which it is dropped.
+        ahead_s: seconds of audio that may wait for a client that reads slowly, or for the speech
+            server. The language model is read no further meanwhile. A chunk of the speech server
+            has up to 8 s.
     """
 
     streams: Annotated[int, Field(ge=1)] = 64
@@ -276,6 +279,7 @@ class LimitSettings(Section):
     seconds: Annotated[float, Field(gt=0)] = 300.0
     sockets: Annotated[int, Field(ge=1)] = 256
     idle_s: Annotated[float, Field(gt=0)] = 60.0
+    ahead_s: Annotated[float, Field(ge=5)] = 10.0
 
 
 class Settings(Section):
