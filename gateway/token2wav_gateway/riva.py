@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import AsyncGenerator, AsyncIterable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc
@@ -24,6 +24,7 @@ from token2wav_gateway.encoding import RATE_HZ, Encoder
 from token2wav_gateway.errors import RequestError, TooLargeError
 from token2wav_gateway.gateway import Gateway
 from token2wav_gateway.speech import Text
+from token2wav_gateway.tracing import trace_headers
 from token2wav_gateway.voices import Voice
 from token2wav_gateway.word_times import SpokenText
 
@@ -172,13 +173,14 @@ class RivaSpeech(RivaSpeechSynthesisServicer):  # type: ignore[misc]
         If a limit of the speech server ends the speech, the trailing metadata of the call say so.
         """
         utterance = await self._checked(request, voices)
-        encoder = Encoder(utterance.format, utterance.text.rate_hz)
+        trace = trace_headers(dict(context.invocation_metadata() or ()))
+        text = replace(utterance.text, trace=trace)
+        encoder = Encoder(utterance.format, text.rate_hz)
         response = SynthesizeSpeechResponse()
         response.meta.text = response.meta.processed_text = request.text
-        speech, spoken = self._gateway.speech.speak(utterance.text), None
+        speech, spoken = self._gateway.speech.speak(text), None
         if request.enable_word_time_offsets:
-            rate_hz = utterance.text.rate_hz
-            spoken = SpokenText(self._gateway.word_times, request.text, rate_hz)
+            spoken = SpokenText(self._gateway.word_times, request.text, text.rate_hz)
             speech = spoken.listen(speech)
         async with aclosing(speech) as chunks:
             async for chunk in chunks:
