@@ -21,7 +21,6 @@ from pydantic import (
 from token2wav_gateway.encoding import FORMATS
 from token2wav_gateway.sentences import Granularity
 
-
 _MOST_UNKNOWN = 16  # more than a body has fields under another name
 
 
