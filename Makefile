@@ -13,7 +13,7 @@ GRPC_PORT ?= 8001
 METRICS_PORT ?= 8002
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo speech test check release-test gpu-stack page integrations lint format serve export gpu-check perf demo-voice soak rehearsal images images-check docs docs-check dist clean
+.PHONY: help setup demo speech test check release-test gpu-stack page integrations lint format serve export gpu-check demo-voice soak rehearsal images images-check docs docs-check dist clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -45,7 +45,7 @@ page: ## [PORT=8080]: serve a web page that speaks the text you type, with a Tri
 	$(SETUP)
 	@$(BIN)/python -m examples.browser.demo $(if $(PORT),--port $(PORT))
 
-integrations: ## [ARGS=openai pipecat livekit]: speak with libraries of other projects, and check what is heard
+integrations: ## [ARGS=openai realtime riva ...]: speak with libraries of other projects, and check what is heard
 	$(SETUP)
 	@$(BIN)/python -m examples.integrations.run $(ARGS)
 
@@ -76,11 +76,6 @@ gpu-check: ## [ARGS=]: run every check that needs an NVIDIA GPU (20 minutes), wi
 	@$(BIN)/python -c "import sys, torch; sys.exit(not torch.cuda.is_available())" \
 		|| { echo "make gpu-check: torch finds no CUDA device; run it on a machine with an NVIDIA GPU" >&2; exit 1; }
 	$(BIN)/python -m benchmarks.gpu_check $(ARGS)
-
-perf: ## [MODEL= or URL=] [CONFIG=] [ARGS=--quick]: measure a server under load with perf_analyzer and our client, with results in out/perf
-	$(SETUP)
-	@$(BIN)/python -m benchmarks.perf_analyzer $(if $(URL),--url "$(URL)") $(if $(MODEL),--model "$(MODEL)") \
-		$(if $(CONFIG),--config "$(CONFIG)") $(ARGS)
 
 demo-voice: ## DATA=folder: export the newest checkpoints of the recipe as the demo voice, and measure its quality
 	@test -n "$(DATA)" || { echo "make demo-voice: DATA is missing; run: make demo-voice DATA=demo_data" >&2; exit 1; }

@@ -5,8 +5,9 @@ audio. Decoders with symmetric convolutions (DAC, Higgs Audio, SNAC) hold back t
 frames change.
 
 Public decoders without a state recompute: `qwen-tts` and `vllm-omni` (Audio8) decode the last 25
-frames again, as their streams do; `snac` decodes as few earlier frames as give the same audio;
-`transformers` and NeMo decode the whole prefix again. `moshi`, `moss-tts-lite`, `voxcpm`, VibeVoice
+frames again, as their streams do; `snac` and `codec.cpp` decode as few earlier frames as give the
+same audio, but of Qwen3-TTS 25, and of Mimi all; `transformers` and NeMo decode the whole prefix
+again. `moshi`, `moss-tts-lite`, `voxcpm`, VibeVoice
 of `transformers` and EAR-TTS of NeMo keep a state. All contestants compute their streams as one
 batch, except that `moss-tts-lite` computes them in turns.
 """
@@ -19,12 +20,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from benchmarks import codec_cpp
 from benchmarks.codec_models import (
     DAC,
     DAC_24KHZ,
@@ -66,6 +70,7 @@ from token2wav.config.values import from_mapping, known_fields
 from token2wav.families.causal_dac.config import CausalDacSizes
 from token2wav.families.dac.config import DacSizes
 from token2wav.families.dac.family import Dac
+from token2wav.families.registry import read_config
 from token2wav.families.snac.config import SnacSizes
 from token2wav.families.snac.family import Snac
 from token2wav.layers.streaming import WaveformNetwork
@@ -74,6 +79,7 @@ from token2wav.voice import voice_for
 VIBEVOICE: dict[str, Any] = {"hidden_size": 64}  # the published sizes are defaults
 _CONTEXT = 25  # frames that streams of qwen-tts and vllm-omni decode again
 _SNAC_CONTEXT = 5  # the reach of SNAC's decoder to both sides, in frames
+_DAC_CONTEXT, _NANOCODEC_CONTEXT = 11, 29  # earlier frames that change a frame
 # With attention a chunk ends one token after a window of 4 tokens. The new audio of a call begins
 # two windows before its tokens, and the first window depends on the window before it.
 _SNAC_WINDOW, _SNAC_WINDOWS_BEFORE, _SNAC_PAST_WINDOW = 4, 3, 1
@@ -130,6 +136,10 @@ class Recomputing(Contestant):
 
     def start(self, streams: int) -> None:
         self._streams = streams
+
+    def whole(self) -> None:
+        """Decodes all frames of one stream at once."""
+        self._decode(self._codes.T[None])
 
     def frame(self, index: int) -> Audio:
         begin, end = index * self._block, (index + 1) * self._block
@@ -223,7 +233,7 @@ class Ours(Contestant):
     """
 
     def __init__(self, folder: Path, codes: torch.Tensor, block: int) -> None:
-        stream = StreamConfig(max_hop_tokens=block, hold_frames=0)
+        stream = StreamConfig(max_hop_tokens=block, lookahead_frames=0)
         self._block = block
         self._model = Token2Wav.load(folder, stream=stream, runtime=RuntimeConfig(device="cpu"))
         self._codes = codes.numpy().astype(self._model.config.token_dtype)
@@ -236,6 +246,10 @@ class Ours(Contestant):
         self._requests = [pipeline.request(nobody) for _ in range(streams)]
         for request in self._requests:
             pipeline.open(request)
+
+    def whole(self) -> None:
+        """Decodes all frames of one stream at once."""
+        self._model.synthesize(self._codes)
 
     def frame(self, index: int) -> Audio:
         for request in self._requests:
@@ -396,8 +410,27 @@ def matches() -> list[Match]:
 
         return Stateful(begin, latents)
 
+    def cpp(
+        kind: str,
+        sizes: dict[str, Any],
+        write_model: Callable[[Path, Any], Path],
+        context: int | None = None,
+        block: int = 1,
+        held: int = 0,
+    ) -> Callable[[torch.Tensor], Contestant]:
+        def make(codes: torch.Tensor) -> Contestant:
+            with TemporaryDirectory() as folder:
+                model = write_model(Path(folder), SimpleNamespace(sizes=sizes))
+                samples = read_config(model).samples_per_token
+                decode = codec_cpp.decoder(kind, model)
+            return Recomputing(decode, codes, samples, context, block, held)
+
+        return make
+
     qwen3 = (16, 2048)
     mimi = (8, 2048)
+    dac_held = _held(Dac, from_mapping(DacSizes, DAC, ""))
+    snac_held = _held(Dac, DacSizes(downsampling_ratios=(2, 4, 8, 8)))
     return [
         Match("Qwen3-TTS", "qwen-tts", QWEN3_TTS, *qwen3, qwen3_tts, qwen3_model.write_model),
         Match(
@@ -448,6 +481,32 @@ def matches() -> list[Match]:
             *("VoxCPM2", "voxcpm", VOXCPM2, 64, 0),
             *(voxcpm, voxcpm_model.write_model),
             frame_seconds=0.04,
+        ),
+        Match(
+            *("Qwen3-TTS", "codec.cpp", QWEN3_TTS, *qwen3),
+            cpp("qwen3_tts_tokenizer", QWEN3_TTS, qwen3_model.write_model, _CONTEXT),
+            qwen3_model.write_model,
+        ),
+        Match(
+            *("Mimi", "codec.cpp", MIMI, *mimi),
+            cpp("mimi", MIMI, mimi_model.write_model),
+            mimi_model.write_model,
+        ),
+        Match(
+            *("NanoCodec", "codec.cpp", NANOCODEC, 4, 4032),
+            cpp("nemo_nano_codec", NANOCODEC, nanocodec_model.write_model, _NANOCODEC_CONTEXT),
+            nanocodec_model.write_model,
+        ),
+        Match(
+            *("DAC", "codec.cpp", DAC, 9, 1024),
+            cpp("dac", DAC, dac_model.write_dac, _DAC_CONTEXT, 4, dac_held),
+            *(dac_model.write_dac, 4, 512 / 44100),
+        ),
+        Match(
+            *("SNAC", "codec.cpp", SNAC_24KHZ, 7, 4096),
+            cpp("snac", SNAC_24KHZ, _write_snac, _SNAC_CONTEXT, held=snac_held),
+            _write_snac,
+            frame_seconds=_SNAC_FRAME / 24000,
         ),
     ]
 

@@ -21,7 +21,7 @@ import asyncio
 import math
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -30,19 +30,19 @@ from numpy.typing import NDArray
 
 from benchmarks.codec_models import SIXTEENTH, write_codec
 from benchmarks.environment import describe, save
-from benchmarks.listening import Heard, Piece, quantiles
-from benchmarks.open_loop import Subject
+from benchmarks.open_loop import ROUNDING_S, Subject
 from tests.support.codec_models import WRITERS
 from tests.support.family_golden import FamilyGolden
 from token2wav import StreamConfig, Token2Wav
 from token2wav.config.model_config import ModelConfig
 from token2wav_client import AsyncClient
+from token2wav_client.listening import Recording, buffered, record, summary
 from token2wav_server import Ports, TritonServer
 
 _UTTERANCES = 4  # different utterances; clients share them
 _GOLDEN, _SIXTEENTH = "golden", "sixteenth"  # sizes of the models
 _PORTION_S = {_GOLDEN: 0.08, _SIXTEENTH: 0.04}  # shortest audio of a portion of tokens
-_PLAYER_S = 0.2  # audio that a player holds before it starts
+_PLAYER_MS = 200  # audio that a player holds before it starts
 
 Audio = NDArray[np.float32]
 
@@ -59,9 +59,9 @@ def sizes_of(sizes: str) -> dict[str, dict[str, Any]]:
 def settings_of(config: ModelConfig, sizes: str) -> StreamConfig:
     """Returns the settings of streams. Early audio is off, because it depends on arrival times."""
     if sizes == _SIXTEENTH:
-        return StreamConfig(hold_frames=0)
+        return StreamConfig(lookahead_frames=0)
     second = math.ceil(config.token_frame_rate / config.block_tokens) * config.block_tokens
-    return StreamConfig(hold_frames=0, max_hop_tokens=second)
+    return StreamConfig(lookahead_frames=0, max_hop_tokens=second)
 
 
 async def portions(subject: Subject, portion_s: float) -> AsyncIterator[NDArray[np.int32]]:
@@ -77,19 +77,20 @@ async def portions(subject: Subject, portion_s: float) -> AsyncIterator[NDArray[
 
 async def listen(
     client: AsyncClient, subject: Subject, portion_s: float, delay_s: float
-) -> tuple[Heard, Audio]:
+) -> tuple[Recording, Audio]:
     """Sends an utterance at the pace of speech, after a delay, and collects its audio."""
     await asyncio.sleep(delay_s)
-    pieces, audio, began = list[Piece](), list[Audio](), time.monotonic()
+    chunks, rate, began = list[tuple[float, Audio]](), 1, time.monotonic()
     async for chunk in client.synthesize(portions(subject, portion_s)):
-        pieces.append(Piece(time.monotonic() - began, chunk.duration_s, None))
-        audio.append(np.asarray(chunk.audio, np.float32))
-    return Heard(tuple(pieces), 0.0), np.concatenate(audio)
+        chunks.append((time.monotonic() - began, np.asarray(chunk.audio, np.float32)))
+        rate = chunk.sample_rate
+    recording = record(chunks, rate, time.monotonic() - began)
+    return recording, np.concatenate([audio for _, audio in chunks])
 
 
 async def listen_together(
     url: str, subjects: list[Subject], streams: int, portion_s: float
-) -> list[tuple[Heard, Audio]]:
+) -> list[tuple[Recording, Audio]]:
     """Runs several clients. Their portions are spread over the time of a portion."""
     spread_s = max(portion_s, 1 / subjects[0].tokens_per_second)
     async with AsyncClient(url) as client:
@@ -114,7 +115,9 @@ def measure(name: str, sizes: str, streams: int, seconds: float) -> dict[str, An
         write_codec(name, folder, sizes_of(sizes)[name])
         first = Subject.of(folder, seconds, speed=1.0)
         stream = settings_of(first.config, sizes)
-        settings.write_text(f"stream: {{hold_frames: 0, max_hop_tokens: {stream.max_hop_tokens}}}")
+        settings.write_text(
+            f"stream: {{lookahead_frames: 0, max_hop_tokens: {stream.max_hop_tokens}}}"
+        )
         subjects = [
             Subject(first.config, np.roll(first.tokens, -shift, axis=0), None, 1.0)
             for shift in range(_UTTERANCES)
@@ -131,7 +134,7 @@ def measure(name: str, sizes: str, streams: int, seconds: float) -> dict[str, An
         float(np.abs(audio - wholes[index % _UTTERANCES]).max() / wholes[index % _UTTERANCES].std())
         for index, (_, audio) in enumerate(heard)
     ]
-    listeners = [listener for listener, _ in heard]
+    recordings = [recording for recording, _ in heard]
     return {
         "model": name,
         "sizes": sizes,
@@ -139,18 +142,22 @@ def measure(name: str, sizes: str, streams: int, seconds: float) -> dict[str, An
         "frames_per_s": round(first.config.token_frame_rate, 2),
         "seconds": seconds,
         "complete": sum(
-            listener.complete(subject.audio_s)
-            for listener, subject in zip(listeners, subjects * streams, strict=False)
+            abs(recording.audio_s - subject.audio_s) <= ROUNDING_S
+            for recording, subject in zip(recordings, subjects * streams, strict=False)
         ),
         "largest_error": float(f"{max(errors):.2g}"),
-        "first_byte_ms": quantiles([1000 * listener.first_byte_s for listener in listeners]),
-        "buffer_ms": quantiles([1000 * listener.buffer_s for listener in listeners]),
-        "without_gap": sum(listener.buffer_s <= _PLAYER_S for listener in listeners),
+        "first_playable_ms": _milliseconds(recording.first_playable_s for recording in recordings),
+        "buffer_ms": _milliseconds(recording.buffer_s for recording in recordings),
+        "without_gap": round(streams * (buffered(recordings, _PLAYER_MS) or 0)),
     }
 
 
+def _milliseconds(values: Iterable[float | None]) -> dict[str, float] | None:
+    return summary(None if value is None else 1000 * value for value in values)
+
+
 def as_line(row: dict[str, Any]) -> str:
-    first, buffer = row["first_byte_ms"], row["buffer_ms"]
+    first, buffer = row["first_playable_ms"], row["buffer_ms"]
     return (
         f"{row['model']:14} {row['streams']} streams of {row['frames_per_s']} frames/s: "
         f"{row['complete']} complete, largest error {row['largest_error']:.0e} of the deviation, "
@@ -175,7 +182,7 @@ def main() -> None:
     for name in options.models or sizes_of(options.sizes):
         rows.append(measure(name, options.sizes, options.streams, options.seconds))
         print(as_line(rows[-1]), flush=True)
-    save(options.name, {**describe(), "player_ms": 1000 * _PLAYER_S, "rows": rows})
+    save(options.name, {**describe(), "player_ms": _PLAYER_MS, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -4,18 +4,19 @@ and cores, in turns.
 Every contestant (`codec_contestants.py`) streams frame by frame, as a language model that speaks
 does. DAC gets blocks of 4 frames, and SNAC with attention the 4 tokens of a window. The comparison
 takes the public code's streams in turns where that is faster than one batch. Sizes are the
-published ones, and weights are random: speed does not depend on training. The measurement runs in
-the environment that `scripts/golden_codecs.py` describes, with this project's requirements; the
-plot, in the environment of this project:
+published ones, and weights are random: speed does not depend on training. Run it in the environment
+that `scripts/golden_codecs.py` describes, with this project's requirements:
 
     public/bin/python -m benchmarks.codec_peers
-    .venv/bin/python -m benchmarks.codec_peers --plot
+    CODEC_CPP=path/to/codec.cpp public/bin/python -m benchmarks.codec_peers --peer codec.cpp
+
+`benchmarks.pictures` draws the results. `codec_cpp.py` tells how to build codec.cpp. Public code
+without a state is also timed with all frames of a stream at once.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import tempfile
 import time
@@ -27,14 +28,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.codec_contestants import Contestant, Match, Ours, matches
-from benchmarks.environment import RESULTS, describe, save, save_picture, saved_runs
+from benchmarks.codec_contestants import Contestant, Match, Ours, Recomputing, matches
+from benchmarks.environment import describe, save, saved_runs
 
 _PACKAGES = (
     *("qwen-tts-compat", "transformers", "moshi", "nemo-toolkit", "snac", "moss-tts-lite"),
     *("voxcpm", "vllm-omni"),
 )
-_PLOTS_PER_ROW = 4
 _COMPARED = 30  # number of calls of which the audio is compared
 _POSITIONS = {1: (0, 25, 125), 8: (0, 25), 32: (0, 25)}  # calls before the timed ones, by streams
 _REPEATS = {1: 5, 8: 3, 32: 2}  # calls that are timed at a position, by streams
@@ -97,12 +97,31 @@ def _row(times: list[dict[str, float]], frames: int, streams: int, call_seconds:
     row: Row = {"streams": streams, "frames_before": frames}
     for name in ("public", "ours"):
         seconds = [turn[name] for turn in times]
-        median = statistics.median(seconds)
-        row[f"{name}_ms"] = [
-            round(1e3 * value, 2) for value in (median, min(seconds), max(seconds))
-        ]
-        row[f"{name}_audio_seconds_per_second"] = round(streams * call_seconds / median, 2)
+        row[f"{name}_ms"] = _milliseconds(seconds)
+        rate = streams * call_seconds / statistics.median(seconds)
+        row[f"{name}_audio_seconds_per_second"] = round(rate, 2)
     return row
+
+
+def whole(both: dict[str, Contestant]) -> Row:
+    """Times all frames of one stream at once: median, least and most, in ms."""
+    times: list[dict[str, float]] = []
+    for turn in range(_REPEATS[1] + 1):  # one more for warm-up
+        seconds = {}
+        for name, contestant in sorted(both.items(), reverse=bool(turn % 2)):
+            assert isinstance(contestant, Recomputing | Ours)
+            begin = time.perf_counter()
+            contestant.whole()
+            seconds[name] = time.perf_counter() - begin
+        times.append(seconds)
+    return {f"{name}_ms": _milliseconds([turn[name] for turn in times[1:]]) for name in both}
+
+
+def _milliseconds(seconds: list[float]) -> list[float]:
+    """Returns the median, the least and the most, in ms."""
+    return [
+        round(1e3 * value, 2) for value in (statistics.median(seconds), min(seconds), max(seconds))
+    ]
 
 
 def compare(rows: list[Row]) -> None:
@@ -122,11 +141,11 @@ def public_ms(row: Row) -> float:
     return float(min(row["public_ms"][0], row["public_in_turns_ms"]))
 
 
-def measure(out: str, families: list[str]) -> None:
+def measure(out: str, families: list[str], peers: list[str]) -> None:
     """Measures matches one by one. The run of a match replaces its older run in the file."""
     runs = saved_runs(out)
     for match in matches():
-        if families and match.family not in families:
+        if (families and match.family not in families) or match.peer not in peers:
             continue
         random, shape = np.random.default_rng(0), (160 * match.block, match.codebooks)
         codes = torch.from_numpy(
@@ -152,6 +171,10 @@ def measure(out: str, families: list[str]) -> None:
                     run["rows"].append(row)
                     print(match.family, match.peer, row, flush=True)
             compare(run["rows"])
+            if isinstance(both["public"], Recomputing):
+                frames = len(codes)
+                run["whole"] = {"seconds": frames * match.frame_seconds, **whole(both)}
+                print(match.family, match.peer, "whole", run["whole"], flush=True)
         other_runs = [other for other in runs if (other["family"], other["peer"]) != _key(match)]
         runs = sorted([*other_runs, run], key=lambda run: (run["family"], run["peer"]))
         save(out, {"runs": runs})
@@ -161,55 +184,23 @@ def _key(match: Match) -> tuple[str, str]:
     return match.family, match.peer
 
 
-def plot(out: str) -> None:
-    """Draws the milliseconds of a call, by the number of streams."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    runs = json.loads((RESULTS / f"{out}.json").read_text())["runs"]
-    rows = -(-len(runs) // _PLOTS_PER_ROW)
-    size = (3 * _PLOTS_PER_ROW, 3.2 * rows)
-    figure, axes = plt.subplots(rows, _PLOTS_PER_ROW, figsize=size, sharey=True, squeeze=False)
-    for axis, run in zip(axes.flat, runs, strict=False):
-        after = [row for row in run["rows"] if row["frames_before"] == 25]
-        counts = [row["streams"] for row in after]
-        for label, colour, times in (
-            (run["peer"], "tab:red", [public_ms(row) for row in after]),
-            ("token2wav", "tab:blue", [row["ours_ms"][0] for row in after]),
-        ):
-            stream_ms = [total / count for total, count in zip(times, counts, strict=True)]
-            axis.plot(counts, stream_ms, color=colour, marker="o", label=label)
-        # Runs without this value have calls of one frame of 80 ms.
-        allowed = [1e3 * run.get("call_seconds", 0.08) / count for count in counts]
-        axis.plot(counts, allowed, color="gray", linestyle=":", label="pace of speech")
-        axis.set(title=run["family"], xlabel="streams", xscale="log", yscale="log")
-        axis.set_xticks([1, 8, 32], labels=["1", "8", "32"])
-        axis.legend(fontsize=7)
-    for axis in axes[:, 0]:
-        axis.set_ylabel("ms for a call of each stream")
-    for axis in axes.flat[len(runs) :]:
-        axis.remove()
-    figure.tight_layout()
-    save_picture(figure, RESULTS / f"{out}.png", dpi=120)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     names = sorted({match.family for match in matches()})
     parser.add_argument("--family", nargs="+", choices=names, default=[])
-    parser.add_argument("--out", default="codec_peers", help="name of the result")
+    peers = sorted({match.peer for match in matches()})
     parser.add_argument(
-        "--plot", action="store_true", help="only draw the plot of an existing result"
+        "--peer",
+        nargs="+",
+        choices=peers,
+        default=[peer for peer in peers if peer != "codec.cpp"],
+        help="public codes (default: all that are Python packages)",
     )
+    parser.add_argument("--out", default="codec_peers", help="name of the result")
     options = parser.parse_args()
-    if options.plot:
-        plot(options.out)
-    else:
-        measure(options.out, options.family)
+    measure(options.out, options.family, options.peer)
 
 
 if __name__ == "__main__":

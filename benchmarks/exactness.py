@@ -78,7 +78,7 @@ class Case:
     Attributes:
         folder: function that writes the model into an empty folder, and returns its folder.
         tokens: (frames, ...).
-        early: whether the codec sends early audio unless `stream.hold_frames` is 0.
+        early_audio: whether the codec sends early audio unless `stream.lookahead_frames` is 0.
         excerpt: whether the result has the audio around a seam.
     """
 
@@ -86,7 +86,7 @@ class Case:
     folder: Callable[[Path], Path]
     tokens: Tokens
     windows: Sequence[Windows]
-    early: bool = False
+    early_audio: bool = False
     excerpt: bool = False
 
 
@@ -98,7 +98,7 @@ def cases() -> list[Case]:
             lambda folder: write_higgs(folder, SimpleNamespace(sizes=HIGGS)),
             random.integers(0, 1024, (640, 8)).astype(np.int32),
             (Windows("8 frames before", 128, 8), Windows("32 on both sides", 128, 32, 32)),
-            early=True,
+            early_audio=True,
         ),
         Case(
             "VoxCPM2, random weights",
@@ -170,7 +170,7 @@ def measure(case: Case) -> dict[str, Any]:
     runtime = RuntimeConfig(device="cpu")
     with tempfile.TemporaryDirectory() as folder:
         path = case.folder(Path(folder))
-        exact = Token2Wav.load(path, stream=StreamConfig(hold_frames=0), runtime=runtime)
+        exact = Token2Wav.load(path, stream=StreamConfig(lookahead_frames=0), runtime=runtime)
         whole = exact.synthesize(case.tokens)
         samples, rate = exact.config.samples_per_token, exact.config.sample_rate
         step = int(_CURVE_SECONDS * rate)
@@ -199,7 +199,7 @@ def measure(case: Case) -> dict[str, Any]:
                 work=(windows.before + windows.frames + windows.after) / windows.frames,
                 first_audio_frames=windows.frames + windows.after,
             )
-        default = Token2Wav.load(path, runtime=runtime) if case.early else None
+        default = Token2Wav.load(path, runtime=runtime) if case.early_audio else None
         for name, model in ("token2wav", exact), ("token2wav, early audio", default):
             if model is not None:
                 add(

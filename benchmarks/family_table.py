@@ -1,11 +1,11 @@
-"""Table of all families at their published sizes: pace, waiting, memory and throughput.
-
-The table is computed from the configurations, and from the states that the networks declare:
+"""The two tables of `docs/models.md`: families at their published sizes, and names of models.
 
     .venv/bin/python -m benchmarks.family_table
 
-It has one column that is measured, from `codec_peers.json` and `flow_throughput.json` in
-`benchmarks/results`.
+The table of families has pace, waiting, memory and throughput. It is computed from the
+configurations, and from the states that the networks declare; one column is measured, from
+`codec_peers.json` and `flow_throughput.json` in `benchmarks/results`. The table of names has the
+cells that `token2wav models` prints.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from benchmarks.codec_models import codec_configs
 from benchmarks.environment import RESULTS
 from benchmarks.models import public_configs
+from token2wav import known_models
 from token2wav.assembly import withheld_samples
 from token2wav.config import StreamConfig
 from token2wav.config.model_config import ModelConfig
@@ -66,7 +67,7 @@ def first_tokens(config: ModelConfig) -> int:
         return config.grid(0).first_boundary + config.hops(_STREAM)[0]
     schedule = HopSchedule.of(_STREAM, config, withheld_samples(config, _STREAM))
     if schedule.first_tokens:
-        return schedule.first_tokens + schedule.early_lookahead
+        return schedule.first_tokens + schedule.provisional_lookahead
     return schedule.first + config.lookahead_tokens
 
 
@@ -74,7 +75,7 @@ def lookahead_seconds(config: ModelConfig) -> float:
     """Returns the time after a sample in which tokens change the sample: the look-ahead of all
     layers, without the rest of an attention block.
     """
-    ahead = withheld_samples(config, StreamConfig(hold_frames=0))
+    ahead = withheld_samples(config, StreamConfig(lookahead_frames=0))
     return config.lookahead_tokens / config.token_frame_rate + ahead / config.sample_rate
 
 
@@ -96,11 +97,22 @@ def streams_in_real_time(name: str) -> str:
     return f"{max(rates):.3g}" if rates else "-"
 
 
+def names() -> Iterator[str]:
+    """Yields the lines of the table of names."""
+    header, *models = known_models.table()
+    yield f"| {' | '.join(header)} |"
+    yield "|---" * len(header) + "|"
+    for name, repo, *cells in models:
+        link = f"[{repo}](https://huggingface.co/{repo})"
+        yield f"| {' | '.join((f'`{name}`', link, *cells))} |"
+
+
 def main() -> None:
     print(_HEADER)
     print("|---" * (_HEADER.count("|") - 1) + "|")
     for name, config in configs():
         print(row(name, config), flush=True)
+    print("", *names(), sep="\n")
 
 
 if __name__ == "__main__":

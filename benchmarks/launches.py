@@ -12,6 +12,7 @@ confirmed them.
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
@@ -19,7 +20,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from benchmarks.counted_chunks import HOST_US, SPOKEN_S, STREAMS, SUM, ChunkWork, chunk_works
-from benchmarks.environment import describe, save
+from benchmarks.environment import RESULTS, describe, save
 from benchmarks.launch import CAPTURED_US, LOOSE_US, RATES
 from benchmarks.launch_counter import ENCODER, OUTSIDE
 from benchmarks.models import public_configs
@@ -114,7 +115,9 @@ def main() -> None:
         "--steps", type=int, default=0, metavar="N", help="ODE steps (default: those of the model)"
     )
     parser.add_argument(
-        "--save", action="store_true", help="write benchmarks/results/launches.json"
+        "--save",
+        action="store_true",
+        help="write the rows of the families into benchmarks/results/launches.json",
     )
     options = parser.parse_args()
     if find_spec("triton") is None:
@@ -146,6 +149,14 @@ def main() -> None:
         for stage in (stage for row in rows for stage in row["stages"].values()):
             times = {name: round(stage[name], 3) for name in ("least_ms", "expected_ms")}
             stage |= {"bytes": round(stage["bytes"]), **times}
+        # rows of families that were not counted now stay as they are
+        saved = json.loads((RESULTS / "launches.json").read_text())["rows"]
+        rows = [
+            row
+            for family in configs
+            for row in (rows if family in options.families else saved)
+            if row["family"] == family
+        ]
         save("launches", {"environment": describe(), "assumed": assumed, "rows": rows})
 
 

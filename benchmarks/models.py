@@ -24,6 +24,7 @@ from token2wav.families.cosyvoice2.config import (
     UNetConfig,
 )
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.families.qwen25_omni.config import BigVGANSection, DitSection, Qwen25OmniConfig
 from token2wav.families.registry import read_config
 from token2wav.families.stepaudio2.config import DiTConfig, StepAudio2Config
 from token2wav.families.streamflow.config import StreamFlowConfig, StreamFlowSection
@@ -146,6 +147,7 @@ def public_configs() -> dict[str, ModelConfig]:
         hop_size=160,
         sampling_rate=16000,
     )
+    sway = ScheduleConfig("sway", method="rk4")
     return {
         "CosyVoice3": cosyvoice3,
         "CosyVoice2": CosyVoice2Config.of(flow, hift, rate),
@@ -153,5 +155,8 @@ def public_configs() -> dict[str, ModelConfig]:
         "Chatterbox": ChatterboxConfig.of(flow, hift, rate, **s3gen),
         "Chatterbox Turbo": ChatterboxConfig.of(turbo, hift, rate, schedule=linear, **meanflow),
         "StreamFlow": StreamFlowConfig.of(guided.flow(), bigvgan_16khz, rate),
+        "Qwen2.5-Omni": Qwen25OmniConfig.of(
+            DitSection().flow(), BigVGANSection().vocoder(), 50, schedule=sway
+        ),
         "BigVGAN": CosyVoice3Config.of(cosyvoice3.flow, bigvgan, 22050 / 512),
     }

@@ -11,8 +11,9 @@ faster than speech, as a language model sends them. docs/benchmarking.md defines
 
 With `--gateway`, clients send text to a gateway, and a language model server answers the gateway
 with stored tokens. The clients, the gateway and the language model share the cores with the server.
-Prints a line for each rate, and the rows of the table in the README of the results; writes JSON and
-a plot.
+Prints a line for each rate, and the rows of the table in the README of the results; writes JSON,
+and a file with the recordings (`token2wav_client.recordings`).
+`benchmarks.pictures` draws the results.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ from typing import Any
 
 import httpx
 import numpy as np
+import numpy.typing as npt
 from fastapi import FastAPI
 from safetensors.numpy import save_file
 from tqdm import tqdm
 
 from benchmarks.codec_models import DAC_NARROW, SIZES, moss_sizes, write_codec
-from benchmarks.environment import RESULTS, ROOT, describe, save, save_picture
-from benchmarks.listening import Heard, Piece, quantiles
+from benchmarks.environment import RESULTS, ROOT, describe, save
 from examples.speech import language_model
 from examples.speech.demo import TEMPLATE
 from tests.support import bigvgan_model, streamflow_model
@@ -49,7 +50,15 @@ from tests.support.utterances import a_voice
 from token2wav.config.model_config import ModelConfig
 from token2wav.families.registry import read_config
 from token2wav_client import AsyncClient, ClientError, ClientVoice
-from token2wav_client.stats import first_sound
+from token2wav_client.listening import (
+    THRESHOLDS_MS,
+    Recording,
+    buffered,
+    continuity,
+    record,
+    summary,
+)
+from token2wav_client.recordings import save_recordings
 from token2wav_client.voice import FIELDS
 from token2wav_gateway.settings import Settings
 from token2wav_server import Ports, TritonServer
@@ -80,7 +89,6 @@ LABELS = {
     "snac": "SNAC",
     "moss": "MOSS",
 }
-PLAYERS_MS = (50, 100, 200)  # audio that a player holds before it starts
 _GATEWAY_RATE_HZ = 24_000
 _PROMPT_TOKENS = 50
 _VOICE = "reader"
@@ -94,8 +102,12 @@ _LEAST_RATE = 0.125  # utterances per second; a model with gaps at this rate get
 _LEAST_UTTERANCES = 6  # that are expected at a rate, which lengthens the runs of low rates
 _LAG_S = 0.01  # largest lag of the clients with which figures of a rate are good
 
-# Speaks one utterance, and yields its pieces of audio.
-Speak = Callable[[], AsyncIterator[Piece]]
+ROUNDING_S = 1e-4  # allowed difference of the length of the audio
+
+# Audio of a chunk, and its sample rate.
+Chunk = tuple[npt.NDArray[Any], int]
+# Speaks one utterance, and yields its chunks.
+Speak = Callable[[], AsyncIterator[Chunk]]
 
 
 @dataclass(frozen=True)
@@ -147,40 +159,56 @@ class Subject:
             yield token[None]
 
 
-async def from_server(client: AsyncClient, subject: Subject) -> AsyncIterator[Piece]:
+@dataclass(frozen=True)
+class Heard:
+    """Utterance as a listener heard it, and the time by which the client began it too late."""
+
+    recording: Recording
+    lag_s: float
+
+
+async def from_server(client: AsyncClient, subject: Subject) -> AsyncIterator[Chunk]:
     """Sends the tokens of an utterance to a token2wav server, and yields its audio."""
-    began = time.monotonic()
-    async for chunk in client.synthesize(subject.paced(), subject.voice):
-        audio = np.asarray(chunk.audio, np.float32)
-        sound_s = first_sound(audio, chunk.sample_rate)
-        yield Piece(time.monotonic() - began, chunk.duration_s, sound_s)
+    async for chunk in client.synthesize(subject.paced(), subject.voice, audio_format="int16"):
+        yield chunk.audio, chunk.sample_rate
 
 
-async def from_gateway(http: httpx.AsyncClient) -> AsyncIterator[Piece]:
+async def from_gateway(http: httpx.AsyncClient) -> AsyncIterator[Chunk]:
     """Sends a text to a gateway, and yields its audio."""
-    began, rest = time.monotonic(), b""
+    rest = b""
     async with http.stream("POST", "/v1/audio/speech", json=GATEWAY_REQUEST) as response:
         response.raise_for_status()
         async for content in response.aiter_raw():
             content = rest + content
             whole, rest = content[: len(content) // 2 * 2], content[len(content) // 2 * 2 :]
-            audio = np.frombuffer(whole, "<i2").astype(np.float32) / np.float32(32768)
-            sound_s = first_sound(audio, _GATEWAY_RATE_HZ)
-            yield Piece(time.monotonic() - began, len(audio) / _GATEWAY_RATE_HZ, sound_s)
+            yield np.frombuffer(whole, "<i2"), _GATEWAY_RATE_HZ
 
 
-async def hear(speak: Speak, lag_s: float) -> Heard:
-    """Returns an utterance as heard. Errors of the server are a part of the result."""
-    pieces: list[Piece] = []
+async def hear(speak: Speak, audio_s: float, at_s: float = 0.0, lag_s: float = 0.0) -> Heard:
+    """Returns an utterance as heard. Errors of the server are a part of the result.
+
+    Args:
+        audio_s: expected length of the audio.
+        at_s: time at which it should have begun, on the clock of the rate.
+        lag_s: time by which it begins too late.
+    """
+    began, chunks, rate, error = time.monotonic(), list[tuple[float, Any]](), 1, ""
     try:
-        async for piece in speak():
-            pieces.append(piece)
-    except (ClientError, httpx.HTTPError) as error:
-        return Heard(tuple(pieces), lag_s, str(error))
-    return Heard(tuple(pieces), lag_s)
+        async for chunk in speak():
+            audio, rate = chunk
+            chunks.append((time.monotonic() - began, audio))
+    except (ClientError, httpx.HTTPError) as problem:
+        error = str(problem)
+    ended_s = time.monotonic() - began
+    arrived_s = sum(len(audio) for _, audio in chunks) / rate
+    complete = not error and abs(arrived_s - audio_s) <= ROUNDING_S
+    recording = record(chunks, rate, ended_s, complete=complete, began_s=at_s + lag_s, error=error)
+    return Heard(recording, lag_s)
 
 
-async def run_rate(speak: Speak, rate: float, seconds: float, seed: int) -> list[Heard]:
+async def run_rate(
+    speak: Speak, audio_s: float, rate: float, seconds: float, seed: int
+) -> list[Heard]:
     """Starts utterances at random times for some seconds, and waits until all have ended."""
     gaps = np.random.default_rng(seed).exponential(1 / rate, max(1, round(2 * rate * seconds)))
     starts = [at for at in np.cumsum(gaps).tolist() if at < seconds] or [0.0]
@@ -188,39 +216,40 @@ async def run_rate(speak: Speak, rate: float, seconds: float, seed: int) -> list
 
     async def start(at: float) -> Heard:
         await asyncio.sleep(began + at - time.monotonic())
-        return await hear(speak, time.monotonic() - began - at)
+        return await hear(speak, audio_s, at, time.monotonic() - began - at)
 
     return list(await asyncio.gather(*[start(at) for at in starts]))
 
 
-def row(model: str, rate: float, heard: list[Heard], subject: Subject) -> dict[str, Any]:
+def row(model: str, rate: float, heard: list[Heard]) -> dict[str, Any]:
     """Computes the figures of a rate."""
-    complete = [utterance for utterance in heard if utterance.complete(subject.audio_s)]
+    recordings = [utterance.recording for utterance in heard]
+    complete = [recording for recording in recordings if recording.complete]
     times: dict[str, list[float | None]] = {
-        "first_byte_ms": [utterance.first_byte_s for utterance in complete],
-        "first_playable_ms": [utterance.first_playable_s for utterance in complete],
-        "first_audible_ms": [utterance.first_audible_s for utterance in complete],
-        "leading_silence_ms": [utterance.leading_silence_s for utterance in complete],
+        "first_playable_ms": [recording.first_playable_s for recording in complete],
+        "first_audible_ms": [recording.first_audible_s for recording in complete],
+        "leading_silence_ms": [recording.leading_silence_s for recording in complete],
+        "gap_free_start_ms": [recording.gap_free_start_s for recording in complete],
+        "scheduling_lag_ms": [utterance.lag_s for utterance in heard],
     }
     return {
         "model": model,
         "utterances_per_s": rate,
         "utterances": len(heard),
         "complete": len(complete),
-        "errors": sorted({utterance.error for utterance in heard if utterance.error}),
+        "errors": sorted({recording.error for recording in recordings if recording.error}),
         **{
-            name: quantiles([1000 * value for value in values if value is not None])
+            name: summary(None if value is None else 1000 * value for value in values)
             for name, values in times.items()
         },
-        **{f"c{ms}": continuity(complete, len(heard), ms) for ms in PLAYERS_MS},
-        "scheduling_lag_ms": quantiles([1000 * utterance.lag_s for utterance in heard]),
+        "underrun_utterances": sum(bool(recording.stalls_s) for recording in recordings),
+        **{f"c{ms}": _share(continuity(recordings, ms)) for ms in THRESHOLDS_MS},
+        **{f"buffer_{ms}": _share(buffered(recordings, ms)) for ms in THRESHOLDS_MS},
     }
 
 
-def continuity(complete: list[Heard], total: int, buffer_ms: float) -> float:
-    """Computes the share of utterances that a player with a buffer plays without a gap."""
-    played = sum(utterance.buffer_s <= buffer_ms / 1000 for utterance in complete)
-    return round(played / total, 3)
+def _share(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)
 
 
 def good(result: dict[str, Any]) -> bool:
@@ -228,7 +257,7 @@ def good(result: dict[str, Any]) -> bool:
     lag = result["scheduling_lag_ms"]
     return (
         result["complete"] == result["utterances"]
-        and result["c200"] == 1.0
+        and result["buffer_200"] == 1.0
         and lag["p99"] <= 1000 * _LAG_S
     )
 
@@ -240,9 +269,10 @@ def as_line(result: dict[str, Any]) -> str:
 
     return (
         f"{result['model']:11} {result['utterances_per_s']:6.2f}/s, {result['complete']} of "
-        f"{result['utterances']} complete; p50 / p99 ms: first byte {milliseconds('first_byte')}, "
-        f"playable {milliseconds('first_playable')}, audible {milliseconds('first_audible')}; "
-        + ", ".join(f"C{ms} {result[f'c{ms}']:.0%}" for ms in PLAYERS_MS)
+        f"{result['utterances']} complete; p50 / p99 ms: first playable "
+        f"{milliseconds('first_playable')}, audible {milliseconds('first_audible')}, gap-free "
+        f"start {milliseconds('gap_free_start')}; "
+        + ", ".join(f"buffer {ms} {result[f'buffer_{ms}']:.0%}" for ms in THRESHOLDS_MS)
         + f"; lag {milliseconds('scheduling_lag')}"
     )
 
@@ -289,7 +319,7 @@ def gateway(grpc_url: str, subject: Subject) -> Iterator[tuple[str, FastAPI]]:
                 },
                 "speech_server": {"url": grpc_url},
                 "voices": {"folder": voices},
-                "limits": {"streams": 10_000},
+                "limits": {"streams": 4_000},
             }
         )
         with serving_gateway(settings) as port:
@@ -302,8 +332,13 @@ async def measure(
     grpc_url: str,
     gateway_url: str | None,
     options: argparse.Namespace,
+    recordings: dict[str, list[Recording]],
 ) -> list[dict[str, Any]]:
-    """Measures a server at several rates, and returns a row for each, from the lowest rate."""
+    """Measures a server at several rates, and returns a row for each, from the lowest rate.
+
+    Args:
+        recordings: receives the recordings of each row, by the model and the rate.
+    """
     rows: list[dict[str, Any]] = []
     no_limits = httpx.Limits(max_connections=None)
     async with (
@@ -313,14 +348,15 @@ async def measure(
         speak: Speak = partial(from_server, client, subject)
         if gateway_url is not None:
             speak = partial(from_gateway, http)
-        await hear(speak, 0.0)  # computes the prompt of the voice once
+        await hear(speak, subject.audio_s)  # computes the prompt of the voice once
         with tqdm(total=len(options.rates), desc=model, unit="rate", leave=False) as bar:
             while (rate := next_rate(options.rates, rows)) is not None:
                 seconds = max(options.seconds, _LEAST_UTTERANCES / rate)
                 heard: list[Heard] = []
                 for seed in range(options.repeats):
-                    heard += await run_rate(speak, rate, seconds, seed)
-                rows.append(row(model, rate, heard, subject))
+                    heard += await run_rate(speak, subject.audio_s, rate, seconds, seed)
+                rows.append(row(model, rate, heard))
+                recordings[f"{model}, {rate:g} a second"] = [one.recording for one in heard]
                 bar.update()
                 tqdm.write(as_line(rows[-1]))
     return sorted(rows, key=lambda row: row["utterances_per_s"])
@@ -352,43 +388,14 @@ def as_table_row(rows: list[dict[str, Any]]) -> str:
     The times and shares are from the lowest rate that was measured.
     """
     highest, lowest = highest_rate(rows), rows[0]
-    times = (lowest["first_byte_ms"], lowest["first_playable_ms"])
+    times = (lowest["first_playable_ms"], lowest["gap_free_start_ms"])
     cells = (
         LABELS[lowest["model"]],
         "none" if highest is None else f"{highest:g}",
         *(f"{delay['p50']:.0f} / {delay['p99']:.0f} ms" if delay else "-" for delay in times),
-        " / ".join(f"{100 * lowest[f'c{ms}']:.0f}" for ms in PLAYERS_MS) + " %",
+        " / ".join(f"{100 * lowest[f'buffer_{ms}']:.0f}" for ms in THRESHOLDS_MS) + " %",
     )
     return f"| {' | '.join(cells)} |"
-
-
-def plot(rows: list[dict[str, Any]], path: Path, title: str) -> None:
-    """Draws first audio and continuity over the rate, with a line for each model."""
-    # Imported here, because tests import this module, and drawing takes long to import.
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, (first, shares) = plt.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
-    for model in dict.fromkeys(row["model"] for row in rows):
-        model_rows = [row for row in rows if row["model"] == model and row["first_audible_ms"]]
-        rates = [row["utterances_per_s"] for row in model_rows]
-        [line] = first.plot(
-            rates, [row["first_byte_ms"]["p50"] for row in model_rows], marker="o", label=model
-        )
-        first.plot(
-            rates, [row["first_byte_ms"]["p99"] for row in model_rows], "--", color=line.get_color()
-        )
-        shares.plot(rates, [row["c200"] for row in model_rows], marker="o", color=line.get_color())
-    first.set(ylabel="first byte (ms): solid p50, dashed p99", yscale="log")
-    shares.set(ylabel="C200: share without a gap", ylim=(-0.05, 1.05))
-    for axis in (first, shares):
-        axis.set(xlabel="utterances per second", xlim=0)
-    figure.legend(loc="outside lower center", ncols=6, fontsize=9)
-    figure.suptitle(title, fontsize=10)
-    save_picture(figure, path, dpi=100)
-    plt.close(figure)
 
 
 def main() -> None:
@@ -426,6 +433,7 @@ def main() -> None:
     options = parser.parse_args()
     facts = describe()
     rows: dict[str, list[dict[str, Any]]] = {}
+    recordings: dict[str, list[Recording]] = {}
     with tempfile.TemporaryDirectory() as temporary:
         for model in options.models:
             folder = model_folder(model, Path(temporary))
@@ -437,15 +445,16 @@ def main() -> None:
                 url = None
                 if options.gateway:
                     url, _ = stack.enter_context(gateway(server.grpc_url, subject))
-                rows[model] = asyncio.run(measure(model, subject, server.grpc_url, url, options))
+                rows[model] = asyncio.run(
+                    measure(model, subject, server.grpc_url, url, options, recordings)
+                )
             # After each model, because all models together take many minutes.
             all_rows = [row for model_rows in rows.values() for row in model_rows]
             highest = {name: highest_rate(model_rows) for name, model_rows in rows.items()}
             save(options.name, {**facts, "highest_rate_without_gaps": highest, "rows": all_rows})
+            save_recordings(RESULTS / f"{options.name}.npz", recordings)
     print("highest rate without a gap:", highest)
     print(*map(as_table_row, rows.values()), sep="\n")
-    way = "text through the gateway" if options.gateway else "tokens to sound"
-    plot(all_rows, RESULTS / f"{options.name}.png", f"{way}, {facts['cpus']} CPU cores")
 
 
 if __name__ == "__main__":

@@ -66,9 +66,10 @@ from token2wav_voice.features import prompt_mel
 RECORDINGS = ROOT / "out" / "quality"
 WINDOWS = (1, 2, 4, 8)
 STEPS = (10, 5, 3, 2)  # the model's own number is left out
-# Early audio: tokens per second, ODE steps of the stream, `first_tokens`, `early_lookahead_tokens`
-# and `early_steps`. The model has 2 steps. At a higher pace less of the audio is provisional.
-EARLY = (
+# Provisional audio: tokens per second, ODE steps of the stream, `first_tokens`,
+# `provisional_lookahead_tokens` and `provisional_steps`. The model has 2 steps. At a higher pace
+# less of the audio is provisional.
+FIRST_AUDIO = (
     (25, 10, 0, 1, 10),
     *((25, 2, count, lookahead, 2) for count in (5, 6) for lookahead in (1, 2, 3)),
     (25, 2, 8, 1, 2),
@@ -228,7 +229,7 @@ def storages(folder: Path, prompt: PromptVoice) -> Iterator[tuple[str, Speak]]:
     yield from stored(folder, voice)
 
 
-def early(folder: Path, prompt: PromptVoice) -> Iterator[tuple[str, Speak]]:
+def first_audio(folder: Path, prompt: PromptVoice) -> Iterator[tuple[str, Speak]]:
     """Yields streams that send audio before a block is complete.
 
     At the pace of speech, 25 tokens a second, such streams send provisional chunks all the time.
@@ -236,17 +237,17 @@ def early(folder: Path, prompt: PromptVoice) -> Iterator[tuple[str, Speak]]:
     voice = _voice(prompt)
     yield ORIGINAL, lambda sentence: [sentence.recording]
     whole = _load(folder, StreamConfig(first_tokens=0))
-    yield WHOLE_BLOCKS, partial(_paced, whole, voice, min(pace for pace, *_ in EARLY))
-    for pace, steps, count, lookahead, early_steps in EARLY:
+    yield WHOLE_BLOCKS, partial(_paced, whole, voice, min(pace for pace, *_ in FIRST_AUDIO))
+    for pace, steps, count, lookahead, provisional_steps in FIRST_AUDIO:
         stream = StreamConfig(
             first_tokens=count,
-            early_lookahead_tokens=lookahead,
-            early_steps=early_steps,
+            provisional_lookahead_tokens=lookahead,
+            provisional_steps=provisional_steps,
             steps=(steps,),
         )
         name = (
             f"{pace} tokens/s, {steps} steps, first_tokens {count}, "
-            f"early_lookahead_tokens {lookahead}, early_steps {early_steps}"
+            f"provisional_lookahead_tokens {lookahead}, provisional_steps {provisional_steps}"
         )
         yield name, partial(_paced, _load(folder, stream), voice, pace)
 
@@ -267,7 +268,7 @@ def codec_ways(folder: Path) -> Iterator[tuple[str, Speak]]:
     yield STREAMING, partial(_streamed, model, None)
 
 
-SELECTIONS = {"first-audio": early, "storage": storages, "tf32": rounded}
+SELECTIONS = {"first-audio": first_audio, "storage": storages, "tf32": rounded}
 
 
 def _voice(prompt: PromptVoice) -> Voice:

@@ -1,12 +1,11 @@
-"""Load test of the server as listeners hear it: first audio, gaps and throughput, by batching mode.
+"""Gain of batches and workers: first audio, gaps and throughput of a server, by batching mode.
 
 Starts real tritonservers on the same model, one after the other: with batching, without, with one
-worker, and the ensemble. Each server gets the same loads:
+worker, and the ensemble. Each server gets the same loads: N clients in a closed loop, which send
+tokens at the pace of a language model (25 a second) or as fast as the server accepts them. First
+audio counts from the request that made the first chunk possible, so it is the time of the server
+alone. `token2wav bench` measures a single server.
 
-  closed loop  N clients, each sends one utterance after the other
-  open loop    utterances start at random (Poisson), even if the server falls behind
-
-Tokens arrive at the pace of a language model (25 a second) or as fast as the server accepts them.
 Prints a line for each load; writes JSON and a plot.
 
     .venv/bin/python -m benchmarks.serving_load
@@ -31,10 +30,12 @@ import numpy as np
 import yaml
 
 from benchmarks.environment import RESULTS, ROOT, describe, save, save_picture
-from benchmarks.listening import PACE, quantiles, silences
+from benchmarks.gpu.settings import PACE
 from benchmarks.models import SIZES, chosen_model
 from token2wav_client import Client, ClientError, ClientVoice, token_source
 from token2wav_client.audio import SAMPLE_RATE
+from token2wav_client.listening import stalls
+from token2wav_client.listening import summary as quantiles
 from token2wav_client.stats import ChunkTiming
 from token2wav_server import Ports, TritonServer
 
@@ -56,21 +57,18 @@ MODES: dict[str, tuple[dict[str, dict[str, int]], str]] = {
 }
 GAPS_S = (0.05, 0.1, 0.2)
 AT_ONCE = 1e6
-_MOST_AT_ONCE = 1024  # open utterances of an open loop; further ones wait until one ends
 
 
 @dataclass(frozen=True)
 class Load:
-    """Load that clients generate."""
+    """Load that clients generate in a closed loop."""
 
-    clients: int  # clients in a closed loop; 0 for an open loop
-    arrivals_per_s: float  # utterances per second in an open loop
+    clients: int
     rate: float  # tokens per second
 
     @property
     def label(self) -> str:
-        who = f"{self.clients} clients" if self.clients else f"{self.arrivals_per_s:g} arrivals/s"
-        return f"{who}, {'25 tokens/s' if self.rate == PACE else 'unpaced'}"
+        return f"{self.clients} clients, {'25 tokens/s' if self.rate == PACE else 'unpaced'}"
 
 
 @dataclass(frozen=True)
@@ -104,7 +102,11 @@ class Utterances:
             return Heard(0.0, 0.0, 0.0, str(error))
         audio_s = sum(chunk.samples for chunk in chunks) / SAMPLE_RATE
         gap_s = max(
-            silences(((chunk.arrival_s, chunk.duration_s) for chunk in chunks), self.buffer_s),
+            stalls(
+                [chunk.arrival_s for chunk in chunks],
+                [chunk.duration_s for chunk in chunks],
+                self.buffer_s,
+            ),
             default=0.0,
         )
         return Heard(chunks[0].latency_s, gap_s, audio_s)
@@ -118,7 +120,7 @@ def run_load(
     Returns:
         All utterances as heard, and the time until the last one ended.
     """
-    start, random = time.monotonic(), np.random.default_rng(0)
+    start = time.monotonic()
     heard: list[Heard] = []
     lock = threading.Lock()
 
@@ -132,14 +134,8 @@ def run_load(
         while time.monotonic() < start + seconds:
             speak()
 
-    if load.clients:
-        with ThreadPoolExecutor(load.clients) as pool:
-            list(pool.map(client, np.linspace(0, 1, load.clients, endpoint=False)))
-    else:
-        with ThreadPoolExecutor(_MOST_AT_ONCE) as pool:
-            while time.monotonic() < start + seconds:
-                time.sleep(float(random.exponential(1 / load.arrivals_per_s)))
-                pool.submit(speak)
+    with ThreadPoolExecutor(load.clients) as pool:
+        list(pool.map(client, np.linspace(0, 1, load.clients, endpoint=False)))
     return heard, time.monotonic() - start
 
 
@@ -257,11 +253,7 @@ def plot(rows: list[dict[str, Any]], path: Path, title: str) -> None:
     paces = {PACE: "25 tokens/s", AT_ONCE: "unpaced"}
     for (rate, pace), (first, audio, continuity) in zip(paces.items(), axes, strict=True):
         for mode in dict.fromkeys(row["mode"] for row in rows):
-            mode_rows = [
-                row
-                for row in rows
-                if row["mode"] == mode and row["rate"] == rate and row["clients"]
-            ]
+            mode_rows = [row for row in rows if row["mode"] == mode and row["rate"] == rate]
             clients = [row["clients"] for row in mode_rows]
             [line] = first.plot(
                 clients, [row["first_audio_ms"]["p50"] for row in mode_rows], marker="o", label=mode
@@ -307,14 +299,7 @@ def main() -> None:
         type=int,
         nargs="+",
         default=[1, 2, 4, 8, 16, 32],
-        help="numbers of clients in the closed loop",
-    )
-    parser.add_argument(
-        "--arrivals",
-        type=float,
-        nargs="*",
-        default=[1.0],
-        help="numbers of utterances per second in the open loop",
+        help="numbers of clients",
     )
     parser.add_argument(
         "--seconds", type=float, default=20.0, help="seconds in which a load starts utterances"
@@ -330,8 +315,7 @@ def main() -> None:
     parser.add_argument("--name", default="serving_load", help="name of the result files")
     options = parser.parse_args()
     rates = (PACE, AT_ONCE)
-    loads = [Load(clients, 0.0, rate) for rate in rates for clients in options.clients]
-    loads += [Load(0, arrivals, PACE) for arrivals in options.arrivals]
+    loads = [Load(clients, rate) for rate in rates for clients in options.clients]
     rows = []
     with tempfile.TemporaryDirectory() as temporary:
         folder = chosen_model(Path(temporary), options.model)

@@ -19,14 +19,14 @@ COPY voices ./voices
 COPY server ./server
 RUN python3 -m pip wheel --no-deps --no-build-isolation --wheel-dir /wheels . \
     && wheel=$(echo /wheels/token2wav-*.whl) \
-    && python3 -m pip wheel --constraint constraints.txt --wheel-dir /wheels "${wheel}[client,gateway]"
+    && python3 -m pip wheel --constraint constraints.txt --wheel-dir /wheels "${wheel}[client,riva]"
 
 FROM ${PYTHON_IMAGE} AS gateway
 RUN --mount=type=bind,from=wheels,source=/wheels,target=/wheels \
     python3 -m venv --without-pip /opt/token2wav/venv \
     && wheel=$(echo /wheels/token2wav-*.whl) \
     && python3 -m pip --python /opt/token2wav/venv/bin/python install --no-cache-dir --no-index --find-links /wheels \
-        "${wheel}[gateway]" \
+        "${wheel}[riva]" \
     && ! /opt/token2wav/venv/bin/python -c "import torch" 2>/dev/null
 ENV PATH=/opt/token2wav/venv/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1
@@ -34,7 +34,7 @@ ENV PATH=/opt/token2wav/venv/bin:$PATH \
 RUN token2wav gateway --help > /dev/null && install --directory --owner=10001 --group=10001 /voices
 WORKDIR /tmp
 USER 10001:10001
-EXPOSE 8080 8003
+EXPOSE 8080 8003 50051
 ENTRYPOINT ["token2wav", "gateway"]
 CMD ["--help"]
 

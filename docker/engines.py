@@ -19,7 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from token2wav.config import RuntimeConfig, ServerConfig, load_server_config
-from token2wav.errors import ArtifactError, ConfigError, EngineUnavailableError, Token2WavError
+from token2wav.errors import ArtifactError, BackendUnavailableError, ConfigError, Token2WavError
 from token2wav.exported.artifacts import Backend, EngineFolder, GraphName, Precision
 from token2wav.hub import MODEL_HELP, model_folder
 from token2wav.model import Token2Wav
@@ -60,8 +60,8 @@ class Machine:
             return cls("onnx", version("onnxruntime"), {})
         try:
             package = load_package("auto")
-        except EngineUnavailableError as error:
-            raise EngineUnavailableError(
+        except BackendUnavailableError as error:
+            raise BackendUnavailableError(
                 f"TensorRT is not available for the build: {error}"
             ) from error
         build_target(package, [target["compute_capability"]] if package == "tensorrt_rtx" else [])

@@ -23,14 +23,14 @@ import matplotlib as mpl
 import numpy as np
 import soundfile
 
-from token2wav_server import Ports, ServerError, TritonServer
+from examples.commands import ROOT, environment, environment_command, serving, shown
+from token2wav_server import ServerError
 from token2wav_voice.features import PROMPT_RATE_HZ, prompt_mel
 from token2wav_voice.recording import Recording
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
 
-ROOT = Path(__file__).resolve().parents[1]
 VOICE_FOLDER = ROOT / "examples" / "demo_voice"
 MODEL, CODEC = VOICE_FOLDER / "model", ROOT / "examples" / "demo_codec" / "model"
 SENTENCE = VOICE_FOLDER / "recordings" / "sentence.wav"
@@ -89,14 +89,9 @@ def _speak(wav: Path, family: str, folder: Path) -> None:
         folder / f"{NAMES[family]}{suffix}" for suffix in ("_tokens.npy", ".wav", ".png")
     )
     speaker = make_tokens(wav, tokens)
-    print(f"demo: starting a Triton server with the demo {family}", flush=True)
-    with TritonServer(model, ports=Ports.free(), verbose=False) as server:
-        print(
-            f"demo: ready at {server.grpc_url}; sending {TOKENS_PER_SECOND} tokens per second",
-            flush=True,
-        )
+    with serving(model) as url:
         synth = ("--tokens", tokens, *speaker, "--out", audio, "--rate", TOKENS_PER_SECOND)
-        _run(folder, "token2wav", "synth", "--url", server.grpc_url, *synth)
+        _run(folder, "token2wav", "synth", "--url", url, *synth)
     _check(tokens, audio)
     draw(wav, audio, picture)
 
@@ -104,18 +99,16 @@ def _speak(wav: Path, family: str, folder: Path) -> None:
 def _tokenize(wav: Path, tokens: Path) -> tuple[object, ...]:
     """Writes tokens of a recording and a voice; returns the client's arguments of the voice."""
     voice = tokens.with_name("demo_voice.safetensors")
-    _run(
-        tokens.parent, "token2wav", "tokenize", "--model", MODEL, "--wav", wav, "--out", tokens.name
-    )
-    make_voice = ("token2wav", "voice", "create", "--model", MODEL, "--wav", PROMPT)
-    _run(tokens.parent, *make_voice, "--out", voice.name)
+    model = ("--model", MODEL)
+    _run(tokens.parent, "token2wav", "tokenize", *model, "--wav", wav, "--out", tokens)
+    _run(tokens.parent, "token2wav", "voice", "create", *model, "--wav", PROMPT, "--out", voice)
     return "--voice", voice
 
 
 def _encode(wav: Path, tokens: Path) -> tuple[object, ...]:
     """Writes the codes of a recording. A codec has no voice."""
     encode = ("python", "-m", "examples.demo_codec.encode", "--wav", wav)
-    _run(tokens.parent, *encode, "--out", tokens.name)
+    _run(tokens.parent, *encode, "--out", tokens)
     return ()
 
 
@@ -136,16 +129,18 @@ def draw(original: Path, result: Path, picture: Path) -> None:
     plt.close(figure)
 
 
-def _run(folder: Path, program: str, *arguments: object) -> None:
-    """Runs a program of this environment in a folder, so that it prints short names of files."""
-    done = subprocess.run(
-        [Path(sys.executable).with_name(program), *map(str, arguments)],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},  # for the modules of `examples`
-        check=False,
-    )
+def _run(folder: Path, *words: object) -> None:
+    """Runs a command in the folder of its files, so that it prints their short names.
+
+    The command is shown with the names that the files have at the end.
+    """
+    files = {word for word in words if isinstance(word, Path) and word.parent == folder}
+    print(shown([folder.parent / word.name if word in files else word for word in words]))
+    names = [word.name if word in files else word for word in words]
+    command = environment_command(names)
+    done = subprocess.run(command, cwd=folder, env=environment(), check=False)
     if done.returncode != 0:
-        sys.exit(f"demo: {program} failed with status {done.returncode}")
+        sys.exit(f"demo: {words[0]} failed with status {done.returncode}")
 
 
 def _check(tokens: Path, audio: Path) -> None:

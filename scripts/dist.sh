@@ -1,16 +1,18 @@
 #!/usr/bin/env bash
 # Builds wheel and sdist into dist/, and tests the wheel in a clean environment for each extra that a user installs.
 # Then the client of one environment sends a request to the server of another, which runs in an empty folder with
-# tritonserver from `token2wav setup`. For aarch64 it checks that every dependency has a wheel. dist/ receives a list of the installed
+# tritonserver from `token2wav setup`, and pulls its model by name from a hub on this machine. For aarch64 it checks that every dependency has a wheel. dist/ receives a list of the installed
 # packages of each environment, with licences (CycloneDX). Library and exporter also run with the lowest versions that
 # pyproject.toml allows. KEEP=1 keeps the environments in out/dist.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+unset PYTHONPATH # else pip takes the checkout for the installed package
 readonly BIN=$PWD/.venv/bin ENVIRONMENTS=$PWD/out/dist PORT=${PORT:-18100}
 readonly TORCH=torch==$("$BIN/python" -c "import torch; print(torch.__version__)")
 readonly TORCH_INDEX=https://download.pytorch.org/whl/cpu
 server=
+hub=
 
 main() {
     rm -rf dist "$ENVIRONMENTS"
@@ -21,6 +23,7 @@ main() {
     try client token2wav_client "import importlib.util as u; assert u.find_spec('torch') is None"
     try voice token2wav_voice "import importlib.util as u; assert u.find_spec('torch') is None"
     try gateway token2wav_gateway.cli "import importlib.util as u; assert u.find_spec('torch') is None"
+    try riva token2wav_gateway.riva_server "import importlib.util as u; assert u.find_spec('torch') is None"
     try align token2wav_gateway.pocketsphinx_aligner
     try onnx onnxruntime
     try onnx-gpu onnxruntime
@@ -61,17 +64,44 @@ speak() {
         --out "$voice"
     "$ENVIRONMENTS/server/bin/token2wav" setup
     "$ENVIRONMENTS/server/bin/python" -m pip check
+    publish "$model" dist/demo-voice
+    "$ENVIRONMENTS/server/bin/token2wav" models >/dev/null
     mkdir "$ENVIRONMENTS/empty"
     (
         cd "$ENVIRONMENTS/empty"
-        exec env PATH=/usr/bin:/bin "$ENVIRONMENTS/server/bin/token2wav" serve "$model" \
+        export PATH=/usr/bin:/bin HF_ENDPOINT HF_HOME=$ENVIRONMENTS/cache HF_HUB_DISABLE_XET=1
+        "$ENVIRONMENTS/server/bin/token2wav" doctor dist/demo-voice --grpc-port "$PORT" --http-port $((PORT + 1)) \
+            --metrics-port $((PORT + 2)) || exit
+        exec "$ENVIRONMENTS/server/bin/token2wav" serve dist/demo-voice \
             --grpc-port "$PORT" --http-port $((PORT + 1)) --metrics-port $((PORT + 2)) >"$ENVIRONMENTS/server.log" 2>&1
     ) &
     server=$!
-    timeout 300 bash -c "until grep -q 'token2wav: ready' '$ENVIRONMENTS/server.log'; do sleep 1; done" \
+    timeout 300 bash -c "until grep -qs 'token2wav: ready' '$ENVIRONMENTS/server.log'; do sleep 1; done" \
         || fail "$ENVIRONMENTS/server.log"
     seq 100 160 | "$ENVIRONMENTS/client/bin/token2wav" synth --url "127.0.0.1:$PORT" --tokens - \
         --voice "$voice" --out "$ENVIRONMENTS/spoken.wav"
+    "$ENVIRONMENTS/client/bin/token2wav" bench --url "127.0.0.1:$PORT" --voice "$voice" --streams 1 2 --rounds 1 \
+        --out "$ENVIRONMENTS/bench.json"
+}
+
+# Serves a model folder under a name, as the Hugging Face Hub does, and sets HF_ENDPOINT.
+publish() {
+    local folder=$ENVIRONMENTS/hub/$2
+    mkdir -p "$(dirname "$folder")"
+    cp -r "$1" "$folder"
+    "$BIN/python" - "$ENVIRONMENTS/hub" >"$ENVIRONMENTS/hub.url" <<'PYTHON' &
+import sys, time
+from pathlib import Path
+
+from tests.support.hub_server import HubServer
+
+with HubServer.start(Path(sys.argv[1])) as hub:
+    print(hub.url, flush=True)
+    time.sleep(3600)
+PYTHON
+    hub=$!
+    timeout 60 bash -c "until [[ -s '$ENVIRONMENTS/hub.url' ]]; do sleep 0.1; done"
+    HF_ENDPOINT=$(<"$ENVIRONMENTS/hub.url")
 }
 
 # Speaks and exports with the least versions that the wheel allows, so that it promises no version that does not work.
@@ -125,7 +155,7 @@ aarch64() {
 uv() { "$BIN/uv" --quiet "$@" >"$ENVIRONMENTS/uv.log" 2>&1; }
 
 cleanup() {
-    [[ -z "$server" ]] || kill "$server" 2>/dev/null || true
+    [[ -z "$server$hub" ]] || kill $server $hub 2>/dev/null || true
     wait
     [[ -n "${KEEP:-}" ]] || rm -rf "$ENVIRONMENTS"
 }

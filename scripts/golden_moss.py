@@ -129,7 +129,8 @@ def public_decoder(sizes: dict[str, Any]) -> Any:
 
 
 # Version 2. Some transformers have as many channels inside as at their input or at their output,
-# where version 1 has no projection.
+# where version 1 has no projection. The small size begins with patches, as the codec of
+# MOSS-TTS-Nano.
 _STEREO_SIZES = {
     "tiny": {
         "sampling_rate": 2400,
@@ -151,11 +152,10 @@ _STEREO_SIZES = {
         "causal_transformer_context_duration": 0.25,
         "quantizer_kwargs": _SIZES["small"]["quantizer_kwargs"],
         "decoder_kwargs": [
-            _transformer(12, 16, 8, 1, 1),
             _patches(2),
-            _transformer(8, 16, 16, 2, 2),
+            _transformer(6, 16, 16, 1, 1),
             _patches(2),
-            _transformer(8, 192, 8, 1, 2) | {"context_duration": 0.1},
+            _transformer(8, 192, 16, 2, 2) | {"context_duration": 0.1},
             _patches(192),
         ],
     },

@@ -44,7 +44,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
 PORTS = (8000, 8001, 8002)
-DEFAULT_SERVER = "make serve MODEL=tests/data/tiny"
+DEFAULT_SERVER = ".venv/bin/token2wav serve tests/data/tiny"
 STARTING_SECONDS = 180.0
 STOPPING_SECONDS = 60.0
 # by which setup.sh knows that .venv is up to date

@@ -65,7 +65,10 @@ def test_the_parser_of_a_subcommand_has_its_name(name: str) -> None:
     assert command.load(command.parser)().prog == f"token2wav {name}"
 
 
-LIGHT = ("synth", "health", "voice-id", "perf-data", "voice", "tokenize", "gateway", "serve")
+LIGHT = [
+    *("synth", "health", "voice-id", "perf-data", "voice", "tokenize", "gateway", "serve"),
+    *("bench", "doctor", "models", "pull", "setup"),
+]
 
 
 @pytest.mark.parametrize("name", LIGHT)

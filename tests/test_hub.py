@@ -25,6 +25,7 @@ from tests.support.patience import PATIENCE_SECONDS
 from token2wav import Token2Wav
 from token2wav import hub as names
 from token2wav.families import registry
+from token2wav.known_models import known_models
 
 FLOW, OMNI = "acme/tiny-flow", "acme/omni"
 PREFIX = "code2wav."
@@ -274,6 +275,43 @@ def test_repositories_that_cannot_be_used(hub: HubServer, tmp_path: Path) -> Non
     )
 
 
+HEADERS = {
+    "no JSON": b"{",
+    "too deep": b"[" * 100_000,
+    "no object": b"[1]",
+    "no entry": b'{"code2wav.a": 1}',
+    "no offsets": b'{"code2wav.a": {"dtype": "F32", "shape": [1]}}',
+    "beyond the file": b'{"code2wav.a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 400]}}',
+    "backwards": b'{"code2wav.a": {"dtype": "F32", "shape": [1], "data_offsets": [4, 0]}}',
+}
+
+
+@pytest.mark.parametrize("case", HEADERS)
+def test_headers_that_are_wrong(case: str, hub: HubServer, tmp_path: Path) -> None:
+    header = HEADERS[case]
+    content = len(header).to_bytes(8, "little") + header + bytes(100)
+    (hub.root / OMNI / "model.safetensors").write_bytes(content)
+    done = pull(hub, tmp_path / "home", OMNI)
+    assert refusal(done) == f"{OMNI}: model.safetensors: not a safetensors file"
+
+
+def test_a_header_that_is_too_long(hub: HubServer, tmp_path: Path) -> None:
+    with (hub.root / OMNI / "model.safetensors").open("wb") as file:
+        file.write((1 << 30).to_bytes(8, "little"))
+        file.truncate(1 << 31)  # a hole, which takes no room
+    done = pull(hub, tmp_path / "home", OMNI)
+    assert refusal(done) == f"{OMNI}: model.safetensors: not a safetensors file"
+    assert hub.sent < MIB
+
+
+@pytest.mark.parametrize("index", ["{", "[]", "{}", '{"weight_map": {"code2wav.a": 1}}'])
+def test_an_index_that_is_wrong(index: str, hub: HubServer, tmp_path: Path) -> None:
+    (hub.root / OMNI / "model.safetensors").unlink()
+    (hub.root / OMNI / "model.safetensors.index.json").write_text(index)
+    done = pull(hub, tmp_path / "home", OMNI)
+    assert refusal(done) == f"{OMNI}: model.safetensors.index.json is not an index of weights"
+
+
 def test_a_full_disk(hub: HubServer, tmp_path: Path) -> None:
     """The cache is on a file system of 512 KiB, in a namespace of the mounts."""
     home = tmp_path / "home"
@@ -342,7 +380,7 @@ def test_names(text: str, name: tuple[str, str] | None) -> None:
 
 
 def test_aliases_are_names_too() -> None:
-    for known in names.known_models():
+    for known in known_models():
         assert names._name(known.alias) == (known.repo, "main")
         assert names._name(f"{known.alias}@v2") == (known.repo, "v2")
         assert names._name(known.repo) == (known.repo, "main")

@@ -14,9 +14,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from token2wav.errors import (
+    BackendError,
     CheckpointError,
     ConfigError,
-    EngineError,
     InputError,
     LimitError,
     StreamClosedError,
@@ -43,9 +43,9 @@ _LAZY = {  # names from modules that need torch or YAML, imported at their first
 
 __all__ = [
     "AudioChunk",
+    "BackendError",
     "CheckpointError",
     "ConfigError",
-    "EngineError",
     "InputError",
     "LimitError",
     "RuntimeConfig",

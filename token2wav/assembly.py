@@ -63,7 +63,7 @@ from token2wav.stages.stage import FlowStage, Stage, Stages, StageSummary
 from token2wav.stages.waveform import (
     KernelPieces,
     WaveformStage,
-    check_hold_frames,
+    check_lookahead_frames,
     likely_pieces,
 )
 
@@ -192,12 +192,18 @@ def _check_sizes(context: LoadContext, config: ModelConfig, stream: StreamConfig
         last = family.network(config, config.stages[-1])
         flow = family.network(config, "flow") if "flow" in config.stages else None
     if isinstance(last, WaveformNetwork):
-        check_hold_frames(config.withheld_frames(stream), last)
-    # A stage that only the family has may have no pages.
-    shared_stage = type(family).own_stage is Family.own_stage
-    if hasattr(flow, "estimator") and shared_stage and not stream.reference:
+        check_lookahead_frames(config.withheld_frames(stream), last)
+    paged = hasattr(flow, "estimator") and not has_own_flow_stage(family)
+    if paged and not stream.reference:
         steps = max(config.allowed_steps(stream.steps))
         check_pages(config, stream, total // _layout(context, config, flow, steps)[1])
+
+
+def has_own_flow_stage(family: Family) -> bool:
+    """Returns whether a family computes its flow in a stage that only this family has. Such a
+    stage stores no pages.
+    """
+    return type(family).own_stage is not Family.own_stage
 
 
 def _layout(context: LoadContext, config: Any, flow: Any, steps: int) -> tuple[CacheLayout, int]:
@@ -325,9 +331,9 @@ class Assembly:
     def _stage(self, name: StageName, network: Any) -> Stage:
         noise: Any = self.family.noise(self.config, self.context.folder, name)
         solvers: dict[int, EulerSolver] = {}
-        early: dict[int, OdeTables] = {}
+        provisional_tables: dict[int, OdeTables] = {}
         if name == "flow" and hasattr(network, "estimator"):
-            solvers, early = self._schedules(network)
+            solvers, provisional_tables = self._schedules(network)
         if name == "decoder" and self.context.device.type == "cpu":
             pack_linears(network)
         special_stage = self.family.own_stage(
@@ -342,7 +348,7 @@ class Assembly:
         if special_stage is not None:
             return special_stage
         if name == "flow":
-            return self._flow_stage(network, noise, solvers, early)
+            return self._flow_stage(network, noise, solvers, provisional_tables)
         stage = self._vocoder_stage(name, network, noise)
         return TokenDecoder(stage) if name == "decoder" else stage
 
@@ -359,22 +365,22 @@ class Assembly:
             steps: EulerSolver(flow.estimator, steps, guidance, config.schedule)
             for steps in allowed
         }
-        early = {
+        provisional_tables = {
             steps: OdeTables.of(flow.estimator, steps, guidance, config.schedule, evaluated)
             for steps in allowed
-            if (evaluated := config.early_steps(self.stream, steps)) < steps
+            if (evaluated := config.provisional_steps(self.stream, steps)) < steps
         }
         flow.estimator.drop_time_weights()
         if self.context.precision == "float16":
             flow.estimator.halve()
-        return solvers, early
+        return solvers, provisional_tables
 
     def _flow_stage(
         self,
         flow: Any,
         noise: FlowNoise,
         solvers: dict[int, EulerSolver],
-        early: dict[int, OdeTables],
+        provisional_tables: dict[int, OdeTables],
     ) -> FlowStage:
         """Makes the incremental stage of a flow.
 
@@ -382,8 +388,9 @@ class Assembly:
 
         Args:
             solvers: solvers by number of ODE steps.
-            early: tables for provisional chunks by number of ODE steps of their streams. A number
-                that is missing has no provisional chunks, or they have as many steps as all chunks.
+            provisional_tables: tables for provisional chunks by number of ODE steps of their
+                streams. A number that is missing has no provisional chunks, or they have as many
+                steps as all chunks.
         """
         context, config, hop = self.context, self.config, self.config.hops(self.stream)[1]
         window, reference = config.window(self.stream), self.family.reference
@@ -409,7 +416,7 @@ class Assembly:
             }
             provisional_runners = {
                 steps: make(self.backend, (flow.estimator, tables, cache), states, provisional=True)
-                for steps, tables in early.items()
+                for steps, tables in provisional_tables.items()
             }
         keys = encoder_cache(flow, config.block_tokens, cache)
         return CachedFlow(
@@ -451,7 +458,7 @@ class Assembly:
             shapes=shapes,
             graphs=pool,
             kernels=kernels,
-            hold_frames=self.config.withheld_frames(stream),
+            lookahead_frames=self.config.withheld_frames(stream),
             streams=self.context.streams,
         )
 

@@ -18,7 +18,7 @@ from token2wav.cache.paged_kv_cache import PagedKVCache
 from token2wav.cache.states import StateStore
 from token2wav.config import RuntimeConfig
 from token2wav.config.model_config import StageName
-from token2wav.errors import ConfigError, EngineUnavailableError
+from token2wav.errors import BackendUnavailableError, ConfigError
 from token2wav.execution.batch import BatchSize
 from token2wav.execution.captured_sizes import CAPTURED_BLOCKS, PAST_PAGES, PROVISIONAL_BLOCKS
 from token2wav.execution.cuda_graphs import GraphPool
@@ -271,7 +271,7 @@ def _triton_compiles() -> bool:
 def _onnx(context: LoadContext, stages: Sequence[StageName]) -> Backend:
     if importlib.util.find_spec("onnxruntime") is None:
         extra = "onnx-gpu" if context.device.type == "cuda" else "onnx"
-        raise EngineUnavailableError(
+        raise BackendUnavailableError(
             f"onnxruntime is not installed; run: pip install 'token2wav[{extra}]'"
         )
     check_provider(context.device)
@@ -287,7 +287,7 @@ def _tensorrt(context: LoadContext, stages: Sequence[StageName]) -> Backend:
     if "decoder" in stages:
         raise ConfigError("runtime.backend: tensorrt cannot run a codec decoder; set torch or onnx")
     if context.device.type != "cuda":
-        raise EngineUnavailableError(
+        raise BackendUnavailableError(
             f"tensorrt needs an NVIDIA GPU, but the device is {context.device}"
         )
     problems = []
@@ -306,4 +306,4 @@ def _tensorrt(context: LoadContext, stages: Sequence[StageName]) -> Backend:
             return Backend("tensorrt", TensorRTModule(step, name, context.device))
         except ConfigError as error:
             problems.append(str(error))
-    raise EngineUnavailableError("; ".join(problems))
+    raise BackendUnavailableError("; ".join(problems))

@@ -7,6 +7,9 @@ the module of a subcommand is imported only when the subcommand runs.
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -62,6 +65,14 @@ COMMANDS = {
         "pull",
         "pull_parser",
     ),
+    "models": Command(
+        "token2wav.commands",
+        "client",  # it needs no package
+        "list the models that have a name",
+        "models",
+        "models_parser",
+    ),
+    "doctor": Command("token2wav_server.doctor", "server", "check this machine, and a model"),
     "setup": Command("token2wav_server.setup", "server", "install tritonserver with pip"),
     "synth": Command(
         "token2wav_client.cli",
@@ -76,6 +87,13 @@ COMMANDS = {
         "check that a server synthesizes speech",
         "health",
         "health_parser",
+    ),
+    "bench": Command(
+        "token2wav_client.cli",
+        "client",
+        "measure latency and throughput of a running server",
+        "bench",
+        "bench_parser",
     ),
     "voice": Command("token2wav_voice.cli", "voice", "create a voice from a recording"),
     "voice-id": Command(
@@ -130,6 +148,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         print(f"{PROGRAM} {name}: error: {missing(error, command.extra)}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # the reader of a list, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
 
 
 def missing(error: ModuleNotFoundError, extra: str) -> str:
@@ -178,6 +199,34 @@ def pull_parser() -> CommandParser:
         action="store_true",
         help="fetch the files that make voices and tokens from recordings instead",
     )
+    return parser
+
+
+def models(arguments: Sequence[str]) -> int:
+    """Prints the names that are known, and returns the exit code 0."""
+    from token2wav.known_models import NOTE, facts, known_models, table
+
+    if models_parser().parse_args(arguments).json:
+        print(json.dumps([facts(model) for model in known_models()], indent=1), flush=True)
+        return 0
+    lines = list(table())
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        print("  ".join(cells).rstrip())
+    print(f"\n{NOTE}", flush=True)
+    return 0
+
+
+def models_parser() -> CommandParser:
+    """Returns the parser of `token2wav models`."""
+    parser = CommandParser(
+        prog=f"{PROGRAM} models",
+        description="List the models on the Hugging Face Hub that this project reads. In all "
+        "commands a name stands for a model folder. Another repository with the same files works "
+        "too, as org/name.",
+    )
+    parser.add_argument("--json", action="store_true", help="print a JSON list instead of a table")
     return parser
 
 

@@ -30,7 +30,7 @@ class CheckpointError(Token2WavError):
     """A model folder is incomplete, or its weights do not fit its configuration."""
 
 
-class EngineUnavailableError(ConfigError):
+class BackendUnavailableError(ConfigError):
     """A backend cannot run on this host. The message names the missing part."""
 
 
@@ -70,11 +70,11 @@ class LimitError(Token2WavError):
     """The request is valid, but a limit leaves no room for it now. A later retry may succeed."""
 
 
-class EngineError(Token2WavError):
+class BackendError(Token2WavError):
     """The backend failed on valid input. The stream is lost; other streams are not affected."""
 
 
-class DeviceLostError(EngineError):
+class DeviceLostError(BackendError):
     """The GPU rejects all further work of this process.
 
     Every stream is lost, and only a new process can use the GPU.
@@ -84,9 +84,9 @@ class DeviceLostError(EngineError):
 def to_public_error(error: Exception) -> Token2WavError:
     """Returns an error of this library, as it is sent to clients.
 
-    Any other exception is logged, and becomes an EngineError.
+    Any other exception is logged, and becomes a BackendError.
     """
     if isinstance(error, Token2WavError):
         return error
-    log.error("the engine failed", exc_info=error)
-    return EngineError(f"engine: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
+    log.error("the backend failed", exc_info=error)
+    return BackendError(f"backend: {type(error).__name__}: {' '.join(str(error).split())[:300]}")

@@ -9,7 +9,6 @@ and files with the tensors of a decoder.
 
 from __future__ import annotations
 
-import csv
 import errno
 import hashlib
 import json
@@ -22,13 +21,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
 from token2wav.config.transformers_json import CONFIG_JSON, INDEX
 from token2wav.errors import ConfigError
 from token2wav.families.registry import find_remote_family
+from token2wav.known_models import known_models
 
 _NAME = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
 _DEFAULT_FILES = (CONFIG_JSON, f"model.safetensors|{INDEX}|pytorch_model.bin|model.pth")
@@ -37,34 +36,13 @@ _MOST_CONFIG_BYTES = 1 << 20
 _CHUNK = 1 << 20  # bytes of a read of a file
 _RECEIVED = 1 << 16  # bytes that a lost connection may cost
 _HEADER_BYTES = 1 << 17  # first read of a safetensors file, which has the header of most files
+_MOST_HEADER_BYTES = 100_000_000  # limit of the format
 _TRIES = 5  # connections without a new byte, before a range is given up
 _WHOLE = 0.8  # share of the needed bytes, above which a whole file is fetched, with its checksum
 
 
 class HubError(ConfigError):
     """A model cannot be pulled. The message names the model, the reason and a remedy."""
-
-
-@dataclass(frozen=True)
-class KnownModel:
-    """Row of `models.csv`: a name that is known to this project.
-
-    Attributes:
-        alias: short name.
-        repo: name on the hub, `org/name`.
-        family: package of `token2wav.families` that reads the folder.
-    """
-
-    alias: str
-    repo: str
-    family: str
-
-
-@cache
-def known_models() -> tuple[KnownModel, ...]:
-    """Reads the names that are known to this project."""
-    with Path(__file__).with_name("models.csv").open(encoding="utf-8", newline="") as file:
-        return tuple(KnownModel(**row) for row in csv.DictReader(file))
 
 
 Part = Literal["decoder", "front_end", "config"]
@@ -254,8 +232,8 @@ class _Pull:
         for alternatives in patterns:
             for pattern in filter(None, alternatives.split("|")):
                 full = str(Path(prefix) / pattern)
-                if found := [file for file in files if _matches(file, full)]:
-                    needed |= set(found)
+                if matches := [file for file in files if _matches(file, full)]:
+                    needed |= set(matches)
                     break
         index = str(Path(prefix) / INDEX)
         if index in needed:
@@ -266,13 +244,16 @@ class _Pull:
 
     def _shards(self, prefix: str, family: Any, index: str, files: Mapping[str, _File]) -> set[str]:
         """Returns the shards with tensors of the decoder, by the index of the weights."""
-        document = json.loads(self._download(index).read_text("utf-8"))
-        wanted = tuple(getattr(family, "WEIGHT_PREFIXES", ("",)))
-        shards = {
-            str(Path(prefix) / shard)
-            for name, shard in document.get("weight_map", {}).items()
-            if name.startswith(wanted)
-        }
+        prefixes = tuple(getattr(family, "WEIGHT_PREFIXES", ("",)))
+        try:
+            document = json.loads(self._download(index).read_text("utf-8"))
+            shards = {
+                str(Path(prefix) / shard)
+                for name, shard in document["weight_map"].items()
+                if name.startswith(prefixes)
+            }
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            raise HubError(f"{self.name}: {index} is not an index of weights") from None
         if missing := sorted(shards - files.keys()):
             raise HubError(f"{self.name}: {missing[0]} is missing, but {index} names it")
         return shards
@@ -305,13 +286,13 @@ class _Pull:
         """Fetches a file into the cache of the client, checks it, and makes a link to it."""
         source = self._download(file)
         if expected.sha256 is not None:
-            digest, wanted = hashlib.sha256(), expected.sha256
+            digest, checksum = hashlib.sha256(), expected.sha256
         else:  # the id of a git blob
-            digest, wanted = hashlib.sha1(b"blob %d\0" % source.stat().st_size), expected.blob_id
+            digest, checksum = hashlib.sha1(b"blob %d\0" % source.stat().st_size), expected.blob_id
         with source.open("rb") as content:
             while chunk := content.read(_CHUNK):
                 digest.update(chunk)
-        if wanted and digest.hexdigest() != wanted:
+        if checksum and digest.hexdigest() != checksum:
             source.resolve().unlink()
             raise HubError(f"{self.name}: {file} has another checksum than on the hub; pull again")
         draft = path.with_name(f".{path.name}.{os.getpid()}")
@@ -367,22 +348,31 @@ class _Tensors:
         """
         first = b"".join(self._range(0, min(self._size, _HEADER_BYTES)))
         length = int.from_bytes(first[:8], "little")
-        if length > self._size - 8:
-            raise HubError(f"{self._name}: not a safetensors file")
+        no_header = HubError(f"{self._name}: not a safetensors file")
+        if length > min(self._size - 8, _MOST_HEADER_BYTES):
+            raise no_header
         if length + 8 > len(first):
             first += b"".join(self._range(len(first), length + 8))
-        header: dict[str, Any] = json.loads(first[8 : length + 8])
-        wanted = {
+        try:
+            return self._choose(json.loads(first[8 : length + 8]), length + 8)
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            raise no_header from None
+
+    def _choose(self, header: dict[str, Any], first: int) -> bool:
+        """Makes the header of the wanted tensors, whose bytes begin at `first` of the file."""
+        entries = {
             name: entry
             for name, entry in header.items()
             if name.startswith(self._prefixes) and name != "__metadata__"
         }
         new, offset = {}, 0
-        for name, entry in sorted(wanted.items(), key=lambda item: item[1]["data_offsets"]):
+        for name, entry in sorted(entries.items(), key=lambda item: item[1]["data_offsets"]):
             start, stop = entry["data_offsets"]
+            if not 0 <= start <= stop <= self._size - first:
+                raise ValueError(f"{name} is outside the file")
             new[name] = {**entry, "data_offsets": [offset, offset + stop - start]}
             offset += stop - start
-            start, stop = start + length + 8, stop + length + 8
+            start, stop = start + first, stop + first
             if self._spans and self._spans[-1][1] == start:
                 self._spans[-1] = (self._spans[-1][0], stop)
             else:
@@ -390,7 +380,7 @@ class _Tensors:
         text = json.dumps(new, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)
         self._header = len(text).to_bytes(8, "little") + text
-        return bool(wanted)
+        return bool(entries)
 
     def save(self, path: Path) -> None:
         """Writes the tensors as a file. An interrupted one goes on where it ended."""

@@ -43,7 +43,7 @@ class Token2Wav:
     Attributes:
         config: sizes and rates of the model.
         pipeline: pipeline of stages, which computes the chunks of all streams.
-        engine: names of the backend, precision and device of the networks.
+        backend: names of the backend, precision and device of the networks.
         name: model folder and family, for the summary.
     """
 
@@ -51,9 +51,9 @@ class Token2Wav:
         self, config: ModelConfig, stages: Stages, stream: StreamConfig, name: str = "unnamed"
     ) -> None:
         self.config = config
-        self.engine = stages.summary
+        self.backend = stages.summary
         self.name = name
-        self.pipeline = Pipeline(config, stages.by_name, stream, self.engine.device)
+        self.pipeline = Pipeline(config, stages.by_name, stream, self.backend.device)
 
     @classmethod
     def load(
@@ -93,7 +93,7 @@ class Token2Wav:
         return cls(config, stages, stream, f"{folder} ({family_name(config)})")
 
     def __str__(self) -> str:
-        device = torch.device(self.engine.device)
+        device = torch.device(self.backend.device)
         facts = device_facts(device) if device.type == "cuda" else []
         rates = (
             f"{self.config.token_frame_rate:g} tokens and {self.config.sample_rate} samples "
@@ -103,7 +103,7 @@ class Token2Wav:
             [
                 f"model    {self.name}, {rates}",
                 f"device   {', '.join([str(device), *facts])}",
-                f"backend  {self.engine.name}, {self.engine.precision}",
+                f"backend  {self.backend.name}, {self.backend.precision}",
             ]
         )
 
@@ -111,7 +111,7 @@ class Token2Wav:
         """Synthesizes a short utterance, to find a broken backend before the first request.
 
         Raises:
-            EngineError: the backend fails, or yields NaN or infinite audio.
+            BackendError: the backend fails, or yields NaN or infinite audio.
         """
         config = self.config
         silent = Voice(
@@ -153,8 +153,8 @@ class Token2Wav:
         (audio of incomplete attention blocks) are computed. For a model with flow and vocoder they
         equal `vocode(mel(tokens, voice))` up to float rounding, with two exceptions. The audio of
         StreamFlow depends on the ends of chunks (`ModelConfig.fixed_hops`), and `mel` computes one
-        chunk. With `StreamConfig.hold_frames` above 0, a vocoder extrapolates the last samples of
-        each chunk.
+        chunk. With `StreamConfig.lookahead_frames` above 0, a vocoder extrapolates the last
+        samples of each chunk.
 
         Args:
             tokens: (n,) integers, n >= 1, or (n, codebooks); or (n, size) numbers for a model that

@@ -13,11 +13,10 @@ from benchmarks.chunk_batch import chunk_key
 from benchmarks.gpu.floor import floor_ms
 from benchmarks.gpu.parity import parity_key
 from benchmarks.gpu.sections import ON_PURPOSE, SECTIONS
-from benchmarks.gpu.settings import PLANNED, RESULTS, SLICES, Row
+from benchmarks.gpu.settings import PACE, PLANNED, RESULTS, SLICES, Row
 from benchmarks.gpu.streams import UNBROKEN
 from benchmarks.gpu.worker import write_json
 from benchmarks.launches import beside_measured
-from benchmarks.listening import PACE
 from benchmarks.models import FULL_YAML, TEMPLATE
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 

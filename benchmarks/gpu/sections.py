@@ -22,12 +22,11 @@ from benchmarks.gpu.chunks import chunks, drift, recompute
 from benchmarks.gpu.floor import floor
 from benchmarks.gpu.parity import parity
 from benchmarks.gpu.pytest_rows import rows_of_tests
-from benchmarks.gpu.settings import SETTINGS, LeftOut, Row, Rows, Settings
+from benchmarks.gpu.settings import PACE, SETTINGS, LeftOut, Row, Rows, Settings
 from benchmarks.gpu.smoke import smoke
 from benchmarks.gpu.streams import BUFFER_S, TOKENS_PER_PUSH, streams
 from benchmarks.gpu.tiles import tiles
 from benchmarks.gpu.tools import counters, sanitizer
-from benchmarks.listening import PACE
 
 ON_PURPOSE = "a deliberate error"
 
@@ -129,7 +128,7 @@ def server(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
     }
     options = argparse.Namespace(utterance_seconds=settings.stream_s, seconds=settings.stream_s)
     options.tokens_per_request, options.buffer_seconds = TOKENS_PER_PUSH, BUFFER_S
-    loads = [serving_load.Load(clients, 0.0, PACE) for clients in settings.clients]
+    loads = [serving_load.Load(clients, PACE) for clients in settings.clients]
     rows = serving_load.measure(folder, "batching", loads, options, common)
     for load in loads:
         yield f"{settings.setting}, {load.label}", lambda: {"problem": None, **next(rows)}

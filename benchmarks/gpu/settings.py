@@ -22,6 +22,7 @@ class LeftOut(Exception):  # noqa: N818 (it is no error)
 
 
 PROMPT_TOKENS = 75  # 3 s
+PACE = 25.0  # tokens per second of a language model
 # Ways to serve streams: the configuration of chunks (always whole blocks), and the storage type of
 # cached keys and values.
 _LEAN = StreamConfig(first_tokens=0, left_blocks=2, max_hop_tokens=50)

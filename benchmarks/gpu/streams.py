@@ -17,14 +17,14 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.gpu.chunks import load
-from benchmarks.gpu.settings import SETTINGS, Row, Rows, Settings
-from benchmarks.listening import PACE, silences
+from benchmarks.gpu.settings import PACE, SETTINGS, Row, Rows, Settings
 from benchmarks.models import a_voice
 from token2wav import Token2Wav
 from token2wav.config import LimitConfig
 from token2wav.errors import Token2WavError
 from token2wav.serving.audio_output import AudioChunk
 from token2wav.serving.worker import WorkerPool, default_workers
+from token2wav_client.listening import stalls
 
 UNBROKEN = 0.99  # least share of unbroken streams for a number to count as held
 BUFFER_S = 0.5  # seconds that a player buffers before it starts
@@ -49,7 +49,13 @@ class Listener:
     @property
     def unbroken(self) -> bool:
         """True if the utterance is complete and played without a gap."""
-        return self.over.is_set() and self.error is None and not silences(self.heard, BUFFER_S)
+        return self.over.is_set() and self.error is None and not self.gaps_s
+
+    @property
+    def gaps_s(self) -> list[float]:
+        """Gaps of a player that buffers `BUFFER_S` before it starts."""
+        arrivals, lengths = np.reshape(self.heard, (-1, 2)).T
+        return stalls(arrivals, lengths, BUFFER_S)
 
     def send(self, chunk: AudioChunk) -> None:
         self.heard.append((time.monotonic(), len(chunk.audio) / chunk.sample_rate))
@@ -114,7 +120,7 @@ def listen(model: Token2Wav, settings: Settings, number: int) -> Row:
     limits = LimitConfig(
         streams=number, batch_streams=settings.batch_streams, player_buffer_seconds=BUFFER_S
     )
-    workers = WorkerPool(model.pipeline, limits, workers=default_workers(model.engine.device))
+    workers = WorkerPool(model.pipeline, limits, workers=default_workers(model.backend.device))
     with contextlib.closing(workers):
         listeners, late_s = _feed(workers, model, number, settings.stream_s)
         deadline = time.monotonic() + settings.patience_s
@@ -123,7 +129,7 @@ def listen(model: Token2Wav, settings: Settings, number: int) -> Row:
     # Time at which the tokens of a first chunk and of its look-ahead have arrived.
     count = flow.hops(SETTINGS[settings.setting][0])[0] + flow.lookahead_tokens
     needed = min(-(-count // TOKENS_PER_PUSH) * TOKENS_PER_PUSH / PACE, settings.stream_s)
-    gaps = [gap for listener in listeners for gap in silences(listener.heard, BUFFER_S)]
+    gaps = [gap for listener in listeners for gap in listener.gaps_s]
     first = [
         1000 * (listener.heard[0][0] - listener.starts - needed)
         for listener in listeners

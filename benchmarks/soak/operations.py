@@ -37,7 +37,7 @@ from tests.support.replies import RecordingReply
 from tests.support.utterances import a_voice, some_tokens
 from token2wav import (
     AudioChunk,
-    EngineError,
+    BackendError,
     LimitError,
     RuntimeConfig,
     Stream,
@@ -61,7 +61,7 @@ CACHE_MIB = 5  # enough pages for some streams, and too few for all
 FAULT = "an injected fault"
 FAULTS, FAULTS_OF_OPENING = 0.01, 0.05  # shares of failing calls; calls of opening are rarer
 SETTINGS = {
-    "early": StreamConfig(steps=(2,)),  # few steps, so that there are many operations
+    "provisional": StreamConfig(steps=(2,)),  # few steps, so that there are many operations
     "blocks": StreamConfig(steps=(2,), first_tokens=0),
     "window": StreamConfig(steps=(2,), left_blocks=2, max_hop_tokens=25),
 }
@@ -205,7 +205,7 @@ class Round:
 
         def noting(
             requests: Sequence[Request], timed: Timed | None = None
-        ) -> list[AudioChunk | EngineError | None]:
+        ) -> list[AudioChunk | BackendError | None]:
             chunks = [request.chunker.next_chunk for request in requests]
             audio = advance(requests, timed)
             for request, chunk in zip(requests, chunks, strict=True):
@@ -253,7 +253,7 @@ class Round:
             if utterance is not None and utterance.stream is not None:
                 raise
             outcome = "refused"
-        except EngineError as error:
+        except BackendError as error:
             if FAULT not in str(error):
                 raise
             outcome = "failed"
@@ -399,12 +399,14 @@ class Round:
         """
         chunks = self._chunks.pop(utterance.request)
         tokens = utterance.tokens[: utterance.sent]
-        early = any(chunk.provisional for chunk in chunks)
+        provisional = any(chunk.provisional for chunk in chunks)
         expected = (
-            self._spoken(utterance.voice, chunks) if early else self._whole(utterance.voice, tokens)
+            self._spoken(utterance.voice, chunks)
+            if provisional
+            else self._whole(utterance.voice, tokens)
         )
         audio = np.concatenate([chunk.audio for chunk in utterance.audio])
-        self._judge(audio, expected, "early" if early else "whole")
+        self._judge(audio, expected, "provisional" if provisional else "whole")
         assert [chunk.index for chunk in utterance.audio] == list(range(len(utterance.audio)))
         assert [chunk.final for chunk in utterance.audio] == [False] * (
             len(utterance.audio) - 1
@@ -450,7 +452,7 @@ class Round:
             "prompts in use": flow.prefixes.referenced,
             "pages that are no prompt's": flow.pool.used - flow.prefixes.pages,
             "slots of the vocoder": self._vocoder.store.used,
-            "places of streams that speak early": len(pipeline.load._early),
+            "streams with provisional chunks": len(pipeline.load._provisional),
         }
         while flow.prefixes.evict():
             pass

@@ -55,7 +55,7 @@ from token2wav_server import Ports, ServerError, TritonServer
 IDLE_SECONDS = 12.0
 # Limits so small that the server refuses streams, evicts voices and fills its cache.
 SETTINGS = """
-stream: {{first_tokens: 0, hold_frames: 0}}  # so that audio can be compared
+stream: {{first_tokens: 0, lookahead_frames: 0}}  # so that audio can be compared
 limits: {{streams: {streams}, idle_seconds: {idle}}}
 runtime: {{cache_mib: 64}}
 """

@@ -189,7 +189,7 @@ class AsyncClient(BaseClient[AsyncUtterance], AbstractAsyncContextManager["Async
 
     async def _speak(self, batches: TokenBatches, opening: Opening) -> AsyncIterator[AudioChunk]:
         utterance = await self._open(opening)
-        sender = asyncio.create_task(_send_all(utterance, batches))
+        sender = asyncio.create_task(send_all(utterance, batches))
         try:
             async for chunk in utterance:
                 yield chunk
@@ -217,7 +217,8 @@ class AsyncClient(BaseClient[AsyncUtterance], AbstractAsyncContextManager["Async
             self._note_ready(await self._ask("ModelReady"))
 
 
-async def _send_all(utterance: AsyncUtterance, token_batches: TokenBatches) -> None:
+async def send_all(utterance: AsyncUtterance, token_batches: TokenBatches) -> None:
+    """Pushes batches and finishes the utterance. An error fails the utterance."""
     try:
         if isinstance(token_batches, AsyncIterable):
             async for batch in token_batches:

@@ -21,7 +21,7 @@ from tenacity import (
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from token2wav_client.call import Call
-from token2wav_client.connection import Tls, checked_metadata, open_channel
+from token2wav_client.connection import Tls, checked_headers, checked_metadata, open_channel
 from token2wav_client.errors import (
     ClientError,
     InputError,
@@ -113,8 +113,12 @@ class BaseClient(Generic[UtteranceT]):
     ) -> UtteranceT:
         """Opens an utterance. If `timeout_s` is not None, gRPC ends it after this many seconds."""
         self._check_open()
+        headers = opening.headers or {}
+        metadata = self._metadata + checked_headers(headers)
+        if twice := {name for name, _ in self._metadata}.intersection(map(str.lower, headers)):
+            raise InputError(f"headers: {min(twice)} is a header of the client already")
         utterance = self._kind(
-            partial(self._stub.ModelStreamInfer, timeout=timeout_s, metadata=self._metadata),
+            partial(self._stub.ModelStreamInfer, timeout=timeout_s, metadata=metadata),
             Call(self._model, opening, repeatable=retries > 0),
             url=self._url,
             response_timeout_s=self._response_timeout_s,

@@ -1,4 +1,4 @@
-"""Command line of the client: the subcommands synth, health, voice-id and perf-data."""
+"""Command line of the client: the subcommands synth, health, bench, voice-id and perf-data."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 from token2wav.commands import PROGRAM, CommandParser
 from token2wav_client import commands
 from token2wav_client.audio import AUDIO_FORMATS, AudioFormat
+from token2wav_client.bench import Load
 from token2wav_client.commands import TOKEN_VARIABLE
 from token2wav_client.errors import EXIT_CODES, ClientError
 from token2wav_client.writer import FILE_FORMATS
@@ -32,6 +33,25 @@ _DEFINITIONS = (
     "its response\n"
     "  gap       seconds since the previous chunk\n"
 )
+_RATE = "pace at which tokens are sent, such as 25 for a language model; 0 sends each token at once"
+_BENCH_FIGURES = (
+    "figures (docs/benchmarking.md defines them; times count from the first token):\n"
+    "  done, cut, fail   utterances that were complete, open at the time limit, or ended by an "
+    "error\n"
+    "  RTFX              seconds of audio that arrive in a second: all streams, and each. Below 1 "
+    "for each, the server\n"
+    "                    cannot keep up with so many streams (with --rate, the pace of the tokens "
+    "bounds it too)\n"
+    "  first audible     an immediate player plays the first sound (Nari)\n"
+    "  underruns         utterances in which an immediate player stalls (Nari)\n"
+    "  C50, C100, C200   share of utterances whose largest stall is at most 50, 100 or 200 ms "
+    "(sglang-omni)\n"
+    "  real-time factor  time / audio; time to the end, and from the first chunk to the end "
+    "(vllm-omni)\n"
+    "  gap-free start    a player that starts then plays to the end without a gap\n"
+    "  buffer            share of utterances without a gap for a player that starts 50, 100 or 200 "
+    "ms after the first chunk\n"
+)
 
 
 def synth(arguments: Sequence[str]) -> int:
@@ -42,6 +62,11 @@ def synth(arguments: Sequence[str]) -> int:
 def health(arguments: Sequence[str]) -> int:
     """Runs `token2wav health` and returns its exit code, one of `EXIT_CODES`."""
     return _run(commands.health, health_parser(), arguments)
+
+
+def bench(arguments: Sequence[str]) -> int:
+    """Runs `token2wav bench` and returns its exit code, one of `EXIT_CODES`."""
+    return _run(commands.bench, bench_parser(), arguments)
 
 
 def voice_id(arguments: Sequence[str]) -> int:
@@ -125,6 +150,65 @@ def health_parser() -> CommandParser:
     return parser
 
 
+def bench_parser() -> CommandParser:
+    """Returns the parser of `token2wav bench`."""
+    parser = _parser(
+        "bench",
+        "Measure a running server as NVIDIA measures Riva: N parallel streams, each of which sends "
+        "an utterance, waits\nfor all of its audio, and sends the next one. The command prints "
+        "latency to first audio, latency between\nchunks and throughput, and the figures of other "
+        "benchmarks. By default it takes at most two minutes.",
+        f"{_BENCH_FIGURES}\n{_EXIT_CODES}",
+    )
+    option, count, default = partial(_option, parser), _number(int, 1), Load()
+    option(
+        "--streams N",
+        "numbers of parallel streams, a row for each",
+        list(default.streams),
+        type=count,
+        nargs="+",
+    )
+    option("--rounds N", "utterances that each stream sends", default.rounds, type=count)
+    option(
+        "--row-seconds S",
+        "time limit of a row; utterances that are open then are cut",
+        default.row_seconds,
+        type=_SECONDS,
+    )
+    option(
+        "--utterance-seconds S",
+        "mean length of an utterance; the ten utterances have half of it to one and a half",
+        default.utterance_seconds,
+        type=_SECONDS,
+    )
+    option("--rate TOKENS/S", _RATE, 0, type=_number(float))
+    option(
+        "--tokens FILE",
+        "tokens in the formats of the command synth, cut or repeated to the length of each "
+        "utterance (default: random tokens)",
+    )
+    option(
+        "--codebooks N",
+        "number of codes in each token of a text file, or in each random token (default: all that "
+        "the model has)",
+        type=count,
+    )
+    _add_voice(parser)
+    option(
+        "--out FILE",
+        "JSON file; recordings (.npz) and picture (.png) are written beside it (default: "
+        "bench.json; with --recordings: no files)",
+    )
+    option(
+        "--recordings FILE",
+        "recordings (.npz) of an earlier run: compute the tables from them, without a server",
+    )
+    option("--quiet", "print no progress bar and no tables", action="store_true")
+    _add_timeout(parser)
+    add_connection(parser)
+    return parser
+
+
 def voice_id_parser() -> CommandParser:
     """Returns the parser of `token2wav voice-id`."""
     parser = _parser(
@@ -197,15 +281,7 @@ def _add_utterance(parser: argparse.ArgumentParser) -> None:
         1,
         type=count,
     )
-    speaker = parser.add_mutually_exclusive_group()
-    arrays = "prompt_tokens (P,), prompt_mel (2P, 80), speaker_embedding (192,)"
-    _option(speaker, "--voice FILE", f".npz or .safetensors voice file with {arrays}")
-    _option(
-        speaker,
-        "--voice-id ID",
-        "id of a voice that the server has received before (`token2wav voice-id` prints the id)",
-    )
-    _option(speaker, "--voice-name NAME", "name of a voice in the server's settings")
+    _add_voice(parser)
     endings = ", ".join(FILE_FORMATS)
     option(
         "--out FILE",
@@ -222,10 +298,7 @@ def _add_utterance(parser: argparse.ArgumentParser) -> None:
         "play the audio as it arrives; possible with and without --out",
         action="store_true",
     )
-    rate_help = (
-        "pace at which tokens are sent, such as 25 for a language model; 0 sends each token at once"
-    )
-    option("--rate TOKENS/S", rate_help, 0, type=_number(float))
+    option("--rate TOKENS/S", _RATE, 0, type=_number(float))
     option(
         "--tokens-per-request N",
         "maximum number of tokens in a request; a request has fewer if no more have arrived",
@@ -265,17 +338,29 @@ def _add_utterance(parser: argparse.ArgumentParser) -> None:
     )
     option("--json", "print the report as one JSON object instead of a table", action="store_true")
     option("--quiet", "print no progress bar and no table", action="store_true")
-    option(
-        "--timeout S",
-        "longest wait for the next response of the server, in seconds",
-        30,
-        type=_SECONDS,
-    )
+    _add_timeout(parser)
     retry_help = (
         "number of retries, after pauses of 0.5, 1, 2 and then 4 s, if the server is "
         "unreachable, lost, silent or full; "
     )
     option("--retry N", f"{retry_help}audio never arrives twice", 0, type=_number(int))
+
+
+def _add_voice(parser: argparse.ArgumentParser) -> None:
+    speaker = parser.add_mutually_exclusive_group()
+    arrays = "prompt_tokens (P,), prompt_mel (2P, 80), speaker_embedding (192,)"
+    _option(speaker, "--voice FILE", f".npz or .safetensors voice file with {arrays}")
+    _option(
+        speaker,
+        "--voice-id ID",
+        "id of a voice that the server has received before (`token2wav voice-id` prints the id)",
+    )
+    _option(speaker, "--voice-name NAME", "name of a voice in the server's settings")
+
+
+def _add_timeout(parser: argparse.ArgumentParser) -> None:
+    meaning = "longest wait for the next response of the server, in seconds"
+    _option(parser, "--timeout S", meaning, 30, type=_SECONDS)
 
 
 def _add_audio_format(parser: argparse.ArgumentParser, default: AudioFormat) -> None:

@@ -1,8 +1,9 @@
-"""Commands of the client: synth, health, voice-id and perf-data."""
+"""Commands of the client: synth, health, bench, voice-id and perf-data."""
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import logging
 import os
@@ -11,20 +12,27 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
+from datetime import date
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
+from token2wav_client import bench_picture
+from token2wav_client.aio_client import AsyncClient
 from token2wav_client.audio import SAMPLE_RATE, SAMPLES_PER_TOKEN
+from token2wav_client.bench import Load, as_tables, figures, run
 from token2wav_client.client import Client
 from token2wav_client.connection import Tls
 from token2wav_client.errors import InputError, OutputError, ServerError, TokenError, VoiceError
 from token2wav_client.input_file import reason
+from token2wav_client.listening import Recording
 from token2wav_client.player import Player
+from token2wav_client.recordings import load_recordings, save_recordings
 from token2wav_client.stats import ChunkTiming, as_table, print_report, summarize
 from token2wav_client.token_source import TokenSource, batches, open_tokens, paced
-from token2wav_client.tokens import LATENTS, as_tokens
+from token2wav_client.tokens import LATENTS, TokenArray, as_tokens
 from token2wav_client.voice import FIELDS, ClientVoice, is_voice_id
 from token2wav_client.writer import STANDARD_OUTPUT, AudioWriter
 
@@ -178,16 +186,99 @@ def health(options: argparse.Namespace) -> int:
     return 0
 
 
+def bench(options: argparse.Namespace) -> int:
+    """Measures a running server, prints tables, and writes figures, recordings and a picture.
+
+    If the benchmark is interrupted, the rows that are complete are written.
+    """
+    out = None if options.out is None else Path(options.out)
+    if options.recordings is not None:
+        rows = _rows_in(Path(options.recordings))
+        _report(rows, {"recordings": options.recordings}, out, options.quiet)
+        return 0
+    out = out or Path("bench.json")
+    load = Load(
+        tuple(dict.fromkeys(options.streams)),
+        options.rounds,
+        options.row_seconds,
+        options.utterance_seconds,
+        options.rate,
+    )
+    tokens = None if options.tokens is None else _tokens_in(options.tokens, options.codebooks or 1)
+    voice, connection = _speaker(options), _connection(options)
+    facts = {
+        "date": date.today().isoformat(),
+        "url": options.url,
+        "model": options.model,
+        "tokens": options.tokens or "random",
+        **{name: value for name, value in asdict(load).items() if name != "streams"},
+    }
+    rows = {}
+
+    async def measure(bar: Any) -> None:
+        async with AsyncClient(**connection) as client:
+            await run(client, load, voice, tokens, options.codebooks, rows, lambda _: bar.update())
+
+    if not out.parent.is_dir():
+        raise OutputError(f"{out}: cannot be written (the folder does not exist)")
+    disabled = True if options.quiet else None
+    try:
+        with tqdm(total=len(load.streams), desc="bench", unit="row", disable=disabled) as bar:
+            asyncio.run(measure(bar))
+    finally:
+        if rows:
+            named = {str(streams): recordings for streams, recordings in rows.items()}
+            save_recordings(out.with_suffix(".npz"), named)
+            _report(rows, facts, out, options.quiet)
+    return 0
+
+
+def _rows_in(path: Path) -> dict[int, list[Recording]]:
+    """Reads recordings of a benchmark; raises InputError if a row is no number of streams."""
+    rows = load_recordings(path)
+    if wrong := next((name for name in rows if not name.isdecimal()), None):
+        raise InputError(f"{path}: row {wrong!r} is no number of streams, so it is no benchmark")
+    return {int(name): recordings for name, recordings in rows.items()}
+
+
+def _report(
+    rows: dict[int, list[Recording]], facts: dict[str, Any], out: Path | None, quiet: bool
+) -> None:
+    """Prints the tables of a benchmark, and writes its figures and its picture."""
+    table = [figures(streams, recordings) for streams, recordings in rows.items()]
+    if not quiet:
+        print_report(as_tables(table))
+    if out is None:
+        return
+    try:
+        out.write_text(json.dumps({**facts, "rows": table}, indent=1) + "\n")
+        bench_picture.draw(table, out.with_suffix(".png"))
+    except OSError as error:
+        raise OutputError(f"{out}: cannot be written ({reason(error)})") from None
+    except ModuleNotFoundError as error:
+        print(
+            f"token2wav bench: no picture, because the module {error.name} is missing; run: pip "
+            "install 'token2wav[bench]'",
+            file=sys.stderr,
+        )
+
+
+def _tokens_in(file: str, codebooks: int = 1) -> TokenArray:
+    """Reads all tokens of a file; raises TokenError if there are none."""
+    pieces = [as_tokens(piece) for piece in open_tokens(file, codebooks).pieces]
+    if not sum(map(len, pieces)):
+        raise TokenError(f"{file}: tokens: 0 found; an utterance needs at least 1")
+    return np.concatenate(pieces)
+
+
 def perf_data(options: argparse.Namespace) -> int:
     """Writes an utterance as input data for perf_analyzer: JSON with one stream of one step.
 
     The server rejects the tensors that NVIDIA's perf_analyzer generates: tokens must be in the
     vocabulary, and the prompt mel must match the prompt tokens.
     """
-    pieces = [as_tokens(piece) for piece in open_tokens(options.tokens).pieces]
-    if not (count := sum(map(len, pieces))):
-        raise TokenError(f"{options.tokens}: tokens: 0 found; an utterance needs at least 1")
-    tokens = np.concatenate(pieces)
+    tokens = _tokens_in(options.tokens)
+    count = len(tokens)
     if tokens.dtype != np.int32:
         raise TokenError(f"{options.tokens}: tokens: latents; this command writes integers")
     if options.seconds is not None:
@@ -218,19 +309,23 @@ def perf_data(options: argparse.Namespace) -> int:
 
 
 def _client(options: argparse.Namespace, retries: int = 0) -> Client:
+    return Client(**_connection(options), retries=retries)
+
+
+def _connection(options: argparse.Namespace) -> dict[str, Any]:
+    """Returns the arguments of a client from the options of `cli.add_connection`."""
     files = {name: getattr(options, name) for name in ("ca", "cert", "key", "server_name")}
     encrypted = options.tls or any(value is not None for value in files.values())
-    return Client(
-        options.url,
-        model=options.model,
-        connect_timeout_s=options.connect_timeout,
-        response_timeout_s=options.timeout,
-        retries=retries,
-        tls=Tls(**files) if encrypted else None,
-        headers=dict(options.header or []),
-        token=_token(options.token_file),
-        max_message_mib=options.max_message_mib,
-    )
+    return {
+        "url": options.url,
+        "model": options.model,
+        "connect_timeout_s": options.connect_timeout,
+        "response_timeout_s": options.timeout,
+        "tls": Tls(**files) if encrypted else None,
+        "headers": dict(options.header or []),
+        "token": _token(options.token_file),
+        "max_message_mib": options.max_message_mib,
+    }
 
 
 def _token(file: str | None) -> str | None:

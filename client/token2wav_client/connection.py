@@ -99,7 +99,7 @@ def checked_metadata(
     # gRPC would wrap a larger number and connect to another port.
     if not 1 <= int(port) <= _MAX_PORT:
         raise InputError(f"url: {url!r} has the port {port}, which is outside 1 to {_MAX_PORT}")
-    metadata = dict(_header(name, value) for name, value in headers.items())
+    metadata = dict(checked_headers(headers))
     if token is not None:
         if "authorization" in metadata:
             raise InputError("headers: authorization and a token are both set; remove one")
@@ -107,6 +107,15 @@ def checked_metadata(
             raise InputError(f"token: it would be sent to {host} unencrypted; use TLS")
         metadata |= [_header("authorization", f"Bearer {token}", shown="token")]
     return tuple(metadata.items())
+
+
+def checked_headers(headers: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Returns headers as the metadata of a call.
+
+    Raises:
+        InputError: a header is invalid; the message names it.
+    """
+    return tuple(_header(name, value) for name, value in headers.items())
 
 
 def open_channel(library: Any, url: str, tls: Tls | None, max_message_mib: int) -> Any:

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import TextIO
 
 import numpy as np
-import numpy.typing as npt
 
 from token2wav_client.audio import SAMPLE_RATE, AudioChunk, EndReason, channels_of, decoded
 from token2wav_client.errors import OutputError
+from token2wav_client.listening import playback_starts, stalls
 
 _PLAYER_BUFFER_S = 0.2  # the server assumes the same value by default
 _WINDOW_S = 0.01
@@ -90,13 +90,13 @@ class UtteranceStats:
 def summarize(chunks: Sequence[ChunkTiming]) -> UtteranceStats:
     """Computes the statistics of one or more chunks in their order of arrival."""
     first, last = chunks[0], chunks[-1]
-    audio_s = sum(chunk.duration_s for chunk in chunks)
-    starts, buffered = _starts(chunks), _starts(chunks, _PLAYER_BUFFER_S)
-    ends = [start + chunk.duration_s for start, chunk in zip(buffered, chunks, strict=True)]
-    stalls = [start - end for start, end in zip(buffered[1:], ends, strict=False) if start > end]
+    arrivals = [chunk.arrival_s for chunk in chunks]
+    durations = [chunk.duration_s for chunk in chunks]
+    audio_s = sum(durations)
+    waits = stalls(arrivals, durations, _PLAYER_BUFFER_S)
     sounds = (
-        start + chunk.sound_s
-        for start, chunk in zip(starts, chunks, strict=True)
+        float(start) + chunk.sound_s
+        for start, chunk in zip(playback_starts(arrivals, durations), chunks, strict=True)
         if chunk.sound_s is not None
     )
     return UtteranceStats(
@@ -107,49 +107,21 @@ def summarize(chunks: Sequence[ChunkTiming]) -> UtteranceStats:
         trimmed_s=last.samples_trimmed / last.sample_rate,
         total_s=last.arrival_s,
         real_time_factor=last.arrival_s / audio_s if audio_s else None,
-        underruns=len(stalls),
-        stalled_s=sum(stalls, 0.0),
+        underruns=len(waits),
+        stalled_s=sum(waits, 0.0),
         end_reason=last.end_reason,
     )
 
 
-def _starts(chunks: Sequence[ChunkTiming], buffer_s: float = 0.0) -> list[float]:
-    """Returns the time at which the playback of each chunk starts.
-
-    Args:
-        chunks: one or more chunks in their order of arrival.
-        buffer_s: seconds between the arrival of the first chunk and the start of playback. A chunk
-            that arrives after the audio before it has ended is played on arrival.
-    """
-    starts: list[float] = []
-    played_until_s = chunks[0].arrival_s + buffer_s
-    for chunk in chunks:
-        starts.append(max(chunk.arrival_s, played_until_s))
-        played_until_s = starts[-1] + chunk.duration_s
-    return starts
-
-
-def first_sound(audio: npt.NDArray[np.float32], sample_rate: int) -> float | None:
-    """Finds the first audible sound: 10 ms above -50 dBFS in any channel.
-
-    Args:
-        audio: (samples,) or (samples, channels) from -1 to 1.
-        sample_rate: samples per second.
-
-    Returns:
-        Seconds from the start to the sound; None without a sound.
-    """
-    window = max(1, round(_WINDOW_S * sample_rate))
+def _sound_s(chunk: AudioChunk) -> float | None:
+    """Finds the first sound of a chunk: 10 ms above -50 dBFS in any channel. None without one."""
+    audio = decoded(chunk.audio, chunk.audio_format)
+    audio = audio * np.float32(1.0 if audio.dtype == np.float32 else 1 / 32768)
+    window = max(1, round(_WINDOW_S * chunk.sample_rate))
     count = len(audio) // window
     whole = audio[: count * window].reshape(count, window, channels_of(audio))
     audible = np.flatnonzero(np.square(whole).mean(axis=1).max(axis=1) >= _AUDIBLE)
-    return int(audible[0]) * window / sample_rate if audible.size else None
-
-
-def _sound_s(chunk: AudioChunk) -> float | None:
-    audio = decoded(chunk.audio, chunk.audio_format)
-    scale = np.float32(1.0 if audio.dtype == np.float32 else 1 / 32768)
-    return first_sound(audio * scale, chunk.sample_rate)
+    return int(audible[0]) * window / chunk.sample_rate if audible.size else None
 
 
 def print_report(text: str, file: TextIO | None = None) -> None:

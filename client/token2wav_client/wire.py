@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
@@ -43,6 +44,8 @@ class SpeechOptions(TypedDict, total=False):
         sample_rate: 8000, 16000, 22050, 24000, 44100 or 48000; None for the model's own rate.
         decoder_noise: whether the decoder adds its noise, for models with noise (SNAC); None for
             the server's default.
+        headers: headers of the calls of this utterance, besides those of the client. For example,
+            `traceparent` makes the spans of Triton a part of your trace.
         end_after_repeats: equal tokens in a row after which the server ends the utterance, 2 or
             more; 0 for no limit; None for the server's default.
         end_after_silence_s: seconds of audio below -50 dBFS after which the server ends the
@@ -54,6 +57,7 @@ class SpeechOptions(TypedDict, total=False):
     steps: int | None
     sample_rate: int | None
     decoder_noise: bool | None
+    headers: Mapping[str, str] | None
     end_after_repeats: int | None
     end_after_silence_s: float | None
 
@@ -75,6 +79,7 @@ class Opening:
     steps: int | None = None
     sample_rate: int | None = None
     decoder_noise: bool | None = None
+    headers: Mapping[str, str] | None = None
     end_after_repeats: int | None = None
     end_after_silence_s: float | None = None
 

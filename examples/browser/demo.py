@@ -16,11 +16,12 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from examples.browser.bridge import Bridge
+from examples.commands import serving
 from examples.demo import MODEL, PROMPT
 from examples.demo_voice.speech import RATE_HZ, TOKEN_SAMPLES, Speaker
 from examples.demo_voice.text import UNSEEN, held_out
 from token2wav_client import AsyncClient, ClientError, ClientVoice, TokenError
-from token2wav_server import Ports, ServerError, TritonServer
+from token2wav_server import ServerError
 from token2wav_voice import FrontEnd, FrontEndError, Recording
 from token2wav_voice.recording import MAX_SECONDS
 
@@ -86,12 +87,8 @@ def main() -> None:
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("page: terminated"))
     try:
-        with (
-            nullcontext()
-            if options.url
-            else TritonServer(MODEL, ports=Ports.free(), verbose=False) as server
-        ):
-            asyncio.run(run(server.grpc_url if server else options.url, options.port))
+        with nullcontext() if options.url else serving(MODEL) as url:
+            asyncio.run(run(url or options.url, options.port))
     except (ClientError, FrontEndError, ServerError, OSError) as error:
         sys.exit(f"page: {error}")
     except KeyboardInterrupt:

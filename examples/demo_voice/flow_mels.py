@@ -88,7 +88,7 @@ def flow_mels(
     for first in tqdm(range(0, windows, _BATCH), desc="flow mels", unit="batch"):
         starts = _MADE * torch.arange(first, min(first + _BATCH, windows))
         reach = torch.arange(_PROMPT + _MADE + config.pre_lookahead_len)
-        mu = flow.conditions(tokens[starts[:, None] + reach], last=False)
+        mu = flow.mu(tokens[starts[:, None] + reach], last=False)
         prompt = torch.zeros_like(mu)
         for row, at in enumerate(starts.tolist()):
             prompt[row, :, :shown] = mel[MEL_PER_TOKEN * at :][:shown].T

@@ -72,7 +72,7 @@ class FlowTraining(Training):
         )
         starts = self._starts(batch, length, last, rng)
         mel = self._crops(self._target, starts, length)
-        mu, spk = self._conditions(starts, length, last, rng)
+        mu, spk = self._mu(starts, length, last, rng)
         prompt = self._prompt(self._crops(self._mel, starts, length), rng)
         condition_mask = (torch.rand(batch, generator=rng) >= _CONDITION_DROPOUT).float()
         mu, prompt, spk = (
@@ -104,14 +104,12 @@ class FlowTraining(Training):
             len(self._tokens) - length - self._config.pre_lookahead_len, (batch,), generator=rng
         )
 
-    def _conditions(
+    def _mu(
         self, starts: torch.Tensor, length: int, last: bool, rng: torch.Generator
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Computes mu (B, 80, T) and speaker (B, 80)."""
         right = 0 if last else self._config.pre_lookahead_len
-        mu = self._flow.conditions(
-            self._tokens[starts[:, None] + torch.arange(length + right)], last=last
-        )
+        mu = self._flow.mu(self._tokens[starts[:, None] + torch.arange(length + right)], last=last)
         chosen = self._speakers[torch.randint(len(self._speakers), (len(starts),), generator=rng)]
         return mu, self._flow.speaker(chosen)
 

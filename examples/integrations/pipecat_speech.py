@@ -1,6 +1,7 @@
-"""Speech of the gateway in a pipeline of Pipecat.
+"""Speech of the gateway in a pipeline of Pipecat, with its service for OpenAI or for Riva.
 
 python pipecat_speech.py http://127.0.0.1:8080/v1 "Hello." speech.wav
+python pipecat_speech.py 127.0.0.1:50051 "Hello." speech.wav
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from pipecat.pipeline.pipeline import Pipeline
 from pipecat.pipeline.runner import PipelineRunner
 from pipecat.pipeline.task import PipelineTask
 from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
-from pipecat.services.openai.tts import OpenAITTSService
+
+RATE_HZ = 24_000
 
 
 class Recorder(FrameProcessor):  # type: ignore[misc]
@@ -34,11 +36,23 @@ class Recorder(FrameProcessor):  # type: ignore[misc]
         await self.push_frame(frame, direction)
 
 
-async def save(base_url: str, text: str, out: Path) -> None:
+def speaker(address: str) -> FrameProcessor:
+    """Creates the service for a base URL of OpenAI's interface, or host:port of Riva's."""
+    # Each service needs an extra of Pipecat, and here only one of them is installed.
+    if address.startswith("http"):
+        from pipecat.services.openai.tts import OpenAITTSService
+
+        return OpenAITTSService(base_url=address, api_key="none", sample_rate=RATE_HZ)
+    from pipecat.services.nvidia.tts import NvidiaTTSService
+
+    voice = NvidiaTTSService.Settings(voice="joe")
+    return NvidiaTTSService(server=address, use_ssl=False, sample_rate=RATE_HZ, settings=voice)
+
+
+async def save(address: str, text: str, out: Path) -> None:
     """Speaks a text in a pipeline, and writes the speech to a file."""
     recorder = Recorder()
-    speaker = OpenAITTSService(base_url=base_url, api_key="none", sample_rate=24_000)
-    task = PipelineTask(Pipeline([speaker, recorder]))
+    task = PipelineTask(Pipeline([speaker(address), recorder]))
     await task.queue_frames([TTSSpeakFrame(text), EndFrame()])
     await PipelineRunner(handle_sigint=False).run(task)
     with wave.open(str(out), "wb") as file:
@@ -49,5 +63,5 @@ async def save(base_url: str, text: str, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    base_url, text, out = sys.argv[1:]
-    asyncio.run(save(base_url, text, Path(out)))
+    address, text, out = sys.argv[1:]
+    asyncio.run(save(address, text, Path(out)))

@@ -15,8 +15,9 @@ import sys
 import time
 import urllib.request
 import venv
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.quality_scores import RATE_HZ, Recogniser, word_error_rate
@@ -26,11 +27,31 @@ from token2wav_voice import Recording
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
 OUT = ROOT / "out" / "integrations"
-# Packages of every integration; the script is NAME_speech.py.
-PACKAGES = {
-    "openai": ["openai>=2,<4"],
-    "pipecat": ["pipecat-ai[openai]>=1.14,<2"],
-    "livekit": ["livekit-agents>=1.8,<2", "livekit-plugins-openai>=1.8,<2"],
+
+
+@dataclass(frozen=True)
+class Integration:
+    """Program with a library of another project.
+
+    Attributes:
+        script: name of a file of this folder.
+        riva: whether the program gets the address of Riva's interface, not of OpenAI's.
+    """
+
+    script: str
+    packages: Sequence[str]
+    riva: bool = False
+
+
+INTEGRATIONS = {
+    "openai": Integration("openai_speech.py", ["openai>=2,<4"]),
+    "realtime": Integration("realtime_speech.py", ["openai[realtime]>=3,<4"]),
+    "pipecat": Integration("pipecat_speech.py", ["pipecat-ai[openai]>=1.14,<2"]),
+    "pipecat-riva": Integration("pipecat_speech.py", ["pipecat-ai[nvidia]>=1.14,<2"], riva=True),
+    "livekit": Integration(
+        "livekit_speech.py", ["livekit-agents>=1.8,<2", "livekit-plugins-openai>=1.8,<2"]
+    ),
+    "riva": Integration("riva_speech.py", ["nvidia-riva-client>=2.28,<3"], riva=True),
 }
 # The voice that says the sentences varies from call to call. The error rate of the first sentence
 # alone varies from 0.2 to 0.5, that of all three from 0.2 to 0.4.
@@ -46,19 +67,23 @@ _START_S, _SPEECH_S, _POLL_S = 300, 120, 0.5
 def main() -> None:
     """Runs the integrations; exits with status 1 if one fails."""
     parser = argparse.ArgumentParser(description="Run clients of other projects with the gateway.")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"default: {', '.join(PACKAGES)}")
-    names = parser.parse_args().names or list(PACKAGES)
-    if unknown := set(names) - set(PACKAGES):
-        parser.error(f"{', '.join(sorted(unknown))}: not one of {', '.join(PACKAGES)}")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"default: {', '.join(INTEGRATIONS)}"
+    )
+    names = parser.parse_args().names or list(INTEGRATIONS)
+    if unknown := set(names) - set(INTEGRATIONS):
+        parser.error(f"{', '.join(sorted(unknown))}: not one of {', '.join(INTEGRATIONS)}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("integrations: terminated"))
     pythons = {name: environment(name) for name in names}
     recogniser, failed = Recogniser(), []
-    with servers() as base_url:
+    with servers() as (base_url, riva_address):
         for name, python in pythons.items():
             wav = OUT / f"{name}.wav"
             wav.unlink(missing_ok=True)
-            script = FOLDER / f"{name}_speech.py"
-            command = [python, script, base_url, TEXT, wav]
+            integration = INTEGRATIONS[name]
+            address = riva_address if integration.riva else base_url
+            # Isolated from PYTHONPATH, so that only the packages of its environment are found.
+            command = [python, "-I", FOLDER / integration.script, address, TEXT, wav]
             done = subprocess.run(
                 list(map(str, command)),
                 capture_output=True,
@@ -70,6 +95,8 @@ def main() -> None:
                 print(f"integrations: {name}: failed\n{done.stderr}", flush=True)
                 failed.append(name)
                 continue
+            if done.stdout:
+                print(f"integrations: {name}: {done.stdout.strip()}", flush=True)
             heard = recogniser(Recording.load(wav).at(RATE_HZ))
             rate = word_error_rate([TEXT], [heard])
             print(f"integrations: {name}: word error rate {rate:.2f}: {heard}", flush=True)
@@ -85,18 +112,22 @@ def environment(name: str) -> Path:
     python = folder / "bin" / "python"
     if not python.exists():
         venv.create(folder, with_pip=True)
-    print(f"integrations: {name}: installing {' '.join(PACKAGES[name])}", flush=True)
-    command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*map(str, command), *PACKAGES[name]], check=True)
+    packages = INTEGRATIONS[name].packages
+    print(f"integrations: {name}: installing {' '.join(packages)}", flush=True)
+    command = [python, "-I", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*map(str, command), *packages], check=True)
     return python
 
 
 @contextmanager
-def servers() -> Iterator[str]:
-    """Runs the servers of `make speech`, and yields the base URL of the gateway."""
+def servers() -> Iterator[tuple[str, str]]:
+    """Runs the servers of `make speech`.
+
+    Yields the base URL of the gateway, and host:port of its interface for Riva's clients.
+    """
     ports = Ports.free()
     command = [sys.executable, "-m", "examples.speech.demo", "--port", str(ports.http)]
-    command += ["--language-model-port", str(ports.grpc)]
+    command += ["--language-model-port", str(ports.grpc), "--riva-port", str(ports.metrics)]
     url = f"http://127.0.0.1:{ports.http}"
     with (OUT / "servers.log").open("w") as log:
         process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
@@ -106,7 +137,7 @@ def servers() -> Iterator[str]:
                 if process.poll() is not None or time.monotonic() > deadline:
                     sys.exit(f"integrations: the servers did not start; see {log.name}")
                 time.sleep(_POLL_S)
-            yield f"{url}/v1"
+            yield f"{url}/v1", f"127.0.0.1:{ports.metrics}"
         finally:
             process.terminate()
             process.wait()

@@ -9,42 +9,45 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import signal
 import socket
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 
 from examples.browser.demo import TextFrontEnd
+from examples.commands import running, serving
 from examples.demo import MODEL, OUT, PROMPT
 from examples.demo_voice.recordings import PROMPT_TEXT
 from examples.speech import language_model
-from token2wav_gateway.app import create_app
-from token2wav_gateway.metrics import Metrics
 from token2wav_gateway.settings import Settings
 from token2wav_gateway.voices import VoiceFolder
-from token2wav_server import Ports, ServerError, TritonServer
+from token2wav_server import ServerError
 
 TEMPLATE = Path(__file__).with_name("template.yaml")
 VOICE = "joe"
+_POLL_S = 0.1
 
 
-def settings(grpc_url: str, language_model_port: int, voices: Path) -> Settings:
+def settings(grpc_url: str, language_model_port: int, voices: Path) -> dict[str, Any]:
     """Returns the settings of the demo's gateway."""
-    return Settings.model_validate(
-        {
-            "language_model": {
-                "url": f"http://127.0.0.1:{language_model_port}/v1",
-                "model": language_model.MODEL,
-                "template": str(TEMPLATE),
-            },
-            "speech_server": {"url": grpc_url},
-            "voices": {"folder": voices, "model": MODEL, "default": VOICE},
-        }
-    )
+    return {
+        "language_model": {
+            "url": f"http://127.0.0.1:{language_model_port}/v1",
+            "model": language_model.MODEL,
+            "template": str(TEMPLATE),
+        },
+        "speech_server": {"url": grpc_url},
+        "voices": {"folder": str(voices.resolve()), "model": str(MODEL), "default": VOICE},
+        "log_level": "warning",
+    }
 
 
 def listen(option: str, port: int) -> socket.socket:
@@ -62,22 +65,28 @@ async def serve(app: FastAPI, listener: socket.socket) -> None:
     await uvicorn.Server(config).serve(sockets=[listener])
 
 
-async def run(
-    grpc_url: str,
-    voice_folder: Path,
-    gateway: socket.socket,
-    language_model_server: socket.socket,
-    pace: float,
-) -> None:
-    """Serves the language model and the gateway until they are stopped."""
-    front_end = TextFrontEnd()
-    port, language_model_port = (
-        listener.getsockname()[1] for listener in (gateway, language_model_server)
-    )
-    chosen = settings(grpc_url, language_model_port, voice_folder)
-    voices = VoiceFolder(chosen.voices)
+async def make_voice(chosen: dict[str, Any]) -> None:
+    """Makes the demo voice in the folder of the gateway, unless it is there."""
+    voices = VoiceFolder(Settings.model_validate(chosen).voices)
     if VOICE not in voices.names():
         await voices.create(VOICE, PROMPT_TEXT, PROMPT.read_bytes())
+
+
+async def run(
+    gateway: subprocess.Popen[str], port: int, listener: socket.socket, pace: float
+) -> None:
+    """Serves the language model until it is stopped, and says when the gateway is ready."""
+    app = language_model.create_app(TextFrontEnd().tokens, pace)
+    server = asyncio.create_task(serve(app, listener))
+    while True:
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.close()
+            break
+        except OSError:
+            if gateway.poll() is not None:
+                raise ServerError("the gateway did not start, see above") from None
+            await asyncio.sleep(_POLL_S)
     print(
         "speech: ready; try:\n"
         f"  curl http://127.0.0.1:{port}/v1/audio/speech -H 'Content-Type: application/json' "
@@ -85,10 +94,7 @@ async def run(
         '"input": "The first boats were coming home."}\' -o speech.wav',
         flush=True,
     )
-    await asyncio.gather(
-        serve(language_model.create_app(front_end.tokens, pace), language_model_server),
-        serve(create_app(chosen, Metrics()), gateway),
-    )
+    await server
 
 
 def main() -> None:
@@ -105,6 +111,12 @@ def main() -> None:
         help="port of the language model (default: %(default)s)",
     )
     parser.add_argument(
+        "--riva-port",
+        type=int,
+        default=0,
+        help="port of the gateway for clients of Riva (default: 0, none)",
+    )
+    parser.add_argument(
         "--tokens-per-second",
         type=float,
         default=50.0,
@@ -119,20 +131,22 @@ def main() -> None:
     )
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("speech: terminated"))
-    gateway = listen("--port", options.port)
-    language_model_server = listen("--language-model-port", options.language_model_port)
+    listen("--port", options.port).close()  # checked before a server starts
+    listener = listen("--language-model-port", options.language_model_port)
+    OUT.mkdir(exist_ok=True)
     try:
-        print("speech: starting a Triton server with the demo voice", flush=True)
-        with TritonServer(MODEL, ports=Ports.free(), verbose=False) as server:
-            asyncio.run(
-                run(
-                    server.grpc_url,
-                    options.voices,
-                    gateway,
-                    language_model_server,
-                    options.tokens_per_second,
-                )
-            )
+        with (
+            serving(MODEL) as url,
+            tempfile.TemporaryDirectory(prefix="speech-", dir=OUT) as folder,
+        ):
+            chosen = settings(url, options.language_model_port, options.voices)
+            config = Path(folder) / "gateway.yaml"
+            config.write_text(json.dumps(chosen, indent=1))  # YAML contains JSON
+            asyncio.run(make_voice(chosen))
+            words = ["token2wav", "gateway", "--config", config, "--port", options.port]
+            words += ["--riva-port", options.riva_port]
+            with running(words) as gateway:
+                asyncio.run(run(gateway, options.port, listener, options.tokens_per_second))
     except (ServerError, OSError) as error:
         sys.exit(f"speech: {error}")
     except KeyboardInterrupt:

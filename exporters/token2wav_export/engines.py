@@ -19,7 +19,7 @@ from typing import Any, Literal
 import torch
 from tqdm import tqdm
 
-from token2wav.errors import ConfigError, EngineUnavailableError
+from token2wav.errors import BackendUnavailableError, ConfigError
 from token2wav.exported.artifacts import Precision
 from token2wav.exported.run import PACKAGES, Package, package, target_of
 from token2wav_export import ExportError
@@ -41,21 +41,22 @@ def load_package(name: Package | Literal["auto"]) -> Package:
     """Imports a TensorRT package, and returns its name. `auto` prefers ordinary TensorRT.
 
     Raises:
-        EngineUnavailableError: the package is not installed, or a library that it needs is missing.
+        BackendUnavailableError: the package is not installed, or a library that it needs is
+            missing.
     """
     candidates = PACKAGES if name == "auto" else (name,)
     for candidate in candidates:
         if importlib.util.find_spec(candidate) is not None:
             package(candidate)
             return candidate
-    raise EngineUnavailableError(f"{' and '.join(candidates)} cannot be imported; {_INSTALL}")
+    raise BackendUnavailableError(f"{' and '.join(candidates)} cannot be imported; {_INSTALL}")
 
 
 def version_of(name: Package) -> str:
     """Returns the version of a package.
 
     Raises:
-        EngineUnavailableError: the package cannot be imported.
+        BackendUnavailableError: the package cannot be imported.
     """
     return str(package(name).__version__)
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import onnx
 
-from token2wav.errors import EngineUnavailableError
+from token2wav.errors import BackendUnavailableError
 from token2wav.exported.artifacts import Artifact, EngineFolder
 from token2wav_export.engines import own_target, version_of
 
@@ -60,7 +60,7 @@ def _inspected(engines: EngineFolder, artifact: Artifact, model_folder: Path) ->
         target = own_target()
         try:
             versions[artifact.backend] = version_of(artifact.backend)
-        except EngineUnavailableError as error:
+        except BackendUnavailableError as error:
             missing = str(error)
     problem = (
         engines.problem(artifact, model_folder=model_folder, versions=versions, target=target)

@@ -39,7 +39,7 @@ class Report:
     A codec has no mel. Its decoder is compared in place of a vocoder.
 
     Attributes:
-        engine, precision, device: backend that was compared, its precision and its device.
+        backend, precision, device: backend that was compared, its precision and its device.
         seconds: duration of the audio.
         mel_max: largest difference of the mels, which are computed as in a stream; None for a
             codec.
@@ -52,7 +52,7 @@ class Report:
             None for a codec.
     """
 
-    engine: str
+    backend: str
     precision: str
     device: str
     seconds: float
@@ -103,7 +103,7 @@ class Report:
         if self.finite_when_large is not None:
             rows.append(("finite on large inputs", str(self.finite_when_large).lower(), "true"))
         head = (
-            f"{self.engine}, {self.precision}, {self.device}, against torch, float32: "
+            f"{self.backend}, {self.precision}, {self.device}, against torch, float32: "
             f"{self.seconds:g} s of audio"
         )
         return "\n".join(
@@ -179,9 +179,9 @@ def verify(folder: Path, runtime: RuntimeConfig, seconds: float) -> Report:
     finite = bool(np.isfinite(stream_mel(candidate, tokens[:60], loud_voice)).all())
     bar.close()
     return Report(
-        engine=candidate.engine.name,
-        precision=candidate.engine.precision,
-        device=candidate.engine.device,
+        backend=candidate.backend.name,
+        precision=candidate.backend.precision,
+        device=candidate.backend.device,
         seconds=seconds,
         mel_max=float(np.abs(other_mel - mel).max()),
         mel_db=_decibel(np.std(other_mel - mel) / np.std(mel)),
@@ -206,9 +206,9 @@ def _verify_decoder(
     audio, other_audio = (_stream_audio(model, tokens) for model in (reference, candidate))
     error = other_audio - audio
     return Report(
-        engine=candidate.engine.name,
-        precision=candidate.engine.precision,
-        device=candidate.engine.device,
+        backend=candidate.backend.name,
+        precision=candidate.backend.precision,
+        device=candidate.backend.device,
         seconds=seconds,
         mel_max=None,
         mel_db=None,

@@ -25,23 +25,31 @@ from starlette.types import Receive, Scope, Send
 
 from token2wav_client import AudioChunk
 from token2wav_gateway.access import Access, Holder
-from token2wav_gateway.encoding import Encoder, whole_file
+from token2wav_gateway.encoding import FORMATS, Encoder, whole_file
 from token2wav_gateway.errors import GatewayError, RequestError, StorageError
 from token2wav_gateway.gateway import Gateway
 from token2wav_gateway.guard import Guard, error_response
 from token2wav_gateway.metrics import Metrics
 from token2wav_gateway.origins import OriginCheck
+from token2wav_gateway.realtime import RealtimeSession
 from token2wav_gateway.requests import SpeechRequest, StageRequest, Words, problem
 from token2wav_gateway.settings import Settings
 from token2wav_gateway.sockets import Sockets
 from token2wav_gateway.speech import Progress, Text
 from token2wav_gateway.template import load_template
+from token2wav_gateway.tracing import trace_headers
 from token2wav_gateway.voices import Voice
 from token2wav_gateway.word_times import SpokenText, check_aligner
 
 log = logging.getLogger(__name__)
 
 _EVENTS = "text/event-stream"
+# Headers of vLLM-Omni for the fields of OpenAI's usage.
+_USAGE_HEADERS = {
+    "x-vllm-omni-input-tokens": "input_tokens",
+    "x-vllm-omni-output-tokens": "output_tokens",
+    "x-vllm-omni-total-tokens": "total_tokens",
+}
 
 
 def create_app(settings: Settings, metrics: Metrics) -> FastAPI:
@@ -79,7 +87,7 @@ def create_app(settings: Settings, metrics: Metrics) -> FastAPI:
             allow_origins=settings.origins,
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
-            expose_headers=["x-request-id"],
+            expose_headers=["x-request-id", *_USAGE_HEADERS],
         )
 
     @app.exception_handler(GatewayError)
@@ -119,7 +127,8 @@ def create_app(settings: Settings, metrics: Metrics) -> FastAPI:
         async with AsyncExitStack() as stack:
             stack.enter_context(admitted(request))
             gateway.check_model(body.model)
-            text = Text(body.input, gateway.voices.get(body.voice_name), body.instructions)
+            voice, trace = gateway.voices.get(body.voice_name), trace_headers(request.headers)
+            text = Text(body.input, voice, body.instructions, trace=trace)
             speech, spoken = gateway.speech.speak(text, progress), None
             if body.word_timestamps:
                 spoken = SpokenText(gateway.word_times, body.input)
@@ -129,7 +138,11 @@ def create_app(settings: Settings, metrics: Metrics) -> FastAPI:
             encoder = Encoder(body.response_format)
             pieces = _encoded(encoder, first, chunks, progress)
             media_type = encoder.format.media_type
-            if body.stream_format == "sse":
+            if body.delivery == "whole":
+                return await _whole(
+                    request, body.response_format, pieces, progress, len(body.input)
+                )
+            if body.delivery == "sse":
                 pieces = _events(pieces, len(body.input), progress, spoken)
                 media_type = _EVENTS
             return ClosingResponse(pieces, media_type, stack.pop_all())
@@ -142,19 +155,18 @@ def create_app(settings: Settings, metrics: Metrics) -> FastAPI:
         async with AsyncExitStack() as stack:
             stack.enter_context(admitted(request))
             voice = gateway.voices.get(body.voice).tensors if body.voice is not None else None
-            chunks = await stack.enter_async_context(
-                aclosing(gateway.speech.speak_codes(body.all_codes, voice))
-            )
+            progress = Progress()
+            trace = trace_headers(request.headers)
+            speech = gateway.speech.speak_codes(body.all_codes, voice, progress, trace)
+            chunks = await stack.enter_async_context(aclosing(speech))
             first = await _unless_left(request, anext(chunks, None))
             encoder = Encoder(body.response_format)
-            pieces = _encoded(encoder, first, chunks, Progress())
+            pieces = _encoded(encoder, first, chunks, progress)
             response: Response
             if body.stream:
                 response = ClosingResponse(pieces, encoder.format.media_type, stack.pop_all())
             else:
-                content = await _unless_left(request, _joined(pieces))
-                file = whole_file(body.response_format, content)
-                response = Response(file, media_type=encoder.format.media_type)
+                response = await _whole(request, body.response_format, pieces, progress, 0)
             if body.request_id is not None:
                 response.headers["x-request-id"] = body.request_id
             return response
@@ -207,6 +219,11 @@ def create_app(settings: Settings, metrics: Metrics) -> FastAPI:
     async def speak_stream(socket: WebSocket) -> None:
         sockets: Sockets = socket.app.state.sockets
         await sockets.serve(socket)
+
+    @app.websocket("/v1/realtime")
+    async def speak_in_realtime(socket: WebSocket) -> None:
+        sockets: Sockets = socket.app.state.sockets
+        await sockets.serve(socket, RealtimeSession)
 
     @app.get("/health/live", include_in_schema=False)
     async def live() -> dict[str, str]:
@@ -285,6 +302,21 @@ async def _encoded(
         yield piece
 
 
+async def _whole(
+    request: Request,
+    audio_format: str,
+    pieces: AsyncGenerator[bytes, None],
+    progress: Progress,
+    characters: int,
+) -> Response:
+    """Response with a whole file, and with its usage in headers."""
+    content = await _unless_left(request, _joined(pieces))
+    usage = progress.usage(characters)
+    headers = {header: str(usage[field]) for header, field in _USAGE_HEADERS.items()}
+    media_type = FORMATS[audio_format].media_type
+    return Response(whole_file(audio_format, content), media_type=media_type, headers=headers)
+
+
 async def _joined(pieces: AsyncGenerator[bytes, None]) -> bytes:
     return b"".join([piece async for piece in pieces])
 
@@ -295,7 +327,7 @@ async def _events(
     progress: Progress,
     spoken: SpokenText | None,
 ) -> AsyncGenerator[bytes, None]:
-    """Wraps pieces of audio in OpenAI's events. Text is counted in characters.
+    """Wraps pieces of audio in OpenAI's events.
 
     Each piece also says the samples and the speech tokens that have been sent so far. After all
     audio, a last piece without audio has the times of `spoken`.
@@ -310,12 +342,7 @@ async def _events(
         yield delta(piece)
     if spoken is not None:
         yield delta(b"", **await spoken.fields())
-    usage = {
-        "input_tokens": characters,
-        "output_tokens": progress.tokens,
-        "total_tokens": characters + progress.tokens,
-    }
-    done: dict[str, Any] = {"type": "speech.audio.done", "usage": usage}
+    done: dict[str, Any] = {"type": "speech.audio.done", "usage": progress.usage(characters)}
     if progress.end_reason is not None:
         done["end_reason"] = progress.end_reason
     yield _event(done)

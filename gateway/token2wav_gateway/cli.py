@@ -19,7 +19,8 @@ from token2wav_gateway.errors import GatewayError
 from token2wav_gateway.log import configure_log
 from token2wav_gateway.metrics import Metrics
 from token2wav_gateway.server import BoundedConfig, DrainingServer
-from token2wav_gateway.settings import read_settings
+from token2wav_gateway.settings import SettingsError, read_settings
+from token2wav_gateway.tracing import configure_tracing
 
 PROGRAM = "token2wav gateway"
 
@@ -33,9 +34,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     try:
         settings = read_settings(options.config)
+        configure_tracing()
         metrics = Metrics()
         app = create_app(settings, metrics)
-        config = BoundedConfig(app, settings.limits, host=options.host, port=options.port)
+        config = BoundedConfig(
+            app,
+            settings.limits,
+            host=options.host,
+            port=options.port,
+            riva_port=options.riva_port,
+        )
     except GatewayError as error:
         print(f"{PROGRAM}: {error}", file=sys.stderr)
         return 2
@@ -55,7 +63,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as with `nohup`
         signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
     gc.freeze()  # a collection does not visit the objects of libraries, which would take 50 ms
-    asyncio.run(DrainingServer(config, app).serve())
+    try:
+        asyncio.run(DrainingServer(config, app).serve())
+    except SettingsError as error:
+        print(f"{PROGRAM}: {error}", file=sys.stderr)
+        return 2
     return 0
 
 
@@ -69,6 +81,12 @@ def parser() -> CommandParser:
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings (YAML)")
     parser.add_argument("--host", default="127.0.0.1", help="address (default: %(default)s)")
     parser.add_argument("--port", type=int, default=8080, help="port (default: %(default)s)")
+    parser.add_argument(
+        "--riva-port",
+        type=int,
+        default=0,
+        help="port of Riva's gRPC interface, usually 50051 (default: 0, no such interface)",
+    )
     parser.add_argument(
         "--metrics-port",
         type=int,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import time
+from contextlib import suppress
 from typing import Any, Protocol, cast
 
 from token2wav_gateway.turns import Turns
@@ -16,6 +18,7 @@ log = logging.getLogger(__name__)
 # reads more of them at once.
 _LEAST_BYTES, _MOST_BYTES = 512, 4096
 _FAST_S = 0.0003
+_UNSENT = 64 << 10  # bytes that wait in the operating system
 _CLOSE_S = 10.0  # for a client to take the last bytes
 
 
@@ -99,6 +102,7 @@ class Connection:
         self._buffer = memoryview(bytearray(_MOST_BYTES))
         self._size = _LEAST_BYTES  # of the next read
         self._transport = transport
+        self._bound_unsent()
         self._turns = turns
         self._waiting = b""  # bytes that have no turn yet
         self._paused = False  # by uvicorn
@@ -159,6 +163,16 @@ class Connection:
         """Releases the connection after it was closed."""
         if self._deadline is not None:
             self._deadline.cancel()
+
+    def _bound_unsent(self) -> None:
+        """Bounds the bytes that the operating system takes before they can be sent.
+
+        It would take a minute of audio for a client that does not read.
+        """
+        connection = self._transport.get_extra_info("socket")
+        if connection is not None and hasattr(socket, "TCP_NOTSENT_LOWAT"):
+            with suppress(OSError):
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT)
 
     @property
     def _reader(self) -> Reader:

@@ -20,8 +20,11 @@ _OF_A_TEXT = 2  # connections to the servers behind the gateway
 _LEAST_EXTRA, _MOST_EXTRA = 16, 256
 
 
-def most_connections(limits: LimitSettings) -> int:
+def most_connections(limits: LimitSettings, others: int = 0) -> int:
     """Raises the limit of descriptors as far as the system allows, and divides them.
+
+    Args:
+        others: largest number of connections of another server in this process.
 
     Returns:
         Largest number of client connections.
@@ -34,7 +37,7 @@ def most_connections(limits: LimitSettings) -> int:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         descriptors = hard
     text_connections = limits.streams + limits.sockets
-    reserved = _OF_A_TEXT * limits.streams + _FILES
+    reserved = _OF_A_TEXT * limits.streams + _FILES + others
     if descriptors == resource.RLIM_INFINITY:
         return text_connections + _MOST_EXTRA
     extra = descriptors - reserved - text_connections

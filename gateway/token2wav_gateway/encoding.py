@@ -71,16 +71,17 @@ class Encoder:
 
     Args:
         name: one of `FORMATS`.
+        rate_hz: sample rate; for `opus` 8000, 16000, 24000 or 48000.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, rate_hz: int = RATE_HZ) -> None:
         self.format = FORMATS[name]
         self._encode: Callable[[Samples | None], bytes] = _raw
         if self.format.container:
-            self._encode = _Container(self.format)
+            self._encode = _Container(self.format, rate_hz)
 
     def encode(self, samples: Samples) -> bytes:
-        """Encodes the next samples at 24 kHz, and returns the bytes that are complete.
+        """Encodes the next samples, and returns the bytes that are complete.
 
         The first samples decide the number of channels.
         """
@@ -115,7 +116,8 @@ def _raw(samples: Samples | None) -> bytes:
 class _Container:
     """Container with one audio stream, which FFmpeg writes."""
 
-    def __init__(self, audio_format: Format) -> None:
+    def __init__(self, audio_format: Format, rate_hz: int) -> None:
+        self._rate_hz = rate_hz
         self._buffer = _Buffer()
         self._container = av.open(
             self._buffer,
@@ -123,7 +125,7 @@ class _Container:
             format=audio_format.container,
             options=dict(audio_format.options),
         )
-        stream = self._container.add_stream(audio_format.codec, rate=RATE_HZ)
+        stream = self._container.add_stream(audio_format.codec, rate=rate_hz)
         assert isinstance(stream, av.AudioStream)
         stream.layout = _LAYOUTS[1]
         self._stream: av.AudioStream = stream
@@ -139,7 +141,7 @@ class _Container:
                 self._stream.layout = layout
             row = np.ascontiguousarray(samples).reshape(1, -1)
             frame = av.AudioFrame.from_ndarray(row, format="s16", layout=layout)
-            frame.rate, frame.pts = RATE_HZ, self._samples
+            frame.rate, frame.pts = self._rate_hz, self._samples
             self._samples += len(samples)
         for packet in self._stream.encode(frame):
             self._container.mux(packet)

@@ -7,13 +7,15 @@ from __future__ import annotations
 import asyncio
 import json
 import operator
-from collections.abc import AsyncGenerator
+import socket
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any
 
 import aiohttp
 import anyio
 import numpy as np
+from aiohttp import AddrInfoType
 from numpy.typing import NDArray
 
 from token2wav_gateway.errors import ModelError, ModelTimeoutError
@@ -24,6 +26,7 @@ from token2wav_gateway.template import Template, TokenReader
 _EVENTS = "text/event-stream"
 _UTF_8 = ("utf-8", "utf8")
 _END = "[DONE]"
+_BUFFERED = 32 << 10  # bytes of an answer that wait, in the socket and after it
 _QUOTED = 1024  # bytes of an answer that is an error
 # Errors of reading a piece of an answer that has another form, huge numbers or too many brackets.
 _NO_PIECE = (ValueError, TypeError, AttributeError, LookupError, OverflowError, RecursionError)
@@ -61,7 +64,8 @@ class LanguageModel:
             timeout=aiohttp.ClientTimeout(
                 connect=settings.connect_timeout_s, sock_read=settings.token_timeout_s
             ),
-            connector=aiohttp.TCPConnector(limit=0, force_close=True),
+            connector=aiohttp.TCPConnector(limit=0, force_close=True, socket_factory=_small_socket),
+            read_bufsize=_BUFFERED,
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
         )
@@ -85,12 +89,15 @@ class LanguageModel:
         if status >= 500 or status in _REFUSED:
             raise ModelError(f"language model: status {status}")
 
-    async def tokens(self, **prompt: Any) -> AsyncGenerator[NDArray[np.int32], None]:
+    async def tokens(
+        self, headers: Mapping[str, str] | None = None, **prompt: Any
+    ) -> AsyncGenerator[NDArray[np.int32], None]:
         """Asks for an answer, and yields its speech tokens as they arrive, (n,) or (n, codebooks).
 
         If the caller stops iterating, the connection is closed, which cancels the request.
 
         Args:
+            headers: further headers of the request.
             prompt: arguments of `Template.body`, without the model.
 
         Raises:
@@ -100,7 +107,7 @@ class LanguageModel:
         """
         reader, count, complete = TokenReader(self.template), 0, False
         body = self.template.body(model=self._settings.model, **prompt)
-        async with aclosing(self._events(body)) as events:
+        async with aclosing(self._events(body, headers)) as events:
             async for event in events:
                 if event.strip() == _END:
                     complete = True
@@ -123,13 +130,17 @@ class LanguageModel:
         if not complete:
             raise ModelError("language model: the answer broke off")
 
-    async def _events(self, body: dict[str, Any]) -> AsyncGenerator[str, None]:
+    async def _events(
+        self, body: dict[str, Any], headers: Mapping[str, str] | None
+    ) -> AsyncGenerator[str, None]:
         """Sends a request, and yields the data of the events of the answer."""
         url, reader = self._url(self.template.path), EventReader()
         try:
             # The time-out of aiohttp starts again after each 1xx response.
             with anyio.fail_after(self._longest_head_s):
-                answer = await self._http.post(url, json=body, allow_redirects=False)
+                answer = await self._http.post(
+                    url, json=body, headers=headers, allow_redirects=False
+                )
             async with answer:
                 await _check_head(answer)
                 async for piece in answer.content.iter_any():
@@ -181,6 +192,14 @@ async def _check_head(answer: aiohttp.ClientResponse) -> None:
             f"language model: the answer is not {_EVENTS} in UTF-8",
             quote=answer.headers.get("content-type", "")[:100],
         )
+
+
+def _small_socket(address: AddrInfoType) -> socket.socket:
+    """Opens a socket with a small buffer: it holds what is not read while a client is slow."""
+    family, kind, protocol, _, _ = address
+    opened = socket.socket(family, kind, protocol)
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFERED)
+    return opened
 
 
 def _model_error(error: Exception) -> ModelError:

@@ -21,7 +21,8 @@ class Listener:
     """Listener to recordings, one at a time, because a recording takes all cores.
 
     Args:
-        model: model folder with a speech tokenizer and `campplus.onnx`.
+        model: model folder with a speech tokenizer and `campplus.onnx`, or a name, which is pulled
+            for the first recording.
         longest_s: longest recording in seconds.
     """
 
@@ -60,6 +61,8 @@ class Listener:
             RequestError: the recording is unusable.
             GatewayError: the model folder is unusable.
         """
+        from token2wav.errors import ConfigError
+        from token2wav.hub import model_folder
         from token2wav_voice import FrontEnd, ModelError, Recording, RecordingError
 
         with tempfile.NamedTemporaryFile() as file:
@@ -77,8 +80,8 @@ class Listener:
             )
         try:
             if self._front_end is None:
-                self._front_end = FrontEnd(self._model)
+                self._front_end = FrontEnd(model_folder(self._model, "front_end"))
             return ClientVoice(**vars(self._front_end.voice(speech)))
-        except ModelError as error:
+        except (ConfigError, ModelError) as error:
             log.error("%s", error)
             raise GatewayError(f"{field}: the model cannot turn it into a voice") from None

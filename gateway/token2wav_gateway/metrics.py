@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from token2wav_gateway.playback import Playback
+
+# Thresholds in milliseconds of the longest stall, as other speech servers count them.
+_CONTINUITY_MS = (50, 100, 200)
+_STALLS = (0.0, 0.01, 0.025, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+_FACTORS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 5.0)
 _SECONDS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0)
 
 
@@ -15,6 +21,11 @@ class Metrics:
         self.speaking = Gauge(
             "token2wav_gateway_speaking",
             "Texts that are being spoken.",
+            registry=self.registry,
+        )
+        self.held_back = Gauge(
+            "token2wav_gateway_held_back",
+            "Texts whose language model waits, because the client reads its audio slowly.",
             registry=self.registry,
         )
         self.sockets = Gauge(
@@ -54,9 +65,50 @@ class Metrics:
             buckets=_SECONDS,
             registry=self.registry,
         )
+        self.ttfp = Histogram(
+            "token2wav_gateway_audio_ttfp_s",
+            "Time to the first packet of audio, in seconds since the text arrived.",
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.rtf = Histogram(
+            "token2wav_gateway_audio_rtf",
+            "Time from the text to its last audio, divided by the duration of the audio.",
+            buckets=_FACTORS,
+            registry=self.registry,
+        )
+        self.underrun = Histogram(
+            "token2wav_gateway_audio_underrun_s",
+            "Longest stall of a player that starts with the first audio, in seconds.",
+            buckets=_STALLS,
+            registry=self.registry,
+        )
+        self.continuity = Counter(
+            "token2wav_gateway_audio_continuity_ok_total",
+            "Texts of several chunks whose longest stall is within a threshold.",
+            ["threshold_ms"],
+            registry=self.registry,
+        )
+        for threshold in _CONTINUITY_MS:
+            self.continuity.labels(threshold)
         self.first_audio = Histogram(
             "token2wav_gateway_first_audio_seconds",
             "Time from the text to its first audio.",
             buckets=_SECONDS,
             registry=self.registry,
         )
+
+    def count_playback(self, playback: Playback, seconds: float) -> None:
+        """Counts a text that is complete.
+
+        Args:
+            seconds: time from the text to its last audio.
+        """
+        if playback.audio_s:
+            self.rtf.observe(seconds / playback.audio_s)
+        if playback.chunks < 2:
+            return
+        self.underrun.observe(playback.underrun_s)
+        for threshold in _CONTINUITY_MS:
+            if playback.underrun_s <= threshold / 1000:
+                self.continuity.labels(threshold).inc()

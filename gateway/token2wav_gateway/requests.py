@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import (
     AfterValidator,
+    AliasChoices,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -17,10 +19,25 @@ from pydantic import (
 )
 
 from token2wav_gateway.encoding import FORMATS
+from token2wav_gateway.sentences import Granularity
+
+_MOST_UNKNOWN = 16  # more than a body has fields under another name
 
 
 class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _few_unknown_fields(cls, values: Any) -> Any:
+        """Leaves out most unknown fields. pydantic would make an error of each, which takes a
+        second for a body of 1 MiB, and no other stream gets audio meanwhile.
+        """
+        if not isinstance(values, dict):
+            return values
+        unknown = [name for name in values if name not in cls.model_fields]
+        surplus = set(unknown[_MOST_UNKNOWN:])
+        return {name: value for name, value in values.items() if name not in surplus}
 
 
 def _encodable(text: str) -> str:
@@ -47,7 +64,8 @@ def _known_format(name: str) -> str:
     return name
 
 
-def _usual_speed(speed: float) -> float:
+def usual_speed(speed: float) -> float:
+    """Checks a tempo, which the speech server cannot change."""
     if speed != 1:
         raise ValueError("must be 1, because the speech server cannot change the tempo")
     return speed
@@ -62,10 +80,13 @@ class SpeechRequest(_Body):
         voice: name of a voice, or an object with its id.
         instructions: how to say the text, for models that follow instructions.
         response_format: pcm, wav, flac, opus or mp3. `pcm` is 16 bits at 24 kHz.
-        stream_format: `audio` for bytes of the format, `sse` for events with these bytes in base64.
+        stream_format: `audio` for bytes of the format, `sse` for events with these bytes in base64;
+            None for what `stream` says.
+        stream: field of vLLM-Omni: true for events, false for one body with its length and usage.
+            None sends bytes while they are made, as OpenAI does.
         speed: only 1.
         word_timestamps: whether the times of the words follow the audio, in a last event. Needs
-            `sse`.
+            events.
     """
 
     input: Words
@@ -73,19 +94,29 @@ class SpeechRequest(_Body):
     voice: Words | VoiceId
     instructions: Words | None = None
     response_format: str = "mp3"
-    stream_format: Literal["audio", "sse"] = "audio"
+    stream_format: Literal["audio", "sse"] | None = None
+    stream: bool | None = None
     speed: float = 1.0
     word_timestamps: bool = False
 
     _format = field_validator("response_format")(_known_format)
-    _speed = field_validator("speed")(_usual_speed)
+    _speed = field_validator("speed")(usual_speed)
 
     @field_validator("word_timestamps")
     @classmethod
     def _with_events(cls, wanted: bool, fields: ValidationInfo) -> bool:
-        if wanted and fields.data.get("stream_format", "sse") != "sse":
+        chosen = fields.data.get("stream_format", "sse")  # a wrong one has an error of its own
+        events = chosen == "sse" or (chosen is None and fields.data.get("stream"))
+        if wanted and not events:
             raise ValueError("needs stream_format sse, because audio alone has no place for times")
         return wanted
+
+    @property
+    def delivery(self) -> Literal["audio", "sse", "whole"]:
+        """How the audio is sent: in pieces, in events, or as one body."""
+        if self.stream_format is not None or self.stream is None:
+            return self.stream_format or "audio"
+        return "sse" if self.stream else "whole"
 
     @property
     def voice_name(self) -> str:
@@ -170,7 +201,7 @@ class StageRequest(_Body):
     stream: bool = False
 
     _format = field_validator("response_format")(_known_format)
-    _speed = field_validator("speed")(_usual_speed)
+    _speed = field_validator("speed")(usual_speed)
 
     @model_validator(mode="after")
     def _one_form(self) -> StageRequest:
@@ -189,38 +220,85 @@ class StageRequest(_Body):
         return tokens if len(tokens) == len(codes) else codes
 
 
+# Names of languages in vLLM-Omni's requests, besides ISO codes.
+_LANGUAGES = {
+    "auto": "en",
+    "chinese": "zh",
+    "english": "en",
+    "french": "fr",
+    "german": "de",
+    "italian": "it",
+    "japanese": "ja",
+    "korean": "ko",
+    "portuguese": "pt",
+    "russian": "ru",
+    "spanish": "es",
+}
+
+
+def _language_code(language: str) -> str:
+    code = _LANGUAGES.get(language.lower(), language.partition("-")[0].lower())
+    if not re.fullmatch("[a-z]{2,3}", code):
+        names = ", ".join(name.capitalize() for name in _LANGUAGES)
+        raise ValueError(
+            f"{language[:32]!r} is neither an ISO code, such as de, nor one of {names}"
+        )
+    return code
+
+
 class SessionConfig(_Body):
-    """First message of a WebSocket.
+    """Message of a WebSocket that configures the utterances after it, as vLLM-Omni defines it.
 
     Attributes:
         type: `session.config`.
-        voice: name of a voice.
+        voice: name of a voice, which vLLM-Omni also calls `speaker`.
         model: one of the models; None for the only one.
         instructions: how to say the texts.
-        response_format: pcm, wav, flac, opus or mp3.
+        task_type: field of vLLM-Omni, which changes nothing here: the voice decides.
+        stream_audio: whether audio is sent as it is made; else each sentence is one message.
+        response_format: pcm, wav, flac, opus or mp3; None for pcm if audio is streamed, else wav.
+        split_granularity: `sentence`, `clause`, or `none` to say an utterance as one text.
+        language: ISO code or English name of the language, for the abbreviations of its sentences.
+        speed: only 1.
         events: `binary` sends audio as binary messages, `json` in base64 within events.
     """
 
     type: Literal["session.config"] = "session.config"
-    voice: Words
+    voice: Annotated[Words, Field(validation_alias=AliasChoices("voice", "speaker"))]
     model: str | None = None
     instructions: Words | None = None
-    response_format: str = "pcm"
+    task_type: Literal["CustomVoice", "Base"] | None = None
+    stream_audio: bool = False
+    response_format: str | None = None
+    split_granularity: Granularity = "sentence"
+    language: Annotated[str, AfterValidator(_language_code)] = "en"
+    speed: float = 1.0
     events: Literal["binary", "json"] = "binary"
 
-    _format = field_validator("response_format")(_known_format)
+    _speed = field_validator("speed")(usual_speed)
+
+    @field_validator("response_format")
+    @classmethod
+    def _format(cls, name: str | None) -> str | None:
+        return name if name is None else _known_format(name)
+
+    @property
+    def audio_format(self) -> str:
+        """Format of the audio."""
+        return self.response_format or ("pcm" if self.stream_audio else "wav")
 
 
 class SocketMessage(_Body):
-    """Later message of a WebSocket.
+    """Message of a WebSocket, other than its configuration.
 
     Attributes:
-        type: `input.text` brings a piece of text, `input.done` ends the text, and `cancel` drops
-            everything that was not spoken.
+        type: `input.text` brings a piece of text, `input.done` ends an utterance, `session.close`
+            ends the connection after the utterances before it, and `cancel` drops everything that
+            was not spoken.
         text: piece of text of `input.text`; None in other messages.
     """
 
-    type: Literal["input.text", "input.done", "cancel"]
+    type: Literal["input.text", "input.done", "session.close", "cancel"]
     text: Words | None = None
 
     @model_validator(mode="after")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import uvicorn
 from fastapi import FastAPI
@@ -12,8 +14,11 @@ from fastapi import FastAPI
 from token2wav_gateway.connections import Connections
 from token2wav_gateway.descriptors import most_connections, report_error
 from token2wav_gateway.protocols import CountedConfig, HttpConnection, SocketConnection
-from token2wav_gateway.settings import LimitSettings
+from token2wav_gateway.settings import LimitSettings, SettingsError
 from token2wav_gateway.sockets import Sockets
+
+if TYPE_CHECKING:
+    from token2wav_gateway.riva_server import RivaServer
 
 DRAIN_S = 30.0
 _POLL_S = 0.1
@@ -25,11 +30,17 @@ _BACKLOG = 256
 class BoundedConfig(CountedConfig):
     """Configuration of uvicorn for the gateway.
 
+    Args:
+        riva_port: port of Riva's gRPC interface; 0 for none.
+
     Raises:
-        SettingsError: the limits need more file descriptors than the process may open.
+        SettingsError: the limits need more file descriptors than the process may open, or the
+            package of Riva's interface is not installed.
     """
 
-    def __init__(self, app: FastAPI, limits: LimitSettings, *, host: str, port: int) -> None:
+    def __init__(
+        self, app: FastAPI, limits: LimitSettings, *, host: str, port: int, riva_port: int = 0
+    ) -> None:
         super().__init__(
             app,
             host=host,
@@ -44,7 +55,13 @@ class BoundedConfig(CountedConfig):
             # Audio is hardly compressible, and zlib refuses some of the windows that clients offer.
             ws_per_message_deflate=False,
         )
-        self.client_connections = Connections(most_connections(limits))
+        if riva_port and find_spec("riva") is None:
+            raise SettingsError(
+                "riva port: needs the package nvidia-riva-client; install the extra `riva`"
+            )
+        self.riva_port = riva_port
+        riva_connections = limits.sockets if riva_port else 0
+        self.client_connections = Connections(most_connections(limits, riva_connections))
 
 
 class DrainingServer(uvicorn.Server):
@@ -59,19 +76,37 @@ class DrainingServer(uvicorn.Server):
     def __init__(self, config: BoundedConfig, app: FastAPI, drain_s: float = DRAIN_S) -> None:
         super().__init__(config)
         self._app = app
+        self._riva_port = config.riva_port
+        self._riva: RivaServer | None = None
         self._drain_s = drain_s
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         asyncio.get_running_loop().set_exception_handler(report_error)
         await super().startup(sockets)
+        if self.started and self._riva_port:
+            # The import is here, because the package of the messages is optional.
+            from token2wav_gateway.riva_server import RivaServer
+
+            self._riva = RivaServer(self._app.state.gateway)
+            await self._riva.start(self.config.host, self._riva_port)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for listener in self.servers:
             listener.close()
         deadline = time.monotonic() + self._drain_s
+        calls = asyncio.ensure_future(self._end_calls(self._drain_s))
         open_sockets: Sockets = self._app.state.sockets
         open_sockets.drain()
-        while open_sockets.count and time.monotonic() < deadline and not self.force_exit:
+        while (
+            (open_sockets.count or not calls.done())
+            and time.monotonic() < deadline
+            and not self.force_exit
+        ):
             await asyncio.sleep(_POLL_S)
+        await self._end_calls(0)
         self.config.timeout_graceful_shutdown = max(1, round(deadline - time.monotonic()))
         await super().shutdown(sockets)
+
+    async def _end_calls(self, seconds: float) -> None:
+        if self._riva is not None:
+            await self._riva.drain(seconds)

@@ -203,8 +203,8 @@ class VoiceSettings(Section):
 
     Attributes:
         folder: folder of the voices; None for a model without voices, such as a codec.
-        model: model folder with a speech tokenizer and `campplus.onnx`, which turn a recording into
-            a voice; None if clients cannot create voices.
+        model: model folder, or a name, with a speech tokenizer and `campplus.onnx`, which turn a
+            recording into a voice; None if clients cannot create voices.
         default: voice that speaks for the names of OpenAI's voices, such as `alloy`; None to refuse
             a name without a file.
         most: largest number of voices.
@@ -266,6 +266,9 @@ class LimitSettings(Section):
         sockets: largest number of open WebSockets.
         idle_s: seconds without a message after which a WebSocket that speaks nothing is closed, and
             seconds in which a client reads none of its audio after which it is dropped.
+        ahead_s: seconds of audio that may wait for a client that reads slowly, or for the speech
+            server. The language model is read no further meanwhile. A chunk of the speech server
+            has up to 8 s.
     """
 
     streams: Annotated[int, Field(ge=1)] = 64
@@ -276,6 +279,7 @@ class LimitSettings(Section):
     seconds: Annotated[float, Field(gt=0)] = 300.0
     sockets: Annotated[int, Field(ge=1)] = 256
     idle_s: Annotated[float, Field(gt=0)] = 60.0
+    ahead_s: Annotated[float, Field(ge=5)] = 10.0
 
 
 class Settings(Section):
@@ -302,6 +306,7 @@ class Settings(Section):
         "tts-1",
         "tts-1-hd",
         "gpt-4o-mini-tts",
+        "gpt-realtime",
     )
     log_level: Literal["info", "warning", "error"] = "info"
 

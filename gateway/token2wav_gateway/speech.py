@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 import anyio
 import numpy as np
@@ -22,9 +22,9 @@ from token2wav_client import (
     TokenError,
     TransientServerError,
 )
-from token2wav_client.aio_client import TokenBatches
 from token2wav_client.audio import AudioFormat, EndReason
 from token2wav_client.tokens import as_tokens
+from token2wav_gateway.backpressure import Backpressure
 from token2wav_gateway.encoding import RATE_HZ
 from token2wav_gateway.errors import (
     BusyError,
@@ -36,15 +36,19 @@ from token2wav_gateway.errors import (
 )
 from token2wav_gateway.language_model import LanguageModel
 from token2wav_gateway.metrics import Metrics
+from token2wav_gateway.playback import Playback
 from token2wav_gateway.settings import Settings
 from token2wav_gateway.template import load_template
+from token2wav_gateway.tracing import Span, Tracer
 from token2wav_gateway.voices import Voice
 
 log = logging.getLogger(__name__)
 
 # Converts an error of the speech server into an error of the gateway.
 ErrorOf = Callable[[ClientError], GatewayError]
+Tokens: TypeAlias = AsyncGenerator[NDArray[np.int32], None]
 _NO_PROMPT = np.zeros(0, np.int32)
+_BATCH = 100  # codes that are sent to the speech server at once
 
 
 @dataclass(frozen=True)
@@ -53,11 +57,15 @@ class Text:
 
     Attributes:
         instructions: how to say the text; None for the default of the template.
+        rate_hz: sample rate of the audio: 8000, 16000, 22050, 24000, 44100 or 48000.
+        trace: trace context of the request, as `trace_headers` returns it.
     """
 
     text: str
     voice: Voice
     instructions: str | None = None
+    rate_hz: int = RATE_HZ
+    trace: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -81,6 +89,33 @@ class Progress:
         self.samples += len(chunk.audio)
         self.spoken_tokens = chunk.first_token + chunk.token_count
         self.end_reason = chunk.end_reason
+
+    def usage(self, characters: int) -> dict[str, int]:
+        """Returns OpenAI's usage of a text, which is counted in characters."""
+        return {
+            "input_tokens": characters,
+            "output_tokens": self.tokens,
+            "total_tokens": characters + self.tokens,
+        }
+
+
+@dataclass
+class _Utterance:
+    """Utterance between both servers.
+
+    Attributes:
+        error_of: conversion of errors of the speech server.
+        span: span of the request.
+        pressure: back-pressure of the client.
+        rate_hz: sample rate of the audio.
+    """
+
+    voice: ClientVoice | None
+    progress: Progress
+    error_of: ErrorOf
+    span: Span
+    pressure: Backpressure
+    rate_hz: int = RATE_HZ
 
 
 class Speech:
@@ -107,6 +142,7 @@ class Speech:
             tls=None if server.tls is None else server.tls.loaded(),
             response_timeout_s=server.response_timeout_s,
         )
+        self._tracer = Tracer()
         self._speaking = 0
 
     async def close(self) -> None:
@@ -128,7 +164,7 @@ class Speech:
     async def speak(
         self, text: Text, progress: Progress | None = None
     ) -> AsyncGenerator[AudioChunk, None]:
-        """Says a text: yields chunks of samples at 24 kHz as they arrive.
+        """Says a text: yields chunks of samples at its rate as they arrive.
 
         If the caller stops iterating, the requests to both servers are cancelled.
 
@@ -140,20 +176,27 @@ class Speech:
         limits = self._limits
         if not text.text.strip():
             raise RequestError("input: empty; a text is needed", param="input")
-        for field, words in (("input", text.text), ("instructions", text.instructions or "")):
+        for name, words in (("input", text.text), ("instructions", text.instructions or "")):
             if len(words) > limits.text_characters:
                 raise RequestError(
-                    f"{field}: {len(words)} characters; at most {limits.text_characters} are "
+                    f"{name}: {len(words)} characters; at most {limits.text_characters} are "
                     "allowed",
-                    param=field,
+                    param=name,
                 )
-        tokens = self._tokens(text, progress or Progress())
-        async with aclosing(self._admitted(tokens, text.voice.tensors, _speech_error)) as chunks:
-            async for chunk in chunks:
-                yield chunk
+        with self._tracer.span("speech", text.trace, server=True) as span:
+            utterance = self._utterance(text.voice.tensors, progress, _speech_error, span)
+            utterance.rate_hz = text.rate_hz
+            tokens = self._tokens(text, utterance)
+            async with aclosing(self._admitted(tokens, utterance)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
 
     async def speak_codes(
-        self, codes: list[int] | list[list[int]], voice: ClientVoice | None
+        self,
+        codes: list[int] | list[list[int]],
+        voice: ClientVoice | None,
+        progress: Progress | None = None,
+        trace: Mapping[str, str] | None = None,
     ) -> AsyncGenerator[AudioChunk, None]:
         """Turns tokens or codes into chunks of samples at 24 kHz, without a language model.
 
@@ -169,16 +212,29 @@ class Speech:
                 f"codes: {len(codes)} sent; at most {limit} are allowed", param="codes"
             )
         try:
-            batch = as_tokens(codes)
+            tokens = as_tokens(codes)
         except TokenError as error:
             problem = str(error).removeprefix("tokens: ")
             raise RequestError(f"codes: {problem}", param="codes") from None
-        async with aclosing(self._admitted([batch], voice, _error_of_codes)) as chunks:
-            async for chunk in chunks:
-                yield chunk
+        with self._tracer.span("speech", trace or {}, server=True) as span:
+            utterance = self._utterance(voice, progress, _error_of_codes, span)
+            utterance.progress.tokens = len(tokens)
+            async with aclosing(self._admitted(_in_batches(tokens), utterance)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+
+    def _utterance(
+        self,
+        voice: ClientVoice | None,
+        progress: Progress | None,
+        error_of: ErrorOf,
+        span: Span,
+    ) -> _Utterance:
+        pressure = Backpressure(self._limits.ahead_s, self._metrics.held_back)
+        return _Utterance(voice, progress or Progress(), error_of, span, pressure)
 
     async def _admitted(
-        self, tokens: TokenBatches, voice: ClientVoice | None, error_of: ErrorOf
+        self, tokens: Tokens, utterance: _Utterance
     ) -> AsyncGenerator[AudioChunk, None]:
         """Synthesizes tokens within the limit of texts at the same time, and counts the outcome."""
         if self._speaking >= self._limits.streams:
@@ -189,7 +245,7 @@ class Speech:
         self._metrics.speaking.set(self._speaking)
         outcome = "cancelled"
         try:
-            async with aclosing(self._chunks(tokens, voice, error_of)) as chunks:
+            async with aclosing(self._chunks(tokens, utterance)) as chunks:
                 async for chunk in chunks:
                     yield chunk
             outcome = "done"
@@ -206,13 +262,26 @@ class Speech:
             self._metrics.texts.labels(outcome).inc()
 
     async def _chunks(
-        self, tokens: TokenBatches, voice: ClientVoice | None, error_of: ErrorOf
+        self, tokens: Tokens, utterance: _Utterance
     ) -> AsyncGenerator[AudioChunk, None]:
-        started, has_audio = time.monotonic(), False
+        with self._tracer.span("speech server", utterance.span.headers) as span:
+            async with aclosing(self._synthesize(tokens, utterance, span)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+
+    async def _synthesize(
+        self, tokens: Tokens, utterance: _Utterance, span: Span
+    ) -> AsyncGenerator[AudioChunk, None]:
+        started, first_tokens_s = time.monotonic(), 0.0
+        pressure, playback = utterance.pressure, Playback()
         deadline = started + self._limits.seconds
         # The client's task that sends tokens closes their generator.
         chunks = self._client.synthesize(
-            tokens, voice, audio_format=self._audio_format, sample_rate=RATE_HZ
+            pressure.hold_back(tokens),
+            utterance.voice,
+            audio_format=self._audio_format,
+            sample_rate=utterance.rate_hz,
+            headers=span.headers,
         )
         try:
             async with aclosing(chunks):  # type: ignore[type-var]
@@ -220,13 +289,19 @@ class Speech:
                     # asyncio.wait_for would run anext in a task of its own. Starlette cancels more
                     # than once, and the second time would leave that task running.
                     try:
-                        with anyio.fail_after(deadline - time.monotonic()):
+                        with pressure.waiting(), anyio.fail_after(deadline - time.monotonic()):
                             chunk = await anext(chunks)
                     except StopAsyncIteration:
+                        self._metrics.count_playback(playback, first_tokens_s + playback.last_s)
                         return
-                    if not has_audio and len(chunk.audio):
-                        has_audio = True
-                        self._metrics.first_audio.observe(time.monotonic() - started)
+                    pressure.take(chunk)
+                    if not playback.chunks and len(chunk.audio):
+                        span.event("first audio")
+                        first_audio_s = time.monotonic() - started
+                        first_tokens_s = max(0.0, first_audio_s - chunk.arrival_s)
+                        self._metrics.first_audio.observe(first_audio_s)
+                        self._metrics.ttfp.observe(first_audio_s)
+                    playback.add(chunk)
                     self._metrics.audio_seconds.inc(chunk.duration_s)
                     yield chunk
         except TimeoutError:
@@ -234,12 +309,10 @@ class Speech:
                 f"gateway: the text took longer than {self._limits.seconds:g} s"
             ) from None
         except ClientError as error:
-            raise error_of(error) from None
+            raise utterance.error_of(error) from None
 
-    async def _tokens(
-        self, text: Text, progress: Progress
-    ) -> AsyncGenerator[NDArray[np.int32], None]:
-        started, voice = time.monotonic(), text.voice
+    async def _tokens(self, text: Text, utterance: _Utterance) -> Tokens:
+        started, voice, progress = time.monotonic(), text.voice, utterance.progress
         prompt: dict[str, Any] = {
             "text": text.text,
             "instructions": text.instructions,
@@ -247,13 +320,22 @@ class Speech:
             "prompt_text": voice.text,
             "prompt_tokens": voice.tensors.prompt_tokens if voice.tensors else _NO_PROMPT,
         }
-        async with aclosing(self.language_model.tokens(**prompt)) as batches:
-            async for batch in batches:
-                if not progress.tokens:
-                    self._metrics.first_token.observe(time.monotonic() - started)
-                progress.tokens += len(batch)
-                self._metrics.tokens.inc(len(batch))
-                yield batch
+        with self._tracer.span("language model", utterance.span.headers) as span:
+            answer = self.language_model.tokens(span.headers, **prompt)
+            async with aclosing(answer) as batches:
+                async for batch in batches:
+                    if not progress.tokens:
+                        self._metrics.first_token.observe(time.monotonic() - started)
+                        span.event("first token")
+                    progress.tokens += len(batch)
+                    self._metrics.tokens.inc(len(batch))
+                    yield batch
+                span.set("tokens", progress.tokens)
+
+
+async def _in_batches(tokens: NDArray[Any]) -> Tokens:
+    for start in range(0, len(tokens), _BATCH):
+        yield tokens[start : start + _BATCH]
 
 
 def _speech_error(error: ClientError) -> ModelError:

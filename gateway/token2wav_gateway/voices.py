@@ -11,6 +11,7 @@ import os
 import re
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -185,7 +186,7 @@ class VoiceFolder:
             StorageError: the disk is full, or the folder cannot be written.
         """
         folder = self._settings.folder
-        if folder is None or self._listener is None:
+        if folder is None:
             raise RequestError("voices: this server creates no voices", param="audio_sample")
         if not _NAME.fullmatch(name):
             raise RequestError(
@@ -193,27 +194,58 @@ class VoiceFolder:
                 "with a letter or digit",
                 param="name",
             )
-        if len(text) > _LONGEST_TEXT:
-            raise TooLargeError(
-                f"ref_text: {len(text)} characters; at most {_LONGEST_TEXT} are allowed",
-                param="ref_text",
-            )
+        _check_words(text, "ref_text")
+        path = folder / f"{name}.safetensors"
+        return await self._in_turn("audio_sample", self._create, path, text, recording, holder)
+
+    async def of_recording(
+        self, recording: bytes, text: str, *, recording_field: str, text_field: str
+    ) -> Voice:
+        """Makes a voice of a recording for one request, and stores nothing.
+
+        Args:
+            recording: content of a WAV, FLAC, OGG or MP3 file.
+            text: words of the recording; empty if they are unknown.
+            recording_field: name of the recording in the request, for messages.
+            text_field: name of the text in the request, for messages.
+
+        Raises:
+            RequestError: the recording is unusable, or this gateway makes no voices.
+            BusyError: too many recordings wait.
+        """
+        _check_words(text, text_field)
+        field = recording_field
+        return await self._in_turn(field, self._of_recording, recording, text, field)
+
+    async def _in_turn(self, field: str, work: Callable[..., Voice], *arguments: Any) -> Voice:
+        """Runs work with the listener, after the work of earlier callers.
+
+        Raises:
+            RequestError: this gateway has no listener.
+            BusyError: too many recordings wait.
+        """
+        if self._listener is None:
+            raise RequestError("voices: this server creates no voices", param=field)
         if self._waiting >= _MOST_WAITING:
             raise BusyError(f"voices: {_MOST_WAITING} recordings wait; try again later")
         self._waiting += 1
         try:
-            work = partial(self._create, folder / f"{name}.safetensors", text, recording, holder)
-            return await self._listener.in_turn(work)
+            return await self._listener.in_turn(partial(work, self._listener, *arguments))
         finally:
             self._waiting -= 1
 
-    def _create(self, path: Path, text: str, recording: bytes, holder: str | None) -> Voice:
-        assert self._listener is not None
+    @staticmethod
+    def _of_recording(listener: Listener, recording: bytes, text: str, field: str) -> Voice:
+        return Voice("", text, listener.voice_of(recording, field))
+
+    def _create(
+        self, listener: Listener, path: Path, text: str, recording: bytes, holder: str | None
+    ) -> Voice:
         if path.stem in (names := self.names()):
             raise RequestError(f"name: a voice {path.stem!r} exists; delete it first", param="name")
         if len(names) >= self._settings.most:
             raise BusyError(f"voices: {len(names)} exist, and no more are allowed")
-        voice = self._listener.voice_of(recording, "audio_sample")
+        voice = listener.voice_of(recording, "audio_sample")
         description = Description(text=text, created_at=int(time.time()), holder=holder)
         try:
             _write(path.with_suffix(".json"), description.model_dump_json().encode())
@@ -251,6 +283,14 @@ class VoiceFolder:
         except OSError as error:
             log.error("a voice cannot be deleted: %s", error)
             raise StorageError(error) from None
+
+
+def _check_words(text: str, field: str) -> None:
+    """Raises TooLargeError for too many words of a recording."""
+    if len(text) > _LONGEST_TEXT:
+        raise TooLargeError(
+            f"{field}: {len(text)} characters; at most {_LONGEST_TEXT} are allowed", param=field
+        )
 
 
 def _described(path: Path) -> Voice:

@@ -1,8 +1,7 @@
 """Check of the model folder and the settings before a server starts.
 
-It covers the model folder, the settings, the device and the backend that the settings name, and
-the voices. Reading weights and choosing a backend import torch. The launcher would keep torch in
-memory for as long as it serves, so the check runs in a process of its own.
+It is `doctor.examine_model`. Reading weights and choosing a backend import torch. The launcher
+would keep torch in memory for as long as it serves, so the check runs in a process of its own.
 """
 
 from __future__ import annotations
@@ -11,11 +10,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from token2wav.commands import missing
 from token2wav.config import load_server_config
-from token2wav.errors import ConfigError, Token2WavError
+from token2wav.errors import ConfigError
 from token2wav.families.registry import read_config
-from token2wav_server.voices import voices_in
+from token2wav_server.doctor import examine, examine_model
 
 # Removes the working directory from `sys.path`. It may be a model folder, and no file of a model
 # folder is ever executed.
@@ -25,11 +23,14 @@ _PROGRAM = (
 )
 
 
-def check(model: Path, config: Path | None) -> None:
-    """Checks that a model folder can be served with the settings in a file.
+def check(model: Path, config: Path | None) -> list[str]:
+    """Checks that a model folder can be served with the settings in a file, on this machine.
 
     Args:
         config: settings file of the server; None for the default settings.
+
+    Returns:
+        The warnings.
 
     Raises:
         ConfigError: the folder or a setting cannot be used. The message gives the reason.
@@ -56,27 +57,21 @@ def check(model: Path, config: Path | None) -> None:
                 f"{process.returncode}"
             )
         )
+    return process.stdout.splitlines()
 
 
 def main() -> None:
-    """Runs the check in the child process, and prints the error if there is one.
+    """Runs the check in the child process, and prints its warnings, or the first error alone.
 
     The command line holds the model folder, and optionally the settings file. The exit status is 1
     after an error.
     """
     model, *config = map(Path, sys.argv[1:])
-    try:
-        # These import torch.
-        from token2wav.assembly import check_folder
-        from token2wav.model import check_settings
-
-        settings = load_server_config(config[0] if config else None)
-        check_settings(model, settings.stream, settings.runtime)
-        check_folder(model)
-        voices_in(settings, read_config(model))
-    except Token2WavError as error:
-        print(error)
-        sys.exit(1)
-    except ModuleNotFoundError as error:
-        print(missing(error, "server"))
-        sys.exit(1)
+    warnings = []
+    for finding in examine({"model": lambda: examine_model(model, config[0] if config else None)}):
+        if finding.state == "error":
+            print(finding.message)
+            sys.exit(1)
+        if finding.state == "warning":
+            warnings.append(finding.message)
+    print(*warnings, sep="\n", end="\n" if warnings else "")

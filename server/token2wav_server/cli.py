@@ -17,6 +17,7 @@ from token2wav.config.values import number
 from token2wav.errors import ConfigError, Token2WavError
 from token2wav.hub import MODEL_HELP, model_folder
 from token2wav_server.check import check
+from token2wav_server.doctor import BEFORE_START, examine
 from token2wav_server.launcher.access import Access, Certificates, read_or_make_key
 from token2wav_server.launcher.errors import ServerError
 from token2wav_server.launcher.http_ports import StatusPort
@@ -72,8 +73,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _serve(options: argparse.Namespace, extra_args: list[str]) -> int:
     _check_addresses(options)
+    _check_machine()  # before a model of some gigabytes is fetched
     options.model = model_folder(options.model)
-    check(options.model, options.config)
+    for warning in check(options.model, options.config):
+        _announce(f"warning: {warning}")
     server = TritonServer(
         options.model,
         config=options.config,
@@ -130,6 +133,19 @@ def _check_addresses(options: argparse.Namespace) -> None:
             f"--host {options.host}: not an address that this machine can listen on "
             f"({reason}); use 127.0.0.1, or 0.0.0.0 for all addresses of this machine"
         ) from error
+
+
+def _check_machine() -> None:
+    """Runs the checks of `token2wav doctor` that a server needs.
+
+    Raises:
+        ServerError: a check found an error.
+    """
+    for finding in examine(BEFORE_START):
+        if finding.state == "error":
+            raise ServerError(finding.message)
+        if finding.state == "warning":
+            _announce(f"warning: {finding.check}: {finding.message}")
 
 
 def _access(options: argparse.Namespace) -> Access:

@@ -120,8 +120,8 @@ class ServerMetrics(Observer):
         )
         self._prompts_recorded = {"hit": 0, "miss": 0}
         self._first, self._sound = Family(*_FIRST_AUDIO), Family(*_FIRST_SOUND)
-        self._early = Family(
-            "early_streams", "Open utterances that may compute provisional chunks", "GAUGE"
+        self._provisional = Family(
+            "provisional_streams", "Open utterances that may compute provisional chunks", "GAUGE"
         )
         self._starts = starts()
         self._stages = Family(
@@ -162,7 +162,7 @@ class ServerMetrics(Observer):
         for result, count in (("hit", usage.prompt_hits), ("miss", usage.prompt_misses)):
             self._voices.record(count - self._prompts_recorded[result], result=result)
             self._prompts_recorded[result] = count
-        self._early.record(self._model.pipeline.load.early_streams)
+        self._provisional.record(self._model.pipeline.load.provisional_streams)
         # These gauges are set last. Once a reader of the metrics port sees that no stream is open,
         # all other values are up to date.
         self._open.record(self._model.pipeline.open_streams, owner="engine")

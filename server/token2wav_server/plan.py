@@ -103,7 +103,7 @@ def make_plan(options: argparse.Namespace) -> dict[str, Any]:
         "left_blocks": model.window(stream),
         "storage": storage,
         # vocoders and codecs stay in float32
-        "precision": options.precision if needs.page_bytes else "float32",
+        "precision": options.precision if "flow" in model.stages else "float32",
         "voices": options.voices,
         "batch_streams": options.batch_streams,
         "graphs": "measured" if graphs else f"estimated for {nodes:,} nodes",

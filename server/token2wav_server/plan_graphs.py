@@ -55,10 +55,10 @@ def graph_nodes(model: ModelConfig, stream: StreamConfig) -> int:
     vocoder = _vocoder(model)
     sizes = CAPTURED_WINDOWS if family in _WINDOWED else CAPTURED_BLOCKS
     nodes = len(sizes) * (encoder + model.ode_steps * step)
-    early_steps = model.early_steps(stream, model.ode_steps)
-    if early_steps < model.ode_steps:
+    provisional_steps = model.provisional_steps(stream, model.ode_steps)
+    if provisional_steps < model.ode_steps:
         batches = sum(blocks <= PROVISIONAL_BLOCKS for blocks in CAPTURED_BLOCKS)
-        nodes += batches * early_steps * step
+        nodes += batches * provisional_steps * step
     if isinstance(vocoder, HiFT):
         pieces = kernel_sizes(vocoder.lookahead_frames, model, model.hops(stream))
         return nodes + len(pieces) * _HIFT_NODES

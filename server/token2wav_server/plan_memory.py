@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from token2wav.assembly import family_for, flow_networks
+from token2wav.assembly import family_for, flow_networks, has_own_flow_stage
 from token2wav.cache.block_pool import PageNeeds
 from token2wav.cache.paged_kv_cache import PagedKVCache, Storage
 from token2wav.cache.states import StateStore
@@ -43,7 +43,7 @@ class StreamNeeds:
 
     Attributes:
         page_bytes: bytes of a page, which holds the keys and values of one attention block; 0 for a
-            codec, which has no pages.
+            codec and for a flow that computes windows, which have no pages.
         prompt_pages: pages that hold the prompt, shared by all streams of the voice.
         pages: largest number of other pages that the stream holds between its chunks.
         chunk_pages: largest number of further pages that a chunk borrows while it is computed.
@@ -93,14 +93,15 @@ def stream_needs(
 ) -> StreamNeeds:
     """Measures the memory of one stream by running it through the flow stage without arithmetic.
 
-    A codec has no flow and no pages. The size of its states does not depend on the other arguments.
+    A codec has no flow and no pages, and a flow that computes windows stores none. The size of
+    their states does not depend on the other arguments.
 
     Args:
         storage: dtype of the cache.
         stream_tokens: tokens of the stream, at least 1.
     """
-    if "flow" not in model.stages:
-        states = StateStore({"decoder": state_specs(_decoder(model))}, _META, slots=1)
+    if "flow" not in model.stages or has_own_flow_stage(family_for(model)):
+        states = StateStore({"last": state_specs(_last_network(model))}, _META, slots=1)
         return StreamNeeds(0, 0, 0, 0, states.slot_bytes)
     longest_hop, steps = model.hops(stream)[1], model.ode_steps
     # Pages for the utterance, and for the blocks that a stream with a window reserves in addition.
@@ -154,7 +155,7 @@ def weight_bytes(model: ModelConfig, precision: str) -> int:
     The tables that are computed from the times of the ODE steps are included.
     """
     if "flow" not in model.stages:
-        return sum(tensor.nbytes for tensor in _decoder(model).state_dict().values())
+        return sum(tensor.nbytes for tensor in _last_network(model).state_dict().values())
     with _META:
         networks = flow_networks(model, "float32")
     flow, vocoder = networks.flow, networks.vocoder
@@ -167,13 +168,13 @@ def weight_bytes(model: ModelConfig, precision: str) -> int:
     return sum(tensor.nbytes for tensor in [*weights, *_tensors(tables.modulation)])
 
 
-def _decoder(model: ModelConfig) -> WaveformNetwork:
-    """Makes the network of a codec without weights."""
+def _last_network(model: ModelConfig) -> WaveformNetwork:
+    """Makes the network of a vocoder or a codec without weights."""
     with _META:
-        network: Any = family_for(model).network(model, "decoder")
+        network: Any = family_for(model).network(model, model.stages[-1])
     network.freeze()
-    decoder: WaveformNetwork = network
-    return decoder
+    last: WaveformNetwork = network
+    return last
 
 
 def _tensors(value: object) -> list[torch.Tensor]:

@@ -57,9 +57,9 @@ class Service:
         _prefill(model, [self._voices.named(Path(file).stem) for file in config.voices])
         self._sequences: Sequences[Request] = Sequences(config.limits.idle_seconds)
         self._metrics = ServerMetrics(model)
-        workers = config.runtime.workers or default_workers(model.engine.device)
+        workers = config.runtime.workers or default_workers(model.backend.device)
         _warn_of_small_cache(model, config, workers)
-        _warn_of_small_engine(model, config.limits)
+        _warn_of_small_backend(model, config.limits)
         self._workers = WorkerPool(
             model.pipeline,
             config.limits,
@@ -194,15 +194,15 @@ def _warn_of_small_cache(model: Token2Wav, config: ServerConfig, workers: int) -
         )
 
 
-def _warn_of_small_engine(model: Token2Wav, limits: LimitConfig) -> None:
-    """Logs a warning if the engine computes fewer chunks together than the limits admit."""
-    engine_limit = model.engine.most_streams
-    if engine_limit and engine_limit < limits.batch_streams:
+def _warn_of_small_backend(model: Token2Wav, limits: LimitConfig) -> None:
+    """Logs a warning if the backend computes fewer chunks together than the limits admit."""
+    most_streams = model.backend.most_streams
+    if most_streams and most_streams < limits.batch_streams:
         log.warning(
-            "limits.batch_streams is %d, but the %s engine computes at most %d chunks together, so "
-            "larger batches run in parts, one after another; for more than %d streams set "
+            "limits.batch_streams is %d, but the %s backend computes at most %d chunks together, "
+            "so larger batches run in parts, one after another; for more than %d streams set "
             "runtime.backend: torch",
-            *(limits.batch_streams, model.engine.name, engine_limit, engine_limit),
+            *(limits.batch_streams, model.backend.name, most_streams, most_streams),
         )
 
 

@@ -15,7 +15,7 @@ import torch
 import triton_python_backend_utils as pb_utils
 from torch.utils.dlpack import to_dlpack  # type: ignore[attr-defined]
 
-from token2wav.errors import EngineError, InputError, LimitError, StreamClosedError, Token2WavError
+from token2wav.errors import BackendError, InputError, LimitError, StreamClosedError, Token2WavError
 from token2wav.serving.audio_output import AudioChunk
 from token2wav.serving.end_limits import EndReason
 
@@ -26,7 +26,7 @@ STATUS: dict[type[Token2WavError], str] = {
     InputError: "INVALID_ARG",
     StreamClosedError: "NOT_FOUND",
     LimitError: "UNAVAILABLE",
-    EngineError: "INTERNAL",
+    BackendError: "INTERNAL",
 }
 # Number of each reason on the wire; 0 in all chunks of a stream that its client ends.
 END_REASONS = {None: 0, EndReason.REPEATS: 1, EndReason.SILENCE: 2}

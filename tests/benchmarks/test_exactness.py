@@ -39,7 +39,7 @@ def test_a_stream_needs_the_reach_after_a_sample_before_its_first_audio(tmp_path
     folder = write_codec("higgs", tmp_path, SIXTEENTH["higgs"])
     codes = np.random.default_rng(0).integers(0, 1024, (64, 8)).astype(np.int32)
     model = Token2Wav.load(
-        folder, stream=StreamConfig(hold_frames=0), runtime=RuntimeConfig(device="cpu")
+        folder, stream=StreamConfig(lookahead_frames=0), runtime=RuntimeConfig(device="cpu")
     )
     whole = model.synthesize(codes)
     assert frames_to_first_audio(model, codes) == 11  # a frame, and 394 ms of 40 ms

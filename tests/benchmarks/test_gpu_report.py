@@ -38,7 +38,6 @@ from benchmarks.gpu.report import (
 from benchmarks.gpu.sections import ON_PURPOSE
 from benchmarks.gpu.settings import LAST_S, MINUTES, PLANNED, RESULTS, SLICES
 from benchmarks.gpu.streams import next_number
-from benchmarks.listening import silences
 from benchmarks.models import FULL_YAML
 from tests.support.golden import TINY
 from token2wav import Token2Wav
@@ -236,11 +235,6 @@ def test_the_search_ends_close_to_the_largest(limit: int) -> None:
     largest = max((number for number, well in held.items() if well), default=0)
     assert largest <= min(limit, 1024) <= largest + max(1, 0.06 * largest)
     assert len(held) <= 20
-
-
-def test_silences_between_audio_chunks() -> None:
-    assert silences([(1.0, 1.0), (2.4, 1.0), (3.0, 1.0)], 0.5) == []
-    assert silences([(1.0, 1.0), (3.0, 1.0), (4.25, 1.0)], 0.5) == [0.5, 0.25]
 
 
 def test_time_between_kernels() -> None:

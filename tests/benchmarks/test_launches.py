@@ -31,6 +31,7 @@ LAUNCHES: dict[str, dict[str, int]] = {
     "Chatterbox": {"encoder": 274, "outside": 27, "flow": 4716, "vocoder": 61},
     "Chatterbox Turbo": {"encoder": 274, "outside": 27, "flow": 948, "vocoder": 61},
     "StreamFlow": {"encoder": 0, "outside": 10, "flow": 8033, "vocoder": 1373},
+    "Qwen2.5-Omni": {"encoder": 0, "outside": 10, "flow": 28367, "vocoder": 2057},
     "BigVGAN": {"encoder": 34, "outside": 24, "flow": 1622, "vocoder": 2049},
 }
 # Launches of a later chunk of a codec: outside and decoder, of one stream and of 64 streams, which
@@ -94,8 +95,8 @@ def test_no_codec_needs_more_launches(codec: str) -> None:
         )
         assert not work.incomplete
     # codes of all streams; slots and noise rows of each batch, and of a batch of early audio
-    early = codec_configs()[codec].withheld_frames(StreamConfig()) > 0
-    copies = [1 + batches * (1 + early) for batches in (1, 2)]
+    early_audio = codec_configs()[codec].withheld_frames(StreamConfig()) > 0
+    copies = [1 + batches * (1 + early_audio) for batches in (1, 2)]
     assert [work.stages["sum"].from_host for work in (one, many)] == copies
 
 

@@ -16,11 +16,11 @@ def result(rate: float, free_of_gaps: bool) -> dict[str, Any]:
         "utterances_per_s": rate,
         "utterances": 8,
         "complete": 8,
-        "first_byte_ms": times,
         "first_playable_ms": times,
-        "c50": 0.5,
-        "c100": 0.75,
-        "c200": 1.0 if free_of_gaps else 0.875,
+        "gap_free_start_ms": times,
+        "buffer_50": 0.5,
+        "buffer_100": 0.75,
+        "buffer_200": 1.0 if free_of_gaps else 0.875,
         "scheduling_lag_ms": {"p50": 0.0, "p99": 1.0},
     }
 

@@ -81,7 +81,7 @@ def one_sentence(capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_help_documents_every_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments in (["synth", "--help"], ["health", "--help"]):
+    for arguments in (["synth", "--help"], ["health", "--help"], ["bench", "--help"]):
         with pytest.raises(SystemExit) as stop:
             main(arguments)
         assert stop.value.code == 0

@@ -25,6 +25,7 @@ from token2wav_client import (
 )
 from token2wav_client.connection import checked_metadata
 from token2wav_client.errors import error_of_response, error_of_rpc
+from token2wav_client.wire import Opening
 
 NOBODY = "127.0.0.1:1"
 
@@ -156,7 +157,7 @@ def test_error_class_of_a_failed_call(
         ("Request for unknown model: 'token2wav' has no available versions", True),
         ("sequence_id: 'x' is no open stream; it ended, failed, was idle for too long", True),
         ("tokens: 9999 at index 0 is outside the vocabulary 0 to 6560", False),
-        ("engine: the model produced NaN or infinite audio", False),
+        ("backend: the model produced NaN or infinite audio", False),
         ("stream: no tokens for 30 s, so it was closed", False),
     ],
 )
@@ -209,3 +210,13 @@ def test_a_client_that_is_closed_stops_trying(caplog: pytest.LogCaptureFixture) 
         client.close()
         with pytest.raises(UtteranceClosedError, match="the client is closed"):
             result.result(30)
+
+
+def test_headers_of_an_utterance_replace_none_of_the_client() -> None:
+    with Client("localhost:1", headers={"x-key": "s3cret"}) as client:
+        opening = Opening(None, headers={"X-Key": "other"})
+        with pytest.raises(InputError, match="headers: x-key is a header of the client already"):
+            client._new_utterance(opening, retries=0)
+        opening = Opening(None, headers={"trace parent": "00"})
+        with pytest.raises(InputError, match="'trace parent' is not a valid header name"):
+            client._new_utterance(opening, retries=0)

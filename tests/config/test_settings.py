@@ -35,22 +35,22 @@ def test_defaults_equal_the_public_streaming_loop() -> None:
     defaults = ServerConfig()
     assert defaults.stream == StreamConfig(
         first_tokens=6,
-        early_lookahead_tokens=2,
-        early_steps=0,
+        provisional_lookahead_tokens=2,
+        provisional_steps=0,
         max_hop_tokens=0,
         left_blocks=None,
         steps=(),
     )
     assert HopSchedule.of(defaults.stream, CosyVoice3Config.read(TINY)) == HopSchedule(
-        25, 100, 25, first_tokens=6, early_lookahead=2, least_tokens=3
+        25, 100, 25, first_tokens=6, provisional_lookahead=2, least_tokens=3
     )
     assert defaults.runtime == RuntimeConfig("auto", "auto", "", "auto", 0)
     assert defaults.limits.streams > 1
 
 
 FULL = """
-stream: {first_tokens: 12, early_lookahead_tokens: 3, early_steps: 3, max_hop_tokens: 200, \
-left_blocks: 8, steps: [10, 4], hold_frames: 8, \
+stream: {first_tokens: 12, provisional_lookahead_tokens: 3, provisional_steps: 3, \
+max_hop_tokens: 200, left_blocks: 8, steps: [10, 4], lookahead_frames: 8, \
 decoder_noise: false, trim_silence_ms: 200, end_after_repeats: 50, end_after_silence_s: 3,
          reference: true}
 runtime: {device: "cuda:1", backend: torch, engines: made, precision: float16, workers: 3, \
@@ -73,7 +73,7 @@ def test_a_full_file_sets_everything(tmp_path: Path) -> None:
         StreamConfig(
             *(12, 3, 3, 200, 8),
             steps=(10, 4),
-            hold_frames=8,
+            lookahead_frames=8,
             decoder_noise=False,
             trim_silence_ms=200,
             end_after_repeats=50,
@@ -173,7 +173,7 @@ SETTINGS = [
 @pytest.mark.parametrize(
     ("section", "name", "bounds"), SETTINGS, ids=[name for _, name, _ in SETTINGS]
 )
-@pytest.mark.parametrize("value", [-2, 100_000_000, 10**9, 10**18, 1e308])
+@pytest.mark.parametrize("value", [-2, 100_000_000, 1e308])
 def test_every_number_has_bounds(
     tmp_path: Path, section: str, name: str, bounds: Bounds, value: float
 ) -> None:
@@ -217,7 +217,10 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
             StreamConfig(max_hop_tokens=90),
             r"stream\.max_hop_tokens: 90 is not a multiple .* 25 tokens",
         ),
-        (StreamConfig(hold_frames=5), r"stream\.hold_frames: 5, expected 0 to 4; the look-ahead"),
+        (
+            StreamConfig(lookahead_frames=5),
+            r"stream\.lookahead_frames: 5, expected 0 to 4; the look-ahead",
+        ),
         (
             StreamConfig(left_blocks=500),
             r"stream\.left_blocks: 500 past blocks and a chunk of 100 tokens need 505 pages of the "
@@ -242,7 +245,7 @@ def test_settings_beyond_the_model_or_the_cache(stream: StreamConfig, words: str
 
 
 def test_settings_within_the_cache_open_a_stream(voice: Voice) -> None:
-    stream = StreamConfig(left_blocks=30, max_hop_tokens=500, hold_frames=4)
+    stream = StreamConfig(left_blocks=30, max_hop_tokens=500, lookahead_frames=4)
     model = Token2Wav.load(TINY, stream=stream, runtime=RuntimeConfig(device="cpu", cache_mib=64))
     model.stream(voice).cancel()
 

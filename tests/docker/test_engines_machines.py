@@ -12,7 +12,7 @@ import pytest
 from tests.support.container import DOCKER
 from token2wav import backends
 from token2wav.config import LimitConfig, RuntimeConfig, ServerConfig
-from token2wav.errors import EngineUnavailableError
+from token2wav.errors import BackendUnavailableError
 from token2wav_export import cli as export_cli
 
 L4 = {"compute_capability": "8.9", "gpu": "NVIDIA L4"}
@@ -93,7 +93,7 @@ def test_gpu_without_a_tensorrt_that_works(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     def missing(name: str) -> None:
-        raise EngineUnavailableError("not there")
+        raise BackendUnavailableError("not there")
 
     monkeypatch.setattr(engines, "own_target", lambda: H200)
     monkeypatch.setattr(engines, "load_package", missing)

@@ -15,10 +15,13 @@ from token2wav.config.values import from_mapping
 
 # Where the options of a program are defined.
 PROGRAMS = {
+    "bench": ("client",),
     "completion": ("token2wav",),
+    "doctor": ("server/token2wav_server",),
     "export": ("exporters",),
     "gateway": ("gateway",),
     "health": ("client",),
+    "models": ("token2wav",),
     "perf-data": ("client",),
     "plan": ("server/token2wav_server",),
     "pull": ("token2wav",),

@@ -31,6 +31,7 @@ def test_a_typed_sentence_is_heard(tmp_path: Path) -> None:
     ):
         try:
             assert demo.stdout is not None
+            assert demo.stdout.readline().startswith("$ token2wav serve examples/demo_voice/model ")
             assert demo.stdout.readline() == f"open http://127.0.0.1:{port}\n"
             page.open(f"http://127.0.0.1:{port}")
             page.wait_for("texts.children.length == 4")

@@ -103,6 +103,8 @@ def test_the_demo(family: str, names: list[str], tmp_path: Path) -> None:
     done = run_demo(tmp_path / "part.wav", out, f"--family={family}")
     assert done.returncode == 0, done.stderr
     assert "960 for each of 37 tokens" in done.stdout
+    shown = [line.split()[1:3] for line in done.stdout.splitlines() if line.startswith("$ ")]
+    assert shown[-2:] == [["token2wav", "serve"], ["token2wav", "synth"]]
     assert sorted(path.name for path in out.iterdir()) == names
     assert soundfile.info(out / names[1]).frames == 37 * 960
     assert (out / names[0]).stat().st_size > 10_000

@@ -22,7 +22,7 @@ from token2wav import StreamConfig
 from token2wav.backends import exported_buckets
 from token2wav.cache.paged_kv_cache import PagedKVCache
 from token2wav.cache.states import SCRATCH_SLOT, StateStore
-from token2wav.errors import EngineError
+from token2wav.errors import BackendError
 from token2wav.execution import cuda_graphs
 from token2wav.execution.buckets import BucketRunner
 from token2wav.execution.cuda_graphs import CaptureError, GraphPool
@@ -270,14 +270,14 @@ def test_only_errors_of_the_capture_are_forgiven(recorded: SimpleNamespace) -> N
 
     def fails_in_capture() -> None:
         if recorded.capturing:
-            raise EngineError("tensorrt: the engine cannot be captured")
+            raise BackendError("tensorrt: the engine cannot be captured")
 
     def fails_always() -> None:
-        raise EngineError("tensorrt: no profile")
+        raise BackendError("tensorrt: no profile")
 
     with pytest.raises(CaptureError, match="the engine cannot be captured"):
         pool.capture(fails_in_capture)
-    with pytest.raises(EngineError, match="no profile"):
+    with pytest.raises(BackendError, match="no profile"):
         pool.capture(fails_always)
     assert pool.summary.graphs == 0
 

@@ -111,7 +111,7 @@ def test_a_failed_kernel_costs_the_process_its_device() -> None:
     """The failure runs in a separate process, because a process cannot use the GPU afterwards."""
     command = [sys.executable, "-c", LOSE_THE_DEVICE, str(TINY)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert "lost: engine: this process can no longer use the GPU" in done.stdout, done.stderr
+    assert "lost: backend: this process can no longer use the GPU" in done.stdout, done.stderr
 
 
 def test_audio_of_a_stream_on_the_gpu(reference: Token2Wav) -> None:

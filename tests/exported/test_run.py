@@ -16,7 +16,7 @@ import onnxruntime
 import pytest
 import torch
 
-from token2wav.errors import EngineError, EngineUnavailableError
+from token2wav.errors import BackendError, BackendUnavailableError
 from token2wav.exported import run
 from token2wav.exported.run import (
     KERNELS,
@@ -103,7 +103,7 @@ def name(request: pytest.FixtureRequest) -> str:
 def fake(stream: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
     try:
         real = package("tensorrt_rtx")
-    except EngineUnavailableError:
+    except BackendUnavailableError:
         pytest.skip("needs TensorRT-RTX: pip install tensorrt-rtx-cu13")
     made = FakeEngine(real)
     monkeypatch.setattr(run, "package", lambda name: made.trt)
@@ -161,7 +161,7 @@ def test_an_engine_that_cannot_be_captured(
     module = load(path, name)
     module.run(tensors(SHAPES), {})
     stream.capturing = True
-    with pytest.raises(EngineError, match="the engine cannot be captured; build it again"):
+    with pytest.raises(BackendError, match="the engine cannot be captured; build it again"):
         module.run(tensors(SHAPES), {})
 
 

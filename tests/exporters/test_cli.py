@@ -13,7 +13,7 @@ import pytest
 
 from tests.exporters.rig import ARTIFACT, Export, add, engine
 from tests.support.golden import TINY
-from token2wav.errors import ConfigError, EngineUnavailableError
+from token2wav.errors import BackendUnavailableError, ConfigError
 from token2wav.exported.artifacts import EngineFolder
 from token2wav_export import ExportError, engines, making
 from token2wav_export.cli import main
@@ -52,7 +52,7 @@ def test_no_tensorrt(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     message = failure(capsys, 2, "tensorrt", "--model", str(TINY))
     assert "tensorrt and tensorrt_rtx cannot be imported; install TensorRT-RTX" in message
-    with pytest.raises(EngineUnavailableError, match=r"^tensorrt_rtx cannot be imported"):
+    with pytest.raises(BackendUnavailableError, match=r"^tensorrt_rtx cannot be imported"):
         load_package("tensorrt_rtx")
 
 

@@ -40,13 +40,13 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def load(folder: Path, backend: str) -> Token2Wav:
     runtime = RuntimeConfig(device="cpu", backend=backend)  # type: ignore[arg-type]
-    exact = StreamConfig(hold_frames=0)  # early audio depends on how tokens are portioned
+    exact = StreamConfig(lookahead_frames=0)  # early audio depends on how tokens are portioned
     return Token2Wav.load(folder, stream=exact, runtime=runtime)
 
 
 def test_streams_equal_torch(folder: Path) -> None:
     torch_model, exported = load(folder, "torch"), load(folder, "onnx")
-    assert exported.engine.name == "onnx"
+    assert exported.backend.name == "onnx"
     tokens = [
         drawn_tokens(exported.config, count) for count in (140, 33)
     ]  # longer than the windows
@@ -77,7 +77,7 @@ def test_verify_compares_the_decoder(folder: Path, capsys: pytest.CaptureFixture
     command = ["verify", "--model", str(folder), "--device", "cpu", "--seconds", "2", "--json"]
     assert main(command) == DONE
     report = json.loads(capsys.readouterr().out)
-    assert report["engine"] == "onnx"
+    assert report["backend"] == "onnx"
     assert report["mel_max"] is None
     assert 80 < report["audio_snr_db"] < 240  # other sums than torch, so not equal bit by bit
 

@@ -17,7 +17,7 @@ from tests.support.golden import snr_db
 from tests.support.server_rig import Rig
 from tests.support.utterances import a_voice, some_tokens
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav, backends
-from token2wav.errors import ArtifactError, ConfigError, EngineUnavailableError
+from token2wav.errors import ArtifactError, BackendUnavailableError, ConfigError
 from token2wav.exported.run import ExportedVocoder
 from token2wav_export.cli import main
 from token2wav_export.verify import stream_mel
@@ -100,7 +100,7 @@ def test_float16_stays_finite_on_large_inputs(tiny: Path, engine: str) -> None:
 
 
 def test_auto_takes_torch_on_a_cpu(tiny: Path) -> None:
-    assert load(tiny, "auto").engine.name == "torch"
+    assert load(tiny, "auto").backend.name == "torch"
 
 
 def test_auto_selects_an_available_engine_and_logs_why(
@@ -108,8 +108,8 @@ def test_auto_selects_an_available_engine_and_logs_why(
 ) -> None:
     monkeypatch.setitem(backends._ORDER, "cpu", ("tensorrt", "onnx", "torch"))
     with caplog.at_level(logging.INFO):
-        assert load(tiny, "auto").engine.name == "onnx"
-        assert load(tiny, "auto", engines=str(tmp_path)).engine.name == "torch"
+        assert load(tiny, "auto").backend.name == "onnx"
+        assert load(tiny, "auto", engines=str(tmp_path)).backend.name == "torch"
     assert (
         "backend tensorrt has priority but cannot be used: tensorrt needs an NVIDIA GPU"
         in caplog.text
@@ -124,7 +124,7 @@ def test_an_engine_that_is_asked_for_must_be_there(tiny: Path, tmp_path: Path) -
 
 
 def test_tensorrt_needs_a_gpu(tiny: Path) -> None:
-    with pytest.raises(EngineUnavailableError, match="NVIDIA GPU"):
+    with pytest.raises(BackendUnavailableError, match="NVIDIA GPU"):
         load(tiny, "tensorrt")
 
 
@@ -216,6 +216,6 @@ def test_a_gpu_needs_the_onnxruntime_for_gpus() -> None:
 
     check_provider(torch.device("cpu"))
     with pytest.raises(
-        EngineUnavailableError, match=r"no CUDA provider; run: .*'token2wav\[onnx-gpu\]'"
+        BackendUnavailableError, match=r"no CUDA provider; run: .*'token2wav\[onnx-gpu\]'"
     ):
         check_provider(torch.device("cuda"))

@@ -83,7 +83,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 @pytest.mark.parametrize(("prompt", "count"), [(0, 53), (30, 128), (80, 60)])
 def test_a_streamed_mel_is_that_of_the_whole_on_torch(pair: Pair, prompt: int, count: int) -> None:
     reference, exported = pair
-    assert exported.engine.name == "onnx"
+    assert exported.backend.name == "onnx"
     voice, tokens = a_voice(prompt), some_tokens(count)
     [mel] = streamed_mels(exported, (tokens, voice))
     assert off(mel, reference.mel(tokens, voice)) <= MEL

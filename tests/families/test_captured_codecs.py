@@ -26,7 +26,7 @@ PARITY = 1e-4
 @pytest.mark.parametrize("name", WRITERS)
 def test_captured_streams_equal_the_cpu(name: str, tmp_path: Path) -> None:
     folder = WRITERS[name](tmp_path, FamilyGolden(name, "tiny"))
-    exact = StreamConfig(hold_frames=0)  # early audio depends on how tokens are portioned
+    exact = StreamConfig(lookahead_frames=0)  # early audio depends on how tokens are portioned
     cpu, gpu = (
         Token2Wav.load(
             folder, stream=exact, runtime=RuntimeConfig(device=device, precision="float32")

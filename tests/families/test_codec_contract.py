@@ -34,7 +34,7 @@ from token2wav.voice import voice_for
 
 # Of the spread of the audio. Sums are in another order than in the public code.
 PARITY = 1e-5
-EXACT = StreamConfig(hold_frames=0)  # early audio depends on how tokens are portioned
+EXACT = StreamConfig(lookahead_frames=0)  # early audio depends on how tokens are portioned
 Shapes = set[tuple[bool, bool, int]]  # first, inside and frames of pieces
 
 
@@ -97,7 +97,7 @@ def watch(model: Token2Wav, settings: StreamConfig, streams: int) -> tuple[Shape
     network = decoder._frames._net  # type: ignore[attr-defined]
     shapes = likely_pieces(network, config, config.hops(settings), streams)
     held = config.withheld_frames(settings)
-    engine = WaveformStage(network, shapes=shapes, hold_frames=held)
+    engine = WaveformStage(network, shapes=shapes, lookahead_frames=held)
     assert not engine.store._in_place
     decoder._frames = engine  # type: ignore[attr-defined]
     buckets = set(engine._pieces._buckets)  # type: ignore[attr-defined]
@@ -374,13 +374,13 @@ def test_the_smallest_and_the_largest_values_are_taken(codec: Subject) -> None:
         assert off(codec.model.synthesize(tokens), whole) <= PARITY * abs(whole).max()
 
 
-@pytest.mark.parametrize("hold_frames", [None, 0], ids=["default", "exact"])
+@pytest.mark.parametrize("lookahead_frames", [None, 0], ids=["default", "exact"])
 @pytest.mark.parametrize("family", WRITERS)
 def test_every_chunk_is_made_up_of_prepared_shapes(
-    family: str, hold_frames: int | None, tmp_path: Path
+    family: str, lookahead_frames: int | None, tmp_path: Path
 ) -> None:
     """Also the audio of a chunk that is sent early. So a GPU has a graph for every hop."""
-    settings = StreamConfig(hold_frames=hold_frames)
+    settings = StreamConfig(lookahead_frames=lookahead_frames)
     folder = WRITERS[family](tmp_path, FamilyGolden(family, "tiny"))
     model = Token2Wav.load(folder, stream=settings, runtime=RuntimeConfig(device="cpu"))
     prepared, ran = watch(model, settings, 1)

@@ -125,7 +125,7 @@ def test_provisional_audio_leaves_no_trace_in_later_blocks(
     schedule = HopSchedule.of(StreamConfig(), model.config, held)
     chunker, handle = Chunker(voice.prompt_tokens, model.config, schedule), flow.open(voice)
     mels, provisional = [], 0
-    first = schedule.first_tokens + schedule.early_lookahead
+    first = schedule.first_tokens + schedule.provisional_lookahead
     for portion in np.split(tokens, [first, first + 1, 40]):
         chunker.push(portion, end=chunker.new_tokens >= 40)
         while (chunk := chunker.next_chunk) is not None:
@@ -136,20 +136,20 @@ def test_provisional_audio_leaves_no_trace_in_later_blocks(
     flow.close(handle)
     assert provisional == schedule.first_tokens
     spoken, whole = np.concatenate(mels, axis=1), model.mel(tokens, voice)
-    early = 2 * provisional
+    frames = 2 * provisional
     assert spoken.shape == whole.shape
-    assert off(spoken[:, early:], whole[:, early:]) <= MEL
-    assert off(spoken[:, :early], whole[:, :early]) > MEL
+    assert off(spoken[:, frames:], whole[:, frames:]) <= MEL
+    assert off(spoken[:, :frames], whole[:, :frames]) > MEL
 
 
-@pytest.mark.parametrize("hold_frames", [0, 3])
-def test_the_first_chunk_has_audio(folder: Path, hold_frames: int) -> None:
+@pytest.mark.parametrize("lookahead_frames", [0, 3])
+def test_the_first_chunk_has_audio(folder: Path, lookahead_frames: int) -> None:
     """The vocoder holds back the audio of up to 10 tokens, so the first chunk has more tokens."""
-    settings = StreamConfig(hold_frames=hold_frames)
+    settings = StreamConfig(lookahead_frames=lookahead_frames)
     model = Token2Wav.load(folder, stream=settings, runtime=CPU)
     held = model.pipeline.stages["vocoder"].withheld_samples
     schedule = HopSchedule.of(settings, model.config, held)
-    tokens = some_tokens(schedule.first_tokens + schedule.early_lookahead)
+    tokens = some_tokens(schedule.first_tokens + schedule.provisional_lookahead)
     with model.stream(a_voice(30)) as stream:
         assert not list(stream.push(tokens[:-1]))
         [chunk] = stream.push(tokens[-1:])

@@ -15,8 +15,8 @@ class Transport:
         self.evictable = evictable
         self.aborted = False
 
-    def get_extra_info(self, name: str) -> tuple[str, int]:
-        return self._address, 1
+    def get_extra_info(self, name: str) -> tuple[str, int] | None:
+        return (self._address, 1) if name == "peername" else None
 
     def get_protocol(self) -> Transport:
         return self

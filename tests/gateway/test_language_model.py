@@ -27,7 +27,7 @@ from token2wav_gateway.settings import LanguageModelSettings
 from token2wav_gateway.template import load_template
 
 KEY = "right"
-PROMPT = {"text": "a", "instructions": None, "voice": "b", "prompt_text": ""}
+PROMPT: dict[str, Any] = {"text": "a", "instructions": None, "voice": "b", "prompt_text": ""}
 SHORT_S = 0.2  # time-out of a server that must run into it
 
 

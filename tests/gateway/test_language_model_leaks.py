@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import Iterator
 from contextlib import aclosing, closing, contextmanager
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ from token2wav_gateway.language_model import LanguageModel
 from token2wav_gateway.settings import LanguageModelSettings
 from token2wav_gateway.template import load_template
 
-PROMPT = {"text": "a", "instructions": None, "voice": "b", "prompt_text": ""}
+PROMPT: dict[str, Any] = {"text": "a", "instructions": None, "voice": "b", "prompt_text": ""}
 TOKEN = b'data: {"choices": [{"text": "<|s_1|>"}]}\n\n'
 TURNS = 50  # of the event loop, more than a request to this machine takes
 TOGETHER = 10  # texts that fail at the same time

@@ -8,10 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from huggingface_hub import constants
 
+from examples.demo import PROMPT
 from tests.gateway.test_voices import TENSORS
 from tests.support.patience import PATIENCE_SECONDS
 from token2wav_client import ClientVoice
+from token2wav_gateway.errors import GatewayError
 from token2wav_gateway.listener import Listener
 from token2wav_gateway.recorded_voices import RecordedVoices
 from token2wav_gateway.settings import VoiceSettings
@@ -74,3 +77,10 @@ def test_cancelled_requests_are_computed_one_at_a_time(
         assert front_end.count == 2
 
     asyncio.run(listen())
+
+
+def test_a_model_by_name_that_cannot_be_pulled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    listener = Listener(Path("acme/nowhere"), longest_s=30)
+    with pytest.raises(GatewayError, match="file: the model cannot turn it into a voice"):
+        listener.voice_of(PROMPT.read_bytes(), "file")

@@ -128,6 +128,7 @@ def test_sentences_count_as_requests_of_a_key(
         {"voice": "anna"},
         {"type": "input.text", "text": "One.\nTwo.\nThree.\nFour.\n"},
         {"type": "input.done"},
+        {"type": "session.close"},
     )
     monkeypatch.setattr(Speech, "speak", fail_after(0))
     serve(
@@ -143,7 +144,8 @@ def test_sentences_count_as_requests_of_a_key(
     assert kinds == ["server_error"] * 2 + ["rate_limit_error"] * 2
     message = client.errors[-1][1]["error"]["message"]
     assert message == "key shop: 3 requests a minute are allowed"
-    assert client.events[-1][1] == {"type": "session.done", "total_sentences": 4}
+    done = {"type": "session.done", "utterance_index": 0, "total_sentences": 4}
+    assert client.events[-1][1] == done
 
 
 def test_a_long_message_does_not_hold_up_other_clients(tmp_path: Path) -> None:

@@ -15,12 +15,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from tests.networks.test_hift_symmetric import CONFIG as PUBLIC
-from tests.support.golden import TINY
 from tests.support.random_weights import fill
-from token2wav import StreamConfig
 from token2wav.execution.cuda_graphs import GraphPool, graphs_enabled
 from token2wav.families.chatterbox.fade import FadedHiFT
-from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.kernels.channels_last import HiFTPlan
 from token2wav.kernels.convolution import (
     PieceTensors,
@@ -33,7 +30,7 @@ from token2wav.layers import streaming
 from token2wav.networks.hift import HiFT
 from token2wav.networks.noise import SourceNoise
 from token2wav.stages.kernel_pieces import PlannedPieces
-from token2wav.stages.piece_sizes import PieceSize, kernel_sizes
+from token2wav.stages.piece_sizes import PieceSize
 from token2wav.stages.stage import FrameChunk
 from token2wav.stages.waveform import WaveformStage
 
@@ -86,12 +83,14 @@ def a_network(name: str) -> HiFT:
     return network.to(DEVICE)
 
 
-def a_stage(network: HiFT, precision: Precision = "ieee", hold_frames: int = 0) -> WaveformStage:
+def a_stage(
+    network: HiFT, precision: Precision = "ieee", lookahead_frames: int = 0
+) -> WaveformStage:
     sizes = [PieceSize(2 * network.lookahead_frames + 4, rows) for rows in (1, 3)]
     graphs = GraphPool(DEVICE) if graphs_enabled(DEVICE) else None
     kernels = partial(PlannedPieces, HiFTPlan(network, precision), sizes, graphs)
     noise = SourceNoise(HARMONICS + 1, 0)
-    return WaveformStage(network, noise, kernels=kernels, hold_frames=hold_frames)
+    return WaveformStage(network, noise, kernels=kernels, lookahead_frames=lookahead_frames)
 
 
 def a_mel(frames: int) -> torch.Tensor:
@@ -160,9 +159,9 @@ def test_extrapolated_audio_leaves_no_trace() -> None:
     """
     network = a_network("causal")
     held = network.lookahead_frames
-    exact, early = a_stage(network), a_stage(network, hold_frames=1)
+    exact, extrapolating = a_stage(network), a_stage(network, lookahead_frames=1)
     utterances: dict[int, list[int | None]] = {held + 5: [2, held + 1, held + 5]}
-    [(_, one)], [(_, other)] = (list(spoken(stage, utterances)) for stage in (exact, early))
+    [(_, one)], [(_, other)] = (list(spoken(stage, utterances)) for stage in (exact, extrapolating))
     assert one.shape == other.shape
     border = held * network.frame_samples
     torch.testing.assert_close(one[border:], other[border:], atol=ROUNDING, rtol=0)
@@ -199,17 +198,3 @@ def test_tf32_costs_what_rounded_inputs_of_products_cost(monkeypatch: pytest.Mon
     # alike in size and only in part equal.
     assert distance(audio, rounded) <= 0.7 * distance(rounded, exact)
     assert distance(audio, exact) <= 1.2 * distance(rounded, exact)
-
-
-def test_few_sizes_cover_all_chunks() -> None:
-    config = CosyVoice3Config.read(TINY)
-    sizes = kernel_sizes(5, config, config.hops(StreamConfig()))
-    assert len(sizes) == 13
-    assert {size.frames for size in sizes} == {105, 205}
-    assert {size.rows for size in sizes if size.frames == 205} == {1, 2, 4, 8, 16, 32}
-    assert max(size.rows for size in sizes) == 64, "first chunks of 64 streams are one batch"
-    # The lean setting has hops of 50 tokens.
-    assert max(kernel_sizes(5, config, (25, 50))) == PieceSize(105, 64)
-    # The first piece of a stream must be longer than the frames that are held back.
-    [size] = kernel_sizes(21, config, (5, 5), 1)
-    assert size.frames == 22 + 21

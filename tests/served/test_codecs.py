@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import subprocess
 import sys
@@ -25,7 +26,9 @@ from tests.support.golden import ROOT
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.server_rig import Rig
 from token2wav import StreamConfig, Token2Wav, UtteranceOptions
+from token2wav.commands import main
 from token2wav_client import Client, ClientVoice, ServerError, token_source
+from token2wav_client.recordings import load_recordings
 
 STREAMS, FRAMES = 32, 30
 AUDIO = 1e-5  # of the spread of the audio: batches sum in another order than single streams
@@ -47,7 +50,7 @@ NAMES = (
 MOST_TOKENS = 20_000  # which also bounds the time that a stream is open
 # Early audio depends on how tokens are portioned.
 SETTINGS = f"""
-stream: {{hold_frames: 0}}
+stream: {{lookahead_frames: 0}}
 limits: {{stream_tokens: {MOST_TOKENS}}}
 """
 
@@ -68,7 +71,7 @@ def served(
     golden = FamilyGolden(request.param, "tiny")
     folder = CODECS[request.param].write(tmp_path_factory.mktemp(request.param), golden)
     with Rig.start(folder, tmp_path_factory.mktemp("server"), SETTINGS) as rig:
-        yield rig, Token2Wav.load(folder, stream=StreamConfig(hold_frames=0))
+        yield rig, Token2Wav.load(folder, stream=StreamConfig(lookahead_frames=0))
 
 
 @contextmanager
@@ -109,6 +112,20 @@ def test_streams_at_once_at_pace_and_in_random_portions(served: tuple[Rig, Token
             whole = wholes[seed % 4, switches[seed % 3]]
             assert audio.shape == whole.shape
             assert np.abs(audio - whole).max() <= AUDIO * whole.std()
+
+
+def test_bench_draws_codes_of_the_model(served: tuple[Rig, Token2Wav], tmp_path: Path) -> None:
+    rig, model = served
+    seconds = 20 / model.config.token_frame_rate  # of the mean utterance
+    out = tmp_path / "bench.json"
+    options = ["--streams", "4", "--rounds", "1", "--utterance-seconds", str(seconds), "--quiet"]
+    with nothing_left(rig):
+        assert main(["bench", "--url", rig.server.grpc_url, "--out", str(out), *options]) == 0
+    [row] = json.loads(out.read_text())["rows"]
+    assert (row["complete"], row["failed"]) == (4, 0), row["errors"]
+    lengths = [int(heard.samples.sum()) for heard in load_recordings(out.with_suffix(".npz"))["4"]]
+    samples, missing = model.config.samples_per_token, model.config.missing_samples
+    assert sorted(lengths) == [count * samples - missing for count in (10, 12, 14, 17)]
 
 
 def test_the_metadata_has_the_channels(served: tuple[Rig, Token2Wav]) -> None:

@@ -196,8 +196,8 @@ def test_the_report_of_synth(
     served: Rig, spoken: ClientVoice, loop: NDArray[np.int32], tmp_path: Path
 ) -> None:
     np.save(tmp_path / "tokens.npy", loop)
-    arrays: dict[str, Any] = voice_inputs(of_the_library(spoken))
-    np.savez(tmp_path / "voice.npz", **arrays)
+    inputs: dict[str, Any] = voice_inputs(of_the_library(spoken))
+    np.savez(tmp_path / "voice.npz", **inputs)
     command = synth(
         served.server.grpc_url,
         f"--tokens={tmp_path / 'tokens.npy'}",

@@ -143,6 +143,36 @@ def test_the_async_openai_package_speaks_several_texts_at_once(
         assert_same(content, expected(model, voice, text))
 
 
+def test_a_whole_file_has_its_usage_in_its_headers(
+    gateway: GatewayRig, model: Token2Wav, voice: ClientVoice
+) -> None:
+    names = ("texts_total", "audio_ttfp_s_count", "audio_rtf_count", "audio_underrun_s_count")
+
+    def counts() -> list[float]:
+        labels = {"texts_total": {"outcome": "done"}}
+        return [gateway.value(name, **labels.get(name, {})) for name in names]
+
+    before = counts()
+    text, tokens = TEXT * 4, len(tokens_of(TEXT * 4))
+    with gateway.http() as http:
+        whole = http.post(
+            "/v1/audio/speech", json=body(input=text, stream=False, response_format="wav")
+        )
+        events = http.post("/v1/audio/speech", json=body(stream=True))
+        codes = http.post("/v1/stage/run", json={"codes": tokens_of(TEXT), "voice": VOICE})
+    assert events.headers["content-type"].startswith("text/event-stream")
+    assert int(whole.headers["content-length"]) == len(whole.content)
+    with wave.open(io.BytesIO(whole.content)) as wav:
+        assert_same(wav.readframes(wav.getnframes()), expected(model, voice, text))
+    usage = {"input": len(text), "output": tokens, "total": len(text) + tokens}
+    for name, count in usage.items():
+        assert whole.headers[f"x-vllm-omni-{name}-tokens"] == str(count)
+    assert codes.headers["x-vllm-omni-output-tokens"] == str(len(tokens_of(TEXT)))
+    done, ttfp, rtf, underrun = (now - then for now, then in zip(counts(), before, strict=True))
+    assert done == ttfp == rtf == 3
+    assert underrun >= 1  # the long text has several chunks
+
+
 def test_events_carry_the_audio_and_the_usage(
     gateway: GatewayRig, model: Token2Wav, voice: ClientVoice
 ) -> None:

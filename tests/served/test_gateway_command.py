@@ -94,8 +94,8 @@ def speak_until_the_end(
         httpx.Client(base_url=url, headers=key, timeout=PATIENCE_SECONDS) as http,
         connect(stream, additional_headers=key) as ws,
     ):
-        ws.send(json.dumps({"voice": VOICE}))
-        ws.send(json.dumps({"type": "input.text", "text": f"{TEXT} {TEXT} "}))
+        ws.send(json.dumps({"voice": VOICE, "stream_audio": True}))
+        ws.send(json.dumps({"type": "input.text", "text": f"{TEXT}\n{TEXT}\n"}))
 
         def speak() -> None:
             http_audio.append(http.post("/v1/audio/speech", json=body).content)

@@ -67,6 +67,7 @@ def use(url: str) -> None:
         socket.send(json.dumps({"type": "session.config", "voice": VOICE}))
         socket.send(json.dumps({"type": "input.text", "text": f"{WORDS}. {WORDS}. "}))
         socket.send(json.dumps({"type": "input.done"}))
+        socket.send(json.dumps({"type": "session.close"}))
         assert "error" in {json.loads(message)["type"] for message in socket}
     with connect(stream, additional_headers=key) as socket, suppress(ConnectionClosed):
         socket.send(WORDS)

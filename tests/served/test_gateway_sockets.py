@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
+import wave
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -23,7 +25,7 @@ from tests.support.server_rig import Rig
 from token2wav import Token2Wav, Voice
 from token2wav_client import ClientVoice
 
-CONFIG = {"type": "session.config", "voice": VOICE}
+CONFIG = {"type": "session.config", "voice": VOICE, "stream_audio": True}
 TEXT = "One two three. Four five! Six seven eight nine"
 SENTENCES = ["One two three.", "Four five!", "Six seven eight nine"]
 SLOW = "slow " * 790  # nearly the longest input
@@ -131,6 +133,123 @@ def test_text_in_pieces_becomes_the_audio_of_its_sentences(
         assert progress[-1] == (960 * len(tokens_of(sentence)), len(tokens_of(sentence)))
 
 
+def speak_twice(gateway: GatewayRig, texts: list[str], **config: Any) -> list[dict[str, Any]]:
+    """Speaks utterances over one connection, as vLLM-Omni's page of its speech API describes it.
+
+    Returns:
+        For each sentence, its `audio.start`, its binary messages as `frames`, and its `audio.done`
+        as `done`.
+    """
+    sentences: list[dict[str, Any]] = []
+    with connect(address(gateway), open_timeout=PATIENCE_SECONDS, close_timeout=1) as connection:
+        connection.send(json.dumps({"type": "session.config", "voice": VOICE, **config}))
+        for utterance, text in enumerate(texts):
+            count = len(sentences)
+            connection.send(json.dumps({"type": "input.text", "text": text}))
+            connection.send(json.dumps({"type": "input.done"}))
+            while True:
+                message = connection.recv(timeout=PATIENCE_SECONDS)
+                if isinstance(message, bytes):
+                    sentences[-1]["frames"].append(message)
+                    continue
+                event = json.loads(message)
+                if event["type"] == "audio.start":
+                    sentences.append({**event, "frames": []})
+                elif event["type"] == "audio.done":
+                    sentences[-1]["done"] = event
+                elif event["type"] == "session.done":
+                    break
+            assert event["utterance_index"] == utterance
+            assert event["total_sentences"] == len(sentences) - count
+        connection.send(json.dumps({"type": "session.close"}))
+        with pytest.raises(ConnectionClosed) as closed:
+            connection.recv(timeout=PATIENCE_SECONDS)
+    assert closed.value.rcvd is not None
+    assert closed.value.rcvd.code == 1000
+    return sentences
+
+
+def test_two_utterances_of_vllm_omni_over_one_connection(
+    gateway: GatewayRig, model: Token2Wav, voice: ClientVoice
+) -> None:
+    """By default each sentence is one message with a whole file."""
+    sentences = speak_twice(gateway, ["One two three. Four five!", "Six seven."])
+    places = [(sentence["utterance_index"], sentence["sentence_index"]) for sentence in sentences]
+    assert places == [(0, 0), (0, 1), (1, 0)]
+    for sentence in sentences:
+        [file] = sentence["frames"]
+        done = sentence["done"]
+        assert (sentence["format"], done["total_bytes"], done["error"]) == ("wav", len(file), False)
+        text = sentence["sentence_text"]
+        with wave.open(io.BytesIO(file)) as wav:
+            assert wav.getframerate() == sentence["sample_rate"]
+            audio = np.frombuffer(wav.readframes(wav.getnframes()), np.int16)
+        whole = sentence_audio(model, voice, text)
+        assert audio.shape == whole.shape
+        assert np.abs(audio.astype(int) - whole).max() <= 1
+        assert done["usage"]["output_tokens"] == len(tokens_of(text))
+        assert done["usage"]["input_tokens"] == len(text)
+
+
+def test_streamed_audio_of_an_utterance_that_is_not_split(gateway: GatewayRig) -> None:
+    """The configuration stays for the second utterance."""
+    texts = ["One two three. " * 9 + "Four!", "Five six seven eight nine ten. " * 5 + "End."]
+    sentences = speak_twice(
+        gateway,
+        texts,
+        stream_audio=True,
+        response_format="pcm",
+        split_granularity="none",
+        task_type="CustomVoice",
+        language="Auto",
+        speed=1.0,
+    )
+    assert [sentence["sentence_text"] for sentence in sentences] == texts
+    for sentence, text in zip(sentences, texts, strict=True):
+        assert len(sentence["frames"]) > 1
+        samples = 960 * len(tokens_of(text))
+        assert sentence["done"]["total_bytes"] == 2 * samples
+        assert sum(map(len, sentence["frames"])) == 2 * samples
+
+
+def test_a_configuration_is_refused_while_text_is_buffered(gateway: GatewayRig) -> None:
+    with opened(gateway) as socket:
+        socket.send(type="session.config", voice=VOICE, stream_audio=True, response_format="wav")
+        socket.send(type="input.text", text="One two")
+        socket.send(**CONFIG | {"response_format": "flac"})
+        assert_error(socket, "session.config: an utterance has begun")
+        socket.send(type="input.text", text=" three.")
+        socket.send(type="input.done")
+        # It is accepted after the end of the utterance, which may still be spoken.
+        socket.send(**CONFIG | {"response_format": "flac", "split_granularity": "clause"})
+        socket.send(type="input.text", text="Four five six, seven.")
+        socket.send(type="input.done")
+        for _ in range(2):
+            socket.until("session.done")
+    starts = [(event["sentence_text"], event["format"]) for event in socket.of("audio.start")]
+    assert starts == [("One two three.", "wav"), ("Four five six,", "flac"), ("seven.", "flac")]
+
+
+def test_an_empty_utterance_and_the_end_of_the_session(gateway: GatewayRig) -> None:
+    with opened(gateway) as socket:
+        socket.send(type="input.done")
+        assert socket.until("session.done")["total_sentences"] == 0
+        socket.send(type="input.text", text="One two. Never spoken")
+        socket.send(type="session.close")  # after the sentences that are complete
+        with pytest.raises(ConnectionClosed):
+            socket.until("never")
+    assert [event["sentence_text"] for event in socket.of("audio.start")] == ["One two."]
+    assert len(socket.of("audio.done")) == 1
+
+
+def test_a_socket_is_closed_if_it_is_idle_between_utterances(gateway: GatewayRig) -> None:
+    with opened(gateway) as socket:
+        socket.send(type="input.text", text="One two.")
+        socket.send(type="input.done")
+        assert socket.until("session.done")["utterance_index"] == 0
+        assert "no message for 2 s" in socket.until("error")["message"]
+
+
 def test_cancel_stops_the_speech_and_the_socket_speaks_on(
     gateway: GatewayRig, speaker: FastAPI, rig: Rig
 ) -> None:
@@ -146,7 +265,8 @@ def test_cancel_stops_the_speech_and_the_socket_speaks_on(
         until(lambda: rig.ended()["cancelled"] == ended + 1)
         socket.send(type="input.text", text="Four five!")
         socket.send(type="input.done")
-        assert socket.until("session.done")["total_sentences"] == 2
+        done = socket.until("session.done")
+        assert (done["utterance_index"], done["total_sentences"]) == (1, 1)
     assert [event["sentence_text"] for event in socket.of("audio.start")][1:] == ["Four five!"]
 
 
@@ -169,11 +289,21 @@ def test_a_sentence_that_fails_does_not_end_the_session(gateway: GatewayRig) -> 
     assert "0 words" in error["error"]["message"]
     assert error["sentence_index"] == 0
     assert socket.audio[0][:4] == b"OggS"
-    assert [event["sentence_index"] for event in socket.of("audio.done")] == [1]
+    assert [event["error"] for event in socket.of("audio.done")] == [True, False]
+    assert error["message"] == error["error"]["message"]
 
 
 def assert_refused(socket: Socket, reason: str) -> None:
     """Asserts that the session ends with an error that is the client's fault."""
+    assert_error(socket, reason)
+    with pytest.raises(ConnectionClosed) as closed:
+        socket.until("never")
+    assert closed.value.rcvd is not None
+    assert closed.value.rcvd.code == 1008
+
+
+def assert_error(socket: Socket, reason: str) -> None:
+    """Asserts that the next error is the client's fault, and names the reason."""
     error = socket.until("error")["error"]
     assert reason in error["message"]
     assert error["param"] in (
@@ -185,11 +315,11 @@ def assert_refused(socket: Socket, reason: str) -> None:
         "model",
         "response_format",
         "speed",
+        "language",
+        "split_granularity",
+        "ref_audio",
+        "task_type",
     )
-    with pytest.raises(ConnectionClosed) as closed:
-        socket.until("never")
-    assert closed.value.rcvd is not None
-    assert closed.value.rcvd.code == 1008
 
 
 @pytest.mark.parametrize(
@@ -202,16 +332,26 @@ def assert_refused(socket: Socket, reason: str) -> None:
         ("[" * 100_000, "expected a JSON object"),
         ('{"type": "input.text", "text": "\\ud83d"}', "valid Unicode"),
         ('["input.text"]', "must be a JSON object"),
-        ('{"type": "input.text", "text": "%s"}' % ("No. " * 300), "more than 256 sentences wait"),
+        ('{"type": "session.config", "voice": "nobody"}', "'nobody' is not one of"),
+        ('{"type": "session.close", "text": ""}', "other messages have none"),
         (b"\x00", "expected a JSON object"),
     ],
 )
-def test_a_wrong_message_ends_the_session_with_a_sentence(
+def test_a_wrong_message_is_refused_and_the_session_goes_on(
     gateway: GatewayRig, message: str | bytes, reason: str
 ) -> None:
     with opened(gateway) as socket:
         socket._connection.send(message)
-        assert_refused(socket, reason)
+        assert_error(socket, reason)
+        socket.send(type="input.text", text="One two.")
+        socket.send(type="input.done")
+        assert socket.until("session.done")["total_sentences"] == 1
+
+
+def test_too_many_sentences_end_the_session(gateway: GatewayRig) -> None:
+    with opened(gateway) as socket:
+        socket.send(type="input.text", text="Boats? " * 300)
+        assert_refused(socket, "more than 256 sentences wait")
 
 
 @pytest.mark.parametrize(
@@ -220,7 +360,11 @@ def test_a_wrong_message_ends_the_session_with_a_sentence(
         ({"voice": "nobody"}, "'nobody' is not one of"),
         ({"model": "gpt-5"}, "'gpt-5' is not one of"),
         ({"response_format": "aac"}, "not one of pcm"),
-        ({"speed": 1}, "speed: is not a known field"),
+        ({"speed": 2}, "speed: must be 1"),
+        ({"language": "Klingon"}, "language: 'Klingon' is neither an ISO code"),
+        ({"split_granularity": "word"}, "split_granularity: Input should be"),
+        ({"ref_audio": "file:///etc/passwd"}, "ref_audio: is not a known field"),
+        ({"task_type": "VoiceDesign"}, "task_type: Input should be"),
     ],
 )
 def test_a_wrong_session_is_refused(

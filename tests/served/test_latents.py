@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -57,6 +58,16 @@ def test_streams_at_once_in_random_portions(
             assert audio.shape == whole.shape
             assert np.abs(audio - whole).max() <= AUDIO * whole.std()
     rig.wait_until_empty()
+
+
+def test_bench_draws_latents(served: tuple[Rig, Token2Wav], tmp_path: Path) -> None:
+    rig, model = served
+    out, seconds = tmp_path / "bench.json", 20 / model.config.token_frame_rate
+    options = ["--streams", "2", "--rounds", "2", "--utterance-seconds", str(seconds), "--quiet"]
+    arguments = ["bench", "--url", rig.server.grpc_url, "--out", str(out), *options]
+    assert commands.main(arguments) == 0
+    [row] = json.loads(out.read_text())["rows"]
+    assert (row["complete"], row["failed"]) == (4, 0), row["errors"]
 
 
 def test_half_precision_is_accepted(

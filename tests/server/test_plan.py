@@ -203,6 +203,17 @@ def test_tensors_of_the_vocoder_leave_less_room_for_the_cache() -> None:
     assert vocoder_bytes(config, StreamConfig()) == 64 * 105 * 707_000
 
 
+@pytest.mark.parametrize("family", ["StreamFlow", "Qwen2.5-Omni"])
+def test_a_flow_of_windows_stores_no_pages(family: str) -> None:
+    short, long = (
+        stream_needs(public_configs()[family], StreamConfig(), "float16", 0, tokens)
+        for tokens in (50, 5000)
+    )
+    assert short == long
+    assert short.page_bytes == short.pages == 0
+    assert 100_000 < short.context_bytes < 10_000_000  # states of the vocoder
+
+
 # Nodes of the CUDA graphs of each family, as `benchmarks.launches` counts them.
 COUNTED = json.loads((RESULTS / "launches.json").read_text())["rows"]
 
@@ -217,16 +228,20 @@ def test_estimated_nodes_are_close_to_the_counted_launches(family: str) -> None:
     ]
     captured = {name: stage["captured"] for name, stage in counts["stages"].items()}
     nodes = graph_nodes(model, StreamConfig(first_tokens=0))
-    sizes = 6 if family == "StreamFlow" else 11
+    sizes = 6 if family in ("StreamFlow", "Qwen2.5-Omni") else 11
     counted = sizes * (captured.get("encoder", 0) + captured["flow"])
-    if family in ("BigVGAN", "StreamFlow"):  # a first chunk may be shorter than its shortest graph
+    if family in (
+        "BigVGAN",
+        "StreamFlow",
+        "Qwen2.5-Omni",
+    ):  # a first chunk may be shorter than its shortest graph
         assert nodes > counted + 12 * counts["stages"]["vocoder"]["launches"]
     else:
         assert nodes == pytest.approx(counted + 13 * captured["vocoder"], rel=0.05)
     # Provisional chunks have graphs of their own, with fewer ODE steps, for 7 of the 11 sizes.
-    share = model.early_steps(StreamConfig(), model.ode_steps) / model.ode_steps
-    early = 7 * share * captured["flow"] if share < 1 else 0
-    assert graph_nodes(model, StreamConfig()) - nodes == pytest.approx(early, rel=0.05)
+    share = model.provisional_steps(StreamConfig(), model.ode_steps) / model.ode_steps
+    provisional = 7 * share * captured["flow"] if share < 1 else 0
+    assert graph_nodes(model, StreamConfig()) - nodes == pytest.approx(provisional, rel=0.05)
 
 
 def test_600_lean_streams_of_20_seconds_fit_into_139_gigabytes(

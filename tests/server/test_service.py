@@ -22,8 +22,8 @@ from token2wav import Token2Wav, Voice
 from token2wav.cache.block_pool import OutOfBlocksError
 from token2wav.config import LimitConfig, RuntimeConfig, ServerConfig, StreamConfig
 from token2wav.errors import (
+    BackendError,
     DeviceLostError,
-    EngineError,
     ExpiredError,
     IdleError,
     InputError,
@@ -171,8 +171,8 @@ def service(triton: FakeTriton, faulty: tuple[Token2Wav, FaultyVocoder]) -> Iter
         (ExpiredError("stream: old"), "NOT_FOUND"),
         (LimitError("streams: full"), "UNAVAILABLE"),
         (OutOfBlocksError("cache: full"), "UNAVAILABLE"),
-        (EngineError("engine: broken"), "INTERNAL"),
-        (DeviceLostError("engine: lost"), "INTERNAL"),
+        (BackendError("backend: broken"), "INTERNAL"),
+        (DeviceLostError("backend: lost"), "INTERNAL"),
         (Token2WavError("something"), "INTERNAL"),
     ],
 )
@@ -200,8 +200,8 @@ def test_an_unexpected_failure_ends_its_request_alone(
     with monkeypatch.context() as patched:
         patched.setattr(service._requests.scheduler, "push", lambda *_, **__: [][0])
         service.handle(request := spoken(voice))
-    assert request.errors == ["INTERNAL engine: IndexError: list index out of range"]
-    assert triton.values["refused_total", "engine"] == 1
+    assert request.errors == ["INTERNAL backend: IndexError: list index out of range"]
+    assert triton.values["refused_total", "backend"] == 1
     assert service._requests.open_requests == 0
     service.handle(request := spoken(voice))
     until(lambda: request.over)
@@ -285,11 +285,11 @@ def test_batches_larger_than_the_engine_are_warned_of(
     batch_streams: int,
     warned: bool,
 ) -> None:
-    engine = replace(faulty[0].engine, name="tensorrt", most_streams=most_streams)
-    monkeypatch.setattr(faulty[0], "engine", engine)
+    backend = replace(faulty[0].backend, name="tensorrt", most_streams=most_streams)
+    monkeypatch.setattr(faulty[0], "backend", backend)
     config = ServerConfig(limits=LimitConfig(streams=1, batch_streams=batch_streams))
     importlib.import_module("token2wav_server.service").Service(faulty[0], config).close()
-    expected = "limits.batch_streams is 8, but the tensorrt engine computes at most 4 chunks"
+    expected = "limits.batch_streams is 8, but the tensorrt backend computes at most 4 chunks"
     assert (expected in caplog.text) is warned
 
 

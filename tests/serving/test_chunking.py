@@ -28,7 +28,7 @@ CODEC = replace(
     block_tokens=1,
     lookahead_tokens=0,
     hop_blocks=(1, 4),
-    speaks_early=False,
+    provisional_chunks=False,
 )
 LOOKAHEAD = 3
 BLOCK = 25

@@ -12,16 +12,16 @@ from tests.support.tiny_model import TINY
 from token2wav import StreamConfig
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.serving.chunking import Chunker
-from token2wav.serving.clocks import Arrivals, Load, Playback
+from token2wav.serving.clocks import Load, Playback
 from token2wav.serving.hops import HopSchedule
 
 FLOW = CosyVoice3Config.read(TINY)
-GROWING, _, WAITING, EARLY = policies(FLOW).values()
-FIRST, LOOKAHEAD = StreamConfig().first_tokens, StreamConfig().early_lookahead_tokens
+GROWING, _, WAITING, PROVISIONAL = policies(FLOW).values()
+FIRST, LOOKAHEAD = StreamConfig().first_tokens, StreamConfig().provisional_lookahead_tokens
 
 
 @pytest.mark.parametrize("pattern", ["steady", "messages of 5"])
-@pytest.mark.parametrize("schedule", [WAITING, EARLY], ids=["whole blocks", "early"])
+@pytest.mark.parametrize("schedule", [WAITING, PROVISIONAL], ids=["whole blocks", "provisional"])
 def test_no_underruns_at_the_pace_of_speech_with_200_ms(
     schedule: HopSchedule, pattern: str
 ) -> None:
@@ -34,17 +34,17 @@ def test_no_more_silence_than_with_growing_hops(pattern: str) -> None:
     for pace in PACES:
         grown, ours = (replay(schedule, FLOW, pace, pattern) for schedule in (GROWING, WAITING))
         assert ours.silent_s <= grown.silent_s
-        early = replay(EARLY, FLOW, pace, pattern)
-        assert early.first_s < 0.7 * ours.first_s
+        provisional = replay(PROVISIONAL, FLOW, pace, pattern)
+        assert provisional.first_s < 0.7 * ours.first_s
         # Where tokens come too slowly, silence comes later instead.
-        assert early.first_s + early.silent_s <= ours.first_s + ours.silent_s + 0.1
+        assert provisional.first_s + provisional.silent_s <= ours.first_s + ours.silent_s + 0.1
 
 
 @pytest.mark.parametrize("pace", [50, 100, 200])
 def test_fast_tokens_one_provisional_chunk_then_hops(
     pace: float,
 ) -> None:
-    heard = replay(EARLY, FLOW, pace)
+    heard = replay(PROVISIONAL, FLOW, pace)
     assert heard.provisional <= 0.06  # the first 12 of 250 tokens, or two more
     assert heard.chunks <= 11
     assert replay(WAITING, FLOW, pace).chunks <= 5
@@ -53,7 +53,7 @@ def test_fast_tokens_one_provisional_chunk_then_hops(
 def test_first_audio_needs_the_first_tokens_and_their_lookahead() -> None:
     compute = 0.05 + 0.001 * 0.3 * (25 + FIRST)  # 3 of 10 ODE steps
     for pace in PACES:
-        assert replay(EARLY, FLOW, pace).first_s == pytest.approx(
+        assert replay(PROVISIONAL, FLOW, pace).first_s == pytest.approx(
             (FIRST + LOOKAHEAD - 1) / pace + compute, abs=0.002
         )
 
@@ -166,7 +166,7 @@ def test_a_stream_that_ran_dry_waits_for_a_whole_block() -> None:
     assert not chunker.next_chunk.provisional
 
 
-def test_where_chunks_take_long_nobody_speaks_early() -> None:
+def test_no_provisional_chunks_where_chunks_take_long() -> None:
     load = Load()
     for _ in range(30):
         load.delayed(0.3)
@@ -177,26 +177,7 @@ def test_where_chunks_take_long_nobody_speaks_early() -> None:
     assert chunker.next_chunk is not None
 
 
-@pytest.mark.parametrize(
-    ("batches", "most"), [({1: 0.02}, 2), ({1: 0.02, 3: 0.04}, 3), ({1: 0.005, 9: 0.006}, 100)]
-)
-def test_as_many_speak_early_as_the_workers_compute_in_time(
-    batches: dict[int, float], most: int
-) -> None:
-    load = Load()
-    load.record_batch(1, 3.0)  # the first measurement does not count
-    for _ in range(100):
-        for chunks, seconds in batches.items():
-            load.record_batch(chunks, seconds)
-    streams = [chunker_of(Clock(), load=load)[0] for _ in range(100)]
-    for stream in streams:
-        stream.push(tokens(15))
-    assert sum(stream.next_chunk is not None for stream in streams) == most
-    del streams
-    assert load.try_admit_early(chunker_of(Clock(), load=load)[0])  # the others are gone
-
-
-def test_whole_blocks_make_room_for_an_early_stream() -> None:
+def test_whole_blocks_make_room_for_a_provisional_stream() -> None:
     load = Load()
     for _ in range(2):
         load.record_batch(1, 0.04)
@@ -206,9 +187,9 @@ def test_whole_blocks_make_room_for_an_early_stream() -> None:
     chunker.finish_chunk()  # the first tokens
     chunker.push(tokens(100))
     chunker.finish_chunk()  # up to the first block's end
-    assert not load.try_admit_early(other)
+    assert not load.try_admit_provisional(other)
     chunker.finish_chunk()  # the next block as a whole
-    assert load.try_admit_early(other)
+    assert load.try_admit_provisional(other)
 
 
 def test_a_first_chunk_without_audio_then_another_soon() -> None:
@@ -218,14 +199,3 @@ def test_a_first_chunk_without_audio_then_another_soon() -> None:
     chunker.push(tokens(12))
     assert chunker.next_chunk is not None
     assert chunker.next_chunk.stop == 99
-
-
-def test_arrivals_tell_pace_and_rhythm() -> None:
-    arrivals = Arrivals()
-    assert arrivals.seconds_for(10, 3.0) == 0
-    for at in (1.0, 1.2, 1.4):
-        arrivals.add(5, at)
-    assert arrivals.seconds_for(10, 1.4) == pytest.approx(0.4)
-    assert arrivals.seconds_for(10, 1.8) == pytest.approx(0.8)  # a stall slows them down
-    assert arrivals.seconds_until_next(1.5) == pytest.approx(0.1)
-    assert arrivals.seconds_until_next(2.0) == 0

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.replies import FakeClock
 from tests.support.tiny_model import TINY, demo_tokens, demo_voice, schedule_of
-from token2wav import EngineError, StreamClosedError
+from token2wav import BackendError, StreamClosedError
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.serving.audio_output import AudioOutput
 from token2wav.serving.chunking import Chunker
@@ -67,8 +67,8 @@ def test_a_result_without_audio_does_not_start_playback(result: Sample | None) -
 
 
 def test_an_error_is_raised_and_nothing_is_sent() -> None:
-    rig, error = Rig(), EngineError("engine: NaN")
-    with pytest.raises(EngineError) as caught:
+    rig, error = Rig(), BackendError("backend: NaN")
+    with pytest.raises(BackendError) as caught:
         deliver(rig.request, error, rig.send)
     assert caught.value is error
     assert (rig.sent, rig.chunks) == ([], 0)

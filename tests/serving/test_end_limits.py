@@ -153,7 +153,7 @@ def test_output_up_to_the_silence_is_that_without_a_limit(rate: int, trim_ms: in
 def test_a_run_of_tokens_ends_a_stream(model: Token2Wav, voice: Voice, portion: int) -> None:
     tokens, end = runaway(40), 40 + REPEATS - 1
     with model.stream(voice, GUARDED) as stream:
-        chunks = list[AudioChunk]()
+        chunks: list[AudioChunk] = []
         for start in range(0, len(tokens), portion):
             if chunks and chunks[-1].final:
                 break

@@ -153,7 +153,7 @@ def test_fewer_steps_see_the_past_at_their_own_times() -> None:
     that the solver with all times has at these times.
     """
     parts, tokens, voice = Parts.load(10), some_tokens(BLOCK + 8 + LOOKAHEAD), a_voice(0)
-    engine = parts.incremental(early_steps=3)
+    engine = parts.incremental(provisional_steps=3)
     handle = engine.open(voice)
     [past] = engine.advance(
         [(handle, TokenChunk(tokens[: BLOCK + LOOKAHEAD], 0, BLOCK, last=False))]
@@ -166,7 +166,7 @@ def test_fewer_steps_see_the_past_at_their_own_times() -> None:
     solver, early = parts.solver.tables, OdeTables.of(parts.flow.estimator, 10, 0.7, evaluated=3)
     assert early.stored_steps == [0, 3, 7]
     with torch.inference_mode():
-        mu = parts.flow.conditions(torch.from_numpy(tokens)[None])[:, :, :count]
+        mu = parts.flow.mu(torch.from_numpy(tokens)[None])[:, :, :count]
         speaker = parts.flow.speaker(torch.tensor(voice.speaker_embedding))[None]
         conditions = estimator.project_conditions(*solver.guided(mu, speaker, torch.zeros_like(mu)))
         grid = parts.config.grid(0).scaled(2)
@@ -188,12 +188,12 @@ def test_fewer_steps_see_the_past_at_their_own_times() -> None:
     assert off(mel.numpy(), partial_x[0, :, frames:].numpy()) <= MEL
 
 
-@pytest.mark.parametrize("early_steps", [1, 3])
-def test_fewer_steps_leave_no_trace(parts: Parts, early_steps: int) -> None:
+@pytest.mark.parametrize("provisional_steps", [1, 3])
+def test_fewer_steps_leave_no_trace(parts: Parts, provisional_steps: int) -> None:
     tokens = some_tokens(60)
     few, all_steps = (
-        speak(parts, parts.incremental(early_steps=steps), 30, len(tokens), [15, 20])
-        for steps in (early_steps, 0)
+        speak(parts, parts.incremental(provisional_steps=steps), 30, len(tokens), [15, 20])
+        for steps in (provisional_steps, 0)
     )
     exact = provisional_frames(few, 30)
     assert np.array_equal(few.mel[:, exact:], all_steps.mel[:, exact:])
@@ -203,7 +203,7 @@ def test_fewer_steps_leave_no_trace(parts: Parts, early_steps: int) -> None:
 def test_streams_in_a_batch_equal_streams_alone(parts: Parts) -> None:
     """Provisional chunks beside whole ones, of all lengths."""
     engine, cases = (
-        parts.incremental(early_steps=3),
+        parts.incremental(provisional_steps=3),
         [(30, 15), (75, 28), (0, 15), (99, 40), (25, 53)],
     )
     alone: list[Mel] = []

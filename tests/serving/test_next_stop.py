@@ -41,7 +41,7 @@ class Paces:
 
 def facts(received: int, first_tokens: int = 6, **changes: Any) -> StreamFacts:
     """Facts of a stream without a prompt, of which `received` tokens have arrived."""
-    schedule = HopSchedule(25, 100, BLOCK, first_tokens, early_lookahead=2)
+    schedule = HopSchedule(25, 100, BLOCK, first_tokens, provisional_lookahead=2)
     values: dict[str, Any] = {"start": 0, "spoken": 0, "ended": False, "hops": 0, "heard": False}
     values |= {"lead": inf, "estimates": Paces(received)} | changes
     return StreamFacts(
@@ -59,12 +59,14 @@ HEARD = {"start": 25, "spoken": 25, "hops": 1, "heard": True}
         pytest.param(facts(53 + 25, **HEARD), Stop(75), id="second hop has two blocks"),
         pytest.param(facts(10, ended=True), Stop(10), id="end"),
         pytest.param(facts(7), None, id="too few for early audio"),
-        pytest.param(facts(8), Stop(6, early=True), id="early audio"),
+        pytest.param(facts(8), Stop(6, needs_admission=True), id="early audio"),
         pytest.param(facts(27, first_tokens=0), None, id="no early audio wanted"),
         pytest.param(facts(60, lead=3.0, **HEARD), None, id="the listener can wait for the hop"),
         pytest.param(facts(60, lead=0.5, **HEARD), Stop(50), id="complete blocks"),
         pytest.param(facts(30, lead=2.0, **HEARD), None, id="the listener can wait for the block"),
-        pytest.param(facts(38, lead=0.4, **HEARD), Stop(33, early=True), id="provisional"),
+        pytest.param(
+            facts(38, lead=0.4, **HEARD), Stop(33, needs_admission=True), id="provisional"
+        ),
         pytest.param(facts(38, lead=-0.1, **HEARD), None, id="too late for a provisional chunk"),
     ],
 )

@@ -20,8 +20,8 @@ from tests.support.tiny_model import TINY, FaultyVocoder, demo_tokens, demo_voic
 from tests.support.utterances import joined
 from token2wav import (
     AudioChunk,
+    BackendError,
     ConfigError,
-    EngineError,
     InputError,
     RuntimeConfig,
     StreamClosedError,
@@ -426,11 +426,11 @@ def test_a_failing_engine_ends_its_stream_and_no_other(
     if when == "finish":
         stream.push([1])
     vocoder.fault = fault
-    with pytest.raises(EngineError) as caught:
+    with pytest.raises(BackendError) as caught:
         stream.push(demo_tokens(30)) if when == "push" else stream.finish()
     assert words in one_line(caught.value)
     assert model.pipeline.open_streams == 1
-    with pytest.raises(StreamClosedError, match=f"^stream: it failed: engine: .*{words}"):
+    with pytest.raises(StreamClosedError, match=f"^stream: it failed: backend: .*{words}"):
         stream.push([1])
     assert np.array_equal(joined(before + other.finish()), expected(30))
 
@@ -451,7 +451,7 @@ def test_an_engine_that_cannot_open_leaves_nothing_in_the_other(
 ) -> None:
     model, vocoder = faulty
     vocoder.open_fault = RuntimeError("no room")
-    with pytest.raises(EngineError, match=r"^engine: no room$"):
+    with pytest.raises(BackendError, match=r"^backend: no room$"):
         model.stream(voice)
     assert model.pipeline.open_streams == 0
 

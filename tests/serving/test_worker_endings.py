@@ -24,7 +24,7 @@ from tests.support.replies import (
     speak,
 )
 from tests.support.tiny_model import WAIT_SECONDS, FaultyVocoder, demo_tokens
-from token2wav import EngineError, LimitError, StreamClosedError, Token2Wav, Voice
+from token2wav import BackendError, LimitError, StreamClosedError, Token2Wav, Voice
 from token2wav.errors import ExpiredError, IdleError
 from token2wav.serving.observer import Observer
 from token2wav.serving.worker import WorkerPool
@@ -187,12 +187,12 @@ def test_a_full_server_reports_its_hung_worker(
         workers.requests.open(voice)
     clock.now += 2.0
     with pytest.raises(
-        EngineError, match=r"^engine: no batch has finished for 181 s; the server hangs$"
+        BackendError, match=r"^backend: no batch has finished for 181 s; the server hangs$"
     ):
         workers.requests.open(voice)
     assert (
         str(running.failed())
-        == "engine: the worker of this stream hangs; its batch has run for 181 s"
+        == "backend: the worker of this stream hangs; its batch has run for 181 s"
     )
     hanging.gate.set()
     until(lambda: workers._idle_workers == 1)

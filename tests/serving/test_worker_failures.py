@@ -27,7 +27,7 @@ from tests.support.replies import (
 )
 from tests.support.stages import two_stages
 from tests.support.tiny_model import WAIT_SECONDS, FaultyVocoder, demo_tokens
-from token2wav import EngineError, StreamClosedError, Token2Wav, Voice
+from token2wav import BackendError, StreamClosedError, Token2Wav, Voice
 from token2wav.config.model_config import ModelConfig
 from token2wav.errors import DeviceLostError
 from token2wav.serving import pipeline
@@ -46,7 +46,7 @@ from token2wav.stages.stage import (
 @pytest.mark.parametrize(
     "fault",
     [RuntimeError("out of memory\non two lines"), ValueError("a bug"), float("nan")],
-    ids=["engine", "bug", "NaN"],
+    ids=["backend", "bug", "NaN"],
 )
 def test_an_engine_failure_ends_one_utterance_and_no_other(
     make: Make,
@@ -67,8 +67,8 @@ def test_an_engine_failure_ends_one_utterance_and_no_other(
     workers.requests.push(utterance, [1], open_reply, end=False, keep_open=True)
     workers.requests.push(utterance, demo_tokens(FIRST), reply, end=False)
     error = reply.failed()
-    assert isinstance(error, EngineError)
-    assert str(error).startswith("engine: ")
+    assert isinstance(error, BackendError)
+    assert str(error).startswith("backend: ")
     assert open_reply.failed() is error
     assert closed.count == 1
 
@@ -82,7 +82,7 @@ def test_a_lost_device_is_reported_after_failed_utterances(
     faulty: tuple[Token2Wav, FaultyVocoder], voice: Voice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def lost(device: torch.device, cause: BaseException) -> None:
-        raise DeviceLostError("engine: this process can no longer use the GPU")
+        raise DeviceLostError("backend: this process can no longer use the GPU")
 
     monkeypatch.setattr(pipeline, "check_device", lost)
     model, vocoder = faulty
@@ -106,7 +106,7 @@ def test_an_engine_that_cannot_open_fails_the_request(
     model, vocoder = faulty
     workers = make(model)
     vocoder.open_fault = RuntimeError("no room")
-    assert isinstance(speak(workers, voice, 4).failed(), EngineError)
+    assert isinstance(speak(workers, voice, 4).failed(), BackendError)
     vocoder.open_fault = None
     assert_serves(workers, voice, expected)
 

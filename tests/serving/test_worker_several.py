@@ -27,7 +27,7 @@ from tests.support.replies import (
     speak,
 )
 from tests.support.tiny_model import WAIT_SECONDS, FaultyVocoder, demo_tokens
-from token2wav import EngineError, StreamClosedError, Token2Wav, Voice
+from token2wav import BackendError, StreamClosedError, Token2Wav, Voice
 from token2wav.serving.hang import hang_seconds
 from token2wav.serving.worker import WorkerPool, default_workers
 
@@ -129,10 +129,10 @@ def test_a_hanging_worker_loses_only_its_own_streams(
         assert np.array_equal(joined(speak(workers, voice, FIRST)), expected(FIRST))
         assert not lost.outcomes
         clock.now += 2.0
-        assert isinstance(lost.failed(), EngineError)
+        assert isinstance(lost.failed(), BackendError)
         assert (
             str(lost.error)
-            == "engine: the worker of this stream hangs; its batch has run for 181 s"
+            == "backend: the worker of this stream hangs; its batch has run for 181 s"
         )
         assert np.array_equal(joined(speak(workers, voice, FIRST)), expected(FIRST))
         assert workers.requests.open_requests == 0
@@ -142,9 +142,9 @@ def test_a_hanging_worker_loses_only_its_own_streams(
         lost = speak(workers, voice, FIRST)
         assert second.reached.wait(WAIT_SECONDS)
         clock.now += 181.0
-        assert isinstance(lost.failed(), EngineError)
+        assert isinstance(lost.failed(), BackendError)
         with pytest.raises(
-            EngineError, match=r"^engine: no batch has finished for 181 s; the server hangs$"
+            BackendError, match=r"^backend: no batch has finished for 181 s; the server hangs$"
         ):
             workers.requests.open(voice)
 

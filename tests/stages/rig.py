@@ -80,7 +80,7 @@ class Parts:
         storage: Storage = "float32",
         left_blocks: int = -1,
         longest_hop: int = 100,
-        early_steps: int = 0,
+        provisional_steps: int = 0,
         solver: CountingSolver | CheapSolver | None = None,
     ) -> CachedFlow:
         engine = cached_flow(
@@ -92,7 +92,7 @@ class Parts:
             storage=storage,
             left_blocks=left_blocks,
             longest_hop=longest_hop,
-            early_steps=early_steps,
+            provisional_steps=provisional_steps,
         )
         if solver is not None:
             solver.watch(engine)

@@ -49,7 +49,7 @@ def brute_force(
     """Computes the mel of prompt and tokens in one call under any mask, without an engine."""
     all_tokens = np.concatenate((voice.prompt_tokens, tokens))
     with torch.inference_mode():
-        mu = flow.conditions(torch.tensor(all_tokens)[None])[0]
+        mu = flow.mu(torch.tensor(all_tokens)[None])[0]
         cond = torch.zeros_like(mu)
         cond[:, : len(voice.prompt_mel)] = torch.tensor(voice.prompt_mel).T
         speaker = flow.speaker(torch.tensor(voice.speaker_embedding))

@@ -19,7 +19,7 @@ from tests.stages.rig import (
 )
 from tests.support.stages import two_stages
 from tests.support.utterances import a_voice, some_tokens
-from token2wav import EngineError, InputError, LimitError, Stream, StreamConfig, Token2Wav
+from token2wav import BackendError, InputError, LimitError, Stream, StreamConfig, Token2Wav
 from token2wav.cache.block_pool import StreamBlocks
 from token2wav.stages.cached_flow import CachedFlow
 from token2wav.stages.waveform import WaveformStage
@@ -112,7 +112,7 @@ def test_failing_engine_leaves_nothing(parts: Parts, fails_at: int) -> None:
             len(chunk.audio) for chunk in streams[-1].push(some_tokens(100)) + streams[-1].finish()
         )
 
-    with pytest.raises(EngineError, match="it broke"):
+    with pytest.raises(BackendError, match="it broke"):
         run()
     assert held(model, engine) == [0, 0, 0, 0, 0, 0]
     assert run() == 100 * 960
@@ -148,7 +148,7 @@ def test_an_open_that_fails_at_any_step_leaves_nothing(
             if known and step in ("the prompt's encoding", "the speaker", "the prompt's blocks"):
                 model.stream(voice).cancel()  # the voice is known, so this stage ran before
                 continue
-            with pytest.raises(EngineError, match="it broke"):
+            with pytest.raises(BackendError, match="it broke"):
                 model.stream(voice)
     assert engine.pool.used == engine.prefixes.idle_pages
     assert held(model, engine) == [0, 0, 0, 0, 0, 0]
@@ -168,7 +168,7 @@ def test_a_vocoder_that_cannot_open_leaves_nothing(
         for owner, name in ((vocoder.store, "take"), (torch, "empty")):
             model.stream(a_voice(41)).cancel()
             patch.setattr(owner, name, fail)
-            with pytest.raises(EngineError, match="it broke"):
+            with pytest.raises(BackendError, match="it broke"):
                 model.stream(a_voice(41))
             patch.undo()
     assert (vocoder.store.used, vocoder.open_streams) == (0, 0)

@@ -55,7 +55,7 @@ def test_the_embedding_is_that_of_separate_tables(folder: Path) -> None:
     # The layers after the embedding are the same as for tokens with one code.
     assert flow.pre_lookahead_layer is not None
     hidden = flow.pre_lookahead_layer(expected[None])[0]
-    mu = flow.conditions(torch.from_numpy(CODES)[None])[0]
+    mu = flow.mu(torch.from_numpy(CODES)[None])[0]
     assert float((mu - hidden.repeat_interleave(4, dim=0).T).abs().max()) <= 1e-6
 
 

@@ -27,10 +27,10 @@ def cached_flow(
     storage: Storage = "float32",
     left_blocks: int = -1,
     longest_hop: int = 100,
-    early_steps: int = 0,
+    provisional_steps: int = 0,
 ) -> CachedFlow:
-    """Returns an incremental flow on torch. `early_steps` are the ODE steps of provisional chunks;
-    0 for the steps of all chunks.
+    """Returns an incremental flow on torch. `provisional_steps` are the ODE steps of provisional
+    chunks; 0 for the steps of all chunks.
     """
     guidance = next(iter(solvers.values())).tables.guidance
     layout = CacheLayout.of(config, flow.estimator, guidance, max(solvers), storage)
@@ -41,14 +41,14 @@ def cached_flow(
             steps: Runner(TorchStep(flow.estimator, solver.tables, cache), states)
             for steps, solver in solvers.items()
         }
-        early_tables = {
-            steps: OdeTables.of(flow.estimator, steps, guidance, evaluated=early_steps)
+        provisional_tables = {
+            steps: OdeTables.of(flow.estimator, steps, guidance, evaluated=provisional_steps)
             for steps in solvers
-            if early_steps
+            if provisional_steps
         }
         provisional_runners = {
             steps: Runner(TorchStep(flow.estimator, tables, cache), states)
-            for steps, tables in early_tables.items()
+            for steps, tables in provisional_tables.items()
         }
     recompute = RecomputeFlow(config, flow, noise, solvers, left_blocks=left_blocks)
     return CachedFlow(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -45,11 +46,13 @@ class GatewayRig:
 
     Attributes:
         voices: folder of its voices.
+        riva: host:port of its gRPC interface; empty for none.
     """
 
     url: str
     registry: CollectorRegistry
     voices: Path
+    riva: str = ""
 
     def http(self, **options: Any) -> httpx.Client:
         return httpx.Client(base_url=self.url, timeout=PATIENCE_SECONDS, **options)
@@ -72,8 +75,13 @@ class GatewayRig:
         language_model_url: str,
         voice: ClientVoice,
         settings: dict[str, Any] | None = None,
+        riva: bool = False,
     ) -> Iterator[GatewayRig]:
-        """Starts a gateway with one voice, and further settings."""
+        """Starts a gateway with one voice, and further settings.
+
+        Args:
+            riva: whether it also has Riva's gRPC interface.
+        """
         voices = folder / "voices"
         voices.mkdir()
         save_file({name: getattr(voice, name) for name in FIELDS}, voices / f"{VOICE}.safetensors")
@@ -85,18 +93,50 @@ class GatewayRig:
         for section, values in (settings or {}).items():
             defaults = document.get(section)
             document[section] = {**defaults, **values} if isinstance(defaults, dict) else values
-        metrics = Metrics()
-        with serving_gateway(Settings.model_validate(document), metrics) as port:
-            yield cls(f"http://127.0.0.1:{port}", metrics.registry, voices)
+        metrics, riva_port = Metrics(), Ports.free().grpc if riva else 0
+        with serving_gateway(Settings.model_validate(document), metrics, riva_port) as port:
+            address = f"127.0.0.1:{riva_port}" if riva else ""
+            if riva:  # this port opens after the other one
+                until(lambda: _listens(riva_port))
+            yield cls(f"http://127.0.0.1:{port}", metrics.registry, voices, address)
+
+
+def _listens(port: int) -> bool:
+    try:
+        with socket.create_connection(("127.0.0.1", port)):
+            return True
+    except ConnectionError:
+        return False
 
 
 @contextmanager
-def serving_gateway(settings: Settings, metrics: Metrics | None = None) -> Iterator[int]:
+def serving_gateway(
+    settings: Settings, metrics: Metrics | None = None, riva_port: int = 0
+) -> Iterator[int]:
     """Serves a gateway as its command does, but in a thread, and yields its port."""
     app = create_app(settings, metrics or Metrics())
-    config = BoundedConfig(app, settings.limits, host="127.0.0.1", port=Ports.free().http)
+    config = BoundedConfig(
+        app,
+        settings.limits,
+        host="127.0.0.1",
+        port=Ports.free().http,
+        riva_port=riva_port,
+    )
     with _running(DrainingServer(config, app, drain_s=1)) as port:
         yield port
+
+
+class TraceRecorder:
+    """ASGI application that keeps the header `traceparent` of each request to another one."""
+
+    def __init__(self, app: Any) -> None:
+        self.traces: list[str] = []
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            self.traces.append(dict(scope["headers"]).get(b"traceparent", b"").decode())
+        await self._app(scope, receive, send)
 
 
 @contextmanager

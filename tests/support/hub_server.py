@@ -167,9 +167,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _content(self, path: Path, headers: dict[str, str]) -> None:
         size = path.stat().st_size
         start, stop, status = 0, size, 200
-        wanted = self.headers.get("range")
-        if wanted and self.hub.ranges:
-            first, _, last = wanted.removeprefix("bytes=").partition("-")
+        byte_range = self.headers.get("range")
+        if byte_range and self.hub.ranges:
+            first, _, last = byte_range.removeprefix("bytes=").partition("-")
             start, stop, status = int(first), min(size, int(last) + 1) if last else size, 206
             headers = {**headers, "Content-Range": f"bytes {start}-{stop - 1}/{size}"}
         self.send_response(status)

@@ -34,13 +34,13 @@ class Selector:
 
 @dataclass(frozen=True)
 class Query:
-    """Expression, and its place in the monitoring files."""
+    """Expression, and its location in the monitoring files."""
 
-    place: str
+    location: str
     expression: str
 
     def __str__(self) -> str:
-        return self.place
+        return self.location
 
     @property
     def selectors(self) -> list[Selector]:

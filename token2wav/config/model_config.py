@@ -20,7 +20,7 @@ _STEMS = {"flow": "flow", "vocoder": "hift", "decoder": "decoder"}
 _SUFFIXES = (".safetensors", ".pt")  # in order of preference
 # Share of the ODE steps of a stream that its provisional chunks have, and the least number of them
 # (docs/tuning.md).
-_EARLY_SHARE, _LEAST_EARLY = Fraction(3, 10), 3
+_PROVISIONAL_SHARE, _LEAST_PROVISIONAL_STEPS = Fraction(3, 10), 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,13 +57,14 @@ class ModelConfig:
             far as they have arrived.
         hop_blocks: attention blocks in the first hop and in the longest hop. A hop is the number of
             new tokens of a chunk. `StreamConfig.max_hop_tokens` overrides the longest hop.
-        hold_frames: frames that the last stage holds back by default at the end of a chunk; 0 for
-            its whole look-ahead. `StreamConfig.hold_frames` overrides this number.
+        lookahead_frames: frames that must follow the audio of the last stage before it is sent, by
+            default; 0 for its whole look-ahead. `StreamConfig.lookahead_frames` overrides this
+            number.
         ode_steps: default number of ODE steps; 0 for a model without an ODE.
         fixed_steps: whether the model allows no other number of ODE steps.
         takes_prompt: whether voices may have a prompt.
-        speaks_early: whether the flow can compute provisional chunks. A provisional chunk ends
-            inside a block, and its state is not stored.
+        provisional_chunks: whether the flow can compute provisional chunks. A provisional chunk
+            ends inside a block, and its state is not stored.
         fixed_hops: whether the audio depends on where chunks end. If so, the ends of chunks do not
             depend on the arrival times of tokens.
         left_blocks: past blocks that stay visible besides the prompt; -1 for all.
@@ -88,11 +89,11 @@ class ModelConfig:
     lookahead_tokens: int = 0
     optional_lookahead_tokens: int = 0
     hop_blocks: tuple[int, int] = (1, 4)
-    hold_frames: int = 0
+    lookahead_frames: int = 0
     ode_steps: int = 0
     fixed_steps: bool = False
     takes_prompt: bool = False
-    speaks_early: bool = False
+    provisional_chunks: bool = False
     fixed_hops: bool = False
     left_blocks: int = -1
 
@@ -166,10 +167,10 @@ class ModelConfig:
     def withheld_frames(self, stream: StreamConfig) -> int:
         """Returns the number of frames that the last stage holds back; 0 for its look-ahead.
 
-        It is `hold_frames` of the settings. If the settings have None, it is `hold_frames` of the
-        model.
+        It is `lookahead_frames` of the settings. If the settings have None, it is
+        `lookahead_frames` of the model.
         """
-        return self.hold_frames if stream.hold_frames is None else stream.hold_frames
+        return self.lookahead_frames if stream.lookahead_frames is None else stream.lookahead_frames
 
     def decoder_noise(self, choice: bool | None, stream: StreamConfig) -> bool:
         """Returns whether the decoder adds its noise to a stream.
@@ -213,17 +214,17 @@ class ModelConfig:
             )
         return setting or (default,)
 
-    def early_steps(self, stream: StreamConfig, steps: int) -> int:
+    def provisional_steps(self, stream: StreamConfig, steps: int) -> int:
         """Returns the number of ODE steps of the provisional chunks of a stream. It is `steps`, the
         number of the other chunks, if there are no such chunks.
         """
-        if not (stream.first_tokens and self.speaks_early):
+        if not (stream.first_tokens and self.provisional_chunks):
             return steps
-        if stream.early_steps:
-            return min(stream.early_steps, steps)
+        if stream.provisional_steps:
+            return min(stream.provisional_steps, steps)
         if self.fixed_steps:
             return steps
-        return min(steps, max(_LEAST_EARLY, math.ceil(_EARLY_SHARE * steps)))
+        return min(steps, max(_LEAST_PROVISIONAL_STEPS, math.ceil(_PROVISIONAL_SHARE * steps)))
 
     def stage_config(self, stage: StageName) -> Any:
         """Returns the part of the configuration that the network of a stage depends on.

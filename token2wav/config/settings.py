@@ -38,13 +38,13 @@ class StreamConfig:
             last stage holds back more than half of the audio of these tokens. 0 waits for whole
             blocks. Audio of an incomplete block differs a little from the audio of the whole
             utterance.
-        early_lookahead_tokens: number of tokens that must follow a provisional chunk, which is a
-            chunk of an incomplete block. The look-ahead of the model, which all other chunks need,
-            is the upper limit. With fewer tokens the audio comes earlier, and its last frames
+        provisional_lookahead_tokens: number of tokens that must follow a provisional chunk, which
+            is a chunk of an incomplete block. The look-ahead of the model, which all other chunks
+            need, is the upper limit. With fewer tokens the audio comes earlier, and its last frames
             differ more from the audio of the whole utterance.
-        early_steps: number of ODE steps of a provisional chunk, at most the number of the stream.
-            Fewer steps cost less. 0 takes three tenths of the steps of the stream, but at least 3,
-            and all steps of a model with a fixed list of times.
+        provisional_steps: number of ODE steps of a provisional chunk, at most the number of the
+            stream. Fewer steps cost less. 0 takes three tenths of the steps of the stream, but at
+            least 3, and all steps of a model with a fixed list of times.
         max_hop_tokens: largest hop, a multiple of the attention block. A hop is the usual number of
             new tokens in a chunk. Hops double from chunk to chunk, as long as the listener has
             enough audio to wait for the tokens. 0 takes the value of the model, four blocks for
@@ -55,12 +55,13 @@ class StreamConfig:
             last two, as published.
         steps: numbers of ODE steps that a stream may request, the default first. Empty allows only
             the number of the model.
-        hold_frames: mel frames, or tokens of a codec, at the end of a chunk whose audio is held
-            back until the next chunk. 0 holds back the whole look-ahead of the vocoder (21 frames
-            for CosyVoice2, 5 for CosyVoice3), and is exact. With fewer frames audio is sent
-            earlier, but the last samples of each chunk are computed as if the last frame were
-            repeated. A codec uses later tokens instead, as far as they have arrived. None takes the
-            value of the model: 0, or fewer frames than the look-ahead for a codec with a long one.
+        lookahead_frames: mel frames, or tokens of a codec, that must follow audio before it is
+            sent, so the audio of the last ones of a chunk is withheld until the next chunk. 0 takes
+            the whole look-ahead of the vocoder (21 frames for CosyVoice2, 5 for CosyVoice3), and is
+            exact. With fewer frames audio is sent earlier, but the last samples of each chunk are
+            computed as if the last frame were repeated. A codec uses later tokens instead, as far
+            as they have arrived. None takes the value of the model: 0, or fewer frames than the
+            look-ahead for a codec with a long one.
         decoder_noise: whether the decoder adds the noise that belongs to its model (SNAC). A
             request may choose otherwise. Models without such noise ignore this setting.
         trim_silence_ms: most milliseconds of leading silence that are removed before the first
@@ -78,12 +79,12 @@ class StreamConfig:
     """
 
     first_tokens: Annotated[int, Bounds(0, 1000)] = 6
-    early_lookahead_tokens: Annotated[int, Bounds(1, 1000)] = 2
-    early_steps: Annotated[int, Bounds(0, MOST_STEPS)] = 0
+    provisional_lookahead_tokens: Annotated[int, Bounds(1, 1000)] = 2
+    provisional_steps: Annotated[int, Bounds(0, MOST_STEPS)] = 0
     max_hop_tokens: Annotated[int, Bounds(0, 100_000)] = 0
     left_blocks: Annotated[int | None, Bounds(-1, 1_000_000)] = None
     steps: Annotated[tuple[Steps, ...], Length(MOST_STEPS)] = ()
-    hold_frames: Annotated[int | None, Bounds(0, 1000)] = None
+    lookahead_frames: Annotated[int | None, Bounds(0, 1000)] = None
     decoder_noise: bool = True
     trim_silence_ms: Annotated[float, Bounds(0, 60_000)] = 0.0
     end_after_repeats: Annotated[int, Bounds(0, MOST_REPEATS)] = 0

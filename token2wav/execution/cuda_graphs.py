@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from token2wav.errors import EngineError
+from token2wav.errors import BackendError
 from token2wav.execution.cuda_facts import nodes_in_capture, uploaded
 
 SWITCH = "TOKEN2WAV_CUDA_GRAPHS"  # set it to 0 to run without CUDA graphs, for debugging
@@ -116,7 +116,7 @@ class GraphPool:
             ):
                 function()
                 nodes = nodes_in_capture(self._stream.cuda_stream)
-        except (EngineError, RuntimeError) as error:
+        except (BackendError, RuntimeError) as error:
             self._leave_pool(graph)
             torch.cuda.synchronize()  # fails if the GPU is lost, which is another error
             raise CaptureError(" ".join(str(error).split())[:300]) from error

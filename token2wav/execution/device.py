@@ -204,5 +204,5 @@ def check_device(device: torch.device, cause: BaseException) -> None:
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:200]
         raise DeviceLostError(
-            f"engine: this process can no longer use the GPU: {reason}"
+            f"backend: this process can no longer use the GPU: {reason}"
         ) from cause

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from token2wav.config.model_config import StageName
-from token2wav.errors import EngineError, EngineUnavailableError
+from token2wav.errors import BackendError, BackendUnavailableError
 from token2wav.execution.device import cuda_cache_bytes
 from token2wav.execution.step import ExportedModule
 from token2wav.layers.position_noise import PositionNoise
@@ -129,7 +129,7 @@ def check_provider(device: torch.device) -> None:
     """Checks that this build of ONNX Runtime can use a device.
 
     Raises:
-        EngineUnavailableError: the device is a GPU, but this build has no CUDA provider.
+        BackendUnavailableError: the device is a GPU, but this build has no CUDA provider.
     """
     import onnxruntime  # an optional dependency
 
@@ -137,7 +137,7 @@ def check_provider(device: torch.device) -> None:
         device.type == "cuda"
         and "CUDAExecutionProvider" not in onnxruntime.get_available_providers()
     ):
-        raise EngineUnavailableError(
+        raise BackendUnavailableError(
             f"onnxruntime {onnxruntime.__version__} has no CUDA provider; run: "
             "pip uninstall onnxruntime; pip install 'token2wav[onnx-gpu]'"
         )
@@ -228,12 +228,12 @@ def package(name: Package) -> Any:
     """Imports one of the two packages of TensorRT.
 
     Raises:
-        EngineUnavailableError: the package, or a library that it needs, is not installed.
+        BackendUnavailableError: the package, or a library that it needs, is not installed.
     """
     try:
         return importlib.import_module(name)
     except (ImportError, OSError, RuntimeError) as error:
-        raise EngineUnavailableError(
+        raise BackendUnavailableError(
             f"{name} cannot be imported: {' '.join(str(error).split())[:200]}"
         ) from error
 
@@ -282,7 +282,7 @@ class TensorRTModule:
         name: package that built the engine.
 
     Raises:
-        EngineUnavailableError: the package cannot be imported, or rejects the engine on this
+        BackendUnavailableError: the package cannot be imported, or rejects the engine on this
             machine.
     """
 
@@ -291,7 +291,7 @@ class TensorRTModule:
         self._runtime = self._trt.Runtime(logger(name))
         self._engine = self._runtime.deserialize_cuda_engine(path.read_bytes())
         if self._engine is None:
-            raise EngineUnavailableError(
+            raise BackendUnavailableError(
                 f"{path}: {name} {self._trt.__version__} cannot load it on this GPU"
             )
         # torch aligns memory to 512 bytes, and TensorRT needs 256.
@@ -321,23 +321,23 @@ class TensorRTModule:
         """Launches the engine, and returns without waiting. Takes contiguous tensors by name.
 
         Raises:
-            EngineError: no profile fits the shapes, TensorRT cannot run, or the current stream
+            BackendError: no profile fits the shapes, TensorRT cannot run, or the current stream
                 captures a graph and the engine cannot be captured.
         """
         with self._lock:  # a context serves one thread at a time
             context = self._context({name: tuple(tensor.shape) for name, tensor in inputs.items()})
             capturing = torch.cuda.is_current_stream_capturing()
             if capturing and not context.capturable:
-                raise EngineError(
+                raise BackendError(
                     "tensorrt: the engine cannot be captured; build it again, with "
                     "token2wav export tensorrt"
                 )
             for name, tensor in {**inputs, **outputs}.items():
                 if not context.handle.set_tensor_address(name, tensor.data_ptr()):
-                    raise EngineError(f"tensorrt: no tensor '{name}' in the engine")
+                    raise BackendError(f"tensorrt: no tensor '{name}' in the engine")
             stream = torch.cuda.current_stream().cuda_stream
             if not context.handle.execute_async_v3(stream):
-                raise EngineError(
+                raise BackendError(
                     "tensorrt: the engine could not be launched; the log has the reason"
                 )
             # Only TensorRT-RTX reports this in advance. A capture in ordinary TensorRT just fails.
@@ -388,19 +388,19 @@ class TensorRTModule:
     def _new_context(self, shapes: dict[str, tuple[int, ...]]) -> _Context:
         profile = self._profile(shapes)
         if profile is None:
-            raise EngineError(
+            raise BackendError(
                 f"tensorrt: the engine has no profile for x {shapes.get('x')}; build it with "
                 f"larger ones"
             )
         handle = self._engine.create_execution_context(self._context_options)
         stream = torch.cuda.current_stream()
         if handle is None or not handle.set_optimization_profile_async(profile, stream.cuda_stream):
-            raise EngineError("tensorrt: no execution context; the GPU's memory may be full")
+            raise BackendError("tensorrt: no execution context; the GPU's memory may be full")
         stream.synchronize()
         handle.set_device_memory(self._memory.data_ptr(), len(self._memory))
         for name, shape in shapes.items():
             if not handle.set_input_shape(name, shape):
-                raise EngineError(f"tensorrt: input '{name}' cannot have shape {shape}")
+                raise BackendError(f"tensorrt: input '{name}' cannot have shape {shape}")
         return _Context(handle)
 
     def _profile(self, shapes: Mapping[str, tuple[int, ...]]) -> int | None:

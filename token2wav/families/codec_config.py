@@ -37,7 +37,7 @@ class SymmetricCodecConfig(CodecConfig):
     """Configuration of a codec with a decoder that reads as far ahead as it reads back.
 
     Attributes:
-        hold_frames: default number of frames to hold back for a decoder that reads far ahead.
+        lookahead_frames: default number of frames to hold back for a decoder that reads far ahead.
             Another decoder holds back its whole reach by default, which is exact.
     """
 
@@ -51,10 +51,10 @@ class SymmetricCodecConfig(CodecConfig):
         return int(unfilled_network(self, "decoder").missing_samples)
 
     def withheld_frames(self, stream: StreamConfig) -> int:
-        if stream.hold_frames is not None:
-            return stream.hold_frames
+        if stream.lookahead_frames is not None:
+            return stream.lookahead_frames
         far = self.reach_frames / self.token_frame_rate > _LONGEST_WAIT_SECONDS
-        return self.hold_frames if far and self.hold_frames < self.reach_frames else 0
+        return self.lookahead_frames if far and self.lookahead_frames < self.reach_frames else 0
 
     def with_stream_settings(self, stream: StreamConfig) -> SymmetricCodecConfig:
         """Sets `optional_lookahead_tokens` to the number of tokens after a chunk that make its last

@@ -26,7 +26,7 @@ class FlowModelConfig(ModelConfig):
 
     stages: tuple[StageName, ...] = ("flow", "vocoder")
     takes_prompt: bool = True
-    speaks_early: bool = True
+    provisional_chunks: bool = True
     flow: Any
     vocoder: Any
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)

@@ -76,8 +76,8 @@ def _pages(header, width, index, until, BELOW: tl.constexpr):
     if BELOW:
         below = index - tl.load(header + NUM_PAGES) + 1
         row = header + below * width
-        own = tl.load(row + NUM_CAUSAL_PAGES, mask=in_list & (below > 0), other=1) - 1
-        entry = tl.where(below > 0, row + HEADER + own, entry)
+        own_page = tl.load(row + NUM_CAUSAL_PAGES, mask=in_list & (below > 0), other=1) - 1
+        entry = tl.where(below > 0, row + HEADER + own_page, entry)
     return tl.load(entry, mask=in_list, other=0).to(tl.int64)
 
 
@@ -259,16 +259,16 @@ def _attend(
         key_scales += head_scale
         value_scales += head_scale
 
-    for place in range(first_whole, whole_end, SPLITS):
+    for entry in range(first_whole, whole_end, SPLITS):
         page = following
-        following = _pages(leader_header, width, place + SPLITS + split, whole_end, False)
+        following = _pages(leader_header, width, entry + SPLITS + split, whole_end, False)
         most, total, result = _add_pages(
             most,
             total,
             result,
             query,
             page,
-            place + split,
+            entry + split,
             start,
             shared,
             hidden,
@@ -290,9 +290,9 @@ def _attend(
     skipped = whole_end - first_whole
     index = split + tl.where(split < first_whole, 0, skipped)
     following = _pages(leader_header, width, index, end_pages, True)
-    for place in range(0, end_pages - skipped, SPLITS):
+    for entry in range(0, end_pages - skipped, SPLITS):
         page, current = following, index
-        index = place + SPLITS + skipped + split
+        index = entry + SPLITS + skipped + split
         following = _pages(leader_header, width, index, end_pages, True)
         most, total, result = _add_pages(
             most,

@@ -77,14 +77,14 @@ def _causal_convolution(
             channel_mask = channel < INPUTS
             # negative for frames of earlier blocks, which are in earlier rows
             at = frame - (TAPS - 1) + tap
-            early = at < -before
+            stored = at < -before
             # One load from either source, because a loop can prefetch loads, but not their sum.
             frames = tl.where(
-                early,
+                stored,
                 state_rows + (at + before + TAPS - 1) * INPUTS,
                 x + (in_tile - (TAPS - 1) + tap) * INPUTS,
             )
-            input_mask = (early & (frame < valid)) | ((at >= oldest) & (at < valid))
+            input_mask = (stored & (frame < valid)) | ((at >= oldest) & (at < valid))
             inputs = tl.load(
                 frames[:, None] + channel[None, :],
                 mask=input_mask[:, None] & channel_mask[None, :],

@@ -36,7 +36,7 @@ from token2wav.kernels.convolution import (
 )
 from token2wav.layers.streaming import StateSpec, StreamConv, StreamConvTranspose, Streaming
 from token2wav.networks.hift import HiFT
-from token2wav.networks.hift_layers import ResBlock, Snake, UpConv
+from token2wav.networks.hift_layers import FoldableSnake, ResBlock, UpConv
 
 _FRAMES_TILE = 64  # frames, or windows, of a tile
 _BANDS_TILE = 16  # frames of a tile with all bands
@@ -620,6 +620,6 @@ def _bias(conv: nn.Conv1d) -> torch.Tensor:
     return conv.weight.new_zeros(len(conv.weight)) if conv.bias is None else conv.bias.detach()
 
 
-def _slopes(snakes: Sequence[Snake]) -> torch.Tensor:
+def _slopes(snakes: Sequence[FoldableSnake]) -> torch.Tensor:
     """Returns the coefficients (branches, 3, channels) of parallel Snake activations."""
     return torch.stack([snake.coefficients() for snake in snakes]).contiguous()

@@ -57,8 +57,6 @@ def transformers_name(name: str, blocks: int, *, depthwise: bool = False) -> str
 
     Args:
         name: name in the format of `transformers` or of `descript-audio-codec`.
-        blocks: upsampling blocks of the decoder.
-        depthwise: see `SymmetricDecoder`.
     """
     first = ["conv0", "conv1"] if depthwise else ["conv1"]
     return decoder_name(name, [*first, *["block"] * blocks, "snake1", "conv2"], _IN_BLOCK)
@@ -73,7 +71,6 @@ def converted(
     Args:
         published: weights, in the decoder under the names of `SymmetricDecoder`.
         book: names of the weights of a codebook, as for `stacked_projections`.
-        path: file, for messages.
 
     Raises:
         CheckpointError: a codebook is incomplete, or two weights do not fit each other.

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from token2wav.config.block_grid import BlockGrid
+from token2wav.layers.feed_forward import FeedForward
 from token2wav.layers.lookahead import PreLookahead, convolved
 from token2wav.layers.streaming import OFFLINE, KeyValueSpec, StreamStep, causal_conv
 from token2wav.networks.masks import attention_bias
@@ -193,7 +194,7 @@ class ConformerLayer(nn.Module):
     def __init__(self, size: int, heads: int, hidden: int) -> None:
         super().__init__()
         self.self_attn = RelativeAttention(size, heads)
-        self.feed_forward = _FeedForward(size, hidden)
+        self.feed_forward = FeedForward(size, hidden, F.silu, names=("w_1", "w_2"), bias=True)
         self.norm_ff = nn.LayerNorm(size, eps=_LAYER_EPS)
         self.norm_mha = nn.LayerNorm(size, eps=_LAYER_EPS)
 
@@ -330,16 +331,6 @@ class _Upsampling(nn.Module):
         x = x.repeat_interleave(RATIO, dim=1).transpose(1, 2)
         x = step.with_context(self.conv, x, self.conv.left)
         return convolved(self.conv, x).transpose(1, 2)
-
-
-class _FeedForward(nn.Module):
-    def __init__(self, size: int, hidden: int) -> None:
-        super().__init__()
-        self.w_1 = nn.Linear(size, hidden)
-        self.w_2 = nn.Linear(hidden, size)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.w_2(F.silu(self.w_1(x)))
 
 
 @dataclass(frozen=True, eq=False)

@@ -229,7 +229,7 @@ class Attention(nn.Module):
         return weight, bias
 
 
-class FeedForward(nn.Module):
+class DiTFeedForward(nn.Module):
     def __init__(self, config: EstimatorConfig) -> None:
         super().__init__()
         inner = config.dim * config.ff_mult
@@ -270,7 +270,7 @@ class DiTBlock(nn.Module):
         super().__init__()
         self.attn_norm = AdaNorm(config.dim, 6)
         self.attn = Attention(config, layer)
-        self.ff = FeedForward(config)
+        self.ff = DiTFeedForward(config)
 
     def forward(
         self,

@@ -49,7 +49,6 @@ class HiFT(WaveformNetwork):
     """HiFT vocoder, for whole utterances and for streams.
 
     Args:
-        config: sizes of the network.
         source: class of the harmonic source, if the family has one of its own.
     """
 
@@ -173,7 +172,6 @@ class HiFT(WaveformNetwork):
 
         Args:
             mel: (B, bands, T), T > `lookahead_frames` unless `final`.
-            noise: noise of the source.
             final: whether the utterance ends here. If not, the last `output_delay` samples are left
                 out.
             phase: rounding of the phase of the source, see `frame_sines`.

@@ -27,10 +27,10 @@ from token2wav.layers.streaming import (
 )
 
 _SNAKE_EPS = 1e-9
-_LEAST_FOLDED = 1e-2  # smallest α for which the epsilon of `Snake` is lost in rounding
+_LEAST_FOLDED = 1e-2  # smallest α for which the epsilon of `FoldableSnake` is lost in rounding
 
 
-class Snake(FreezableLayer):
+class FoldableSnake(FreezableLayer):
     """Snake activation x + sin²(αx) / α with one α per channel, on a linear scale.
 
     Between convolutions `fold` moves α into their weights: the convolution before returns αx, and
@@ -106,8 +106,8 @@ class ResBlock(StreamModule, FreezableLayer):
             self.convs1.append(weight_norm(conv1))
             self.convs2.append(weight_norm(conv2))
             self.waits.append(Delay(channels))
-        self.activations1 = nn.ModuleList(Snake(channels) for _ in dilations)
-        self.activations2 = nn.ModuleList(Snake(channels) for _ in dilations)
+        self.activations1 = nn.ModuleList(FoldableSnake(channels) for _ in dilations)
+        self.activations2 = nn.ModuleList(FoldableSnake(channels) for _ in dilations)
 
     def place(self, timing: Timing = ON_TIME) -> Timing:
         for conv1, conv2, wait in zip(self.convs1, self.convs2, self.waits, strict=True):

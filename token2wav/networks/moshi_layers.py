@@ -44,7 +44,6 @@ def attention_rows(
 
     Args:
         name: name of the weight, from `layer_name`.
-        heads: heads of the transformer.
         key_heads: heads of its keys and values; None for `heads`.
 
     Returns:

@@ -110,7 +110,6 @@ class OdeTables:
         """Computes the tables.
 
         Args:
-            steps: steps of the whole schedule.
             evaluated: number of start times at which the estimator is evaluated; 0 for all. Fewer
                 and longer steps then cover the same range of times. For example, 3 of 10 times are
                 the times 0, 3 and 7. Only Euler's method can leave out evaluations.
@@ -145,7 +144,6 @@ class OdeTables:
         """Advances the state of an ODE to the point of the next evaluation, by any method.
 
         Args:
-            evaluation: index of the evaluation.
             state: state whose first tensor (B, ...) is the point of the evaluation. Before the
                 first evaluation of a step it has no other tensors.
             velocity: result of the evaluation, as for `advance`.
@@ -154,10 +152,10 @@ class OdeTables:
         if len(self.weights) == 1:
             return (self.advance(step, state[0], velocity),)
         start, velocities = state[:2][-1], (*state[2:], self._guided(velocity))
-        first, *others = self.weights[stage]
+        first, *weights = self.weights[stage]
         slope = first * velocities[0]
-        for weight, other in zip(others, velocities[1:], strict=True):
-            slope = torch.add(slope, other, alpha=weight)
+        for weight, earlier in zip(weights, velocities[1:], strict=True):
+            slope = torch.add(slope, earlier, alpha=weight)
         point = start + self.widths[step] * slope
         return (point,) if stage == len(self.weights) - 1 else (point, start, *velocities)
 

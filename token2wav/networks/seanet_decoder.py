@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from token2wav.layers.combine import Chain, Residual, placed
+from token2wav.layers.feed_forward import FeedForward
 from token2wav.layers.streaming import (
     StreamConvTranspose,
     StreamStep,
@@ -39,6 +40,8 @@ class SeanetDecoder(WaveformNetwork):
             groups=sizes.upsample_groups,
             bias=False,
         )
+        approximate = "none" if sizes.hidden_act == "gelu" else "tanh"
+        gelu = partial(F.gelu, approximate=approximate)
         self.decoder_transformer = WindowTransformer(
             TransformerSizes(
                 sizes.num_hidden_layers,
@@ -49,7 +52,7 @@ class SeanetDecoder(WaveformNetwork):
                 sizes.rope_theta,
             ),
             partial(nn.LayerNorm, eps=sizes.norm_eps),
-            lambda: FeedForward(sizes),
+            lambda: FeedForward(sizes.hidden_size, sizes.intermediate_size, gelu),
         )
         self.decoder = Chain({"layers": seanet(sizes)})
         self.output = placed((self.upsample, self.decoder_transformer, self.decoder))
@@ -59,22 +62,6 @@ class SeanetDecoder(WaveformNetwork):
         x = self.upsample(latents, step).transpose(1, 2).contiguous()
         x = self.decoder_transformer(x, step)
         return self.decoder(x.transpose(1, 2), step)  # channels last, see `StreamConv`
-
-
-class FeedForward(nn.Module):
-    """Feed-forward part of a layer."""
-
-    def __init__(self, sizes: SeanetSizes) -> None:
-        super().__init__()
-        width, inner = sizes.hidden_size, sizes.intermediate_size
-        self.fc1, self.fc2 = (
-            nn.Linear(width, inner, bias=False),
-            nn.Linear(inner, width, bias=False),
-        )
-        self._approximate = "none" if sizes.hidden_act == "gelu" else "tanh"
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.fc2(F.gelu(self.fc1(x), approximate=self._approximate))
 
 
 def seanet(sizes: SeanetSizes) -> Chain:

@@ -127,7 +127,7 @@ class StepAudioLayer(nn.Module):
     def __init__(self, channels: int, heads: int, dim_head: int, index: int) -> None:
         super().__init__()
         self.attn = _Attention(channels, heads, dim_head, index)
-        self.mlp = _FeedForward(channels)
+        self.mlp = _StepAudioFeedForward(channels)
         self.conv = _Convolutions(channels)
         self.adaLN_modulation = _modulation(channels, 9)
 
@@ -144,7 +144,6 @@ class StepAudioLayer(nn.Module):
             x: (B, T, channels).
             vectors: (B or 1, 9, channels) shift, scale and gate of attention, then of feed-forward,
                 then of the convolutions.
-            bias, context: see `Estimator.velocity`.
         """
         attend, feed, convolve = vectors.unflatten(1, (3, 3)).unbind(1)
         x = x + attend[:, 2:] * self.attn(
@@ -202,7 +201,7 @@ class _Convolutions(nn.Module):
         return self.block["6"](F.mish(self.block["3"](self.block["1"](x, context))), context)
 
 
-class _FeedForward(nn.Module):
+class _StepAudioFeedForward(nn.Module):
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.fc1 = nn.Linear(channels, _FF_MULT * channels)

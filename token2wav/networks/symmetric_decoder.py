@@ -80,8 +80,6 @@ class UpsamplingBlock(Chain):
     with growing dilations.
 
     Args:
-        channels: channels of the input.
-        whole_frames, depthwise, causal, scaled: see `SymmetricDecoder`.
         noise_seed: seed of the noise; None for no noise.
     """
 

@@ -183,7 +183,6 @@ class UNetBlock(nn.ModuleList):
         Args:
             x: (B, T, inputs).
             time: (B, channels) or (1, channels) shift.
-            bias, context: see `Estimator.velocity`.
 
         Returns:
             (B, T, channels).
@@ -258,7 +257,7 @@ class TransformerLayer(nn.Module):
         self.norm1 = nn.LayerNorm(channels)
         self.attn1 = Attention(channels, heads, dim_head)
         self.norm3 = nn.LayerNorm(channels)
-        self.ff = _FeedForward(channels)
+        self.ff = _UNetFeedForward(channels)
 
     def forward(
         self, x: torch.Tensor, bias: torch.Tensor | None, context: AttentionContext | None = None
@@ -308,7 +307,7 @@ def attended(
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias).transpose(1, 2).flatten(-2)
 
 
-class _FeedForward(nn.Module):
+class _UNetFeedForward(nn.Module):
     def __init__(self, channels: int) -> None:
         super().__init__()
         up, down = (

@@ -57,7 +57,6 @@ def read_pickle(source: Path | BytesIO, path: Path, *, mmap: bool = False) -> di
 
     Args:
         source: file, or content of a file.
-        path: file, for messages.
         mmap: whether tensors are views of the file.
 
     Raises:
@@ -167,7 +166,6 @@ def fold_weight_norm(weights: Mapping[str, torch.Tensor], path: Path) -> dict[st
 
     Args:
         weights: tensors by name, in the older or the newer names of torch.
-        path: file, for messages.
 
     Raises:
         CheckpointError: the shapes of two partners differ, or a weight appears twice.

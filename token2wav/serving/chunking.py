@@ -150,7 +150,7 @@ class Chunker:
         final = chunk is not None and not chunk.provisional and not self._schedule.growing
         if self.done or final or (stop := next_stop(self._facts())) is None:
             return
-        if stop.early and not self._load.try_admit_early(self):
+        if stop.needs_admission and not self._load.try_admit_provisional(self):
             return
         if chunk is None:
             self._decided_at = self._playback.now()
@@ -186,7 +186,9 @@ class Chunker:
         )
 
     def _lookahead(self, *, provisional: bool) -> int:
-        return self._schedule.early_lookahead if provisional else self._config.lookahead_tokens
+        return (
+            self._schedule.provisional_lookahead if provisional else self._config.lookahead_tokens
+        )
 
     def seconds_to_compute(self, tokens: int, *, provisional: bool = False) -> float:
         """Estimates the seconds from the decision about a chunk of `tokens` tokens to its end.

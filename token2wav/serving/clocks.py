@@ -12,9 +12,9 @@ import numpy as np
 # Bound of the mean delay of a chunk. Above it, streams wait for whole attention blocks, because
 # provisional chunks would add load and make every chunk slower.
 SLOW_SECONDS = 0.2
-# Bound of the time in which the workers compute one provisional chunk of each early stream. `Load`
-# admits no further early stream that would raise the time above the bound.
-EARLY_SECONDS = 0.05
+# Bound of the time in which the workers compute one provisional chunk of each admitted stream.
+# `Load` admits no further stream that would raise the time above the bound.
+PROVISIONAL_SECONDS = 0.05
 _NEWEST = 0.2  # weight of the latest chunk in the mean delay
 _NEWEST_BATCH = 0.05  # smallest weight of the latest batch in the means over batches
 
@@ -95,13 +95,14 @@ class Arrivals:
 
 
 class Load:
-    """Load of a pipeline's workers: measures the delay of chunks, and limits the early streams.
+    """Load of a pipeline's workers: measures the delay of chunks, and limits the streams with
+    provisional chunks.
 
-    An early stream computes provisional chunks: it sends audio of an attention block before the
-    block is complete. If its tokens arrive at the pace of speech, it needs provisional chunks of a
-    few tokens each until it ends. Workers that cannot compute the provisional chunks of all early
-    streams in time would leave listeners without audio. So the number of early streams is limited.
-    A stream that is not admitted begins with a whole hop.
+    A provisional chunk sends audio of an attention block before the block is complete. If tokens
+    arrive at the pace of speech, their stream needs provisional chunks of a few tokens each until
+    it ends. Workers that cannot compute the provisional chunks of all streams in time would leave
+    listeners without audio. So the number of these streams is limited. A stream that is not
+    admitted begins with a whole hop.
 
     Attributes:
         delay_seconds: mean time from the decision about a chunk until it is computed.
@@ -111,7 +112,7 @@ class Load:
     def __init__(self) -> None:
         self.workers = 1
         self.delay_seconds = self.block_seconds = 0.0
-        self._early = weakref.WeakSet[object]()
+        self._provisional = weakref.WeakSet[object]()
         # Number of measured batches. The count begins at -1, because the first batch of a process
         # is very slow and is not measured.
         self._batches = -1
@@ -136,32 +137,34 @@ class Load:
             batch = np.array([chunks, seconds, chunks * chunks, chunks * seconds])
             self._means += max(_NEWEST_BATCH, 1 / self._batches) * (batch - self._means)
 
-    def try_admit_early(self, stream: object) -> bool:
-        """Returns whether a stream may compute a provisional chunk. It then counts as early until
+    def try_admit_provisional(self, stream: object) -> bool:
+        """Returns whether a stream may compute a provisional chunk. It is then admitted until
         `remove` is called.
 
         No stream is admitted while the mean delay exceeds `SLOW_SECONDS`. Otherwise a stream is
-        always admitted if it is early already, or if no other stream is early.
+        always admitted if it is admitted already, or if no other stream is.
         """
         if self.delay_seconds > SLOW_SECONDS:
             return False
-        other_streams = len(self._early) - (stream in self._early)
+        other_streams = len(self._provisional) - (stream in self._provisional)
         if (
-            stream not in self._early
+            stream not in self._provisional
             and other_streams
-            and not 0 < self._batch_seconds((other_streams + 1) / self.workers) <= EARLY_SECONDS
+            and not 0
+            < self._batch_seconds((other_streams + 1) / self.workers)
+            <= PROVISIONAL_SECONDS
         ):
             return False
-        self._early.add(stream)
+        self._provisional.add(stream)
         return True
 
     @property
-    def early_streams(self) -> int:
-        return len(self._early)
+    def provisional_streams(self) -> int:
+        return len(self._provisional)
 
     def remove(self, stream: object) -> None:
         """Removes a stream that needs no more provisional chunks."""
-        self._early.discard(stream)
+        self._provisional.discard(stream)
 
     def _batch_seconds(self, chunks: float) -> float:
         """Estimates the seconds that a batch of `chunks` chunks takes; 0 before a measurement.

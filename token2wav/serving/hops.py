@@ -21,8 +21,8 @@ class HopSchedule:
         first_tokens: new tokens, without look-ahead, after which a stream may send audio of an
             incomplete block; 0 to wait for whole blocks. So many tokens have audio that the last
             stage does not hold back.
-        early_lookahead: look-ahead tokens that a provisional chunk needs; at least 1. All other
-            chunks need the look-ahead of the model.
+        provisional_lookahead: look-ahead tokens that a provisional chunk needs; at least 1. All
+            other chunks need the look-ahead of the model.
         adaptive: whether a hop may be shortened when the listener runs out of audio. False if the
             audio of the model depends on where chunks end.
         least_tokens: least new tokens of a provisional chunk after the first chunk, if no plan
@@ -35,7 +35,7 @@ class HopSchedule:
     longest: int
     block: int
     first_tokens: int = 0
-    early_lookahead: int = 1
+    provisional_lookahead: int = 1
     adaptive: bool = True
     least_tokens: int = 0
     growing: bool = False
@@ -61,16 +61,16 @@ class HopSchedule:
             ConfigError: the settings do not fit the model.
         """
         adaptive = not config.fixed_hops and not stream.reference
-        early = adaptive and config.speaks_early and stream.first_tokens > 0
+        provisional = adaptive and config.provisional_chunks and stream.first_tokens > 0
         return cls(
             *config.hops(stream),
             config.block_tokens,
             _first_tokens(stream.first_tokens, withheld_samples / config.samples_per_token)
-            if early
+            if provisional
             else 0,
-            max(1, min(stream.early_lookahead_tokens, config.lookahead_tokens)),
+            max(1, min(stream.provisional_lookahead_tokens, config.lookahead_tokens)),
             adaptive,
-            least_tokens=stream.first_tokens // 2 if early else 0,
+            least_tokens=stream.first_tokens // 2 if provisional else 0,
             growing=adaptive and config.equal_chunks,
         )
 

@@ -9,7 +9,6 @@ first audio comes early.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from token2wav.config.block_grid import BlockGrid
@@ -39,8 +38,7 @@ class Estimates(Protocol):
         """Mean time from one token to the next; 0 if the pace is not known yet."""
 
 
-@dataclass(frozen=True)
-class StreamFacts:
+class StreamFacts(NamedTuple):
     """Facts of a stream for the decision. Positions are tokens from the first prompt token.
 
     Attributes:
@@ -82,18 +80,19 @@ class StreamFacts:
     @property
     def latest_provisional_stop(self) -> int:
         """Last end of a provisional chunk, which leaves a token for the last chunk."""
-        return self.received - self.schedule.early_lookahead
+        return self.received - self.schedule.provisional_lookahead
 
 
 class Stop(NamedTuple):
     """End of the next chunk.
 
     Attributes:
-        early: whether the chunk may run only if the load admits one more early stream.
+        needs_admission: whether the chunk may run only if the load admits one more stream with
+            provisional chunks.
     """
 
     position: int
-    early: bool = False
+    needs_admission: bool = False
 
 
 def next_stop(facts: StreamFacts) -> Stop | None:
@@ -129,9 +128,9 @@ def _first_audio(facts: StreamFacts) -> Stop | None:
     if not schedule.first_tokens or max(blocks, latest) < first:
         return None
     if blocks >= first:
-        return Stop(blocks, early=True)
+        return Stop(blocks, needs_admission=True)
     # The chunk enters another block only if it would be too short without it.
-    return Stop(min(latest, max(first, blocks + schedule.block - 1)), early=True)
+    return Stop(min(latest, max(first, blocks + schedule.block - 1)), needs_admission=True)
 
 
 def _complete_blocks(facts: StreamFacts) -> Stop | None:
@@ -153,20 +152,16 @@ def _provisional(facts: StreamFacts) -> Stop | None:
         # because its state is not stored yet.
         return Stop(blocks)
     if facts.spoken < planned <= stop:
-        return Stop(planned, early=True)
+        return Stop(planned, needs_admission=True)
     spare = facts.lead - estimates.seconds_to_compute(1, provisional=True) - _MARGIN_SECONDS
     soon = min(estimates.seconds_until(block_end), estimates.seconds_until_next)
     if spare >= soon or stop - facts.spoken < schedule.least_tokens:
         return None
-    return Stop(stop, early=True)
+    return Stop(stop, needs_admission=True)
 
 
 def _planned(facts: StreamFacts, block_end: int) -> int:
-    """Returns the end of the cheapest next provisional chunk; at most `facts.spoken` for none.
-
-    Args:
-        block_end: end of the block that is spoken next.
-    """
+    """Returns the end of the cheapest next provisional chunk; at most `facts.spoken` for none."""
     estimates = facts.estimates
     if not estimates.token_seconds:
         return facts.spoken

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from token2wav.config import PLAYER_BUFFER_SECONDS, StreamConfig
 from token2wav.config.model_config import ModelConfig, StageName
-from token2wav.errors import ConfigError, EngineError
+from token2wav.errors import BackendError, ConfigError
 from token2wav.execution.device import check_device, entered
 from token2wav.execution.staging import to_host
 from token2wav.serving.audio_output import AudioChunk
@@ -82,7 +82,7 @@ class Pipeline:
 
         Raises:
             LimitError: the cache has no room for another request.
-            EngineError: a backend failed.
+            BackendError: a backend failed.
         """
         self._close_dropped()
         with self.running(), ExitStack() as rollback:
@@ -120,7 +120,7 @@ class Pipeline:
 
     def advance(
         self, requests: Sequence[Request], timed: Timed | None = None
-    ) -> list[AudioChunk | EngineError | None]:
+    ) -> list[AudioChunk | BackendError | None]:
         """Computes the next chunk of every request, in one batch.
 
         Several threads may call this method at the same time, for different requests.
@@ -131,11 +131,11 @@ class Pipeline:
 
         Returns:
             One entry for each request: the audio to send; None if the chunk yields no audio yet; or
-            an EngineError if the audio of this request is NaN or infinite. Such an error affects no
+            a BackendError if the audio of this request is NaN or infinite. Such an error affects no
             other request.
 
         Raises:
-            EngineError: a backend failed, so no request of the batch can continue.
+            BackendError: a backend failed, so no request of the batch can continue.
             DeviceLostError: the GPU is lost, so no request of this process can continue.
         """
         self._close_dropped()
@@ -150,7 +150,7 @@ class Pipeline:
         return [
             request.output.take(samples, last=chunk.last)
             if np.isfinite(samples).all()
-            else EngineError("engine: the model produced NaN or infinite audio")
+            else BackendError("backend: the model produced NaN or infinite audio")
             for (request, _, chunk), samples in zip(batch, audio, strict=True)
         ]
 
@@ -191,7 +191,7 @@ class Pipeline:
         """Sets the CUDA device for calls of stages, and converts errors of torch.
 
         Raises:
-            EngineError: torch raised RuntimeError or MemoryError.
+            BackendError: torch raised RuntimeError or MemoryError.
             DeviceLostError: the GPU is lost.
         """
         try:
@@ -199,7 +199,7 @@ class Pipeline:
                 yield
         except (RuntimeError, MemoryError) as error:  # torch raises RuntimeError for most errors
             check_device(self._device, error)
-            raise EngineError(f"engine: {' '.join(str(error).split())[:300]}") from error
+            raise BackendError(f"backend: {' '.join(str(error).split())[:300]}") from error
 
     @property
     def open_streams(self) -> int:

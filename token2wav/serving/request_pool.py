@@ -33,7 +33,7 @@ class RequestPool:
     Args:
         on_device_lost: called from any thread after a request has failed because the process lost
             its GPU.
-        check_working: raises EngineError if no worker can compute a request. It is called with the
+        check_working: raises BackendError if no worker can compute a request. It is called with the
             lock.
 
     Attributes:
@@ -83,7 +83,7 @@ class RequestPool:
             InputError: an option does not fit the model or the settings.
             LimitError: too many requests are open, in total or of this client; or the server shuts
                 down.
-            EngineError: every worker is hung, so none can compute the request.
+            BackendError: every worker is hung, so none can compute the request.
         """
         request = self._pipeline.request(
             voice, options, self._clock, self._limits.player_buffer_seconds

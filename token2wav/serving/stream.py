@@ -23,7 +23,7 @@ class Stream:
     silence that `StreamConfig.trim_silence_ms` removes. The samples do not depend on how the tokens
     were divided among the calls of `push` and `finish`. The exceptions are the audio of provisional
     chunks, which is sent before its attention block is complete, and the last samples of a chunk
-    if the last stage holds back less than its look-ahead (`StreamConfig.hold_frames`).
+    if the last stage holds back less than its look-ahead (`StreamConfig.lookahead_frames`).
 
     The memory of a stream is freed when the stream ends or is cancelled. Used as a context manager,
     the stream is cancelled on exit. If an open stream is garbage-collected, its memory is freed the
@@ -63,7 +63,7 @@ class Stream:
                 the first tokens; or another thread is in `push` or `finish`. The stream is
                 unchanged.
             StreamClosedError: the stream has ended, was cancelled, or is cancelled during the call.
-            EngineError: the backend failed; the stream is closed.
+            BackendError: the backend failed; the stream is closed.
         """
         return self._run(tokens, end=False)
 
@@ -73,14 +73,11 @@ class Stream:
         If all tokens of the utterance are passed to this call, the samples are the same as from
         `Token2Wav.synthesize`, because no provisional chunk is needed.
 
-        Args:
-            tokens: last tokens of the utterance, as for `push`.
-
         Raises:
             InputError: as for `push`; or the utterance has no tokens at all, and the stream is
                 closed.
             StreamClosedError: the stream has ended, was cancelled, or is cancelled during the call.
-            EngineError: the backend failed; the stream is closed.
+            BackendError: the backend failed; the stream is closed.
         """
         return self._run(tokens, end=True)
 

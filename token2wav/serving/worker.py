@@ -13,7 +13,7 @@ from functools import partial
 import torch
 
 from token2wav.config import LimitConfig
-from token2wav.errors import EngineError, LimitError, Token2WavError, to_public_error
+from token2wav.errors import BackendError, LimitError, Token2WavError, to_public_error
 from token2wav.serving.audio_output import AudioChunk
 from token2wav.serving.delivery import attempt, deliver
 from token2wav.serving.hang import hang_seconds
@@ -132,8 +132,8 @@ class WorkerPool:
         now = self._clock()
         if all(worker.hangs(now) for worker in self._workers):
             seconds = now - max(worker.since for worker in self._workers)
-            raise EngineError(
-                f"engine: no batch has finished for {seconds:.0f} s; the server hangs"
+            raise BackendError(
+                f"backend: no batch has finished for {seconds:.0f} s; the server hangs"
             )
 
     def _run(self, worker: _Worker) -> None:
@@ -219,8 +219,8 @@ class WorkerPool:
                 "failed; %d of %d workers still run",
                 *(worker.number, seconds, len(requests), working, len(self._workers)),
             )
-            error = EngineError(
-                f"engine: the worker of this stream hangs; its batch has run for {seconds:.0f} s"
+            error = BackendError(
+                f"backend: the worker of this stream hangs; its batch has run for {seconds:.0f} s"
             )
             for request in requests:
                 self.requests.cancel(request, error)

@@ -34,7 +34,7 @@ from token2wav.cache.states import StateStore
 from token2wav.config import StreamConfig
 from token2wav.config.block_grid import BlockGrid
 from token2wav.config.model_config import ModelConfig
-from token2wav.errors import ConfigError, EngineError, StreamClosedError
+from token2wav.errors import BackendError, ConfigError, StreamClosedError
 from token2wav.execution.batch import ChunkInput
 from token2wav.execution.grouping import map_grouped
 from token2wav.execution.runner import ESTIMATOR, Runner
@@ -82,7 +82,7 @@ class _Prompt:
 
 
 @dataclass(eq=False)
-class _Stream:
+class _FlowStream:
     """State of one stream.
 
     Attributes:
@@ -188,7 +188,7 @@ def check_pages(config: ModelConfig, stream: StreamConfig, pages: int) -> None:
     )
 
 
-class CachedFlow(StatefulStage[_Stream], FlowStage):
+class CachedFlow(StatefulStage[_FlowStream], FlowStage):
     """Incremental flow on a CPU or a CUDA device.
 
     A stream takes the pages of its first chunk when it opens. If the pool has too few pages then,
@@ -276,7 +276,7 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
             rollback.callback(self.states.release, slot)
             self.states.copy(prompt.slot, slot)
             handle = self.register(
-                _Stream(voice, steps, grid, prefix, prompt, blocks, slot, grid.prefix)
+                _FlowStream(voice, steps, grid, prefix, prompt, blocks, slot, grid.prefix)
             )
             rollback.pop_all()
             return handle
@@ -309,7 +309,7 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
     ) -> torch.Tensor:
         return self._recompute.whole(tokens, voice, streaming=streaming, steps=steps)
 
-    def _enter(self, handles: list[int]) -> list[_Stream]:
+    def _enter(self, handles: list[int]) -> list[_FlowStream]:
         """Marks the streams of a batch as busy, so that `close` does not release their pages."""
         streams = [self.state(handle) for handle in handles]
         with self._lock:
@@ -319,7 +319,7 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
                 stream.busy = True
         return streams
 
-    def _leave(self, streams: list[_Stream]) -> None:
+    def _leave(self, streams: list[_FlowStream]) -> None:
         with self._lock:
             for stream in streams:
                 stream.busy = False
@@ -327,7 +327,7 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
         for stream in closed:
             self._release(stream)
 
-    def _advance(self, streams: list[_Stream], chunks: list[TokenChunk]) -> list[torch.Tensor]:
+    def _advance(self, streams: list[_FlowStream], chunks: list[TokenChunk]) -> list[torch.Tensor]:
         parts: list[_PagedChunk | None] = []
         with ExitStack() as rollback:  # returns the pages of all chunks if one of them fails
             for stream, chunk in zip(streams, chunks, strict=True):
@@ -353,10 +353,10 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
                 stream.tokens.append(chunk.tokens[: chunk.stop - chunk.start])
         return mels
 
-    def _with_pages(self, stream: _Stream, chunk: TokenChunk) -> _PagedChunk | None:
+    def _with_pages(self, stream: _FlowStream, chunk: TokenChunk) -> _PagedChunk | None:
         """Takes the pages of a chunk; None if the stream must continue without the cache."""
         if stream.next_token != chunk.start:
-            raise EngineError(
+            raise BackendError(
                 f"chunk starts at token {chunk.start}, but {stream.next_token} comes next"
             )
         if stream.recomputing is not None:
@@ -387,7 +387,7 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
         return (runner or self._runners[steps]).run([chunk for _, chunk in pairs])
 
     def _inputs(self, parts: Sequence[_PagedChunk], mus: list[torch.Tensor]) -> list[ChunkInput]:
-        """Prepares chunks for the ODE from their conditions mu (bands, frames).
+        """Prepares chunks for the ODE from their mu (bands, frames).
 
         One launch joins the noise of all chunks, and one their prompt mel.
         """
@@ -445,7 +445,7 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
         prompt.pages = blocks.pages
         return prompt
 
-    def _recompute_chunk(self, stream: _Stream, chunk: TokenChunk) -> torch.Tensor:
+    def _recompute_chunk(self, stream: _FlowStream, chunk: TokenChunk) -> torch.Tensor:
         """Computes the mel of a chunk without the cache. The first such chunk of a stream releases
         all pages of the stream.
         """
@@ -458,13 +458,13 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
         [mel] = self._recompute.advance([(stream.recomputing, chunk)])
         return mel
 
-    def _release(self, stream: _Stream) -> None:
+    def _release(self, stream: _FlowStream) -> None:
         """Releases all memory of a stream. This is the only method that does so."""
         self._release_pages(stream)
         if stream.recomputing is not None:
             self._recompute.close(stream.recomputing)
 
-    def _release_pages(self, stream: _Stream) -> None:
+    def _release_pages(self, stream: _FlowStream) -> None:
         """Releases the pages and the slot of a stream, and its reference to the prefix."""
         stream.blocks.release()
         if stream.prefix is not None:

@@ -63,7 +63,7 @@ class PlacedChunk:
 
 
 class EncoderRunner(ABC):
-    """Computes the conditions of chunks, and stores the states, keys and values of the encoder."""
+    """Computes mu of chunks, and stores the states, keys and values of the encoder."""
 
     def __init__(self, encoder: Encoder, cache: EncoderCache, states: StateStore) -> None:
         self.encoder = encoder
@@ -72,7 +72,7 @@ class EncoderRunner(ABC):
 
     @abstractmethod
     def run(self, chunks: Sequence[PlacedChunk]) -> list[torch.Tensor]:
-        """Returns the conditions (bands, frames) of each chunk; no chunk affects another chunk."""
+        """Returns mu (bands, frames) of each chunk; no chunk affects another chunk."""
 
 
 class ChunkEncoderRunner(EncoderRunner):
@@ -144,7 +144,7 @@ class EncoderBatch:
         table: (rows, columns) int32 block tables, in tokens.
         tokens: (rows, block_tokens + look-ahead, ...) int32 tokens of the blocks and after them; -1
             where there is no token.
-        mu: (rows, bands, frames) conditions.
+        mu: (rows, bands, frames).
     """
 
     def __init__(
@@ -187,7 +187,7 @@ class EncoderBatch:
         self.mu.copy_(self._encoder.encode_blocks(self.tokens, step, attention))
 
     def take(self, chunks: Sequence[PlacedChunk]) -> list[torch.Tensor]:
-        """Returns the conditions (bands, frames) of every chunk, and stores the states after the
+        """Returns mu (bands, frames) of every chunk, and stores the states after the
         chunks.
         """
         count = len(chunks)

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from token2wav.config.model_config import ModelConfig
-from token2wav.errors import EngineError
+from token2wav.errors import BackendError
 from token2wav.layers.streaming import WaveformNetwork
 from token2wav.networks.masks import block_mask
 from token2wav.networks.noise import FlowNoise, SourceNoise
@@ -107,7 +107,7 @@ class RecomputeFlow(StatefulStage[_History], FlowStage):
 
     def _advance_one(self, history: _History, chunk: TokenChunk) -> torch.Tensor:
         if len(history.tokens) != chunk.start:
-            raise EngineError(
+            raise BackendError(
                 f"chunk starts at token {chunk.start}, but {len(history.tokens)} were computed"
             )
         tokens = np.concatenate((history.tokens, chunk.tokens))

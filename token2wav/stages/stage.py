@@ -196,7 +196,7 @@ class EncoderInput:
 
 
 class Encoder(Protocol):
-    """Encoder: the part of a flow that turns tokens into conditions.
+    """Encoder: the part of a flow that turns tokens into mu, a condition of each frame.
 
     An encoder holds no memory of its streams. Its layers declare their states, and their keys and
     values. The stage stores both.
@@ -215,7 +215,7 @@ class Encoder(Protocol):
     def encode(
         self, batch: Sequence[EncoderInput], states: Mapping[nn.Module, torch.Tensor] | None = None
     ) -> list[torch.Tensor]:
-        """Computes the conditions (bands, frames) of chunks.
+        """Computes mu (bands, frames) of chunks.
 
         Args:
             batch: chunk of each stream.
@@ -234,7 +234,7 @@ class BlockEncoder(Encoder, Protocol):
 
     @property
     def lookahead(self) -> int:
-        """Tokens after a block that its conditions depend on."""
+        """Tokens after a block that its mu depends on."""
 
     @property
     def token_shape(self) -> tuple[int, ...]:
@@ -242,7 +242,7 @@ class BlockEncoder(Encoder, Protocol):
 
     @property
     def mel_bands(self) -> int:
-        """Bands of the mel and of the conditions."""
+        """Bands of the mel and of mu."""
 
     @property
     def token_mel_ratio(self) -> int:
@@ -258,7 +258,7 @@ class BlockEncoder(Encoder, Protocol):
     def encode_blocks(
         self, tokens: torch.Tensor, step: StreamStep, attention: ConformerAttention
     ) -> torch.Tensor:
-        """Computes the conditions (rows, bands, frames) of blocks.
+        """Computes mu (rows, bands, frames) of blocks.
 
         Args:
             tokens: (rows, block + lookahead, *token_shape) int32 tokens of each block and after it;

@@ -108,7 +108,7 @@ def likely_pieces(
 
 
 @dataclass(eq=False)
-class _Stream:
+class _WaveformStream:
     """State of one stream.
 
     Attributes:
@@ -137,7 +137,7 @@ class PieceInput:
         decoder_noise: see `TokenChunk`.
     """
 
-    stream: _Stream
+    stream: _WaveformStream
     start: int
     frames: torch.Tensor
     shape: PieceShape
@@ -151,8 +151,8 @@ class _Cut:
 
     Attributes:
         pieces: pieces in order; none while the start of a stream is too short to yield audio.
-        pending: value of `_Stream.pending` after the pieces.
-        frames: value of `_Stream.frames` after the pieces.
+        pending: value of `_WaveformStream.pending` after the pieces.
+        frames: value of `_WaveformStream.frames` after the pieces.
     """
 
     pieces: list[PieceInput]
@@ -260,21 +260,21 @@ class _Batch:
         return list(self.audio[: len(items), first:last].clone())
 
 
-def check_hold_frames(hold_frames: int, network: WaveformNetwork) -> None:
+def check_lookahead_frames(lookahead_frames: int, network: WaveformNetwork) -> None:
     """Raises ConfigError if a vocoder cannot hold back a number of frames, see `WaveformStage`.
 
     Only the sizes of the network are read.
     """
     lookahead = network.lookahead_frames
-    if hold_frames and hold_frames >= lookahead:
+    if lookahead_frames and lookahead_frames >= lookahead:
         expected = f"0 to {lookahead - 1}" if lookahead > 1 else "0"
         raise ConfigError(
-            f"stream.hold_frames: {hold_frames}, expected {expected}; the look-ahead of this "
-            f"model has {lookahead} frames"
+            f"stream.lookahead_frames: {lookahead_frames}, expected {expected}; the look-ahead of "
+            f"this model has {lookahead} frames"
         )
 
 
-class WaveformStage(StatefulStage[_Stream], VocoderStage):
+class WaveformStage(StatefulStage[_WaveformStream], VocoderStage):
     """Stage from frames to audio, on a network that runs step by step. The audio of a stream equals
     the audio of `whole` up to float rounding.
 
@@ -288,7 +288,7 @@ class WaveformStage(StatefulStage[_Stream], VocoderStage):
         kernels: makes the runner of pieces on kernels, from the noise of the source and the number
             of slots of the state store; None to run the network on torch. `shapes` and `graphs`
             must then be left out.
-        hold_frames: frames to hold back, below the look-ahead of the network; 0 for the whole
+        lookahead_frames: frames to hold back, below the look-ahead of the network; 0 for the whole
             look-ahead. With fewer frames, the last samples of a chunk are extrapolated: they are
             computed as if the last frame were repeated. The next chunk continues with exact
             samples. All samples of a stream that is not longer than the look-ahead are
@@ -307,17 +307,19 @@ class WaveformStage(StatefulStage[_Stream], VocoderStage):
         shapes: Sequence[PieceShape] = (),
         graphs: GraphPool | None = None,
         kernels: Callable[[NoiseTable, int], KernelPieces] | None = None,
-        hold_frames: int = 0,
+        lookahead_frames: int = 0,
         streams: int = 0,
     ) -> None:
         super().__init__()
         self._net, self._source_noise, self._decode = network, noise, decode
         self._noise = NoiseTable(noise, network.m_source) if noise else None
         self._device = network.device
-        check_hold_frames(hold_frames, network)
-        self._hold_frames = hold_frames
+        check_lookahead_frames(lookahead_frames, network)
+        self._lookahead_frames = lookahead_frames
         self._extrapolated_samples = (
-            network.output_delay - hold_frames * network.frame_samples if hold_frames else 0
+            network.output_delay - lookahead_frames * network.frame_samples
+            if lookahead_frames
+            else 0
         )
         # frames that give these samples
         self._repeated_frames = -(-self._extrapolated_samples // network.frame_samples)
@@ -375,7 +377,7 @@ class WaveformStage(StatefulStage[_Stream], VocoderStage):
     def open(self, voice: Voice | None = None, steps: int = 0) -> int:
         # Allocated before the slot is taken, because no code would release the slot on a failure.
         nothing = self._net.no_frames()
-        return self.register(_Stream(self.store.take(), nothing))
+        return self.register(_WaveformStream(self.store.take(), nothing))
 
     def close(self, handle: int) -> None:
         if (stream := self._streams.pop(handle, None)) is not None:
@@ -434,10 +436,10 @@ class WaveformStage(StatefulStage[_Stream], VocoderStage):
         """Returns the number of samples that are extrapolated after the exact audio of a chunk."""
         if cut.frames or not self._extrapolated_samples:
             return self._extrapolated_samples
-        return max(0, cut.pending.shape[1] - self._hold_frames) * self._net.frame_samples
+        return max(0, cut.pending.shape[1] - self._lookahead_frames) * self._net.frame_samples
 
     def _extrapolate(
-        self, streams: Sequence[_Stream], cuts: Sequence[_Cut], chunks: Sequence[FrameChunk]
+        self, streams: Sequence[_WaveformStream], cuts: Sequence[_Cut], chunks: Sequence[FrameChunk]
     ) -> dict[int, torch.Tensor]:
         """Computes the samples after the exact audio, as if the last known frame of each stream
         were repeated.
@@ -483,12 +485,12 @@ class WaveformStage(StatefulStage[_Stream], VocoderStage):
         known = following if following.shape[1] else chunk.frames
         return [pending, following, known[:, -1:].expand(-1, count - following.shape[1])]
 
-    def _cut(self, stream: _Stream, chunk: FrameChunk) -> _Cut:
+    def _cut(self, stream: _WaveformStream, chunk: FrameChunk) -> _Cut:
         """Cuts a chunk into pieces of prepared shapes, and one piece of the frames left over."""
         new, noise = chunk.frames, chunk.decoder_noise
         if stream.pending.shape[1]:
             new = torch.cat((stream.pending, new), dim=1)
-        count, holdback = new.shape[1], self._net.lookahead_frames
+        count, lookahead = new.shape[1], self._net.lookahead_frames
         if not stream.frames and count < self._net.first_frames and not chunk.last:
             return _Cut([], new, 0)
         pieces: list[PieceInput] = []
@@ -507,7 +509,7 @@ class WaveformStage(StatefulStage[_Stream], VocoderStage):
                     )
                 )
                 at += frames
-        if rest := count - at + (holdback if chunk.last else 0):
+        if rest := count - at + (lookahead if chunk.last else 0):
             shape = PieceShape(stream.frames + at == 0, not chunk.last, rest)
             pieces.append(
                 PieceInput(stream, stream.frames + at, new[:, at:], shape, decoder_noise=noise)

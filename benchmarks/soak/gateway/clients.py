@@ -219,7 +219,8 @@ def converse(door: Door, spoken: list[Spoken], manner: Manner, random: Random) -
     voice = spoken[0].line.voice
     assert voice is not None
     text = " ".join(text_of(sentence.line, manner.mark) for sentence in spoken)
-    config = {"voice": voice.id, "response_format": manner.audio_format}
+    config: dict[str, Any] = {"voice": voice.id, "response_format": manner.audio_format}
+    config["stream_audio"] = manner.stream
     if manner.events:
         config["events"] = "json"
     try:
@@ -240,7 +241,7 @@ def converse(door: Door, spoken: list[Spoken], manner: Manner, random: Random) -
 
 
 def listen(connection: Any, spoken: list[Spoken], manner: Manner) -> int:
-    """Reads messages until the end of a session, and returns its number of sentences.
+    """Reads messages until the end of an utterance, and returns its number of sentences.
 
     Raises:
         WrongAnswerError: another sentence is spoken.

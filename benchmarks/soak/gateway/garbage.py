@@ -102,7 +102,7 @@ _MESSAGES: dict[str, tuple[str | bytes, str]] = {
     "brackets": ("[" * 100_000, "expected a JSON object"),
     "unknown type": ('{"type": "input.txt"}', "type: "),
     "many sentences": (
-        json.dumps({"type": "input.text", "text": "No. " * 300}),
+        json.dumps({"type": "input.text", "text": "Boats? " * 300}),
         "more than 256 sentences wait",
     ),
 }
@@ -134,6 +134,7 @@ def sends_a_message(message: str | bytes) -> Callable[[Scene], str]:
             assert voice is not None
             connection.send(json.dumps({"voice": voice.id}))
             connection.send(message)
+            connection.send(json.dumps({"type": "session.close"}))
             return _close_of(connection)
 
     return act
@@ -241,7 +242,8 @@ def floods(frame: bytes) -> Callable[[Scene], str]:
         spoken, manner = scene.pcm()
         assert spoken.line.voice is not None
         with scene.door.socket() as connection:
-            connection.send(json.dumps({"voice": spoken.line.voice.id}))
+            config = {"voice": spoken.line.voice.id, "response_format": "pcm"}
+            connection.send(json.dumps(config))
             connection.socket.sendall(frame * _PIECES)
             text = {"type": "input.text", "text": text_of(spoken.line, manner.mark)}
             connection.send(json.dumps(text))
@@ -273,7 +275,9 @@ GARBAGE: list[Misdeed[Scene]] = [
         for name, (path, fields, expected) in _BODIES.items()
     ),
     *(
-        Misdeed("garbage", f"{name} in a session", sends_a_message(message), f"1008 .*{expected}")
+        Misdeed(
+            "garbage", f"{name} in a session", sends_a_message(message), f"100[08] .*{expected}"
+        )
         for name, (message, expected) in _MESSAGES.items()
     ),
     *(

@@ -245,8 +245,8 @@ def _begin(scene: Scene, connection: Any, line: Line) -> None:
     assert line.voice is not None
     mark = scene.random.choice(list(PACES))
     for message in (
-        {"voice": line.voice.id},
-        {"type": "input.text", "text": f"{text_of(line, mark)} "},
+        {"voice": line.voice.id, "response_format": "pcm", "stream_audio": True},
+        {"type": "input.text", "text": f"{text_of(line, mark)}\n"},
     ):
         connection.send(json.dumps(message))
 

@@ -57,7 +57,7 @@ from token2wav_client.voice import FIELDS
 from token2wav_server import Ports, TritonServer
 
 SERVER_SETTINGS = """
-stream: {first_tokens: 0, hold_frames: 0}  # so that audio can be compared
+stream: {first_tokens: 0, lookahead_frames: 0}  # so that audio can be compared
 limits: {idle_seconds: 12.0}
 runtime: {cache_mib: 512}  # more than the clients can fill
 """

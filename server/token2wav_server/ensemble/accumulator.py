@@ -56,7 +56,7 @@ class _FlowInput:
 
 
 @dataclass(eq=False)
-class _Stream:
+class _TokenStream:
     """Stream of one utterance, which is open until its last tokens have arrived.
 
     Attributes:
@@ -112,7 +112,7 @@ class Accumulator:
         # Audio that the vocoder may not have sent yet: also silence that it may trim.
         self._held_back = samples / self._config.sample_rate + server.stream.trim_silence_ms / 1000
         self._voices = registry(server, self._config)
-        self._streams: Sequences[_Stream] = Sequences(server.limits.idle_seconds)
+        self._streams: Sequences[_TokenStream] = Sequences(server.limits.idle_seconds)
         self._scheduler = Scheduler(server.limits, self._config, time.monotonic)
         self._lock = threading.Lock()
         self._open_streams = open_streams("scheduler")
@@ -151,7 +151,7 @@ class Accumulator:
             sender.send(stream.label(last=True), error)  # later stages hold state of the stream
             reply.finish()
 
-    def _open(self, message: TritonRequest, options: Options) -> _Stream:
+    def _open(self, message: TritonRequest, options: Options) -> _TokenStream:
         sequence_id, owner = message.sequence_id, message.owner
         if (open_stream := self._streams.started_by(sequence_id, owner)) is not None:
             # The later stages keep the stream until its idle time has passed. An error could reach
@@ -171,7 +171,7 @@ class Accumulator:
         self._scheduler.release(request)  # it need not be opened, as this process has no stage
         audio_format = options.utterance.audio_format
         is_resampled = audio_format.sample_rate not in (None, self._config.sample_rate)
-        stream = _Stream(
+        stream = _TokenStream(
             request,
             audio_format,
             self._config.token_frame_rate,
@@ -185,7 +185,7 @@ class Accumulator:
         return stream
 
     def _push(
-        self, stream: _Stream, message: TritonRequest, reply: TritonReply, sender: ToFlow
+        self, stream: _TokenStream, message: TritonRequest, reply: TritonReply, sender: ToFlow
     ) -> None:
         """Takes the tokens of a message, and sends the chunks that they complete to the flow."""
         request = stream.request

@@ -18,8 +18,8 @@ from typing import Any, Protocol
 
 from token2wav.config import LimitConfig
 from token2wav.errors import (
+    BackendError,
     DeviceLostError,
-    EngineError,
     StreamClosedError,
     Token2WavError,
     to_public_error,
@@ -87,7 +87,7 @@ class Stage(Protocol):
             batch: state of each stream, and the content of its chunk.
 
         Returns:
-            The result of each chunk, in the order of the batch. If a result is an EngineError, only
+            The result of each chunk, in the order of the batch. If a result is a BackendError, only
             the stream of this chunk ends.
         """
 
@@ -96,7 +96,7 @@ class Stage(Protocol):
 
 
 @dataclass(eq=False)
-class _Stream:
+class _StageStream:
     """Stream in a stage.
 
     After an error the stream has no state any more. The stage keeps this object until the idle time
@@ -154,7 +154,7 @@ class OrderedStage:
         self._hang_seconds = hang_seconds(limits.batch_streams * LONGEST_CHUNK_TOKENS)
         self._clock = clock
         self._batch_began: float | None = None  # while a batch runs
-        self._streams: dict[int, _Stream] = {}
+        self._streams: dict[int, _StageStream] = {}
         self._lock = threading.Lock()
 
     @property
@@ -213,7 +213,7 @@ class OrderedStage:
 
     def _queue(self, part: Part) -> None:
         label = part.label
-        stream = self._streams.setdefault(label.stream_id, _Stream(self._clock()))
+        stream = self._streams.setdefault(label.stream_id, _StageStream(self._clock()))
         stream.last_used = self._clock()
         if stream.error is not None:
             _answer(part, stream.error)
@@ -222,7 +222,7 @@ class OrderedStage:
         else:
             stream.waiting[label.index] = part
 
-    def _next_batch(self) -> list[tuple[_Stream, Part]]:
+    def _next_batch(self) -> list[tuple[_StageStream, Part]]:
         """Removes the chunks of the next batch from the queue.
 
         A batch has one chunk of each stream. First chunks of streams come first, then the chunks of
@@ -235,7 +235,7 @@ class OrderedStage:
             for stream in ready[: self._limits.batch_streams]
         ]
 
-    def _compute(self, batch: list[tuple[_Stream, Part]]) -> None:
+    def _compute(self, batch: list[tuple[_StageStream, Part]]) -> None:
         runnable = []
         for stream, part in batch:
             try:
@@ -249,7 +249,7 @@ class OrderedStage:
         self._changed(self.open_streams)
         results = self._advance([(stream.state, part.content) for stream, part in runnable])
         for (stream, part), result in zip(runnable, results, strict=True):
-            if isinstance(result, EngineError):
+            if isinstance(result, BackendError):
                 self._fail(stream, result, part)
                 continue
             stream.next_index += 1
@@ -269,11 +269,11 @@ class OrderedStage:
             public_error = to_public_error(error)
             if public_error is error:  # otherwise `to_public_error` has logged it
                 log.exception("a batch of chunks could not be computed")
-            if not isinstance(public_error, EngineError):
-                public_error = EngineError(str(public_error))
+            if not isinstance(public_error, BackendError):
+                public_error = BackendError(str(public_error))
             return [public_error] * len(batch)
 
-    def _fail(self, stream: _Stream, error: Token2WavError, *parts: Part) -> None:
+    def _fail(self, stream: _StageStream, error: Token2WavError, *parts: Part) -> None:
         """Ends a stream with an error.
 
         This method releases the state of the stream, and answers `parts` and all waiting chunks of
@@ -288,7 +288,7 @@ class OrderedStage:
         for part in (*parts, *waiting):
             _answer(part, error)
 
-    def _free(self, stream: _Stream) -> None:
+    def _free(self, stream: _StageStream) -> None:
         if stream.state is not None:
             self._stage.close(stream.state)
             stream.state = None

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from token2wav.config import ServerConfig
 from token2wav.config.model_config import StageName
-from token2wav.errors import ConfigError, EngineError, StreamClosedError
+from token2wav.errors import BackendError, ConfigError, StreamClosedError
 from token2wav.families.registry import read_config
 from token2wav.model import Token2Wav
 from token2wav.serving.audio_output import AudioChunk, AudioOutput
@@ -56,7 +56,7 @@ class FlowStage:
         with self._running():
             return self._flow.open(content.voice, content.steps)
 
-    def advance(self, batch: Sequence[tuple[int, FlowContent]]) -> list[Output | EngineError]:
+    def advance(self, batch: Sequence[tuple[int, FlowContent]]) -> list[Output | BackendError]:
         with self._running():
             mels = self._flow.advance([(state, content.chunk) for state, content in batch])
             return [
@@ -110,15 +110,15 @@ class VocoderStage:
 
     def advance(
         self, batch: Sequence[tuple[_Vocoding, FrameChunk]]
-    ) -> list[AudioChunk | EngineError | None]:
+    ) -> list[AudioChunk | BackendError | None]:
         with self._running():
             audio = self._vocoder.advance([(state.handle, chunk) for state, chunk in batch])
             outputs = [_finite(samples, "audio") for samples in audio]
-        results: list[AudioChunk | EngineError | None] = []
+        results: list[AudioChunk | BackendError | None] = []
         for (state, chunk), samples in zip(batch, outputs, strict=True):
             result = (
                 samples
-                if isinstance(samples, EngineError)
+                if isinstance(samples, BackendError)
                 else state.output.take(samples, last=chunk.last)
             )
             if isinstance(result, AudioChunk) and result.duration_s:
@@ -184,8 +184,8 @@ def _load(folder: Path, server: ServerConfig, stage: StageName) -> Token2Wav:
     return model
 
 
-def _finite(values: torch.Tensor, name: str) -> Output | EngineError:
+def _finite(values: torch.Tensor, name: str) -> Output | BackendError:
     array = values.cpu().numpy()
     if not np.isfinite(array).all():
-        return EngineError(f"engine: the model produced NaN or infinite {name}")
+        return BackendError(f"backend: the model produced NaN or infinite {name}")
     return array

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from token2wav.config import LimitConfig
 from token2wav.config.model_config import ModelConfig
-from token2wav.errors import EngineError, InputError, LimitError, StreamClosedError, Token2WavError
+from token2wav.errors import BackendError, InputError, LimitError, StreamClosedError, Token2WavError
 from token2wav.serving.audio_output import ENCODERS, AudioChunk, AudioFormat
 from token2wav.stages.stage import FrameChunk, TokenChunk
 from token2wav.voice import Voice
@@ -38,7 +38,12 @@ log = logging.getLogger(__name__)
 
 Arrays = dict[str, NDArray[Any]]
 
-_ERRORS: tuple[type[Token2WavError], ...] = (EngineError, LimitError, StreamClosedError, InputError)
+_ERRORS: tuple[type[Token2WavError], ...] = (
+    BackendError,
+    LimitError,
+    StreamClosedError,
+    InputError,
+)
 
 
 class StageModel:
@@ -93,7 +98,7 @@ class StageModel:
             TritonReply(request).fail(error)
         except Exception as error:
             log.exception("a request to a stage could not be read")
-            TritonReply(request).fail(EngineError(f"stage: {type(error).__name__}: {error}"))
+            TritonReply(request).fail(BackendError(f"stage: {type(error).__name__}: {error}"))
         return None
 
 

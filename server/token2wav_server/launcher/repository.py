@@ -1,8 +1,8 @@
 """Model repository of Triton: its models, and their shapes for the model folder that is served.
 
 Triton compares every request with the shapes in a model's `config.pbtxt`. The files of this package
-have the shapes of CosyVoice3. For another model the launcher copies the repository, and replaces
-the shapes in the copy.
+have the shapes and the vocabulary of CosyVoice3. For another model the launcher copies the
+repository, and replaces both in the copy.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from token2wav.config.model_config import ModelConfig
 from token2wav.errors import ConfigError
 from token2wav.families.registry import read_config
 
 _CONFIG = "config.pbtxt"
-_BANDS, _SPEAKER_SIZE = 80, 192  # sizes in the files of this package, where a token is one number
+# sizes in the files of this package, where a token is one number
+_BANDS, _SPEAKER_SIZE, _VOCABULARY = 80, 192, 6561
 
 
 _USUAL = "token2wav"
@@ -68,13 +70,13 @@ def chosen(repository: Path, names: Sequence[str], folder: Path) -> Path:
 
 
 def fitted(repository: Path, model: Path, folder: Path) -> Path:
-    """Returns a model repository with the shapes of a model folder.
+    """Returns a model repository with the shapes and the vocabulary of a model folder.
 
     Args:
         folder: folder for an adapted copy.
 
     Returns:
-        `repository` itself if its shapes fit, else an adapted copy in `folder`.
+        `repository` itself if it fits, else an adapted copy in `folder`.
     """
     try:
         config = read_config(model)
@@ -88,6 +90,7 @@ def fitted(repository: Path, model: Path, folder: Path) -> Path:
         "speaker_embedding": config.speaker_size or -1,
     }
     is_usual = (config.mel_bands, config.speaker_size) == (_BANDS, _SPEAKER_SIZE)
+    is_usual &= config.vocabulary == _VOCABULARY
     if is_usual and not config.token_shape and config.channels == 1:
         return repository
     copy = folder / "model_repository"
@@ -99,6 +102,11 @@ def fitted(repository: Path, model: Path, folder: Path) -> Path:
                 rf"\g<1>{size}",
                 text,
             )
+        text = re.sub(
+            rf'(key: "vocabulary" value {{ string_value: "){_VOCABULARY}"',
+            rf'\g<1>{_vocabulary(config)}"',
+            text,
+        )
         if config.takes_latents:
             text = _TOKENS.sub(_LATENTS, text)
         for codebooks in config.token_shape:
@@ -116,3 +124,11 @@ def fitted(repository: Path, model: Path, folder: Path) -> Path:
             if entry.name != _CONFIG:
                 (target / entry.name).symlink_to(entry.resolve())
     return copy
+
+
+def _vocabulary(config: ModelConfig) -> str:
+    """Returns the parameter `vocabulary` of a model."""
+    if config.takes_latents:
+        return ""
+    sizes = config.codebook_sizes or (config.vocab_size,) * (config.token_shape or (1,))[0]
+    return ",".join(map(str, sizes))

@@ -94,7 +94,7 @@ def test_its_graphs_serve(folder: Path, tmp_path: Path) -> None:
     maker.onnx("step", "float32")
     model, voice = Token2Wav.load(folder), a_voice()
     other = Token2Wav.load(folder, runtime=RuntimeConfig(backend="onnx", engines=str(tmp_path)))
-    assert other.engine.name == "onnx"
+    assert other.backend.name == "onnx"
     assert off(other.synthesize(TOKENS, voice), model.synthesize(TOKENS, voice)) <= AUDIO
 
 

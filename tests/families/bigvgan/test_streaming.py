@@ -130,7 +130,7 @@ def test_one_copy_brings_the_frames_of_all_streams_to_a_gpu() -> None:
             self.total += moved and any(tensor.device.type == "cpu" for tensor in tensors)
             return result
 
-    engine = WaveformStage(random_bigvgan(SMALL).to("meta"), hold_frames=1)
+    engine = WaveformStage(random_bigvgan(SMALL).to("meta"), lookahead_frames=1)
     totals = []
     for streams in (1, 5):
         chunk = FrameChunk(a_mel(20), last=False, next_frames=a_mel(2))
@@ -161,8 +161,8 @@ def test_device_of_a_module() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
-@pytest.mark.parametrize("hold_frames", [0, 1])
-def test_captured_pieces_equal_the_cpu(hold_frames: int) -> None:
+@pytest.mark.parametrize("lookahead_frames", [0, 1])
+def test_captured_pieces_equal_the_cpu(lookahead_frames: int) -> None:
     device, config = torch.device("cuda"), CosyVoice3Config.read(TINY)
     keep_arithmetic_exact(device)
     network = random_bigvgan(SMALL).to(device)
@@ -171,9 +171,9 @@ def test_captured_pieces_equal_the_cpu(hold_frames: int) -> None:
         network,
         shapes=shapes,
         graphs=GraphPool(device),
-        hold_frames=hold_frames,
+        lookahead_frames=lookahead_frames,
     )
-    exact = WaveformStage(random_bigvgan(SMALL), hold_frames=hold_frames)
+    exact = WaveformStage(random_bigvgan(SMALL), lookahead_frames=lookahead_frames)
     mel, sizes = a_mel(230), [50, 37, 100]
     for one, other in zip(streamed(captured, mel, sizes), streamed(exact, mel, sizes), strict=True):
         assert float((one.cpu() - other).abs().max()) <= AUDIO

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +25,7 @@ from tests.support.utterances import a_voice, off, some_tokens
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav, Voice, assembly
 from token2wav.errors import CheckpointError, ConfigError, InputError
 from token2wav.execution.cuda_graphs import GraphSummary
+from token2wav.families.registry import read_config
 from token2wav.stages.stage import FrameChunk
 from token2wav.stages.waveform import PieceShape, WaveformStage
 
@@ -55,6 +58,16 @@ def test_public_mel(kind: str, size: str, tmp_path: Path) -> None:
     assert off(mel, golden[f"mel_{kind}"].numpy()) <= MEL
     assert off(mel, model.mel(golden["token"].numpy(), voice)) > 0.01
     assert model.pipeline.steps == ((2,) if KINDS[kind] else (10,))
+
+
+def test_mean_flow_by_its_weights(tmp_path: Path) -> None:
+    """Chatterbox Flash has a mean flow in a file that is named like the plain flow."""
+    folder = write_model(tmp_path, FamilyGolden("chatterbox", "tiny"), mean_flow=True)
+    expected: Any = read_config(folder)
+    (folder / "s3gen_meanflow.safetensors").rename(folder / "s3gen.safetensors")
+    assert read_config(folder) == replace(expected, file="s3gen.safetensors")
+    assert expected.ode_steps == 2
+    assembly.check_folder(folder)
 
 
 def test_whole_utterances_under_full_attention(tmp_path: Path) -> None:

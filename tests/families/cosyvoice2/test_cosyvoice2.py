@@ -53,9 +53,9 @@ def test_planned_memory_equals_the_memory_of_a_stream(folder: Path) -> None:
 
 
 def test_early_audio(folder: Path, model: Token2Wav) -> None:
-    early = Token2Wav.load(folder, stream=StreamConfig(hold_frames=8), runtime=CPU)
+    extrapolating = Token2Wav.load(folder, stream=StreamConfig(lookahead_frames=8), runtime=CPU)
     voice, tokens = a_voice(0), some_tokens(60)
-    with early.stream(voice) as stream:
+    with extrapolating.stream(voice) as stream:
         [first] = stream.push(tokens)
         audio = joined([first, *stream.finish()])
     assert len(first.audio) == (50 - 8) * 480

@@ -41,13 +41,13 @@ def test_speaker_is_normalised_and_projected(golden: GoldenSet, flow: Flow) -> N
 
 
 def test_lookahead_of_a_finished_utterance(golden: GoldenSet, flow: Flow) -> None:
-    mu = flow.conditions(all_tokens(golden, flow)[None])[0]
+    mu = flow.mu(all_tokens(golden, flow)[None])[0]
     assert off(mu, golden["flow.mu.finalize"][0]) <= tolerances.CONDITIONING
     assert off(mu[:, ::2].T, golden["flow.pre_lookahead.finalize"][0]) <= tolerances.CONDITIONING
 
 
 def test_lookahead_of_an_unfinished_utterance(golden: GoldenSet, flow: Flow) -> None:
-    mu = flow.conditions(all_tokens(golden, flow)[None], last=False)[0]
+    mu = flow.mu(all_tokens(golden, flow)[None], last=False)[0]
     assert off(mu[:, ::2].T, golden["flow.pre_lookahead.nofinalize"][0]) <= tolerances.CONDITIONING
 
 
@@ -63,7 +63,7 @@ def test_conditions_of_chunks_equal_conditions_of_the_whole(
     step, start = StreamStep(zeros), 0
     for stop in (*stops, len(tokens)):
         last = stop == len(tokens)
-        mu = flow.conditions(tokens[None, start : stop if last else stop + 3], step, last=last)[0]
+        mu = flow.mu(tokens[None, start : stop if last else stop + 3], step, last=last)[0]
         assert off(mu, whole[:, 2 * start : 2 * stop]) <= tolerances.CONDITIONING
         start = stop
 
@@ -134,7 +134,7 @@ def test_mel_of_an_unfinished_utterance(
     golden: GoldenSet, flow: Flow, noises: tuple[FlowNoise, SourceNoise]
 ) -> None:
     device = flow.spk_embed_affine_layer.weight.device
-    mu = flow.conditions(all_tokens(golden, flow)[None], last=False)[0]
+    mu = flow.mu(all_tokens(golden, flow)[None], last=False)[0]
     prompt = golden["in.prompt_feat"][0].T.to(device)
     cond = torch.zeros_like(mu)
     cond[:, : prompt.shape[1]] = prompt

@@ -31,14 +31,14 @@ from token2wav.stages.waveform import WaveformStage, likely_pieces
 # Of the spread of the audio. Sums are in another order than in the public code.
 PARITY = 1e-5
 CPU = RuntimeConfig(device="cpu")
-EXACT = StreamConfig(hold_frames=0)
+EXACT = StreamConfig(lookahead_frames=0)
 # Codecs that can send audio early. SNAC with attention never does.
-EARLY = ("dac", "dac_of_descript", "higgs", "snac")
+EARLY_AUDIO = ("dac", "dac_of_descript", "higgs", "snac")
 
 
 @pytest.fixture(
     scope="module",
-    params=[(name, size) for name in EARLY for size in ("tiny", "small")],
+    params=[(name, size) for name in EARLY_AUDIO for size in ("tiny", "small")],
     ids="-".join,
 )
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -66,7 +66,7 @@ def test_stages_with_any_number_of_frames_held_back(
     reach, samples = network.lookahead_frames, network.frame_samples
     assert reach == model.config.reach_frames  # type: ignore[attr-defined]
     shapes = likely_pieces(network, model.config, (4, 16), 2) if prepared else []
-    stage = WaveformStage(network, None, shapes=shapes, hold_frames=held)
+    stage = WaveformStage(network, None, shapes=shapes, lookahead_frames=held)
     stops = [(2, 5, 6, reach + 6, reach + 22, reach + 30), (1, 3, 8, 9, reach + 9, reach + 15)]
     codes = [torch.from_numpy(drawn_tokens(model.config, row[-1])).T for row in stops]
     handles = [stage.open() for _ in codes]
@@ -94,9 +94,9 @@ def test_stages_with_any_number_of_frames_held_back(
 
 def test_early_audio_is_exact_if_later_tokens_have_arrived(folder: Path) -> None:
     """So an utterance that is known as a whole is exact, with any number of frames held back."""
-    model = Token2Wav.load(folder, stream=StreamConfig(hold_frames=2), runtime=CPU)
+    model = Token2Wav.load(folder, stream=StreamConfig(lookahead_frames=2), runtime=CPU)
     [decoder] = model.pipeline.stages.values()
-    first, longest = model.config.hops(StreamConfig(hold_frames=2))
+    first, longest = model.config.hops(StreamConfig(lookahead_frames=2))
     for count in (first + 1, 3 * first + 2, 7 * first, first + longest):
         tokens = drawn_tokens(model.config, count)
         whole = decoder.whole(tokens).numpy()  # type: ignore[attr-defined]

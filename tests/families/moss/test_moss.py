@@ -40,6 +40,43 @@ def test_published_sizes(explicit: bool, tmp_path: Path) -> None:
     assert 0.8e9 < sum(weight.numel() for weight in network.parameters()) < 0.9e9
 
 
+def patches(size: int) -> dict[str, Any]:
+    return {"module_type": "PatchedPretransform", "patch_size": size}
+
+
+def transformer_part(
+    inputs: int, outputs: int, width: int, layers: int, heads: int
+) -> dict[str, Any]:
+    return {
+        "module_type": "Transformer",
+        "input_dimension": inputs,
+        "output_dimension": outputs,
+        "d_model": width,
+        "num_heads": heads,
+        "num_layers": layers,
+        "dim_feedforward": 4 * width,
+        "layer_scale": 0.01,
+    }
+
+
+def test_published_sizes_of_the_nano(tmp_path: Path) -> None:
+    """The decoder begins with patches. It has as many parameters as its page says."""
+    ends = [(192, 768), (384, 768), (384, 768), (384, 240)]
+    parts = [patches(4)]
+    for before, after in ends:
+        parts += [transformer_part(before, after, 256, 3, 4), patches(240 if after == 240 else 2)]
+    content = {"model_type": "moss-audio-tokenizer", "sample_rate": 48_000, "number_channels": 2}
+    content |= {"downsample_rate": 3840, "decoder_kwargs": parts}
+    content |= {"quantizer_kwargs": {"num_quantizers": 16}}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    config: Any = read_config(tmp_path)
+    with torch.device("meta"):
+        network: Any = family_for(config).network(config, "decoder")
+    assert (config.channels, config.sample_rate, config.token_shape) == (2, 48_000, (16,))
+    assert (config.samples_per_token, network.frame_samples) == (3840, 7680)
+    assert sum(weight.numel() for weight in network.decoder.parameters()) == 10_450_944
+
+
 def test_published_sizes_of_version_2(tmp_path: Path) -> None:
     """The patches make the samples of both channels. A transformer may have its own window."""
     outputs = [1280, 768, 768, 768, 768, 240]
@@ -48,20 +85,8 @@ def test_published_sizes_of_version_2(tmp_path: Path) -> None:
     parts: list[dict[str, Any]] = []
     for count, (before, after, window) in enumerate(zip(inputs, outputs, seconds, strict=True)):
         width, heads, layers = (768, 12, 12) if count else (1280, 20, 32)
-        parts += [
-            {
-                "module_type": "Transformer",
-                "input_dimension": before,
-                "output_dimension": after,
-                "d_model": width,
-                "num_heads": heads,
-                "num_layers": layers,
-                "dim_feedforward": 4 * width,
-                "layer_scale": 0.01,
-                "context_duration": window,
-            },
-            {"module_type": "PatchedPretransform", "patch_size": 240 if after == 240 else 2},
-        ]
+        part = transformer_part(before, after, width, layers, heads)
+        parts += [part | {"context_duration": window}, patches(240 if after == 240 else 2)]
     content = {"model_type": "moss-audio-tokenizer", "sample_rate": 48_000, "number_channels": 2}
     content |= {"downsample_rate": 3840, "decoder_kwargs": parts}
     (tmp_path / "config.json").write_text(json.dumps(content))

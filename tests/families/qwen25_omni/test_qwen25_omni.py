@@ -128,9 +128,7 @@ def test_one_evaluation_equals_the_public_code(golden: FamilyGolden, folder: Pat
     voice = torch.tensor(a_voice(folder).speaker_embedding)[None]
     biases = guided_biases(config.flow.guided, frames, estimator.block_frames)
     with torch.inference_mode():
-        conditions = estimator.project_conditions(
-            flow.conditions(golden["codes"][None].int()), voice, None
-        )
+        conditions = estimator.project_conditions(flow.mu(golden["codes"][None].int()), voice, None)
         both = torch.cat((conditions, flow.unconditional().expand_as(conditions)))
         noise = FlowNoise(config.mel_bands).window(0, frames)[None]
         velocity = estimator.velocity(

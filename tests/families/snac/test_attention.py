@@ -47,8 +47,10 @@ def test_a_step_that_ends_inside_a_window_is_refused(tmp_path: Path) -> None:
 
 def test_early_audio_is_refused(tmp_path: Path) -> None:
     folder = write_snac(tmp_path, FamilyGolden("snac_attention", "tiny"))
-    with pytest.raises(ConfigError, match=r"stream\.hold_frames: 1, expected 0; this model holds"):
-        Token2Wav.load(folder, stream=StreamConfig(hold_frames=1))
+    with pytest.raises(
+        ConfigError, match=r"stream\.lookahead_frames: 1, expected 0; this model holds"
+    ):
+        Token2Wav.load(folder, stream=StreamConfig(lookahead_frames=1))
 
 
 @pytest.mark.parametrize(

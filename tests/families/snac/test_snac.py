@@ -34,12 +34,12 @@ def test_noise_that_is_turned_off(size: str, tmp_path: Path) -> None:
     golden = FamilyGolden("snac", size)
     folder, cpu = write_snac(tmp_path, golden), RuntimeConfig(device="cpu")
     codes, expected = golden["codes"].numpy(), golden["audio_without_noise"].numpy()
-    silent = StreamConfig(hold_frames=0, decoder_noise=False)
+    silent = StreamConfig(lookahead_frames=0, decoder_noise=False)
     audio = Token2Wav.load(folder, stream=silent, runtime=cpu).synthesize(codes)
     assert off(audio, expected) <= PARITY * expected.std()
     has_noise = not torch.equal(golden["audio"], golden["audio_without_noise"])
     assert has_noise == golden.sizes["noise"]
-    model = Token2Wav.load(folder, stream=StreamConfig(hold_frames=0), runtime=cpu)
+    model = Token2Wav.load(folder, stream=StreamConfig(lookahead_frames=0), runtime=cpu)
     if not has_noise:
         with pytest.raises(InputError, match="decoder_noise: given, but the decoder of this model"):
             model.stream(options=UtteranceOptions(decoder_noise=True))
@@ -71,7 +71,7 @@ def test_streams_of_a_batch_with_and_without_noise(
     frames = golden["codes"].T  # (codes, 24)
     audio = []
     for switches in ((True,), (False,), (True, False)):
-        stage = WaveformStage(network, shapes=shapes, hold_frames=held)
+        stage = WaveformStage(network, shapes=shapes, lookahead_frames=held)
         handles, parts = [stage.open() for _ in switches], [list[torch.Tensor]() for _ in switches]
         for start, stop in ((0, 14), (14, 22), (22, 24)):
             chunks = [
@@ -103,7 +103,7 @@ def test_published_sizes(tmp_path: Path) -> None:
     assert network.lookahead_frames == config.reach_frames == 3
     assert config.withheld_frames(StreamConfig()) == 2
     assert config.hops(StreamConfig()) == (3, 16)
-    assert config.hops(StreamConfig(hold_frames=0)) == (4, 16)
+    assert config.hops(StreamConfig(lookahead_frames=0)) == (4, 16)
     assert config.sizes.code_places() == [[0, 0, 0, 0], [1, 1, 4, 4], [2, 3, 5, 6]]
     parameters = sum(weight.numel() for weight in network.parameters())
     assert parameters == 13_121_025

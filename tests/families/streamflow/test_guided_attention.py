@@ -108,7 +108,9 @@ def test_hops_and_look_ahead_follow_from_the_assignment() -> None:
             2 * BLOCK,
             2 * BLOCK,
             BLOCK,
-            early_lookahead=max(1, min(future * BLOCK, StreamConfig().early_lookahead_tokens)),
+            provisional_lookahead=max(
+                1, min(future * BLOCK, StreamConfig().provisional_lookahead_tokens)
+            ),
             adaptive=False,
         )
 

@@ -53,7 +53,7 @@ def test_audio_held_back_does_not_count_as_sent(accumulator: ModuleType, more: f
         )
 
     try:
-        first = message(config.stream.first_tokens + config.stream.early_lookahead_tokens)
+        first = message(config.stream.first_tokens + config.stream.provisional_lookahead_tokens)
         stream = made._open(first, first.options())
         assert stream.held_back == pytest.approx(HELD_BACK_SECONDS)
         stream.held_back += more

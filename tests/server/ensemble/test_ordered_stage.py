@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from token2wav.config import LimitConfig
-from token2wav.errors import DeviceLostError, EngineError, InputError, LimitError, Token2WavError
+from token2wav.errors import BackendError, DeviceLostError, InputError, LimitError, Token2WavError
 from token2wav.serving.audio_output import AudioFormat
 from token2wav_server.ensemble.ordered_stage import Label, OrderedStage, Part
 
@@ -33,18 +33,18 @@ class CountingStage:
         self.open_states.add(state)
         return state
 
-    def advance(self, batch: Sequence[tuple[int, str]]) -> list[str | EngineError]:
+    def advance(self, batch: Sequence[tuple[int, str]]) -> list[str | BackendError]:
         self.batches.append(len(batch))
         if any(content == CRASHES for _, content in batch):
             raise RuntimeError("the device\nis gone")
         if any(content == LOST for _, content in batch):
-            raise DeviceLostError("engine: the GPU cannot be used any more")
-        results: list[str | EngineError] = []
+            raise DeviceLostError("backend: the GPU cannot be used any more")
+        results: list[str | BackendError] = []
         for state, content in batch:
             assert state in self.open_states
             self.counts[state] += 1
             results.append(
-                EngineError("engine: NaN")
+                BackendError("backend: NaN")
                 if content == BROKEN
                 else f"{content} {self.counts[state]}"
             )
@@ -121,9 +121,9 @@ def test_broken_numbers_end_their_own_stream_only(stage: Stage) -> None:
         stage.part(2, 1),
         stage.part(3, 0, "c"),
     ]
-    assert stage.run(*parts) == ["a 1", "error engine: NaN", "error engine: NaN", "c 1"]
+    assert stage.run(*parts) == ["a 1", "error backend: NaN", "error backend: NaN", "c 1"]
     assert stage.stage.open_streams == 2
-    assert stage.run(stage.part(2, 2), stage.part(1, 1, "a")) == ["error engine: NaN", "a 2"]
+    assert stage.run(stage.part(2, 2), stage.part(1, 1, "a")) == ["error backend: NaN", "a 2"]
 
 
 def test_stream_that_cannot_open_harms_no_other(stage: Stage) -> None:
@@ -134,7 +134,7 @@ def test_stream_that_cannot_open_harms_no_other(stage: Stage) -> None:
 
 
 def test_a_failed_engine_ends_its_batch_only(stage: Stage) -> None:
-    failed = "error engine: RuntimeError: the device is gone"
+    failed = "error backend: RuntimeError: the device is gone"
     assert stage.run(stage.part(1, 0, CRASHES), stage.part(2, 0)) == [failed, failed]
     assert not stage.work.open_states
     assert stage.run(stage.part(3, 0, "c")) == ["c 1"]
@@ -143,7 +143,7 @@ def test_a_failed_engine_ends_its_batch_only(stage: Stage) -> None:
 def test_a_lost_gpu_is_reported_so_that_the_process_ends(stage: Stage) -> None:
     stage.run(stage.part(1, 0, CRASHES))
     assert not stage.lost
-    assert stage.run(stage.part(2, 0, LOST)) == ["error engine: the GPU cannot be used any more"]
+    assert stage.run(stage.part(2, 0, LOST)) == ["error backend: the GPU cannot be used any more"]
     assert stage.lost
 
 
@@ -193,7 +193,7 @@ def test_a_hanging_batch_is_reported_while_it_runs(
     stage = Stage(most)
     advance = stage.work.advance
 
-    def slow(batch: Sequence[tuple[int, str]]) -> list[str | EngineError]:
+    def slow(batch: Sequence[tuple[int, str]]) -> list[str | BackendError]:
         began = stage.now
         for stage.now in (began + seconds, began + seconds + 1):
             stage.stage.watch()
@@ -214,6 +214,6 @@ def test_a_stream_that_failed_computes_no_more() -> None:
     stage = Stage()
     stage.run(stage.part(1, 0, BROKEN))
     batches = len(stage.work.batches)
-    assert stage.run(stage.part(1, 1), stage.part(1, 2, last=True)) == ["error engine: NaN"] * 2
+    assert stage.run(stage.part(1, 1), stage.part(1, 2, last=True)) == ["error backend: NaN"] * 2
     assert len(stage.work.batches) == batches
     assert not stage.work.open_states

@@ -16,7 +16,7 @@ from tests.support.tiny_model import TINY, FaultyVocoder, demo_tokens, demo_voic
 from token2wav import AudioChunk, Token2Wav, Voice
 from token2wav.assembly import withheld_samples
 from token2wav.config import ServerConfig, StreamConfig
-from token2wav.errors import ConfigError, EngineError, StreamClosedError
+from token2wav.errors import BackendError, ConfigError, StreamClosedError
 from token2wav.families.registry import read_config
 from token2wav.serving.audio_output import AudioFormat
 from token2wav.serving.chunking import Chunker
@@ -59,7 +59,7 @@ def test_stages_give_the_audio_of_the_library(model: Token2Wav, prompt_tokens: i
     audio = []
     for content in chunks:
         [mel] = flow.advance([(flow_state, content)])
-        assert not isinstance(mel, EngineError)
+        assert not isinstance(mel, BackendError)
         [chunk] = vocoder.advance(
             [(vocoder_state, FrameChunk(torch.from_numpy(mel).T, content.chunk.last))]
         )
@@ -81,9 +81,9 @@ def test_broken_audio_is_found_and_stays_with_its_stream(
     states = [stage.open(LABEL, mel) for _ in range(2)]
     engine.fault = float("nan")
     broken, whole = stage.advance([(state, mel) for state in states])
-    assert isinstance(broken, EngineError)
-    assert str(broken) == "engine: the model produced NaN or infinite audio"
-    assert not isinstance(whole, EngineError)
+    assert isinstance(broken, BackendError)
+    assert str(broken) == "backend: the model produced NaN or infinite audio"
+    assert not isinstance(whole, BackendError)
     for state in states:
         stage.close(state)
 
@@ -94,10 +94,10 @@ def test_first_chunk_without_a_voice_is_refused(model: Token2Wav) -> None:
         flow.open(LABEL, FlowContent(TokenChunk(demo_tokens(28), 0, 25, last=False), None))
 
 
-@pytest.mark.parametrize("hold_frames", [0, 2])
-def test_held_samples_are_the_audio_that_the_vocoder_keeps(hold_frames: int) -> None:
+@pytest.mark.parametrize("lookahead_frames", [0, 2])
+def test_held_samples_are_the_audio_that_the_vocoder_keeps(lookahead_frames: int) -> None:
     """The mel is loud, so that no silence is trimmed."""
-    stream = StreamConfig(hold_frames=hold_frames)
+    stream = StreamConfig(lookahead_frames=lookahead_frames)
     model = Token2Wav.load(TINY, stream=stream)
     stage = VocoderStage(model)
     mel = FrameChunk(torch.zeros(80, 50), last=False)

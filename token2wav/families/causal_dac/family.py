@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from token2wav.config.model_config import StageName
@@ -17,6 +16,7 @@ from token2wav.families.family import Family
 from token2wav.layers.codebooks import ProjectedCodebooks
 from token2wav.layers.combine import Chain, placed
 from token2wav.layers.convnext import ConvNeXt
+from token2wav.layers.feed_forward import GatedFeedForward
 from token2wav.layers.streaming import OFFLINE, StreamConvTranspose, StreamStep, WaveformNetwork
 from token2wav.layers.window_transformer import TransformerSizes, WindowTransformer
 from token2wav.networks.codec_weights import BOOK, converted, transformers_name
@@ -75,7 +75,9 @@ class CausalDac(WaveformNetwork):
                 rope_precision=torch.bfloat16,  # of the table in the public code
             ),
             norm,
-            lambda: FeedForward(width, sizes.codec_post_intermediate_size),
+            lambda: GatedFeedForward(
+                width, sizes.codec_post_intermediate_size, names=("w1", "w3", "w2")
+            ),
         )
         self.norm = norm(width)
         self.upsample = Chain(
@@ -90,18 +92,6 @@ class CausalDac(WaveformNetwork):
         x = self.semantic_quantizer(codes[:, :1]) + self.quantizer(codes[:, 1:])
         x = self.norm(self.post_module(x.transpose(1, 2), step)).transpose(1, 2)
         return torch.tanh(self.decoder(self.upsample(x, step), step))
-
-
-class FeedForward(nn.Module):
-    """Feed-forward part of a layer, with a gate."""
-
-    def __init__(self, width: int, inner: int) -> None:
-        super().__init__()
-        self.w1, self.w3 = (nn.Linear(width, inner, bias=False) for _ in range(2))
-        self.w2 = nn.Linear(inner, width, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.w2(F.silu(self.w1(x)) * self.w3(x))
 
 
 class CausalDacFamily(Family):

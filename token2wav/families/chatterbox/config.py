@@ -38,6 +38,9 @@ _PUBLISHED = (
     HiFTConfig(),
 )
 
+# weights that only a mean flow has, which join the times of start and end of a step
+_MIXER = "flow.decoder.estimator.time_embed_mixer.weight"
+
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -78,7 +81,8 @@ class ChatterboxConfig(CosyVoice2Config):
 
 def read(folder: Path) -> ChatterboxConfig:
     """Reads the sizes of the model in a folder: from the shapes in `s3gen_meanflow.safetensors` or
-    `s3gen.safetensors`. For `s3gen.pt` returns the published sizes.
+    `s3gen.safetensors`. For `s3gen.pt` returns the published sizes. A mean flow is recognised by
+    its weights, because Chatterbox Flash has one in `s3gen.safetensors`.
 
     Raises:
         ConfigError: the shapes are not the shapes of S3Gen.
@@ -87,8 +91,10 @@ def read(folder: Path) -> ChatterboxConfig:
     file = next(name for name in FILES if (folder / name).is_file())
     path = folder / file
     # The shapes in a pickle (`.pt`) cannot be read without torch.
-    encoder, estimator, hift = _PUBLISHED if path.suffix == ".pt" else _counted(_shapes(path), path)
-    mean_flow = file in MEAN_FLOW_FILES
+    pickled = path.suffix == ".pt"
+    shapes = {} if pickled else _shapes(path)
+    encoder, estimator, hift = _PUBLISHED if pickled else _counted(shapes, path)
+    mean_flow = file in MEAN_FLOW_FILES or _MIXER in shapes
     flow = FlowConfig(
         vocab_size=6561,
         spk_embed_dim=192,

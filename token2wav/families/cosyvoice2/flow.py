@@ -108,7 +108,7 @@ class Flow(FlowNetwork[EstimatorT]):
     def encode(
         self, batch: Sequence[EncoderInput], states: Mapping[nn.Module, torch.Tensor] | None = None
     ) -> list[torch.Tensor]:
-        """Computes the conditions (bands, frames) of chunks; see `Encoder.encode`.
+        """Computes mu (bands, frames) of chunks; see `Encoder.encode`.
 
         Chunks are computed one by one, because their pasts have different lengths. A batch of
         blocks has no such limit, see `encode_blocks`.
@@ -122,7 +122,7 @@ class Flow(FlowNetwork[EstimatorT]):
         return [self._encoded(chunk, step) for chunk, step in zip(batch, steps, strict=True)]
 
     def _encoded(self, encoder_input: EncoderInput, step: StreamStep) -> torch.Tensor:
-        """Computes the conditions (bands, frames) of one chunk."""
+        """Computes mu (bands, frames) of one chunk."""
         x = self._embedded(encoder_input.chunk.tokens)
         attention = SequenceAttention(encoder_input.grid, encoder_input.context)
         hidden = self.encoder(x, attention, step, last=encoder_input.chunk.last)
@@ -131,7 +131,7 @@ class Flow(FlowNetwork[EstimatorT]):
     def encode_blocks(
         self, tokens: torch.Tensor, step: StreamStep, attention: ConformerAttention
     ) -> torch.Tensor:
-        """Computes the conditions (rows, bands, frames) of blocks; see `BlockEncoder`."""
+        """Computes mu (rows, bands, frames) of blocks; see `BlockEncoder`."""
         x = embed_tokens(self._embed, tokens)
         return self.encoder_proj(self.encoder(x, attention, step, last=False)).transpose(1, 2)
 

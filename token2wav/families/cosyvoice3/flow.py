@@ -49,7 +49,7 @@ class Flow(FlowNetwork[DiT]):
     def encode(
         self, batch: Sequence[EncoderInput], states: Mapping[nn.Module, torch.Tensor] | None = None
     ) -> list[torch.Tensor]:
-        """Computes the conditions (bands, frames) of chunks; see `Encoder.encode`."""
+        """Computes mu (bands, frames) of chunks; see `Encoder.encode`."""
         chunks = [encoder_input.chunk for encoder_input in batch]
         if states is not None:
             return [
@@ -71,15 +71,15 @@ class Flow(FlowNetwork[DiT]):
         chunks: Sequence[TokenChunk],
         states: Mapping[nn.Module, torch.Tensor] | None = None,
     ) -> list[torch.Tensor]:
-        """Computes the conditions of chunks that have one shape."""
+        """Computes mu of chunks that have one shape."""
         tokens = to_device(np.stack([chunk.tokens for chunk in chunks]), self.device)
-        return list(self.conditions(tokens, StreamStep(states), last=chunks[0].last))
+        return list(self.mu(tokens, StreamStep(states), last=chunks[0].last))
 
-    def conditions(
+    def mu(
         self, tokens: torch.Tensor, step: StreamStep = OFFLINE, *, last: bool = True
     ) -> torch.Tensor:
-        """Computes the conditions of the next tokens of streams. They equal the same part of the
-        conditions of whole utterances.
+        """Computes mu of the next tokens of streams. It equals the same part of mu of whole
+        utterances.
 
         Args:
             tokens: (B, n + right) integers, or (B, n + right, codebooks); `right` is the
@@ -92,7 +92,7 @@ class Flow(FlowNetwork[DiT]):
         """
         # Only look-ahead can be missing.
         embedded = self._embedded(tokens) if self.lookahead else self.input_embedding(tokens)
-        return self._conditions(embedded, step, last=last)
+        return self._mu(embedded, step, last=last)
 
     def unconditional(self) -> torch.Tensor:
         """Returns the projected conditions (dim,) of a frame of an unconditional row, in which all
@@ -103,17 +103,17 @@ class Flow(FlowNetwork[DiT]):
     def encode_blocks(
         self, tokens: torch.Tensor, step: StreamStep, attention: ConformerAttention
     ) -> torch.Tensor:
-        """Computes the conditions (rows, bands, frames) of blocks; see `BlockEncoder`. The encoder
+        """Computes mu (rows, bands, frames) of blocks; see `BlockEncoder`. The encoder
         has no attention.
         """
-        return self._conditions(self._embedded(tokens), step, last=False)
+        return self._mu(self._embedded(tokens), step, last=False)
 
     def _embedded(self, tokens: torch.Tensor) -> torch.Tensor:
         """Embeds tokens (B, n), or (B, n, codebooks), to (B, n, C)."""
         return embed_tokens(self.input_embedding, tokens, *self.token_shape)
 
-    def _conditions(self, hidden: torch.Tensor, step: StreamStep, *, last: bool) -> torch.Tensor:
-        """Computes conditions from embedded tokens (B, n + right, C)."""
+    def _mu(self, hidden: torch.Tensor, step: StreamStep, *, last: bool) -> torch.Tensor:
+        """Computes mu from embedded tokens (B, n + right, C)."""
         if self.pre_lookahead_layer is not None:
             hidden = self.pre_lookahead_layer(hidden, step, last=last)
         return hidden.repeat_interleave(self.config.token_mel_ratio, dim=1).transpose(1, 2)

@@ -24,7 +24,7 @@ from token2wav.kernels.euler import integrate
 from token2wav.kernels.norms import gated_norm
 from token2wav.kernels.position_convolution import PositionConvolution
 from token2wav.kernels.products import gelu_product, project_heads
-from token2wav.networks.dit import DiT, DiTBlock, FeedForward
+from token2wav.networks.dit import DiT, DiTBlock, DiTFeedForward
 from token2wav.networks.estimator import Rope
 from token2wav.networks.ode import OdeTables
 
@@ -95,7 +95,7 @@ class KernelStep(StepFunction):
         return self._blocks[layer].attn.to_out[0](attention)
 
 
-def _fed_forward(layers: FeedForward, h: torch.Tensor) -> torch.Tensor:
+def _fed_forward(layers: DiTFeedForward, h: torch.Tensor) -> torch.Tensor:
     """Computes the feed-forward layer of h in the dtype of its weights."""
     up: nn.Linear = layers.ff[0][0]  # type: ignore[index]
     return layers.ff[2](gelu_product(h, up, tanh=True))

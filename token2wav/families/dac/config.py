@@ -37,7 +37,7 @@ HOP_BLOCKS = (1, 32)
 
 # Frames that other DAC models hold back. The last frame of a chunk then has an SNR of 52 dB or more
 # (docs/models.md).
-_EARLY_FRAMES = 8
+_LOOKAHEAD_FRAMES = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +122,6 @@ def config_of(values: dict[str, Any], path: Path) -> DacConfig:
         sample_rate=sizes.sampling_rate,
         samples_per_token=samples,
         hop_blocks=HOP_BLOCKS,
-        hold_frames=_EARLY_FRAMES,
+        lookahead_frames=_LOOKAHEAD_FRAMES,
         sizes=sizes,
     )

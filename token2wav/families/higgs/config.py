@@ -45,7 +45,7 @@ _SEMANTIC_WIDTH = 768  # channels of HuBERT, if the folder does not name them
 
 # Frames of 40 ms that are held back by default. The decoder reads 394 ms ahead. The last frame of a
 # chunk has an SNR of 52 dB (docs/models.md).
-_EARLY_FRAMES = 7
+_LOOKAHEAD_FRAMES = 7
 
 Bandwidths = Annotated[tuple[Annotated[float, Bounds(0.001, 1000)], ...], Length(16)]
 
@@ -142,7 +142,7 @@ def read(folder: Path) -> HiggsConfig:
         sample_rate=sizes.sample_rate,
         samples_per_token=samples,
         hop_blocks=HOP_BLOCKS,
-        hold_frames=_EARLY_FRAMES,
+        lookahead_frames=_LOOKAHEAD_FRAMES,
         sizes=sizes,
         weights=_WEIGHTS if published else WEIGHTS,
     )

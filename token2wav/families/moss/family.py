@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from token2wav.config.model_config import StageName
@@ -21,6 +20,7 @@ from token2wav.families.family import Family
 from token2wav.families.moss.config import MossSizes, TransformerPart
 from token2wav.layers.codebooks import ProjectedCodebooks
 from token2wav.layers.combine import placed
+from token2wav.layers.feed_forward import FeedForward
 from token2wav.layers.streaming import (
     OFFLINE,
     ON_TIME,
@@ -113,18 +113,6 @@ class ProjectedTransformer(StreamModule):
     def forward(self, x: torch.Tensor, step: StreamStep) -> torch.Tensor:
         """Converts x (B, T, input_dimension) to (B, T, output_dimension)."""
         return self.output_proj(self.transformer(self.input_proj(x), step))
-
-
-class FeedForward(nn.Module):
-    """Feed-forward part of a layer."""
-
-    def __init__(self, width: int, inner: int) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(width, inner, bias=False)
-        self.fc2 = nn.Linear(inner, width, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.fc2(F.gelu(self.fc1(x)))
 
 
 class Patches(nn.Module):

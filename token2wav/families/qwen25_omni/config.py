@@ -241,7 +241,7 @@ class Qwen25OmniConfig(FlowModelConfig):
     flow: OmniFlowConfig
 
     takes_prompt: bool = False
-    speaks_early: bool = False
+    provisional_chunks: bool = False
     fixed_hops: bool = True
 
     def check(self, stream: StreamConfig) -> None:

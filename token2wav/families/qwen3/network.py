@@ -13,13 +13,13 @@ from functools import partial
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from token2wav.families.qwen3.config import DecoderSizes
 from token2wav.layers.codebooks import Quantizer
 from token2wav.layers.combine import Chain, Residual, placed
 from token2wav.layers.convnext import ConvNeXt
+from token2wav.layers.feed_forward import GatedFeedForward
 from token2wav.layers.snake import Snake
 from token2wav.layers.streaming import (
     OFFLINE,
@@ -128,7 +128,7 @@ class Transformer(StreamModule):
                 sizes.rope_theta,
             ),
             norm,
-            lambda: FeedForward(sizes.hidden_size, sizes.intermediate_size),
+            lambda: GatedFeedForward(sizes.hidden_size, sizes.intermediate_size),
         )
         self.norm = norm(sizes.hidden_size)
         self.input_proj: nn.Linear | None = None
@@ -146,18 +146,6 @@ class Transformer(StreamModule):
         x = self.norm(self.window(x, step))
         x = x if self.output_proj is None else self.output_proj(x)
         return x.transpose(1, 2)
-
-
-class FeedForward(nn.Module):
-    """Feed-forward part of a layer, with a gate."""
-
-    def __init__(self, width: int, inner: int) -> None:
-        super().__init__()
-        self.gate_proj, self.up_proj = (nn.Linear(width, inner, bias=False) for _ in range(2))
-        self.down_proj = nn.Linear(inner, width, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
 def decoder_layers(sizes: DecoderSizes) -> Chain:

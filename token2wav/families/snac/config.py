@@ -40,7 +40,7 @@ _LONGEST_WINDOW = 1024  # latents of a window; bounds the work of a short stream
 _LONGEST_HOP = 16
 
 # Tokens of 85 ms that are held back by default. The decoder reads 198 ms ahead (docs/models.md).
-_EARLY_FRAMES = 2
+_LOOKAHEAD_FRAMES = 2
 
 Strides = Annotated[tuple[Annotated[int, Bounds(1, _MOST_CODES)], ...], Length(8)]
 
@@ -181,10 +181,11 @@ class SnacConfig(SymmetricCodecConfig):
 
     def check(self, stream: StreamConfig) -> None:
         super().check(stream)
-        if self.sizes.attn_window_size is not None and stream.hold_frames:
+        if self.sizes.attn_window_size is not None and stream.lookahead_frames:
             raise ConfigError(
-                f"stream.hold_frames: {stream.hold_frames}, expected 0; this model holds back its "
-                "whole look-ahead, because later tokens change whole windows of its attention"
+                f"stream.lookahead_frames: {stream.lookahead_frames}, expected 0; this model "
+                "holds back its whole look-ahead, because later tokens change whole windows of its "
+                "attention"
             )
 
     def weights_file(self, folder: Path, stage: StageName) -> Path:
@@ -215,7 +216,7 @@ def read(folder: Path) -> SnacConfig:
         sample_rate=sizes.sampling_rate,
         samples_per_token=samples,
         hop_blocks=(1, max(1, _LONGEST_HOP // block)),
-        hold_frames=_EARLY_FRAMES if sizes.attn_window_size is None else 0,
+        lookahead_frames=_LOOKAHEAD_FRAMES if sizes.attn_window_size is None else 0,
         adds_noise=sizes.noise,
         sizes=sizes,
     )

@@ -195,7 +195,7 @@ class StreamFlowConfig(CosyVoice3Config):
     FILE: ClassVar[str] = MODEL_FILE
 
     takes_prompt: bool = False
-    speaks_early: bool = False
+    provisional_chunks: bool = False
     fixed_hops: bool = True
 
     @classmethod

@@ -36,7 +36,7 @@ from token2wav.voice import Voice
 
 
 @dataclass(eq=False)
-class _Stream:
+class _WindowStream:
     """State of one stream.
 
     Attributes:
@@ -50,7 +50,7 @@ class _Stream:
     past: NDArray[np.int32]
 
 
-class WindowFlow(StatefulStage[_Stream], FlowStage):
+class WindowFlow(StatefulStage[_WindowStream], FlowStage):
     """Flow stage with sliding windows, on torch.
 
     Args:
@@ -100,7 +100,7 @@ class WindowFlow(StatefulStage[_Stream], FlowStage):
     def open(self, voice: Voice, steps: int = 0) -> int:
         embedding = torch.tensor(voice.speaker_embedding, device=self._device)
         speaker = self._encoder.speaker(embedding)
-        return self.register(_Stream(steps or self._usual, speaker, self._no_tokens))
+        return self.register(_WindowStream(steps or self._usual, speaker, self._no_tokens))
 
     @torch.inference_mode()
     def advance(self, batch: Sequence[tuple[int, TokenChunk]]) -> list[torch.Tensor]:
@@ -143,7 +143,7 @@ class WindowFlow(StatefulStage[_Stream], FlowStage):
     def _solve(self, windows: Sequence[Window]) -> list[torch.Tensor]:
         """Computes the mels (bands, frames) of the chunks of windows of one shape."""
         steps, width, left, count = windows[0].shape
-        # Conditions are needed for the whole window, and not only for the chunk.
+        # mu is needed for the whole window, and not only for the chunk.
         inputs = [
             EncoderInput(TokenChunk(window.tokens, 0, width, last=True), None) for window in windows
         ]
@@ -157,7 +157,7 @@ class WindowFlow(StatefulStage[_Stream], FlowStage):
         return list(self._solvers[steps].solve(noise, mu, speakers, positions, first, last))
 
 
-def _window(stream: _Stream, chunk: TokenChunk) -> Window:
+def _window(stream: _WindowStream, chunk: TokenChunk) -> Window:
     tokens, left = np.concatenate((stream.past, chunk.tokens)), len(stream.past)
     start, count = chunk.start - left, chunk.stop - chunk.start
     return Window(stream.steps, stream.speaker, tokens, start, left, count)

@@ -115,7 +115,7 @@ class WindowBatch:
         """Computes the mels of all frames of the windows."""
         mel = self._solver.solve(
             self._noise,
-            self._encoder.conditions(self._tokens),
+            self._encoder.mu(self._tokens),
             self._speakers,
             self._starts,
             0,

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from token2wav.config.model_config import StageName
@@ -17,6 +16,7 @@ from token2wav.config.transformers_json import safetensors_files
 from token2wav.families.family import Family
 from token2wav.families.vibevoice.config import LAYOUTS, VibeVoiceSizes
 from token2wav.layers.combine import Chain, placed, run
+from token2wav.layers.feed_forward import FeedForward
 from token2wav.layers.streaming import (
     OFFLINE,
     ON_TIME,
@@ -86,7 +86,9 @@ class Block(StreamModule):
         super().__init__()
         self.norm, self.ffn_norm = (nn.RMSNorm(channels, sizes.rms_norm_eps) for _ in range(2))
         self.mixer = causal_conv(channels, channels, sizes.kernel_size, groups=channels)
-        self.ffn = FeedForward(channels, sizes.ffn_expansion * channels)
+        self.ffn = FeedForward(
+            channels, sizes.ffn_expansion * channels, names=("linear1", "linear2"), bias=True
+        )
         self.gamma, self.ffn_gamma = (nn.Parameter(torch.ones(channels)) for _ in range(2))
 
     def place(self, timing: Timing = ON_TIME) -> Timing:
@@ -97,17 +99,6 @@ class Block(StreamModule):
         mixed = self.mixer(self.norm(x.transpose(1, 2)).transpose(1, 2), step)
         x = torch.addcmul(x, self.gamma[:, None], mixed).transpose(1, 2)
         return torch.addcmul(x, self.ffn_gamma, self.ffn(self.ffn_norm(x))).transpose(1, 2)
-
-
-class FeedForward(nn.Module):
-    """Feed-forward part of a block."""
-
-    def __init__(self, width: int, inner: int) -> None:
-        super().__init__()
-        self.linear1, self.linear2 = nn.Linear(width, inner), nn.Linear(inner, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.linear2(F.gelu(self.linear1(x)))
 
 
 class VibeVoiceFamily(Family):

@@ -1,0 +1,256 @@
+"""Speech synthesis of NVIDIA Riva: its gRPC messages become texts of the gateway.
+
+The messages and the base class come from the package `nvidia-riva-client`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncGenerator, AsyncIterable
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Any
+
+import grpc
+from riva.client.proto.riva_audio_pb2 import AudioEncoding
+from riva.client.proto.riva_tts_pb2 import (
+    RivaSynthesisConfigResponse,
+    SynthesizeSpeechRequest,
+    SynthesizeSpeechResponse,
+)
+from riva.client.proto.riva_tts_pb2_grpc import RivaSpeechSynthesisServicer
+
+from token2wav_gateway.encoding import RATE_HZ, Encoder
+from token2wav_gateway.errors import RequestError, TooLargeError
+from token2wav_gateway.gateway import Gateway
+from token2wav_gateway.speech import Text
+from token2wav_gateway.tracing import trace_headers
+from token2wav_gateway.voices import Voice
+from token2wav_gateway.word_times import SpokenText
+
+# Names of `encoding.FORMATS`. Riva's clients send LINEAR_PCM if their user chooses nothing.
+_FORMATS = {
+    AudioEncoding.ENCODING_UNSPECIFIED: "pcm",
+    AudioEncoding.LINEAR_PCM: "pcm",
+    AudioEncoding.OGGOPUS: "opus",
+}
+_RATES_HZ = {
+    "pcm": (8000, 16000, 22050, 24000, 44100, 48000),
+    "opus": (8000, 16000, 24000, 48000),
+}
+_INSTRUCTIONS = "instructions"
+_END_REASON = "end-reason"
+_PROMPT = "zero_shot_data.audio_prompt"
+
+
+def key_of(metadata: Any) -> str | None:
+    """Returns the header `authorization` of a call; None if the call has none."""
+    values = [value for name, value in metadata or () if name == "authorization"]
+    return str(values[0]) if values else None
+
+
+@dataclass(frozen=True)
+class _Utterance:
+    """Request of a client, after its checks.
+
+    Attributes:
+        format: one of `encoding.FORMATS`.
+    """
+
+    text: Text
+    format: str
+
+
+class _Voices:
+    """Voices of one call. A recording that a client repeats in every message is heard once."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._recording = b""  # SHA-256 of the last recording and its text
+        self._voice: Voice | None = None
+
+    async def of(self, request: SynthesizeSpeechRequest) -> Voice:
+        """Returns the voice of a request.
+
+        Raises:
+            RequestError: the recording is unusable, or the request names no voice.
+            NotFoundError: there is no such voice.
+        """
+        prompt = request.zero_shot_data
+        if not prompt.audio_prompt:
+            return self._named(request.voice_name)
+        digest = hashlib.sha256(prompt.audio_prompt)
+        digest.update(prompt.transcript.encode())
+        if self._voice is None or digest.digest() != self._recording:
+            self._voice = await self._gateway.voices.of_recording(
+                prompt.audio_prompt,
+                prompt.transcript,
+                recording_field=_PROMPT,
+                text_field="zero_shot_data.transcript",
+            )
+            self._recording = digest.digest()
+        return self._voice
+
+    def _named(self, name: str) -> Voice:
+        settings = self._gateway.settings
+        # Riva's clients list voices as MODEL.VOICE. No voice of a folder has a point in its name.
+        name = name.removeprefix(f"{settings.models[0]}.") or settings.voices.default or ""
+        if not name and settings.voices.folder is not None:
+            raise RequestError(
+                "voice_name: empty, and the gateway has no setting `voices.default`",
+                param="voice_name",
+            )
+        return self._gateway.voices.get(name)
+
+
+class RivaSpeech(RivaSpeechSynthesisServicer):  # type: ignore[misc]
+    """Service `nvidia.riva.tts.RivaSpeechSynthesis` of a gateway.
+
+    `riva_server.Guard` bounds the calls, and turns errors of the gateway into gRPC statuses.
+    """
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def Synthesize(  # noqa: N802
+        self, request: SynthesizeSpeechRequest, context: grpc.aio.ServicerContext
+    ) -> SynthesizeSpeechResponse:
+        """Says a text, and returns the audio as a whole."""
+        with self._gateway.access.admitted(key_of(context.invocation_metadata())):
+            whole = SynthesizeSpeechResponse()
+            voices = _Voices(self._gateway)
+            async with aclosing(self._say(request, voices, context)) as responses:
+                audio = []
+                async for response in responses:
+                    audio.append(response.audio)
+                    response.audio = b""
+                    whole.MergeFrom(response)
+            whole.audio = b"".join(audio)
+            return whole
+
+    async def SynthesizeOnline(  # noqa: N802
+        self,
+        requests: AsyncIterable[SynthesizeSpeechRequest],
+        context: grpc.aio.ServicerContext,
+    ) -> AsyncGenerator[SynthesizeSpeechResponse, None]:
+        """Says the texts of a stream one after the other, and yields the audio as it is made."""
+        access, voices = self._gateway.access, _Voices(self._gateway)
+        with access.admitted(key_of(context.invocation_metadata())) as holder:
+            first = True
+            async for request in requests:
+                if not first:  # the call has been counted
+                    holder.count_request()
+                first = False
+                async with aclosing(self._say(request, voices, context)) as responses:
+                    async for response in responses:
+                        yield response
+
+    async def GetRivaSynthesisConfig(  # noqa: N802
+        self, request: Any, context: grpc.aio.ServicerContext
+    ) -> RivaSynthesisConfigResponse:
+        """Lists the voices, in the form that Riva's clients read.
+
+        Riva's clients and Pipecat send no key with this call. Without a key, it lists no voices.
+        """
+        gateway = self._gateway
+        model = request.model_name or gateway.settings.models[0]
+        gateway.check_model(model)
+        known = not gateway.settings.keys or key_of(context.invocation_metadata()) is not None
+        names = gateway.voices.names() if known else []
+        response = RivaSynthesisConfigResponse()
+        config = response.model_config.add(model_name=model)
+        config.parameters["voice_name"] = gateway.settings.models[0]
+        config.parameters["subvoices"] = ",".join(f"{n}:{i}" for i, n in enumerate(names))
+        config.parameters["sample_rate"] = str(RATE_HZ)
+        return response
+
+    async def _say(
+        self, request: SynthesizeSpeechRequest, voices: _Voices, context: grpc.aio.ServicerContext
+    ) -> AsyncGenerator[SynthesizeSpeechResponse, None]:
+        """Yields the audio of a request; the first response repeats the text.
+
+        If the client asks for the times of the words, they follow in a response without audio.
+        If a limit of the speech server ends the speech, the trailing metadata of the call say so.
+        """
+        utterance = await self._checked(request, voices)
+        trace = trace_headers(dict(context.invocation_metadata() or ()))
+        text = replace(utterance.text, trace=trace)
+        encoder = Encoder(utterance.format, text.rate_hz)
+        response = SynthesizeSpeechResponse()
+        response.meta.text = response.meta.processed_text = request.text
+        speech, spoken = self._gateway.speech.speak(text), None
+        if request.enable_word_time_offsets:
+            spoken = SpokenText(self._gateway.word_times, request.text, text.rate_hz)
+            speech = spoken.listen(speech)
+        async with aclosing(speech) as chunks:
+            async for chunk in chunks:
+                if chunk.end_reason is not None:
+                    context.set_trailing_metadata(((_END_REASON, chunk.end_reason),))
+                response.audio = encoder.encode(chunk.audio)
+                if response.audio:
+                    yield self._with_id(request, response)
+                    response = SynthesizeSpeechResponse()
+        response.audio = encoder.finish()
+        if response.audio:
+            yield self._with_id(request, response)
+            response = SynthesizeSpeechResponse()
+        if spoken is not None:
+            for word in (await spoken.fields())["timestamps"] or ():
+                response.meta.words.add(
+                    word=word["word"], start_time=word["start_ms"], end_time=word["end_ms"]
+                )
+            yield self._with_id(request, response)
+
+    async def _checked(self, request: SynthesizeSpeechRequest, voices: _Voices) -> _Utterance:
+        """Checks a request, before its text is spoken.
+
+        Raises:
+            RequestError: a field is out of range, or asks for something that does not exist here.
+            TooLargeError: the request without its recording, or the recording, is too large.
+            NotFoundError: there is no such voice.
+        """
+        limits, recording = self._gateway.settings.limits, len(request.zero_shot_data.audio_prompt)
+        if request.ByteSize() - recording > limits.body_bytes:
+            raise TooLargeError(f"request: larger than {limits.body_bytes} bytes")
+        if recording > limits.upload_bytes:
+            raise TooLargeError(f"{_PROMPT}: larger than {limits.upload_bytes} bytes")
+        audio_format = _FORMATS.get(request.encoding)
+        if audio_format is None:
+            names = {code: name for name, code in AudioEncoding.items()}
+            raise RequestError(
+                f"encoding: {names.get(request.encoding, request.encoding)} is not one of "
+                "LINEAR_PCM, OGGOPUS",
+                param="encoding",
+            )
+        rate_hz = request.sample_rate_hz or RATE_HZ
+        if rate_hz not in _RATES_HZ[audio_format]:
+            rates = ", ".join(map(str, _RATES_HZ[audio_format]))
+            raise RequestError(
+                f"sample_rate_hz: {rate_hz} is not one of {rates}", param="sample_rate_hz"
+            )
+        if request.custom_dictionary:
+            raise RequestError(
+                "custom_dictionary: not supported; the language model decides the pronunciation",
+                param="custom_dictionary",
+            )
+        for name in request.custom_configuration:
+            if name != _INSTRUCTIONS:
+                raise RequestError(
+                    f"custom_configuration: {name[:64]!r} is not a known key; the only one is "
+                    f"{_INSTRUCTIONS!r}",
+                    param="custom_configuration",
+                )
+        instructions = dict(request.custom_configuration).get(_INSTRUCTIONS)
+        if not request.text.strip():  # before a recording is heard
+            raise RequestError("text: empty; a text is needed", param="text")
+        voice = await voices.of(request)
+        return _Utterance(Text(request.text, voice, instructions, rate_hz=rate_hz), audio_format)
+
+    @staticmethod
+    def _with_id(
+        request: SynthesizeSpeechRequest, response: SynthesizeSpeechResponse
+    ) -> SynthesizeSpeechResponse:
+        """Copies the id of a request to its response."""
+        if request.HasField("id"):
+            response.id.CopyFrom(request.id)
+        return response

@@ -1,0 +1,343 @@
+"""Session of a WebSocket: text arrives in pieces, and its sentences are spoken one after the other.
+
+The messages are those of vLLM-Omni's WebSocket, JSON objects with a `type`. The client sends
+`session.config`, then `input.text` any number of times, and `input.done` at the end of an
+utterance. Other utterances may follow on the same connection, until `session.close`.
+
+The server sends `audio.start` before the audio of a sentence, then its audio, and `audio.done`.
+`session.done` answers `input.done`, and `error` reports a problem. `utterance_index` counts the
+utterances of the connection, and `sentence_index` the sentences of an utterance.
+
+Beyond vLLM-Omni, `cancel` stops the speech, and drops the text that was not spoken and
+`input.done`; `audio.cancelled` answers it. While audio is streamed, `audio.progress` reports the
+samples and the speech tokens that the client has been sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import math
+from collections.abc import AsyncGenerator, Awaitable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
+
+import anyio
+from fastapi import WebSocket, WebSocketDisconnect
+from pydantic import BaseModel, ValidationError
+
+from token2wav_gateway.access import Holder
+from token2wav_gateway.encoding import RATE_HZ, Encoder, whole_file
+from token2wav_gateway.errors import GatewayError, RequestError
+from token2wav_gateway.gateway import Gateway
+from token2wav_gateway.requests import SessionConfig, SocketMessage, problem
+from token2wav_gateway.sentences import SentenceSplitter
+from token2wav_gateway.speech import Progress, Text
+from token2wav_gateway.tracing import trace_headers
+from token2wav_gateway.voices import Voice
+
+CLOSE_S = 1.0  # for the last messages to a client, which may have stopped reading
+# Codes of RFC 6455.
+POLICY, GOING_AWAY = 1008, 1001
+_BodyT = TypeVar("_BodyT", bound=BaseModel)
+_MOST_WAITING = 256  # sentences that wait to be spoken
+_SLICE = 256  # characters of a message that are split into sentences at once
+
+
+@dataclass(frozen=True, eq=False)
+class _Manner:
+    """Configuration of the utterances that follow, with the voice that it names."""
+
+    config: SessionConfig
+    voice: Voice
+
+
+@dataclass(frozen=True)
+class _Sentence:
+    """Sentence that waits to be spoken, with its position."""
+
+    text: str
+    manner: _Manner
+    utterance_index: int
+    sentence_index: int
+
+    @property
+    def position(self) -> dict[str, int]:
+        return {"utterance_index": self.utterance_index, "sentence_index": self.sentence_index}
+
+
+@dataclass(frozen=True)
+class _End:
+    """End of an utterance."""
+
+    utterance_index: int
+    sentences: int
+
+
+class _Close:
+    """End of the connection."""
+
+
+_Waiting: TypeAlias = "_Sentence | _End | _Close"
+
+
+class _FatalError(RequestError):
+    """Error that ends a session."""
+
+
+class Session:
+    """Session of one socket: one task reads messages, another one speaks sentences.
+
+    Args:
+        holder: holder of the client's key, for which each sentence counts as a request.
+        ending: event after which the session ends as soon as all sentences were spoken.
+    """
+
+    def __init__(
+        self, gateway: Gateway, socket: WebSocket, holder: Holder, ending: asyncio.Event
+    ) -> None:
+        self._gateway = gateway
+        self._socket = socket
+        self._holder = holder
+        self._ending = ending
+        self._trace = trace_headers(socket.headers)
+        self._waiting: asyncio.Queue[_Waiting] = asyncio.Queue()
+        self._speaking: asyncio.Task[None] | None = None
+        self._receiving = anyio.CancelScope()
+        # The utterance whose text arrives.
+        self._utterance_index = 0
+        self._sentences = 0
+        self._has_text = False
+
+    async def run(self) -> None:
+        self._configure(await self._receive())
+        parts = (self._read(), self._speak_all(), self._drain())
+        tasks = {asyncio.create_task(part) for part in parts}
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            if self._speaking is not None:
+                tasks.add(self._speaking)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _configure(self, message: Any) -> None:
+        """Configures the utterances that follow.
+
+        Raises:
+            RequestError: the configuration is wrong, or an utterance has begun.
+        """
+        if self._has_text:
+            raise RequestError(
+                "session.config: an utterance has begun; send input.done or cancel before it",
+                param="type",
+            )
+        config = self._checked(SessionConfig, message)
+        if config.model is not None:
+            self._gateway.check_model(config.model)
+        self._manner = _Manner(config, self._gateway.voices.get(config.voice))
+        limit = self._gateway.settings.limits.text_characters
+        self._splitter = SentenceSplitter(limit, config.split_granularity, config.language)
+
+    async def _read(self) -> None:
+        """Reads messages until the client disconnects. A wrong one does not end the session."""
+        while True:
+            try:
+                await self._take(await self._receive())
+            except _FatalError:
+                raise
+            except GatewayError as error:
+                self._gateway.metrics.refused.labels(error.status).inc()
+                await self._in_time(self._socket.send_json(error_event(error)))
+
+    async def _take(self, content: Any) -> None:
+        """Takes a message."""
+        if isinstance(content, dict) and content.get("type") == "session.config":
+            self._configure(content)
+            return
+        message = self._checked(SocketMessage, content)
+        if message.text is not None:
+            self._has_text = self._has_text or bool(message.text)
+            for start in range(0, len(message.text), _SLICE):
+                self._append(self._splitter.feed(message.text[start : start + _SLICE]))
+                await asyncio.sleep(0)  # lets other clients get their audio
+        elif message.type == "input.done":
+            self._append(self._splitter.close())
+            self._waiting.put_nowait(_End(self._utterance_index, self._sentences))
+            self._begin_utterance()
+        elif message.type == "session.close":
+            self._waiting.put_nowait(_Close())
+        else:
+            await self._cancel()
+
+    def _append(self, sentences: list[str]) -> None:
+        # One place is left for the end of the utterance.
+        if self._waiting.qsize() + len(sentences) >= _MOST_WAITING:
+            raise _FatalError(
+                f"input.text: more than {_MOST_WAITING} sentences wait to be spoken", param="text"
+            )
+        for text in sentences:
+            sentence = _Sentence(text, self._manner, self._utterance_index, self._sentences)
+            self._waiting.put_nowait(sentence)
+            self._sentences += 1
+
+    def _begin_utterance(self) -> None:
+        self._utterance_index += 1
+        self._sentences, self._has_text = 0, False
+
+    async def _cancel(self) -> None:
+        """Drops everything that was not spoken, but for the end of the connection."""
+        self._splitter.close()
+        if self._has_text:
+            self._begin_utterance()
+        closes = False
+        while not self._waiting.empty():
+            closes = isinstance(self._waiting.get_nowait(), _Close) or closes
+            self._waiting.task_done()
+        # A sentence that has just ended cannot be cancelled.
+        if self._speaking is None or not self._speaking.cancel():
+            await self._send("audio.cancelled", utterance_index=None, sentence_index=None)
+        if closes:
+            self._waiting.put_nowait(_Close())
+
+    async def _speak_all(self) -> None:
+        """Speaks sentences until `session.close`."""
+        while not isinstance(part := await self._waiting.get(), _Close):
+            if isinstance(part, _End):
+                await self._send(
+                    "session.done",
+                    utterance_index=part.utterance_index,
+                    total_sentences=part.sentences,
+                )
+            else:
+                self._speaking = asyncio.create_task(self._say(part))
+                await asyncio.wait({self._speaking})
+                task, self._speaking = self._speaking, None
+                if task.cancelled():
+                    await self._send("audio.cancelled", **part.position)
+                else:
+                    task.result()
+            self._waiting.task_done()
+            self._set_idle_clock()
+
+    async def _drain(self) -> None:
+        """Closes the socket after the last sentence, if the gateway ends."""
+        await self._ending.wait()
+        await self._waiting.join()
+        with anyio.move_on_after(CLOSE_S):
+            await self._socket.close(GOING_AWAY)
+
+    async def _say(self, sentence: _Sentence) -> None:
+        config, progress = sentence.manner.config, Progress()
+        start = {"sentence_text": sentence.text, "format": config.audio_format}
+        await self._send("audio.start", **sentence.position, **start, sample_rate=RATE_HZ)
+        sent, error = 0, False
+        try:
+            self._holder.count_request()
+            async with aclosing(self._audio(sentence, progress)) as pieces:
+                async for piece in pieces:
+                    await self._send_audio(piece, config)
+                    sent += len(piece)
+                    if config.stream_audio:
+                        await self._send(
+                            "audio.progress",
+                            **sentence.position,
+                            samples=progress.samples,
+                            tokens=progress.spoken_tokens,
+                        )
+        except GatewayError as failure:
+            error = True
+            await self._in_time(self._socket.send_json(error_event(failure, sentence.position)))
+        await self._send(
+            "audio.done",
+            **sentence.position,
+            total_bytes=sent,
+            samples=progress.samples if sent else 0,
+            usage=progress.usage(len(sentence.text)),
+            error=error,
+        )
+
+    async def _audio(self, sentence: _Sentence, progress: Progress) -> AsyncGenerator[bytes, None]:
+        """Yields the audio of a sentence, in one piece unless it is streamed."""
+        config, whole = sentence.manner.config, list[bytes]()
+        encoder = Encoder(config.audio_format)
+        voice, trace = sentence.manner.voice, self._trace
+        text = Text(sentence.text, voice, config.instructions, trace=trace)
+        async with aclosing(self._gateway.speech.speak(text, progress)) as chunks:
+            async for chunk in chunks:
+                progress.advance(chunk)
+                piece = encoder.encode(chunk.audio)
+                if not config.stream_audio:
+                    whole.append(piece)
+                elif piece:  # an encoder may keep all samples
+                    yield piece
+        last = encoder.finish()
+        if not config.stream_audio:
+            yield whole_file(config.audio_format, b"".join([*whole, last]))
+        elif last:
+            yield last
+
+    async def _send(self, kind: str, **content: Any) -> None:
+        await self._in_time(self._socket.send_json({"type": kind, **content}))
+
+    async def _send_audio(self, piece: bytes, config: SessionConfig) -> None:
+        if config.events == "json":
+            await self._send("audio.delta", audio=base64.b64encode(piece).decode())
+        else:
+            await self._in_time(self._socket.send_bytes(piece))
+
+    async def _in_time(self, message: Awaitable[None]) -> None:
+        """Awaits a message to the client.
+
+        Raises:
+            WebSocketDisconnect: the client takes no more bytes.
+        """
+        try:
+            with anyio.fail_after(self._gateway.settings.limits.idle_s):
+                await message
+        except TimeoutError:
+            raise WebSocketDisconnect(POLICY, "the client has stopped reading") from None
+
+    async def _receive(self) -> Any:
+        """Receives a message.
+
+        Raises:
+            RequestError: the message is no JSON.
+            _FatalError: the client sent nothing for too long while nothing is spoken.
+        """
+        try:
+            # asyncio.wait_for before Python 3.12 ignores a cancellation that meets a message.
+            with anyio.fail_after(None) as self._receiving:
+                self._set_idle_clock()
+                text = await self._socket.receive_text()
+            return json.loads(text)
+        except TimeoutError:
+            idle_s = self._gateway.settings.limits.idle_s
+            raise _FatalError(f"socket: no message for {idle_s:g} s") from None
+        except (ValueError, KeyError, RecursionError):  # the last one for too many brackets
+            raise RequestError("socket: expected a JSON object as text") from None
+
+    def _set_idle_clock(self) -> None:
+        """Starts the idle clock of the client anew, or stops it while sentences are spoken."""
+        speaks = self._speaking is not None or not self._waiting.empty()
+        idle_s = self._gateway.settings.limits.idle_s
+        self._receiving.deadline = math.inf if speaks else anyio.current_time() + idle_s
+
+    @staticmethod
+    def _checked(kind: type[_BodyT], message: Any) -> _BodyT:
+        try:
+            return kind.model_validate(message)
+        except ValidationError as error:
+            field, sentence = problem(list(error.errors()))
+            raise RequestError(sentence, param=field) from None
+
+
+def error_event(error: GatewayError, position: Mapping[str, int] | None = None) -> dict[str, Any]:
+    """Event of an error: the sentence as vLLM-Omni sends it, and OpenAI's object."""
+    body = error.body
+    return {"type": "error", "message": body["error"]["message"], **(position or {}), **body}

@@ -1,0 +1,227 @@
+"""Benchmark of a server: figures of a row, tokens, files of recordings, and the command's messages.
+
+tests/served/test_bench.py runs it against a server.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from token2wav.commands import main
+from token2wav_client.bench import Tokens, as_tables, figures
+from token2wav_client.errors import InputError, OutputError
+from token2wav_client.listening import Recording, record
+from token2wav_client.recordings import load_recordings, save_recordings
+
+RATE = 8000
+PIECE = np.zeros(800, np.int16)  # 100 ms
+
+
+def utterance(
+    *arrivals_ms: int, ended_ms: int, began_ms: int = 0, cut: bool = False, error: str = ""
+) -> Recording:
+    return record(
+        [(arrival / 1000, PIECE) for arrival in arrivals_ms],
+        RATE,
+        ended_ms / 1000,
+        complete=not (cut or error),
+        began_s=began_ms / 1000,
+        error=error,
+    )
+
+
+# Two complete utterances, the second with a stall of 150 ms, one that was cut, one that failed.
+ROW = [
+    utterance(100, 200, 250, ended_ms=260),
+    utterance(200, 450, ended_ms=500, began_ms=300),
+    utterance(300, ended_ms=500, began_ms=500, cut=True),
+    utterance(ended_ms=10, began_ms=20, error="streams: all 2 are in use; try again later"),
+    utterance(ended_ms=100, began_ms=900, cut=True),
+]
+
+
+def test_figures_of_a_row() -> None:
+    row = figures(2, ROW)
+    assert (row["complete"], row["cut"], row["cut_without_audio"], row["failed"]) == (2, 2, 1, 1)
+    assert row["errors"] == ["streams: all 2 are in use; try again later"]
+    # Of every utterance with audio, also of the one that was cut.
+    assert row["first_audio_ms"] == {
+        "mean": 200.0,
+        "p50": 200.0,
+        "p90": 280.0,
+        "p95": 290.0,
+        "p99": 298.0,
+        "max": 300.0,
+    }
+    assert row["between_chunks_ms"]["mean"] == pytest.approx(400 / 3, abs=0.1)
+    assert row["rtfx"] == 0.6  # 0.6 s of audio arrived in 1 s
+    assert row["rtfx_of_a_stream"] == 0.3
+    # Only of complete utterances, and shares also of the one that failed, but not of those cut.
+    assert row["underrun_utterances"] == 1
+    assert [row[f"c{ms}"] for ms in (50, 100, 200)] == [0.5, 0.5, 1.0]
+    assert [row[f"buffer_{ms}"] for ms in (50, 100, 200)] == [0.3333, 0.3333, 0.6667]
+    assert row["real_time_factor"]["max"] == 2.5
+    assert row["streaming_real_time_factor"]["max"] == 1.5
+    assert row["gap_free_start_ms"]["max"] == 350.0
+    assert row["first_audible_ms"] is None
+
+
+def test_a_row_in_which_nothing_arrived() -> None:
+    row = figures(1, [utterance(ended_ms=100, cut=True)])
+    assert (row["rtfx"], row["first_audio_ms"], row["c50"], row["buffer_50"]) == (None,) * 4
+    assert as_tables([row]).count("-") >= 20
+
+
+def test_tables_have_a_line_for_each_row() -> None:
+    lines = as_tables([figures(2, ROW), figures(16, ROW)]).splitlines()
+    assert [line.split()[:4] for line in lines[2:4]] == [
+        ["2", "2", "2", "1"],
+        ["16", "2", "2", "1"],
+    ]
+    assert lines[2].split()[4:9] == ["200.0", "200.0", "280.0", "290.0", "298.0"]
+    assert lines[2].split()[-2:] == ["0.60", "0.30"]
+    assert lines[7].split() == [
+        *("2", "-", "-", "1", "50.0", "50.0", "100.0", "1.683", "1.017", "225.0", "337.5"),
+        *("33.3", "33.3", "66.7"),
+    ]
+    assert max(map(len, lines)) <= 120
+    assert lines[-1] == (
+        "16 streams: 1 utterances had no audio yet at the time limit, and are not in the latencies"
+    )
+
+
+def test_random_tokens_lie_within_the_vocabulary_of_each_codebook() -> None:
+    random = np.random.default_rng(0)
+    tokens = Tokens(None, (3,), (2, 5, 1000)).take(500, random)
+    assert (tokens.shape, tokens.dtype.name) == ((500, 3), "int32")
+    assert tokens.min(axis=0).tolist() == [0, 0, tokens[:, 2].min()]
+    assert tokens.max(axis=0)[:2].tolist() == [1, 4]
+    assert 900 < tokens.max(axis=0)[2] < 1000
+    assert Tokens(None, (), (7,)).take(100, random).max() == 6
+    latents = Tokens(None, (4,)).take(10, random)
+    assert (latents.shape, latents.dtype.name) == ((10, 4), "float32")
+
+
+def test_tokens_of_a_file_are_cut_or_repeated() -> None:
+    given = np.array([[1, 2], [3, 4], [5, 6]], np.int32)
+    random = np.random.default_rng(0)
+    assert Tokens(given).take(2, random).tolist() == [[1, 2], [3, 4]]
+    assert Tokens(given).take(4, random).tolist() == [[1, 2], [3, 4], [5, 6], [1, 2]]
+
+
+def test_recordings_give_the_same_figures_after_a_round_trip(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    sound = random.uniform(-0.5, 0.5, 2400).astype(np.float32)
+    rows = {
+        "1": [
+            record([(0.1234567, sound), (0.30000004, sound[:7])], RATE, 0.35, began_s=1.23456789)
+        ],
+        "2": ROW,
+    }
+    save_recordings(tmp_path / "r.npz", rows)
+    loaded = load_recordings(tmp_path / "r.npz")
+    assert list(loaded) == ["1", "2"]
+    for name, recordings in rows.items():
+        assert figures(2, loaded[name]) == figures(2, recordings)
+        for ours, theirs in zip(recordings, loaded[name], strict=True):
+            assert ours.arrivals_s.tolist() == theirs.arrivals_s.tolist()
+            assert ours.samples.tolist() == theirs.samples.tolist()
+            assert (ours.onset, ours.began_s, ours.error) == (
+                theirs.onset,
+                theirs.began_s,
+                theirs.error,
+            )
+    with pytest.raises(OutputError, match=r"r\.npz: cannot be written"):
+        save_recordings(tmp_path / "none" / "r.npz", rows)
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04", None])
+def test_a_file_that_holds_no_recordings(content: bytes | None, tmp_path: Path) -> None:
+    path = tmp_path / "r.npz"
+    if content is None:
+        np.savez(path, row=np.array([1]))
+    else:
+        path.write_bytes(content)
+    with pytest.raises(InputError, match=r"r\.npz: cannot read recordings \("):
+        load_recordings(path)
+
+
+def test_tables_of_an_earlier_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_recordings(tmp_path / "r.npz", {"2": ROW})
+    assert main(["bench", "--recordings", str(tmp_path / "r.npz")]) == 0
+    assert capsys.readouterr().out == as_tables([figures(2, ROW)]) + "\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["r.npz"]
+    out = tmp_path / "again.json"
+    assert main(["bench", "--recordings", str(tmp_path / "r.npz"), "--out", str(out)]) == 0
+    assert json.loads(out.read_text())["rows"] == [figures(2, ROW)]
+    assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_recordings_of_another_program_have_no_tables(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_recordings(tmp_path / "r.npz", {"mimi, 2 a second": ROW})
+    assert main(["bench", "--recordings", str(tmp_path / "r.npz")]) == 2
+    assert capsys.readouterr().err == (
+        f"token2wav bench: error: {tmp_path / 'r.npz'}: row 'mimi, 2 a second' is no number of "
+        "streams, so it is no benchmark\n"
+    )
+
+
+def test_without_matplotlib_there_is_no_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    save_recordings(tmp_path / "r.npz", {"2": ROW})
+    out = tmp_path / "out.json"
+    assert main(["bench", "--recordings", str(tmp_path / "r.npz"), "--out", str(out)]) == 0
+    assert capsys.readouterr().err == (
+        "token2wav bench: no picture, because the module matplotlib is missing; run: pip install "
+        "'token2wav[bench]'\n"
+    )
+    assert out.is_file()
+    assert not out.with_suffix(".png").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--streams 0", "'0' is not an integer of at least 1"),
+        ("--rounds 1.5", "'1.5' is not an integer of at least 1"),
+        ("--row-seconds 0", "'0' is not a number above 0"),
+        ("--voice a.npz --voice-id b", "not allowed with argument"),
+    ],
+)
+def test_wrong_usage_is_one_line(
+    options: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["bench", *options.split()])
+    assert stop.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--tokens {}/none.npy", "none.npy: cannot read tokens"),
+        ("--voice {}/none.npz", "none.npz: cannot read the voice"),
+        ("--out {}/none/bench.json", "bench.json: cannot be written"),
+        ("--recordings {}/none.npz", "none.npz: cannot read recordings"),
+    ],
+)
+def test_unusable_files_are_named_before_the_server_is_asked(
+    options: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = options.format(tmp_path).split()
+    assert main(["bench", "--url", "localhost:1", *arguments]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.match(r"token2wav bench: error: ", line)
+    assert message in line

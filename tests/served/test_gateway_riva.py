@@ -1,0 +1,490 @@
+"""Riva's gRPC interface of the gateway, with NVIDIA's client: equal to the library's audio."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+import riva.client
+import soundfile
+import soxr
+from fastapi import FastAPI
+from riva.client import AudioEncoding
+from riva.client.proto import riva_common_pb2 as common
+from riva.client.proto import riva_tts_pb2 as messages
+
+from examples.speech import language_model
+from tests.served.test_gateway import DEMO, PACE, TEXT, assert_same, expected
+from tests.support.gateway_rig import VOICE, GatewayRig, TraceRecorder, serving, tokens_of
+from tests.support.patience import PATIENCE_SECONDS, until
+from tests.support.server_rig import Rig
+from token2wav import Token2Wav, Voice
+from token2wav_client import ClientVoice
+
+KEY = "a key"
+SLOW = "slow " * 200
+IDLE_S = 2.0
+
+
+@pytest.fixture(scope="module")
+def speaker() -> FastAPI:
+    return language_model.create_app(tokens_of, PACE)
+
+
+@pytest.fixture(scope="module")
+def recorder(speaker: FastAPI) -> TraceRecorder:
+    return TraceRecorder(speaker)
+
+
+@pytest.fixture(scope="module")
+def gateway(
+    rig: Rig, recorder: TraceRecorder, voice: ClientVoice, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[GatewayRig]:
+    keys = [
+        {"name": "shop", "sha256": hashlib.sha256(KEY.encode()).hexdigest(), "streams": 3},
+        {"name": "once", "sha256": hashlib.sha256(b"once").hexdigest(), "requests_per_minute": 2},
+    ]
+    with (
+        serving(recorder) as port,
+        GatewayRig.start(
+            tmp_path_factory.mktemp("gateway"),
+            grpc_url=rig.server.grpc_url,
+            language_model_url=f"http://127.0.0.1:{port}/v1",
+            voice=voice,
+            settings={
+                "voices": {"model": DEMO / "model", "default": VOICE, "longest_s": 10},
+                "limits": {
+                    "idle_s": IDLE_S,
+                    "text_characters": 1000,
+                    "body_bytes": 10_000,
+                    "upload_bytes": 1 << 20,
+                    "sockets": 8,
+                },
+                "keys": keys,
+            },
+            riva=True,
+        ) as started,
+    ):
+        yield started
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left(rig: Rig, gateway: GatewayRig) -> Iterator[None]:
+    yield
+    until(lambda: gateway.value("speaking") == 0)
+    rig.wait_until_empty()
+
+
+def service(
+    gateway: GatewayRig, key: str = KEY, **options: Any
+) -> riva.client.SpeechSynthesisService:
+    metadata = [["authorization", f"Bearer {key}"]] if key else []
+    auth = riva.client.Auth(uri=gateway.riva, metadata_args=metadata, **options)
+    return riva.client.SpeechSynthesisService(auth)
+
+
+@pytest.fixture
+def client(gateway: GatewayRig) -> Iterator[riva.client.SpeechSynthesisService]:
+    client = service(gateway)
+    yield client
+    client.auth.channel.close()
+
+
+def request(**fields: Any) -> messages.SynthesizeSpeechRequest:
+    return messages.SynthesizeSpeechRequest(**{"text": TEXT, "sample_rate_hz": 24_000} | fields)
+
+
+def refusal(call: Any) -> tuple[grpc.StatusCode, str]:
+    """Returns the status of a call that fails, and its sentence."""
+    with pytest.raises(grpc.RpcError) as raised:
+        list(call()) if callable(call) else list(call)
+    return raised.value.code(), raised.value.details()
+
+
+@pytest.mark.parametrize("name", [VOICE, f"token2wav.{VOICE}", None])
+def test_the_riva_client_speaks_a_text_whole_and_online(
+    client: riva.client.SpeechSynthesisService,
+    model: Token2Wav,
+    voice: ClientVoice,
+    name: str | None,
+) -> None:
+    reference = expected(model, voice, TEXT)
+    whole = client.synthesize(TEXT, name, sample_rate_hz=24_000)
+    assert_same(whole.audio, reference)
+    assert whole.meta.text == whole.meta.processed_text == TEXT
+    pieces = list(client.synthesize_online(TEXT, name, sample_rate_hz=24_000))
+    assert len(pieces) > 1
+    assert [piece.meta.text for piece in pieces] == [TEXT, *[""] * (len(pieces) - 1)]
+    assert_same(b"".join(piece.audio for piece in pieces), reference)
+
+
+def test_a_stream_speaks_its_texts_one_after_the_other(
+    client: riva.client.SpeechSynthesisService, model: Token2Wav, voice: ClientVoice
+) -> None:
+    texts = [TEXT, "one two", "three four five"]
+    pieces = list(client.synthesize_online(texts, VOICE, sample_rate_hz=24_000))
+    assert [piece.meta.text for piece in pieces if piece.meta.text] == texts
+    whole = np.concatenate([expected(model, voice, text) for text in texts])
+    assert_same(b"".join(piece.audio for piece in pieces), whole)
+
+
+@pytest.mark.parametrize("rate_hz", [8000, 22050, 48000])
+def test_other_sample_rates(
+    client: riva.client.SpeechSynthesisService,
+    model: Token2Wav,
+    voice: ClientVoice,
+    rate_hz: int,
+) -> None:
+    """The server resamples with the library that the test uses, but in pieces."""
+    pieces = client.synthesize_online(TEXT, VOICE, sample_rate_hz=rate_hz)
+    audio = np.frombuffer(b"".join(piece.audio for piece in pieces), np.int16)
+    library_voice = Voice(voice.prompt_tokens, voice.prompt_mel, voice.speaker_embedding)
+    samples = model.synthesize(np.array(tokens_of(TEXT), np.int32), library_voice)
+    # Not the 16-bit samples of `expected`, because clipping comes after resampling.
+    reference = np.clip(soxr.resample(samples, 24_000, rate_hz), -1, 1)
+    assert len(audio) == len(reference)
+    assert np.abs(audio / 32767 - reference).max() < 1e-3
+
+
+@pytest.mark.parametrize("rate_hz", [16_000, 24_000, 48_000])
+def test_ogg_opus(
+    client: riva.client.SpeechSynthesisService,
+    model: Token2Wav,
+    voice: ClientVoice,
+    rate_hz: int,
+) -> None:
+    speech = client.synthesize(TEXT, VOICE, encoding=AudioEncoding.OGGOPUS, sample_rate_hz=rate_hz)
+    audio, decoded_hz = soundfile.read(io.BytesIO(speech.audio))
+    seconds = len(expected(model, voice, TEXT)) / 24_000
+    assert len(audio) / decoded_hz == pytest.approx(seconds, abs=0.05)
+    assert np.abs(audio).max() > 0.01
+
+
+def test_a_recording_is_the_voice_of_one_request(
+    client: riva.client.SpeechSynthesisService, gateway: GatewayRig
+) -> None:
+    before = sorted(gateway.voices.iterdir())
+    prompt = DEMO / "recordings" / "prompt.wav"
+    spoken = client.synthesize(
+        TEXT,
+        sample_rate_hz=24_000,
+        zero_shot_audio_prompt_file=prompt,
+        zero_shot_transcript="words of the recording",
+    )
+    assert len(spoken.audio) == 2 * 960 * len(tokens_of(TEXT))
+    named = client.synthesize(TEXT, VOICE, sample_rate_hz=24_000)
+    assert spoken.audio != named.audio
+    pieces = client.synthesize_online(
+        [TEXT, TEXT], sample_rate_hz=24_000, zero_shot_audio_prompt_file=prompt
+    )
+    assert b"".join(piece.audio for piece in pieces) == 2 * spoken.audio
+    assert sorted(gateway.voices.iterdir()) == before
+
+
+def test_the_trace_of_a_call_reaches_the_language_model(
+    client: riva.client.SpeechSynthesisService, recorder: TraceRecorder
+) -> None:
+    trace = "0af7651916cd43dd8448eb211c80319c"
+    metadata = (
+        *client.auth.get_auth_metadata(),
+        ("traceparent", f"00-{trace}-b7ad6b7169203331-01"),
+    )
+    client.stub.Synthesize(request(), metadata=metadata)
+    assert recorder.traces[-1].startswith(f"00-{trace}-")
+
+
+def test_voices_are_listed_for_clients_with_a_key(gateway: GatewayRig) -> None:
+    """NVIDIA's example and Pipecat send no key with this call."""
+    stub, request = service(gateway).stub, messages.RivaSynthesisConfigRequest()
+    for metadata, subvoices in (((), ""), ((("authorization", f"Bearer {KEY}"),), f"{VOICE}:0")):
+        (config,) = stub.GetRivaSynthesisConfig(request, metadata=metadata).model_config
+        assert config.model_name == "token2wav"
+        assert config.parameters["voice_name"] == "token2wav"
+        assert config.parameters["subvoices"] == subvoices
+    request.model_name = "radtts"
+    assert refusal(lambda: [stub.GetRivaSynthesisConfig(request)])[0] == grpc.StatusCode.NOT_FOUND
+
+
+def test_the_id_of_a_request_comes_back(client: riva.client.SpeechSynthesisService) -> None:
+    spoken = client.stub.Synthesize(
+        request(id=common.RequestId(value="seven")), metadata=client.auth.get_auth_metadata()
+    )
+    assert spoken.id.value == "seven"
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "sentence"),
+    [
+        ({"text": " "}, "INVALID_ARGUMENT", "text: empty; a text is needed"),
+        ({"text": "x" * 1001}, "INVALID_ARGUMENT", "input: 1001 characters; at most 1000 are"),
+        ({"text": "x" * 20_000}, "RESOURCE_EXHAUSTED", "request: larger than 10000 bytes"),
+        ({"voice_name": "nobody"}, "NOT_FOUND", "voice: 'nobody' is not one of: anna"),
+        ({"voice_name": "../anna"}, "NOT_FOUND", "voice: '../anna' is not one of: anna"),
+        ({"sample_rate_hz": 12_345}, "INVALID_ARGUMENT", "sample_rate_hz: 12345 is not one of 8"),
+        ({"sample_rate_hz": -1}, "INVALID_ARGUMENT", "sample_rate_hz: -1 is not one of 8000"),
+        (
+            {"encoding": AudioEncoding.OGGOPUS, "sample_rate_hz": 44_100},
+            "INVALID_ARGUMENT",
+            "sample_rate_hz: 44100 is not one of 8000, 16000, 24000, 48000",
+        ),
+        (
+            {"encoding": AudioEncoding.MULAW},
+            "INVALID_ARGUMENT",
+            "encoding: MULAW is not one of LINEAR_PCM, OGGOPUS",
+        ),
+        ({"encoding": 99}, "INVALID_ARGUMENT", "encoding: 99 is not one of LINEAR_PCM, OGGOPUS"),
+        ({"custom_dictionary": "a  b"}, "INVALID_ARGUMENT", "custom_dictionary: not supported"),
+        (
+            {"custom_configuration": {"exaggeration": "2"}},
+            "INVALID_ARGUMENT",
+            "custom_configuration: 'exaggeration' is not a known key; the only one is",
+        ),
+        (
+            {"zero_shot_data": {"audio_prompt": b"no audio"}},
+            "INVALID_ARGUMENT",
+            "zero_shot_data.audio_prompt: the recording: cannot be read as audio",
+        ),
+        (
+            {"zero_shot_data": {"audio_prompt": b"x" * (1 << 20) + b"x"}},
+            "RESOURCE_EXHAUSTED",
+            "zero_shot_data.audio_prompt: larger than 1048576 bytes",
+        ),
+        (
+            {"zero_shot_data": {"audio_prompt": b"x" * (4 << 20)}},
+            "RESOURCE_EXHAUSTED",
+            "Received message larger than max",
+        ),
+        (
+            {"zero_shot_data": {"audio_prompt": b"x", "transcript": "x" * 1001}},
+            "RESOURCE_EXHAUSTED",
+            "zero_shot_data.transcript: 1001 characters; at most 1000 are allowed",
+        ),
+        ({"text": "nothing"}, "UNAVAILABLE", "language model: status 400"),
+    ],
+)
+def test_a_wrong_request_gets_a_status_and_a_sentence(
+    client: riva.client.SpeechSynthesisService, fields: dict[str, Any], code: str, sentence: str
+) -> None:
+    metadata = client.auth.get_auth_metadata()
+    for call in (
+        lambda: [client.stub.Synthesize(request(**fields), metadata=metadata)],
+        lambda: client.stub.SynthesizeOnline(iter([request(**fields)]), metadata=metadata),
+    ):
+        status, details = refusal(call)
+        assert status == getattr(grpc.StatusCode, code), details
+        assert sentence in details
+
+
+def test_instructions_reach_the_language_model(client: riva.client.SpeechSynthesisService) -> None:
+    spoken = client.synthesize(TEXT, VOICE, custom_configuration={"instructions": "slowly"})
+    assert spoken.audio
+    status, details = refusal(
+        lambda: client.synthesize_online(
+            TEXT, VOICE, custom_configuration={"instructions": "x" * 1001}
+        )
+    )
+    assert status == grpc.StatusCode.INVALID_ARGUMENT
+    assert "instructions: 1001 characters" in details
+
+
+@pytest.mark.parametrize("key", ["", "wrong"])
+def test_a_call_without_a_valid_key_is_refused_before_its_message_is_read(
+    gateway: GatewayRig, key: str
+) -> None:
+    """The message is larger than any that the gateway reads, so a reader would say so."""
+    client = service(gateway, key)
+    huge = request(zero_shot_data={"audio_prompt": b"x" * (8 << 20)})
+    metadata = client.auth.get_auth_metadata()
+    for call in (
+        lambda: [client.stub.Synthesize(huge, metadata=metadata)],
+        lambda: client.stub.SynthesizeOnline(iter([huge]), metadata=metadata),
+    ):
+        status, details = refusal(call)
+        assert status == grpc.StatusCode.UNAUTHENTICATED
+        assert details == "authorization: a valid key is needed, as 'Bearer KEY'"
+
+
+def test_limits_of_a_key(gateway: GatewayRig) -> None:
+    once = service(gateway, "once")
+    status, details = refusal(lambda: once.synthesize_online(["one two", "three", "four"], VOICE))
+    assert (status, details) == (
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        "key once: 2 requests a minute are allowed",
+    )
+    client = service(gateway)
+    calls = [client.synthesize_online(SLOW, VOICE) for _ in range(4)]
+    try:
+        for call in calls[:3]:
+            next(call)
+        status, details = refusal(calls[3])
+        assert status == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert details == "key shop: 3 requests are running, and no more are allowed"
+    finally:
+        for call in calls:
+            call.cancel()
+
+
+def test_a_client_that_cancels_or_disconnects_frees_everything(
+    gateway: GatewayRig, speaker: FastAPI, rig: Rig
+) -> None:
+    for end in ("cancel", "disconnect", "deadline"):
+        before, ended = speaker.state.cancelled, rig.ended()["cancelled"]
+        client = service(gateway)
+        call = client.stub.SynthesizeOnline(
+            iter([request(text=SLOW)]),
+            metadata=client.auth.get_auth_metadata(),
+            timeout=1.0 if end == "deadline" else None,
+        )
+        assert next(call).audio
+        if end == "cancel":
+            call.cancel()
+        elif end == "disconnect":
+            client.auth.channel.close()
+        until(lambda: speaker.state.cancelled == before + 1)  # noqa: B023
+        until(lambda: rig.ended()["cancelled"] == ended + 1)  # noqa: B023
+        until(lambda: gateway.value("speaking") == 0)
+        client.auth.channel.close()
+
+
+def test_a_client_that_sends_no_message_is_refused(
+    client: riva.client.SpeechSynthesisService,
+) -> None:
+    silent = threading.Event()
+
+    def none() -> Iterator[messages.SynthesizeSpeechRequest]:
+        silent.wait(PATIENCE_SECONDS)
+        yield from ()
+
+    try:
+        metadata = client.auth.get_auth_metadata()
+        status, details = refusal(client.stub.SynthesizeOnline(none(), metadata=metadata))
+    finally:
+        silent.set()
+    assert status == grpc.StatusCode.DEADLINE_EXCEEDED
+    assert details == "request: no message for 2 s"
+
+
+def test_bytes_that_are_no_message_are_refused(gateway: GatewayRig) -> None:
+    path = "/nvidia.riva.tts.RivaSpeechSynthesis/Synthesize"
+    metadata = [("authorization", f"Bearer {KEY}")]
+    with grpc.insecure_channel(gateway.riva) as channel:
+        call = channel.unary_unary(path)
+        status, details = refusal(lambda: [call(b"\xff" * 10, metadata=metadata)])
+        assert (status, details) == (
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "request: not a message of Riva's interface",
+        )
+        silent = channel.stream_stream(path)
+        status, details = refusal(lambda: silent(iter([]), metadata=metadata))
+        assert (status, details) == (grpc.StatusCode.INVALID_ARGUMENT, "request: missing")
+        unknown = channel.unary_unary("/nvidia.riva.asr.RivaSpeechRecognition/Recognize")
+        assert refusal(lambda: [unknown(b"")])[0] == grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_a_compressed_message_is_refused(client: riva.client.SpeechSynthesisService) -> None:
+    """A few kilobytes can hold gigabytes."""
+    bomb = request(zero_shot_data={"audio_prompt": bytes(64 << 20)})
+    status, details = refusal(
+        lambda: [
+            client.stub.Synthesize(
+                bomb,
+                metadata=client.auth.get_auth_metadata(),
+                compression=grpc.Compression.Gzip,
+            )
+        ]
+    )
+    assert status == grpc.StatusCode.UNIMPLEMENTED, details
+
+
+def test_a_reader_that_does_not_read_is_dropped(gateway: GatewayRig) -> None:
+    """Its texts together are more than a connection buffers."""
+    client = service(
+        gateway,
+        options=[("grpc.http2.lookahead_bytes", 65_536), ("grpc.http2.bdp_probe", 0)],
+    )
+    before = gateway.value("refused_total", status="408")
+    call = client.synthesize_online([SLOW] * 50, VOICE, sample_rate_hz=48_000)
+    next(call)
+    until(lambda: gateway.value("refused_total", status="408") == before + 1)
+    until(lambda: gateway.value("speaking") == 0)
+    status, details = refusal(call)
+    assert status == grpc.StatusCode.DEADLINE_EXCEEDED
+    assert details == "response: the client has read nothing for 2 s"
+
+
+def test_connections_and_calls_above_the_limit_are_refused(gateway: GatewayRig) -> None:
+    """Idle calls of one connection, and then idle connections, take all places for 2 s."""
+    client, ended = service(gateway), threading.Event()
+
+    def none() -> Iterator[messages.SynthesizeSpeechRequest]:
+        ended.wait(PATIENCE_SECONDS)
+        yield from ()
+
+    metadata = client.auth.get_auth_metadata()
+    calls = [client.stub.SynthesizeOnline(none(), metadata=metadata) for _ in range(20)]
+    statuses = [refusal(call) for call in calls]
+    ended.set()
+    late = [status for status, _ in statuses if status == grpc.StatusCode.DEADLINE_EXCEEDED]
+    full = [status for status, _ in statuses if status == grpc.StatusCode.RESOURCE_EXHAUSTED]
+    assert len(late) <= 8
+    assert len(late) + len(full) == 20
+    assert client.synthesize(TEXT, VOICE).audio
+    client.auth.channel.close()
+    channels = [
+        grpc.insecure_channel(gateway.riva, options=[("grpc.use_local_subchannel_pool", 1)])
+        for _ in range(12)
+    ]
+    ready = [grpc.channel_ready_future(channel) for channel in channels]
+    until(lambda: any(future.done() for future in ready))
+    time.sleep(0.5)  # for the others
+    assert sum(future.done() for future in ready) <= 8
+    for channel in channels:
+        channel.close()
+    assert service(gateway).synthesize(TEXT, VOICE).audio
+
+
+def test_two_gateways_do_not_share_a_port(gateway: GatewayRig) -> None:
+    with pytest.raises(RuntimeError):
+        grpc.server(None, options=[("grpc.so_reuseport", 0)]).add_insecure_port(gateway.riva)
+
+
+def test_the_gateway_speaks_to_the_end_before_it_ends(
+    rig: Rig, speaker: FastAPI, voice: ClientVoice, model: Token2Wav, tmp_path: Path
+) -> None:
+    """A stream that waits for another text is told."""
+    received: list[bytes] = []
+    waiting = threading.Event()
+
+    def texts() -> Iterator[messages.SynthesizeSpeechRequest]:
+        yield request()
+        waiting.wait(PATIENCE_SECONDS)
+
+    with (
+        serving(speaker) as port,
+        GatewayRig.start(
+            tmp_path,
+            grpc_url=rig.server.grpc_url,
+            language_model_url=f"http://127.0.0.1:{port}/v1",
+            voice=voice,
+            settings={"voices": {"default": VOICE}},
+            riva=True,
+        ) as started,
+    ):
+        client = service(started, "")
+        call = client.stub.SynthesizeOnline(texts())
+        received.append(next(call).audio)
+
+    with pytest.raises(grpc.RpcError) as raised:
+        received.extend(piece.audio for piece in call)
+    waiting.set()
+    assert raised.value.code() == grpc.StatusCode.UNAVAILABLE
+    assert raised.value.details() == "gateway: shutting down; try again later"
+    assert_same(b"".join(received), expected(model, voice, TEXT))

@@ -1,0 +1,100 @@
+"""Input of NVIDIA's perf_analyzer, and one real run if it is installed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.golden import ROOT, TINY
+from tests.support.patience import PATIENCE_SECONDS
+from tests.support.server_rig import Rig
+from token2wav.commands import main
+from token2wav_client import ClientVoice
+
+PERF_ANALYZER = ROOT / "scripts" / "perf_analyzer.sh"
+TOKENS, VOICE = TINY.parent / "demo" / "tokens.npy", TINY.parent / "demo" / "voice.safetensors"
+
+
+def make(folder: Path, *arguments: str) -> tuple[int, Path]:
+    out = folder / "data.json"
+    return main(
+        ["perf-data", "--tokens", str(TOKENS), "--voice", str(VOICE), "--out", str(out), *arguments]
+    ), out
+
+
+def test_perf_data_holds_the_utterance_and_its_voice(tmp_path: Path) -> None:
+    status, out = make(tmp_path)
+    assert status == 0
+    [step] = json.loads(out.read_text())["data"]
+    voice = ClientVoice.load(VOICE)
+    expected = {
+        "tokens": np.load(TOKENS),
+        "prompt_tokens": voice.prompt_tokens,
+        "prompt_mel": voice.prompt_mel,
+        "speaker_embedding": voice.speaker_embedding,
+    }
+    assert step.keys() == expected.keys()
+    for name, array in expected.items():
+        assert step[name]["shape"] == list(array.shape)
+        np.testing.assert_array_equal(
+            np.array(step[name]["content"], array.dtype).reshape(array.shape), array
+        )
+
+
+@pytest.mark.parametrize(("seconds", "count"), [("2.4", 60), ("20", 500), ("0.001", 1)])
+def test_perf_data_cuts_or_repeats_the_tokens(tmp_path: Path, seconds: str, count: int) -> None:
+    status, out = make(tmp_path, "--seconds", seconds)
+    assert status == 0
+    [step] = json.loads(out.read_text())["data"]
+    assert step["tokens"] == {
+        "content": np.resize(np.load(TOKENS), count).tolist(),
+        "shape": [count],
+    }
+
+
+def test_perf_data_names_unusable_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "none.txt").write_text(" ")
+    status, _ = make(tmp_path, "--tokens", str(tmp_path / "none.txt"))
+    assert (status, capsys.readouterr().err) == (
+        2,
+        f"token2wav perf-data: error: {tmp_path / 'none.txt'}: tokens: 0 found; an "
+        "utterance needs at least 1\n",
+    )
+    status, _ = make(tmp_path, "--out", str(tmp_path / "missing" / "data.json"))
+    assert status == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def program() -> Path:
+    environment = {**os.environ, "PERF_ANALYZER_DOWNLOAD": "0"}
+    probe = subprocess.run(
+        [PERF_ANALYZER, "--version"], env=environment, capture_output=True, text=True, check=False
+    )
+    if probe.returncode:
+        pytest.skip(
+            "perf_analyzer is not on this machine; scripts/perf_analyzer.sh --version downloads it"
+        )
+    return PERF_ANALYZER
+
+
+def test_a_real_run_against_a_real_server(program: Path, rig: Rig, tmp_path: Path) -> None:
+    _, data = make(tmp_path, "--seconds", "2")
+    export = tmp_path / "export.json"
+    options = f"-m token2wav -u {rig.server.grpc_url} -i grpc --async --streaming"
+    load = f"--input-data {data} --concurrency-range 2 --request-count 4"
+    done = subprocess.run(
+        [program, *options.split(), *load.split(), "--profile-export-file", export],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    [experiment] = json.loads(export.read_text())["experiments"]
+    assert len(experiment["requests"]) == 4
