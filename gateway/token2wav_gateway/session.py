@@ -91,7 +91,8 @@ class Session:
     """Session of one socket: one task reads messages, another one speaks sentences.
 
     Args:
-        holder: holder of the client's key, for which each sentence counts as a request.
+        holder: holder of the client's key. Each sentence and each further configuration counts as
+            a request.
         ending: event after which the session ends as soon as all sentences were spoken.
     """
 
@@ -158,6 +159,7 @@ class Session:
     async def _take(self, content: Any) -> None:
         """Takes a message."""
         if isinstance(content, dict) and content.get("type") == "session.config":
+            self._holder.count_request()  # it reads a voice
             self._configure(content)
             return
         message = self._checked(SocketMessage, content)
