@@ -33,6 +33,7 @@ from token2wav_gateway.realtime_events import (
     parse_event,
 )
 from token2wav_gateway.realtime_response import Order, SpokenResponse, new_id
+from token2wav_gateway.tracing import trace_headers
 
 _VOICE = "alloy"  # of a session that names none; the setting `voices.default` speaks for it
 _MOST_ITEMS = 256  # of the conversation; the oldest ones that were spoken are forgotten
@@ -250,6 +251,7 @@ class RealtimeSession:
             self._conversation_id if in_conversation else None,
             self._items[-1].id if self._items else None,
             options.metadata,
+            trace_headers(self._socket.headers),
         )
         response = SpokenResponse(
             self._gateway.speech, self._holder, self._send, order, self._limits.text_characters

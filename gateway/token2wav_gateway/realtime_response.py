@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import secrets
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -39,6 +39,7 @@ class Order:
         conversation_id: name of the conversation; None for a speech outside it.
         previous_item_id: item after which the speech stands in the conversation; None for none.
         metadata: names and values of the client.
+        trace: trace context of the session.
     """
 
     text: str
@@ -48,6 +49,7 @@ class Order:
     conversation_id: str | None
     previous_item_id: str | None
     metadata: dict[str, str] | None
+    trace: Mapping[str, str]
 
 
 class SpokenResponse:
@@ -130,7 +132,7 @@ class SpokenResponse:
             self._transcript += part
             await self._send_of_part("response.output_audio_transcript.delta", delta=part)
             encoder, progress = Encoder("pcm"), Progress()
-            text = Text(sentence, order.voice, order.instructions)
+            text = Text(sentence, order.voice, order.instructions, trace=order.trace)
             try:
                 async with aclosing(self._speech.speak(text, progress)) as chunks:
                     async for chunk in chunks:

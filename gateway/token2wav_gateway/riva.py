@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import AsyncGenerator, AsyncIterable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc
@@ -24,6 +24,7 @@ from token2wav_gateway.encoding import RATE_HZ, Encoder
 from token2wav_gateway.errors import RequestError, TooLargeError
 from token2wav_gateway.gateway import Gateway
 from token2wav_gateway.speech import Text
+from token2wav_gateway.tracing import trace_headers
 from token2wav_gateway.voices import Voice
 
 # Names of `encoding.FORMATS`. Riva's clients send LINEAR_PCM if their user chooses nothing.
@@ -115,7 +116,8 @@ class RivaSpeech(RivaSpeechSynthesisServicer):  # type: ignore[misc]
         """Says a text, and returns the audio as a whole."""
         with self._gateway.access.admitted(key_of(context.invocation_metadata())):
             whole = SynthesizeSpeechResponse()
-            async with aclosing(self._say(request, _Voices(self._gateway))) as responses:
+            voices = _Voices(self._gateway)
+            async with aclosing(self._say(request, voices, context)) as responses:
                 audio = []
                 async for response in responses:
                     audio.append(response.audio)
@@ -137,7 +139,7 @@ class RivaSpeech(RivaSpeechSynthesisServicer):  # type: ignore[misc]
                 if not first:  # the call has been counted
                     holder.count_request()
                 first = False
-                async with aclosing(self._say(request, voices)) as responses:
+                async with aclosing(self._say(request, voices, context)) as responses:
                     async for response in responses:
                         yield response
 
@@ -161,14 +163,19 @@ class RivaSpeech(RivaSpeechSynthesisServicer):  # type: ignore[misc]
         return response
 
     async def _say(
-        self, request: SynthesizeSpeechRequest, voices: _Voices
+        self,
+        request: SynthesizeSpeechRequest,
+        voices: _Voices,
+        context: grpc.aio.ServicerContext,
     ) -> AsyncGenerator[SynthesizeSpeechResponse, None]:
         """Yields the audio of a request; the first response repeats the text."""
         utterance = await self._checked(request, voices)
+        trace = trace_headers(dict(context.invocation_metadata() or ()))
+        text = replace(utterance.text, trace=trace)
         encoder = Encoder(utterance.format, utterance.text.rate_hz)
         response = SynthesizeSpeechResponse()
         response.meta.text = response.meta.processed_text = request.text
-        async with aclosing(self._gateway.speech.speak(utterance.text)) as chunks:
+        async with aclosing(self._gateway.speech.speak(text)) as chunks:
             async for chunk in chunks:
                 response.audio = encoder.encode(chunk.audio)
                 if response.audio:
