@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import httpx
 import pytest
@@ -74,7 +74,7 @@ def in_realtime(gateway: GatewayRig) -> None:
     converse(gateway, "realtime", messages, "response.done")
 
 
-def converse(gateway: GatewayRig, path: str, messages: list[dict[str, object]], last: str) -> None:
+def converse(gateway: GatewayRig, path: str, messages: Sequence[object], last: str) -> None:
     url = f"{gateway.url.replace('http', 'ws')}/v1/{path}"
     with connect(url, additional_headers=HEADERS, close_timeout=1) as socket:
         for message in messages:
