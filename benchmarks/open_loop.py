@@ -11,7 +11,8 @@ faster than speech, as a language model sends them. docs/benchmarking.md defines
 
 With `--gateway`, clients send text to a gateway, and a language model server answers the gateway
 with stored tokens. The clients, the gateway and the language model share the cores with the server.
-Prints a line for each rate, and the rows of the table in the README of the results; writes JSON.
+Prints a line for each rate, and the rows of the table in the README of the results; writes JSON,
+and a file with the recordings (`token2wav_client.recordings`).
 `benchmarks.pictures` draws the results.
 """
 
@@ -36,7 +37,7 @@ from safetensors.numpy import save_file
 from tqdm import tqdm
 
 from benchmarks.codec_models import DAC_NARROW, SIZES, moss_sizes, write_codec
-from benchmarks.environment import ROOT, describe, save
+from benchmarks.environment import RESULTS, ROOT, describe, save
 from examples.speech import language_model
 from examples.speech.demo import TEMPLATE
 from tests.support import bigvgan_model, streamflow_model
@@ -57,6 +58,7 @@ from token2wav_client.listening import (
     record,
     summary,
 )
+from token2wav_client.recordings import save_recordings
 from token2wav_client.voice import FIELDS
 from token2wav_gateway.settings import Settings
 from token2wav_server import Ports, TritonServer
@@ -182,11 +184,13 @@ async def from_gateway(http: httpx.AsyncClient) -> AsyncIterator[Chunk]:
             yield np.frombuffer(whole, "<i2"), _GATEWAY_RATE_HZ
 
 
-async def hear(speak: Speak, audio_s: float, lag_s: float) -> Heard:
+async def hear(speak: Speak, audio_s: float, at_s: float = 0.0, lag_s: float = 0.0) -> Heard:
     """Returns an utterance as heard. Errors of the server are a part of the result.
 
     Args:
         audio_s: expected length of the audio.
+        at_s: time at which it should have begun, on the clock of the rate.
+        lag_s: time by which it begins too late.
     """
     began, chunks, rate, error = time.monotonic(), list[tuple[float, Any]](), 1, ""
     try:
@@ -198,7 +202,8 @@ async def hear(speak: Speak, audio_s: float, lag_s: float) -> Heard:
     ended_s = time.monotonic() - began
     arrived_s = sum(len(audio) for _, audio in chunks) / rate
     complete = not error and abs(arrived_s - audio_s) <= ROUNDING_S
-    return Heard(record(chunks, rate, ended_s, complete=complete, error=error), lag_s)
+    recording = record(chunks, rate, ended_s, complete=complete, began_s=at_s + lag_s, error=error)
+    return Heard(recording, lag_s)
 
 
 async def run_rate(
@@ -211,7 +216,7 @@ async def run_rate(
 
     async def start(at: float) -> Heard:
         await asyncio.sleep(began + at - time.monotonic())
-        return await hear(speak, audio_s, time.monotonic() - began - at)
+        return await hear(speak, audio_s, at, time.monotonic() - began - at)
 
     return list(await asyncio.gather(*[start(at) for at in starts]))
 
@@ -314,7 +319,7 @@ def gateway(grpc_url: str, subject: Subject) -> Iterator[tuple[str, FastAPI]]:
                 },
                 "speech_server": {"url": grpc_url},
                 "voices": {"folder": voices},
-                "limits": {"streams": 10_000},
+                "limits": {"streams": 4_000},
             }
         )
         with serving_gateway(settings) as port:
@@ -327,8 +332,13 @@ async def measure(
     grpc_url: str,
     gateway_url: str | None,
     options: argparse.Namespace,
+    recordings: dict[str, list[Recording]],
 ) -> list[dict[str, Any]]:
-    """Measures a server at several rates, and returns a row for each, from the lowest rate."""
+    """Measures a server at several rates, and returns a row for each, from the lowest rate.
+
+    Args:
+        recordings: receives the recordings of each row, by the model and the rate.
+    """
     rows: list[dict[str, Any]] = []
     no_limits = httpx.Limits(max_connections=None)
     async with (
@@ -338,7 +348,7 @@ async def measure(
         speak: Speak = partial(from_server, client, subject)
         if gateway_url is not None:
             speak = partial(from_gateway, http)
-        await hear(speak, subject.audio_s, 0.0)  # computes the prompt of the voice once
+        await hear(speak, subject.audio_s)  # computes the prompt of the voice once
         with tqdm(total=len(options.rates), desc=model, unit="rate", leave=False) as bar:
             while (rate := next_rate(options.rates, rows)) is not None:
                 seconds = max(options.seconds, _LEAST_UTTERANCES / rate)
@@ -346,6 +356,7 @@ async def measure(
                 for seed in range(options.repeats):
                     heard += await run_rate(speak, subject.audio_s, rate, seconds, seed)
                 rows.append(row(model, rate, heard))
+                recordings[f"{model}, {rate:g} a second"] = [one.recording for one in heard]
                 bar.update()
                 tqdm.write(as_line(rows[-1]))
     return sorted(rows, key=lambda row: row["utterances_per_s"])
@@ -422,6 +433,7 @@ def main() -> None:
     options = parser.parse_args()
     facts = describe()
     rows: dict[str, list[dict[str, Any]]] = {}
+    recordings: dict[str, list[Recording]] = {}
     with tempfile.TemporaryDirectory() as temporary:
         for model in options.models:
             folder = model_folder(model, Path(temporary))
@@ -433,11 +445,14 @@ def main() -> None:
                 url = None
                 if options.gateway:
                     url, _ = stack.enter_context(gateway(server.grpc_url, subject))
-                rows[model] = asyncio.run(measure(model, subject, server.grpc_url, url, options))
+                rows[model] = asyncio.run(
+                    measure(model, subject, server.grpc_url, url, options, recordings)
+                )
             # After each model, because all models together take many minutes.
             all_rows = [row for model_rows in rows.values() for row in model_rows]
             highest = {name: highest_rate(model_rows) for name, model_rows in rows.items()}
             save(options.name, {**facts, "highest_rate_without_gaps": highest, "rows": all_rows})
+            save_recordings(RESULTS / f"{options.name}.npz", recordings)
     print("highest rate without a gap:", highest)
     print(*map(as_table_row, rows.values()), sep="\n")
 

@@ -38,7 +38,7 @@ from tests.support.random_weights import fill
 from tests.support.utterances import a_voice, some_tokens
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav, Voice
 
-_HOP, _AHEAD, _PROMPT = 25, 3, 75  # tokens
+_HOP, _LOOKAHEAD, _PROMPT = 25, 3, 75  # tokens
 _OVERLAP_FRAMES, _FRAME_SAMPLES = 8, 480  # overlap and frame of chunks in public vocoders
 _REPEATS = 3
 _SIZES = {"public": public.Sizes(), "tiny": public.TINY}
@@ -110,7 +110,7 @@ class PublicCosyVoice2(Contestant):
 
     def chunk(self, index: int) -> None:
         material = self._material
-        tokens = material.tokens[:, : _HOP * (index + 1) + _AHEAD]
+        tokens = material.tokens[:, : _HOP * (index + 1) + _LOOKAHEAD]
         held = torch.zeros(1, 80, _OVERLAP_FRAMES) if index else None
         for _ in range(self._streams):
             call = {"token": tokens, **material.prompt, **material.lengths(tokens)}
@@ -149,7 +149,7 @@ class PublicStepAudio2(Contestant):
 
     def start(self, streams: int) -> None:
         prompt = self._material.prompt
-        tokens = torch.cat((prompt["prompt_token"], torch.full((1, _AHEAD), 4218)), dim=1)
+        tokens = torch.cat((prompt["prompt_token"], torch.full((1, _LOOKAHEAD), 4218)), dim=1)
         cache = self._material.flow.setup_cache(
             tokens, prompt["prompt_feat"], prompt["embedding"], 10
         )
@@ -161,7 +161,7 @@ class PublicStepAudio2(Contestant):
 
     def chunk(self, index: int) -> None:
         material, frames = self._material, 2 * _PROMPT
-        tokens = material.tokens[:, _HOP * index : _HOP * (index + 1) + _AHEAD]
+        tokens = material.tokens[:, _HOP * index : _HOP * (index + 1) + _LOOKAHEAD]
         held = self._held
         for stream, cache in enumerate(self._caches):
             mel, cache = material.flow.inference_chunk(
@@ -206,9 +206,9 @@ class Ours(Contestant):
             pipeline.open(request)
 
     def chunk(self, index: int) -> None:
-        begin = _HOP * index + (_AHEAD if index else 0)
+        begin = _HOP * index + (_LOOKAHEAD if index else 0)
         for request in self._requests:
-            request.chunker.push(self._tokens[begin : _HOP * (index + 1) + _AHEAD], end=False)
+            request.chunker.push(self._tokens[begin : _HOP * (index + 1) + _LOOKAHEAD], end=False)
         for chunk in self._model.pipeline.advance(self._requests):
             if isinstance(chunk, Exception):
                 raise chunk
@@ -227,7 +227,7 @@ def material_of(flow: Any, hift: Any, chunks: int) -> Material:
         "prompt_feat": torch.from_numpy(random.standard_normal((1, 2 * _PROMPT, 80))).float(),
         "embedding": torch.from_numpy(random.standard_normal((1, 192))).float(),
     }
-    tokens = torch.from_numpy(random.integers(0, 6561, (1, _HOP * (chunks + 1) + _AHEAD)))
+    tokens = torch.from_numpy(random.integers(0, 6561, (1, _HOP * (chunks + 1) + _LOOKAHEAD)))
     return Material(fill(flow), fill(hift), tokens, prompt)
 
 

@@ -7,6 +7,7 @@
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+unset PYTHONPATH # else pip takes the checkout for the installed package
 readonly BIN=$PWD/.venv/bin ENVIRONMENTS=$PWD/out/dist PORT=${PORT:-18100}
 readonly TORCH=torch==$("$BIN/python" -c "import torch; print(torch.__version__)")
 readonly TORCH_INDEX=https://download.pytorch.org/whl/cpu
@@ -23,6 +24,7 @@ main() {
     try voice token2wav_voice "import importlib.util as u; assert u.find_spec('torch') is None"
     try gateway token2wav_gateway.cli "import importlib.util as u; assert u.find_spec('torch') is None"
     try riva token2wav_gateway.riva_server "import importlib.util as u; assert u.find_spec('torch') is None"
+    try align token2wav_gateway.pocketsphinx_aligner
     try onnx onnxruntime
     try onnx-gpu onnxruntime
     try server token2wav "import token2wav_server"
@@ -74,7 +76,7 @@ speak() {
             --grpc-port "$PORT" --http-port $((PORT + 1)) --metrics-port $((PORT + 2)) >"$ENVIRONMENTS/server.log" 2>&1
     ) &
     server=$!
-    timeout 300 bash -c "until grep -q 'token2wav: ready' '$ENVIRONMENTS/server.log'; do sleep 1; done" \
+    timeout 300 bash -c "until grep -qs 'token2wav: ready' '$ENVIRONMENTS/server.log'; do sleep 1; done" \
         || fail "$ENVIRONMENTS/server.log"
     seq 100 160 | "$ENVIRONMENTS/client/bin/token2wav" synth --url "127.0.0.1:$PORT" --tokens - \
         --voice "$voice" --out "$ENVIRONMENTS/spoken.wav"

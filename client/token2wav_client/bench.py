@@ -69,19 +69,19 @@ class Tokens:
     """Tokens of a model: from a file, or drawn at random.
 
     Attributes:
-        given: (N, ...) tokens or latents of a file, which are cut or repeated; None draws them.
+        file_tokens: (N, ...) tokens or latents of a file, cut or repeated; None draws them.
         token_shape: () for integers, (codebooks,) or (size,).
         vocabulary: different codes in each codebook; empty for latents.
     """
 
-    given: TokenArray | None
+    file_tokens: TokenArray | None
     token_shape: tuple[int, ...] = ()
     vocabulary: tuple[int, ...] = ()
 
     def take(self, count: int, random: np.random.Generator) -> TokenArray:
         """Returns `count` tokens."""
-        if self.given is not None:
-            return np.resize(self.given, (count, *self.given.shape[1:]))
+        if self.file_tokens is not None:
+            return np.resize(self.file_tokens, (count, *self.file_tokens.shape[1:]))
         shape = (count, *self.token_shape)
         if not self.vocabulary:
             return random.standard_normal(shape, np.float32)
@@ -93,7 +93,7 @@ async def run(
     client: AsyncClient,
     load: Load,
     voice: Voice,
-    given: TokenArray | None,
+    file_tokens: TokenArray | None,
     codebooks: int | None,
     rows: dict[int, list[Recording]],
     on_row: Callable[[int], object],
@@ -102,7 +102,7 @@ async def run(
 
     Args:
         voice: voice of all utterances, or its id or name; None for a model without voices.
-        given: tokens of a file; None draws them at random.
+        file_tokens: tokens of a file; None draws them at random.
         codebooks: codes in each random token; None for all codebooks of the model.
         rows: receives the recordings of each row, by its number of streams.
         on_row: is called after each row with its number of streams.
@@ -110,7 +110,7 @@ async def run(
     Raises:
         ClientError: the server is not there, or cannot synthesize the first utterance.
     """
-    tokens = await _tokens(client, voice, given, codebooks)
+    tokens = await _tokens(client, voice, file_tokens, codebooks)
     random = np.random.default_rng(_SEED)
     # The first utterance also registers the voice, and the server computes its prompt.
     token_rate = await _token_rate(client, tokens.take(_PROBE_TOKENS, random), voice)
@@ -199,7 +199,7 @@ async def _paced(tokens: TokenArray, tokens_per_second: float) -> AsyncIterator[
 
 
 async def _tokens(
-    client: AsyncClient, voice: Voice, given: TokenArray | None, codebooks: int | None
+    client: AsyncClient, voice: Voice, file_tokens: TokenArray | None, codebooks: int | None
 ) -> Tokens:
     """Asks the server which tokens the model takes."""
     await client._await_ready(retries=0)
@@ -211,16 +211,18 @@ async def _tokens(
             "--voice-id ID"
         )
     token_shape = shapes.tokens.shape[1:]
-    if given is not None or shapes.tokens.dtype == np.float32:
-        return Tokens(given, token_shape)
+    if file_tokens is not None or shapes.tokens.dtype == np.float32:
+        return Tokens(file_tokens, token_shape)
     parameters: Mapping[str, Any] = {}
     with suppress(grpc.RpcError):  # a balancer may not pass on this call
         parameters = (await client._ask("ModelConfig")).config.parameters
-    if "vocabulary" not in parameters:
+    published = parameters["vocabulary"].string_value if "vocabulary" in parameters else ""
+    try:
+        sizes = tuple(map(int, published.split(",")))
+    except ValueError:
         raise InputError(
-            "tokens: the server does not tell the vocabulary of the model; add --tokens FILE"
-        )
-    sizes = tuple(map(int, parameters["vocabulary"].string_value.split(",")))
+            "tokens: the server does not publish the vocabulary of its model; add --tokens FILE"
+        ) from None
     if codebooks is not None and not 0 < codebooks <= len(sizes):
         raise InputError(f"codebooks: {codebooks}, but a token of this model has {len(sizes)}")
     sizes = sizes[:codebooks]

@@ -193,7 +193,7 @@ def bench(options: argparse.Namespace) -> int:
     """
     out = None if options.out is None else Path(options.out)
     if options.recordings is not None:
-        rows = load_recordings(Path(options.recordings))
+        rows = _rows_in(Path(options.recordings))
         _report(rows, {"recordings": options.recordings}, out, options.quiet)
         return 0
     out = out or Path("bench.json")
@@ -227,9 +227,18 @@ def bench(options: argparse.Namespace) -> int:
             asyncio.run(measure(bar))
     finally:
         if rows:
-            save_recordings(out.with_suffix(".npz"), rows)
+            named = {str(streams): recordings for streams, recordings in rows.items()}
+            save_recordings(out.with_suffix(".npz"), named)
             _report(rows, facts, out, options.quiet)
     return 0
+
+
+def _rows_in(path: Path) -> dict[int, list[Recording]]:
+    """Reads recordings of a benchmark; raises InputError if a row is no number of streams."""
+    rows = load_recordings(path)
+    if wrong := next((name for name in rows if not name.isdecimal()), None):
+        raise InputError(f"{path}: row {wrong!r} is no number of streams, so it is no benchmark")
+    return {int(name): recordings for name, recordings in rows.items()}
 
 
 def _report(

@@ -3,7 +3,7 @@
 Anybody can compute further figures from it. It is a compressed `.npz` file with these arrays. There
 are U utterances, in the order of their rows, and C chunks of all utterances together:
 
-    row              (U,) number of streams of the load
+    row              (U,) name of the row, such as the number of streams
     began_us         (U,) time zero, since the start of the row
     ended_us         (U,) end of the response, since time zero
     complete         (U,) whether the whole audio arrived
@@ -35,8 +35,8 @@ _NAMES = (
 )
 
 
-def save_recordings(path: Path, rows: Mapping[int, Sequence[Recording]]) -> None:
-    """Writes the recordings of each row, by its number of streams.
+def save_recordings(path: Path, rows: Mapping[str, Sequence[Recording]]) -> None:
+    """Writes the recordings of each row, by its name.
 
     Raises:
         OutputError: the file cannot be written.
@@ -45,7 +45,7 @@ def save_recordings(path: Path, rows: Mapping[int, Sequence[Recording]]) -> None
     errors = sorted({recording.error for recording in utterances if recording.error})
     nothing = np.zeros(0, np.int64)
     arrays: dict[str, Any] = {
-        "row": np.array([row for row, some in rows.items() for _ in some], np.int32),
+        "row": np.array([row for row, some in rows.items() for _ in some], np.str_),
         "began_us": _microseconds([recording.began_s for recording in utterances]),
         "ended_us": _microseconds([recording.ended_s for recording in utterances]),
         "complete": np.array([recording.complete for recording in utterances], bool),
@@ -77,8 +77,8 @@ def save_recordings(path: Path, rows: Mapping[int, Sequence[Recording]]) -> None
         raise OutputError(f"{path}: cannot be written ({reason(error)})") from None
 
 
-def load_recordings(path: Path) -> dict[int, list[Recording]]:
-    """Reads the recordings of each row, by its number of streams.
+def load_recordings(path: Path) -> dict[str, list[Recording]]:
+    """Reads the recordings of each row, by its name.
 
     Raises:
         InputError: the file cannot be read, or is no file of recordings.
@@ -86,7 +86,7 @@ def load_recordings(path: Path) -> dict[int, list[Recording]]:
     try:
         arrays = arrays_in_npz(content_of(path), _NAMES)
         ends = np.cumsum(arrays["chunks"])
-        rows: dict[int, list[Recording]] = {}
+        rows: dict[str, list[Recording]] = {}
         for number, end in enumerate(ends.tolist()):
             of_chunks = slice(end - int(arrays["chunks"][number]), end)
             onset, error = int(arrays["onset"][number]), int(arrays["error"][number])
@@ -101,7 +101,7 @@ def load_recordings(path: Path) -> dict[int, list[Recording]]:
                 began_s=float(arrays["began_us"][number] / _MICROSECONDS),
                 error="" if error < 0 else str(arrays["errors"][error]),
             )
-            rows.setdefault(int(arrays["row"][number]), []).append(recording)
+            rows.setdefault(str(arrays["row"][number]), []).append(recording)
     except (*UNREADABLE, IndexError) as error:
         raise InputError(f"{path}: cannot read recordings ({reason(error)})") from None
     return rows

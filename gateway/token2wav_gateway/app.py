@@ -39,6 +39,7 @@ from token2wav_gateway.speech import Progress, Text
 from token2wav_gateway.template import load_template
 from token2wav_gateway.tracing import trace_headers
 from token2wav_gateway.voices import Voice
+from token2wav_gateway.word_times import SpokenText, check_aligner
 
 log = logging.getLogger(__name__)
 
@@ -55,20 +56,23 @@ def create_app(settings: Settings, metrics: Metrics) -> FastAPI:
     """Creates the ASGI application.
 
     Raises:
-        SettingsError: the template of the language model is wrong.
+        SettingsError: the template of the language model is wrong, or the aligner is not installed.
     """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
         app.state.gateway = gateway = Gateway(settings, access, metrics)
         app.state.sockets = Sockets(gateway)
+        gateway.word_times.start()
         try:
             yield
         finally:
             await app.state.sockets.close()
+            await gateway.word_times.close()
             await gateway.speech.close()
 
     load_template(settings.language_model.template)
+    check_aligner(settings.aligner)
     access = Access(settings.keys)
     app = FastAPI(
         title="token2wav gateway",
@@ -125,7 +129,11 @@ def create_app(settings: Settings, metrics: Metrics) -> FastAPI:
             gateway.check_model(body.model)
             voice, trace = gateway.voices.get(body.voice_name), trace_headers(request.headers)
             text = Text(body.input, voice, body.instructions, trace=trace)
-            chunks = await stack.enter_async_context(aclosing(gateway.speech.speak(text, progress)))
+            speech, spoken = gateway.speech.speak(text, progress), None
+            if body.word_timestamps:
+                spoken = SpokenText(gateway.word_times, body.input)
+                speech = spoken.listen(speech)
+            chunks = await stack.enter_async_context(aclosing(speech))
             first = await _unless_left(request, anext(chunks, None))
             encoder = Encoder(body.response_format)
             pieces = _encoded(encoder, first, chunks, progress)
@@ -135,7 +143,8 @@ def create_app(settings: Settings, metrics: Metrics) -> FastAPI:
                     request, body.response_format, pieces, progress, len(body.input)
                 )
             if body.delivery == "sse":
-                pieces, media_type = _events(pieces, len(body.input), progress), _EVENTS
+                pieces = _events(pieces, len(body.input), progress, spoken)
+                media_type = _EVENTS
             return ClosingResponse(pieces, media_type, stack.pop_all())
         raise AssertionError  # an exit stack never swallows an error
 
@@ -314,17 +323,30 @@ async def _joined(pieces: AsyncGenerator[bytes, None]) -> bytes:
 
 
 async def _events(
-    pieces: AsyncGenerator[bytes, None], characters: int, progress: Progress
+    pieces: AsyncGenerator[bytes, None],
+    characters: int,
+    progress: Progress,
+    spoken: SpokenText | None,
 ) -> AsyncGenerator[bytes, None]:
     """Wraps pieces of audio in OpenAI's events.
 
-    Each piece also says the samples and the speech tokens that have been sent so far.
+    Each piece also says the samples and the speech tokens that have been sent so far. After all
+    audio, a last piece without audio has the times of `spoken`.
     """
-    async for piece in pieces:
-        progress_fields = {"samples": progress.samples, "tokens": progress.spoken_tokens}
+
+    def delta(piece: bytes, **fields: Any) -> bytes:
+        counts = {"samples": progress.samples, "tokens": progress.spoken_tokens}
         audio = base64.b64encode(piece).decode()
-        yield _event({"type": "speech.audio.delta", "audio": audio, **progress_fields})
-    yield _event({"type": "speech.audio.done", "usage": progress.usage(characters)})
+        return _event({"type": "speech.audio.delta", "audio": audio, **counts, **fields})
+
+    async for piece in pieces:
+        yield delta(piece)
+    if spoken is not None:
+        yield delta(b"", **await spoken.fields())
+    done: dict[str, Any] = {"type": "speech.audio.done", "usage": progress.usage(characters)}
+    if progress.end_reason is not None:
+        done["end_reason"] = progress.end_reason
+    yield _event(done)
 
 
 def _event(content: dict[str, Any]) -> bytes:

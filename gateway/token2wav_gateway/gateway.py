@@ -9,6 +9,7 @@ from token2wav_gateway.readiness import Readiness
 from token2wav_gateway.settings import Settings
 from token2wav_gateway.speech import Speech
 from token2wav_gateway.voices import VoiceFolder
+from token2wav_gateway.word_times import WordTimes
 
 
 class Gateway:
@@ -20,6 +21,7 @@ class Gateway:
         self.access = access
         self.voices = VoiceFolder(settings.voices)
         self.speech = Speech(settings, metrics)
+        self.word_times = WordTimes(settings.aligner, metrics)
         self.readiness = Readiness(self.speech.check)
 
     def check_model(self, name: str) -> None:

@@ -53,6 +53,12 @@ class Metrics:
             "Seconds of audio that the speech server sent.",
             registry=self.registry,
         )
+        self.alignments = Counter(
+            "token2wav_gateway_alignments_total",
+            "Texts whose words were aligned, by outcome: done, failed, late, refused or long.",
+            ["outcome"],
+            registry=self.registry,
+        )
         self.first_token = Histogram(
             "token2wav_gateway_first_token_seconds",
             "Time from the text to its first speech token.",

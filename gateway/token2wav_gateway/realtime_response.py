@@ -10,6 +10,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+from token2wav_client.audio import EndReason
 from token2wav_gateway.access import Holder
 from token2wav_gateway.encoding import RATE_HZ, Encoder
 from token2wav_gateway.errors import GatewayError
@@ -19,7 +20,7 @@ from token2wav_gateway.voices import Voice
 
 # Sends an event with a type and further fields.
 Send: TypeAlias = Callable[..., Awaitable[None]]
-Status: TypeAlias = Literal["in_progress", "completed", "cancelled", "failed"]
+Status: TypeAlias = Literal["in_progress", "completed", "cancelled", "incomplete", "failed"]
 _SAMPLES_OF_A_MS = RATE_HZ // 1000
 
 
@@ -78,6 +79,7 @@ class SpokenResponse:
         self._samples = self._tokens = 0
         self._speaking: asyncio.Task[None] | None = None
         self._cancelled = False
+        self._end_reason: EndReason | None = None
 
     @property
     def empty(self) -> bool:
@@ -108,12 +110,14 @@ class SpokenResponse:
             await asyncio.wait({self._speaking})
         if self._speaking.cancelled():
             await self._end("cancelled", {"reason": "client_cancelled"})
-        elif (error := self._speaking.exception()) is None:
-            await self._end("completed")
-        elif isinstance(error, GatewayError):
+        elif isinstance(error := self._speaking.exception(), GatewayError):
             await self._end("failed", {"error": error.body["error"]})
-        else:
+        elif error is not None:
             raise error
+        elif self._end_reason is not None:  # a limit of the speech server has ended a sentence
+            await self._end("incomplete", {"reason": self._end_reason})
+        else:
+            await self._end("completed")
 
     async def _begin(self) -> None:
         await self._send("response.created", response=self._response("in_progress"))
@@ -137,6 +141,7 @@ class SpokenResponse:
                 async with aclosing(self._speech.speak(text, progress)) as chunks:
                     async for chunk in chunks:
                         self._samples += len(chunk.audio)
+                        self._end_reason = chunk.end_reason or self._end_reason
                         delta = base64.b64encode(encoder.encode(chunk.audio)).decode()
                         await self._send_of_part("response.output_audio.delta", delta=delta)
             finally:

@@ -13,6 +13,7 @@ from pydantic import (
     ConfigDict,
     Field,
     SkipValidation,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -70,6 +71,8 @@ class SpeechRequest(_Body):
         stream: field of vLLM-Omni: true for events, false for one body with its length and usage.
             None sends bytes while they are made, as OpenAI does.
         speed: only 1.
+        word_timestamps: whether the times of the words follow the audio, in a last event. Needs
+            events.
     """
 
     input: Words
@@ -80,9 +83,19 @@ class SpeechRequest(_Body):
     stream_format: Literal["audio", "sse"] | None = None
     stream: bool | None = None
     speed: float = 1.0
+    word_timestamps: bool = False
 
     _format = field_validator("response_format")(_known_format)
     _speed = field_validator("speed")(usual_speed)
+
+    @field_validator("word_timestamps")
+    @classmethod
+    def _with_events(cls, wanted: bool, fields: ValidationInfo) -> bool:
+        chosen = fields.data.get("stream_format", "sse")  # a wrong one has an error of its own
+        events = chosen == "sse" or (chosen is None and fields.data.get("stream"))
+        if wanted and not events:
+            raise ValueError("needs stream_format sse, because audio alone has no place for times")
+        return wanted
 
     @property
     def delivery(self) -> Literal["audio", "sse", "whole"]:

@@ -38,6 +38,7 @@ _RATES_HZ = {
     "opus": (8000, 16000, 24000, 48000),
 }
 _INSTRUCTIONS = "instructions"
+_END_REASON = "end-reason"
 _PROMPT = "zero_shot_data.audio_prompt"
 
 
@@ -163,12 +164,12 @@ class RivaSpeech(RivaSpeechSynthesisServicer):  # type: ignore[misc]
         return response
 
     async def _say(
-        self,
-        request: SynthesizeSpeechRequest,
-        voices: _Voices,
-        context: grpc.aio.ServicerContext,
+        self, request: SynthesizeSpeechRequest, voices: _Voices, context: grpc.aio.ServicerContext
     ) -> AsyncGenerator[SynthesizeSpeechResponse, None]:
-        """Yields the audio of a request; the first response repeats the text."""
+        """Yields the audio of a request; the first response repeats the text.
+
+        If a limit of the speech server ends the speech, the trailing metadata of the call say so.
+        """
         utterance = await self._checked(request, voices)
         trace = trace_headers(dict(context.invocation_metadata() or ()))
         text = replace(utterance.text, trace=trace)
@@ -177,6 +178,8 @@ class RivaSpeech(RivaSpeechSynthesisServicer):  # type: ignore[misc]
         response.meta.text = response.meta.processed_text = request.text
         async with aclosing(self._gateway.speech.speak(text)) as chunks:
             async for chunk in chunks:
+                if chunk.end_reason is not None:
+                    context.set_trailing_metadata(((_END_REASON, chunk.end_reason),))
                 response.audio = encoder.encode(chunk.audio)
                 if response.audio:
                     yield self._with_id(request, response)

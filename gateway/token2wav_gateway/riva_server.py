@@ -53,6 +53,8 @@ class RivaServer:
             options=[
                 ("grpc.so_reuseport", 0),  # else a second gateway could share the port
                 ("grpc.max_allowed_incoming_connections", limits.sockets),
+                # More than the calls above, so that a client gets a status, and does not wait.
+                ("grpc.max_concurrent_streams", 2 * limits.sockets),
                 ("grpc.max_receive_message_length", limits.body_bytes + limits.upload_bytes),
                 # Bit 0 is "identity". The bound above is one of compressed messages, and a few
                 # compressed bytes can hold gigabytes.

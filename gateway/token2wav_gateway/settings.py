@@ -218,6 +218,24 @@ class VoiceSettings(Section):
     longest_s: Annotated[float, Field(gt=0, le=30)] = 30.0
 
 
+class AlignerSettings(Section):
+    """Aligner, which finds the times of words (`word_timestamps`).
+
+    Attributes:
+        name: name of an installed aligner, such as `pocketsphinx`; None for no times of words.
+        timeout_s: seconds after the end of the audio within which the times of a text must follow.
+        longest_s: longest audio that is aligned, in seconds.
+        waiting: texts that may wait for the aligner, the one that it aligns included.
+        memory_mib: most memory of its process, in MiB of addresses.
+    """
+
+    name: str | None = None
+    timeout_s: Annotated[float, Field(gt=0, le=60)] = 10.0
+    longest_s: Annotated[float, Field(gt=0, le=600)] = 60.0
+    waiting: Annotated[int, Field(ge=1, le=1024)] = 16
+    memory_mib: Annotated[int, Field(ge=256, le=1 << 16)] = 1024
+
+
 class KeySettings(Section):
     """Access key.
 
@@ -279,6 +297,7 @@ class Settings(Section):
     language_model: LanguageModelSettings = LanguageModelSettings()
     speech_server: SpeechServerSettings = SpeechServerSettings()
     voices: VoiceSettings = VoiceSettings()
+    aligner: AlignerSettings = AlignerSettings()
     limits: LimitSettings = LimitSettings()
     keys: tuple[KeySettings, ...] = ()
     origins: tuple[Annotated[str, Field(pattern=r"^https?://[a-z0-9.:\[\]-]+$")], ...] = ()

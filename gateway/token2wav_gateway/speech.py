@@ -22,7 +22,7 @@ from token2wav_client import (
     TokenError,
     TransientServerError,
 )
-from token2wav_client.audio import AudioFormat
+from token2wav_client.audio import AudioFormat, EndReason
 from token2wav_client.tokens import as_tokens
 from token2wav_gateway.backpressure import Backpressure
 from token2wav_gateway.encoding import RATE_HZ
@@ -76,16 +76,19 @@ class Progress:
         tokens: speech tokens that the language model has sent.
         samples: samples that the client has been sent.
         spoken_tokens: speech tokens that these samples cover.
+        end_reason: limit of the speech server that ended the text; None if none did.
     """
 
     tokens: int = 0
     samples: int = 0
     spoken_tokens: int = 0
+    end_reason: EndReason | None = None
 
     def advance(self, chunk: AudioChunk) -> None:
         """Counts a chunk that is sent to the client."""
         self.samples += len(chunk.audio)
         self.spoken_tokens = chunk.first_token + chunk.token_count
+        self.end_reason = chunk.end_reason
 
     def usage(self, characters: int) -> dict[str, int]:
         """Returns OpenAI's usage of a text, which is counted in characters."""

@@ -207,8 +207,8 @@ def kernels() -> Finding:
 def tensorrt(names: Sequence[str] = _TENSORRT) -> Finding:
     """Reports which TensorRT is installed."""
     releases = [f"{name} {release}" for name in names if (release := _release(name))]
-    found = ", ".join(releases) or "not installed"
-    return Finding("tensorrt", "ok", f"{found}; only runtime.backend: tensorrt needs it")
+    installed = ", ".join(releases) or "not installed"
+    return Finding("tensorrt", "ok", f"{installed}; only runtime.backend: tensorrt needs it")
 
 
 def triton_server() -> Finding:

@@ -119,15 +119,17 @@ def test_recordings_give_the_same_figures_after_a_round_trip(tmp_path: Path) -> 
     random = np.random.default_rng(0)
     sound = random.uniform(-0.5, 0.5, 2400).astype(np.float32)
     rows = {
-        1: [record([(0.1234567, sound), (0.30000004, sound[:7])], RATE, 0.35, began_s=1.23456789)],
-        2: ROW,
+        "1": [
+            record([(0.1234567, sound), (0.30000004, sound[:7])], RATE, 0.35, began_s=1.23456789)
+        ],
+        "2": ROW,
     }
     save_recordings(tmp_path / "r.npz", rows)
     loaded = load_recordings(tmp_path / "r.npz")
-    assert list(loaded) == [1, 2]
-    for streams, recordings in rows.items():
-        assert figures(streams, loaded[streams]) == figures(streams, recordings)
-        for ours, theirs in zip(recordings, loaded[streams], strict=True):
+    assert list(loaded) == ["1", "2"]
+    for name, recordings in rows.items():
+        assert figures(2, loaded[name]) == figures(2, recordings)
+        for ours, theirs in zip(recordings, loaded[name], strict=True):
             assert ours.arrivals_s.tolist() == theirs.arrivals_s.tolist()
             assert ours.samples.tolist() == theirs.samples.tolist()
             assert (ours.onset, ours.began_s, ours.error) == (
@@ -151,7 +153,7 @@ def test_a_file_that_holds_no_recordings(content: bytes | None, tmp_path: Path) 
 
 
 def test_tables_of_an_earlier_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    save_recordings(tmp_path / "r.npz", {2: ROW})
+    save_recordings(tmp_path / "r.npz", {"2": ROW})
     assert main(["bench", "--recordings", str(tmp_path / "r.npz")]) == 0
     assert capsys.readouterr().out == as_tables([figures(2, ROW)]) + "\n"
     assert [path.name for path in tmp_path.iterdir()] == ["r.npz"]
@@ -161,11 +163,22 @@ def test_tables_of_an_earlier_run(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_recordings_of_another_program_have_no_tables(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_recordings(tmp_path / "r.npz", {"mimi, 2 a second": ROW})
+    assert main(["bench", "--recordings", str(tmp_path / "r.npz")]) == 2
+    assert capsys.readouterr().err == (
+        f"token2wav bench: error: {tmp_path / 'r.npz'}: row 'mimi, 2 a second' is no number of "
+        "streams, so it is no benchmark\n"
+    )
+
+
 def test_without_matplotlib_there_is_no_picture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    save_recordings(tmp_path / "r.npz", {2: ROW})
+    save_recordings(tmp_path / "r.npz", {"2": ROW})
     out = tmp_path / "out.json"
     assert main(["bench", "--recordings", str(tmp_path / "r.npz"), "--out", str(out)]) == 0
     assert capsys.readouterr().err == (

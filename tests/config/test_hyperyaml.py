@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from tests.support.tiny_model import one_line
 from token2wav import ConfigError
 from token2wav.config.hyperyaml import MAX_VALUES, HyperYaml, Tagged
-from token2wav.config.strict_yaml import MAX_FILE_BYTES
 
 
 def read(tmp_path: Path, text: str) -> HyperYaml:
@@ -259,21 +258,6 @@ def test_other_files_are_refused(tmp_path: Path, text: str, words: str) -> None:
     assert words in refusal(tmp_path, text)
 
 
-def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "file.yaml"
-    for content in (b"\xff\xfe\x00", b"x: \x80\n", b"\x00\x01\x02" * 100, bytes(range(256))):
-        path.write_bytes(content)
-        with pytest.raises(ConfigError, match=r"cannot be read|cannot be read as YAML") as caught:
-            HyperYaml.read(path)
-        one_line(caught.value)
-    path.write_bytes(b"#" * (MAX_FILE_BYTES + 1))
-    with pytest.raises(ConfigError, match=f"larger than {MAX_FILE_BYTES} bytes"):
-        HyperYaml.read(path)
-    for missing in (tmp_path / "nowhere.yaml", tmp_path):
-        with pytest.raises(ConfigError, match="cannot be read"):
-            HyperYaml.read(missing)
-
-
 @pytest.mark.parametrize("kind", ["aliases", "references", "sums"])
 def test_a_small_file_cannot_become_a_huge_value(tmp_path: Path, kind: str) -> None:
     lines = ["k0: &k0 [1, 1]"]
@@ -320,8 +304,3 @@ def test_mappings_that_merge_each_other_are_refused(tmp_path: Path) -> None:
     ]
     text = "\n".join(["k0: &k0 {a: 1}", *levels, "x: 1\n"])
     assert "line 2: merge keys (<<) are not allowed" in refusal(tmp_path, text)
-
-
-def test_a_file_without_end_is_not_read_to_its_end() -> None:
-    with pytest.raises(ConfigError, match=f"larger than {MAX_FILE_BYTES} bytes"):
-        HyperYaml.read(Path("/dev/zero"))

@@ -173,7 +173,7 @@ SETTINGS = [
 @pytest.mark.parametrize(
     ("section", "name", "bounds"), SETTINGS, ids=[name for _, name, _ in SETTINGS]
 )
-@pytest.mark.parametrize("value", [-2, 100_000_000, 10**9, 10**18, 1e308])
+@pytest.mark.parametrize("value", [-2, 100_000_000, 1e308])
 def test_every_number_has_bounds(
     tmp_path: Path, section: str, name: str, bounds: Bounds, value: float
 ) -> None:

@@ -1,13 +1,17 @@
-"""Riva's port of the command: a port that is taken, and a log without the errors of clients."""
+"""Riva's port of the command: a taken port, floods of streams, and the log."""
 
 from __future__ import annotations
 
 import socket
+import struct
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
+import httpx
 import pytest
 
 from tests.support.patience import PATIENCE_SECONDS
@@ -15,6 +19,7 @@ from token2wav_server import Ports
 
 COMMAND = [sys.executable, "-m", "token2wav", "gateway"]
 CALLS = 50
+STREAMS = 100_000
 
 
 def test_a_port_that_is_taken_ends_the_command() -> None:
@@ -30,21 +35,65 @@ def test_a_port_that_is_taken_ends_the_command() -> None:
     )
 
 
-def test_wrong_calls_do_not_fill_the_log(tmp_path: Path) -> None:
-    """The library gRPC writes a line for each compressed message, unless it is silenced."""
-    ports, log = Ports.free(), tmp_path / "log"
+@contextmanager
+def running(log: Path) -> Iterator[tuple[Ports, int]]:
+    """Runs the command, and yields its ports and its process id."""
+    ports = Ports.free()
     command = [*COMMAND, "--port", str(ports.http), "--riva-port", str(ports.grpc)]
     with log.open("w") as file, subprocess.Popen(command, stderr=file) as process:
         try:
             with grpc.insecure_channel(f"127.0.0.1:{ports.grpc}") as channel:
                 grpc.channel_ready_future(channel).result(PATIENCE_SECONDS)
-                call = channel.unary_unary("/nvidia.riva.tts.RivaSpeechSynthesis/Synthesize")
-                for _ in range(CALLS):
-                    with pytest.raises(grpc.RpcError):
-                        call(bytes(10_000), compression=grpc.Compression.Gzip)
-                    with pytest.raises(grpc.RpcError):
-                        call(b"\xff")
+            yield ports, process.pid
         finally:
             process.terminate()
         assert process.wait(PATIENCE_SECONDS) == 0
+
+
+def test_wrong_calls_do_not_fill_the_log(tmp_path: Path) -> None:
+    """The library gRPC writes a line for each compressed message, unless it is silenced."""
+    log = tmp_path / "log"
+    with running(log) as (ports, _), grpc.insecure_channel(f"127.0.0.1:{ports.grpc}") as channel:
+        call = channel.unary_unary("/nvidia.riva.tts.RivaSpeechSynthesis/Synthesize")
+        for _ in range(CALLS):
+            with pytest.raises(grpc.RpcError):
+                call(bytes(10_000), compression=grpc.Compression.Gzip)
+            with pytest.raises(grpc.RpcError):
+                call(b"\xff")
     assert len(log.read_text().splitlines()) < 20
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    """Returns a frame of HTTP/2."""
+    head = struct.pack(">I", len(payload))[1:] + bytes([kind, flags]) + struct.pack(">I", stream)
+    return head + payload
+
+
+def test_streams_without_end_on_one_connection_take_no_memory(tmp_path: Path) -> None:
+    """Without a limit of streams, this many took 200 MB, and delayed other requests by a second."""
+
+    def text(name: bytes, value: bytes) -> bytes:
+        return b"\x00" + bytes([len(name)]) + name + bytes([len(value)]) + value
+
+    def resident_mb(process: int) -> float:
+        pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
+        return pages * 4096 / 1e6
+
+    head = b"\x83\x86" + text(b":path", b"/nvidia.riva.tts.RivaSpeechSynthesis/Synthesize")
+    head += text(b":authority", b"x") + text(b"content-type", b"application/grpc")
+    head += text(b"te", b"trailers")
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0, b"")
+    with running(tmp_path / "log") as (ports, process):
+        health = f"http://127.0.0.1:{ports.http}/health/live"
+        before = resident_mb(process)
+        with socket.create_connection(("127.0.0.1", ports.grpc), PATIENCE_SECONDS) as flood:
+            flood.setblocking(True)
+            flood.sendall(preface)
+            try:
+                for first in range(1, 2 * STREAMS, 2000):
+                    streams = range(first, first + 2000, 2)
+                    flood.sendall(b"".join(frame(1, 4, stream, head) for stream in streams))
+            except ConnectionError:
+                pass  # the gateway may close the connection
+            assert httpx.get(health, timeout=PATIENCE_SECONDS).status_code == 200
+            assert resident_mb(process) < before + 100

@@ -15,12 +15,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from tests.networks.test_hift_symmetric import CONFIG as PUBLIC
-from tests.support.golden import TINY
 from tests.support.random_weights import fill
-from token2wav import StreamConfig
 from token2wav.execution.cuda_graphs import GraphPool, graphs_enabled
 from token2wav.families.chatterbox.fade import FadedHiFT
-from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.kernels.channels_last import HiFTPlan
 from token2wav.kernels.convolution import (
     PieceTensors,
@@ -33,7 +30,7 @@ from token2wav.layers import streaming
 from token2wav.networks.hift import HiFT
 from token2wav.networks.noise import SourceNoise
 from token2wav.stages.kernel_pieces import PlannedPieces
-from token2wav.stages.piece_sizes import PieceSize, kernel_sizes
+from token2wav.stages.piece_sizes import PieceSize
 from token2wav.stages.stage import FrameChunk
 from token2wav.stages.waveform import WaveformStage
 
@@ -201,17 +198,3 @@ def test_tf32_costs_what_rounded_inputs_of_products_cost(monkeypatch: pytest.Mon
     # alike in size and only in part equal.
     assert distance(audio, rounded) <= 0.7 * distance(rounded, exact)
     assert distance(audio, exact) <= 1.2 * distance(rounded, exact)
-
-
-def test_few_sizes_cover_all_chunks() -> None:
-    config = CosyVoice3Config.read(TINY)
-    sizes = kernel_sizes(5, config, config.hops(StreamConfig()))
-    assert len(sizes) == 13
-    assert {size.frames for size in sizes} == {105, 205}
-    assert {size.rows for size in sizes if size.frames == 205} == {1, 2, 4, 8, 16, 32}
-    assert max(size.rows for size in sizes) == 64, "first chunks of 64 streams are one batch"
-    # The lean setting has hops of 50 tokens.
-    assert max(kernel_sizes(5, config, (25, 50))) == PieceSize(105, 64)
-    # The first piece of a stream must be longer than the frames that are held back.
-    [size] = kernel_sizes(21, config, (5, 5), 1)
-    assert size.frames == 22 + 21

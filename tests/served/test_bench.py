@@ -17,8 +17,6 @@ from token2wav_client.bench import figures
 from token2wav_client.recordings import load_recordings
 from token2wav_client.voice import FIELDS
 
-ROW = 960 * 25  # samples of a second
-
 
 @pytest.fixture
 def voice_file(voice: ClientVoice, tmp_path: Path) -> str:
@@ -43,9 +41,9 @@ def test_rows_of_streams(
         assert row["rtfx"] > 0
         assert 0 < row["first_audio_ms"]["p50"] <= row["gap_free_start_ms"]["max"]
     rows = load_recordings(out.with_suffix(".npz"))
-    assert [figures(streams, recordings) for streams, recordings in rows.items()] == report["rows"]
+    assert [figures(int(name), heard) for name, heard in rows.items()] == report["rows"]
     # Stream 0 sends lengths 0 and 1 of ten from 0.5 to 1.5 s, in tokens of 40 ms.
-    assert [int(heard.samples.sum()) for heard in rows[1]] == [12 * 960, 15 * 960]
+    assert [int(heard.samples.sum()) for heard in rows["1"]] == [12 * 960, 15 * 960]
     assert out.with_suffix(".png").is_file()
     assert capsys.readouterr().out.splitlines()[2].split()[:4] == ["1", "2", "0", "0"]
 
@@ -53,8 +51,12 @@ def test_rows_of_streams(
 def test_utterances_that_are_open_at_the_time_limit_are_cut(
     rig: Rig, voice_file: str, tmp_path: Path
 ) -> None:
+    """The tokens of the utterances are those of a file."""
     out, began = tmp_path / "bench.json", time.monotonic()
+    tokens = tmp_path / "tokens.txt"
+    tokens.write_text("<|s_17|><|s_4711|><|s_42|>")
     arguments = ["--streams", "2", "--utterance-seconds", "20", "--rate", "25", "--quiet"]
+    arguments += ["--tokens", str(tokens)]
     url = ["--url", rig.server.grpc_url, "--row-seconds", "2", "--out", str(out)]
     assert main(["bench", *url, *arguments, "--voice", voice_file]) == 0
     [row] = json.loads(out.read_text())["rows"]

@@ -123,7 +123,7 @@ def test_bench_draws_codes_of_the_model(served: tuple[Rig, Token2Wav], tmp_path:
         assert main(["bench", "--url", rig.server.grpc_url, "--out", str(out), *options]) == 0
     [row] = json.loads(out.read_text())["rows"]
     assert (row["complete"], row["failed"]) == (4, 0), row["errors"]
-    lengths = [int(heard.samples.sum()) for heard in load_recordings(out.with_suffix(".npz"))[4]]
+    lengths = [int(heard.samples.sum()) for heard in load_recordings(out.with_suffix(".npz"))["4"]]
     samples, missing = model.config.samples_per_token, model.config.missing_samples
     assert sorted(lengths) == [count * samples - missing for count in (10, 12, 14, 17)]
 

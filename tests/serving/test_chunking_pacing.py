@@ -12,7 +12,7 @@ from tests.support.tiny_model import TINY
 from token2wav import StreamConfig
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.serving.chunking import Chunker
-from token2wav.serving.clocks import Arrivals, Load, Playback
+from token2wav.serving.clocks import Load, Playback
 from token2wav.serving.hops import HopSchedule
 
 FLOW = CosyVoice3Config.read(TINY)
@@ -177,25 +177,6 @@ def test_no_provisional_chunks_where_chunks_take_long() -> None:
     assert chunker.next_chunk is not None
 
 
-@pytest.mark.parametrize(
-    ("batches", "most"), [({1: 0.02}, 2), ({1: 0.02, 3: 0.04}, 3), ({1: 0.005, 9: 0.006}, 100)]
-)
-def test_provisional_streams_that_the_workers_compute_in_time(
-    batches: dict[int, float], most: int
-) -> None:
-    load = Load()
-    load.record_batch(1, 3.0)  # the first measurement does not count
-    for _ in range(100):
-        for chunks, seconds in batches.items():
-            load.record_batch(chunks, seconds)
-    streams = [chunker_of(Clock(), load=load)[0] for _ in range(100)]
-    for stream in streams:
-        stream.push(tokens(15))
-    assert sum(stream.next_chunk is not None for stream in streams) == most
-    del streams
-    assert load.try_admit_provisional(chunker_of(Clock(), load=load)[0])  # the others are gone
-
-
 def test_whole_blocks_make_room_for_a_provisional_stream() -> None:
     load = Load()
     for _ in range(2):
@@ -218,14 +199,3 @@ def test_a_first_chunk_without_audio_then_another_soon() -> None:
     chunker.push(tokens(12))
     assert chunker.next_chunk is not None
     assert chunker.next_chunk.stop == 99
-
-
-def test_arrivals_tell_pace_and_rhythm() -> None:
-    arrivals = Arrivals()
-    assert arrivals.seconds_for(10, 3.0) == 0
-    for at in (1.0, 1.2, 1.4):
-        arrivals.add(5, at)
-    assert arrivals.seconds_for(10, 1.4) == pytest.approx(0.4)
-    assert arrivals.seconds_for(10, 1.8) == pytest.approx(0.8)  # a stall slows them down
-    assert arrivals.seconds_until_next(1.5) == pytest.approx(0.1)
-    assert arrivals.seconds_until_next(2.0) == 0

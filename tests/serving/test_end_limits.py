@@ -24,6 +24,7 @@ from tests.support.replies import (
 from tests.support.tiny_model import TINY, demo_tokens
 from tests.support.utterances import joined
 from token2wav import (
+    AudioChunk,
     InputError,
     StreamClosedError,
     StreamConfig,
@@ -33,7 +34,7 @@ from token2wav import (
 )
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.serving import end_limits
-from token2wav.serving.audio_output import AudioChunk, AudioFormat, AudioOutput
+from token2wav.serving.audio_output import AudioFormat, AudioOutput
 from token2wav.serving.end_limits import EndReason, RepeatLimit, SilenceLimit
 from token2wav.serving.observer import Observer
 from token2wav.serving.request import Request

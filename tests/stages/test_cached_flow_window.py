@@ -3,47 +3,12 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from tests.stages.rig import MEL, Parts, flow_mel
 from tests.support.utterances import a_voice, off, portions, some_tokens
 from token2wav import StreamConfig
-from token2wav.config.block_grid import BlockGrid
-from token2wav.networks.masks import block_mask
 
 LEFT_BLOCKS = [0, 1, 2, 8]
-
-
-@pytest.mark.parametrize("left", [-1, *LEFT_BLOCKS])
-@pytest.mark.parametrize("prefix", [0, 1, 3])
-@pytest.mark.parametrize("frames", [1, 4, 5, 23])
-def test_mask_frame_by_frame(left: int, prefix: int, frames: int) -> None:
-    size = 4
-    mask = block_mask(BlockGrid(size, prefix=size * prefix, left_blocks=left), frames)
-    assert mask.shape == (frames, frames)
-    for query in range(frames):
-        for key in range(frames):
-            query_block, key_block = query // size, key // size
-            visible = key_block <= query_block and (
-                left < 0 or key_block < prefix or query_block - key_block <= left
-            )
-            assert bool(mask[query, key]) == visible, f"frame {query} looks at frame {key}"
-
-
-@pytest.mark.parametrize("left", [-1, *LEFT_BLOCKS])
-@pytest.mark.parametrize("prefix", [0, 2])
-def test_first_needed_block_is_the_first_that_the_mask_shows(left: int, prefix: int) -> None:
-    blocks = 12
-    mask = block_mask(BlockGrid(1, prefix=prefix, left_blocks=left), blocks)
-    for block in range(prefix, blocks):
-        shown = mask[block:, prefix:].any(dim=0).nonzero().flatten() + prefix
-        assert BlockGrid(1, prefix=prefix, left_blocks=left).first_needed(block) == int(shown[0])
-
-
-def test_any_rectangle_is_that_part_of_the_whole() -> None:
-    grid = BlockGrid(4, prefix=4, left_blocks=1)
-    queries, keys = torch.tensor([9, 17, 18]), torch.tensor([0, 3, 4, 12, 19, 20])
-    assert torch.equal(grid.allows(queries, keys), block_mask(grid, 21)[queries][:, keys])
 
 
 @pytest.mark.parametrize("left_blocks", LEFT_BLOCKS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -95,7 +96,17 @@ class GatewayRig:
         metrics, riva_port = Metrics(), Ports.free().grpc if riva else 0
         with serving_gateway(Settings.model_validate(document), metrics, riva_port) as port:
             address = f"127.0.0.1:{riva_port}" if riva else ""
+            if riva:  # this port opens after the other one
+                until(lambda: _listens(riva_port))
             yield cls(f"http://127.0.0.1:{port}", metrics.registry, voices, address)
+
+
+def _listens(port: int) -> bool:
+    try:
+        with socket.create_connection(("127.0.0.1", port)):
+            return True
+    except ConnectionError:
+        return False
 
 
 @contextmanager

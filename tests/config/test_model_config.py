@@ -1,0 +1,63 @@
+"""Configuration of a model: values of the model, and settings and requests that override them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from token2wav import ConfigError, InputError, StreamConfig
+from token2wav.config.block_grid import BlockGrid
+from token2wav.config.model_config import ModelConfig
+
+MODEL = ModelConfig(
+    vocab_size=6561,
+    token_frame_rate=25,
+    sample_rate=24_000,
+    samples_per_token=960,
+    stages=("flow", "vocoder"),
+    block_tokens=25,
+    lookahead_tokens=3,
+    ode_steps=10,
+    left_blocks=2,
+    lookahead_frames=4,
+)
+
+
+def test_settings_override_the_values_of_the_model() -> None:
+    default = StreamConfig()
+    changed = StreamConfig(max_hop_tokens=50, left_blocks=-1, lookahead_frames=0, steps=(4, 10))
+    assert (MODEL.hops(default), MODEL.hops(changed)) == ((25, 100), (25, 50))
+    assert (MODEL.window(default), MODEL.window(changed)) == (2, -1)
+    assert (MODEL.withheld_frames(default), MODEL.withheld_frames(changed)) == (4, 0)
+    assert (MODEL.allowed_steps(()), MODEL.allowed_steps(changed.steps)) == ((10,), (4, 10))
+
+
+def test_a_fixed_list_of_times_allows_no_other_number_of_steps() -> None:
+    fixed = replace(MODEL, fixed_steps=True)
+    fixed.check(StreamConfig(steps=(10,)))
+    with pytest.raises(ConfigError, match=r"stream\.steps: 4, 10, but the model has a fixed list"):
+        fixed.check(StreamConfig(steps=(4, 10)))
+
+
+def test_the_prefix_ends_where_no_later_token_reaches() -> None:
+    prefixes = [MODEL.grid(prompt).prefix for prompt in (0, 27, 28, 52, 53)]
+    assert prefixes == [0, 0, 25, 25, 50]
+    assert MODEL.grid(28, 3) == BlockGrid(25, 28, 25, left_blocks=3)
+
+
+def test_tokens_are_codes_or_latents() -> None:
+    latents = replace(MODEL, vocab_size=0, takes_latents=True, token_shape=(64,))
+    assert (MODEL.token_field, latents.token_field) == ("tokens", "latents")
+    assert (MODEL.token_dtype, latents.token_dtype) == (np.int32, np.float32)
+    assert replace(MODEL, codebook_sizes=(4096, 1024)).vocabulary == (4096, 1024)
+
+
+def test_noise_of_a_request() -> None:
+    noisy, quiet = replace(MODEL, adds_noise=True), StreamConfig(decoder_noise=False)
+    assert noisy.decoder_noise(None, StreamConfig())
+    assert not noisy.decoder_noise(None, quiet)
+    assert noisy.decoder_noise(True, quiet)
+    with pytest.raises(InputError, match="decoder_noise: given, but the decoder of this model"):
+        MODEL.decoder_noise(False, StreamConfig())

@@ -1,0 +1,83 @@
+"""Batches in buckets: a batch runs in the cheapest bucket, in parts, or in tensors of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from token2wav.execution.buckets import BucketRunner
+
+
+@dataclass(frozen=True, order=True)
+class Room:
+    """Rows of a batch, and numbers in a row."""
+
+    rows: int
+    width: int
+
+    @property
+    def cost(self) -> int:
+        return self.rows * self.width
+
+    def fits(self, other: Room) -> bool:
+        return self.rows <= other.rows and self.width <= other.width
+
+    @classmethod
+    def of(cls, items: Sequence[torch.Tensor]) -> Room:
+        return cls(len(items), max(len(item) for item in items))
+
+
+class Sums:
+    """Work that sums the numbers of every item."""
+
+    def __init__(self, room: Room, log: list[Room]) -> None:
+        self._room, self._log = room, log
+        self._numbers, self._sums = (
+            torch.full((room.rows, room.width), -1.0),
+            torch.empty(room.rows),
+        )
+
+    def fill(self, items: Sequence[torch.Tensor]) -> None:
+        assert Room.of(items).fits(self._room)
+        self._numbers.zero_()
+        for row, item in zip(self._numbers, items, strict=False):
+            row[: len(item)] = item
+
+    def compute(self) -> None:
+        self._log.append(self._room)
+        torch.sum(self._numbers, dim=1, out=self._sums)
+
+    def take(self, items: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return list(self._sums[: len(items)].clone())
+
+
+def used(widths: Sequence[int], buckets: Sequence[Room]) -> list[Room]:
+    """Runs items of some widths, checks the results, and returns the tensors that were used."""
+    log: list[Room] = []
+    runner = BucketRunner(Room.of, lambda room: Sums(room, log), buckets)
+    items = [torch.full((width,), float(number + 1)) for number, width in enumerate(widths)]
+    assert [float(value) for value in runner.run(items)] == [float(item.sum()) for item in items]
+    return log
+
+
+BUCKETS = [Room(1, 8), Room(4, 4), Room(4, 8)]
+
+
+def test_a_batch_runs_in_the_cheapest_bucket_that_it_fits() -> None:
+    assert used([2, 4, 1], BUCKETS) == [Room(4, 4)]
+    assert used([8], BUCKETS) == [Room(1, 8)]
+    assert used([8, 1], BUCKETS) == [Room(4, 8)]
+
+
+def test_a_batch_that_fits_no_bucket_is_split() -> None:
+    assert used([4] * 5, BUCKETS) == [Room(4, 4), Room(1, 8)]
+    # Neighbours that fit no bucket run together, up to the rows of the largest one.
+    assert used([1, 9, 9, 1], BUCKETS) == [Room(1, 8), Room(2, 9), Room(1, 8)]
+    assert used([9] * 5, BUCKETS) == [Room(4, 9), Room(1, 9)]
+
+
+def test_without_buckets_a_batch_has_tensors_of_its_own() -> None:
+    assert used([3, 9, 1], []) == [Room(3, 9)]
+    assert used([], BUCKETS) == []

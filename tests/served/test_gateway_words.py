@@ -1,0 +1,221 @@
+"""Words with times: the gateway in front of a real server with the demo voice and an aligner."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+import soxr
+from numpy.typing import NDArray
+from openai import OpenAI
+
+from examples import demo
+from examples.demo_voice.text import held_out
+from examples.speech import language_model
+from tests.support.aligners import write_distribution
+from tests.support.gateway_rig import VOICE, GatewayRig, serving
+from tests.support.patience import until
+from tests.support.server_rig import Rig
+from token2wav_client import ClientVoice
+from token2wav_gateway.pocketsphinx_aligner import PocketsphinxAligner
+from token2wav_voice import FrontEnd, Recording
+
+TEXT = held_out()[0]
+PACE = 1000.0  # tokens per second
+NEAR_S = 0.1  # the voice says the words of the recording, a little differently
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    with Rig.start(demo.MODEL, tmp_path_factory.mktemp("served")) as rig:
+        yield rig
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left(served: Rig) -> Iterator[None]:
+    yield
+    served.wait_until_empty()
+
+
+@pytest.fixture(scope="module")
+def front_end() -> FrontEnd:
+    return FrontEnd(demo.MODEL)
+
+
+@pytest.fixture(scope="module")
+def spoken(front_end: FrontEnd) -> ClientVoice:
+    made = front_end.voice(Recording.load(demo.PROMPT))
+    return ClientVoice(made.prompt_tokens, made.prompt_mel, made.speaker_embedding)
+
+
+@pytest.fixture(scope="module")
+def speaker(front_end: FrontEnd) -> Iterator[str]:
+    """URL of a language model that says the sentence of the demo for every text."""
+    tokens = front_end.tokens(Recording.load(demo.SENTENCE)).tolist()
+    with serving(language_model.create_app(lambda text: tokens, PACE)) as port:
+        yield f"http://127.0.0.1:{port}/v1"
+
+
+@pytest.fixture(scope="module")
+def gateways(
+    served: Rig, speaker: str, spoken: ClientVoice, tmp_path_factory: pytest.TempPathFactory
+) -> Any:
+    site = tmp_path_factory.mktemp("site")
+    write_distribution(site)
+
+    @contextmanager
+    def start(**aligner: Any) -> Iterator[GatewayRig]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.syspath_prepend(str(site))
+            patch.setenv("PYTHONPATH", str(site), prepend=":")
+            with GatewayRig.start(
+                tmp_path_factory.mktemp("gateway"),
+                grpc_url=served.server.grpc_url,
+                language_model_url=speaker,
+                voice=spoken,
+                settings={"aligner": aligner},
+            ) as rig:
+                yield rig
+
+    return start
+
+
+def body(**fields: Any) -> dict[str, Any]:
+    usual = {"input": TEXT, "model": "tts-1", "voice": VOICE, "response_format": "pcm"}
+    return usual | {"stream_format": "sse", "word_timestamps": True} | fields
+
+
+def events(gateway: GatewayRig, **fields: Any) -> list[dict[str, Any]]:
+    with gateway.http() as http:
+        answer = http.post("/v1/audio/speech", json=body(**fields))
+    assert answer.status_code == 200, answer.text
+    return [json.loads(line[6:]) for line in answer.text.splitlines() if line]
+
+
+def audio_of(received: list[dict[str, Any]]) -> NDArray[np.int16]:
+    pieces = [
+        base64.b64decode(event["audio"])
+        for event in received
+        if event["type"] == "speech.audio.delta"
+    ]
+    return np.frombuffer(b"".join(pieces), "<i2")
+
+
+def test_words_have_the_times_of_the_recording(gateways: Any) -> None:
+    with gateways(name="pocketsphinx", timeout_s=60) as gateway:
+        received = events(gateway)
+        plain = events(gateway, word_timestamps=False)
+        assert gateway.value("alignments_total", outcome="done") == 1
+    *deltas, last, done = received
+    assert done["type"] == "speech.audio.done"
+    assert last["type"] == "speech.audio.delta"
+    assert last["audio"] == ""
+    assert all(event["audio"] and "timestamps" not in event for event in deltas)
+    assert [event["type"] for event in plain] == [event["type"] for event in (*deltas, done)]
+    audio = audio_of(received)
+    assert np.abs(audio.astype(int) - audio_of(plain)).max() <= 1
+    seconds = len(audio) / 24_000
+    assert last["segments"] == [{"text": TEXT, "start_ms": 0, "end_ms": round(1000 * seconds)}]
+    words = last["timestamps"]
+    assert [word["word"] for word in words] == TEXT.split()
+    recording, rate = soundfile.read(demo.SENTENCE, dtype="int16")
+    expected = PocketsphinxAligner().align(TEXT, soxr.resample(recording, rate, 16_000))
+    starts = np.array([word["start_ms"] / 1000 for word in words])
+    assert np.abs(starts - [word.start_s for word in expected]).max() < NEAR_S
+
+
+def test_without_an_aligner_only_the_whole_text_has_a_time(gateways: Any) -> None:
+    with gateways() as gateway:
+        *_, last, _ = received = events(gateway)
+    milliseconds = round(len(audio_of(received)) / 24)
+    assert last["timestamps"] == []
+    assert last["segments"] == [{"text": TEXT, "start_ms": 0, "end_ms": milliseconds}]
+
+
+@pytest.mark.parametrize("name", ["Hangs", "Crashes", "Rubbish", "FailsToLoad"])
+def test_an_aligner_that_fails_costs_no_audio(gateways: Any, name: str) -> None:
+    text = "bad 3"
+    with gateways(name=name, timeout_s=4) as gateway, gateway.http() as http:
+        arrivals = []
+        with http.stream("POST", "/v1/audio/speech", json=body(input=text)) as answer:
+            lines = (line for line in answer.iter_lines() if line)
+            received = []
+            for line in lines:
+                received.append(json.loads(line[6:]))
+                arrivals.append(time.monotonic())
+        plain = events(gateway, input=text, word_timestamps=False)
+        until(lambda: gateway.value("speaking") == 0)
+    *deltas, last, done = received
+    assert done["type"] == "speech.audio.done"
+    assert last["timestamps"] is None
+    assert last["segments"][0]["end_ms"] > 1000
+    assert np.abs(audio_of(received).astype(int) - audio_of(plain)).max() <= 1
+    if name == "Hangs":  # all audio came long before the times were given up
+        assert arrivals[-2] - arrivals[len(deltas) - 1] > 2
+
+
+def test_a_client_that_leaves_meanwhile_leaves_nothing(gateways: Any, served: Rig) -> None:
+    with gateways(name="Hangs", timeout_s=5) as gateway, gateway.http() as http:
+        with http.stream("POST", "/v1/audio/speech", json=body(input="bad")) as answer:
+            for line in answer.iter_lines():
+                if line and json.loads(line[6:])["samples"] > 24_000:
+                    break
+        until(lambda: gateway.value("speaking") == 0)
+        served.wait_until_empty()
+
+
+def test_the_openai_package_gets_the_times(gateways: Any) -> None:
+    with (
+        gateways(name="pocketsphinx", timeout_s=60) as gateway,
+        OpenAI(base_url=f"{gateway.url}/v1", api_key="none") as client,
+        client.audio.speech.with_streaming_response.create(
+            model="tts-1",
+            voice=VOICE,
+            input=TEXT,
+            response_format="mp3",
+            stream_format="sse",
+            extra_body={"word_timestamps": True},
+        ) as response,
+    ):
+        received = [json.loads(line[6:]) for line in response.iter_lines() if line]
+    assert len(received[-2]["timestamps"]) == len(TEXT.split())
+
+
+def test_times_need_events(gateways: Any) -> None:
+    with gateways() as gateway, gateway.http() as http:
+        answer = http.post("/v1/audio/speech", json=body(stream_format="audio"))
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "word_timestamps")
+    assert error["message"] == (
+        "word_timestamps: needs stream_format sse, because audio alone has no place for times"
+    )
+
+
+def test_an_end_by_the_speech_server_is_in_the_last_event(
+    served: Rig, spoken: ClientVoice, tmp_path: Path
+) -> None:
+    loop = language_model.create_app(lambda text: [7] * 300, PACE)
+    (server := tmp_path / "server").mkdir()
+    settings = "stream: {first_tokens: 0, end_after_repeats: 40}"
+    with (
+        Rig.start(demo.MODEL, server, settings) as limited,
+        serving(loop) as port,
+        GatewayRig.start(
+            tmp_path,
+            grpc_url=limited.server.grpc_url,
+            language_model_url=f"http://127.0.0.1:{port}/v1",
+            voice=spoken,
+        ) as gateway,
+    ):
+        *_, done = received = events(gateway, word_timestamps=False)
+        limited.wait_until_empty()
+    assert done["end_reason"] == "repeats"
+    assert len(audio_of(received)) == 40 * 960

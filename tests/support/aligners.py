@@ -1,0 +1,88 @@
+"""Aligners of a made-up distribution, one for each kind of misbehaviour."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+# An aligner does what its name says for texts with "bad", and aligns other texts letter by letter.
+_CODE = """
+import ctypes, os, sys, time
+
+class Letters:
+    rate_hz = 8000
+
+    def align(self, text, samples):
+        if "bad" in text:
+            return self.bad(text, samples)
+        return self.good(text, samples)
+
+    def good(self, text, samples):
+        seconds, letters = len(samples) / self.rate_hz, [c for c in text if not c.isspace()]
+        step = seconds / len(letters)
+        return [(letter, i * step, (i + 1) * step) for i, letter in enumerate(letters)]
+
+class Hangs(Letters):
+    def bad(self, text, samples):
+        time.sleep(3600)
+
+class HangsDeaf(Letters):
+    def bad(self, text, samples):
+        import signal
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        ctypes.CDLL(None).sleep(3600)
+
+class Exits(Letters):
+    def bad(self, text, samples):
+        os._exit(0)
+
+class Crashes(Letters):
+    def bad(self, text, samples):
+        ctypes.string_at(0)
+
+class Raises(Letters):
+    def bad(self, text, samples):
+        raise ValueError(f"cannot say {text}")
+
+class Greedy(Letters):
+    def bad(self, text, samples):
+        return [bytearray(1 << 31)]
+
+class Prints(Letters):
+    def good(self, text, samples):
+        print("x" * 100_000, flush=True)
+        os.write(1, b"\\x00\\x00\\x00\\xff")
+        return super().good(text, samples)
+    bad = good
+
+class Floods(Letters):
+    def bad(self, text, samples):
+        return [(text, 0.0, 0.1)] * 1_000_000
+
+class Rubbish(Letters):
+    def bad(self, text, samples):
+        return eval(text.partition("bad ")[2])
+
+class SlowToLoad(Letters):
+    bad = Letters.good
+    def __init__(self):
+        time.sleep(3600)
+
+class FailsToLoad(Letters):
+    def __init__(self):
+        raise OSError("no model")
+"""
+NAMES = (
+    *("Letters", "Hangs", "HangsDeaf", "Exits", "Crashes", "Raises", "Greedy", "Prints", "Floods"),
+    *("Rubbish", "SlowToLoad", "FailsToLoad"),
+)
+
+
+def write_distribution(site: Path) -> None:
+    """Writes what pip would have installed, with an entry point for each of `NAMES`."""
+    (site / "made_up_aligners.py").write_text(_CODE)
+    (info := site / "made_up_aligners-1.dist-info").mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: made-up-aligners\nVersion: 1\n")
+    points = "".join(f"{name} = made_up_aligners:{name}\n" for name in NAMES)
+    (info / "entry_points.txt").write_text(
+        f"[token2wav.aligners]\n{points}missing = made_up_aligners:nothing\n"
+    )
