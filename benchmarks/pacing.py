@@ -1,10 +1,11 @@
 """Pacing of tokens: replays playback for tokens that arrive at many paces, in bursts, with stalls.
 
-The library's own chunker and scheduler select the chunks on a simulated clock, so the speed of the
-machine does not matter. In the simulation, a batch takes 50 ms plus 1 ms for each token of its
-chunks, and a player starts 0.2 s after the first audio. The vocoder holds back 80 ms (CosyVoice3),
-in one table also 402 ms (CosyVoice2) and 90 ms (the demo voice). A token of a provisional chunk
-counts, and takes time, by its share of ODE steps: 3 of 10, and 2 of 2 for the demo voice. Prints
+The library's own chunker and scheduler select the chunks on a simulated clock (`fleet/server.py`),
+so the speed of the machine does not matter. In the simulation, a batch takes 50 ms plus 1 ms for
+each token of its chunks, and a player starts 0.2 s after the first audio. The vocoder holds back 80
+ms (CosyVoice3), in one table also 402 ms (CosyVoice2) and 90 ms (the demo voice). A token of a
+provisional chunk counts, and takes time, by its share of ODE steps: 3 of 10, and 2 of 2 for the
+demo voice. Prints
 tables, and writes JSON and a picture.
 
     .venv/bin/python -m benchmarks.pacing
@@ -20,13 +21,14 @@ from functools import cache
 import numpy as np
 
 from benchmarks.environment import RESULTS, ROOT, describe, save, save_picture
+from benchmarks.fleet.listener import Listener
+from benchmarks.fleet.server import Costs, Events, ServerKind, SimulatedServer
 from benchmarks.models import public_configs
 from token2wav import StreamConfig
 from token2wav.assembly import withheld_samples
+from token2wav.config import LimitConfig
 from token2wav.config.model_config import ModelConfig
 from token2wav.families.registry import read_config
-from token2wav.serving.chunking import Chunker
-from token2wav.serving.clocks import Load, Playback
 from token2wav.serving.hops import HopSchedule
 
 PACES = (15, 20, 25, 30, 35, 40, 50, 75, 100, 200)
@@ -39,7 +41,7 @@ CROWDS = (1, 2, 4, 6, 8, 12, 16)
 TOKENS, PROMPT = 250, 75
 BUFFER_S = 0.2
 _RATE = 25.0
-_POLL_S, _FIXED_S, _TOKEN_S = 0.05, 0.05, 0.001
+_FIXED_S, _TOKEN_S = 0.05, 0.001
 
 
 @dataclass
@@ -52,83 +54,6 @@ class Heard:
     chunks: int
     computed: float  # work of all chunks, in tokens, relative to the tokens of the utterance
     provisional: float  # share of the audio from provisional chunks
-
-
-class Listener:
-    """Listener of an utterance. Its tokens arrive at given times.
-
-    Args:
-        coming: arrival times and numbers of tokens, in order.
-        clock: simulated clock with a `now` that can be set.
-        prompt: prompt tokens.
-    """
-
-    def __init__(
-        self,
-        config: ModelConfig,
-        schedule: HopSchedule,
-        coming: Sequence[tuple[float, int]],
-        clock: Clock,
-        load: Load,
-        prompt: int = PROMPT,
-    ) -> None:
-        self.coming = list(coming)
-        self.playback = Playback(clock, BUFFER_S)
-        self.chunker = Chunker(np.zeros(prompt, np.int32), config, schedule, self.playback, load)
-        self._held_back_s = held_back(config) / config.sample_rate
-        self.silent = self.computed = 0.0
-        self.provisional = 0
-        self._clock = clock
-        self._provisional_share = (
-            config.provisional_steps(StreamConfig(), config.ode_steps) / config.ode_steps
-        )
-
-    def arrive(self) -> None:
-        """Pushes the tokens that have arrived by now; the chunker decides on the next chunk."""
-        while self.coming and self.coming[0][0] <= self._clock.now:
-            _, count = self.coming.pop(0)
-            self.chunker.push(np.zeros(count, np.int32), end=not self.coming)
-        self.chunker.decide()
-
-    @property
-    def work(self) -> float:
-        """Work of the next chunk, in tokens that are computed in all ODE steps."""
-        chunk = self.chunker.next_chunk
-        assert chunk is not None
-        share = self._provisional_share if chunk.provisional else 1.0
-        return share * (chunk.stop - chunk.start)
-
-    def hear(self) -> None:
-        """Receives the audio of the next chunk."""
-        chunk = self.chunker.next_chunk
-        assert chunk is not None
-        spoken = chunk.stop - chunk.start - chunk.skip
-        if spoken:
-            self.silent += self.playback.sent(
-                spoken / _RATE - (0.0 if self.playback.started else self._held_back_s)
-            )
-        self.computed += self.work
-        self.provisional += spoken * chunk.provisional
-        self.chunker.finish_chunk(heard=spoken > 0)
-
-    def heard(self) -> Heard:
-        total = self.chunker.new_tokens
-        return Heard(
-            first_s=round(self.playback.started or 0.0, 3),
-            underruns=self.playback.underruns,
-            silent_s=round(float(self.silent), 2),
-            chunks=self.chunker.chunks,
-            computed=round(self.computed / total, 2),
-            provisional=round(self.provisional / total, 2),
-        )
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @cache
@@ -166,50 +91,49 @@ def replay(
     pattern: str = "steady",
     prompt: int = PROMPT,
 ) -> Heard:
-    """Replays one utterance on a machine without other load."""
-    clock, load = Clock(), Load()
-    return run(
-        [Listener(config, schedule, list(arrivals(pace, pattern)), clock, load, prompt)],
-        clock,
-        load,
-    )[0]
+    """Replays one utterance on a server without other load."""
+    return run([list(arrivals(pace, pattern))], schedule, config, prompt)[0]
 
 
 def crowd(schedule: HopSchedule, config: ModelConfig, count: int) -> list[Heard]:
-    """Replays utterances at the pace of speech that begin within 3 s, on one machine.
+    """Replays utterances at the pace of speech that begin within 3 s, on one server."""
+    begins = np.random.default_rng(0).uniform(0, 3, count).tolist()
+    return run([list(arrivals(_RATE, begins=at)) for at in begins], schedule, config)
 
-    Chunks that are ready at the same time run in one batch.
-    """
-    clock, load, begins = Clock(), Load(), np.random.default_rng(0).uniform(0, 3, count).tolist()
-    listeners = [
-        Listener(config, schedule, list(arrivals(_RATE, begins=at)), clock, load) for at in begins
+
+def run(
+    utterances: Sequence[Sequence[tuple[float, int]]],
+    schedule: HopSchedule,
+    config: ModelConfig,
+    prompt: int = PROMPT,
+) -> list[Heard]:
+    """Replays utterances, each of which begins with its first token, on a simulated server."""
+    events, kind = Events(), server_kind(config, prompt)
+    server = SimulatedServer(kind, events, schedule)
+    listeners = [Listener(coming, events, BUFFER_S) for coming in utterances]
+    for listener in listeners:
+        listener.connect(server)
+        listener.feed()
+    events.run()
+    return [
+        Heard(
+            first_s=round(listener.playback.started or 0.0, 3),
+            underruns=listener.playback.underruns,
+            silent_s=round(listener.silent_s, 2),
+            chunks=listener.chunks,
+            computed=round(listener.work / listener.tokens, 2),
+            provisional=round(listener.provisional / listener.tokens, 2),
+        )
+        for listener in listeners
     ]
-    return run(listeners, clock, load)
 
 
-def run(listeners: list[Listener], clock: Clock, load: Load) -> list[Heard]:
-    """Computes all chunks in batches, one batch after the other.
-
-    A batch holds up to eight chunks, of the listeners with the least audio left.
-    """
-    while any(not listener.chunker.done for listener in listeners):
-        for listener in listeners:
-            listener.arrive()
-        ready = [listener for listener in listeners if listener.chunker.next_chunk is not None]
-        batch = sorted(ready, key=lambda listener: min(listener.playback.lead_seconds, 1.0))[:8]
-        if not batch:
-            arrivals_s = [listener.coming[0][0] for listener in listeners if listener.coming]
-            clock.now = min([clock.now + _POLL_S, *arrivals_s])
-            continue
-        chunks = [listener.chunker.next_chunk for listener in batch]
-        provisional = [chunk.provisional for chunk in chunks if chunk is not None]
-        took = _FIXED_S + _TOKEN_S * sum(listener.work for listener in batch)
-        clock.now += took
-        if all(provisional):
-            load.record_batch(len(batch), took)
-        for listener in batch:
-            listener.hear()
-    return [listener.heard() for listener in listeners]
+@cache
+def server_kind(config: ModelConfig, prompt: int) -> ServerKind:
+    share = config.provisional_steps(StreamConfig(), config.ode_steps) / config.ode_steps
+    costs = Costs(batch_s=_FIXED_S, token_s=_TOKEN_S, provisional_share=share)
+    limits = LimitConfig(player_buffer_seconds=BUFFER_S)
+    return ServerKind(config, costs, limits=limits, prompt_tokens=prompt)
 
 
 def main() -> None:

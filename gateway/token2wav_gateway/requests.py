@@ -21,9 +21,23 @@ from pydantic import (
 from token2wav_gateway.encoding import FORMATS
 from token2wav_gateway.sentences import Granularity
 
+_MOST_UNKNOWN = 16  # more than a body has fields under another name
+
 
 class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _few_unknown_fields(cls, values: Any) -> Any:
+        """Leaves out most unknown fields. pydantic would make an error of each, which takes a
+        second for a body of 1 MiB, and no other stream gets audio meanwhile.
+        """
+        if not isinstance(values, dict):
+            return values
+        unknown = [name for name in values if name not in cls.model_fields]
+        surplus = set(unknown[_MOST_UNKNOWN:])
+        return {name: value for name, value in values.items() if name not in surplus}
 
 
 def _encodable(text: str) -> str:

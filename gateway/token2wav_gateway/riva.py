@@ -26,6 +26,7 @@ from token2wav_gateway.gateway import Gateway
 from token2wav_gateway.speech import Text
 from token2wav_gateway.tracing import trace_headers
 from token2wav_gateway.voices import Voice
+from token2wav_gateway.word_times import SpokenText
 
 # Names of `encoding.FORMATS`. Riva's clients send LINEAR_PCM if their user chooses nothing.
 _FORMATS = {
@@ -168,15 +169,20 @@ class RivaSpeech(RivaSpeechSynthesisServicer):  # type: ignore[misc]
     ) -> AsyncGenerator[SynthesizeSpeechResponse, None]:
         """Yields the audio of a request; the first response repeats the text.
 
+        If the client asks for the times of the words, they follow in a response without audio.
         If a limit of the speech server ends the speech, the trailing metadata of the call say so.
         """
         utterance = await self._checked(request, voices)
         trace = trace_headers(dict(context.invocation_metadata() or ()))
         text = replace(utterance.text, trace=trace)
-        encoder = Encoder(utterance.format, utterance.text.rate_hz)
+        encoder = Encoder(utterance.format, text.rate_hz)
         response = SynthesizeSpeechResponse()
         response.meta.text = response.meta.processed_text = request.text
-        async with aclosing(self._gateway.speech.speak(text)) as chunks:
+        speech, spoken = self._gateway.speech.speak(text), None
+        if request.enable_word_time_offsets:
+            spoken = SpokenText(self._gateway.word_times, request.text, text.rate_hz)
+            speech = spoken.listen(speech)
+        async with aclosing(speech) as chunks:
             async for chunk in chunks:
                 if chunk.end_reason is not None:
                     context.set_trailing_metadata(((_END_REASON, chunk.end_reason),))
@@ -186,6 +192,13 @@ class RivaSpeech(RivaSpeechSynthesisServicer):  # type: ignore[misc]
                     response = SynthesizeSpeechResponse()
         response.audio = encoder.finish()
         if response.audio:
+            yield self._with_id(request, response)
+            response = SynthesizeSpeechResponse()
+        if spoken is not None:
+            for word in (await spoken.fields())["timestamps"] or ():
+                response.meta.words.add(
+                    word=word["word"], start_time=word["start_ms"], end_time=word["end_ms"]
+                )
             yield self._with_id(request, response)
 
     async def _checked(self, request: SynthesizeSpeechRequest, voices: _Voices) -> _Utterance:

@@ -20,6 +20,7 @@ from typing import Any
 
 import anyio
 import numpy as np
+import soxr
 from numpy.typing import NDArray
 
 from token2wav_client import AudioChunk
@@ -216,14 +217,16 @@ class SpokenText:
 
     Args:
         text: what the audio says.
+        rate_hz: sample rate of the audio.
     """
 
-    def __init__(self, word_times: WordTimes, text: str) -> None:
+    def __init__(self, word_times: WordTimes, text: str, rate_hz: int = RATE_HZ) -> None:
         self._word_times = word_times
         self._text = text
+        self._rate_hz = rate_hz
         self._pieces: list[NDArray[np.int16]] = []
         self._samples = 0
-        self._most = round(word_times.longest_s * RATE_HZ)
+        self._most = round(word_times.longest_s * rate_hz)
 
     async def listen(
         self, chunks: AsyncGenerator[AudioChunk, None]
@@ -235,7 +238,7 @@ class SpokenText:
                 yield chunk
 
     def add(self, samples: NDArray[np.int16]) -> None:
-        """Adds samples at 24 kHz: (n,), or (n, channels), of which the mean is aligned."""
+        """Adds samples: (n,), or (n, channels), of which the mean is aligned."""
         self._samples += len(samples)
         if self._samples > self._most:
             self._pieces.clear()
@@ -253,6 +256,8 @@ class SpokenText:
         audio = None
         if self._samples <= self._most:
             audio = np.concatenate([np.zeros(0, np.int16), *self._pieces])
+            if self._rate_hz != RATE_HZ:
+                audio = await asyncio.to_thread(soxr.resample, audio, self._rate_hz, RATE_HZ)
         words = await self._word_times.of(self._text, audio)
         return {
             "timestamps": None if words is None else [word.fields for word in words],
@@ -260,7 +265,7 @@ class SpokenText:
                 {
                     "text": self._text,
                     "start_ms": 0,
-                    "end_ms": round(1000 * self._samples / RATE_HZ),
+                    "end_ms": round(1000 * self._samples / self._rate_hz),
                 }
             ],
         }

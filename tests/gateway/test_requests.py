@@ -33,6 +33,15 @@ def test_one_mistake_is_reported_for_any_number_of_wrong_codes(codes: Any, form:
     assert message.endswith("must be a list of integers, or a list of lists of integers")
 
 
+def test_few_mistakes_are_reported_for_any_number_of_unknown_fields() -> None:
+    body = {"input": "Hello.", "model": "tts-1", "voice": "joe"}
+    flood = {f"field{index}": 1 for index in range(10_000)}
+    with pytest.raises(ValidationError) as caught:
+        SpeechRequest.model_validate(body | flood)
+    assert caught.value.errors()[0]["loc"] == ("field0",)
+    assert caught.value.error_count() < 20
+
+
 def test_codes_are_needed() -> None:
     with pytest.raises(ValidationError, match="a code is needed"):
         StageRequest.model_validate({"codes": []})

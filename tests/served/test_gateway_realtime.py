@@ -20,7 +20,7 @@ from websockets.sync.client import connect
 
 from examples.speech import language_model
 from tests.served.test_gateway import assert_same, expected
-from tests.support.gateway_rig import VOICE, GatewayRig, serving, tokens_of
+from tests.support.gateway_rig import VOICE, GatewayRig, TraceRecorder, serving, tokens_of
 from tests.support.patience import PATIENCE_SECONDS, until
 from tests.support.server_rig import Rig
 from token2wav import Token2Wav
@@ -41,13 +41,18 @@ def speaker() -> FastAPI:
 
 
 @pytest.fixture(scope="module")
+def recorder(speaker: FastAPI) -> TraceRecorder:
+    return TraceRecorder(speaker)
+
+
+@pytest.fixture(scope="module")
 def gateway(
-    rig: Rig, speaker: FastAPI, voice: ClientVoice, tmp_path_factory: pytest.TempPathFactory
+    rig: Rig, recorder: TraceRecorder, voice: ClientVoice, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[GatewayRig]:
     digest = hashlib.sha256(KEY.encode()).hexdigest()
     few = hashlib.sha256(b"few").hexdigest()
     with (
-        serving(speaker) as port,
+        serving(recorder) as port,
         GatewayRig.start(
             tmp_path_factory.mktemp("gateway"),
             grpc_url=rig.server.grpc_url,
@@ -266,6 +271,20 @@ def test_the_asyncio_client_hears_the_same(
         return audio
 
     assert_same(asyncio.run(speech()), expected(model, voice, "Four five!"))
+
+
+def test_the_trace_of_a_session_reaches_the_language_model(
+    gateway: GatewayRig, recorder: TraceRecorder
+) -> None:
+    trace = "0af7651916cd43dd8448eb211c80319c"
+    headers = {"traceparent": f"00-{trace}-b7ad6b7169203331-01"}
+    with (
+        OpenAI(base_url=f"{gateway.url}/v1", api_key=KEY) as client,
+        client.realtime.connect(model="token2wav", extra_headers=headers) as connection,
+    ):
+        say(connection, "Four five!")
+        events_until(connection, "response.done")
+    assert recorder.traces[-1].startswith(f"00-{trace}-")
 
 
 def test_a_text_that_fails_fails_its_response_alone(gateway: GatewayRig) -> None:

@@ -23,7 +23,7 @@ from riva.client.proto import riva_tts_pb2 as messages
 
 from examples.speech import language_model
 from tests.served.test_gateway import DEMO, PACE, TEXT, assert_same, expected
-from tests.support.gateway_rig import VOICE, GatewayRig, serving, tokens_of
+from tests.support.gateway_rig import VOICE, GatewayRig, TraceRecorder, serving, tokens_of
 from tests.support.patience import PATIENCE_SECONDS, until
 from tests.support.server_rig import Rig
 from token2wav import Token2Wav, Voice
@@ -40,15 +40,20 @@ def speaker() -> FastAPI:
 
 
 @pytest.fixture(scope="module")
+def recorder(speaker: FastAPI) -> TraceRecorder:
+    return TraceRecorder(speaker)
+
+
+@pytest.fixture(scope="module")
 def gateway(
-    rig: Rig, speaker: FastAPI, voice: ClientVoice, tmp_path_factory: pytest.TempPathFactory
+    rig: Rig, recorder: TraceRecorder, voice: ClientVoice, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[GatewayRig]:
     keys = [
         {"name": "shop", "sha256": hashlib.sha256(KEY.encode()).hexdigest(), "streams": 3},
         {"name": "once", "sha256": hashlib.sha256(b"once").hexdigest(), "requests_per_minute": 2},
     ]
     with (
-        serving(speaker) as port,
+        serving(recorder) as port,
         GatewayRig.start(
             tmp_path_factory.mktemp("gateway"),
             grpc_url=rig.server.grpc_url,
@@ -182,6 +187,18 @@ def test_a_recording_is_the_voice_of_one_request(
     )
     assert b"".join(piece.audio for piece in pieces) == 2 * spoken.audio
     assert sorted(gateway.voices.iterdir()) == before
+
+
+def test_the_trace_of_a_call_reaches_the_language_model(
+    client: riva.client.SpeechSynthesisService, recorder: TraceRecorder
+) -> None:
+    trace = "0af7651916cd43dd8448eb211c80319c"
+    metadata = (
+        *client.auth.get_auth_metadata(),
+        ("traceparent", f"00-{trace}-b7ad6b7169203331-01"),
+    )
+    client.stub.Synthesize(request(), metadata=metadata)
+    assert recorder.traces[-1].startswith(f"00-{trace}-")
 
 
 def test_voices_are_listed_for_clients_with_a_key(gateway: GatewayRig) -> None:

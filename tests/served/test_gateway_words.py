@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import riva.client
 import soundfile
 import soxr
 from numpy.typing import NDArray
@@ -83,6 +84,7 @@ def gateways(
                 language_model_url=speaker,
                 voice=spoken,
                 settings={"aligner": aligner},
+                riva=True,
             ) as rig:
                 yield rig
 
@@ -188,6 +190,38 @@ def test_the_openai_package_gets_the_times(gateways: Any) -> None:
     ):
         received = [json.loads(line[6:]) for line in response.iter_lines() if line]
     assert len(received[-2]["timestamps"]) == len(TEXT.split())
+
+
+@pytest.mark.parametrize("rate_hz", [16_000, 24_000, 44_100])
+def test_the_client_of_riva_gets_the_times(gateways: Any, rate_hz: int) -> None:
+    with gateways(name="pocketsphinx", timeout_s=60) as gateway:
+        expected = events(gateway)[-2]["timestamps"]
+        auth = riva.client.Auth(uri=gateway.riva)
+        service = riva.client.SpeechSynthesisService(auth)
+        options = {"sample_rate_hz": rate_hz, "enable_word_time_offsets": True}
+        *pieces, last = service.synthesize_online([TEXT, TEXT], VOICE, **options)
+        whole = service.synthesize(TEXT, VOICE, **options)
+        auth.channel.close()
+    [first] = [piece for piece in pieces if piece.meta.words]
+    for response in (first, last, whole):
+        words = response.meta.words
+        assert [word.word for word in words] == TEXT.split()
+        times = np.array([(word.start_time, word.end_time) for word in words])
+        reference = np.array([(word["start_ms"], word["end_ms"]) for word in expected])
+        # The aligner counts in steps of 10 ms, and resampled audio may move a border by a few.
+        assert np.abs(times - reference).max() <= 50
+    assert (first.audio, last.audio) == (b"", b"")
+    assert all(piece.audio for piece in pieces if piece is not first)
+    assert whole.audio
+
+
+def test_the_client_of_riva_without_an_aligner_gets_no_words(gateways: Any) -> None:
+    with gateways() as gateway:
+        service = riva.client.SpeechSynthesisService(riva.client.Auth(uri=gateway.riva))
+        *_, last = service.synthesize_online(TEXT, VOICE, enable_word_time_offsets=True)
+        service.auth.channel.close()
+    assert not last.audio
+    assert not last.meta.words
 
 
 def test_times_need_events(gateways: Any) -> None:

@@ -162,6 +162,7 @@ def test_ready_live_and_metadata(rig: Rig) -> None:
         "samples_trimmed",
         "first_token",
         "token_count",
+        "end_reason",
     }
 
 

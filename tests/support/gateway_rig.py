@@ -126,6 +126,19 @@ def serving_gateway(
         yield port
 
 
+class TraceRecorder:
+    """ASGI application that keeps the header `traceparent` of each request to another one."""
+
+    def __init__(self, app: Any) -> None:
+        self.traces: list[str] = []
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            self.traces.append(dict(scope["headers"]).get(b"traceparent", b"").decode())
+        await self._app(scope, receive, send)
+
+
 @contextmanager
 def serving(app: FastAPI | Any) -> Iterator[int]:
     """Serves another ASGI application in a thread, and yields its port."""

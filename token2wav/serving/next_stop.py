@@ -9,7 +9,6 @@ first audio comes early.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from token2wav.config.block_grid import BlockGrid
@@ -39,8 +38,7 @@ class Estimates(Protocol):
         """Mean time from one token to the next; 0 if the pace is not known yet."""
 
 
-@dataclass(frozen=True)
-class StreamFacts:
+class StreamFacts(NamedTuple):
     """Facts of a stream for the decision. Positions are tokens from the first prompt token.
 
     Attributes:
