@@ -9,12 +9,12 @@ library has many dependencies. A word error rate above one half is an error.
 from __future__ import annotations
 
 import argparse
+import shutil
 import signal
 import subprocess
 import sys
 import time
 import urllib.request
-import venv
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,11 +36,13 @@ class Integration:
     Attributes:
         script: name of a file of this folder.
         riva: whether the program gets the address of Riva's interface, not of OpenAI's.
+        python: least version of Python that the packages need.
     """
 
     script: str
     packages: Sequence[str]
     riva: bool = False
+    python: tuple[int, int] = (3, 10)
 
 
 INTEGRATIONS = {
@@ -52,6 +54,7 @@ INTEGRATIONS = {
         "livekit_speech.py", ["livekit-agents>=1.8,<2", "livekit-plugins-openai>=1.8,<2"]
     ),
     "riva": Integration("riva_speech.py", ["nvidia-riva-client>=2.28,<3"], riva=True),
+    "wyoming": Integration("wyoming_speech.py", ["wyoming-openai>=0.8,<1"], python=(3, 12)),
 }
 # The voice that says the sentences varies from call to call. The error rate of the first sentence
 # alone varies from 0.2 to 0.5, that of all three from 0.2 to 0.4.
@@ -74,7 +77,13 @@ def main() -> None:
     if unknown := set(names) - set(INTEGRATIONS):
         parser.error(f"{', '.join(sorted(unknown))}: not one of {', '.join(INTEGRATIONS)}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("integrations: terminated"))
-    pythons = {name: environment(name) for name in names}
+    pythons: dict[str, Path] = {}
+    for name in names:
+        if (program := interpreter(INTEGRATIONS[name].python)) is None:
+            least = ".".join(map(str, INTEGRATIONS[name].python))
+            print(f"integrations: {name}: left out, because it needs Python {least}", flush=True)
+        else:
+            pythons[name] = environment(name, program)
     recogniser, failed = Recogniser(), []
     with servers() as (base_url, riva_address):
         for name, python in pythons.items():
@@ -106,12 +115,24 @@ def main() -> None:
         sys.exit(f"integrations: failed: {', '.join(failed)}")
 
 
-def environment(name: str) -> Path:
+def interpreter(least: tuple[int, int]) -> str | None:
+    """Returns an interpreter of this machine with a version; None if there is none."""
+    if sys.version_info >= least:
+        return sys.executable
+    versions = (f"python3.{minor}" for minor in range(least[1], least[1] + 4))
+    for path in filter(None, map(shutil.which, versions)):
+        # The shims of pyenv exist for versions that cannot be started.
+        if not subprocess.run([path, "-c", ""], capture_output=True, check=False).returncode:
+            return path
+    return None
+
+
+def environment(name: str, program: str) -> Path:
     """Creates the virtual environment of an integration, and returns its interpreter."""
     folder = OUT / name
     python = folder / "bin" / "python"
     if not python.exists():
-        venv.create(folder, with_pip=True)
+        subprocess.run([program, "-m", "venv", folder], check=True)
     packages = INTEGRATIONS[name].packages
     print(f"integrations: {name}: installing {' '.join(packages)}", flush=True)
     command = [python, "-I", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]

@@ -200,11 +200,12 @@ def create_app(settings: Settings, metrics: Metrics) -> FastAPI:
         name: Annotated[str, Form()],
         audio_sample: Annotated[UploadFile, File()],
         ref_text: Annotated[Words, Form()] = "",
+        consent: Annotated[Words | None, Form()] = None,
     ) -> dict[str, Any]:
         """Makes a voice of a recording and its text."""
         with admitted(request) as holder:
             recording, voices = await audio_sample.read(), gateway_of(request).voices
-            making = voices.create(name, ref_text, recording, holder.name)
+            making = voices.create(name, ref_text, recording, holder.name, consent)
             voice: Voice = await _unless_left(request, making)
             return voice.summary
 

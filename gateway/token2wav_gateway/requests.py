@@ -261,6 +261,8 @@ class SessionConfig(_Body):
         language: ISO code or English name of the language, for the abbreviations of its sentences.
         speed: only 1.
         events: `binary` sends audio as binary messages, `json` in base64 within events.
+        word_timestamps: whether audio is sent as events `audio.chunk`, of which the last one of a
+            sentence has the times of its words. Needs `stream_audio` and pcm.
     """
 
     type: Literal["session.config"] = "session.config"
@@ -274,6 +276,7 @@ class SessionConfig(_Body):
     language: Annotated[str, AfterValidator(_language_code)] = "en"
     speed: float = 1.0
     events: Literal["binary", "json"] = "binary"
+    word_timestamps: bool = False
 
     _speed = field_validator("speed")(usual_speed)
 
@@ -281,6 +284,14 @@ class SessionConfig(_Body):
     @classmethod
     def _format(cls, name: str | None) -> str | None:
         return name if name is None else _known_format(name)
+
+    @field_validator("word_timestamps")
+    @classmethod
+    def _in_chunks(cls, wanted: bool, fields: ValidationInfo) -> bool:
+        chosen = fields.data.get("response_format")
+        if wanted and not (fields.data.get("stream_audio") and chosen in (None, "pcm")):
+            raise ValueError("needs stream_audio and the response_format pcm")
+        return wanted
 
     @property
     def audio_format(self) -> str:

@@ -37,12 +37,14 @@ from token2wav_gateway.sentences import SentenceSplitter
 from token2wav_gateway.speech import Progress, Text
 from token2wav_gateway.tracing import trace_headers
 from token2wav_gateway.voices import Voice
+from token2wav_gateway.word_times import SpokenText
 
 CLOSE_S = 1.0  # for the last messages to a client, which may have stopped reading
 # Codes of RFC 6455.
 POLICY, GOING_AWAY = 1008, 1001
 _BodyT = TypeVar("_BodyT", bound=BaseModel)
 _MOST_WAITING = 256  # sentences that wait to be spoken
+_NEXT_S = 0.5  # in which the next sentence can be heard
 _SLICE = 256  # characters of a message that are split into sentences at once
 
 
@@ -83,6 +85,42 @@ class _Close:
 _Waiting: TypeAlias = "_Sentence | _End | _Close"
 
 
+class _Chunks:
+    """Audio of a sentence as events `audio.chunk` of vLLM-Omni."""
+
+    def __init__(self, sentence: _Sentence, spoken: SpokenText) -> None:
+        self.spoken = spoken
+        self._sentence = sentence
+        self._count = self._samples = 0
+        self._began_s = 0.0
+
+    @property
+    def due_s(self) -> float:
+        """Seconds until a listener who began with the first chunk has heard all of them."""
+        return self._began_s + self._samples / RATE_HZ - anyio.current_time()
+
+    def fields(self, piece: bytes, samples: int, times: Any = None) -> dict[str, Any]:
+        """Returns the fields of the next chunk.
+
+        Args:
+            samples: number of samples of the sentence up to the end of the chunk.
+            times: times of the words, in the last chunk.
+        """
+        if not self._count:
+            self._began_s = anyio.current_time()
+        fields = {
+            **self._sentence.position,
+            "chunk_id": self._count,
+            "chunk_start_ms": round(1000 * self._samples / RATE_HZ) if piece else 0,
+            "chunk_end_ms": round(1000 * samples / RATE_HZ),
+            "sample_rate": RATE_HZ,
+            "audio_b64": base64.b64encode(piece).decode(),
+            "timestamps": times,
+        }
+        self._count, self._samples = self._count + 1, samples
+        return fields
+
+
 class _FatalError(RequestError):
     """Error that ends a session."""
 
@@ -91,7 +129,8 @@ class Session:
     """Session of one socket: one task reads messages, another one speaks sentences.
 
     Args:
-        holder: holder of the client's key, for which each sentence counts as a request.
+        holder: holder of the client's key. Each sentence and each further configuration counts as
+            a request.
         ending: event after which the session ends as soon as all sentences were spoken.
     """
 
@@ -104,6 +143,7 @@ class Session:
         self._ending = ending
         self._trace = trace_headers(socket.headers)
         self._waiting: asyncio.Queue[_Waiting] = asyncio.Queue()
+        self._unspoken = 0  # sentences that wait
         self._speaking: asyncio.Task[None] | None = None
         self._receiving = anyio.CancelScope()
         # The utterance whose text arrives.
@@ -158,6 +198,7 @@ class Session:
     async def _take(self, content: Any) -> None:
         """Takes a message."""
         if isinstance(content, dict) and content.get("type") == "session.config":
+            self._holder.count_request()  # it reads a voice
             self._configure(content)
             return
         message = self._checked(SocketMessage, content)
@@ -185,6 +226,7 @@ class Session:
             sentence = _Sentence(text, self._manner, self._utterance_index, self._sentences)
             self._waiting.put_nowait(sentence)
             self._sentences += 1
+            self._unspoken += 1
 
     def _begin_utterance(self) -> None:
         self._utterance_index += 1
@@ -195,7 +237,7 @@ class Session:
         self._splitter.close()
         if self._has_text:
             self._begin_utterance()
-        closes = False
+        closes, self._unspoken = False, 0
         while not self._waiting.empty():
             closes = isinstance(self._waiting.get_nowait(), _Close) or closes
             self._waiting.task_done()
@@ -215,6 +257,7 @@ class Session:
                     total_sentences=part.sentences,
                 )
             else:
+                self._unspoken -= 1
                 self._speaking = asyncio.create_task(self._say(part))
                 await asyncio.wait({self._speaking})
                 task, self._speaking = self._speaking, None
@@ -237,11 +280,15 @@ class Session:
         start = {"sentence_text": sentence.text, "format": config.audio_format}
         await self._send("audio.start", **sentence.position, **start, sample_rate=RATE_HZ)
         sent, error = 0, False
+        chunks = _Chunks(sentence, SpokenText(self._gateway.word_times, sentence.text))
         try:
             self._holder.count_request()
-            async with aclosing(self._audio(sentence, progress)) as pieces:
+            async with aclosing(self._audio(sentence, progress, chunks.spoken)) as pieces:
                 async for piece in pieces:
-                    await self._send_audio(piece, config)
+                    if config.word_timestamps:
+                        await self._send("audio.chunk", **chunks.fields(piece, progress.samples))
+                    else:
+                        await self._send_audio(piece, config)
                     sent += len(piece)
                     if config.stream_audio:
                         await self._send(
@@ -250,6 +297,9 @@ class Session:
                             samples=progress.samples,
                             tokens=progress.spoken_tokens,
                         )
+            if config.word_timestamps:
+                times = await self._times(chunks)
+                await self._send("audio.chunk", **chunks.fields(b"", progress.samples, times))
         except GatewayError as failure:
             error = True
             await self._in_time(self._socket.send_json(error_event(failure, sentence.position)))
@@ -262,13 +312,29 @@ class Session:
             error=error,
         )
 
-    async def _audio(self, sentence: _Sentence, progress: Progress) -> AsyncGenerator[bytes, None]:
+    async def _times(self, chunks: _Chunks) -> Any:
+        """Returns the times of the words of a sentence; None if they are late.
+
+        If another sentence follows, they are late when its audio is due.
+        """
+        patience_s = chunks.due_s - _NEXT_S if self._unspoken else math.inf
+        fields: dict[str, Any] = {}
+        with anyio.move_on_after(max(0.0, patience_s)):
+            fields = await chunks.spoken.fields()
+        return fields.get("timestamps")
+
+    async def _audio(
+        self, sentence: _Sentence, progress: Progress, spoken: SpokenText
+    ) -> AsyncGenerator[bytes, None]:
         """Yields the audio of a sentence, in one piece unless it is streamed."""
         config, whole = sentence.manner.config, list[bytes]()
         encoder = Encoder(config.audio_format)
         voice, trace = sentence.manner.voice, self._trace
         text = Text(sentence.text, voice, config.instructions, trace=trace)
-        async with aclosing(self._gateway.speech.speak(text, progress)) as chunks:
+        speech = self._gateway.speech.speak(text, progress)
+        if config.word_timestamps:
+            speech = spoken.listen(speech)
+        async with aclosing(speech) as chunks:
             async for chunk in chunks:
                 progress.advance(chunk)
                 piece = encoder.encode(chunk.audio)

@@ -26,11 +26,11 @@ def trace_headers(headers: Mapping[str, str]) -> dict[str, str]:
 
     A context that the W3C's recommendation does not allow is no context.
     """
-    parent, state = headers.get("traceparent", ""), headers.get("tracestate", "")
-    if not _TRACEPARENT.fullmatch(parent):
+    parent, state = headers.get("traceparent"), headers.get("tracestate")
+    if not isinstance(parent, str) or not _TRACEPARENT.fullmatch(parent):
         return {}
     context = {"traceparent": parent}
-    if _TRACESTATE.fullmatch(state):
+    if isinstance(state, str) and _TRACESTATE.fullmatch(state):  # gRPC also has bytes
         context["tracestate"] = state
     return context
 

@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _LONGEST_TEXT = 1000
+_LONGEST_CONSENT = 256
 _LARGEST_DESCRIPTION = 1 << 16  # bytes
 # Names of OpenAI's voices. Some clients send no other names.
 _OPENAI_VOICES = frozenset(
@@ -56,11 +57,13 @@ class Description(BaseModel):
         text: words of the recording.
         created_at: time of creation, in seconds since 1970.
         holder: holder of the key that made the voice; None for a voice that was made without a key.
+        consent: consent of the speaker, as the client named it; None if it named none.
     """
 
     text: str
     created_at: FiniteFloat
     holder: str | None = None
+    consent: str | None = None
 
     @classmethod
     def of(cls, voice: Path) -> Description | None:
@@ -89,17 +92,26 @@ class Voice:
         text: text of the recording; empty if it is unknown.
         tensors: voice as the speech server takes it; None for a model without voices.
         created: time of creation, in seconds since 1970.
+        consent: consent of the speaker, as the client that made the voice named it.
     """
 
     name: str
     text: str = ""
     tensors: ClientVoice | None = None
     created: int = 0
+    consent: str | None = None
 
     @property
     def summary(self) -> dict[str, Any]:
         """Description for clients."""
-        return {"id": self.name, "name": self.name, "text": self.text, "created_at": self.created}
+        fields = {
+            "id": self.name,
+            "name": self.name,
+            "text": self.text,
+            "created_at": self.created,
+            "consent": self.consent,
+        }
+        return {name: value for name, value in fields.items() if value is not None}
 
 
 class VoiceFolder:
@@ -170,7 +182,12 @@ class VoiceFolder:
         return voices
 
     async def create(
-        self, name: str, text: str, recording: bytes, holder: str | None = None
+        self,
+        name: str,
+        text: str,
+        recording: bytes,
+        holder: str | None = None,
+        consent: str | None = None,
     ) -> Voice:
         """Makes a voice of a recording and its text, and stores it.
 
@@ -179,6 +196,8 @@ class VoiceFolder:
             text: words of the recording.
             recording: content of a WAV, FLAC, OGG or MP3 file.
             holder: holder of the key; None without keys.
+            consent: consent of the speaker, such as the id of a document, at most 256 characters;
+                None for none.
 
         Raises:
             RequestError: a field is invalid, the name is taken, or the recording is unusable.
@@ -195,8 +214,16 @@ class VoiceFolder:
                 param="name",
             )
         _check_words(text, "ref_text")
+        if len(consent or "") > _LONGEST_CONSENT:
+            raise RequestError(
+                f"consent: {len(consent or '')} characters; at most {_LONGEST_CONSENT} are allowed",
+                param="consent",
+            )
         path = folder / f"{name}.safetensors"
-        return await self._in_turn("audio_sample", self._create, path, text, recording, holder)
+        description = Description(
+            text=text, created_at=int(time.time()), holder=holder, consent=consent
+        )
+        return await self._in_turn("audio_sample", self._create, path, description, recording)
 
     async def of_recording(
         self, recording: bytes, text: str, *, recording_field: str, text_field: str
@@ -239,14 +266,13 @@ class VoiceFolder:
         return Voice("", text, listener.voice_of(recording, field))
 
     def _create(
-        self, listener: Listener, path: Path, text: str, recording: bytes, holder: str | None
+        self, listener: Listener, path: Path, description: Description, recording: bytes
     ) -> Voice:
         if path.stem in (names := self.names()):
             raise RequestError(f"name: a voice {path.stem!r} exists; delete it first", param="name")
         if len(names) >= self._settings.most:
             raise BusyError(f"voices: {len(names)} exist, and no more are allowed")
         voice = listener.voice_of(recording, "audio_sample")
-        description = Description(text=text, created_at=int(time.time()), holder=holder)
         try:
             _write(path.with_suffix(".json"), description.model_dump_json().encode())
             # The voice exists from here on.
@@ -301,10 +327,14 @@ def _described(path: Path) -> Voice:
     """
     if not _is_file(path):
         raise GatewayError(f"voice {path.stem}: is no file")
-    created, text = path.stat().st_mtime, ""
-    if (description := Description.of(path)) is not None:
-        created, text = description.created_at, description.text
-    return Voice(path.stem, text, created=int(created))
+    if (description := Description.of(path)) is None:
+        return Voice(path.stem, created=int(path.stat().st_mtime))
+    return Voice(
+        path.stem,
+        description.text,
+        created=int(description.created_at),
+        consent=description.consent,
+    )
 
 
 def _is_file(path: Path) -> bool:

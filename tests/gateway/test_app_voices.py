@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -127,3 +128,22 @@ def test_a_key_deletes_only_the_voices_that_it_made(
         for name, key, status in (("joe", "one", 403), ("bob", "two", 403), ("bob", "one", 200)):
             assert delete(name, key) == status
     assert [path.name for path in tmp_path.iterdir()] == ["joe.safetensors"]
+
+
+def test_the_consent_of_a_speaker_is_stored(front_end: SlowFrontEnd, tmp_path: Path) -> None:
+    front_end.goes_on.set()
+    with served(tmp_path, Metrics()) as http:
+
+        def create(name: str, **fields: str) -> httpx.Response:
+            files = {"audio_sample": b"x" * 10}
+            return http.post("/audio/voices", data={"name": name, **fields}, files=files)
+
+        assert create("bob", consent="contract 17").json()["consent"] == "contract 17"
+        assert "consent" not in create("eve").json()
+        assert json.loads((tmp_path / "bob.json").read_text())["consent"] == "contract 17"
+        voices = http.get("/audio/voices").json()["data"]
+        assert [voice.get("consent") for voice in voices] == ["contract 17", None]
+        error = create("joe", consent="x" * 257)
+        assert error.status_code == 400
+        assert error.json()["error"]["param"] == "consent"
+        assert not (tmp_path / "joe.json").exists()

@@ -148,6 +148,19 @@ def test_sentences_count_as_requests_of_a_key(
     assert client.events[-1][1] == done
 
 
+def test_further_configurations_count_as_requests_of_a_key(tmp_path: Path) -> None:
+    save_file(TENSORS, tmp_path / "anna.safetensors")
+    config = {"type": "session.config", "voice": "anna"}
+    client = Reader(config, config, config, {"type": "session.close"})
+    sha256 = hashlib.sha256(b"secret").hexdigest()
+    keys = [{"name": "shop", "sha256": sha256, "requests_per_minute": 2}]
+    headers = [(b"authorization", b"Bearer secret")]
+    serve(client, {"voices": {"folder": tmp_path}, "keys": keys}, headers)
+    [(_, error)] = client.errors
+    assert error["message"] == "key shop: 2 requests a minute are allowed"
+    assert error["error"]["type"] == "rate_limit_error"
+
+
 def test_a_long_message_does_not_hold_up_other_clients(tmp_path: Path) -> None:
     save_file(TENSORS, tmp_path / "anna.safetensors")
     length = 1_000_000

@@ -70,7 +70,8 @@ class _Triton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[mi
 
     def ModelStreamInfer(self, requests: Any, context: Any) -> Any:
         self.metadata |= dict(context.invocation_metadata())
-        context.abort(grpc.StatusCode.INVALID_ARGUMENT, "refused")
+        next(requests)  # the first one has tokens
+        yield service_pb2.ModelStreamInferResponse(error_message="refused")
 
 
 @contextmanager

@@ -211,10 +211,35 @@ def test_500_sockets_that_send_nothing(gateway: GatewayRig) -> None:
             assert len(http.post("/v1/audio/speech", json=body()).content) > 0
 
 
+def begin_session(connection: socket.socket) -> None:
+    """Opens a WebSocket, and configures it."""
+    begin_websocket(connection)
+    connection.sendall(CONFIGURATION)
+
+
+CONFIGURATION = frame(1, json.dumps({"type": "session.config", "voice": VOICE}).encode())
+
+
 @pytest.mark.parametrize(
     ("begin", "piece"),
-    [(begin_post, b"1\r\nx\r\n"), (begin_websocket, frame(9)), (begin_websocket, frame(10))],
-    ids=["chunks of one byte", "pings", "pongs"],
+    [
+        (begin_post, b"1\r\nx\r\n"),
+        (begin_websocket, frame(9)),
+        (begin_websocket, frame(10)),
+        (begin_session, frame(1, b"{")),
+        (begin_session, frame(1, b'{"type": "input.done"}')),
+        (begin_session, frame(1, b'{"type": "input.text", "text": "Dr. . \xe2\x80\x9c a. "}')),
+        (begin_session, CONFIGURATION),
+    ],
+    ids=[
+        "chunks of one byte",
+        "pings",
+        "pongs",
+        "wrong messages",
+        "empty utterances",
+        "texts without an end",
+        "configurations",
+    ],
 )
 def test_floods_of_cheap_bytes_hold_up_nobody(
     gateway: GatewayRig, begin: Callable[[socket.socket], object], piece: bytes

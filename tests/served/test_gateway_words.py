@@ -17,13 +17,14 @@ import soundfile
 import soxr
 from numpy.typing import NDArray
 from openai import OpenAI
+from websockets.sync.client import connect
 
 from examples import demo
 from examples.demo_voice.text import held_out
 from examples.speech import language_model
 from tests.support.aligners import write_distribution
 from tests.support.gateway_rig import VOICE, GatewayRig, serving
-from tests.support.patience import until
+from tests.support.patience import PATIENCE_SECONDS, until
 from tests.support.server_rig import Rig
 from token2wav_client import ClientVoice
 from token2wav_gateway.pocketsphinx_aligner import PocketsphinxAligner
@@ -253,3 +254,57 @@ def test_an_end_by_the_speech_server_is_in_the_last_event(
         limited.wait_until_empty()
     assert done["end_reason"] == "repeats"
     assert len(audio_of(received)) == 40 * 960
+
+
+def test_words_over_a_websocket_as_in_vllm_omni(gateways: Any) -> None:
+    """The audio arrives as chunks without times, and a last one of each sentence has them."""
+    with gateways(name="pocketsphinx", timeout_s=60) as gateway:
+        url = f"{gateway.url.replace('http', 'ws')}/v1/audio/speech/stream"
+        config = {"type": "session.config", "voice": VOICE, "word_timestamps": True}
+        received: list[dict[str, Any]] = []
+        with connect(url, close_timeout=1) as socket:
+            socket.send(json.dumps(config))  # needs more
+            config |= {"stream_audio": True, "response_format": "pcm"}
+            assert "stream_audio" in json.loads(socket.recv())["message"]
+        with connect(url, close_timeout=1) as socket:
+            for message in (config, {"type": "input.text", "text": TEXT}, {"type": "input.done"}):
+                socket.send(json.dumps(message))
+            while not received or received[-1]["type"] != "session.done":
+                received.append(json.loads(socket.recv(timeout=PATIENCE_SECONDS)))
+        plain = events(gateway)
+    chunks = [event for event in received if event["type"] == "audio.chunk"]
+    assert [chunk["chunk_id"] for chunk in chunks] == list(range(len(chunks)))
+    *audio, last = chunks
+    assert all(chunk["audio_b64"] and chunk["timestamps"] is None for chunk in audio)
+    content = b"".join(base64.b64decode(chunk["audio_b64"]) for chunk in audio)
+    assert last["audio_b64"] == ""
+    assert last["chunk_end_ms"] == audio[-1]["chunk_end_ms"] == round(len(content) / 48)
+    assert len(content) == 2 * len(audio_of(plain))
+    assert [word["word"] for word in last["timestamps"]] == TEXT.split()
+    [done] = [event for event in received if event["type"] == "audio.done"]
+    assert done["total_bytes"] == len(content)
+
+
+def test_a_late_aligner_does_not_delay_the_next_sentence(gateways: Any) -> None:
+    """Its times are null when the listener has heard the sentence, not at the time-out."""
+    config = {"voice": VOICE, "word_timestamps": True, "stream_audio": True}
+    text = {"type": "input.text", "text": "A bad one.\nA good one.\n"}
+    with gateways(name="Hangs", timeout_s=60) as gateway:
+        url = f"{gateway.url.replace('http', 'ws')}/v1/audio/speech/stream"
+        with connect(url, close_timeout=1) as socket:
+            for message in (config, text):
+                socket.send(json.dumps(message))
+            began, chunks = 0.0, list[dict[str, Any]]()
+            while True:
+                event = json.loads(socket.recv(timeout=PATIENCE_SECONDS))
+                if event["type"] != "audio.chunk":
+                    continue
+                if event["sentence_index"] == 1:
+                    break
+                began = began or time.monotonic()
+                chunks.append(event)
+            waited_s = time.monotonic() - began
+    assert chunks[-1]["audio_b64"] == ""
+    assert chunks[-1]["timestamps"] is None
+    # The next sentence has half a second to be made; a busy machine needs longer.
+    assert waited_s < chunks[-1]["chunk_end_ms"] / 1000 + 5
