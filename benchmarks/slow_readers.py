@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +121,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--clients", type=int, default=64)
-    parser.add_argument("--seconds", type=float, default=120.0, help="of each of the two runs")
+    parser.add_argument("--seconds", type=float, default=240.0, help="of each of the two runs")
     parser.add_argument("--pace", type=float, default=4.0, help="of the language model, to speech")
     options = parser.parse_args()
     model = TRAINED["demo_voice"]
@@ -129,12 +129,13 @@ def main() -> None:
     assert subject.voice is not None
     answer = language_model.create_app(lambda _: subject.tokens.tolist(), subject.tokens_per_second)
     result: dict[str, Any] = {}
-    with (
-        tempfile.TemporaryDirectory() as name,
-        serving(answer) as model_port,
-        TritonServer(model, ports=Ports.free(), verbose=False) as server,
-    ):
+    with tempfile.TemporaryDirectory() as name, serving(answer) as model_port, ExitStack() as stack:
         folder = Path(name)
+        # The canary of the server needs a stream too.
+        (folder / "server.yaml").write_text(f"limits: {{streams: {options.clients + 8}}}\n")
+        server = stack.enter_context(
+            TritonServer(model, config=folder / "server.yaml", ports=Ports.free(), verbose=False)
+        )
         arrays = {field: getattr(subject.voice, field) for field in FIELDS}
         save_file(arrays, folder / "demo.safetensors")
         for kind, ahead_s in _AHEAD_S.items():
