@@ -8,7 +8,8 @@ published ones, and weights are random: speed does not depend on training. Run i
 that `scripts/golden_codecs.py` describes, with this project's requirements:
 
     public/bin/python -m benchmarks.codec_peers
-    CODEC_CPP=path/to/codec.cpp public/bin/python -m benchmarks.codec_peers --peer codec.cpp
+    CODEC_CPP=path/to/codec.cpp public/bin/python -m benchmarks.codec_peers --peer codec.cpp \\
+        --streams 1 8
 
 `benchmarks.pictures` draws the results. `codec_cpp.py` tells how to build codec.cpp. Public code
 without a state is also timed with all frames of a stream at once.
@@ -141,7 +142,7 @@ def public_ms(row: Row) -> float:
     return float(min(row["public_ms"][0], row["public_in_turns_ms"]))
 
 
-def measure(out: str, families: list[str], peers: list[str]) -> None:
+def measure(out: str, families: list[str], peers: list[str], stream_counts: list[int]) -> None:
     """Measures matches one by one. The run of a match replaces its older run in the file."""
     runs = saved_runs(out)
     for match in matches():
@@ -166,7 +167,7 @@ def measure(out: str, families: list[str], peers: list[str]) -> None:
                 "difference_db": round(difference_db(both), 1),
                 "rows": [],
             }
-            for streams in _POSITIONS:
+            for streams in stream_counts:
                 for row in rows(both, streams, match.call_seconds):
                     run["rows"].append(row)
                     print(match.family, match.peer, row, flush=True)
@@ -198,9 +199,11 @@ def main() -> None:
         default=[peer for peer in peers if peer != "codec.cpp"],
         help="public codes (default: all that are Python packages)",
     )
+    counts = sorted(_POSITIONS)
+    parser.add_argument("--streams", nargs="+", type=int, choices=counts, default=counts)
     parser.add_argument("--out", default="codec_peers", help="name of the result")
     options = parser.parse_args()
-    measure(options.out, options.family, options.peer)
+    measure(options.out, options.family, options.peer, options.streams)
 
 
 if __name__ == "__main__":
