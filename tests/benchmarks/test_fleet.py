@@ -252,7 +252,7 @@ def test_rule_of_the_autoscaler(open_streams: int, servers: int, wanted: int) ->
 
 def test_autoscaler_starts_servers_after_its_lag_and_their_cold_start() -> None:
     fleet = Fleet(light(), Events(), servers=2)
-    Autoscaler(target=2, lag_s=30.0).run(fleet, cold_start_s=60.0)
+    Autoscaler(target=2, lag_s=30.0).run(fleet, until=150.0, cold_start_s=60.0)
     for _ in range(8):
         fleet.events.at(1.0, lambda: fleet.speak(300.0))
     seen = []
@@ -260,6 +260,8 @@ def test_autoscaler_starts_servers_after_its_lag_and_their_cold_start() -> None:
         fleet.events.run(until=now)
         seen.append((len(fleet.places), len(fleet.accepting)))
     assert seen == [(2, 2), (4, 2), (4, 2), (4, 4)]
+    fleet.events.run()  # the rule ends
+    assert fleet.events.now == pytest.approx(1.0 + 300.0 + 0.5)
 
 
 def test_fit_finds_the_costs() -> None:
