@@ -4,7 +4,7 @@ The library's scheduler and chunker run on simulated time, with the chunk costs 
 of networks, behind the balancing rule of HAProxy. Nothing depends on the speed of this machine.
 docs/scaling.md explains the figures and their assumptions. Prints rows; writes JSON and a picture.
 
-    .venv/bin/python -m benchmarks.fleet                              # everything, 20 minutes
+    .venv/bin/python -m benchmarks.fleet                              # everything, in many minutes
     .venv/bin/python -m benchmarks.fleet --sections sizes balancers    # keeps other results
     .venv/bin/python -m benchmarks.fleet --plot                       # only the picture
 """
@@ -52,6 +52,7 @@ LISTENERS = (1_000, 100_000, 1_000_000)
 _LIMITS = LimitConfig(streams=2000, batch_streams=64, player_buffer_seconds=BUFFER_S)
 _LEAN = SETTINGS["lean"][0]
 _MOST_SERVERS = 1000  # of a simulated fleet
+_MOST_SHARE = 0.8  # of its streams at which a server is held, so that listeners may become more
 _TAIL_S = 0.7  # first guess of the time for which a stream is open beyond its audio
 
 
@@ -124,7 +125,7 @@ class Study:
         light = light_model(kept, streams, _LIMITS.streams)
         self.result["light"] = {
             "tail_s": light.tail_s,
-            "loads": light.loads,
+            "loads": [round(load, 2) for load in light.loads],
             "shares": [round(share, 5) for share in light.shares],
         }
         for name, times, low in (("light", steady, 0.9), ("light, bursts", _bursts, 0.5)):
@@ -254,18 +255,22 @@ class Study:
         )
 
     def _servers(self, listeners: int, streams: int) -> int:
-        """Returns the servers that hold some listeners even after one of them has crashed."""
+        """Returns the servers that hold some listeners.
+
+        No server is held at more than `_MOST_SHARE`, and the others still hold all listeners after
+        one server has crashed.
+        """
         held = {
             int(name.split()[0]): found["share"]
             for name, found in self.result["shares"].items()
-            if name.endswith(" light")
+            if name.endswith(" light") and found["share"]
         }
-        servers = 2
+        servers = max(2, math.ceil(listeners / (_MOST_SHARE * streams)))
         while True:
-            share = held[max(number for number in held if number <= max(1, servers - 1))]
+            share = held[max(number for number in held if number < servers)]
             if (servers - 1) * share * streams >= listeners:
                 return servers
-            servers = max(servers + 1, math.floor(listeners / (share * streams)))
+            servers += 1
 
     def _with_host(self, costs: Costs) -> Costs:
         host_s = self.result.get("gpu", {}).get("host_s", 0.0)

@@ -257,8 +257,8 @@ class Autoscaler:
     down_after_s: float = 600.0
     down_every_s: float = 120.0
 
-    def run(self, fleet: Fleet, cold_start_s: float = COLD_START_S) -> None:
-        """Scales a fleet from now on, for as long as the simulation runs."""
+    def run(self, fleet: Fleet, until: float, cold_start_s: float = COLD_START_S) -> None:
+        """Scales a fleet from now on, up to a time."""
         events = fleet.events
         readings = deque([(events.now, fleet.open_streams)])
         wishes: deque[tuple[float, int]] = deque()  # recent results of the rule
@@ -291,7 +291,8 @@ class Autoscaler:
                 ready = [place for place in servers if place.accepting]
                 if len(ready) > self.least:
                     fleet.drain(ready[-1])
-            events.at(now + self.every_s, look)
+            if now + self.every_s <= until:
+                events.at(now + self.every_s, look)
 
         events.at(events.now + self.every_s, look)
 

@@ -8,6 +8,7 @@ It simulates thousands of servers.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -181,7 +182,11 @@ class LightModel:
 
     def gap(self, load: float) -> float:
         """Draws a silence: 1 s, or 0 for an utterance without a gap."""
-        if load <= self.loads[0]:
+        index = bisect_right(self.loads, load)  # of the first load above
+        if not index:
             return 0.0
-        share = float(np.interp(load, self.loads, self.shares))
+        share = self.shares[index - 1]
+        if index < len(self.loads):
+            part = (load - self.loads[index - 1]) / (self.loads[index] - self.loads[index - 1])
+            share += part * (self.shares[index] - share)
         return 1.0 if share and self.random.random() < share else 0.0

@@ -317,12 +317,12 @@ def main() -> None:
     )
     parser.add_argument("--model", type=Path, default=TRAINED["demo_voice"], help="model folder")
     parser.add_argument(
-        "--rates", type=float, nargs="+", default=[0.4, 0.8, 1.2], help="utterances a second"
+        "--rates", type=float, nargs="+", default=[1.0, 2.0, 3.0], help="utterances a second"
     )
     parser.add_argument(
-        "--burst-rate", type=float, default=0.6, help="of utterances in bursts of 4"
+        "--burst-rate", type=float, default=1.5, help="of utterances in bursts of 4"
     )
-    parser.add_argument("--seconds", type=float, default=50.0, help="length of each load")
+    parser.add_argument("--seconds", type=float, default=40.0, help="length of each load")
     parser.add_argument("--chunk-seconds", type=float, default=0.6, help="for each timed chunk")
     parser.add_argument("--name", default=NAME, help="name of the result file")
     parser.add_argument("--core", type=int, help=argparse.SUPPRESS)

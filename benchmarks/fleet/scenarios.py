@@ -303,6 +303,7 @@ def growth_row(model: LightModel, streams: int, share: float, growth: float) -> 
         growth: growth of the arrivals in a minute, of the arrivals at the start.
     """
     begin_s, grow_s, servers = 60.0, 300.0, 4
+    end_s = begin_s + grow_s + 60.0
     start = servers * share * streams / (MEAN_S + model.tail_s)
 
     def rate(now: float) -> float:
@@ -312,11 +313,11 @@ def growth_row(model: LightModel, streams: int, share: float, growth: float) -> 
         return poisson(random, rate, most)
 
     def act(fleet: Fleet) -> None:
-        Autoscaler(share * streams, most=64).run(fleet)
+        Autoscaler(share * streams, most=64).run(fleet, end_s)
         fleets.append(fleet)
 
     fleets: list[Fleet] = []
-    row, _ = open_loop(model, servers, rate(math.inf), begin_s + grow_s + 60, times, act=act)
+    row, _ = open_loop(model, servers, rate(math.inf), end_s, times, act=act)
     return {
         "share": share,
         "growth": growth,

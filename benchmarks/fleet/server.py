@@ -220,7 +220,9 @@ class SimulatedServer:
         return request
 
     def push(self, request: Request, count: int, *, end: bool) -> None:
-        """Adds tokens to a stream."""
+        """Adds tokens to a stream. Messages to a crashed server are lost."""
+        if not self.alive:
+            return
         while len(self._tokens) < count:
             self._tokens = np.concatenate((self._tokens, self._tokens))
         client = self._clients[request]

@@ -148,20 +148,23 @@ def light(tail_s: float = 0.5, limit: int = 100) -> LightModel:
     return LightModel(tail_s, (10.0, 20.0), (0.0, 1.0), limit, np.random.default_rng(0))
 
 
+@pytest.mark.parametrize("notice_s", [0.0, 5.0])
 @pytest.mark.parametrize("model", [full(), light()], ids=["full", "light"])
-def test_crash_loses_the_streams_of_its_server(model: FullModel | LightModel) -> None:
+def test_crash_loses_the_streams_of_its_server(
+    model: FullModel | LightModel, notice_s: float
+) -> None:
     fleet = Fleet(model, Events(), servers=2)
     for _ in range(6):
         fleet.speak(8.0)
     fleet.events.run(until=3.0)
     assert [len(place.open) for place in fleet.places] == [3, 3]
-    assert fleet.crash(fleet.places[0]) == 3
+    assert fleet.crash(fleet.places[0], notice_s) == 3
     fleet.events.run()
     lost = [outcome for outcome in fleet.outcomes if outcome.resent]
     assert len(fleet.outcomes) == 6
     assert len(lost) == 3
     assert fleet.open_streams == 0
-    assert all(outcome.load > 3 for outcome in lost)  # they went to the other server
+    assert all(outcome.load > 1 for outcome in lost)  # they went to the other server
 
 
 def test_silence_after_a_crash() -> None:
@@ -252,7 +255,7 @@ def test_rule_of_the_autoscaler(open_streams: int, servers: int, wanted: int) ->
 
 def test_autoscaler_starts_servers_after_its_lag_and_their_cold_start() -> None:
     fleet = Fleet(light(), Events(), servers=2)
-    Autoscaler(target=2, lag_s=30.0).run(fleet, cold_start_s=60.0)
+    Autoscaler(target=2, lag_s=30.0).run(fleet, until=150.0, cold_start_s=60.0)
     for _ in range(8):
         fleet.events.at(1.0, lambda: fleet.speak(300.0))
     seen = []
@@ -260,6 +263,8 @@ def test_autoscaler_starts_servers_after_its_lag_and_their_cold_start() -> None:
         fleet.events.run(until=now)
         seen.append((len(fleet.places), len(fleet.accepting)))
     assert seen == [(2, 2), (4, 2), (4, 2), (4, 4)]
+    fleet.events.run()  # the rule ends
+    assert fleet.events.now == pytest.approx(1.0 + 300.0 + 0.5)
 
 
 def test_fit_finds_the_costs() -> None:
