@@ -23,7 +23,7 @@ setup: ## create .venv with all dependencies (most other targets do this first)
 
 demo: ## [WAV=file] [FAMILY=codec]: synthesize a sentence, or a recording, with a real Triton server into out/demo.wav or out/demo_codec.wav
 	$(SETUP)
-	@$(BIN)/python examples/demo.py $(if $(WAV),"$(WAV)") $(if $(FAMILY),--family "$(FAMILY)")
+	@$(BIN)/python -m examples.demo $(if $(WAV),"$(WAV)") $(if $(FAMILY),--family "$(FAMILY)")
 
 speech: ## [ARGS=]: serve OpenAI's speech interface with the demo voice and a language model, until Ctrl-C
 	$(SETUP)
@@ -82,7 +82,7 @@ demo-voice: ## DATA=folder: export the newest checkpoints of the recipe as the d
 	$(SETUP)
 	@$(BIN)/python -m examples.demo_voice.export --data "$(DATA)"
 	@$(BIN)/python -m benchmarks.quality
-	@$(BIN)/python examples/demo.py
+	@$(BIN)/python -m examples.demo
 	@cp out/demo.png docs/demo.png
 
 soak: ## [MINUTES=] [CODEC=name] [SEED=]: run a server (10 minutes) and a gateway (20) with misbehaving clients, with results in benchmarks/results

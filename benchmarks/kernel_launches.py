@@ -33,10 +33,12 @@ _HALOS = "old", "new", "exact_old", "exact_new"
 # Arguments of kernels on pieces that do not grow with the pieces.
 _SHARED = "weights", "bias", "geometry", "slopes", "kernels", "merge", "gains", "begins", "pieces"
 _PIECE_FRAMES, _TAPS = 1, 0  # columns of the table of pieces, and of a geometry
-# Reads of attention that wait for one another before the loop (rows of the table, number of pages,
-# query, first page), and in each iteration (number of the page, its keys, its values). On an H200
-# one block takes 5.0 us and 1.04 us for each iteration.
-_READS_BEFORE, _READS_OF_ITERATION = 8, 3.4
+# Reads of attention that wait for one another before and after the loop, and in each iteration. On
+# an H200 a launch with splits takes 9.0, 9.8 and 19.6 us for 1, 4 and 9 iterations, which is 7 us
+# and 1.4 us for each, within 30 %. Attention with relative positions has another kernel, which has
+# not been measured; these are the figures of an earlier kernel like it.
+_READS_BEFORE, _READS_OF_ITERATION = 15, 4.6
+_READS_BEFORE_RELATIVE, _READS_OF_RELATIVE_ITERATION = 8, 3.4
 
 # Names of products in the table of tiles, by kernel.
 _PRODUCTS: dict[str, Product | None] = {
@@ -249,10 +251,13 @@ class _Kernel:
             keys_and_values = 2 * positions * heads * arguments["DIM"] * 4
             page_bytes = keys_and_values + heads * (page_bytes - keys_and_values)
         programs = tiles * heads
-        at_once = arguments["KEYS"] * arguments.get("SPLITS", 1)
-        iterations = -(-most * positions // at_once)
-        serial = _READS_OF_ITERATION + (heads if relative else 0)
-        waits = _READS_BEFORE + iterations * serial / (arguments["num_stages"] - 1)
+        if relative:
+            iterations = -(-most * positions // arguments["KEYS"])
+            before, serial = _READS_BEFORE_RELATIVE, _READS_OF_RELATIVE_ITERATION + heads
+        else:  # an iteration is a page for each split
+            iterations = -(-most // arguments["SPLITS"])
+            before, serial = _READS_BEFORE, _READS_OF_ITERATION
+        waits = before + iterations * serial / (arguments["num_stages"] - 1)
         return max(
             read * page_bytes / rates.l2_bytes_per_us,
             -(-programs // MULTIPROCESSORS) * read * page_bytes / programs / rates.sm_bytes_per_us,

@@ -23,8 +23,8 @@ from token2wav import Token2Wav
 from token2wav.config import LimitConfig
 from token2wav.errors import Token2WavError
 from token2wav.serving.audio_output import AudioChunk
+from token2wav.serving.clocks import Playback
 from token2wav.serving.worker import WorkerPool, default_workers
-from token2wav_client.listening import stalls
 
 UNBROKEN = 0.99  # least share of unbroken streams for a number to count as held
 BUFFER_S = 0.5  # seconds that a player buffers before it starts
@@ -54,8 +54,9 @@ class Listener:
     @property
     def gaps_s(self) -> list[float]:
         """Gaps of a player that buffers `BUFFER_S` before it starts."""
-        arrivals, lengths = np.reshape(self.heard, (-1, 2)).T
-        return stalls(arrivals, lengths, BUFFER_S)
+        arrivals = iter([arrival for arrival, _ in self.heard])
+        player = Playback(lambda: next(arrivals), BUFFER_S)
+        return [gap for _, length in self.heard if (gap := player.sent(length)) > 0]
 
     def send(self, chunk: AudioChunk) -> None:
         self.heard.append((time.monotonic(), len(chunk.audio) / chunk.sample_rate))

@@ -30,7 +30,7 @@ def chunk(streams: int, spoken_s: float) -> ChunkWork:
     return work
 
 
-@pytest.mark.parametrize(("spoken_s", "measured_ms"), [(0.0, 13.1), (10.0, 13.9)])
+@pytest.mark.parametrize(("spoken_s", "measured_ms"), [(0.0, 13.1), (10.0, 12.8)])
 def test_chunks_of_one_stream_as_measured(spoken_s: float, measured_ms: float) -> None:
     """The times are medians on an H200 (`benchmarks/results/gpu`). Tolerance: 20 %."""
     stages = chunk(1, spoken_s).stages
@@ -51,8 +51,8 @@ def test_a_layer_as_measured() -> None:
     flow = [launch for launch in counted if launch.stage == "flow"]
     indices = [index for index, launch in enumerate(flow) if launch.launch.attention]
     layer = [expected_us(launch.launch, captured=True) for launch in flow[indices[3] : indices[4]]]
-    assert layer == pytest.approx([10.4, 5.6, 2.9, 7.9, 7.0, 2.9, 10.8], rel=0.35)
-    assert sum(layer) == pytest.approx(47.5, rel=0.15)
+    assert layer == pytest.approx([9.5, 5.6, 2.9, 7.9, 7.0, 2.9, 10.8], rel=0.35)
+    assert sum(layer) == pytest.approx(46.6, rel=0.15)
 
 
 def test_expected_times_do_not_rise() -> None:

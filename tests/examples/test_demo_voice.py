@@ -80,7 +80,7 @@ def test_leading_silence_can_be_trimmed(front_end: FrontEnd, voice: Voice) -> No
 
 def run_demo(wav: Path, out: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "examples/demo.py", str(wav), f"--out={out}", *options],
+        [sys.executable, "-m", "examples.demo", str(wav), f"--out={out}", *options],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -307,7 +307,7 @@ def test_a_bad_request_gets_one_sentence(
 def test_a_triton_that_cannot_read_strings_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(binaries, "_NUMPY", tmp_path / "nothing")
+    monkeypatch.setattr(binaries, "STUB_NUMPY_FOLDER", tmp_path / "nothing")
     (tmp_path / "gateway.yaml").write_text(yaml.safe_dump({"voices": {"model": str(DEMO)}}))
     monkeypatch.setenv("TOKEN2WAV_GATEWAY", str(tmp_path / "gateway.yaml"))
     server = TritonServer(
