@@ -7,16 +7,13 @@ listens. A response speaks the messages that no response has spoken yet, word by
 from __future__ import annotations
 
 import asyncio
-import json
-import math
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-import anyio
-from fastapi import WebSocket, WebSocketDisconnect
+from fastapi import WebSocket
 
 from token2wav_gateway.access import Holder
+from token2wav_gateway.channel import Channel, FatalError, run_until_one_ends
 from token2wav_gateway.encoding import RATE_HZ
 from token2wav_gateway.errors import GatewayError, NotFoundError, RequestError
 from token2wav_gateway.gateway import Gateway
@@ -37,8 +34,6 @@ from token2wav_gateway.tracing import trace_headers
 
 _VOICE = "alloy"  # of a session that names none; the setting `voices.default` speaks for it
 _MOST_ITEMS = 256  # of the conversation; the oldest ones that were spoken are forgotten
-_CLOSE_S = 1.0  # for the last messages to a client, which may have stopped reading
-_POLICY, _GOING_AWAY = 1008, 1001  # codes of RFC 6455
 
 
 @dataclass
@@ -53,10 +48,6 @@ class _Item:
     id: str
     text: str | None = None
     audio_ms: int | None = None
-
-
-class _IdleError(RequestError):
-    """Error of a client that sends nothing for too long. It ends the session."""
 
 
 class RealtimeSession:
@@ -84,7 +75,7 @@ class RealtimeSession:
         self._items: list[_Item] = []
         self._response: SpokenResponse | None = None
         self._orders: asyncio.Queue[SpokenResponse] = asyncio.Queue()
-        self._receiving = anyio.CancelScope()
+        self._channel = Channel(socket, self._limits.idle_s, self._speaks, "event")
 
     async def run(self) -> None:
         """Serves the socket until the client disconnects.
@@ -95,25 +86,16 @@ class RealtimeSession:
         """
         self._gateway.check_model(self._model)
         await self._send("session.created", session=self._session())
-        parts = (self._read(), self._speak_all(), self._drain())
-        tasks = {asyncio.create_task(part) for part in parts}
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        await run_until_one_ends(self._read(), self._speak_all(), self._drain())
 
     async def _read(self) -> None:
         """Reads events until the client disconnects."""
         while True:
             message: Any = None
             try:
-                message = await self._receive()
+                message = await self._channel.receive()
                 await self._take(message)
-            except _IdleError:
+            except FatalError:
                 raise
             except GatewayError as error:
                 self._gateway.metrics.refused.labels(error.status).inc()
@@ -278,7 +260,7 @@ class RealtimeSession:
                 if item.id == response.item_id:
                     item.audio_ms = response.audio_ms
             self._orders.task_done()
-            self._set_idle_clock()
+            self._channel.restart_idle_clock()
 
     def _cancel(self, event: ResponseCancel) -> None:
         response = self._response
@@ -298,8 +280,7 @@ class RealtimeSession:
         """Closes the socket when nothing is spoken, if the gateway ends."""
         await self._ending.wait()
         await self._orders.join()
-        with suppress(RuntimeError), anyio.move_on_after(_CLOSE_S):
-            await self._socket.close(_GOING_AWAY)
+        await self._channel.close()
 
     def _session(self) -> dict[str, Any]:
         audio_format = {"type": "audio/pcm", "rate": RATE_HZ}
@@ -320,37 +301,7 @@ class RealtimeSession:
         }
 
     async def _send(self, kind: str, **content: Any) -> None:
-        """Sends an event.
+        await self._channel.send({"type": kind, "event_id": new_id("event"), **content})
 
-        Raises:
-            WebSocketDisconnect: the client takes no more bytes.
-        """
-        event = {"type": kind, "event_id": new_id("event"), **content}
-        try:
-            with anyio.fail_after(self._limits.idle_s):
-                await self._socket.send_json(event)
-        except TimeoutError:
-            raise WebSocketDisconnect(_POLICY, "the client has stopped reading") from None
-
-    async def _receive(self) -> Any:
-        """Receives a message.
-
-        Raises:
-            RequestError: the message is no JSON.
-            _IdleError: the client sent nothing for too long while nothing is spoken.
-        """
-        try:
-            # asyncio.wait_for before Python 3.12 ignores a cancellation that meets a message.
-            with anyio.fail_after(None) as self._receiving:
-                self._set_idle_clock()
-                text = await self._socket.receive_text()
-            return json.loads(text)
-        except TimeoutError:
-            raise _IdleError(f"socket: no message for {self._limits.idle_s:g} s") from None
-        except (ValueError, KeyError, RecursionError):  # the last one for too many brackets
-            raise RequestError("event: expected a JSON object as text", param="event") from None
-
-    def _set_idle_clock(self) -> None:
-        """Starts the idle clock of the client anew, or stops it while something is spoken."""
-        idle = self._response is None
-        self._receiving.deadline = anyio.current_time() + self._limits.idle_s if idle else math.inf
+    def _speaks(self) -> bool:
+        return self._response is not None

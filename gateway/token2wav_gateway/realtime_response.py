@@ -31,7 +31,7 @@ def new_id(prefix: str) -> str:
 
 @dataclass(frozen=True)
 class Order:
-    """What a client has ordered.
+    """Order of a client: a text and its manner.
 
     Attributes:
         text: text to say.

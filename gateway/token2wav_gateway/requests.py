@@ -113,7 +113,7 @@ class SpeechRequest(_Body):
 
     @property
     def delivery(self) -> Literal["audio", "sse", "whole"]:
-        """How the audio is sent: in pieces, in events, or as one body."""
+        """Form of the response: pieces of audio, events, or one body."""
         if self.stream_format is not None or self.stream is None:
             return self.stream_format or "audio"
         return "sse" if self.stream else "whole"

@@ -17,18 +17,18 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import json
 import math
-from collections.abc import AsyncGenerator, Awaitable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 import anyio
-from fastapi import WebSocket, WebSocketDisconnect
+from fastapi import WebSocket
 from pydantic import BaseModel, ValidationError
 
 from token2wav_gateway.access import Holder
+from token2wav_gateway.channel import Channel, FatalError, run_until_one_ends
 from token2wav_gateway.encoding import RATE_HZ, Encoder, whole_file
 from token2wav_gateway.errors import GatewayError, RequestError
 from token2wav_gateway.gateway import Gateway
@@ -39,9 +39,6 @@ from token2wav_gateway.tracing import trace_headers
 from token2wav_gateway.voices import Voice
 from token2wav_gateway.word_times import SpokenText
 
-CLOSE_S = 1.0  # for the last messages to a client, which may have stopped reading
-# Codes of RFC 6455.
-POLICY, GOING_AWAY = 1008, 1001
 _BodyT = TypeVar("_BodyT", bound=BaseModel)
 _MOST_WAITING = 256  # sentences that wait to be spoken
 _NEXT_S = 0.5  # in which the next sentence can be heard
@@ -121,10 +118,6 @@ class _Chunks:
         return fields
 
 
-class _FatalError(RequestError):
-    """Error that ends a session."""
-
-
 class Session:
     """Session of one socket: one task reads messages, another one speaks sentences.
 
@@ -138,33 +131,27 @@ class Session:
         self, gateway: Gateway, socket: WebSocket, holder: Holder, ending: asyncio.Event
     ) -> None:
         self._gateway = gateway
-        self._socket = socket
+        idle_s = gateway.settings.limits.idle_s
+        self._channel = Channel(socket, idle_s, self._speaks, "socket")
         self._holder = holder
         self._ending = ending
         self._trace = trace_headers(socket.headers)
         self._waiting: asyncio.Queue[_Waiting] = asyncio.Queue()
         self._unspoken = 0  # sentences that wait
         self._speaking: asyncio.Task[None] | None = None
-        self._receiving = anyio.CancelScope()
         # The utterance whose text arrives.
         self._utterance_index = 0
         self._sentences = 0
         self._has_text = False
 
     async def run(self) -> None:
-        self._configure(await self._receive())
-        parts = (self._read(), self._speak_all(), self._drain())
-        tasks = {asyncio.create_task(part) for part in parts}
+        self._configure(await self._channel.receive())
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
+            await run_until_one_ends(self._read(), self._speak_all(), self._drain())
         finally:
             if self._speaking is not None:
-                tasks.add(self._speaking)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+                self._speaking.cancel()
+                await asyncio.gather(self._speaking, return_exceptions=True)
 
     def _configure(self, message: Any) -> None:
         """Configures the utterances that follow.
@@ -188,12 +175,12 @@ class Session:
         """Reads messages until the client disconnects. A wrong one does not end the session."""
         while True:
             try:
-                await self._take(await self._receive())
-            except _FatalError:
+                await self._take(await self._channel.receive())
+            except FatalError:
                 raise
             except GatewayError as error:
                 self._gateway.metrics.refused.labels(error.status).inc()
-                await self._in_time(self._socket.send_json(error_event(error)))
+                await self._channel.send(error_event(error))
 
     async def _take(self, content: Any) -> None:
         """Takes a message."""
@@ -219,7 +206,7 @@ class Session:
     def _append(self, sentences: list[str]) -> None:
         # One place is left for the end of the utterance.
         if self._waiting.qsize() + len(sentences) >= _MOST_WAITING:
-            raise _FatalError(
+            raise FatalError(
                 f"input.text: more than {_MOST_WAITING} sentences wait to be spoken", param="text"
             )
         for text in sentences:
@@ -266,14 +253,13 @@ class Session:
                 else:
                     task.result()
             self._waiting.task_done()
-            self._set_idle_clock()
+            self._channel.restart_idle_clock()
 
     async def _drain(self) -> None:
         """Closes the socket after the last sentence, if the gateway ends."""
         await self._ending.wait()
         await self._waiting.join()
-        with anyio.move_on_after(CLOSE_S):
-            await self._socket.close(GOING_AWAY)
+        await self._channel.close()
 
     async def _say(self, sentence: _Sentence) -> None:
         config, progress = sentence.manner.config, Progress()
@@ -302,7 +288,7 @@ class Session:
                 await self._send("audio.chunk", **chunks.fields(b"", progress.samples, times))
         except GatewayError as failure:
             error = True
-            await self._in_time(self._socket.send_json(error_event(failure, sentence.position)))
+            await self._channel.send(error_event(failure, sentence.position))
         await self._send(
             "audio.done",
             **sentence.position,
@@ -349,50 +335,16 @@ class Session:
             yield last
 
     async def _send(self, kind: str, **content: Any) -> None:
-        await self._in_time(self._socket.send_json({"type": kind, **content}))
+        await self._channel.send({"type": kind, **content})
 
     async def _send_audio(self, piece: bytes, config: SessionConfig) -> None:
         if config.events == "json":
             await self._send("audio.delta", audio=base64.b64encode(piece).decode())
         else:
-            await self._in_time(self._socket.send_bytes(piece))
+            await self._channel.send_bytes(piece)
 
-    async def _in_time(self, message: Awaitable[None]) -> None:
-        """Awaits a message to the client.
-
-        Raises:
-            WebSocketDisconnect: the client takes no more bytes.
-        """
-        try:
-            with anyio.fail_after(self._gateway.settings.limits.idle_s):
-                await message
-        except TimeoutError:
-            raise WebSocketDisconnect(POLICY, "the client has stopped reading") from None
-
-    async def _receive(self) -> Any:
-        """Receives a message.
-
-        Raises:
-            RequestError: the message is no JSON.
-            _FatalError: the client sent nothing for too long while nothing is spoken.
-        """
-        try:
-            # asyncio.wait_for before Python 3.12 ignores a cancellation that meets a message.
-            with anyio.fail_after(None) as self._receiving:
-                self._set_idle_clock()
-                text = await self._socket.receive_text()
-            return json.loads(text)
-        except TimeoutError:
-            idle_s = self._gateway.settings.limits.idle_s
-            raise _FatalError(f"socket: no message for {idle_s:g} s") from None
-        except (ValueError, KeyError, RecursionError):  # the last one for too many brackets
-            raise RequestError("socket: expected a JSON object as text") from None
-
-    def _set_idle_clock(self) -> None:
-        """Starts the idle clock of the client anew, or stops it while sentences are spoken."""
-        speaks = self._speaking is not None or not self._waiting.empty()
-        idle_s = self._gateway.settings.limits.idle_s
-        self._receiving.deadline = math.inf if speaks else anyio.current_time() + idle_s
+    def _speaks(self) -> bool:
+        return self._speaking is not None or not self._waiting.empty()
 
     @staticmethod
     def _checked(kind: type[_BodyT], message: Any) -> _BodyT:

@@ -11,9 +11,10 @@ import anyio
 from fastapi import WebSocket, WebSocketDisconnect
 
 from token2wav_gateway.access import Holder
+from token2wav_gateway.channel import CLOSE_S, GOING_AWAY, POLICY
 from token2wav_gateway.errors import BusyError, GatewayError
 from token2wav_gateway.gateway import Gateway
-from token2wav_gateway.session import CLOSE_S, GOING_AWAY, POLICY, Session, error_event
+from token2wav_gateway.session import Session, error_event
 
 # Codes of the registry of RFC 6455.
 _INTERNAL, _TRY_LATER = 1011, 1013
