@@ -29,7 +29,7 @@ from token2wav_server import Ports, TritonServer
 
 MODELS = ("demo_voice", "demo_codec", "nanocodec", "mimi", "qwen3_tts")
 STREAMS = (1, 4, 8, 16, 32, 64)
-CONTINUOUS = 0.99  # least C200 of a row whose listeners are served in real time
+CONTINUOUS = 0.99  # least C200 of a row in real time
 _COLUMNS = (
     "model",
     "streams",
@@ -51,7 +51,7 @@ def keeps_up(row: Mapping[str, Any]) -> bool:
 
 
 def as_markdown(models: Mapping[str, Mapping[str, Any]]) -> str:
-    """Returns the table of all models. The last column says what this machine cannot do."""
+    """Returns the table of all models. The last column says whether this machine keeps up."""
     head = [f"| {' | '.join(_COLUMNS)} |", f"|{'---|' * len(_COLUMNS)}"]
     return "\n".join([*head, *(line for name in models for line in _lines(name, models[name]))])
 

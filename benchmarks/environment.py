@@ -30,7 +30,7 @@ def describe(*packages: str) -> dict[str, Any]:
     a checkout.
 
     Args:
-        packages: further packages whose versions are included.
+        packages: further packages, for their versions.
     """
     program = getattr(sys.modules["__main__"].__spec__, "name", sys.argv[0])
     return {

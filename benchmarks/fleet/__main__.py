@@ -170,7 +170,7 @@ class Study:
             _show(rows)
 
     def crash(self) -> None:
-        """Measures what a crash and a drain cost."""
+        """Measures the cost of a crash and of a drain."""
         light = self.light
         self.result["crash"] = {
             "light": [

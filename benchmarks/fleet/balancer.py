@@ -15,8 +15,8 @@ ServerT = TypeVar("ServerT", bound=Hashable)
 class LeastOpen(Generic[ServerT]):
     """Balancer that counts the streams that it has opened itself. All calls take constant time.
 
-    Of several servers with equally few streams, the one whose number changed longest ago is chosen,
-    as HAProxy does.
+    Of several servers with equally few streams it chooses, like HAProxy, the server with the oldest
+    change of its number.
     """
 
     def __init__(self) -> None:

@@ -51,7 +51,7 @@ class Model(Protocol):
 
 @dataclass(eq=False)
 class Place:
-    """Server of a fleet: what the fleet records about it.
+    """Server of a fleet, with the records of the fleet about it.
 
     Attributes:
         open: open listeners, with `stream_s` at the time of their opening.

@@ -22,10 +22,10 @@ class Listener:
     Attributes:
         playback: playback clock, which goes on when the utterance is sent again.
         silent_s: sum of all silences after the first audio.
-        longest_s: longest of these silences.
+        longest_s: longest silence.
         chunks: computed chunks.
-        work: computed tokens; those of provisional chunks count by their share of the cost.
-        provisional: tokens whose first audio came from provisional chunks.
+        work: computed tokens; tokens of provisional chunks count by their share of the cost.
+        provisional: tokens with first audio from provisional chunks.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Listener:
         self.provisional += spoken * chunk.provisional
 
     def send(self, chunk: AudioChunk) -> None:
-        raise NotImplementedError  # a simulated server calls `play`
+        raise AssertionError("a simulated server calls `play`, because it makes no samples")
 
     def play(self, sound: Sound) -> None:
         skipped = min(self._skip_s, sound.duration_s)

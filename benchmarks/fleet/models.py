@@ -26,7 +26,7 @@ _MESSAGE_S = 0.2
 
 @dataclass(frozen=True)
 class FullModel:
-    """Servers of one kind, and listeners whose tokens arrive in messages of 0.2 s of speech.
+    """Servers of one kind, and listeners with tokens in messages of 0.2 s of speech.
 
     Attributes:
         speed: pace of the tokens as a multiple of the pace of speech.

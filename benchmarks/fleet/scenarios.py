@@ -109,8 +109,8 @@ def against_gpu(kind: ServerKind, costs_host_s: float, row: Row) -> Row:
 def gpu_rows(kind: ServerKind) -> tuple[float, list[Row]]:
     """Finds the host's seconds per chunk by one run of a GPU, and simulates all of its runs.
 
-    The seconds are those with which the first audio (median and p99) of the middle run is closest
-    to the measured one. The other runs are predicted.
+    With these seconds the first audio (median and p99) of the middle run is closest to the measured
+    times. The other runs are predicted.
     """
     runs = sorted(measured_streams(), key=lambda run: run["streams"])
     middle = runs[len(runs) // 2]
