@@ -1,8 +1,9 @@
 """Cost of a frame of codec decoders in public code and in this library, on the same weights, codes
 and cores, in turns.
 
-Every contestant (`codec_contestants.py`) streams frame by frame, as a language model that speaks
-does. DAC gets blocks of 4 frames, and SNAC with attention the 4 tokens of a window. The comparison
+Every contestant (`codec_contestants.py`, in pairs of `codec_matches.py`) streams frame by frame, as
+a language model that speaks does. DAC gets blocks of 4 frames, and SNAC with attention the 4 tokens
+of a window. The comparison
 takes the public code's streams in turns where that is faster than one batch. Sizes are the
 published ones, and weights are random: speed does not depend on training. Run it in the environment
 that `scripts/golden_codecs.py` describes, with this project's requirements:
@@ -29,7 +30,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.codec_contestants import Contestant, Match, Ours, Recomputing, matches
+from benchmarks.codec_contestants import Contestant, Ours, Recomputing
+from benchmarks.codec_matches import Match, matches
 from benchmarks.environment import describe, save, saved_runs
 
 _PACKAGES = (
