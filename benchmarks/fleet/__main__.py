@@ -83,19 +83,19 @@ class Study:
     def capacity(self) -> None:
         """Finds the streams that a server holds if their number is constant."""
         flow = public_configs()["CosyVoice3"]
-        found = dict[str, Any]()
+        capacities = dict[str, Any]()
         streams, rows = capacity(FullModel(self.kind()), 220, 320, 55)
-        found["CosyVoice3, measured costs"] = {"streams": streams, "rows": rows}
+        capacities["CosyVoice3, measured costs"] = {"streams": streams, "rows": rows}
         costs = fit(expected("CosyVoice3", flow.token_frame_rate))
         streams, rows = capacity(FullModel(self.kind(self._with_host(costs.costs))), 280, 440, 45)
-        found["CosyVoice3, expected costs"] = {
+        capacities["CosyVoice3, expected costs"] = {
             "streams": streams,
             "rows": rows,
             "costs": asdict(costs.costs),
             "error": round(costs.error, 3),
         }
-        self.result["capacity"] = found
-        for values in found.values():
+        self.result["capacity"] = capacities
+        for values in capacities.values():
             _show(values["rows"])
 
     def codec(self) -> None:
@@ -114,15 +114,15 @@ class Study:
 
     def shares(self) -> None:
         """Finds the share at which a server may be held, by the number of servers."""
-        full, streams, kept = FullModel(self.kind()), self.streams, list[Outcome]()
+        full, streams, outcomes = FullModel(self.kind()), self.streams, list[Outcome]()
         rows = []
         # The last run is overloaded. It fills the table of the light model.
         for share, seconds in ((0.9, 90), (0.95, 90), (1.0, 90), (1.06, 90), (1.2, 60)):
-            row, _ = open_loop(full, 1, self._rate(1, share), seconds, keep=kept)
+            row, _ = open_loop(full, 1, self._rate(1, share), seconds, keep=outcomes)
             rows.append(row | {"share": round(row["open"] / streams, 3)})
         held = [row["share"] for row in rows if row["gaps"] <= GAPS]
-        found = {"1 full": (max(held, default=0.0), rows)}
-        light = light_model(kept, streams, _LIMITS.streams)
+        shares = {"1 full": (max(held, default=0.0), rows)}
+        light = light_model(outcomes, streams, _LIMITS.streams)
         self.result["light"] = {
             "tail_s": light.tail_s,
             "loads": [round(load, 2) for load in light.loads],
@@ -131,12 +131,12 @@ class Study:
         for name, times, low in (("light", steady, 0.9), ("light, bursts", _bursts, 0.5)):
             for servers in (1, 2, 4, 16, 64, 256):
                 duration, tries = 240 / servers + 35, 5 if servers < 256 else 3
-                found[f"{servers} {name}"] = share_rows(
+                shares[f"{servers} {name}"] = share_rows(
                     light, servers, streams, duration, (low, 1.1), times, tries
                 )
                 # A larger fleet never has to be held at less; its search begins a little below.
-                low = max(low, found[f"{servers} {name}"][0] - 0.1)
-        self._save_shares(found)
+                low = max(low, shares[f"{servers} {name}"][0] - 0.1)
+        self._save_shares(shares)
 
     def large(self) -> None:
         """Simulates 1,000 servers for a short time."""
@@ -148,23 +148,23 @@ class Study:
     def checks(self) -> None:
         """Runs the full model beside the light one: more servers, and bursts."""
         full, streams = FullModel(self.kind()), self.streams
-        found = dict[str, tuple[float, list[Row]]]()
+        shares = dict[str, tuple[float, list[Row]]]()
         for servers, name, times, factors in (
             (4, "light", steady, (1.0, 1.05)),
             (4, "light, bursts", _bursts, (1.0,)),
         ):
             share = self.result["shares"][f"{servers} {name}"]["share"]
-            rows = found.setdefault(f"{servers} {name}, check", (0.0, []))[1]
+            rows = shares.setdefault(f"{servers} {name}, check", (0.0, []))[1]
             for factor in factors:
                 rate = self._rate(servers, factor * share)
                 for model, kind in ((full, "full"), (self.light, "light")):
                     row, _ = open_loop(model, servers, rate, 42, times)
                     row["share"] = round(row["open"] / streams, 3)
                     rows.append({"model": kind, **row})
-        self._save_shares(found)
+        self._save_shares(shares)
 
-    def _save_shares(self, found: dict[str, tuple[float, list[Row]]]) -> None:
-        for name, (share, rows) in found.items():
+    def _save_shares(self, shares: dict[str, tuple[float, list[Row]]]) -> None:
+        for name, (share, rows) in shares.items():
             self.result.setdefault("shares", {})[name] = {"share": share, "rows": rows}
             print(name, share)
             _show(rows)
@@ -221,14 +221,14 @@ class Study:
         """Computes servers for many listeners, and simulates each fleet with a crash."""
         rows = []
         for listeners in LISTENERS:
-            for name, found in self.result["capacity"].items():
-                servers = self._servers(listeners, found["streams"])
+            for name, figures in self.result["capacity"].items():
+                servers = self._servers(listeners, figures["streams"])
                 rows.append(
                     {
                         "listeners": listeners,
                         "model": name,
                         "servers": servers,
-                        "share": round(listeners / servers / found["streams"], 3),
+                        "share": round(listeners / servers / figures["streams"], 3),
                         "gpu_hours": round(1000 * servers / listeners, 2),
                     }
                 )
@@ -261,9 +261,9 @@ class Study:
         one server has crashed.
         """
         held = {
-            int(name.split()[0]): found["share"]
-            for name, found in self.result["shares"].items()
-            if name.endswith(" light") and found["share"]
+            int(name.split()[0]): row["share"]
+            for name, row in self.result["shares"].items()
+            if name.endswith(" light") and row["share"]
         }
         servers = max(2, math.ceil(listeners / (_MOST_SHARE * streams)))
         while True:

@@ -50,7 +50,7 @@ class Model(Protocol):
 
 
 @dataclass(eq=False)
-class Place:
+class Replica:
     """Server of a fleet, with the records of the fleet about it.
 
     Attributes:
@@ -116,35 +116,35 @@ class Fleet:
         self.events, self.random = events, np.random.default_rng(seed)
         self.outcomes: list[Outcome] = []
         self._record = on_over or self.outcomes.append
-        self.places: list[Place] = []
+        self.replicas: list[Replica] = []
         self._model = model
-        self._balancers = [LeastOpen[Place]() for _ in range(balancers)]
-        self._listeners: dict[Listener, tuple[float, Place, LeastOpen[Place]]] = {}
+        self._balancers = [LeastOpen[Replica]() for _ in range(balancers)]
+        self._listeners: dict[Listener, tuple[float, Replica, LeastOpen[Replica]]] = {}
         self._begun: dict[Listener, float] = {}
         for _ in range(servers):
             self.start_server(0.0)
 
     @property
-    def accepting(self) -> list[Place]:
-        return [place for place in self.places if place.accepting]
+    def accepting(self) -> list[Replica]:
+        return [replica for replica in self.replicas if replica.accepting]
 
     @property
     def open_streams(self) -> int:
-        return sum(len(place.open) for place in self.places)
+        return sum(len(replica.open) for replica in self.replicas)
 
-    def start_server(self, cold_start_s: float = COLD_START_S) -> Place:
+    def start_server(self, cold_start_s: float = COLD_START_S) -> Replica:
         """Starts a server, which accepts streams after its cold start."""
-        place = Place(self._model.server(self.events), changed=self.events.now)
-        self.places.append(place)
+        replica = Replica(self._model.server(self.events), changed=self.events.now)
+        self.replicas.append(replica)
 
         def ready() -> None:
-            if place.alive:
-                place.accepting = True
+            if replica.alive:
+                replica.accepting = True
                 for balancer in self._balancers:
-                    balancer.add(place)
+                    balancer.add(replica)
 
         self.events.at(self.events.now + cold_start_s, ready) if cold_start_s else ready()
-        return place
+        return replica
 
     def speak(self, seconds: float) -> None:
         """Begins an utterance now."""
@@ -153,7 +153,7 @@ class Fleet:
         self._connect(listener)
         listener.feed()
 
-    def crash(self, place: Place, notice_s: float = 0.0) -> int:
+    def crash(self, replica: Replica, notice_s: float = 0.0) -> int:
         """Ends a server at once. Its listeners send their utterances again.
 
         Args:
@@ -162,63 +162,63 @@ class Fleet:
         Returns:
             The number of streams that are lost.
         """
-        place.alive = False
-        place.server.crash()
-        lost = list(place.open)
+        replica.alive = False
+        replica.server.crash()
+        lost = list(replica.open)
 
         def noticed() -> None:
-            self._withdraw(place)
-            for listener in list(place.open):
+            self._withdraw(replica)
+            for listener in list(replica.open):
                 self._lose(listener)
 
         self.events.at(self.events.now + notice_s, noticed)
         return len(lost)
 
-    def drain(self, place: Place, grace_s: float = GRACE_S) -> None:
+    def drain(self, replica: Replica, grace_s: float = GRACE_S) -> None:
         """Gives a server no new streams, and stops it after the grace period."""
-        place.draining = True
-        self._withdraw(place)
-        self.events.at(self.events.now + grace_s, lambda: self._stop(place))
+        replica.draining = True
+        self._withdraw(replica)
+        self.events.at(self.events.now + grace_s, lambda: self._stop(replica))
 
-    def _stop(self, place: Place) -> None:
-        if place.alive:
-            self.crash(place)
+    def _stop(self, replica: Replica) -> None:
+        if replica.alive:
+            self.crash(replica)
 
-    def _withdraw(self, place: Place) -> None:
-        if place.accepting:
-            place.accepting = False
+    def _withdraw(self, replica: Replica) -> None:
+        if replica.accepting:
+            replica.accepting = False
             for balancer in self._balancers:
-                balancer.remove(place)
+                balancer.remove(replica)
 
-    def _connect(self, listener: Listener, avoided: Place | None = None) -> None:
+    def _connect(self, listener: Listener, avoided: Replica | None = None) -> None:
         balancer = self._balancers[0]
         if len(self._balancers) > 1:
             balancer = self._balancers[int(self.random.integers(len(self._balancers)))]
-        place = balancer.open()
-        if place is not None and place is avoided:
-            place = balancer.open()
+        replica = balancer.open()
+        if replica is not None and replica is avoided:
+            replica = balancer.open()
             balancer.close(avoided)
-        if place is None:
+        if replica is None:
             self._fail(listener)
             return
-        if not place.alive:  # the balancer has not noticed yet, and then tries another server
-            balancer.close(place)
-            self.events.at(self.events.now + CONNECT_S, lambda: self._connect(listener, place))
+        if not replica.alive:  # the balancer has not noticed yet, and then tries another server
+            balancer.close(replica)
+            self.events.at(self.events.now + CONNECT_S, lambda: self._connect(listener, replica))
             return
         try:
-            listener.connect(place.server)
+            listener.connect(replica.server)
         except LimitError:
-            balancer.close(place)
+            balancer.close(replica)
             self._fail(listener)
             return
-        place.advance(self.events.now)
-        place.open[listener] = place.stream_s
-        self._listeners[listener] = (self.events.now, place, balancer)
+        replica.advance(self.events.now)
+        replica.open[listener] = replica.stream_s
+        self._listeners[listener] = (self.events.now, replica, balancer)
 
     def _lose(self, listener: Listener) -> None:
-        _, place, balancer = self._listeners.pop(listener)
-        del place.open[listener]
-        balancer.close(place)
+        _, replica, balancer = self._listeners.pop(listener)
+        del replica.open[listener]
+        balancer.close(replica)
         listener.lose()
         pause_s = _PAUSE_S + float(self.random.uniform(0, _JITTER_S))
         self.events.at(self.events.now + pause_s, lambda: self._connect(listener))
@@ -227,12 +227,12 @@ class Fleet:
         self._record(Outcome(self._begun.pop(listener), 0.0, math.inf, 0.0, 0.0, listener.resent))
 
     def _over(self, listener: Listener) -> None:
-        opened, place, balancer = self._listeners.pop(listener)
-        place.advance(self.events.now)
-        stream_s = place.stream_s - place.open.pop(listener)
-        balancer.close(place)
+        opened, replica, balancer = self._listeners.pop(listener)
+        replica.advance(self.events.now)
+        stream_s = replica.stream_s - replica.open.pop(listener)
+        balancer.close(replica)
         open_s = self.events.now - opened
-        load = stream_s / open_s if open_s else float(len(place.open) + 1)
+        load = stream_s / open_s if open_s else float(len(replica.open) + 1)
         begun = self._begun.pop(listener)
         started = listener.started
         first_s = 0.0 if started is None else started - begun
@@ -271,7 +271,9 @@ class Autoscaler:
             readings.append((now, fleet.open_streams))
             while len(readings) > 1 and readings[1][0] <= now - self.lag_s:
                 readings.popleft()
-            servers = [place for place in fleet.places if place.alive and not place.draining]
+            servers = [
+                replica for replica in fleet.replicas if replica.alive and not replica.draining
+            ]
             count = len(servers)
             wish = self.wanted(readings[0][1], count)
             wishes.append((now, wish))
@@ -288,7 +290,7 @@ class Autoscaler:
                 max(number for _, number in wishes) < count and now - last_down >= self.down_every_s
             ):
                 last_down = now
-                ready = [place for place in servers if place.accepting]
+                ready = [replica for replica in servers if replica.accepting]
                 if len(ready) > self.least:
                     fleet.drain(ready[-1])
             if now + self.every_s <= until:

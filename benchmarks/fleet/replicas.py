@@ -161,7 +161,7 @@ def simulate(kind: ServerKind, load: Load) -> Row:
         events.at(at, lambda seconds=seconds: fleet.speak(seconds))  # type: ignore[misc]
 
     def look() -> None:
-        levels.append([len(place.open) for place in fleet.places])
+        levels.append([len(replica.open) for replica in fleet.replicas])
         if fleet.open_streams or events.now < load.utterances[-1][0]:
             events.at(events.now + _LOOK_S, look)
 

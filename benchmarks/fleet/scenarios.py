@@ -254,19 +254,19 @@ def crash_row(
     `others` is the share of utterances with a gap among those that were not lost, and that began
     between the crash and the end of the cold start.
     """
-    at, kept, lost = WARM_S + 5, list[Outcome](), list[int]()
+    at, outcomes, lost = WARM_S + 5, list[Outcome](), list[int]()
 
     def act(fleet: Fleet) -> None:
         def crash() -> None:
-            lost.append(fleet.crash(fleet.places[0], notice_s))
+            lost.append(fleet.crash(fleet.replicas[0], notice_s))
             fleet.start_server()
 
         fleet.events.at(at, crash)
 
-    row, tally = open_loop(model, servers, rate, seconds, act=act, keep=kept)
+    row, tally = open_loop(model, servers, rate, seconds, act=act, keep=outcomes)
     after = [
         outcome.silent_s > 0
-        for outcome in kept
+        for outcome in outcomes
         if at - MEAN_S <= outcome.begun < at + COLD_START_S and not outcome.resent
     ]
     return {
@@ -287,7 +287,7 @@ def drain_row(model: FullModel | LightModel, servers: int, rate: float, grace_s:
     def act(fleet: Fleet) -> None:
         def drain() -> None:
             fleet.start_server(0.0)
-            fleet.drain(fleet.places[0], grace_s)
+            fleet.drain(fleet.replicas[0], grace_s)
 
         fleet.events.at(WARM_S + 5, drain)
 
@@ -323,7 +323,7 @@ def growth_row(model: LightModel, streams: int, share: float, growth: float) -> 
         "growth": growth,
         "gaps": row["gaps"],
         "refused": row["refused"],
-        "servers": max(len(fleets[0].places), servers),
+        "servers": max(len(fleets[0].replicas), servers),
     }
 
 
@@ -333,7 +333,7 @@ def balancer_row(model: LightModel, servers: int, streams: float, balancers: int
 
     def act(fleet: Fleet) -> None:
         def look() -> None:
-            counts.extend(len(place.open) for place in fleet.places)
+            counts.extend(len(replica.open) for replica in fleet.replicas)
 
         fleet.events.at(WARM_S, look)
 

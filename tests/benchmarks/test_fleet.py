@@ -157,8 +157,8 @@ def test_crash_loses_the_streams_of_its_server(
     for _ in range(6):
         fleet.speak(8.0)
     fleet.events.run(until=3.0)
-    assert [len(place.open) for place in fleet.places] == [3, 3]
-    assert fleet.crash(fleet.places[0], notice_s) == 3
+    assert [len(replica.open) for replica in fleet.replicas] == [3, 3]
+    assert fleet.crash(fleet.replicas[0], notice_s) == 3
     fleet.events.run()
     lost = [outcome for outcome in fleet.outcomes if outcome.resent]
     assert len(fleet.outcomes) == 6
@@ -172,14 +172,14 @@ def test_silence_after_a_crash() -> None:
     fleet = Fleet(FullModel(kind_of(), speed=1000.0), Events(), servers=2)
     fleet.speak(8.0)
     fleet.events.run(until=0.2)  # the first chunk has been sent, the second has not
-    [listener] = fleet.places[0].open
+    [listener] = fleet.replicas[0].open
     assert isinstance(listener, Listener)
     assert listener.chunks == 1
     ends = listener.playback.plays_until
     assert ends is not None
-    fleet.crash(fleet.places[0])
+    fleet.crash(fleet.replicas[0])
     fleet.events.run(until=0.2 + 1.0)  # the client pauses for 0.5 to 1 s
-    [again] = fleet.places[1].open
+    [again] = fleet.replicas[1].open
     assert again is listener
     fleet.events.run()
     [outcome] = fleet.outcomes
@@ -191,13 +191,13 @@ def test_silence_after_a_crash() -> None:
 
 def test_streams_of_a_vanished_host_are_late() -> None:
     fleet = Fleet(light(tail_s=0.0), Events(), servers=1)
-    fleet.crash(fleet.places[0], notice_s=5.0)
+    fleet.crash(fleet.replicas[0], notice_s=5.0)
     fleet.start_server(cold_start_s=1.0)
     fleet.speak(4.0)  # the balancer tries the vanished host first
     fleet.events.run(until=CONNECT_S - 0.01)
     assert fleet.open_streams == 0
     fleet.events.run(until=CONNECT_S + 0.01)
-    assert len(fleet.places[1].open) == 1
+    assert len(fleet.replicas[1].open) == 1
     fleet.events.run()
     [outcome] = fleet.outcomes
     assert (outcome.resent, outcome.open_s) == (0, 4.0 - CONNECT_S)
@@ -207,12 +207,12 @@ def test_streams_of_a_vanished_host_are_late() -> None:
 def test_drain_loses_only_streams_longer_than_the_grace(seconds: float, resent: int) -> None:
     fleet = Fleet(light(), Events(), servers=2)
     fleet.speak(seconds)
-    fleet.drain(fleet.places[0], grace_s=5.0)
+    fleet.drain(fleet.replicas[0], grace_s=5.0)
     fleet.speak(1.0)
-    assert [len(place.open) for place in fleet.places] == [1, 1]
+    assert [len(replica.open) for replica in fleet.replicas] == [1, 1]
     fleet.events.run()
     assert sum(outcome.resent for outcome in fleet.outcomes) == resent
-    assert not fleet.places[0].alive
+    assert not fleet.replicas[0].alive
 
 
 def test_refused_streams_count_as_incomplete() -> None:
@@ -261,7 +261,7 @@ def test_autoscaler_starts_servers_after_its_lag_and_their_cold_start() -> None:
     seen = []
     for now in (44.0, 46.0, 104.0, 120.0):
         fleet.events.run(until=now)
-        seen.append((len(fleet.places), len(fleet.accepting)))
+        seen.append((len(fleet.replicas), len(fleet.accepting)))
     assert seen == [(2, 2), (4, 2), (4, 2), (4, 4)]
     fleet.events.run()  # the rule ends
     assert fleet.events.now == pytest.approx(1.0 + 300.0 + 0.5)
