@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from examples import demo
 from tests.support.batches import WHOLE_BLOCKS
 from tests.support.golden import TINY, GoldenSet
 from tests.support.patience import PATIENCE_SECONDS
@@ -11,6 +12,7 @@ from tests.support.server_rig import Rig
 from token2wav import Token2Wav
 from token2wav_client import ClientVoice
 from token2wav_client.base import BaseClient
+from token2wav_voice import FrontEnd, Recording
 
 RESPONSE_SECONDS = 120.0
 # of the server with small limits: the latter are three times 60 tokens
@@ -77,3 +79,16 @@ def _nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
     for name in ("rig", "limited"):
         if name in request.fixturenames:
             request.getfixturevalue(name).wait_until_empty()
+
+
+@pytest.fixture(scope="session")
+def front_end() -> FrontEnd:
+    """Front end of the demo voice."""
+    return FrontEnd(demo.MODEL)
+
+
+@pytest.fixture(scope="session")
+def spoken(front_end: FrontEnd) -> ClientVoice:
+    """Voice of the demo's recording."""
+    made = front_end.voice(Recording.load(demo.PROMPT))
+    return ClientVoice(made.prompt_tokens, made.prompt_mel, made.speaker_embedding)

@@ -49,12 +49,6 @@ def _nothing_is_left(served: Rig) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def spoken() -> ClientVoice:
-    made = FrontEnd(demo.MODEL).voice(Recording.load(demo.PROMPT))
-    return ClientVoice(made.prompt_tokens, made.prompt_mel, made.speaker_embedding)
-
-
-@pytest.fixture(scope="module")
 def silence() -> NDArray[np.int32]:
     recording = replace(
         Recording.load(demo.SENTENCE), samples=np.zeros(SILENT_TOKENS * 960, np.float32)

@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterator
 
 import httpx
 import pytest
-from starlette.types import ASGIApp, Receive, Scope, Send
 from websockets.sync.client import connect
 
 from examples.speech import language_model
 from tests.served.test_gateway import body
-from tests.support.gateway_rig import VOICE, GatewayRig, serving, tokens_of
+from tests.support.gateway_rig import VOICE, GatewayRig, TraceRecorder, serving, tokens_of
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.server_rig import Rig
 from token2wav_client import ClientVoice
@@ -21,28 +20,14 @@ TRACE = "0af7651916cd43dd8448eb211c80319c"
 HEADERS = {"traceparent": f"00-{TRACE}-b7ad6b7169203331-01"}
 
 
-class Noting:
-    """Application that notes the trace contexts of its requests."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.traces: list[str] = []
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            headers = dict(scope["headers"])
-            self.traces.append(headers.get(b"traceparent", b"").decode())
-        await self._app(scope, receive, send)
-
-
 @pytest.fixture(scope="module")
-def speaker() -> Noting:
-    return Noting(language_model.create_app(tokens_of, 1000.0))
+def speaker() -> TraceRecorder:
+    return TraceRecorder(language_model.create_app(tokens_of, 1000.0))
 
 
 @pytest.fixture(scope="module")
 def gateway(
-    rig: Rig, speaker: Noting, voice: ClientVoice, tmp_path_factory: pytest.TempPathFactory
+    rig: Rig, speaker: TraceRecorder, voice: ClientVoice, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[GatewayRig]:
     with (
         serving(speaker) as port,
@@ -72,7 +57,7 @@ def over_a_websocket(gateway: GatewayRig) -> None:
 
 @pytest.mark.parametrize("door", [over_http, over_a_websocket])
 def test_the_language_model_gets_the_trace(
-    gateway: GatewayRig, speaker: Noting, door: Callable[[GatewayRig], None]
+    gateway: GatewayRig, speaker: TraceRecorder, door: Callable[[GatewayRig], None]
 ) -> None:
     speaker.traces.clear()
     door(gateway)

@@ -48,17 +48,6 @@ def _nothing_is_left(served: Rig) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def front_end() -> FrontEnd:
-    return FrontEnd(demo.MODEL)
-
-
-@pytest.fixture(scope="module")
-def spoken(front_end: FrontEnd) -> ClientVoice:
-    made = front_end.voice(Recording.load(demo.PROMPT))
-    return ClientVoice(made.prompt_tokens, made.prompt_mel, made.speaker_embedding)
-
-
-@pytest.fixture(scope="module")
 def speaker(front_end: FrontEnd) -> Iterator[str]:
     """URL of a language model that says the sentence of the demo for every text."""
     tokens = front_end.tokens(Recording.load(demo.SENTENCE)).tolist()
