@@ -1,4 +1,4 @@
-"""Output of an utterance: trims, resamples and encodes the audio of the model for the client."""
+"""Output of an utterance: trims, resamples and encodes the audio of the model."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from token2wav.errors import InputError
 from token2wav.serving.end_limits import EndReason, SilenceLimit, audible, window_samples
 
 SAMPLE_RATES = (8_000, 16_000, 22_050, 24_000, 44_100, 48_000)
-_TRIM_MS = 10  # leading silence is removed in windows of this length
+_TRIM_MS = 10
 
 
 def _int16(audio: NDArray[np.float32]) -> NDArray[np.int16]:
-    """Rounds to 16 bits, with full scale at 32767. Clips, because a resampler can overshoot."""
+    # Clipped, because a resampler can overshoot.
     return np.rint(np.clip(audio, -1, 1) * np.float32(32767)).astype(np.int16)
 
 
@@ -63,12 +63,10 @@ class AudioChunk:
         samples_trimmed: samples at the start of the utterance that are not sent: leading silence
             removed so far, and samples that the decoder does not make.
         first_token: index of the first token that this audio speaks, wholly or in part.
-        token_count: tokens that this audio speaks, wholly or in part. A chunk may begin within the
-            last token of the previous chunk.
+        token_count: tokens that this audio speaks, wholly or in part.
         sound_s: offset of the utterance's first sound in this chunk, in seconds; None if the first
             sound is in another chunk.
-        end_reason: limit that ended the utterance with this chunk (`StreamConfig.end_after_repeats`
-            or `end_after_silence_s`); None in all other chunks.
+        end_reason: limit that ended the utterance with this chunk; None in all other chunks.
     """
 
     audio: NDArray[Any]
@@ -117,7 +115,7 @@ class AudioFormat:
 
 
 class AudioOutput:
-    """Output of one utterance: converts the audio of the model to the chunks that are sent.
+    """Output of one utterance.
 
     N tokens yield exactly N * `samples_per_token` samples, minus `samples_trimmed`, however the
     audio is divided into chunks. A resampler holds back up to 40 ms of audio (75 ms at 8 kHz) until
@@ -125,16 +123,10 @@ class AudioOutput:
 
     Leading silence of up to `trim_silence_ms` is removed, in windows of 10 ms below -50 dBFS.
 
-    If the silence of the audio reaches `end_after_silence_s`, the audio ends there. The samples
-    after this point are dropped, and the samples before it are those of an output without a limit.
-
-    Args:
-        audio_format: None for float32 at the rate of the model.
-        end_after_silence_s: seconds of silence that end the audio; 0 for no limit.
+    If the silence of the audio reaches `end_after_silence_s`, the audio ends there.
 
     Attributes:
         end_reason: limit that has ended the utterance. The caller sets it for a limit on tokens.
-        ended: whether the last chunk was returned.
 
     Raises:
         InputError: a token would not have a whole number of samples at the sample rate of
@@ -177,7 +169,7 @@ class AudioOutput:
         self.end_reason: EndReason | None = None
         self.ended = False
         self._missing = config.missing_samples
-        # Incomplete window at the end of the audio so far, which is kept while silence is trimmed.
+        # Incomplete last window. It is held back while silence is trimmed.
         self._undecided = np.zeros((0, *self._shape), np.float32)
         self._received = self._kept = self._sent = self._samples_trimmed = self._index = 0
         self._sound_s: float | None = None
@@ -235,14 +227,9 @@ class AudioOutput:
 
     @property
     def _shape(self) -> tuple[int, ...]:
-        """Shape of a sample: (channels,), or () for one channel."""
         return (self._channels,) if self._channels > 1 else ()
 
     def _trimmed(self, audio: NDArray[np.float32], last: bool) -> NDArray[np.float32]:
-        """Removes leading silence: whole windows before the first audible window, up to the limit.
-
-        An incomplete window is held back until the rest of it arrives.
-        """
         if not self._windows_to_trim:
             return audio
         audio = np.concatenate((self._undecided, audio))

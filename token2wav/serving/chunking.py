@@ -18,16 +18,10 @@ from token2wav.stages.stage import TokenChunk
 
 
 class Chunker:
-    """Chunker of one stream: collects the tokens of prompt and utterance, and cuts the next chunk.
-
-    Positions are tokens counted from the first prompt token. A decision about a chunk of whole
-    blocks is final, unless the schedule lets chunks grow. A decision about a provisional chunk may
-    be revised until the chunk runs.
+    """Chunker of one stream. Positions are tokens counted from the first prompt token.
 
     Args:
         prompt_tokens: (P,) int32, or (P, codebooks).
-        playback: playback clock of the listener; None for a new one.
-        load: load of all workers, which limits the provisional chunks; None for a new one.
 
     Attributes:
         next_chunk: chunk that can run now; None while its tokens are missing, and after the last
@@ -58,11 +52,11 @@ class Chunker:
         self._playback = playback or Playback()
         self._arrivals = Arrivals()
         self._hops = 0  # computed chunks that were not provisional
-        self._heard = False  # whether audio was sent
+        self._heard = False
         self._was_provisional = False  # whether the latest chunk was provisional
         self._decided_at = 0.0
-        # Time from the decision about the latest chunk to its end, and tokens of the chunk; for
-        # whole chunks and for provisional ones, which have fewer ODE steps.
+        # Seconds from the decision about the latest chunk to its end, and its tokens. Provisional
+        # chunks (True) have fewer ODE steps.
         self._latest = {False: (0.0, 1), True: (0.0, 1)}
         self._load = load or Load()
         self._decoder_noise = decoder_noise
@@ -76,7 +70,6 @@ class Chunker:
 
     @property
     def new_tokens(self) -> int:
-        """Tokens of the utterance so far, without the prompt."""
         return self.received - self.prompt_tokens
 
     @property
@@ -104,9 +97,7 @@ class Chunker:
         self._tokens.check_codebooks(tokens)
 
     def finish_chunk(self, *, heard: bool = True) -> None:
-        """Records that the next chunk was computed, and decides about the chunk after it. `heard`
-        says whether audio of the chunk was sent.
-        """
+        """Records that the next chunk was computed. `heard` says whether audio of it was sent."""
         chunk, self.next_chunk = self.next_chunk, None
         assert chunk is not None
         seconds, tokens = self._playback.now() - self._decided_at, chunk.stop - chunk.start
@@ -132,8 +123,7 @@ class Chunker:
     def needs(self, received: int) -> bool:
         """Returns whether the next chunk needs more than the tokens before position `received`.
 
-        This is also true without a next chunk, and for the last chunk, which needs the end of the
-        utterance.
+        The last chunk needs the end of the utterance.
         """
         chunk = self.next_chunk
         if chunk is None or chunk.last:
@@ -141,10 +131,8 @@ class Chunker:
         return received < chunk.stop + self._lookahead(provisional=chunk.provisional)
 
     def decide(self) -> None:
-        """Decides about the next chunk, if there is none yet, or if it may be revised.
-
-        A longer chunk may replace a provisional chunk, and every chunk of a growing schedule. The
-        caller makes sure that no worker computes the chunk yet.
+        """Decides about the next chunk. A longer one may replace a provisional chunk, and every
+        chunk of a growing schedule. No worker may compute the chunk yet.
         """
         chunk = self.next_chunk
         final = chunk is not None and not chunk.provisional and not self._schedule.growing
@@ -157,8 +145,7 @@ class Chunker:
         self.next_chunk = self._cut(stop.position)
 
     def shorten(self, tokens: int) -> None:
-        """Shortens the next chunk, so that it runs together with shorter chunks of other streams.
-        The chunk is neither provisional nor the last one.
+        """Shortens the next chunk, which is neither provisional nor the last one.
 
         Args:
             tokens: whole blocks, at most `next_tokens`.
@@ -191,11 +178,9 @@ class Chunker:
         )
 
     def seconds_to_compute(self, tokens: int, *, provisional: bool = False) -> float:
-        """Estimates the seconds from the decision about a chunk of `tokens` tokens to its end.
+        """Returns the time of the latest chunk of the same kind, in proportion for a longer chunk.
 
-        The estimate is the time of the latest chunk of the same kind, in proportion to the tokens
-        of a longer chunk. Before the first whole chunk of the stream, it is the mean time of a
-        block of any stream.
+        Before the first whole chunk of the stream, the mean time of a block of any stream is used.
         """
         seconds, of = self._latest[provisional]
         if not (seconds or provisional):
@@ -215,9 +200,6 @@ class Chunker:
         return self._arrivals.seconds_for(1, self._playback.now())
 
     def _cut(self, stop: int) -> TokenChunk:
-        """Cuts the chunk that ends at `stop`, with its look-ahead, and with tokens for early audio
-        that have arrived.
-        """
         last = self.ended and stop == self.received
         right = (
             0 if last else self._config.lookahead_tokens + self._config.optional_lookahead_tokens

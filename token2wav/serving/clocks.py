@@ -1,4 +1,4 @@
-"""Clocks of a stream: playback of its audio, arrivals of its tokens, and the delay of chunks."""
+"""Playback of a stream's audio, arrivals of its tokens, and the load of the workers."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ import numpy as np
 # provisional chunks would add load and make every chunk slower.
 SLOW_SECONDS = 0.2
 # Bound of the time in which the workers compute one provisional chunk of each admitted stream.
-# `Load` admits no further stream that would raise the time above the bound.
 PROVISIONAL_SECONDS = 0.05
 _NEWEST = 0.2  # weight of the latest chunk in the mean delay
 _NEWEST_BATCH = 0.05  # smallest weight of the latest batch in the means over batches
 
 
 class Playback:
-    """Playback clock of a listener: computes the end of playback from the audio that was sent.
+    """Playback clock of a listener.
 
     Attributes:
         plays_until: time at which the listener runs out of audio; None before the first audio.
@@ -44,8 +43,7 @@ class Playback:
         """Records audio that is sent now.
 
         Args:
-            sound_s: offset of the utterance's first sound in this audio, in seconds; None if the
-                first sound is in another chunk.
+            sound_s: as in `AudioChunk`.
 
         Returns:
             Seconds between the end of the earlier audio and now; 0 if that audio still plays.
@@ -69,7 +67,7 @@ class Playback:
 
 
 class Arrivals:
-    """Arrivals of a stream's tokens: measures their mean pace, and estimates the next arrival."""
+    """Arrivals of a stream's tokens, for estimates of later arrivals."""
 
     def __init__(self) -> None:
         self._first_at = self._latest_at = math.nan
@@ -98,11 +96,9 @@ class Load:
     """Load of a pipeline's workers: measures the delay of chunks, and limits the streams with
     provisional chunks.
 
-    A provisional chunk sends audio of an attention block before the block is complete. If tokens
-    arrive at the pace of speech, their stream needs provisional chunks of a few tokens each until
-    it ends. Workers that cannot compute the provisional chunks of all streams in time would leave
-    listeners without audio. So the number of these streams is limited. A stream that is not
-    admitted begins with a whole hop.
+    If tokens arrive at the pace of speech, their stream needs provisional chunks of a few tokens
+    each until it ends. Too many such streams would leave listeners without audio. A stream that is
+    not admitted begins with a whole hop.
 
     Attributes:
         delay_seconds: mean time from the decision about a chunk until it is computed.
@@ -113,16 +109,13 @@ class Load:
         self.workers = 1
         self.delay_seconds = self.block_seconds = 0.0
         self._provisional = weakref.WeakSet[object]()
-        # Number of measured batches. The count begins at -1, because the first batch of a process
-        # is very slow and is not measured.
+        # The count begins at -1, because the first batch of a process is very slow and is not
+        # measured.
         self._batches = -1
-        # Means over batches of: chunks, seconds, chunks * chunks, chunks * seconds.
         self._means = np.zeros(4)
 
     def delayed(self, seconds: float, *, one_block: bool = False) -> None:
-        """Adds to the mean delays the time from the decision about a chunk until it was computed.
-        `one_block` marks a whole chunk of one attention block.
-        """
+        """Records the delay of a chunk. `one_block` marks a whole chunk of one attention block."""
         # The bound limits the weight of the first chunk of a process, which is very slow.
         seconds = min(seconds, 2 * SLOW_SECONDS)
         self.delay_seconds += _NEWEST * (seconds - self.delay_seconds)
@@ -131,7 +124,7 @@ class Load:
             self.block_seconds += weight * (seconds - self.block_seconds)
 
     def record_batch(self, chunks: int, seconds: float) -> None:
-        """Adds the time of a batch, whose chunks are all provisional, to the means over batches."""
+        """Records the time of a batch whose chunks are all provisional."""
         self._batches += 1
         if self._batches:
             batch = np.array([chunks, seconds, chunks * chunks, chunks * seconds])
@@ -163,14 +156,13 @@ class Load:
         return len(self._provisional)
 
     def remove(self, stream: object) -> None:
-        """Removes a stream that needs no more provisional chunks."""
         self._provisional.discard(stream)
 
     def _batch_seconds(self, chunks: float) -> float:
         """Estimates the seconds that a batch of `chunks` chunks takes; 0 before a measurement.
 
-        The estimate lies on a straight line that is fitted to recent batches. If they all had the
-        same number of chunks, the line passes through the origin.
+        A straight line is fitted to recent batches. If they all had the same number of chunks, it
+        passes through the origin.
         """
         if self._batches < 1:
             return 0.0

@@ -23,9 +23,6 @@ class DelayPattern:
     are skipped, and the next mark in codebook 0 ends the utterance. A mark inside a frame becomes
     the highest code. The client has the same alignment (`CodeAligner`).
 
-    Args:
-        delays: delay of every codebook in rows; the first is 0.
-
     Raises:
         InputError: a token of the model has no codebooks or another number of codebooks, a delay is
             no integer or out of range, or the first delay is not 0.

@@ -1,8 +1,7 @@
 """Delivery of results to clients, shared by the three drivers of requests.
 
 A driver runs the chunks of a request: a worker of a server, a stream of the library, or the
-accumulator of the ensemble. Each driver calls `deliver` with the result of every chunk. If the
-result is an error, `deliver` raises it, and the driver ends the request with this error.
+accumulator of the ensemble. If `deliver` raises an error, the driver ends the request with it.
 
 A method of a reply may fail, because its client may have vanished. Such a failure is logged and
 affects no other request.
@@ -30,9 +29,7 @@ class Result(Protocol):
 
     @property
     def sound_s(self) -> float | None:
-        """Offset in seconds of the utterance's first sound in the audio of this result; None if the
-        first sound is in another chunk.
-        """
+        """As in `AudioChunk`."""
 
 
 ResultT = TypeVar("ResultT", bound=Result)
@@ -44,7 +41,7 @@ def deliver(
     send: Callable[[ResultT, float], None],
     lock: AbstractContextManager[object] | None = None,
 ) -> None:
-    """Delivers the result of the next chunk of a request, and records that the chunk was computed.
+    """Delivers the result of the next chunk of a request.
 
     Args:
         result: None if the chunk has no result; an error if its computation failed.

@@ -31,31 +31,21 @@ class EndReason(Enum):
 
 @dataclass(frozen=True)
 class EndLimits:
-    """Limits that end a stream.
-
-    Attributes:
-        repeats: equal tokens in a row, the last of which ends the stream; 0 for no limit.
-        silence_s: seconds of silence that end the stream; 0 for no limit.
-    """
+    """Limits that end a stream, as in `UtteranceOptions`. 0 stands for no limit."""
 
     repeats: int = 0
     silence_s: float = 0.0
 
     @classmethod
     def of(cls, stream: StreamConfig, repeats: int | None, silence_s: float | None) -> EndLimits:
-        """Returns the limits of an utterance.
-
-        Args:
-            repeats: value of the request; None for the setting.
-            silence_s: value of the request; None for the setting.
-        """
+        """Returns the limits of an utterance. None stands for the setting."""
         return cls(
             stream.end_after_repeats if repeats is None else repeats,
             stream.end_after_silence_s if silence_s is None else silence_s,
         )
 
     def sentence(self, reason: EndReason) -> str:
-        """Returns the error for requests that arrive after a limit has ended the stream."""
+        """Returns the error for tokens after the end of the stream."""
         cause = {
             EndReason.REPEATS: f"{self.repeats} equal tokens in a row (end_after_repeats)",
             EndReason.SILENCE: f"{self.silence_s:g} s of silence (end_after_silence_s)",
@@ -64,11 +54,7 @@ class EndLimits:
 
 
 class RepeatLimit:
-    """Limit on equal tokens in a row. A token of several codes is equal if all its codes are.
-
-    Args:
-        repeats: as in `EndLimits`.
-    """
+    """Limit on equal tokens in a row. A token of several codes is equal if all its codes are."""
 
     def __init__(self, repeats: int) -> None:
         self._repeats = repeats
@@ -76,10 +62,8 @@ class RepeatLimit:
         self._equal = 0  # latest tokens that equal the token before them
 
     def end(self, tokens: NDArray[Any]) -> int | None:
-        """Returns how many of the next tokens belong to the stream; None if all do.
-
-        Args:
-            tokens: (n, *token_shape), checked by `checked_tokens`.
+        """Returns how many of the next tokens (n, *token_shape) belong to the stream; None if all
+        do.
         """
         if not self._repeats or not len(tokens):
             return None
@@ -97,10 +81,6 @@ class SilenceLimit:
     """Limit on silence: windows of 10 ms below -50 dBFS in every channel.
 
     Windows begin at the start of the utterance, whichever audio arrives together.
-
-    Args:
-        seconds: as `EndLimits.silence_s`.
-        channels: channels of the audio.
     """
 
     def __init__(self, seconds: float, sample_rate: int, channels: int) -> None:
@@ -111,10 +91,8 @@ class SilenceLimit:
         self._undecided = np.zeros((0, channels), np.float32)  # incomplete window
 
     def end(self, audio: NDArray[np.float32]) -> int | None:
-        """Returns how many of the next samples belong to the stream; None if all do.
-
-        Args:
-            audio: (samples,) or (samples, channels).
+        """Returns how many of the next samples belong to the stream; None if all do. The shape of
+        `audio` is (samples,) or (samples, channels).
         """
         if not self._windows:
             return None
@@ -131,7 +109,6 @@ class SilenceLimit:
 
 
 def window_samples(sample_rate: int) -> int:
-    """Returns the samples of a window of 10 ms."""
     return round(_WINDOW_MS * sample_rate / 1000)
 
 
@@ -140,7 +117,7 @@ def audible(audio: NDArray[np.float32], window: int) -> NDArray[np.bool_]:
 
     Args:
         audio: (samples,) or (samples, channels) from -1 to 1.
-        window: samples of a window.
+        window: in samples.
     """
     count = len(audio) // window
     windows = audio[: count * window].reshape(count, window, -1 if count else 1)
@@ -148,11 +125,8 @@ def audible(audio: NDArray[np.float32], window: int) -> NDArray[np.bool_]:
 
 
 def _run_lengths(flags: NDArray[np.bool_], before: int) -> NDArray[np.int_]:
-    """Returns (n,) numbers of True values in a row that end at each position; 0 at a False.
-
-    Args:
-        flags: (n,).
-        before: True values in a row that end before the first position.
+    """Returns how many True values in a row end at each position of `flags` (n,). `before` True
+    values precede the first position.
     """
     index = np.arange(len(flags))
     latest_false = np.maximum.accumulate(np.where(flags, -1 - before, index))

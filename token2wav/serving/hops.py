@@ -12,17 +12,16 @@ from token2wav.errors import ConfigError
 
 @dataclass(frozen=True)
 class HopSchedule:
-    """Schedule of hops, which all streams share. A hop is the number of new tokens of a chunk. With
-    `first=25` and `longest=100` the hops are 25, 50, 100, 100 ...
+    """Schedule that all streams share.
+
+    With `first=25` and `longest=100` the hops are 25, 50, 100, 100 ...
 
     Attributes:
         block: tokens of an attention block. Every chunk ends where a block of the stream ends,
             except the last chunk and provisional chunks.
         first_tokens: new tokens, without look-ahead, after which a stream may send audio of an
-            incomplete block; 0 to wait for whole blocks. So many tokens have audio that the last
-            stage does not hold back.
-        provisional_lookahead: look-ahead tokens that a provisional chunk needs; at least 1. All
-            other chunks need the look-ahead of the model.
+            incomplete block; 0 to wait for whole blocks.
+        provisional_lookahead: look-ahead tokens that a provisional chunk needs; at least 1.
         adaptive: whether a hop may be shortened when the listener runs out of audio. False if the
             audio of the model depends on where chunks end.
         least_tokens: least new tokens of a provisional chunk after the first chunk, if no plan
@@ -55,11 +54,7 @@ class HopSchedule:
     def of(
         cls, stream: StreamConfig, config: ModelConfig, withheld_samples: int = 0
     ) -> HopSchedule:
-        """Makes the schedule of a model under settings of streams.
-
-        Raises:
-            ConfigError: the settings do not fit the model.
-        """
+        """Raises ConfigError if the settings do not fit the model."""
         adaptive = not config.fixed_hops and not stream.reference
         provisional = adaptive and config.provisional_chunks and stream.first_tokens > 0
         return cls(
@@ -82,12 +77,6 @@ class HopSchedule:
 
 
 def _first_tokens(first_tokens: int, held_tokens: float) -> int:
-    """Returns the number of tokens of the first chunk of a stream.
-
-    If the audio of less than half of the tokens could be sent, the chunk gets more tokens. A
-    shorter chunk would be computed for nothing, or it would be followed by a gap.
-
-    Args:
-        held_tokens: tokens whose audio the last stage holds back.
-    """
+    # If the last stage held back the audio of more than half of the tokens, a chunk of
+    # `first_tokens` would be computed for nothing, or it would be followed by a gap.
     return max(first_tokens, math.ceil(held_tokens + first_tokens / 2))

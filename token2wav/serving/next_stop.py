@@ -1,10 +1,9 @@
 """Decision about a stream's next chunk: where it ends, from the facts of the stream.
 
-The decision is a function without state. Hops grow from chunk to chunk. If the listener's audio
-would end before the tokens of a hop arrive, the hop is cut to the blocks that are complete. If no
-block will be complete in time, the next chunk may be provisional: it ends inside a block, and the
-block is computed again when it is complete. The first chunk may be provisional too, so that the
-first audio comes early.
+Hops grow from chunk to chunk. If the listener's audio would end before the tokens of a hop arrive,
+the hop is cut to the blocks that are complete. If no block will be complete in time, the next chunk
+may be provisional: it ends inside a block, and the block is computed again when it is complete. The
+first chunk may be provisional too, so that the first audio comes early.
 """
 
 from __future__ import annotations
@@ -39,15 +38,14 @@ class Estimates(Protocol):
 
 
 class StreamFacts(NamedTuple):
-    """Facts of a stream for the decision. Positions are tokens from the first prompt token.
+    """Facts of a stream. Positions are tokens from the first prompt token.
 
     Attributes:
         lookahead: look-ahead tokens that a whole chunk needs.
         optional_lookahead: further look-ahead tokens that a chunk takes if they have arrived.
         audio_seconds: seconds of audio of a token.
-        spoken: position after the last token whose frames were computed.
-        received: position after the last token that has arrived.
-        ended: whether no more tokens will arrive.
+        start: position at which the next chunk starts.
+        spoken: as in `Chunker`.
         hops: computed chunks that were not provisional.
         lead: seconds of audio that the listener has left.
     """
@@ -113,7 +111,6 @@ def next_stop(facts: StreamFacts) -> Stop | None:
 
 
 def _whole_hop(facts: StreamFacts) -> int:
-    """Returns the end of a hop whose tokens have arrived, or of the last chunk."""
     if facts.received - facts.lookahead < facts.hop_stop:
         return facts.received
     # A last chunk of few tokens would leave the chunk before it with early audio.
@@ -122,7 +119,6 @@ def _whole_hop(facts: StreamFacts) -> int:
 
 
 def _first_audio(facts: StreamFacts) -> Stop | None:
-    """Returns the end of the first chunk, if it has enough tokens for early audio."""
     schedule, blocks = facts.schedule, facts.complete_stop
     first, latest = facts.spoken + schedule.first_tokens, facts.latest_provisional_stop
     if not schedule.first_tokens or max(blocks, latest) < first:
@@ -134,7 +130,6 @@ def _first_audio(facts: StreamFacts) -> Stop | None:
 
 
 def _complete_blocks(facts: StreamFacts) -> Stop | None:
-    """Returns the end of the complete blocks, if the listener cannot wait for the whole hop."""
     estimates, hop_stop = facts.estimates, facts.hop_stop
     compute = estimates.seconds_to_compute(hop_stop - facts.start) + _MARGIN_SECONDS
     waits = facts.lead - compute >= estimates.seconds_until(hop_stop)
@@ -142,7 +137,6 @@ def _complete_blocks(facts: StreamFacts) -> Stop | None:
 
 
 def _provisional(facts: StreamFacts) -> Stop | None:
-    """Returns the end of a provisional chunk, if the listener cannot wait for a whole block."""
     schedule, estimates, blocks = facts.schedule, facts.estimates, facts.complete_stop
     block_end = facts.grid.complete_stop(facts.spoken) + schedule.block
     stop = min(facts.latest_provisional_stop, block_end - 1)

@@ -1,4 +1,4 @@
-"""Observer of the workers: the interface through which a server measures them."""
+"""Interface through which a server measures the workers."""
 
 from __future__ import annotations
 

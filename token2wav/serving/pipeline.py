@@ -30,12 +30,11 @@ Timed = Callable[[Mapping[StageName, float]], None]  # called with the seconds o
 
 
 class Pipeline:
-    """Pipeline of the stages of a model: computes the chunks of all requests, in batches.
+    """Pipeline of the stages of one model.
 
     Attributes:
         stages: stages in the order in which they compute a chunk.
         steps: numbers of ODE steps that requests may have, the default first.
-        clock: returns monotonic seconds, for the playback clocks of listeners.
     """
 
     def __init__(
@@ -63,10 +62,9 @@ class Pipeline:
         clock: Callable[[], float] | None = None,
         buffer_seconds: float = PLAYER_BUFFER_SECONDS,
     ) -> Request:
-        """Creates a request. It has no memory in the stages until `open`.
+        """Creates a request, which has no memory in the stages until `open`.
 
         Args:
-            clock: None for `Pipeline.clock`.
             buffer_seconds: audio that the listener's player collects before it starts.
 
         Raises:
@@ -78,7 +76,7 @@ class Pipeline:
         )
 
     def open(self, request: Request) -> None:
-        """Opens a request in every stage, and computes the results that depend only on its voice.
+        """Opens a request in every stage, which may compute the prompt of its voice.
 
         Raises:
             LimitError: the cache has no room for another request.
@@ -90,7 +88,7 @@ class Pipeline:
             for stage in self.stages.values():
                 handles.append(stage.open(request.voice, request.ode_steps))
                 rollback.callback(stage.close, handles[-1])
-            rollback.pop_all()  # every stage has opened the request, so nothing is rolled back
+            rollback.pop_all()
             request.handles = tuple(handles)
 
     def close(self, request: Request) -> None:
@@ -110,9 +108,8 @@ class Pipeline:
         self._dropped.append(request)
 
     def _close_dropped(self) -> None:
-        """Closes the marked requests. Several threads may call it at the same time."""
         while True:
-            try:
+            try:  # another thread may empty the queue meanwhile
                 dropped = self._dropped.popleft()
             except IndexError:
                 return
@@ -127,7 +124,6 @@ class Pipeline:
 
         Args:
             requests: requests that are open and have a next chunk.
-            timed: receives the seconds of each stage.
 
         Returns:
             One entry for each request: the audio to send; None if the chunk yields no audio yet; or
@@ -168,11 +164,10 @@ class Pipeline:
                 ]
             )
             if index == len(self.stages) - 1:
-                # A copy from a GPU waits for the kernels of the stage. So it is part of the time of
-                # the stage.
+                # A copy from a GPU waits for the kernels, so it is part of the stage's time.
                 audio = to_host(outputs)
             # `skip` counts tokens of the prompt, and tokens whose audio an earlier provisional
-            # chunk has sent. Their frames are cut off, because later stages must not get them.
+            # chunk has sent. Later stages must not get their frames.
             elif index == 0:
                 ratio = self.config.token_mel_ratio
                 outputs = [

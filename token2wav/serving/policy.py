@@ -4,12 +4,11 @@ A chunk has one of four kinds. The kinds are served in this order:
 
 1. Urgent: the listener has less than `RESERVE_SECONDS` of audio left.
 2. Unheard: no audio of the stream was sent yet.
-3. Relaxed: the listener has at least `RESERVE_SECONDS` and at most `AHEAD_SECONDS` of audio left.
-4. Ahead: the listener has more than `AHEAD_SECONDS` of audio left. Such a chunk runs only if no
-   other stream will need the worker before the chunk is done.
+3. Relaxed: the listener has at most `AHEAD_SECONDS` of audio left.
+4. Ahead: the listener has more audio left.
 
-Unheard chunks are ordered by their waiting time, the longest first. Chunks of each other kind are
-ordered by the time at which their listeners run out of audio, the earliest first.
+Unheard chunks are ordered by their waiting time. Chunks of each other kind are ordered by the time
+at which their listeners run out of audio.
 
 A batch of urgent or unheard chunks holds no relaxed and no ahead chunks, because they would make
 the batch slower. Every fourth batch ranks urgent and unheard chunks together by their waiting time.
@@ -23,13 +22,13 @@ import math
 from collections.abc import Sequence
 from typing import Generic, Protocol, TypeVar
 
-RESERVE_SECONDS = 0.25  # a listener with less audio than this is served before new streams
-AHEAD_SECONDS = 5.0  # a listener with more audio than this can wait for the next chunk
+RESERVE_SECONDS = 0.25
+AHEAD_SECONDS = 5.0
 _HARMLESS_SECONDS = 0.05  # a batch that takes no longer delays no other stream noticeably
 # Tokens that a batch of relaxed chunks may always hold, even if the batch may finish too late. A
 # smaller bound would gain little, because the longest chunk alone has as many tokens.
 _SHORT_TOKENS = 100
-_FAIR_TURN = 4  # every fourth batch ranks urgent and unheard chunks by waiting time
+_FAIR_TURN = 4
 _NEWEST = 0.2  # weight of the latest batch in the mean compute time per token
 _URGENT, _UNHEARD, _RELAXED, _AHEAD = range(4)
 
@@ -72,7 +71,7 @@ RequestT = TypeVar("RequestT", bound=Schedulable)
 
 
 class Policy(Generic[RequestT]):
-    """Policy that forms batches. It measures the speed of the workers from finished batches.
+    """Policy that forms batches.
 
     Args:
         most: largest number of chunks in a batch.
@@ -87,9 +86,7 @@ class Policy(Generic[RequestT]):
         self._token_seconds = 0.0
 
     def record_batch(self, tokens: int, seconds: float) -> None:
-        """Updates the mean compute time per token from a finished batch. A batch of 0 tokens only
-        ended streams, and is ignored.
-        """
+        """Updates the mean compute time per token. A batch of 0 tokens only ended streams."""
         if not tokens:
             return
         weight = _NEWEST if self._token_seconds else 1.0
@@ -102,7 +99,7 @@ class Policy(Generic[RequestT]):
         idle_workers: int = 1,
         waiting: Sequence[RequestT] = (),
     ) -> list[RequestT]:
-        """Forms the next batch of a worker. Several idle workers share the ready chunks equally.
+        """Forms the next batch, which may be empty. Idle workers share the ready chunks equally.
 
         A running batch cannot be interrupted. So a batch of relaxed or ahead chunks is kept small
         enough to finish before the listener of its first chunk runs out of audio. On the last idle
@@ -113,10 +110,6 @@ class Policy(Generic[RequestT]):
         Args:
             idle_workers: idle workers, the calling one included.
             waiting: requests that wait for tokens or for their opening.
-
-        Returns:
-            Requests of the batch; empty if no chunk is ready, or if all ready chunks are ahead and
-            do not fit.
         """
         if not ready:
             return []
@@ -145,15 +138,11 @@ class Policy(Generic[RequestT]):
         return _within(batch, max(fitting, _SHORT_TOKENS)) or [head]
 
     def _fitting_tokens(self, head: RequestT, now: float, waiting: Sequence[RequestT]) -> float:
-        """Estimates the number of tokens that a worker can compute before a listener needs audio.
-
-        A waiting request that has no audio yet counts as if its audio had ended at its admission.
-        The time that is left is never below `_HARMLESS_SECONDS`.
-        """
+        """Estimates how many tokens a worker can compute before a listener needs audio."""
         due = [] if head.plays_until is None else [head.plays_until]
         for request in waiting:
             ends = request.admitted if request.plays_until is None else request.plays_until
-            # A listener that has been without audio for longer than AHEAD_SECONDS does not count.
+            # A listener that has long been without audio does not count.
             if ends > now - AHEAD_SECONDS:
                 due.append(ends - RESERVE_SECONDS)
         seconds = max(min(due, default=math.inf) - now, _HARMLESS_SECONDS)
@@ -185,11 +174,7 @@ def _rank(request: Schedulable, now: float, *, by_waiting: bool) -> tuple[int, f
 def _alike(candidates: Sequence[RequestT], block: int, room: int) -> list[RequestT]:
     """Selects the chunks that run together with the first one if all of them have equal lengths.
 
-    Chunks between the first and the last chunk of a stream can be shortened. Their common length is
-    the one with which the batch has the most tokens.
-
-    Args:
-        candidates: requests in the order of their rank; no chunk is longer than the first one.
+    Divisible chunks get the length with which the batch has the most tokens.
     """
     head = candidates[0]
     alike = [request for request in candidates if request.next_divisible == head.next_divisible]
@@ -202,10 +187,10 @@ def _alike(candidates: Sequence[RequestT], block: int, room: int) -> list[Reques
 
 
 def equal_length(tokens: int, block: int) -> int:
-    """Returns the longest common length of a chunk that is not longer than `tokens`.
+    """Rounds down to a common length of chunks: 1, 2, 3, 4, 6, 8, 12 ... blocks.
 
-    The lengths are 1, 2, 3, 4, 6, 8, 12 ... blocks. On a CPU each length has compiled operations of
-    its own (`execution/device.py`), so there are few lengths.
+    On a CPU each length has compiled operations of its own (`execution/device.py`), so there are
+    few lengths.
     """
     blocks = tokens // block
     shift = max(0, blocks.bit_length() - 2)

@@ -13,7 +13,7 @@ _SLACK_SECONDS = 0.04
 
 @dataclass(frozen=True)
 class Pace:
-    """Pace of a stream: its tokens, its audio, and the time that a chunk takes.
+    """Pace of a stream.
 
     Attributes:
         token_seconds: mean seconds from one token to the next; above 0.
@@ -36,12 +36,11 @@ def next_end(pace: Pace, spoken: int, arrived: int, lead: float, block_seconds: 
 
     The ends are found from the last chunk back to the next one. For example, audio for 8 tokens is
     left after each chunk, and the whole block can be heard 6 tokens after position 19. Then chunks
-    end at 19, at 11 and at 3. If each chunk ended as late as possible, they would end at 8, 16 and
-    24.
+    end at 19, at 11 and at 3.
 
     Args:
         spoken: position up to which the listener has audio.
-        arrived: position up to which a provisional chunk could end now.
+        arrived: latest position at which a provisional chunk could end now.
         lead: seconds of audio that the listener has left.
         block_seconds: seconds until the audio of the whole block can be heard.
 

@@ -50,8 +50,8 @@ class Message(NamedTuple):
     """Message of a client: tokens of one request that arrived together.
 
     Attributes:
-        received: position after the last token of the message, as in `Chunker.received`.
-        keep_open: whether `reply` stays unfinished until the request is over.
+        received: position after the last token of the message.
+        keep_open: as in `RequestPool.push`.
     """
 
     received: int
@@ -61,11 +61,7 @@ class Message(NamedTuple):
 
 
 class Status(Enum):
-    """Status of a request. Methods of `Request` make every transition.
-
-    A request begins as unopened. `start` makes it running, and `release` makes it waiting or ready.
-    `finish` and `fail` end it.
-    """
+    """Status of a request. Methods of `Request` make every transition."""
 
     UNOPENED = "unopened"  # admitted, and not yet opened in the stages
     WAITING = "waiting"  # opened; the next chunk needs more tokens
@@ -77,21 +73,16 @@ class Status(Enum):
 
 @dataclass(eq=False)
 class Request:
-    """Request for one utterance, with its complete state.
-
-    Times are seconds of one monotonic clock.
+    """Request for one utterance. Times are seconds of one monotonic clock.
 
     Attributes:
         delays: aligns the codes of the client; None if they arrive aligned.
-        limits: limits that end the stream.
         handles: handles in the stages; empty before the request is opened, and after it is closed.
         number: 1, 2, 3 ... in the order of admission, for logs.
         on_close: called with the request, once, when it is over.
-        owner: thread id of the worker that has started the request and not released it yet; None if
-            no worker has the request. If the request fails while it has an owner, it keeps the
-            owner. Only the owner may use or release the handles.
+        owner: thread id of the worker that has the request, from `start` to `release`, also if the
+            request fails meanwhile; else None. Only the owner may use or release the handles.
         last_progress: time at which tokens last arrived, or audio was last sent.
-        ready_since: time at which the status last became ready.
         compute_seconds: total time of the batches with a chunk of the request.
         why_closed: text of the error for messages that arrive after the end. It is not an
             exception, because an exception keeps every object alive that its traceback refers to.
@@ -129,11 +120,7 @@ class Request:
         playback: Playback,
         load: Load | None = None,
     ) -> Request:
-        """Makes the request of an utterance.
-
-        Raises:
-            InputError: an option does not fit the model or the settings.
-        """
+        """Raises InputError if an option does not fit the model or the settings."""
         steps = config.allowed_steps(stream.steps)
         check_steps(options.steps, steps)
         noise = config.decoder_noise(options.decoder_noise, stream)
@@ -162,7 +149,7 @@ class Request:
 
         Returns:
             (n, *token_shape) tokens; with a delay pattern, the frames that the tokens complete.
-            None of them after a limit has ended the utterance.
+            No tokens after a limit has ended the utterance.
 
         Raises:
             InputError: the tokens do not fit the model or the delay pattern.
@@ -172,12 +159,7 @@ class Request:
         return checked_tokens(self.delays.frames(tokens) if self.delays else tokens, config)
 
     def within_limits(self, tokens: NDArray[Any], *, end: bool) -> tuple[NDArray[Any], bool]:
-        """Returns the tokens up to the end by `limits`, and whether the utterance ends with them.
-
-        Args:
-            tokens: (n, *token_shape), checked by `checked_tokens`.
-            end: whether the client ends the utterance with these tokens.
-        """
+        """Returns the tokens up to the end by `limits`, and whether they are the last."""
         if (count := self._repeats.end(tokens)) is None:
             return tokens, end
         self.output.end_reason = EndReason.REPEATS
@@ -185,10 +167,7 @@ class Request:
         return tokens[:count], True
 
     def finish_chunk(self, *, heard: bool) -> None:
-        """Records that the next chunk was computed. `heard` says whether audio of it was sent.
-
-        If silence has ended the audio, no more chunks follow.
-        """
+        """See `Chunker.finish_chunk`. If silence has ended the audio, no more chunks follow."""
         self.chunker.finish_chunk(heard=heard)
         if self.output.ended and self.end_reason is EndReason.SILENCE:
             self.why_closed = self.limits.sentence(EndReason.SILENCE)
@@ -208,7 +187,6 @@ class Request:
 
     @property
     def next_divisible(self) -> bool:
-        """Whether the next chunk may be shortened: it lies between the first and the last chunk."""
         chunk = self.chunker.next_chunk
         return chunk is not None and self.chunker.chunks > 0 and not chunk.last
 
@@ -218,15 +196,12 @@ class Request:
 
     @property
     def awaits_tokens(self) -> bool:
-        """Whether nothing can be done for the request until its client sends tokens."""
         if self.status is Status.UNOPENED:
             return not self.messages
         return self.status is Status.WAITING
 
     def start(self, owner: int) -> None:
-        """Gives the request to a worker, by its thread id. The worker opens it or computes its next
-        chunk.
-        """
+        """Gives the request to a worker, by its thread id."""
         assert self.owner is None
         assert not self.over
         self.owner, self.status = owner, Status.RUNNING
@@ -235,7 +210,7 @@ class Request:
         """Takes an opened request back from its worker, and sets its status to waiting or ready.
 
         It is also called for a request without a worker, because new tokens or the passage of time
-        may have made it ready. A request that is over only loses its owner.
+        may have made it ready.
         """
         self.owner = None
         if self.over:

@@ -24,20 +24,16 @@ from token2wav.voice import Voice
 
 
 class RequestPool:
-    """Pool of open requests: admits them, adds tokens, and ends them.
+    """Pool of open requests. A request belongs to at most one worker at a time.
 
-    A request belongs to at most one worker at a time. Its messages are consumed in order. The reply
-    to a message is finished after all chunks that the tokens of the message make possible were
-    sent. All methods may be called from any thread. Only `serve` waits for a computation.
+    All methods may be called from any thread. Only `serve` waits for a computation.
 
     Args:
-        on_device_lost: called from any thread after a request has failed because the process lost
-            its GPU.
+        on_device_lost: as in `WorkerPool`.
         check_working: raises BackendError if no worker can compute a request. It is called with the
             lock.
 
     Attributes:
-        scheduler: hold `lock` when you call it.
         lock: guards the scheduler and the state of requests. It is notified when a worker may find
             work.
     """
@@ -58,7 +54,7 @@ class RequestPool:
         self._on_device_lost = on_device_lost
         self._check_working = check_working
         self.scheduler = Scheduler(limits, pipeline.config, clock)
-        self.lock = threading.Condition()  # guards the scheduler and the state of requests
+        self.lock = threading.Condition()
         self._changed_lock = threading.Lock()
 
     @property
@@ -76,8 +72,8 @@ class RequestPool:
         """Admits a request. Nothing is computed yet.
 
         Args:
-            on_close: called with the request, once and from any thread, when the request is over
-                for any reason. The call may come before this method returns.
+            on_close: as in `Request`. It is called from any thread, perhaps before this method
+                returns.
 
         Raises:
             InputError: an option does not fit the model or the settings.
@@ -151,7 +147,6 @@ class RequestPool:
             attempt(self._on_device_lost)
 
     def drop_abandoned(self) -> None:
-        """Ends requests that were idle or open for too long, or whose client has disconnected."""
         with self.lock:
             overdue: list[tuple[Request, Token2WavError | None]] = [*self.scheduler.overdue()]
             waiting = [
@@ -180,11 +175,8 @@ class RequestPool:
             self._release(request)
 
     def _release(self, request: Request) -> None:
-        """Finishes the replies to consumed messages, then gives the request back to the scheduler.
-        The memory of a request that is over is freed.
-        """
         finished: list[Reply] | None = None
-        while finished is None or finished:
+        while finished is None or finished:  # messages may arrive while replies are finished
             with self.lock:
                 cancelled, had_memory = request.over, bool(request.handles)
                 finished = self.scheduler.finish_consumed_messages(request)

@@ -1,8 +1,7 @@
 """Scheduler of requests: admits requests, updates their status, and selects the next batch.
 
-The scheduler has no threads, no tensors and no clock of its own, and it sends nothing. The workers
-(`worker.py`) call it while they hold their lock. They compute the batches that the scheduler
-selects, and finish the replies that it returns.
+The scheduler has no threads, no tensors and no clock of its own, and it sends nothing. Callers hold
+the lock of the `RequestPool`, and finish the replies that the scheduler returns.
 """
 
 from __future__ import annotations
@@ -35,7 +34,6 @@ class Scheduler:
 
     Attributes:
         requests: open requests, in the order of their admission.
-        closing: whether the server shuts down, so that no more requests are admitted.
     """
 
     def __init__(
@@ -54,8 +52,7 @@ class Scheduler:
         """Admits a request. Its idle time starts now.
 
         Raises:
-            LimitError: too many requests are open, in total or of this client; or the server shuts
-                down.
+            LimitError: as in `RequestPool.open`.
         """
         if self.closing:
             raise LimitError("server: it is shutting down; try another one")
@@ -82,8 +79,7 @@ class Scheduler:
         tokens faster than the server computes them therefore loses nothing.
 
         Raises:
-            InputError: the utterance would have too many tokens, or would end without any token.
-            StreamClosedError: the request is over, or an earlier message has ended the utterance.
+            InputError, StreamClosedError: as in `RequestPool.push`.
         """
         request.check_open()
         if request.end_reason is None:
@@ -124,8 +120,7 @@ class Scheduler:
     def finish_consumed_messages(self, request: Request) -> list[Reply]:
         """Removes the consumed messages of a request, and returns the replies to finish.
 
-        A message is consumed when every chunk that its tokens make possible was sent. Often its
-        tokens complete no chunk.
+        A message is consumed when every chunk that its tokens make possible was sent.
         """
         if request.over:
             return []
@@ -145,12 +140,10 @@ class Scheduler:
         request.release(self._clock())
 
     def recheck_waiting(self) -> None:
-        """Decides again about the next chunk of requests that wait for tokens.
+        """Lets a shorter chunk run when a listener comes close to the end of its audio.
 
-        When a listener comes close to the end of its audio, a shorter chunk may run without new
-        tokens. By then all messages of the request are consumed and their replies are finished.
-        Only a reply that is kept open can still take the chunk. So this method skips requests that
-        have no such reply.
+        By then all messages of the request are consumed. So only a reply that is kept open can take
+        the chunk.
         """
         for request in self.requests:
             if request.status is Status.WAITING and request.kept_open:
@@ -214,7 +207,7 @@ class Scheduler:
         return overdue
 
     def fail(self, request: Request, error: Token2WavError) -> list[Reply]:
-        """Ends a request with an error. Returns the replies that the caller must fail with it."""
+        """Returns the replies that the caller must fail with the error."""
         if request.over:
             return []
         replies = [message.reply for message in request.messages]

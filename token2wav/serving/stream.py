@@ -1,4 +1,4 @@
-"""Stream of the library: takes the tokens of one utterance and returns its audio."""
+"""Stream of the library."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ class Stream:
     the stream is cancelled on exit. If an open stream is garbage-collected, its memory is freed the
     next time that a stream of the same model is opened or computes a chunk.
 
-    Only one thread at a time may call `push` and `finish`: a call during another call raises
-    InputError. Any thread may call `cancel` at any time.
+    Only one thread at a time may call `push` and `finish`.
     """
 
     def __init__(
@@ -50,13 +49,10 @@ class Stream:
         self._drop_if_collected = weakref.finalize(self, pipeline.drop, self._request)
 
     def push(self, tokens: ArrayLike) -> list[AudioChunk]:
-        """Takes any number of tokens, and returns the audio of the chunks that they complete.
-
-        Often the tokens complete no chunk, and the list is empty.
+        """Takes tokens, and returns the audio of the chunks that they complete, often none.
 
         Args:
-            tokens: (n,) integers, or (n, codebooks); or (n, size) numbers for a model that takes
-                latents.
+            tokens: (n,) integers, n >= 0, or (n, codebooks); or (n, size) latents.
 
         Raises:
             InputError: the tokens do not fit the model, or have another number of codebooks than
@@ -76,8 +72,7 @@ class Stream:
         Raises:
             InputError: as for `push`; or the utterance has no tokens at all, and the stream is
                 closed.
-            StreamClosedError: the stream has ended, was cancelled, or is cancelled during the call.
-            BackendError: the backend failed; the stream is closed.
+            StreamClosedError, BackendError: as for `push`.
         """
         return self._run(tokens, end=True)
 
@@ -139,11 +134,9 @@ class Stream:
         return chunks
 
     def _fail(self, error: Token2WavError) -> None:
-        """Ends the stream with an error. If a thread computes a chunk, that thread frees the memory
-        later, because a stage may still write to it.
-        """
         if not self._request.over:
             self._request.fail(error)
+            # A thread that computes a chunk frees the memory later: a stage may still write to it.
             if self._request.owner is None:
                 self._close()
 

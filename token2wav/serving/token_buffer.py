@@ -35,9 +35,6 @@ class TokenBuffer:
         Args:
             needed: position before which no later chunk needs a token. If the buffer is full, these
                 tokens are removed.
-
-        Raises:
-            InputError: the tokens have another number of codebooks than the first tokens.
         """
         if self._fewer_codebooks and len(tokens):
             self.check_codebooks(tokens)
@@ -63,10 +60,7 @@ class TokenBuffer:
         self.received = count
 
     def _make_room(self, count: int, needed: int) -> None:
-        """Moves the needed tokens to a buffer with room up to position `count`.
-
-        The new buffer is larger only if these tokens would fill more than half of the old size.
-        """
+        # The buffer becomes larger only if the needed tokens would fill more than half of it.
         moved = self._tokens[needed - self._first : self.received - self._first]
         room = max(len(self._tokens), 2 * (count - needed))
         self._tokens = np.empty((room, *moved.shape[1:]), moved.dtype)

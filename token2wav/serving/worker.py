@@ -24,8 +24,7 @@ from token2wav.serving.request_pool import RequestPool
 
 log = logging.getLogger(__name__)
 
-# Interval at which idle workers look for work. At the same interval the watch thread looks for
-# clients that have disconnected, idle requests and hung workers.
+# Interval at which idle workers look for work, and the watch thread for requests to end.
 _POLL_SECONDS = 0.05
 _MOST_WORKERS = 4
 
@@ -40,7 +39,7 @@ def default_workers(device: str) -> int:
 
 @dataclass(eq=False)
 class _Worker:
-    """Worker of a pool: one thread, and the requests that it opens or computes.
+    """Worker of a pool.
 
     Attributes:
         requests: requests that the worker opens or computes now; empty while the worker is idle.
@@ -71,7 +70,6 @@ class WorkerPool:
     admits no request.
 
     Args:
-        observer: called at every admission, batch, chunk and end of a request.
         workers: batches that are computed at the same time, each in its own thread. The workers
             share the threads of torch.
         on_device_lost: called from any thread after a request has failed because the process lost
@@ -113,7 +111,7 @@ class WorkerPool:
             thread.start()
 
     def close(self) -> None:
-        """Stops the admission of requests, ends the open ones, and waits for all threads to end."""
+        """Ends all requests, and waits for all threads to end."""
         with self.requests.lock:
             self.requests.scheduler.closing = True
         for request in list(self.requests.scheduler.requests):
@@ -159,11 +157,7 @@ class WorkerPool:
                     )
 
     def _turn(self, worker: _Worker) -> bool:
-        """Opens one request, computes one batch, or waits up to `_POLL_SECONDS` for work.
-
-        Returns:
-            False when the pool is closing and no request is open; else True.
-        """
+        """Returns False when the pool is closing and no request is open."""
         scheduler, owner = self.requests.scheduler, threading.get_ident()
         with self.requests.lock:
             scheduler.recheck_waiting()
@@ -189,7 +183,6 @@ class WorkerPool:
         return True
 
     def _give_up(self, worker: _Worker, error: Token2WavError) -> None:
-        """Fails the requests that a worker still owns, and frees their memory."""
         for request in worker.requests:
             if request.owner == threading.get_ident():
                 self.requests.cancel(request, error)
@@ -205,7 +198,6 @@ class WorkerPool:
             attempt(self._fail_hung)
 
     def _fail_hung(self) -> None:
-        """Fails the requests of hung workers, and logs each of these workers once."""
         with self.requests.lock:
             now = self._clock()
             hung = [worker for worker in self._workers if worker.hangs(now) and not worker.lost]
