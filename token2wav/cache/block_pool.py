@@ -82,10 +82,8 @@ class Prefix(Generic[ContentT]):
     """Prefix that streams share, for example the prompt of a voice.
 
     Attributes:
-        content: content in pages of the pool; None until it is computed. It never changes after
-            that.
+        content: None until it is computed. It never changes after that.
         references: streams that use the prefix.
-        computing: held by the thread that computes the content, while others wait for it.
     """
 
     content: ContentT | None = None
@@ -94,14 +92,13 @@ class Prefix(Generic[ContentT]):
 
 
 class PrefixCache(Generic[ContentT]):
-    """Cache of prefixes by key. It evicts unused prefixes when pages are needed.
+    """Cache of prefixes by key. Thread-safe.
 
     The first thread that acquires a prefix computes it. Other threads that acquire the same prefix
     wait until it is computed. An unused prefix stays in the cache until more than `most` prefixes
     are unused, or until its pages are needed. The least recently used prefix is evicted first.
 
-    Take pages with `take`, which evicts prefixes if the pool has too few. Release them directly to
-    the pool. Thread-safe.
+    Pages that `take` returns are released directly to the pool.
 
     Attributes:
         acquired: successful calls of `acquire`.
@@ -134,7 +131,7 @@ class PrefixCache(Generic[ContentT]):
 
     @property
     def idle_pages(self) -> int:
-        """Pages of unused prefixes, which are evicted when pages are needed."""
+        """Pages of unused prefixes."""
         with self._lock:
             return sum(len(content.pages) for content in self._idle().values())
 
@@ -162,7 +159,6 @@ class PrefixCache(Generic[ContentT]):
         return prefix
 
     def release(self, prefix: Prefix[ContentT]) -> None:
-        """Removes one reference to a prefix, and evicts prefixes if too many are unused."""
         with self._lock:
             prefix.references -= 1
             if not prefix.references and prefix.content is None:  # its computation failed
@@ -205,22 +201,19 @@ class PrefixCache(Generic[ContentT]):
 
 @dataclass(frozen=True)
 class PageNeeds:
-    """Pages that a stream with a limited number of visible blocks needs, without its prefix.
+    """Pages that a stream with a window of visible blocks needs, without its prefix.
 
     Attributes:
-        window: largest number of pages that the stream needs between its chunks.
-        chunk: largest number of further pages that it needs while a chunk of it is computed.
+        window: most pages between chunks: one for each visible block.
+        chunk: most further pages while a chunk of the stream is computed.
     """
 
     window: int
     chunk: int = 0
 
     def streams(self, pages: int, chunks: int) -> int | None:
-        """Returns the number of streams that fit, see `CommonReserve`; None for any number.
-
-        Args:
-            pages: pages without those of prefixes.
-            chunks: largest number of chunks that are computed at the same time.
+        """Returns how many streams fit into pages without prefixes (see `CommonReserve`); None for
+        any number.
         """
         few = pages // max(1, self.window + self.chunk)
         if few < chunks:
@@ -231,17 +224,15 @@ class PageNeeds:
 class CommonReserve:
     """Reserve of pages for chunks, which all streams with a window share.
 
-    Such a stream needs `window` pages between its chunks, one for each visible block. It needs up
-    to `chunk` further pages while one of its chunks is computed. The further pages are needed only
-    by chunks that are computed at the same moment: at most `chunks` chunks, and at most one of each
-    stream. N open streams can therefore never need more pages than
+    At most `chunks` chunks are computed at the same moment, and at most one of each stream. N open
+    streams can therefore never need more pages (`PageNeeds`) than
 
         N * window + min(N, chunks) * chunk
 
     The cache holds exactly these pages for them. Every stream owns its `window` pages from its
-    opening on. The reserve owns the rest, grows with each of the first `chunks` streams, and lends
-    pages to chunks. A chunk that has its pages waits for no page of another chunk, so it ends and
-    returns them. A stream is refused when it opens, or always gets its pages.
+    opening on. The reserve owns the rest, and lends pages to chunks. A chunk that has its pages
+    waits for no page of another chunk, so it ends and returns them. A stream is refused when it
+    opens, or always gets its pages.
 
     Thread-safe.
     """
@@ -267,7 +258,7 @@ class CommonReserve:
         """Takes the pages that a new stream keeps, and enlarges the reserve for it.
 
         Raises:
-            OutOfBlocksError: the cache has too few free pages for both; nothing is taken.
+            OutOfBlocksError: the cache has too few free pages; nothing is taken.
         """
         with self._lock:
             more = max(0, self._size(self._streams + 1) - len(self._free) - self._lent)
@@ -277,7 +268,7 @@ class CommonReserve:
             return pages[: self.needs.window]
 
     def close(self, pages: list[int]) -> None:
-        """Takes all pages of a closed stream back, borrowed ones included."""
+        """Reclaims all pages of a closed stream, including borrowed ones."""
         with self._lock:
             self._streams -= 1
             self._lent -= len(pages) - self.needs.window
@@ -311,7 +302,6 @@ class CommonReserve:
         return running * self.needs.chunk
 
     def _return_surplus(self) -> None:
-        """Releases pages that the open streams cannot need."""
         surplus = len(self._free) + self._lent - self._size(self._streams)
         if (count := min(surplus, len(self._free))) > 0:
             self._free.sort()
@@ -324,15 +314,12 @@ class StreamBlocks:
     """Pages of the blocks of one stream: the blocks of the shared prefix, then its own blocks.
 
     Args:
-        shared: pages of the prefix, which holds the first blocks of the stream.
-        grid: gives the blocks that each block attends to.
         reserved: pages to take now, for blocks that are computed later.
         common: common reserve, from which a stream with a window takes these pages, and borrows
             more for each chunk; None to take all pages from the cache.
 
     Attributes:
-        pages: pages of the stream's own blocks, in order. Pages that no later block attends to are
-            left out.
+        pages: pages of the stream's own blocks that a later block attends to, in order.
 
     Raises:
         OutOfBlocksError: the cache has too few free pages for the reserve.
@@ -360,7 +347,7 @@ class StreamBlocks:
         return len(self.pages) + len(self._reserve)
 
     def extend(self, count: int) -> list[list[int]]:
-        """Adds `count` blocks, and returns their block tables.
+        """Adds `count` blocks.
 
         Returns:
             Block table of each new block: the pages of the blocks that it attends to, in order. Its
@@ -402,7 +389,6 @@ class StreamBlocks:
         self._repay()
 
     def release(self) -> None:
-        """Frees all pages of the stream, except the pages of the prefix."""
         pages, common = self.pages + self._reserve, self._common
         self.pages, self._reserve, self._common = [], [], None  # a second call does nothing
         if common:
@@ -411,7 +397,7 @@ class StreamBlocks:
             self._cache.pool.release(pages)
 
     def _repay(self) -> None:
-        """Returns borrowed pages to the common reserve, unless blocks of the stream are in them."""
+        """Returns borrowed pages that hold no block to the common reserve."""
         if self._common and (
             borrowed := min(self.page_count - self._common.needs.window, len(self._reserve))
         ):

@@ -1,7 +1,7 @@
 """Paged key-value cache of an encoder with attention, as in CosyVoice2.
 
 The encoder and the estimator share the page numbers of a stream. Each of the two has tensors of its
-own for the content of the pages. A page holds one attention block.
+own for the content of the pages.
 
 For kernels a page also holds the sinusoids of its absolute positions, which all layers of one rate
 share. With them a score by distance is a plain product of two vectors (`stages/encoder_runner.py`).
@@ -24,10 +24,6 @@ class EncoderCache:
 
     Args:
         specs: groups of attention layers, in the order of the layers.
-
-    Attributes:
-        page_bytes: bytes of one page, without the bytes of the estimator.
-        scratch: number of a page that is never read, for rows that hold no block.
     """
 
     def __init__(
@@ -39,10 +35,9 @@ class EncoderCache:
     ) -> None:
         self.page_bytes = page_bytes(specs, block_tokens)
         self.scratch = pages + 1  # see `PagedKVCache`
-        # For every layer of the encoder: positions per token, cache, and index of the layer in it.
+        # For every layer: positions per token, cache, and index of the layer in the cache.
         self._layers: list[tuple[int, PagedKVCache, int]] = []
-        # For every rate: sinusoids (pages, positions, size). `empty` on a CPU, where no path reads
-        # them: they use no physical memory.
+        # `empty`, because no path reads them on a CPU: there they use no physical memory.
         self._sinusoids = {
             spec.rate: torch.empty(pages + 2, spec.rate * block_tokens, spec.size, device=device)
             for spec in specs
@@ -70,7 +65,7 @@ class EncoderCache:
         """Returns the context in which the encoder computes a chunk.
 
         Args:
-            start: first token of the chunk, at the start of a block.
+            start: first token of a block.
             table: block table of the first block of the chunk.
         """
         return EncoderContext(
@@ -96,7 +91,7 @@ class EncoderContext:
         # a stream begins with padding, and a window of past blocks may no longer include that page.
         first_key = self.past[0][0] if self.past else start
         self._skipped = grid.prompt_padding if first_key == 0 else 0
-        # Number of padding tokens in front of the chunk, in its first page.
+        # Number of padding tokens in front of the chunk.
         self._in_front = grid.prompt_padding if start == 0 else 0
         self._stop = sum(stop - first for first, stop in self.past) + self._skipped + tokens
         if layers:
@@ -110,7 +105,7 @@ class EncoderContext:
         """Stores the keys and values (1, T, size) of the chunk in the pages of a layer.
 
         Returns:
-            Keys and values of the past, followed by the keys and values of the chunk.
+            Keys and values of the past and the chunk.
         """
         rate, cache, index = self._layers[layer]
         view: LayerView = cache.layer(0, index)

@@ -34,10 +34,10 @@ _LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 
 @dataclass(frozen=True)
 class CacheLayout:
-    """Layout of the cache of one model: the sizes of a page and of the convolution states. `steps`
-    is the largest number of ODE steps.
+    """Layout of the cache of one model.
 
     Attributes:
+        steps: largest number of ODE steps.
         block_frames: frames of a page, which holds one attention block.
         storage: int8 has one scale per frame and head, and float8 (e4m3) has one scale per page and
             head.
@@ -64,11 +64,7 @@ class CacheLayout:
         steps: int,
         storage: Storage,
     ) -> CacheLayout:
-        """Computes the layout of a model.
-
-        Args:
-            guidance: strength of classifier-free guidance; 0 for one branch without guidance.
-        """
+        """Computes the layout of a model. `guidance` is 0 without classifier-free guidance."""
         layers, heads, dim_head = estimator.attention
         frames, branches = config.token_mel_ratio * config.block_tokens, BRANCHES if guidance else 1
         conv_state = branches, estimator.state_width
@@ -78,9 +74,7 @@ class CacheLayout:
 
     @property
     def vectors_per_page(self) -> int:
-        """Vectors (dim_head,) in a page: keys and values of all steps, layers, branches, frames and
-        heads.
-        """
+        """Vectors (dim_head,) in a page."""
         return self.steps * self.layers * 2 * self.branches * self.block_frames * self.heads
 
     @property
@@ -110,7 +104,7 @@ class LayerView:
 
     @property
     def parts(self) -> tuple[torch.Tensor | None, ...]:
-        """Keys, values, scales of the keys and scales of the values; the scales may be None."""
+        """Keys, values, scales of the keys, scales of the values."""
         return *self.data.unbind(), *((None, None) if self.scales is None else self.scales.unbind())
 
     def write(
@@ -121,8 +115,8 @@ class LayerView:
         Args:
             k: keys, (branches, n, frames, heads * dim_head), for the first frames of the pages.
             v: values, of the same shape.
-            valid: (n,) frames of every page that are read later; None for all frames. The other
-                frames have no effect on a scale of a page.
+            valid: (n,) frames of every page that are read later; None for all frames. Only they
+                affect the scales.
         """
         frames = k.shape[2]
         for which, new in enumerate((k, v)):
@@ -136,11 +130,9 @@ class LayerView:
     def read(
         self, pages: Pages, frames: int, dtype: torch.dtype = torch.float32
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the keys and the values of the first `frames` frames of pages.
+        """Returns keys and values, each (branches, frames, heads * dim_head) in `dtype`.
 
-        Returns:
-            Keys and values, each (branches, frames, heads * dim_head) in `dtype`. They are views of
-            the cache if the pages are consecutive and `dtype` is the dtype of the cache.
+        They are views of the cache if the pages are consecutive and `dtype` is that of the cache.
         """
         # (2, branches, frames, heads, dim_head)
         values = _of_pages(self.data, pages).flatten(2, 3)[:, :, :frames]
@@ -228,8 +220,8 @@ class PagedKVCache:
 
         Args:
             pages: (n,) page numbers. If a number occurs twice, either of its values is stored.
-            values: (layers, 2, branches, n, block_frames, heads, dim_head).
-            valid: (n,) frames of every page that are read later.
+            values: shaped as `out` of `gather`.
+            valid: as in `LayerView.write`.
         """
         if self._scales is not None:
             scale = _scales_of(values, self._data.dtype, self._scales.shape[5], valid)
@@ -240,9 +232,7 @@ class PagedKVCache:
 
 
 def _indexable(values: torch.Tensor) -> torch.Tensor:
-    """Returns a view with a dtype that operators with indices support: torch has none of them for
-    float8.
-    """
+    """Returns float8 as int8, because torch has no operators with indices for float8."""
     return values.view(torch.int8) if values.dtype == torch.float8_e4m3fn else values
 
 
@@ -280,8 +270,8 @@ def _scales_of(
 
     Args:
         values: (..., n, block_frames, heads, dim_head).
-        scaled_frames: number of scales in a page for each head: one for each frame, or one.
-        valid: (n,) frames of every page that have an effect on a scale of the page; None for all.
+        scaled_frames: as in `CacheLayout`.
+        valid: as in `LayerView.write`.
     """
     most = values.float().abs().amax(dim=-1)
     if scaled_frames == 1:

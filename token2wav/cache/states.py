@@ -61,7 +61,6 @@ class StateStore:
 
     Args:
         slots: slots at the start, including the scratch slot.
-        in_place: whether states stay in place where their layer allows that.
     """
 
     def __init__(
@@ -85,7 +84,7 @@ class StateStore:
             )
             for name, specs in networks.items()
         }
-        # States in place, by slot. Closed streams have none.
+        # States in place, by slot.
         self._slot_states: dict[int, dict[nn.Module, torch.Tensor]] = {
             SCRATCH_SLOT: self._new_states()
         }
@@ -96,7 +95,6 @@ class StateStore:
 
     @property
     def used(self) -> int:
-        """Slots that belong to streams."""
         return self._slots - 1 - len(self._free)
 
     @property
@@ -145,10 +143,8 @@ class StateStore:
                 torch.index_select(table, 0, slots, out=rows.tensors[dtype])
 
     def states_of(self, slots: Sequence[int], rows: StateRows) -> Mapping[nn.Module, Any]:
-        """Returns the states of the streams in slots for a step.
-
-        Returns:
-            The view of the rows for each layer, or a list with the state of each stream in place.
+        """Returns the view of the rows for each layer, or a list with the state of each stream in
+        place.
         """
         if not self._in_place:
             return rows.views
