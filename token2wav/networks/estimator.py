@@ -31,10 +31,7 @@ MODULATION, ROPE, PRESENT = ("modulation", "modulation_out"), ("cos", "sin"), "p
 
 
 class AttentionContext(Protocol):
-    """Keys, values and convolution states of the frames before the input of the estimator.
-
-    `DenseContext` holds them in tensors; `EagerContext` in `execution/step.py` reads the cache.
-    """
+    """Keys, values and convolution states of the frames before the input of the estimator."""
 
     def convolve(self, index: int, conv: Convolution, x: torch.Tensor) -> torch.Tensor:
         """Runs a convolution over its state and x (B, channels, T), and stores its new state."""
@@ -116,13 +113,10 @@ class Estimator(nn.Module, ABC):
 
         Args:
             x: (B, bands, T) state.
-            conditions: (B, T, width) result of `project_conditions`.
             modulation: result of `modulation` for the ODE times of the rows, or for one time for
                 all rows.
             bias: bias of attention scores, broadcastable to (B, heads, T, keys); None for full
                 attention.
-            context: context of the frames before x; None if x is a whole sequence.
-            rope: result of `rope` for the positions of x.
 
         Returns:
             (B, bands, T) velocity, float32.
@@ -165,13 +159,12 @@ class Estimator(nn.Module, ABC):
 
 
 class DenseContext:
-    """`AttentionContext` in dense tensors. The pasts of the rows are padded to one length.
+    """`AttentionContext` in dense tensors. The pasts of the rows are padded to one length. `frames`
+    and `present` are inputs of `CachedStep`.
 
     Args:
         tails: (R, channels, positions) state of every convolution before the chunk.
-        frames: (R,) valid frames of each row; the rest is padding.
         past: (R, S, inner) keys and values of every layer: k0, v0, k1, v1 ...
-        present: (R, 1, N) 1 for frames, 0 for prompt padding; None without prompt padding.
 
     Attributes:
         after: state of every convolution after the chunk.
@@ -216,8 +209,7 @@ class DenseContext:
 
 
 class CachedStep(nn.Module):
-    """One ODE step as a pure function, which is exported as the graph `step`. Keys, values and
-    states are inputs and outputs.
+    """One ODE step as a pure function, which is exported as the graph `step`.
 
     A row is one guidance branch of the chunk of one stream. There are R rows of N frames, with S
     frames of past, all at the same ODE time. All inputs are float32 except `frames` and `past_*`:

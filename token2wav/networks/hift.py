@@ -1,8 +1,8 @@
 """CosyVoice's HiFT vocoder: F0 prediction, harmonic source, upsampling network, inverse STFT.
 
 The HiFT of CosyVoice3 is causal. The HiFT of earlier generations has convolutions that are centred.
-Parameters have the names of public `hift.pt` files. Some details only follow the public code,
-because checkpoints depend on them. Comments mark these details.
+Parameters have the names of public `hift.pt` files. Comments mark details that only follow the
+public code, because checkpoints depend on them.
 """
 
 from __future__ import annotations
@@ -174,7 +174,6 @@ class HiFT(WaveformNetwork):
             mel: (B, bands, T), T > `lookahead_frames` unless `final`.
             final: whether the utterance ends here. If not, the last `output_delay` samples are left
                 out.
-            phase: rounding of the phase of the source, see `frame_sines`.
 
         Returns:
             (B, samples), `samples_per_frame` for every frame.
@@ -199,7 +198,6 @@ class HiFT(WaveformNetwork):
             mel: (B, bands, T) next frames.
             noise: (N,) or (B, N) noise of the source from `HarmonicSource.merged`. In a stream it
                 has the same delay as F0.
-            phase: rounding of the phase of the source, see `frame_sines`.
             decode: replacement of `decode` on another backend; None for torch.
         """
         source = self.m_source(self.f0_predictor(mel, step), noise, phase, step)
@@ -216,8 +214,7 @@ class HiFT(WaveformNetwork):
         """Computes the audio (B, samples) of mel (B, bands, T) and excitation (B, 1, T *
         samples_per_frame).
 
-        In a stream the excitation has the delay of `m_source`, and the audio is late by
-        `output_delay`.
+        In a stream the excitation has the delay of `m_source`.
         """
         config = self.config
         spectrum = self.stft(self.source_delay(source, step), step)

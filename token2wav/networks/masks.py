@@ -10,7 +10,7 @@ import torch
 from token2wav.config.block_grid import BlockGrid
 from token2wav.networks.configs import SEES, GuidedAttention, Mask
 
-_NEVER = -30000.0  # bias of scores where attention is not allowed
+_NEVER = -30000.0
 
 
 def block_mask(grid: BlockGrid, frames: int, device: torch.device | None = None) -> torch.Tensor:
@@ -20,12 +20,12 @@ def block_mask(grid: BlockGrid, frames: int, device: torch.device | None = None)
 
 
 def attention_bias(allowed: torch.Tensor) -> torch.Tensor:
-    """Converts a mask to a float32 bias of attention scores.
+    """Converts a mask to a float32 bias of attention scores: 0 where attention is allowed, else
+    -30000.
 
-    The bias is 0 where attention is allowed, and -30000 elsewhere. Softmax turns such a score into
-    zero. torch's attention also accepts the bool mask, but then converts it in every layer and
-    step. This costs 4 % of the time of a chunk. The bias is not minus infinity, for two reasons: a
-    query in padding that may attend to no key would give NaN, and float16 ends at 65504.
+    torch's attention also accepts the bool mask, but then converts it in every layer and step. This
+    costs 4 % of the time of a chunk. The bias is not minus infinity, for two reasons: a query in
+    padding that may attend to no key would give NaN, and float16 ends at 65504.
     """
     return torch.zeros(allowed.shape, device=allowed.device).masked_fill(~allowed, _NEVER)
 
@@ -35,8 +35,7 @@ def guided_mask(
 ) -> torch.Tensor:
     """Computes the mask (frames, frames) of a layer with guided attention, as in StreamFlow.
 
-    Rows are queries, and columns are keys. A block starts at the first frame. A frame attends to a
-    number of blocks before and after its own block, which `mask` names.
+    Rows are queries, and columns are keys. A block starts at the first frame.
     """
     block = torch.arange(frames, device=device) // block_frames
     before, after = SEES[mask]

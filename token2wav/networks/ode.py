@@ -79,16 +79,14 @@ def _rk4_times(
 
 @dataclass(frozen=True)
 class OdeTables:
-    """Tables of all values that depend only on the schedule of the ODE, and the guidance rate.
+    """Tables of all values that depend only on the schedule of the ODE.
 
     Attributes:
-        widths: width of every step.
         modulation: modulation of the estimator at every evaluation, for one row; see
-            `Estimator.modulation`. Euler's method has one evaluation in each step.
+            `Estimator.modulation`.
         guidance: classifier-free guidance rate; 0 for no unconditional rows.
         stored_steps: for every step the index of the stored state that it reads and writes. The
             stores of a stream have one state for each step of its whole schedule.
-        weights: weights of the velocities, which are the method.
     """
 
     widths: list[float]
@@ -146,7 +144,6 @@ class OdeTables:
         Args:
             state: state whose first tensor (B, ...) is the point of the evaluation. Before the
                 first evaluation of a step it has no other tensors.
-            velocity: result of the evaluation, as for `advance`.
         """
         step, stage = divmod(evaluation, len(self.weights))
         if len(self.weights) == 1:
@@ -181,9 +178,7 @@ class OdeTables:
 
 
 class EulerSolver:
-    """Solver that integrates one estimator over a fixed schedule, by the method of the schedule.
-    For arguments see `OdeTables`.
-    """
+    """Solver that integrates one estimator over a fixed schedule, by the method of the schedule."""
 
     def __init__(
         self, estimator: Estimator, steps: int, guidance: float, schedule: ScheduleConfig = _COSINE
@@ -200,11 +195,9 @@ class EulerSolver:
         cond: torch.Tensor,
         mask: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Integrates noise to mel (B, bands, T), for whole sequences that start with their prompt.
+        """Integrates noise (B, bands, T) to mel, for whole sequences that start with their prompt.
 
         Args:
-            noise: (B, bands, T) start of the ODE.
-            mu, spk, cond: conditions, see `Estimator.project_conditions`.
             mask: (T, T) attention mask, True where allowed; None for full attention.
         """
         conditions = self._estimator.project_conditions(*self.tables.guided(mu, spk, cond))
