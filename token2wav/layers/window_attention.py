@@ -41,7 +41,6 @@ class StepPart:
     """Positions of a step that are added to the windows at once, and the keys that they attend to.
 
     Attributes:
-        start, stop: first position of the part in the step, and the position after its last one.
         streams: keys of each stream, for rings that are a tensor for each stream; else empty.
         slots: (B or 1, n) slots of the positions in rings that are one tensor; else None.
         mask: (B or 1, n, ring) values to add to the scores of all streams, or None like `slots`.
@@ -155,7 +154,6 @@ def ring_length(window: int) -> int:
 
 
 def _mask_of(queries: torch.Tensor, keys: torch.Tensor, window: int) -> torch.Tensor:
-    """Returns 0 where a query attends to a key, else -inf, by their positions."""
     visible = (keys >= 0) & (keys <= queries) & (keys > queries - window)
     zeros = torch.zeros(visible.shape, device=visible.device)
     return zeros.masked_fill(~visible, -torch.inf)
@@ -193,7 +191,6 @@ class WindowAttention(Streaming):
     Args:
         heads: heads of keys and values. Queries have as many heads, or a multiple: several heads in
             sequence then share one head of keys.
-        window: positions that a position attends to, itself included.
     """
 
     state_in_place = True
@@ -295,8 +292,7 @@ def _attention(
 ) -> torch.Tensor:
     """Computes attention of q (B, T, heads, dim_head) over k and v (B, S, heads, dim_head).
 
-    `visible` (B or 1, T, S) is True where a query attends to a key. A query attends to itself at
-    least.
+    `visible` (B or 1, T, S) is True where a query attends to a key.
     """
     q, k, v = (value.transpose(1, 2) for value in (q, k, v))
     return _grouped_attention(q, k, v, visible[:, None]).transpose(1, 2)
