@@ -1,4 +1,4 @@
-"""Noise of decoders, in which every number is a function of its position in the utterance."""
+"""Noise layer of decoders."""
 
 from __future__ import annotations
 

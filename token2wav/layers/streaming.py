@@ -185,9 +185,7 @@ class WaveformNetwork(nn.Module):
         return torch.empty(self.input_channels, 0, dtype=self.input_dtype, device=self.device)
 
     def freeze(self) -> None:
-        """Ends loading: computes results that depend on the weights alone, which no longer
-        change.
-        """
+        """Ends loading: computes results that depend on the weights alone."""
         self.eval().requires_grad_(False)
         for module in self.modules():  # a layer before the layers inside it
             if isinstance(module, FreezableLayer):

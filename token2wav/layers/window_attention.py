@@ -105,7 +105,6 @@ class PositionCounter(Streaming):
         )
 
     def _part_of_all(self, positions: torch.Tensor, start: int) -> StepPart:
-        """Makes a part for rings that are one tensor."""
         ring = ring_length(self.window)
         last = positions[:, -1:, None]
         # The position of each key: the latest one that has its slot in the ring.
@@ -130,7 +129,6 @@ class PositionCounter(Streaming):
         return StepPart(0, positions.shape[1], slots=index, mask=mask)
 
     def _part_of_each(self, positions: torch.Tensor, start: int) -> StepPart:
-        """Makes a part for rings that are a tensor for each stream."""
         ring = ring_length(self.window)
         stream_keys: dict[int, StreamKeys] = {}  # by last position
         lasts: list[int] = positions[:, -1].tolist()
@@ -185,8 +183,7 @@ def rotate(x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor]) -> torch.
 class WindowAttention(Streaming):
     """Attention of one layer over the last `window` positions. It has no weights.
 
-    Its state is a ring with the keys and values of the latest positions: position p has the slot p
-    modulo the length of the ring.
+    Position p has the slot p modulo the length of the ring.
 
     Args:
         heads: heads of keys and values. Queries have as many heads, or a multiple: several heads in
@@ -235,7 +232,6 @@ class WindowAttention(Streaming):
     def _together(
         q: torch.Tensor, kv: torch.Tensor, rings: torch.Tensor, part: StepPart
     ) -> torch.Tensor:
-        """Computes a part of a step, with rings (B, 2, ring, heads, dim_head)."""
         assert part.slots is not None
         index = part.slots[:, None, :, None, None].expand(kv.shape)
         rings.scatter_(2, index, kv.to(rings.dtype))
@@ -245,9 +241,6 @@ class WindowAttention(Streaming):
     def _one_by_one(
         q: torch.Tensor, kv: torch.Tensor, rings: Sequence[torch.Tensor], part: StepPart
     ) -> torch.Tensor:
-        """Computes a part of a step, with a ring (2, ring, heads, dim_head) for each stream. It
-        copies the new keys and values alone.
-        """
         queries = q.transpose(1, 2).split(1)  # (1, heads, n, dim_head) each
         outputs = []
         for ring, new, query, stream in zip(
@@ -290,10 +283,6 @@ def _masked_attention(q: torch.Tensor, kv: torch.Tensor, part: StepPart) -> torc
 def _attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, visible: torch.Tensor
 ) -> torch.Tensor:
-    """Computes attention of q (B, T, heads, dim_head) over k and v (B, S, heads, dim_head).
-
-    `visible` (B or 1, T, S) is True where a query attends to a key.
-    """
     q, k, v = (value.transpose(1, 2) for value in (q, k, v))
     return _grouped_attention(q, k, v, visible[:, None]).transpose(1, 2)
 

@@ -42,7 +42,6 @@ class PieceShape:
     """Shape of a batch of pieces that have the same place in their streams.
 
     Attributes:
-        first: whether the streams start with these pieces.
         inside: whether the streams continue after these pieces. If not, each piece ends with
             `lookahead_frames` frames after the end of the stream. They flush the audio that the
             network holds back.
@@ -56,13 +55,11 @@ class PieceShape:
     rows: int = 1
 
     def fits(self, other: PieceShape) -> bool:
-        """Returns whether a batch of this shape can run in the tensors of another shape."""
         same = (self.first, self.inside, self.frames) == (other.first, other.inside, other.frames)
         return same and self.rows <= other.rows
 
     @property
     def cost(self) -> int:
-        """Cost of a batch of this shape, in arbitrary units."""
         return self.rows * self.frames
 
 
@@ -134,7 +131,6 @@ class PieceInput:
         frames: (channels, n) new frames.
         shape: shape of a batch that holds only this piece.
         provisional: whether the states after the piece are dropped.
-        decoder_noise: see `TokenChunk`.
     """
 
     stream: _WaveformStream
@@ -151,8 +147,7 @@ class _Cut:
 
     Attributes:
         pieces: pieces in order; none while the start of a stream is too short to yield audio.
-        pending: value of `_WaveformStream.pending` after the pieces.
-        frames: value of `_WaveformStream.frames` after the pieces.
+        pending, frames: values of `_WaveformStream` after the pieces.
     """
 
     pieces: list[PieceInput]
@@ -180,9 +175,6 @@ class KernelPieces(PieceRunner, Protocol):
 
 class _Batch:
     """Tensors for pieces of one shape: S streams, T frames.
-
-    Args:
-        decode: runs the network on another backend, see `WaveformStage`; None for torch.
 
     Attributes:
         frames: (S, channels, T) input.
@@ -222,7 +214,6 @@ class _Batch:
         self._decode = decode if shape.inside and not shape.first else None
 
     def fill(self, items: Sequence[PieceInput]) -> None:
-        """Copies frames, states and noise of pieces, at most S of them, into the tensors."""
         streams, count, noise = len(self._slots), items[0].frames.shape[1], self._noise_table
         if count:
             self.frames[: len(items), :, :count].copy_(torch.stack([item.frames for item in items]))
@@ -249,7 +240,6 @@ class _Batch:
         self.audio = self._network.run_step(self.frames, noise, self._step, self._decode)
 
     def take(self, items: Sequence[PieceInput]) -> list[torch.Tensor]:
-        """Returns the audio (samples,) of every piece, and stores the states after the pieces."""
         shape, network = self._shape, self._network
         if shape.inside and not items[0].provisional:
             self._states.write(self._slots, self._rows)
@@ -261,9 +251,8 @@ class _Batch:
 
 
 def check_lookahead_frames(lookahead_frames: int, network: WaveformNetwork) -> None:
-    """Raises ConfigError if a vocoder cannot hold back a number of frames, see `WaveformStage`.
-
-    Only the sizes of the network are read.
+    """Raises ConfigError if a vocoder cannot hold back a number of frames. Only the sizes of the
+    network are read.
     """
     lookahead = network.lookahead_frames
     if lookahead_frames and lookahead_frames >= lookahead:
@@ -282,8 +271,8 @@ class WaveformStage(StatefulStage[_WaveformStream], VocoderStage):
         noise: noise of the harmonic source; None for a network without one.
         decode: runs the network, or only `HiFT.decode`, on another backend; None for torch. The
             first and the last piece of a stream always run on torch.
-        shapes: shapes to prepare. Chunks are cut into pieces of these shapes. If there are none,
-            every chunk is one piece, and any number of threads may use the stage at the same time.
+        shapes: shapes to prepare. If there are none, every chunk is one piece, and any number of
+            threads may use the stage at the same time.
         graphs: memory pool of the CUDA graphs that the shapes are captured in; None to run eagerly.
         kernels: makes the runner of pieces on kernels, from the noise of the source and the number
             of slots of the state store; None to run the network on torch. `shapes` and `graphs`
@@ -433,7 +422,6 @@ class WaveformStage(StatefulStage[_WaveformStream], VocoderStage):
         ]
 
     def _extrapolated_samples_after(self, cut: _Cut) -> int:
-        """Returns the number of samples that are extrapolated after the exact audio of a chunk."""
         if cut.frames or not self._extrapolated_samples:
             return self._extrapolated_samples
         return max(0, cut.pending.shape[1] - self._lookahead_frames) * self._net.frame_samples
@@ -486,7 +474,6 @@ class WaveformStage(StatefulStage[_WaveformStream], VocoderStage):
         return [pending, following, known[:, -1:].expand(-1, count - following.shape[1])]
 
     def _cut(self, stream: _WaveformStream, chunk: FrameChunk) -> _Cut:
-        """Cuts a chunk into pieces of prepared shapes, and one piece of the frames left over."""
         new, noise = chunk.frames, chunk.decoder_noise
         if stream.pending.shape[1]:
             new = torch.cat((stream.pending, new), dim=1)
@@ -517,7 +504,6 @@ class WaveformStage(StatefulStage[_WaveformStream], VocoderStage):
         return _Cut(pieces, new[:, :0], stream.frames + count)
 
     def _join_pieces(self, audio: list[list[torch.Tensor]]) -> list[torch.Tensor]:
-        """Joins the pieces of every stream, in one operation for all streams."""
         if all(len(parts) == 1 for parts in audio):
             return [samples for [samples] in audio]
         parts = [samples for stream in audio for samples in stream] or [
@@ -535,5 +521,4 @@ class WaveformStage(StatefulStage[_WaveformStream], VocoderStage):
 
 
 def _shape_of(pieces: Sequence[PieceInput]) -> PieceShape:
-    """Returns the shape of a batch of pieces that have the same place in their streams."""
     return dataclasses.replace(pieces[0].shape, rows=len(pieces))
