@@ -21,12 +21,11 @@ _WARM_UPS = 2
 
 
 def graphs_enabled(device: torch.device) -> bool:
-    """Returns whether a device can replay CUDA graphs and the environment has not disabled them."""
     return device.type == "cuda" and os.environ.get(SWITCH, "1") != "0"
 
 
 class CaptureError(Exception):
-    """A function runs, but cannot be captured as a CUDA graph. The message gives the reason."""
+    """A function runs, but cannot be captured as a CUDA graph."""
 
 
 @dataclass
@@ -103,7 +102,6 @@ class GraphPool:
         return CudaGraph(graph, function)
 
     def _record(self, function: Callable[[], None]) -> tuple[torch.cuda.CUDAGraph, int | None]:
-        """Captures a function on the stream of the pool, and counts the nodes of the graph."""
         graph = torch.cuda.CUDAGraph()
         try:
             # By default a capture fails if any other thread of the process allocates memory or
@@ -123,7 +121,6 @@ class GraphPool:
         return graph, nodes
 
     def _leave_pool(self, graph: torch.cuda.CUDAGraph) -> None:
-        """Ends the recording of a capture that failed, and takes another memory pool."""
         self._failed.append(graph)
         # Missing in builds of torch without CUDA.
         end_recording = getattr(torch._C, "_cuda_endAllocateToPool", None)
@@ -135,10 +132,8 @@ class GraphPool:
 
 @contextmanager
 def _garbage_kept() -> Iterator[None]:
-    """Collects no garbage meanwhile.
-
-    Graphs of a model that is gone may be garbage, and to free a graph within a capture ends the
-    capture with an error.
+    """Collects no garbage: graphs of a model that is gone may be garbage, and to free a graph
+    within a capture ends the capture with an error.
     """
     was_enabled = gc.isenabled()
     gc.disable()

@@ -1,6 +1,4 @@
-"""Step functions, which evaluate the estimator on a batch at every ODE step, and the attention
-context of the step function on torch.
-"""
+"""Step functions, which evaluate the estimator on a batch at every ODE step."""
 
 from __future__ import annotations
 
@@ -95,7 +93,7 @@ class ExportedModule(Protocol):
 
 
 class TorchStep(VelocityStep):
-    """Step function on torch. It runs eagerly.
+    """Step function on torch.
 
     If every chunk of a batch has one block, the estimator computes only the frames of the longest
     block. Most provisional chunks have one block.
@@ -123,10 +121,9 @@ class TorchStep(VelocityStep):
 class EagerContext:
     """`AttentionContext` on torch. Attention reads keys and values from the cache in place.
 
-    All other layers run on all blocks at once. They do nearly all of the arithmetic. Attention runs
-    block by block, or on a CPU chunk by chunk if a chunk has a long past. Attention of several
-    streams in one call was tried. It needs a copy of all keys and values in one tensor, which costs
-    more than the separate calls.
+    All other layers run on all blocks at once. Attention runs block by block, or on a CPU chunk by
+    chunk if a chunk has a long past. One call for several streams would need a copy of all keys and
+    values in one tensor, which costs more than the separate calls.
 
     Args:
         frames: frames of every block that are computed: the length of a block, if any chunk has
@@ -183,9 +180,7 @@ class EagerContext:
         v: torch.Tensor,
         bias: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Computes attention of every block over the pages of its table.
-
-        The keys and values of the present blocks are read back from the cache. A frame therefore
+        """The keys and values of the present blocks are read back from the cache. A frame therefore
         attends to the same rounded values, whether a key belongs to its own chunk or to an earlier
         chunk.
         """
