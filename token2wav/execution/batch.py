@@ -89,16 +89,16 @@ class Batch:
     them, and are filled anew for every batch.
 
     Args:
-        rows: rows for the states of the estimator, at least one for each chunk. Batches that never
-            run at the same time may share them.
+        rows: rows for estimator states, at least one for each chunk. Batches that never run at the
+            same time may share them.
         integrate: integrates `x` from noise to mel, in place.
 
     Attributes:
         blocks: blocks of the present batch, which may be fewer than the rows.
         x: (rows, bands, block_frames) state of the ODE, for `rows = size.blocks`. `mu` and `cond`
             have this shape.
-        conv_state: (size.rows, steps, branches, width) state of the convolutions of the estimator,
-            one row for each chunk.
+        conv_state: (size.rows, steps, branches, width) convolution states of the estimator, one row
+            for each chunk.
     """
 
     def __init__(

@@ -14,7 +14,7 @@ from token2wav.cache.states import SCRATCH_SLOT
 
 
 class Column(IntEnum):
-    """Columns of the header of a block table.
+    """Header columns of a block table.
 
     The block table of a batch is a tensor on the device with one row of integers for each block.
     After the header come the pages that the block attends to, in order. The last of these pages is
@@ -36,7 +36,7 @@ class Column(IntEnum):
     SHARED_PAGES = 8
 
 
-HEADER = len(Column)  # columns of the header
+HEADER = len(Column)  # header columns
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class ChunkPlace:
 class Block:
     """One block of a batch, as the host builds its row of the block table.
 
-    The fields without a description here are the columns of the header that have the same names.
+    The fields without a description here are the header columns with the same names.
 
     Attributes:
         chunk_pages: pages of the last block of the chunk, which every block of the chunk attends to
@@ -179,5 +179,5 @@ def _shared_pages(first: list[int], last: list[int]) -> int:
 
 
 def frame_positions(table: torch.Tensor, frames: int) -> torch.Tensor:
-    """Computes the positions (blocks, frames) of all frames, padding included."""
+    """Computes all frame positions (blocks, frames), padding included."""
     return table[:, Column.START, None] + torch.arange(frames, device=table.device)

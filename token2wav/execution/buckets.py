@@ -27,7 +27,7 @@ class Size(Protocol):
 
     @property
     def cost(self) -> int:
-        """Cost of a batch of this size, in arbitrary units."""
+        """Batch cost, in arbitrary units."""
 
     def fits(self, other: Any) -> bool:
         """Returns whether a batch of this size can run in the tensors of another size."""
@@ -66,8 +66,8 @@ class BucketRunner(Generic[SizeT, Item]):
 
     Args:
         size_of: returns the smallest size that holds the given items.
-        graphs: memory pool of the CUDA graphs that the buckets are captured in; None to run the
-            buckets eagerly.
+        graphs: pool of CUDA graphs that the buckets are captured in; None to run the buckets
+            eagerly.
     """
 
     def __init__(

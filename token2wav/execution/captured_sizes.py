@@ -1,5 +1,5 @@
-"""Sizes of the batches that CUDA graphs are captured for. A batch runs in the next larger size, and
-a batch above the largest size is split.
+"""Batch sizes that CUDA graphs are captured for. A batch runs in the next larger size, and a batch
+above the largest size is split.
 """
 
 from __future__ import annotations

@@ -51,8 +51,8 @@ def uploaded(graph: torch.cuda.CUDAGraph, stream: int) -> bool:
 
 
 def nodes_in_capture(stream: int) -> int | None:
-    """Returns the number of nodes that the capture on a stream has recorded so far; None if the
-    stream does not capture, or without cuda-python.
+    """Returns how many nodes the capture on a stream has recorded so far; None if the stream does
+    not capture, or without cuda-python.
     """
     capture = _call("cuStreamGetCaptureInfo", stream)
     if capture is None:
@@ -63,7 +63,7 @@ def nodes_in_capture(stream: int) -> int | None:
 
 
 def device_facts(device: torch.device) -> list[str]:
-    """Returns facts about a GPU as short phrases: its name, its driver, and its compute mode."""
+    """Returns facts about a GPU as short phrases: name, driver and compute mode."""
     facts = [torch.cuda.get_device_name(device), driver_fact()]
     driver = _bindings()
     if driver is not None:
@@ -86,8 +86,8 @@ def missing_gpu(root: Path = Path("/")) -> str:
 
 
 def driver_fact(root: Path = Path("/")) -> str:
-    """Returns a phrase with the version of the NVIDIA driver, such as `driver 580.65.06 for CUDA
-    13.0`; empty if no driver is loaded.
+    """Returns a phrase with the NVIDIA driver version, such as `driver 580.65.06 for CUDA 13.0`;
+    empty if no driver is loaded.
     """
     try:
         text = (root / "proc/driver/nvidia/version").read_text()

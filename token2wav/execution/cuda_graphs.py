@@ -15,8 +15,8 @@ from token2wav.errors import BackendError
 from token2wav.execution.cuda_facts import nodes_in_capture, uploaded
 
 SWITCH = "TOKEN2WAV_CUDA_GRAPHS"  # set it to 0 to run without CUDA graphs, for debugging
-# Number of calls of a function before its capture. In the first calls of a function, libraries
-# choose kernels and allocate workspaces. The capture must not record this work.
+# Calls of a function before its capture. In these first calls, libraries choose kernels and
+# allocate workspaces. The capture must not record this work.
 _WARM_UPS = 2
 
 
@@ -30,10 +30,10 @@ class CaptureError(Exception):
 
 @dataclass
 class GraphSummary:
-    """Summary of the CUDA graphs of a model, for reports.
+    """Summary of a model's CUDA graphs, for reports.
 
     Attributes:
-        nodes: nodes of all graphs; None without cuda-python.
+        nodes: nodes in all graphs; None without cuda-python.
         memory: bytes of GPU memory that the captures took.
         seconds: time that the captures took, with the runs before them, in which the Triton
             language compiles kernels.
@@ -46,7 +46,7 @@ class GraphSummary:
 
 
 class GraphPool:
-    """Memory pool and CUDA stream for the capture of all CUDA graphs of one model.
+    """Memory pool and CUDA stream for the capture of one model's CUDA graphs.
 
     Graphs can share memory only if they run one after another. This holds because all threads
     replay them on the default stream of the device, and because a lock guards each `BucketRunner`.

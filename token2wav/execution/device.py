@@ -154,10 +154,10 @@ def cache_bytes(mib: int, device: torch.device) -> int:
 
 
 def available_bytes(root: Path = Path("/")) -> int:
-    """Returns the bytes of memory that this process may still allocate: the free memory of the
-    host, or of its container (cgroup) if that is less.
+    """Returns the bytes that this process may still allocate: the free memory on the host, or in
+    its container (cgroup) if that is less.
 
-    The operating system's cache of files counts as free in both numbers, because it is dropped when
+    The operating system's file cache counts as free in both numbers, because it is dropped when
     memory is needed.
     """
     free = 1024 * _number("MemAvailable:", root / "proc/meminfo")
@@ -179,7 +179,7 @@ def _number(name: str, file: Path) -> int:
 
 
 def cuda_cache_bytes(free: int) -> int:
-    """Returns the part of the free bytes of a GPU that the cache gets."""
+    """Returns the cache's part of a GPU's free bytes."""
     return int(max(min(_CUDA_SHARE * free, free - _CUDA_REST), free / 2))
 
 

@@ -17,8 +17,8 @@ from token2wav.networks.ode import OdeTables
 
 Velocity = Callable[[int], torch.Tensor]
 
-# Number of visible frames from which one call for all blocks of a chunk is faster than a call for
-# each block on a CPU. At 500 frames both took the same time; at 5,900 one call took 0.75 of it.
+# Visible frames from which one call for all blocks of a chunk is faster than a call for each block
+# on a CPU. At 500 frames both took the same time; at 5,900 one call took 0.75 of it.
 _LONG_PAST = 1000
 
 
@@ -42,8 +42,8 @@ class StepFunction(ABC):
     def integrate(self, batch: Batch) -> None:
         """Integrates the state of a batch, in place, from noise to mel.
 
-        It also writes the keys and values of the blocks to the cache, and the state of the
-        convolutions to `conv_state` of the batch.
+        It also writes the keys and values of the blocks to the cache, and the convolution states to
+        `conv_state` of the batch.
         """
 
 
@@ -146,8 +146,8 @@ class EagerContext:
             for pages, spans in _read_together(batch.blocks, batch.block_frames)
         ]
         ends = [(row, block) for row, block in enumerate(batch.blocks) if block.last]
-        # For every chunk: the state of the convolutions, the rows of its blocks, the number of its
-        # frames, and the number of padding frames among them.
+        # For every chunk: convolution states, rows of its blocks, and the counts of its frames and
+        # of padding frames among them.
         self._chunks = [
             (
                 estimator.tails(state),  # each (steps, branches, channels, positions)
@@ -216,7 +216,7 @@ def _read_together(
     between them. Under full prompt attention all blocks of a chunk attend to the same pages.
 
     Returns:
-        For each group the pages to read, and for each block of the group the span of frames that it
+        For each group the pages to read, and for each block in the group the frame span that it
         attends to. The span leaves out padding.
     """
     reads: list[tuple[list[int], list[slice]]] = []

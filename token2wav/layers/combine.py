@@ -90,7 +90,7 @@ class Mean:
 
 
 def placed(layers: Iterable[nn.Module], timing: Timing = ON_TIME) -> Timing:
-    """Places layers in sequence, and returns the timing of the last output."""
+    """Places layers in sequence, and returns the output timing of the last one."""
     for layer in layers:
         if isinstance(layer, StreamModule):
             timing = layer.place(timing)

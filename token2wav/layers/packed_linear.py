@@ -1,4 +1,4 @@
-"""Linear layers and products with constant weights on a CPU, in the weight layout of oneDNN.
+"""Linear layers and products with constant weights on a CPU, in oneDNN's weight layout.
 
 By default torch computes a linear layer with MKL, from the weight as it was loaded. oneDNN reads
 weights in blocks, and is faster. With weights of 2,048 x 512, the product of 16 rows takes 0.35 ms
@@ -50,7 +50,7 @@ class PackedCopy:
         self._copy: tuple[tuple[int, int], PackedWeight] | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PackedCopy:
-        """Returns a copy that packs anew, because torch cannot copy the layout of oneDNN."""
+        """Returns a copy that packs anew, because torch cannot copy oneDNN's layout."""
         return PackedCopy(self._arrange)
 
     def of(self, weight: torch.Tensor) -> PackedWeight:

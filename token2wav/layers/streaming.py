@@ -9,12 +9,12 @@ therefore have the same shapes, and nothing is computed twice.
 Delays add up along a network, so the state of a layer depends on the layers before it. The
 constructor of a complete network calls `place` once, which walks through the layers in the order of
 the signal. The method `place` of a layer takes the `Timing` of its input, sets the shape of its
-state, and returns the timing of its output. `layers/combine.py` has combinations that place their
-parts. The delay of the last output is the delay of the network.
+state, and returns its output `Timing`. `layers/combine.py` has combinations that place their parts.
+The delay of the last output is the network's delay.
 
 Before the first position of a stream and after its last one, every layer puts zeros, or its own
-kind of padding. The step that ends a stream is longer by the delay of the network, so that all
-outputs are returned. A whole sequence needs neither state nor delay.
+kind of padding. The step that ends a stream is longer by the network's delay, so that all outputs
+are returned. A whole sequence needs neither state nor delay.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ class StreamModule(nn.Module):
     # The class is no ABC, whose `isinstance` takes longer, and networks ask for each layer.
     @abstractmethod
     def place(self, timing: Timing = ON_TIME) -> Timing:
-        """Prepares all layers for streams, from the timing of the input. Returns the timing of the
-        output, at the rate of the output.
+        """Prepares all layers for streams, from the input timing. Returns the output timing, at the
+        output rate.
         """
 
 
@@ -102,7 +102,7 @@ class Streaming(StreamModule):
     """Base of layers that may have a state.
 
     Attributes:
-        input, output: timing of the input and of the output; set by `place`.
+        input, output: input and output timing; set by `place`.
         state_shape: shape of the state of one stream; empty for a layer without state.
         state_in_place: whether a step changes only a part of the state, where it is stored. A store
             may then pass a list with the state of each stream instead of one tensor (`StateStore`).
@@ -140,7 +140,7 @@ class WaveformNetwork(nn.Module):
     Attributes:
         input_channels: mel bands, codebooks, or the size of a latent.
         input_dtype: dtype of the frames: int32 for codes.
-        output: timing of the audio; the constructor of a network that holds audio back sets it.
+        output: audio timing; the constructor of a network that holds audio back sets it.
         window_frames, frames_past_window: every step that does not end a stream must end
             `frames_past_window` frames after a multiple of `window_frames` frames.
         m_source: harmonic source (`HarmonicSource`); only in networks that take noise.
@@ -221,8 +221,8 @@ class StreamStep:
         state: tensor (batch, *state_shape) for each layer that has a state, or a list with a tensor
             for each stream (`Streaming.state_in_place`); None computes whole sequences.
         frames: input frames of the network in this step.
-        frames_past_end: trailing zero frames after the end of the streams. They flush the delay of
-            the network. 0 unless the streams end with this step.
+        frames_past_end: trailing zero frames after the end of the streams. They flush the network's
+            delay. 0 unless the streams end with this step.
         noise_factor: (batch,) int64, 0 for streams in which noise layers add no noise, else 1. None
             is 1 for all streams.
     """
@@ -315,7 +315,7 @@ def is_channels_last(x: torch.Tensor) -> bool:
 
 
 def _padded(x: torch.Tensor, left: int, right: int, mode: str) -> torch.Tensor:
-    """Pads x (B, C, T) at both ends, and keeps the order of its memory."""
+    """Pads x (B, C, T) at both ends, and keeps its memory order."""
     if mode == "constant" and is_channels_last(x):
         return F.pad(x.transpose(1, 2), (0, 0, left, right)).transpose(1, 2)
     return F.pad(x, (left, right), mode)

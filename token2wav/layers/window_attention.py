@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from token2wav.layers.streaming import OFFLINE, Streaming, StreamStep
 
-_BLOCK = 512  # queries of a whole sequence that are computed at once; bounds the memory of the mask
+_BLOCK = 512  # queries of a whole sequence that are computed at once; bounds the mask's memory
 # Positions that are added to a window at once. A longer step is computed in parts.
 _MOST_NEW = 32
 

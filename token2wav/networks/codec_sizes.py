@@ -75,13 +75,13 @@ class SymmetricSizes:
 
     @property
     def frame_samples(self) -> int:
-        """Samples of audio for each frame of codes."""
+        """Audio samples for each frame of codes."""
         return math.prod(self.rates)
 
 
 @dataclass(frozen=True)
 class SeanetSizes:
-    """Sizes of a transformer and a SEANet decoder. Fields and defaults are those of Mimi in
+    """Sizes for a transformer and a SEANet decoder. Fields and defaults are those of Mimi in
     `transformers`.
 
     Attributes:
@@ -161,5 +161,5 @@ class SeanetSizes:
 
     @property
     def frame_samples(self) -> int:
-        """Samples of audio for each frame of codes or latents."""
+        """Audio samples for each frame of codes or latents."""
         return self.stride * math.prod(self.upsampling_ratios)

@@ -3,8 +3,8 @@ two for each token.
 
 A token attends to its own block and to all earlier blocks, so keys and values of finished blocks
 never change. The same layers compute whole sequences, the next chunk of a stream, or a batch of
-blocks of many streams: the attention and the state of the convolutions are arguments. The
-parameters have the names that public `flow.pt` files use below `encoder.`.
+blocks of many streams: the attention and the convolution states are arguments. The parameters have
+the names that public `flow.pt` files use below `encoder.`.
 """
 
 from __future__ import annotations
@@ -152,14 +152,9 @@ class Conformer(nn.Module):
         *,
         last: bool = True,
     ) -> torch.Tensor:
-        """Encodes whole sequences, or the next chunk of streams with the same result.
-
-        Args:
-            x: (B, n + right, size) outputs of `embed`. `right` is the look-ahead, or 0 if `last`.
-            last: whether the streams end with x. Zeros then replace the look-ahead.
-
-        Returns:
-            (B, RATIO * n, size) hidden vectors.
+        """Encodes whole sequences, or the next chunk of streams with the same result. Returns (B,
+        RATIO * n, size). For x (B, n + right, size), outputs of `embed`, and for `last` see
+        `PreLookahead`.
         """
         x = self.pre_lookahead_layer(x, step, last=last)
         return self.encode(x, attention, step)
@@ -316,7 +311,7 @@ class _Positions:
 
     Attributes:
         spans: start and stop of each run of keys, in the order of the keys.
-        bias: (T, keys) bias of attention scores; None if all keys are visible.
+        bias: (T, keys) attention score bias; None if all keys are visible.
     """
 
     start: int

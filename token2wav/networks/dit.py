@@ -1,4 +1,4 @@
-"""The DiT estimator of CosyVoice3: velocity of the flow from frames.
+"""The DiT estimator of CosyVoice3: flow velocity from frames.
 
 Comments mark details that only follow the public code, because checkpoints depend on them.
 """
@@ -283,7 +283,7 @@ class DiTBlock(nn.Module):
 
 
 class DiT(Estimator):
-    """DiT estimator: velocity of the flow at one ODE time."""
+    """DiT estimator: flow velocity at one ODE time."""
 
     def __init__(self, config: EstimatorConfig) -> None:
         super().__init__()
@@ -374,7 +374,7 @@ class DiT(Estimator):
         self.proj_out.half()
 
     def drop_time_weights(self) -> None:
-        """Frees 43 % of the weights of the public model."""
+        """Frees 43 % of the public model's weights."""
         del self.time_embed, self.norm_out
         for block in self._blocks():
             del block.attn_norm

@@ -1,6 +1,5 @@
 """CosyVoice's HiFT vocoder: F0 prediction, harmonic source, upsampling network, inverse STFT.
 
-The HiFT of CosyVoice3 is causal. The HiFT of earlier generations has convolutions that are centred.
 Parameters have the names of public `hift.pt` files. Comments mark details that only follow the
 public code, because checkpoints depend on them.
 """
@@ -49,7 +48,7 @@ class HiFT(WaveformNetwork):
     """HiFT vocoder, for whole utterances and for streams.
 
     Args:
-        source: class of the harmonic source, if the family has one of its own.
+        source: class for the harmonic source, if the family has one of its own.
     """
 
     def __init__(self, config: HiFTConfig, source: type[HarmonicSource] | None = None) -> None:
@@ -112,7 +111,7 @@ class HiFT(WaveformNetwork):
         self.output = self._place()
 
     def _place(self) -> Timing:
-        """Places all layers, and returns the timing of the audio.
+        """Places all layers, and returns the audio timing.
 
         Mel and source are added at every stage, so both must be equally late there. The mel waits
         for whole frames before the first stage. The source waits for samples before the first
@@ -196,8 +195,8 @@ class HiFT(WaveformNetwork):
 
         Args:
             mel: (B, bands, T) next frames.
-            noise: (N,) or (B, N) noise of the source from `HarmonicSource.merged`. In a stream it
-                has the same delay as F0.
+            noise: (N,) or (B, N) source noise from `HarmonicSource.merged`. In a stream it has the
+                same delay as F0.
             decode: replacement of `decode` on another backend; None for torch.
         """
         source = self.m_source(self.f0_predictor(mel, step), noise, phase, step)

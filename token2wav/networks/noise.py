@@ -1,6 +1,4 @@
-"""Noise of the flow and of the harmonic source. Each number is a function of its position in the
-utterance alone.
-"""
+"""Flow noise and source noise. Each number is a function of its position in the utterance alone."""
 
 from __future__ import annotations
 
@@ -80,9 +78,9 @@ class SourceNoise:
     utterance.
 
     The public buffer holds 300 s, which is 260 MB. Its generator is sequential. So a block can be
-    drawn alone once the state of the generator at its start is known. These states are stored
-    instead, 5 kB for each second, together with the last few blocks. After 300 s every block has a
-    seed of its own.
+    drawn alone once the generator state at its start is known. These states are stored instead, 5
+    kB for each second, together with the last few blocks. After 300 s every block has a seed of its
+    own.
 
     Args:
         harmonics: sines per sample, with the fundamental.
@@ -138,7 +136,7 @@ class SourceNoise:
         return block
 
     def _keep(self, index: int, generator: torch.Generator) -> None:
-        """Stores the state of the generator at the start of a block."""
+        """Stores the generator state at the start of a block."""
         if index == self._known:
             self._states[index] = generator.get_state()
             self._known += 1

@@ -20,8 +20,7 @@ _COSINE = ScheduleConfig()
 # State of an ODE: the point of the next evaluation, and inside of a step also the start of the step
 # and the velocities of its evaluations so far.
 OdeState = tuple[torch.Tensor, ...]
-# Weights of the velocities of a step in every point after an evaluation. The last point is the end
-# of the step.
+# Velocity weights of a step in every point after an evaluation. The last point is the step's end.
 Weights = tuple[tuple[float, ...], ...]
 EULER: Weights = ((1.0,),)
 _RK4: Weights = (  # Kutta's 3/8 rule
@@ -45,8 +44,7 @@ def time_grid(steps: int, schedule: ScheduleConfig = _COSINE) -> torch.Tensor:
 def solver_times(
     steps: int, schedule: ScheduleConfig = _COSINE
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Computes the times at which the estimator is evaluated, and the widths of the steps, each
-    (steps,).
+    """Computes the times at which the estimator is evaluated, and the step widths, each (steps,).
 
     As in the public solver, each time is the sum of the widths before it. The sums differ from
     `time_grid` by rounding only. But the estimator takes sines of 1000 times these times, where the
@@ -67,8 +65,8 @@ def solver_times(
 def _rk4_times(
     steps: int, schedule: ScheduleConfig
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Computes the times of all evaluations (4 * steps,), the ends of their steps (4 * steps,), and
-    the widths of the steps (steps,).
+    """Computes the times of all evaluations (4 * steps,), the step ends (4 * steps,), and the step
+    widths (steps,).
     """
     grid = time_grid(steps, schedule)
     starts, ends = grid[:-1], grid[1:]
@@ -108,9 +106,9 @@ class OdeTables:
         """Computes the tables.
 
         Args:
-            evaluated: number of start times at which the estimator is evaluated; 0 for all. Fewer
-                and longer steps then cover the same range of times. For example, 3 of 10 times are
-                the times 0, 3 and 7. Only Euler's method can leave out evaluations.
+            evaluated: start times at which the estimator is evaluated; 0 for all. Fewer and longer
+                steps then cover the same range of times. For example, 3 of 10 times are the times
+                0, 3 and 7. Only Euler's method can leave out evaluations.
         """
         device = next(estimator.parameters()).device
         if schedule.method == "rk4":

@@ -58,7 +58,7 @@ class F0Predictor(StreamModule):
         """Predicts F0 in Hz (B, T) from mel (B, bands, T).
 
         The result has the dtype of mel if the public code rounds it (causal vocoders), else it has
-        the dtype of the weights.
+        the weight dtype.
         """
         x = mel.to(self.classifier.weight.dtype)
         for layer in self.condnet:
@@ -151,8 +151,8 @@ class HarmonicSource(Streaming):
     def frames(
         self, f0: torch.Tensor, phase: Phase, carry: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Computes the sines (B, T, harmonics), the amplitude of the noise (B, T), and the phases
-        after the last frame.
+        """Computes the sines (B, T, harmonics), the noise amplitude (B, T), and the phases after
+        the last frame.
         """
         sine, carry = frame_sines(self._increments(f0), self.config.samples_per_frame, phase, carry)
         gain, amplitude = self._levels(f0)
@@ -164,7 +164,7 @@ class HarmonicSource(Streaming):
         return (f0[..., None] * multiples / self.config.sampling_rate) % 1
 
     def _levels(self, f0: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Computes the amplitudes of sines and of noise, (B, T) each.
+        """Computes the sine and noise amplitudes, (B, T) each.
 
         The noise of CosyVoice3 is uniform in [0, 1), so its mean is half of its amplitude.
         """

@@ -1,5 +1,5 @@
-"""Step-Audio2's flow-matching estimator, a DiT with convolutions in every layer: velocity of the
-flow from frames.
+"""Step-Audio2's flow-matching estimator, a DiT with convolutions in every layer: flow velocity from
+frames.
 
 Attention has no positions, its queries and keys are normalised, and convolutions are causal.
 Parameters have the names of public `flow.pt` files below `decoder.estimator.`.
@@ -25,7 +25,7 @@ _FF_MULT = 4
 
 
 class StepAudioDiT(Estimator):
-    """DiT estimator with convolutions: velocity of the flow at one ODE time.
+    """DiT estimator with convolutions: flow velocity at one ODE time.
 
     Args:
         bands: mel bands; state, conditions, speaker vector and prompt have the same width.
@@ -110,7 +110,7 @@ class StepAudioDiT(Estimator):
             block.get_submodule("mlp").half()
 
     def drop_time_weights(self) -> None:
-        """Frees 34 % of the weights of the public model."""
+        """Frees 34 % of the public model's weights."""
         del self.t_embedder, self.final_layer["adaLN_modulation"]
         for block in self.blocks:
             del block.adaLN_modulation

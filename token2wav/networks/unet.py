@@ -1,4 +1,4 @@
-"""CosyVoice2's flow-matching estimator, a causal U-Net of one resolution: velocity of the flow from
+"""CosyVoice2's flow-matching estimator, a causal U-Net of one resolution: flow velocity from
 frames.
 
 Its convolutions are causal, and its attention covers whole blocks. Parameters have the names of

@@ -52,12 +52,12 @@ from token2wav.stages.stage import (
 )
 from token2wav.voice import Voice
 
-# Number of blocks of a prompt that are computed at once. It bounds the memory, and costs no time.
+# Prompt blocks that are computed at once. The number bounds the memory, and costs no time.
 _PREFILL_BLOCKS = 4
 # Pages that a stream without a window takes when it opens. They hold a first chunk with the end of
 # the prompt.
 _FIRST_PAGES = 3
-_PROMPTS = 16  # slots for the states of prompts that exist from the start
+_PROMPTS = 16  # slots for prompt states that exist from the start
 
 
 @dataclass(eq=False)
@@ -142,8 +142,8 @@ def page_needs(config: ModelConfig, left_blocks: int, longest_hop: int) -> PageN
     """Returns the pages that a stream with a limited number of visible blocks needs.
 
     The longest chunk is a last chunk. Besides its hop, it contains the tokens that would be the
-    look-ahead of another chunk. A first chunk also contains the blocks at the end of the prompt
-    that depend on later tokens. But no block comes before it that the stream would have to keep.
+    look-ahead of another chunk. A first chunk also contains the blocks at the prompt's end that
+    depend on later tokens. But no block comes before it that the stream would have to keep.
 
     Args:
         left_blocks: visible blocks before each block, besides the prefix; at least 0.

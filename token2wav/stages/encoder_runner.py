@@ -61,7 +61,7 @@ class PlacedChunk:
 
 
 class EncoderRunner(ABC):
-    """Computes mu of chunks, and stores the states, keys and values of the encoder."""
+    """Computes mu of chunks, and stores the encoder's states, keys and values."""
 
     def __init__(self, encoder: Encoder, cache: EncoderCache, states: StateStore) -> None:
         self.encoder = encoder
@@ -259,7 +259,7 @@ class BlockAttention:
     """`ConformerAttention` of blocks over their pages, on the device alone.
 
     Args:
-        cache: keys and values of the encoder, to which those of the blocks are written.
+        cache: encoder keys and values, to which those of the blocks are written.
         table: block table of the batch, in tokens.
     """
 

@@ -21,7 +21,7 @@ from token2wav.networks.noise import NoiseTable
 from token2wav.stages.piece_sizes import PieceSize
 from token2wav.stages.waveform import PieceInput
 
-_NETWORK = "vocoder"  # name of the network in its state store
+_NETWORK = "vocoder"  # network name in its state store
 
 
 class _KernelBatch:
@@ -101,7 +101,7 @@ class PlannedPieces:
     """Runner of the pieces of a vocoder on kernels.
 
     Args:
-        slots: slots of the state store, including the scratch slot.
+        slots: slots in the state store, including the scratch slot.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Sizes of the batches of pieces that a vocoder on kernels is prepared for."""
+"""Batch sizes that a vocoder on kernels is prepared for."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def kernel_sizes(
     of its own, because instances of a kernel return immediately beyond its rows.
 
     Args:
-        hops: tokens of the first hop and of the longest hop.
+        hops: first and longest hop, in tokens.
     """
     first, longest = (config.token_mel_ratio * hop for hop in hops)
     # The first piece of a stream must be longer than the frames that are held back.

@@ -195,10 +195,10 @@ class Encoder(Protocol):
 
     @property
     def key_value_specs(self) -> Sequence[KeyValueSpec]:
-        """Sizes of the keys and values of its attention layers, in the order of the layers."""
+        """Key and value sizes of its attention layers, in layer order."""
 
     def state_specs(self) -> Mapping[nn.Module, StateSpec]:
-        """Returns the states of its streaming layers."""
+        """Returns the state specs of its streaming layers."""
 
     def encode(
         self, batch: Sequence[EncoderInput], states: Mapping[nn.Module, torch.Tensor] | None = None
@@ -255,7 +255,7 @@ class BlockEncoder(Encoder, Protocol):
 
 @dataclass(frozen=True)
 class StageSummary:
-    """Backend, precision and device of the stages of a model, for reports and logs.
+    """Backend, precision and device of a model's stages, for reports and logs.
 
     Attributes:
         precision: dtype of the estimator's layers.

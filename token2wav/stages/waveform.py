@@ -33,7 +33,7 @@ from token2wav.networks.noise import NoiseTable, SourceNoise
 from token2wav.stages.stage import FrameChunk, StatefulStage, VocoderStage
 from token2wav.voice import Voice
 
-_NETWORK = "vocoder"  # name of the network in its state store
+_NETWORK = "vocoder"  # network name in its state store
 _PREPARED_BLOCKS = 60  # blocks of noise at load, one minute; later blocks are drawn on demand
 
 
@@ -75,8 +75,8 @@ def likely_pieces(
     have whole windows, and the rest of a last chunk is part of the piece that ends the stream.
 
     Args:
-        hops: tokens of the first hop and of the longest hop.
-        most_streams: streams of the largest batch, a power of two.
+        hops: first and longest hop, in tokens.
+        most_streams: most streams in a batch, a power of two.
     """
     lookahead, window, past = (
         network.lookahead_frames,
@@ -178,7 +178,7 @@ class _Batch:
 
     Attributes:
         frames: (S, channels, T) input.
-        noise: (S * T, frame_samples) noise of the source.
+        noise: (S * T, frame_samples) source noise.
         audio: (S, samples) output.
     """
 
@@ -268,16 +268,16 @@ class WaveformStage(StatefulStage[_WaveformStream], VocoderStage):
     the audio of `whole` up to float rounding.
 
     Args:
-        noise: noise of the harmonic source; None for a network without one.
+        noise: source noise; None for a network without a harmonic source.
         decode: runs the network, or only `HiFT.decode`, on another backend; None for torch. The
             first and the last piece of a stream always run on torch.
         shapes: shapes to prepare. If there are none, every chunk is one piece, and any number of
             threads may use the stage at the same time.
-        graphs: memory pool of the CUDA graphs that the shapes are captured in; None to run eagerly.
-        kernels: makes the runner of pieces on kernels, from the noise of the source and the number
-            of slots of the state store; None to run the network on torch. `shapes` and `graphs`
-            must then be left out.
-        lookahead_frames: frames to hold back, below the look-ahead of the network; 0 for the whole
+        graphs: pool of CUDA graphs that the shapes are captured in; None to run eagerly.
+        kernels: makes the runner of pieces on kernels, from the source noise and the slot count of
+            the state store; None to run the network on torch. `shapes` and `graphs` must then be
+            left out.
+        lookahead_frames: frames to hold back, below the network's look-ahead; 0 for the whole
             look-ahead. With fewer frames, the last samples of a chunk are extrapolated: they are
             computed as if the last frame were repeated. The next chunk continues with exact
             samples. All samples of a stream that is not longer than the look-ahead are
