@@ -50,8 +50,7 @@ class ChunkPlace:
         length: positions, with the padding in front.
         tables: for each block the pages that it attends to, in order; its own page comes last.
         slot: slot of the stream in the state store. It holds the state before the chunk.
-        provisional: whether the state after the chunk is dropped. If not, it replaces the state in
-            the slot.
+        provisional: whether the state after the chunk is dropped.
         prompt_padding: padding positions at the start of the stream. The first page of every table
             begins with them.
         full_prompt_attention: whether every block also attends to the later blocks of the chunk, as

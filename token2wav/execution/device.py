@@ -109,8 +109,7 @@ def keep_freed_memory(device: torch.device) -> None:
     """Lets the process keep freed memory on a CPU for its next tensors.
 
     By default glibc returns each freed block above 32 MiB to the operating system, which clears the
-    pages of the next block. Batches with such tensors then take up to twice as long. The process
-    keeps a sixteenth of the free memory, and at most 1 GiB, at the end of its heap.
+    pages of the next block. Batches with such tensors then take up to twice as long.
 
     In threads other than the main thread, blocks above 64 MiB are still returned, because such
     threads have heaps of that size. One heap for all threads (M_ARENA_MAX) would keep them too, but
