@@ -55,7 +55,7 @@ class BatchSize:
 
     @classmethod
     def of(cls, places: Sequence[ChunkPlace], *, aligned: bool) -> BatchSize:
-        """Returns the smallest size that holds chunks; `aligned` selects an aligned batch."""
+        """Returns the smallest size that holds chunks."""
         if aligned:
             past = max(len(place.tables[0]) for place in places) - 1
             return cls(len(places), len(places[0].tables), past)
@@ -63,7 +63,6 @@ class BatchSize:
         return cls(len(tables), 1, max(len(table) for table in tables) - 1)
 
     def fits(self, other: BatchSize) -> bool:
-        """Returns whether a batch of this size can run in the tensors of another size."""
         return (
             self.rows <= other.rows
             and self.blocks_per_chunk <= other.blocks_per_chunk
@@ -76,7 +75,7 @@ class BatchSize:
 
     @property
     def cost(self) -> int:
-        """Cost of attention in a batch of this size, in arbitrary units."""
+        """Cost of attention, in arbitrary units."""
         return self.blocks * self.pages
 
     @property
@@ -90,19 +89,16 @@ class Batch:
     them, and are filled anew for every batch.
 
     Args:
-        rows: rows for the states of the estimator, at least one for each chunk. Batches that never
-            run at the same time may share them.
+        rows: rows for estimator states, at least one for each chunk. Batches that never run at the
+            same time may share them.
         integrate: integrates `x` from noise to mel, in place.
 
     Attributes:
         blocks: blocks of the present batch, which may be fewer than the rows.
-        x: (rows, bands, block_frames) state of the ODE, for `rows = size.blocks`.
-        mu: (rows, bands, block_frames) condition from the tokens.
-        cond: (rows, bands, block_frames) condition from the prompt mel.
-        speakers: (rows, bands) speaker vectors.
-        conv_state: (size.rows, steps, branches, width) state of the convolutions of the estimator,
-            one row for each chunk.
-        table: (rows, columns) int32 block table.
+        x: (rows, bands, block_frames) state of the ODE, for `rows = size.blocks`. `mu` and `cond`
+            have this shape.
+        conv_state: (size.rows, steps, branches, width) convolution states of the estimator, one row
+            for each chunk.
     """
 
     def __init__(
@@ -131,8 +127,7 @@ class Batch:
     def fill(self, chunks: Sequence[ChunkInput]) -> None:
         """Copies chunks into the tensors. Unused rows keep old data, which no block reads.
 
-        The number of launches does not depend on the number of chunks, because one launch joins
-        the tensors of all chunks.
+        One launch joins the tensors of all chunks.
         """
         self.blocks = []
         rows, row = np.zeros(tuple(self.table.shape), np.int32), 0
@@ -152,9 +147,8 @@ class Batch:
         self._integrate(self)
 
     def take(self, chunks: Sequence[ChunkInput]) -> list[torch.Tensor]:
-        """Returns the mel (bands, frames) of every chunk, and stores the states after the chunks.
-
-        Call it after `compute`, when `x` holds the end of the ODE.
+        """Returns the mel (bands, frames) of every chunk, and stores the states after the
+        chunks.
         """
         count = len(chunks)
         self._states.write(self._slots[1, :count].long(), self._rows.first(count))

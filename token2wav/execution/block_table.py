@@ -14,13 +14,12 @@ from token2wav.cache.states import SCRATCH_SLOT
 
 
 class Column(IntEnum):
-    """Columns of the header of a block table.
+    """Header columns of a block table.
 
     The block table of a batch is a tensor on the device with one row of integers for each block.
-    Kernels and graphs read all properties of a block from this row. After the header come the pages
-    that the block attends to, in order. The last of these pages is the page of the block itself,
-    except under full prompt attention. The rest of the row is not read. A row of zeros holds no
-    block.
+    After the header come the pages that the block attends to, in order. The last of these pages is
+    the page of the block itself, except under full prompt attention. The rest of the row is not
+    read. A row of zeros holds no block.
     """
 
     START = 0  # position of the first frame of the block
@@ -37,7 +36,7 @@ class Column(IntEnum):
     SHARED_PAGES = 8
 
 
-HEADER = len(Column)  # columns of the header
+HEADER = len(Column)  # header columns
 
 
 @dataclass(frozen=True)
@@ -51,8 +50,7 @@ class ChunkPlace:
         length: positions, with the padding in front.
         tables: for each block the pages that it attends to, in order; its own page comes last.
         slot: slot of the stream in the state store. It holds the state before the chunk.
-        provisional: whether the state after the chunk is dropped. If not, it replaces the state in
-            the slot.
+        provisional: whether the state after the chunk is dropped.
         prompt_padding: padding positions at the start of the stream. The first page of every table
             begins with them.
         full_prompt_attention: whether every block also attends to the later blocks of the chunk, as
@@ -73,7 +71,6 @@ class ChunkPlace:
         return 0 if self.start else self.prompt_padding
 
     def scaled(self, ratio: int) -> ChunkPlace:
-        """Returns the same place in units that are smaller by a factor."""
         return replace(
             self,
             start=ratio * self.start,
@@ -86,10 +83,9 @@ class ChunkPlace:
 class Block:
     """One block of a batch, as the host builds its row of the block table.
 
-    The fields without a description here are the columns of the header that have the same names.
+    The fields without a description here are the header columns with the same names.
 
     Attributes:
-        pages: pages that the block attends to, in order; its own page comes last.
         chunk_pages: pages of the last block of the chunk, which every block of the chunk attends to
             under full prompt attention; None without it.
     """
@@ -106,7 +102,6 @@ class Block:
 
     @property
     def row(self) -> list[int]:
-        """Row of the block table."""
         seen, visible = len(self.pages), self.chunk_pages or self.pages
         header = [
             self.start,
@@ -123,11 +118,11 @@ class Block:
 
 
 def write_table(rows: NDArray[np.int32], place: ChunkPlace, number: int, block: int) -> list[Block]:
-    """Writes the blocks of one chunk into the first rows of a block table, and returns them.
+    """Writes the blocks of chunk `number` of a batch into the first rows of a block table, and
+    returns them.
 
     Args:
         rows: (rows, columns) zeros.
-        number: index of the chunk in the batch.
         block: positions of a block.
     """
     blocks = blocks_of(place, number, block)
@@ -150,7 +145,6 @@ def slots_of(places: Sequence[ChunkPlace], room: int) -> NDArray[np.int64]:
 
 
 def blocks_of(place: ChunkPlace, number: int, block: int) -> list[Block]:
-    """Returns the blocks of one chunk; `number` is its index in the batch."""
     whole = place.tables[-1] if place.full_prompt_attention else None
     shared = _shared_pages(whole or place.tables[0], place.tables[-1])
     return [
@@ -184,8 +178,5 @@ def _shared_pages(first: list[int], last: list[int]) -> int:
 
 
 def frame_positions(table: torch.Tensor, frames: int) -> torch.Tensor:
-    """Computes the positions (blocks, frames) of the frames of every block in a block table.
-
-    Frames of padding have positions too.
-    """
+    """Computes all frame positions (blocks, frames), padding included."""
     return table[:, Column.START, None] + torch.arange(frames, device=table.device)

@@ -1,4 +1,4 @@
-"""Runner of batches in buckets, which are tensors of prepared sizes that CUDA graphs can use."""
+"""Runner of batches in buckets: tensors of prepared sizes, which CUDA graphs can use."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Size(Protocol):
 
     @property
     def cost(self) -> int:
-        """Cost of a batch of this size, in arbitrary units."""
+        """Batch cost, in arbitrary units."""
 
     def fits(self, other: Any) -> bool:
         """Returns whether a batch of this size can run in the tensors of another size."""
@@ -66,10 +66,8 @@ class BucketRunner(Generic[SizeT, Item]):
 
     Args:
         size_of: returns the smallest size that holds the given items.
-        make: makes the tensors of a size.
-        sizes: sizes of the buckets; empty for no buckets.
-        graphs: memory pool of the CUDA graphs that the buckets are captured in; None to run the
-            buckets eagerly.
+        graphs: pool of CUDA graphs that the buckets are captured in; None to run the buckets
+            eagerly.
     """
 
     def __init__(
@@ -110,7 +108,6 @@ class BucketRunner(Generic[SizeT, Item]):
             ]
 
     def _run_together(self, items: Sequence[Item], bucket: SizeT | None) -> list[torch.Tensor]:
-        """Computes items in a bucket, or in tensors of their own."""
         if bucket is None:
             work = self._make(self._size_of(items))
             compute = work.compute
@@ -124,9 +121,6 @@ class BucketRunner(Generic[SizeT, Item]):
         """Splits a batch into parts that each fit a bucket, or that have only items that fit none.
 
         A part of the second kind has no more rows than the largest bucket, unless it is one item.
-
-        Returns:
-            Items and bucket of each part; None for a part that fits no bucket.
         """
         if not items:
             return []
@@ -150,7 +144,6 @@ class BucketRunner(Generic[SizeT, Item]):
         return [*parts]
 
     def _bucket(self, items: Sequence[Item]) -> SizeT | None:
-        """Returns the cheapest bucket that a batch fits; None if it fits none."""
         size = self._size_of(items)
         fitting = [bucket for bucket in self._buckets if size.fits(bucket)]
         return min(fitting, key=lambda bucket: bucket.cost, default=None)

@@ -1,5 +1,5 @@
-"""Sizes of the batches that CUDA graphs are captured for. A batch runs in the next larger size, and
-a batch above the largest size is split.
+"""Batch sizes that CUDA graphs are captured for. A batch runs in the next larger size, and a batch
+above the largest size is split.
 """
 
 from __future__ import annotations
@@ -8,8 +8,7 @@ from __future__ import annotations
 CAPTURED_BLOCKS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 # Past pages of a block: room for a history of 34 minutes, in one width for all graphs. Kernels read
 # only the pages of a block. So unused room costs 8 KB for each of the 423 rows, and a copy of at
-# most 1 MB for each batch. Narrower tables for short histories would save 6 KB for each row, but
-# double the number of captures.
+# most 1 MB for each batch.
 PAST_PAGES = 2047
 # Largest batch of provisional chunks, in blocks. It is small, because the number of streams with
 # such chunks is limited.

@@ -17,17 +17,13 @@ import torch
 def chunk_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, visible: Sequence[int], heads: int
 ) -> torch.Tensor:
-    """Computes attention of the blocks of a chunk.
+    """Computes attention of the blocks of a chunk, in the shape of q.
 
     Args:
-        q: queries (branches, blocks, frames, heads * dim_head), on a CPU.
-        k: keys (branches, keys, heads * dim_head).
-        v: values, of the shape of the keys.
+        q: (branches, blocks, frames, heads * dim_head), on a CPU.
+        k, v: (branches, keys, heads * dim_head).
         visible: keys that each block attends to, from the first key on. Their number never falls
             from block to block.
-
-    Returns:
-        (branches, blocks, frames, heads * dim_head).
     """
     frames = q.shape[2]
     q, k, v = (

@@ -20,7 +20,6 @@ _COMPUTE_MODES = {0: "default", 2: "prohibited", 3: "exclusive process"}
 
 @cache
 def _bindings() -> Any:
-    """Returns the bindings of the driver's interface; None without cuda-python."""
     try:
         from cuda.bindings import driver
     except ImportError:
@@ -29,11 +28,7 @@ def _bindings() -> Any:
 
 
 def _call(name: str, *arguments: Any) -> tuple[Any, ...] | None:
-    """Calls a function of the driver.
-
-    Returns:
-        The results of the function; None if it failed or is missing.
-    """
+    """Calls a function of the driver; None if it failed or is missing."""
     driver = _bindings()
     if driver is None:
         return None
@@ -56,8 +51,8 @@ def uploaded(graph: torch.cuda.CUDAGraph, stream: int) -> bool:
 
 
 def nodes_in_capture(stream: int) -> int | None:
-    """Returns the number of nodes that the capture on a stream has recorded so far; None if the
-    stream does not capture, or without cuda-python.
+    """Returns how many nodes the capture on a stream has recorded so far; None if the stream does
+    not capture, or without cuda-python.
     """
     capture = _call("cuStreamGetCaptureInfo", stream)
     if capture is None:
@@ -68,10 +63,7 @@ def nodes_in_capture(stream: int) -> int | None:
 
 
 def device_facts(device: torch.device) -> list[str]:
-    """Returns facts about a GPU as short phrases: its name, its driver, and its compute mode.
-
-    If the GPU is a part of a GPU (MIG), its name says so.
-    """
+    """Returns facts about a GPU as short phrases: name, driver and compute mode."""
     facts = [torch.cuda.get_device_name(device), driver_fact()]
     driver = _bindings()
     if driver is not None:
@@ -94,8 +86,8 @@ def missing_gpu(root: Path = Path("/")) -> str:
 
 
 def driver_fact(root: Path = Path("/")) -> str:
-    """Returns a phrase with the version of the NVIDIA driver, such as `driver 580.65.06 for CUDA
-    13.0`; empty if no driver is loaded.
+    """Returns a phrase with the NVIDIA driver version, such as `driver 580.65.06 for CUDA 13.0`;
+    empty if no driver is loaded.
     """
     try:
         text = (root / "proc/driver/nvidia/version").read_text()

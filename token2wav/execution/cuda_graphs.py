@@ -15,26 +15,25 @@ from token2wav.errors import BackendError
 from token2wav.execution.cuda_facts import nodes_in_capture, uploaded
 
 SWITCH = "TOKEN2WAV_CUDA_GRAPHS"  # set it to 0 to run without CUDA graphs, for debugging
-# Number of calls of a function before its capture. In the first calls of a function, libraries
-# choose kernels and allocate workspaces. The capture must not record this work.
+# Calls of a function before its capture. In these first calls, libraries choose kernels and
+# allocate workspaces. The capture must not record this work.
 _WARM_UPS = 2
 
 
 def graphs_enabled(device: torch.device) -> bool:
-    """Returns whether a device can replay CUDA graphs and the environment has not disabled them."""
     return device.type == "cuda" and os.environ.get(SWITCH, "1") != "0"
 
 
 class CaptureError(Exception):
-    """A function runs, but cannot be captured as a CUDA graph. The message gives the reason."""
+    """A function runs, but cannot be captured as a CUDA graph."""
 
 
 @dataclass
 class GraphSummary:
-    """Summary of the CUDA graphs of a model, for reports.
+    """Summary of a model's CUDA graphs, for reports.
 
     Attributes:
-        nodes: nodes of all graphs; None without cuda-python.
+        nodes: nodes in all graphs; None without cuda-python.
         memory: bytes of GPU memory that the captures took.
         seconds: time that the captures took, with the runs before them, in which the Triton
             language compiles kernels.
@@ -47,7 +46,7 @@ class GraphSummary:
 
 
 class GraphPool:
-    """Memory pool and CUDA stream for the capture of all CUDA graphs of one model.
+    """Memory pool and CUDA stream for the capture of one model's CUDA graphs.
 
     Graphs can share memory only if they run one after another. This holds because all threads
     replay them on the default stream of the device, and because a lock guards each `BucketRunner`.
@@ -103,7 +102,6 @@ class GraphPool:
         return CudaGraph(graph, function)
 
     def _record(self, function: Callable[[], None]) -> tuple[torch.cuda.CUDAGraph, int | None]:
-        """Captures a function on the stream of the pool, and counts the nodes of the graph."""
         graph = torch.cuda.CUDAGraph()
         try:
             # By default a capture fails if any other thread of the process allocates memory or
@@ -123,7 +121,6 @@ class GraphPool:
         return graph, nodes
 
     def _leave_pool(self, graph: torch.cuda.CUDAGraph) -> None:
-        """Ends the recording of a capture that failed, and takes another memory pool."""
         self._failed.append(graph)
         # Missing in builds of torch without CUDA.
         end_recording = getattr(torch._C, "_cuda_endAllocateToPool", None)
@@ -135,10 +132,8 @@ class GraphPool:
 
 @contextmanager
 def _garbage_kept() -> Iterator[None]:
-    """Collects no garbage meanwhile.
-
-    Graphs of a model that is gone may be garbage, and to free a graph within a capture ends the
-    capture with an error.
+    """Collects no garbage: graphs of a model that is gone may be garbage, and to free a graph
+    within a capture ends the capture with an error.
     """
     was_enabled = gc.isenabled()
     gc.disable()

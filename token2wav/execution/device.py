@@ -73,7 +73,7 @@ def entered(device: torch.device) -> Iterator[None]:
     GPU, even if their tensors are on another GPU.
 
     Every thread starts with GPU 0. A model on `cuda:1` therefore needs this context around all its
-    work. Does nothing for a CPU.
+    work.
     """
     if device.type != "cuda":
         yield
@@ -86,9 +86,8 @@ def keep_arithmetic_exact(device: torch.device) -> None:
     """Turns off the reduced precision that torch uses on a GPU for speed, for the whole process.
 
     Float32 convolutions and matrix products then do not use TF32, which keeps only 10 bits of the
-    mantissa. Products of float16 matrices are summed in float32. This includes the sum of the parts
-    into which a library may split a product. docs/parity.md gives the error of each kind of
-    rounding.
+    mantissa. Products of float16 matrices are summed in float32. docs/parity.md gives the error of
+    each kind of rounding.
     """
     if device.type == "cuda":
         torch.backends.cudnn.allow_tf32 = False
@@ -99,9 +98,8 @@ def keep_arithmetic_exact(device: torch.device) -> None:
 def keep_compiled_operations(device: torch.device) -> None:
     """Enlarges the cache of operations that torch compiles on a CPU, for the whole process.
 
-    Batches of many shapes would otherwise compile the same operations again and again. The call has
-    no effect after the first convolution or matrix product of the process, or if the environment
-    sets the capacity.
+    The call has no effect after the first convolution or matrix product of the process, or if the
+    environment sets the capacity.
     """
     if device.type == "cpu":
         os.environ.setdefault(_PRIMITIVES_VARIABLE, str(_PRIMITIVES))
@@ -111,8 +109,7 @@ def keep_freed_memory(device: torch.device) -> None:
     """Lets the process keep freed memory on a CPU for its next tensors.
 
     By default glibc returns each freed block above 32 MiB to the operating system, which clears the
-    pages of the next block. Batches with such tensors then take up to twice as long. The process
-    keeps a sixteenth of the free memory, and at most 1 GiB, at the end of its heap.
+    pages of the next block. Batches with such tensors then take up to twice as long.
 
     In threads other than the main thread, blocks above 64 MiB are still returned, because such
     threads have heaps of that size. One heap for all threads (M_ARENA_MAX) would keep them too, but
@@ -156,10 +153,10 @@ def cache_bytes(mib: int, device: torch.device) -> int:
 
 
 def available_bytes(root: Path = Path("/")) -> int:
-    """Returns the bytes of memory that this process may still allocate: the free memory of the
-    host, or of its container (cgroup) if that is less.
+    """Returns the bytes that this process may still allocate: the free memory on the host, or in
+    its container (cgroup) if that is less.
 
-    The operating system's cache of files counts as free in both numbers, because it is dropped when
+    The operating system's file cache counts as free in both numbers, because it is dropped when
     memory is needed.
     """
     free = 1024 * _number("MemAvailable:", root / "proc/meminfo")
@@ -177,14 +174,11 @@ def available_bytes(root: Path = Path("/")) -> int:
 
 
 def _number(name: str, file: Path) -> int:
-    """Reads the number after a name at the start of a line of a file."""
     return int(re.findall(rf"^{name} +(\d+)", file.read_text(), re.MULTILINE)[0])
 
 
 def cuda_cache_bytes(free: int) -> int:
-    """Returns the part of the free bytes of a GPU that the cache gets. CUDA graphs and activations
-    use the rest.
-    """
+    """Returns the cache's part of a GPU's free bytes."""
     return int(max(min(_CUDA_SHARE * free, free - _CUDA_REST), free / 2))
 
 

@@ -22,12 +22,8 @@ def map_grouped(
     key: Callable[[Item], Hashable],
     run: Callable[[list[Item]], Sequence[Result]],
 ) -> list[Result]:
-    """Computes the results of all items, in their order.
-
-    Args:
-        items: items to compute.
-        key: key of an item. Items with equal keys are computed together.
-        run: computes items with equal keys, and returns one result for each.
+    """Computes the results of all items, in their order. `run` gets items with equal keys, and
+    returns one result for each.
     """
     results: dict[int, Result] = {}
     for members in groups_of(items, key):

@@ -20,15 +20,12 @@ ESTIMATOR = "estimator"  # name of the estimator in the state store
 
 
 class Runner:
-    """Runner of the flow. It takes batches of chunks through all ODE steps, eagerly or in buckets.
+    """Runner of the flow. It takes batches of chunks through all ODE steps, eagerly or in buckets
+    (`BucketRunner`).
 
     Args:
         step: step function, which evaluates the estimator on a batch. If there are buckets, it must
             not wait for the device, and its host code must not depend on the values in tensors.
-        buckets: batch sizes to prepare. If there are none, every batch runs in tensors of its own,
-            and any number of threads may run batches.
-        graphs: memory pool of the CUDA graphs that the buckets are captured in; None to run
-            eagerly.
     """
 
     def __init__(
@@ -51,10 +48,7 @@ class Runner:
 
     @torch.inference_mode()
     def run(self, chunks: Sequence[ChunkInput]) -> list[torch.Tensor]:
-        """Computes the mel (bands, frames) of every chunk, in float32.
-
-        The mel of a chunk does not depend on the other chunks.
-        """
+        """Computes the mel (bands, frames) of every chunk, in float32."""
         if self.step.aligned:
             return map_grouped(chunks, lambda chunk: len(chunk.place.tables), self._batches.run)
         return self._batches.run(chunks)
@@ -69,7 +63,6 @@ class Runner:
         return Batch(size, self.step.cache.layout, self._states, rows, self.step.integrate)
 
     def _warn_of_long_past(self, size: BatchSize) -> None:
-        """Logs one warning when a stream becomes longer than all buckets."""
         if self._warned or self._most_past is None or size.past_pages <= self._most_past:
             return
         self._warned = True

@@ -16,7 +16,7 @@ def copy_to(out: torch.Tensor, values: NDArray[Any]) -> None:
     work on the device.
 
     Every call allocates pinned memory anew, because the copy of an earlier call may still be
-    running. torch reuses the memory after its copy has ended.
+    running.
     """
     host = torch.empty(out.shape, dtype=out.dtype, pin_memory=out.is_cuda)
     np.copyto(host.numpy(), values)
@@ -24,7 +24,6 @@ def copy_to(out: torch.Tensor, values: NDArray[Any]) -> None:
 
 
 def to_device(values: NDArray[Any], device: torch.device) -> torch.Tensor:
-    """Returns a tensor on a device with the shape, dtype and values of an array."""
     dtype = torch.from_numpy(np.empty(0, values.dtype)).dtype
     out = torch.empty(values.shape, dtype=dtype, device=device)
     copy_to(out, values)
@@ -51,8 +50,7 @@ def to_host(parts: Sequence[torch.Tensor]) -> list[NDArray[Any]]:
     """Returns tensors of one dtype on one device as arrays, after the work on them has ended.
 
     All tensors (n,) are copied from a GPU at once, because each copy waits for the work that runs
-    there. The arrays are copies of the pinned memory. So it can be reused at once, even if a caller
-    keeps the arrays.
+    there. The arrays are copies, so the pinned memory can be reused at once.
     """
     if not parts or not parts[0].is_cuda:
         return [part.numpy() for part in parts]
@@ -78,13 +76,8 @@ class IntegerTensors:
 
 
 def joined(windows: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
-    """Joins the pieces of windows along the last axis, in one launch for all windows.
-
-    Args:
-        windows: pieces (..., n) of each window, at least one.
-
-    Returns:
-        The windows, as views of one tensor.
+    """Joins the pieces (..., n) of each window along the last axis, in one launch for all windows.
+    The results are views of one tensor.
     """
     widths = [sum(piece.shape[-1] for piece in pieces) for pieces in windows]
     return list(torch.cat([piece for pieces in windows for piece in pieces], -1).split(widths, -1))

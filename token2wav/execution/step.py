@@ -1,6 +1,4 @@
-"""Step functions, which evaluate the estimator on a batch at every ODE step, and the attention
-context of the step function on torch.
-"""
+"""Step functions, which evaluate the estimator on a batch at every ODE step."""
 
 from __future__ import annotations
 
@@ -19,8 +17,8 @@ from token2wav.networks.ode import OdeTables
 
 Velocity = Callable[[int], torch.Tensor]
 
-# Number of visible frames from which one call for all blocks of a chunk is faster than a call for
-# each block on a CPU. At 500 frames both took the same time; at 5,900 one call took 0.75 of it.
+# Visible frames from which one call for all blocks of a chunk is faster than a call for each block
+# on a CPU. At 500 frames both took the same time; at 5,900 one call took 0.75 of it.
 _LONG_PAST = 1000
 
 
@@ -44,8 +42,8 @@ class StepFunction(ABC):
     def integrate(self, batch: Batch) -> None:
         """Integrates the state of a batch, in place, from noise to mel.
 
-        It also writes the keys and values of the blocks to the cache, and the state of the
-        convolutions to `conv_state` of the batch.
+        It also writes the keys and values of the blocks to the cache, and the convolution states to
+        `conv_state` of the batch.
         """
 
 
@@ -95,7 +93,7 @@ class ExportedModule(Protocol):
 
 
 class TorchStep(VelocityStep):
-    """Step function on torch. It runs eagerly.
+    """Step function on torch.
 
     If every chunk of a batch has one block, the estimator computes only the frames of the longest
     block. Most provisional chunks have one block.
@@ -123,10 +121,9 @@ class TorchStep(VelocityStep):
 class EagerContext:
     """`AttentionContext` on torch. Attention reads keys and values from the cache in place.
 
-    All other layers run on all blocks at once. They do nearly all of the arithmetic. Attention runs
-    block by block, or on a CPU chunk by chunk if a chunk has a long past. Attention of several
-    streams in one call was tried. It needs a copy of all keys and values in one tensor, which costs
-    more than the separate calls.
+    All other layers run on all blocks at once. Attention runs block by block, or on a CPU chunk by
+    chunk if a chunk has a long past. One call for several streams would need a copy of all keys and
+    values in one tensor, which costs more than the separate calls.
 
     Args:
         frames: frames of every block that are computed: the length of a block, if any chunk has
@@ -149,8 +146,8 @@ class EagerContext:
             for pages, spans in _read_together(batch.blocks, batch.block_frames)
         ]
         ends = [(row, block) for row, block in enumerate(batch.blocks) if block.last]
-        # For every chunk: the state of the convolutions, the rows of its blocks, the number of its
-        # frames, and the number of padding frames among them.
+        # For every chunk: convolution states, rows of its blocks, and the counts of its frames and
+        # of padding frames among them.
         self._chunks = [
             (
                 estimator.tails(state),  # each (steps, branches, channels, positions)
@@ -183,9 +180,7 @@ class EagerContext:
         v: torch.Tensor,
         bias: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Computes attention of every block over the pages of its table.
-
-        The keys and values of the present blocks are read back from the cache. A frame therefore
+        """The keys and values of the present blocks are read back from the cache. A frame therefore
         attends to the same rounded values, whether a key belongs to its own chunk or to an earlier
         chunk.
         """
@@ -221,7 +216,7 @@ def _read_together(
     between them. Under full prompt attention all blocks of a chunk attend to the same pages.
 
     Returns:
-        For each group the pages to read, and for each block of the group the span of frames that it
+        For each group the pages to read, and for each block in the group the frame span that it
         attends to. The span leaves out padding.
     """
     reads: list[tuple[list[int], list[slice]]] = []

@@ -21,7 +21,6 @@ class Quantizer(nn.Module):
 
     Args:
         count: codebooks of both groups.
-        semantic: semantic codebooks.
         size: entries of a codebook.
         dim: length of an entry.
         width: channels of the result.
@@ -46,7 +45,7 @@ class Quantizer(nn.Module):
 
 
 class Codebooks(nn.Module):
-    """Codebooks of one kind, with the projection of their sum. For arguments see `Quantizer`."""
+    """Codebooks of one kind, with the projection of their sum."""
 
     def __init__(self, count: int, size: int, dim: int, width: int, *, projected: bool) -> None:
         super().__init__()
@@ -64,9 +63,7 @@ class Codebooks(nn.Module):
 
 
 class ProjectedCodebooks(nn.Module):
-    """Codebooks with short entries, each with a projection of its own. The results are summed. For
-    arguments see `Quantizer`.
-    """
+    """Codebooks with short entries, each with a projection of its own. The results are summed."""
 
     def __init__(self, count: int, size: int, dim: int, width: int) -> None:
         super().__init__()
@@ -94,9 +91,8 @@ def stacked_projections(
     """Joins the tensors of codebooks with projections to the weights of `ProjectedCodebooks`.
 
     Args:
-        books: tensors of every codebook, by its number and their published names.
-        names: published names of the entries (size, dim), the projection (width, dim[, 1]), and its
-            bias (width,).
+        names: names of the entries (size, dim), the projection (width, dim[, 1]), and its bias
+            (width,).
 
     Raises:
         CheckpointError: a codebook is missing or incomplete, or shapes differ.
@@ -125,8 +121,6 @@ def stacked_entries(
     quotient.
 
     Args:
-        books: tensors of every codebook, by its number.
-        total, usage: names of the two tensors of a codebook.
         kind: name of the codebooks, for messages.
 
     Raises:

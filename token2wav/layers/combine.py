@@ -70,7 +70,6 @@ class Mean:
 
     Args:
         branches: modules with `place`, which read the same signal.
-        waits: a `Delay` for each branch.
     """
 
     def __init__(self, branches: Iterable[nn.Module], waits: Iterable[nn.Module]) -> None:
@@ -91,7 +90,7 @@ class Mean:
 
 
 def placed(layers: Iterable[nn.Module], timing: Timing = ON_TIME) -> Timing:
-    """Places layers in sequence, and returns the timing of the last output."""
+    """Places layers in sequence, and returns the output timing of the last one."""
     for layer in layers:
         if isinstance(layer, StreamModule):
             timing = layer.place(timing)
@@ -99,7 +98,6 @@ def placed(layers: Iterable[nn.Module], timing: Timing = ON_TIME) -> Timing:
 
 
 def run(layers: Iterable[nn.Module], x: torch.Tensor, step: StreamStep) -> torch.Tensor:
-    """Computes layers in sequence, as `Chain` does."""
     pointwise: nn.Module | None = None  # module without `place` that was not computed yet
     for layer in layers:
         if pointwise is not None and not isinstance(layer, StreamConv):

@@ -19,12 +19,10 @@ _EPS = 1e-6  # of the norm
 
 
 class ConvNeXt(StreamModule):
-    """A causal convolution of every channel, and a feed-forward part, added to the input.
+    """A causal convolution of every channel, and a feed-forward part, added to the input (B, C, T).
 
     Args:
-        channels: channels of input and output.
         inner: channels within the feed-forward part; None for four times as many.
-        kernel: kernel of the convolution.
         scaled: whether every channel of the feed-forward part has a scale.
     """
 
@@ -42,7 +40,6 @@ class ConvNeXt(StreamModule):
         return self.dwconv.place(timing)
 
     def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
-        """Computes x (B, C, T) to the same shape."""
         h = self.norm(self.dwconv(x, step).transpose(1, 2))
         h = self.pwconv2(F.gelu(self.pwconv1(h)))
         return x + (h if self.gamma is None else self.gamma * h).transpose(1, 2)

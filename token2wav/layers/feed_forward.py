@@ -45,7 +45,6 @@ class GatedFeedForward(nn.Module):
     """Feed-forward part with a gate, down(silu(gate(x)) * up(x)), without biases.
 
     Args:
-        inner: width between the layers.
         names: names of gate, up and down in checkpoints.
     """
 

@@ -11,16 +11,10 @@ from token2wav.layers.streaming import OFFLINE, ON_TIME, Overlap, StreamModule, 
 
 
 def fourier_kernels(window: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns convolution kernels of the short-time Fourier transform and of its inverse.
+    """Returns convolution kernels of the short-time Fourier transform and of its inverse for a
+    window (n,), each (n + 2, 1, n): real parts of all bins, then imaginary parts.
 
     16 samples need no FFT, and every backend has convolutions.
-
-    Args:
-        window: (n,) window.
-
-    Returns:
-        Kernels of analysis and of synthesis, each (n + 2, 1, n): real parts of all bins, then
-        imaginary parts.
     """
     size = len(window)
     angle = (
@@ -39,9 +33,8 @@ class OverlapAdd(StreamModule):
     """Overlap-add of windowed frames, divided by the sum of the squared windows.
 
     Args:
-        kernels: (C, 1, n) contribution of every channel to the samples of a frame, with the window.
-        window: (n,) window.
-        hop: samples from a frame to the next one.
+        kernels: (C, 1, n) contribution of every channel to the samples of a frame, with the window
+            (n,).
         cut: samples that are dropped at each end of a whole sequence.
     """
 

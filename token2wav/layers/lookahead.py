@@ -21,7 +21,6 @@ def embed_tokens(
     """Embeds tokens to (..., C) for the look-ahead layer.
 
     Args:
-        embed: function from integers like `tokens` to embeddings.
         tokens: (...) integers, or (..., codebooks). The embedding of `NO_TOKEN` is zero, as after
             the end of an utterance.
         codebooks: codes of a token; 0 if a token is one integer.
@@ -31,17 +30,10 @@ def embed_tokens(
 
 
 class PreLookahead(nn.Module):
-    """Look-ahead layer: the only layer of a flow whose output depends on tokens after its attention
-    block.
+    """Look-ahead layer. No other layer of a flow depends on tokens after its attention block.
 
-    Its first convolution reads later tokens, and its second reads earlier ones. The second has a
-    state, so that a stream continues where its last chunk ended.
-
-    Args:
-        channels: width of the embedding.
-        hidden: width between the two convolutions.
-        lookahead: later tokens that the first convolution reads.
-        lookbehind: earlier tokens that the second convolution reads.
+    Its first convolution reads `lookahead` later tokens, and its second reads `lookbehind` earlier
+    ones. The second has a state, so that a stream continues where its last chunk ended.
     """
 
     def __init__(self, channels: int, hidden: int, lookahead: int, lookbehind: int) -> None:
@@ -54,15 +46,12 @@ class PreLookahead(nn.Module):
     def forward(
         self, x: torch.Tensor, step: StreamStep = OFFLINE, *, last: bool = True
     ) -> torch.Tensor:
-        """Convolves the next tokens of streams, with the same result as for whole utterances.
+        """Convolves the next tokens of streams to (B, n, C), with the same result as for whole
+        utterances.
 
         Args:
             x: (B, n + right, C) embeddings. `right` is `lookahead`, or 0 if `last`.
-            step: state of the streams; `OFFLINE` for whole utterances.
             last: whether the utterances end with x. Zeros then replace the look-ahead.
-
-        Returns:
-            (B, n, C).
         """
         h = F.pad(x.transpose(1, 2), (0, self.lookahead if last else 0))  # (B, C, T)
         h = F.leaky_relu(convolved(self.conv1, h))  # slope 0.01, as in the public code
@@ -76,7 +65,7 @@ def convolved(conv: nn.Conv1d, x: torch.Tensor) -> torch.Tensor:
     """Convolves (B, C, T) to (B, C', T - taps + 1), as a matrix product on a GPU.
 
     Chunks have many lengths, and batches many sizes. cuDNN takes milliseconds to choose an
-    algorithm for every new shape. A matrix product needs no such choice.
+    algorithm for every new shape.
     """
     if x.device.type == "cpu":
         return F.conv1d(x, conv.weight, conv.bias)

@@ -1,4 +1,4 @@
-"""Noise of decoders, in which every number is a function of its position in the utterance."""
+"""Noise layer of decoders."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PERIOD = 1 << 18
 
 
 def noise_table(seed: int) -> torch.Tensor:
-    """Draws the noise (positions,) float32 of a layer, with unit variance, on the CPU."""
+    """Draws the noise (positions,) float32 of a layer, with unit variance."""
     # The generator of the CPU, because other devices draw other numbers.
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(_PERIOD, generator=generator, device="cpu")
@@ -26,7 +26,7 @@ class PositionNoise(Streaming, FreezableLayer):
     that a stream, a batch and a whole utterance get the same noise. The state is the position at
     which the next step starts.
 
-    Call `freeze` after loading, before the first use. Layers of one network have different seeds.
+    Layers of one network have different seeds.
     """
 
     table: torch.Tensor

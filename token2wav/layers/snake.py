@@ -13,8 +13,6 @@ _EPS = 1e-9  # added to β, as in the public code
 class Snake(FreezableLayer):
     """Snake activation x + sin²(αx) / β with one α and β per channel.
 
-    Call `freeze` after loading, before the first use.
-
     Args:
         beta: whether β is a parameter ("snakebeta"); else β equals α ("snake").
         log_scale: whether parameters are logarithms.

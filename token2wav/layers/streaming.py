@@ -9,12 +9,12 @@ therefore have the same shapes, and nothing is computed twice.
 Delays add up along a network, so the state of a layer depends on the layers before it. The
 constructor of a complete network calls `place` once, which walks through the layers in the order of
 the signal. The method `place` of a layer takes the `Timing` of its input, sets the shape of its
-state, and returns the timing of its output. `layers/combine.py` has combinations that place their
-parts. The delay of the last output is the delay of the network.
+state, and returns its output `Timing`. `layers/combine.py` has combinations that place their parts.
+The delay of the last output is the network's delay.
 
 Before the first position of a stream and after its last one, every layer puts zeros, or its own
-kind of padding. The step that ends a stream is longer by the delay of the network, so that all
-outputs are returned. A whole sequence needs neither state nor delay.
+kind of padding. The step that ends a stream is longer by the network's delay, so that all outputs
+are returned. A whole sequence needs neither state nor delay.
 """
 
 from __future__ import annotations
@@ -33,14 +33,11 @@ from token2wav.layers.packed_linear import PackedCopy
 
 # On a CPU torch spends most of the time of a convolution of few positions on its weights, which it
 # copies into another order in every call. Then a matrix product is faster, on 2 cores (2026-11-24)
-# by factors of 2 to 8: 27 to 3 ms for a transposed convolution of 2 positions with 1,024 to 512
-# channels. The product must copy its inputs, so it is slower for many positions.
+# by factors of 2 to 8. The product must copy its inputs, so it is slower for many positions.
 #
 # The rows of a product have all channels of a position. If the memory of a signal (B, C, T) has
 # this order ("channels last"), no product reorders its inputs or outputs, and convolutions of many
-# positions are as fast as in the other order. So layers return the order of their input. The
-# transposed convolutions of 8 streams of Mimi then take 16.6 instead of 23.5 ms on one core
-# (2026-11-25).
+# positions are as fast as in the other order. So layers return the order of their input.
 _FEW_POSITIONS = 32  # outputs of all streams of a batch
 _FEW_POSITIONS_OF_MANY_WEIGHTS = 256
 _MANY_WEIGHTS = 1 << 22  # more than fit into the cache of a core
@@ -96,8 +93,8 @@ class StreamModule(nn.Module):
     # The class is no ABC, whose `isinstance` takes longer, and networks ask for each layer.
     @abstractmethod
     def place(self, timing: Timing = ON_TIME) -> Timing:
-        """Prepares all layers for streams, from the timing of the input. Returns the timing of the
-        output, at the rate of the output.
+        """Prepares all layers for streams, from the input timing. Returns the output timing, at the
+        output rate.
         """
 
 
@@ -105,7 +102,7 @@ class Streaming(StreamModule):
     """Base of layers that may have a state.
 
     Attributes:
-        input, output: timing of the input and of the output; set by `place`.
+        input, output: input and output timing; set by `place`.
         state_shape: shape of the state of one stream; empty for a layer without state.
         state_in_place: whether a step changes only a part of the state, where it is stored. A store
             may then pass a list with the state of each stream instead of one tensor (`StateStore`).
@@ -128,7 +125,9 @@ class Streaming(StreamModule):
 
 
 class FreezableLayer(nn.Module):
-    """Base of layers that compute values from their weights once, when loading ends."""
+    """Base of layers that compute values from their weights once, when loading ends. Call `freeze`
+    before the first use.
+    """
 
     @abstractmethod
     def freeze(self) -> None: ...
@@ -141,8 +140,7 @@ class WaveformNetwork(nn.Module):
     Attributes:
         input_channels: mel bands, codebooks, or the size of a latent.
         input_dtype: dtype of the frames: int32 for codes.
-        frame_samples: audio samples per frame.
-        output: timing of the audio; the constructor of a network that holds audio back sets it.
+        output: audio timing; the constructor of a network that holds audio back sets it.
         window_frames, frames_past_window: every step that does not end a stream must end
             `frames_past_window` frames after a multiple of `window_frames` frames.
         m_source: harmonic source (`HarmonicSource`); only in networks that take noise.
@@ -179,7 +177,7 @@ class WaveformNetwork(nn.Module):
 
     @property
     def first_frames(self) -> int:
-        """Least frames with which a stream can start. Fewer frames yield no audio."""
+        """Least frames with which a stream can start."""
         return self.output_delay // self.frame_samples + 1
 
     def no_frames(self) -> torch.Tensor:
@@ -187,9 +185,7 @@ class WaveformNetwork(nn.Module):
         return torch.empty(self.input_channels, 0, dtype=self.input_dtype, device=self.device)
 
     def freeze(self) -> None:
-        """Ends loading: computes results that depend on the weights alone, which no longer
-        change.
-        """
+        """Ends loading: computes results that depend on the weights alone."""
         self.eval().requires_grad_(False)
         for module in self.modules():  # a layer before the layers inside it
             if isinstance(module, FreezableLayer):
@@ -205,11 +201,10 @@ class WaveformNetwork(nn.Module):
     def run_step(
         self, frames: torch.Tensor, noise: torch.Tensor, step: StreamStep, decode: Any = None
     ) -> torch.Tensor:
-        """Computes the audio (B, samples), late by `output_delay`, of the next frames
-        (B, input_channels, T) of streams.
+        """Computes the audio (B, samples), late by `output_delay`, of the next frames (B,
+        input_channels, T) of streams.
 
         Args:
-            noise: noise of the harmonic source for these frames.
             decode: runs the network on another backend; None for torch.
         """
         return (decode or self)(frames, step)[:, 0]
@@ -225,10 +220,9 @@ class StreamStep:
     Attributes:
         state: tensor (batch, *state_shape) for each layer that has a state, or a list with a tensor
             for each stream (`Streaming.state_in_place`); None computes whole sequences.
-        first: whether the streams begin with this step.
         frames: input frames of the network in this step.
-        frames_past_end: trailing zero frames after the end of the streams. They flush the delay of
-            the network. 0 unless the streams end with this step.
+        frames_past_end: trailing zero frames after the end of the streams. They flush the network's
+            delay. 0 unless the streams end with this step.
         noise_factor: (batch,) int64, 0 for streams in which noise layers add no noise, else 1. None
             is 1 for all streams.
     """
@@ -252,12 +246,9 @@ class StreamStep:
         padding at both ends of a stream. The end of the result becomes the new state.
 
         Args:
-            layer: layer whose state is read.
             x: (B, C, T) input of the layer, before the activation.
-            left: positions of padding at the start of a stream.
-            right: positions of padding at the end of a stream; None if the layer reads no later
-                positions, so that the values there have no effect.
-            mode: kind of padding, see `torch.nn.functional.pad`.
+            right: positions of padding at the end of a stream, as `left` at the start; None if the
+                layer reads no later positions, so that the values there have no effect.
             activation: writes its result into the returned tensor, which saves a copy.
         """
         if self.state is None:
@@ -307,7 +298,6 @@ class StreamStep:
         return x
 
     def save_state(self, layer: Streaming, value: torch.Tensor) -> None:
-        """Replaces the state of a layer."""
         if self.state is not None:
             self.state[layer].copy_(value)
 
@@ -325,14 +315,13 @@ def is_channels_last(x: torch.Tensor) -> bool:
 
 
 def _padded(x: torch.Tensor, left: int, right: int, mode: str) -> torch.Tensor:
-    """Pads x (B, C, T) at both ends, and keeps the order of its memory."""
+    """Pads x (B, C, T) at both ends, and keeps its memory order."""
     if mode == "constant" and is_channels_last(x):
         return F.pad(x.transpose(1, 2), (0, 0, left, right)).transpose(1, 2)
     return F.pad(x, (left, right), mode)
 
 
 def _empty(x: torch.Tensor, length: int) -> torch.Tensor:
-    """Allocates (B, C, length) like x (B, C, T), in the order of its memory."""
     batch, channels, _ = x.shape
     if is_channels_last(x):
         return x.new_empty(batch, length, channels).transpose(1, 2)
@@ -354,7 +343,6 @@ class Window(NamedTuple):
     stride: int = 1
 
     def output(self, timing: Timing) -> Timing:
-        """Returns the timing of the output for the timing of the input."""
         delay = -((self.left - timing.delay - self.span) // self.stride + 1)
         extra = (timing.extra + self.left + self.right - self.span) // self.stride + 1
         return Timing(delay, extra)
@@ -438,9 +426,8 @@ class StreamConv(nn.Conv1d, Streaming):
     def _as_product(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
-        """Convolves x (B, inputs, T) by a matrix product. The result is channels last."""
         rows = _windows(x, self.kernel_size[0], self.dilation[0])
-        return self._packed.of(weight).product(rows, bias).transpose(1, 2)
+        return self._packed.of(weight).product(rows, bias).transpose(1, 2)  # channels last
 
 
 def _windows(x: torch.Tensor, kernel: int, dilation: int = 1) -> torch.Tensor:
@@ -481,7 +468,6 @@ def causal_conv(
     groups: int = 1,
     bias: bool = True,
 ) -> StreamConv:
-    """Makes a convolution that reads only the present position and earlier ones."""
     return StreamConv(
         inputs,
         outputs,
@@ -494,7 +480,6 @@ def causal_conv(
 
 
 def lookahead_conv(inputs: int, outputs: int, kernel: int) -> StreamConv:
-    """Makes a convolution that reads only the present position and later ones."""
     return StreamConv(inputs, outputs, kernel, right=kernel - 1)
 
 
@@ -522,12 +507,9 @@ def centred_conv(
 
 
 class Overlap(Streaming):
-    """State of a transposed convolution, in which the outputs of several inputs overlap. It selects
-    the outputs that no later input changes.
+    """State of a transposed convolution, in which the outputs of several inputs overlap.
 
     Args:
-        channels: channels of the convolution's input.
-        kernel, stride: sizes of the convolution.
         cut: outputs that are dropped at the start of a stream.
         cut_end: outputs that are dropped at the end of a stream; None for `cut`.
         pad: repetitions of the edges of the input before the convolution.
@@ -559,7 +541,6 @@ class Overlap(Streaming):
         return self.output
 
     def with_context(self, x: torch.Tensor, step: StreamStep) -> torch.Tensor:
-        """Returns the input of the convolution, with its context."""
         return step.with_context(
             self, x, self.pad, self.pad, "replicate" if self.pad else "constant"
         )
@@ -625,7 +606,6 @@ class StreamConvTranspose(nn.ConvTranspose1d, StreamModule):
         return self.overlap.complete_outputs(y, x.shape[2], step)
 
     def _is_product(self, x: torch.Tensor) -> bool:
-        """Returns whether a matrix product is faster than torch's convolution of x (B, C, T)."""
         if self.groups > 1 or not _multiplies(x, self.weight):
             return False
         return is_channels_last(x) or x.shape[2] <= _SHORT_INPUT
@@ -649,7 +629,7 @@ class StreamConvTranspose(nn.ConvTranspose1d, StreamModule):
 
 class Delay(Streaming):
     """Delay line, which returns a signal `length` positions later. It aligns the signal with
-    another signal that is late. `align` sets the length; 0 changes nothing.
+    another signal that is late.
     """
 
     def __init__(self, channels: int, length: int = 0) -> None:

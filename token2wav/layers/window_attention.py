@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from token2wav.layers.streaming import OFFLINE, Streaming, StreamStep
 
-_BLOCK = 512  # queries of a whole sequence that are computed at once; bounds the memory of the mask
+_BLOCK = 512  # queries of a whole sequence that are computed at once; bounds the mask's memory
 # Positions that are added to a window at once. A longer step is computed in parts.
 _MOST_NEW = 32
 
@@ -41,7 +41,6 @@ class StepPart:
     """Positions of a step that are added to the windows at once, and the keys that they attend to.
 
     Attributes:
-        start, stop: first position of the part in the step, and the position after its last one.
         streams: keys of each stream, for rings that are a tensor for each stream; else empty.
         slots: (B or 1, n) slots of the positions in rings that are one tensor; else None.
         mask: (B or 1, n, ring) values to add to the scores of all streams, or None like `slots`.
@@ -106,7 +105,6 @@ class PositionCounter(Streaming):
         )
 
     def _part_of_all(self, positions: torch.Tensor, start: int) -> StepPart:
-        """Makes a part for rings that are one tensor."""
         ring = ring_length(self.window)
         last = positions[:, -1:, None]
         # The position of each key: the latest one that has its slot in the ring.
@@ -131,7 +129,6 @@ class PositionCounter(Streaming):
         return StepPart(0, positions.shape[1], slots=index, mask=mask)
 
     def _part_of_each(self, positions: torch.Tensor, start: int) -> StepPart:
-        """Makes a part for rings that are a tensor for each stream."""
         ring = ring_length(self.window)
         stream_keys: dict[int, StreamKeys] = {}  # by last position
         lasts: list[int] = positions[:, -1].tolist()
@@ -155,7 +152,6 @@ def ring_length(window: int) -> int:
 
 
 def _mask_of(queries: torch.Tensor, keys: torch.Tensor, window: int) -> torch.Tensor:
-    """Returns 0 where a query attends to a key, else -inf, by their positions."""
     visible = (keys >= 0) & (keys <= queries) & (keys > queries - window)
     zeros = torch.zeros(visible.shape, device=visible.device)
     return zeros.masked_fill(~visible, -torch.inf)
@@ -187,13 +183,11 @@ def rotate(x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor]) -> torch.
 class WindowAttention(Streaming):
     """Attention of one layer over the last `window` positions. It has no weights.
 
-    Its state is a ring with the keys and values of the latest positions: position p has the slot p
-    modulo the length of the ring.
+    Position p has the slot p modulo the length of the ring.
 
     Args:
         heads: heads of keys and values. Queries have as many heads, or a multiple: several heads in
             sequence then share one head of keys.
-        window: positions that a position attends to, itself included.
     """
 
     state_in_place = True
@@ -238,7 +232,6 @@ class WindowAttention(Streaming):
     def _together(
         q: torch.Tensor, kv: torch.Tensor, rings: torch.Tensor, part: StepPart
     ) -> torch.Tensor:
-        """Computes a part of a step, with rings (B, 2, ring, heads, dim_head)."""
         assert part.slots is not None
         index = part.slots[:, None, :, None, None].expand(kv.shape)
         rings.scatter_(2, index, kv.to(rings.dtype))
@@ -248,9 +241,6 @@ class WindowAttention(Streaming):
     def _one_by_one(
         q: torch.Tensor, kv: torch.Tensor, rings: Sequence[torch.Tensor], part: StepPart
     ) -> torch.Tensor:
-        """Computes a part of a step, with a ring (2, ring, heads, dim_head) for each stream. It
-        copies the new keys and values alone.
-        """
         queries = q.transpose(1, 2).split(1)  # (1, heads, n, dim_head) each
         outputs = []
         for ring, new, query, stream in zip(
@@ -293,11 +283,6 @@ def _masked_attention(q: torch.Tensor, kv: torch.Tensor, part: StepPart) -> torc
 def _attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, visible: torch.Tensor
 ) -> torch.Tensor:
-    """Computes attention of q (B, T, heads, dim_head) over k and v (B, S, heads, dim_head).
-
-    `visible` (B or 1, T, S) is True where a query attends to a key. A query attends to itself at
-    least.
-    """
     q, k, v = (value.transpose(1, 2) for value in (q, k, v))
     return _grouped_attention(q, k, v, visible[:, None]).transpose(1, 2)
 

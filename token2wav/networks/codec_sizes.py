@@ -20,7 +20,6 @@ class SymmetricSizes:
 
     Attributes:
         encoder_hidden_size: channels of the encoder before its first downsampling.
-        downsampling_ratios: factor of each downsampling of the encoder.
         decoder_hidden_size: channels of the decoder before its first upsampling. Every upsampling
             halves them.
         hidden_size: channels of the latents; None for the channels of the encoder's output.
@@ -38,9 +37,7 @@ class SymmetricSizes:
         """Returns the sizes of a decoder whose configuration has none of the encoder.
 
         Args:
-            rates: factor of each upsampling.
             channels: channels before the first upsampling.
-            latents: channels of the latents.
         """
         return cls(
             downsampling_ratios=rates[::-1], decoder_hidden_size=channels, hidden_size=latents
@@ -78,17 +75,16 @@ class SymmetricSizes:
 
     @property
     def frame_samples(self) -> int:
-        """Samples of audio for each frame of codes."""
+        """Audio samples for each frame of codes."""
         return math.prod(self.rates)
 
 
 @dataclass(frozen=True)
 class SeanetSizes:
-    """Sizes of a transformer and a SEANet decoder. Fields and defaults are those of Mimi in
+    """Sizes for a transformer and a SEANet decoder. Fields and defaults are those of Mimi in
     `transformers`.
 
     Attributes:
-        sampling_rate: samples per second.
         hidden_size: channels of the transformer.
         num_filters: channels before the last convolution.
         num_residual_layers: residual units after each upsampling.
@@ -100,11 +96,6 @@ class SeanetSizes:
             which only the published one is supported.
         compress: factor by which a residual unit has fewer channels inside.
         upsample_groups: groups of the upsampling before the transformer.
-        num_hidden_layers, intermediate_size: layers of the transformer, and channels of their
-            feed-forward parts.
-        hidden_act: activation of the feed-forward parts.
-        norm_eps: added to the variance in a norm.
-        rope_theta: base of rotary positions.
         sliding_window: positions that a position of the transformer attends to.
     """
 
@@ -170,5 +161,5 @@ class SeanetSizes:
 
     @property
     def frame_samples(self) -> int:
-        """Samples of audio for each frame of codes or latents."""
+        """Audio samples for each frame of codes or latents."""
         return self.stride * math.prod(self.upsampling_ratios)

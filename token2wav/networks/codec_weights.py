@@ -24,12 +24,11 @@ _IN_UNIT = ("snake1", "conv1", "snake2", "conv2")
 
 
 def decoder_name(name: str, layers: Sequence[str], in_block: Sequence[str]) -> str:
-    """Returns the name that a weight has in `SymmetricDecoder`.
+    """Returns the name that a weight has in `SymmetricDecoder`. A name of another form stays as it
+    is.
 
     Args:
-        name: published name. A name of another form is returned as it is.
         layers: names of the layers in their published order; "block" for an upsampling block.
-        in_block: names of the layers of a block before its residual units.
     """
     match = _LAYER.fullmatch(name)
     if match is None or int(match[1]) >= len(layers):
@@ -53,10 +52,8 @@ def decoder_name(name: str, layers: Sequence[str], in_block: Sequence[str]) -> s
 
 
 def transformers_name(name: str, blocks: int, *, depthwise: bool = False) -> str:
-    """Returns the name of a weight in the format of `transformers`, for a decoder of plain DAC.
-
-    Args:
-        name: name in the format of `transformers` or of `descript-audio-codec`.
+    """Converts a name of `descript-audio-codec`, for a decoder of plain DAC, to the name in
+    `transformers`.
     """
     first = ["conv0", "conv1"] if depthwise else ["conv1"]
     return decoder_name(name, [*first, *["block"] * blocks, "snake1", "conv2"], _IN_BLOCK)
@@ -98,6 +95,6 @@ def plain_weights(published: Mapping[str, torch.Tensor], path: Path) -> dict[str
 
 
 def _flat_slopes(name: str, value: torch.Tensor) -> torch.Tensor:
-    """Flattens the slopes (1, channels, 1) of an activation; returns other weights as they are."""
+    # slopes (1, channels, 1) of an activation
     slopes = name.endswith(".alpha") and value.dim() == 3 and value.shape[::2] == (1, 1)
     return value.flatten() if slopes else value

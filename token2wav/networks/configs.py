@@ -186,7 +186,6 @@ class EcapaConfig:
     names of Qwen2.5-Omni, without `enc_`.
 
     Attributes:
-        mel_dim: mel bands.
         dim: length of the vector.
         channels: channels of the first convolution, of every block, and of all blocks together.
         kernel_sizes, dilations: of the same layers.

@@ -3,8 +3,8 @@ two for each token.
 
 A token attends to its own block and to all earlier blocks, so keys and values of finished blocks
 never change. The same layers compute whole sequences, the next chunk of a stream, or a batch of
-blocks of many streams: the attention and the state of the convolutions are arguments. The
-parameters have the names that public `flow.pt` files use below `encoder.`.
+blocks of many streams: the attention and the convolution states are arguments. The parameters have
+the names that public `flow.pt` files use below `encoder.`.
 """
 
 from __future__ import annotations
@@ -45,18 +45,15 @@ class ConformerAttention(Protocol):
     """Attention of all layers over the positions that are visible to them."""
 
     def at_rate(self, x: torch.Tensor, rate: int) -> LayerAttention:
-        """Returns the attention of the layers of one rate, which share their positions.
-
-        Args:
-            x: (B, T, size) input of the first layer.
-            rate: positions per token.
+        """Returns the attention of the layers that have `rate` positions per token. They share the
+        positions of their input x (B, T, size).
         """
 
 
 class ConformerContext(Protocol):
     """Keys and values of the tokens before a chunk of a stream.
 
-    Positions count tokens from the start of the prompt. `WHOLE` is the context of whole sequences.
+    Positions count tokens from the start of the prompt.
     """
 
     @property
@@ -76,8 +73,6 @@ class ConformerContext(Protocol):
 
 
 class _Whole:
-    """`ConformerContext` of whole sequences, which have no past."""
-
     start = 0
     past: Sequence[tuple[int, int]] = ()
 
@@ -87,7 +82,7 @@ class _Whole:
         return k, v
 
 
-WHOLE: ConformerContext = _Whole()
+WHOLE: ConformerContext = _Whole()  # context of whole sequences
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +91,7 @@ class SequenceAttention:
 
     Attributes:
         grid: block grid, in tokens; None for full attention, which has no chunks.
-        context: keys and values before the chunk. A chunk ends with a block unless it is the last.
+        context: keys and values before the chunk.
     """
 
     grid: BlockGrid | None
@@ -122,10 +117,8 @@ class Conformer(nn.Module):
     upsampling by two, and conformer layers at the frame rate.
 
     Args:
-        size: channels of all layers.
         hidden: channels within feed-forward layers.
         layers, up_layers: layers before and after upsampling.
-        lookahead: later tokens that the look-ahead layer reads.
     """
 
     def __init__(
@@ -159,15 +152,9 @@ class Conformer(nn.Module):
         *,
         last: bool = True,
     ) -> torch.Tensor:
-        """Encodes whole sequences, or the next chunk of streams with the same result.
-
-        Args:
-            x: (B, n + right, size) outputs of `embed`. `right` is the look-ahead, or 0 if `last`.
-            step: state of the convolutions; `OFFLINE` for whole sequences.
-            last: whether the streams end with x. Zeros then replace the look-ahead.
-
-        Returns:
-            (B, RATIO * n, size) hidden vectors.
+        """Encodes whole sequences, or the next chunk of streams with the same result. Returns (B,
+        RATIO * n, size). For x (B, n + right, size), outputs of `embed`, and for `last` see
+        `PreLookahead`.
         """
         x = self.pre_lookahead_layer(x, step, last=last)
         return self.encode(x, attention, step)
@@ -187,10 +174,6 @@ class Conformer(nn.Module):
 
 
 class ConformerLayer(nn.Module):
-    """Conformer layer: attention with relative positions and a feed-forward network, each after a
-    norm.
-    """
-
     def __init__(self, size: int, heads: int, hidden: int) -> None:
         super().__init__()
         self.self_attn = RelativeAttention(size, heads)
@@ -199,7 +182,6 @@ class ConformerLayer(nn.Module):
         self.norm_mha = nn.LayerNorm(size, eps=_LAYER_EPS)
 
     def forward(self, x: torch.Tensor, attend: Attend) -> torch.Tensor:
-        """Computes x (B, T, size)."""
         x = x + self.self_attn(self.norm_mha(x), attend)
         return x + self.feed_forward(self.norm_ff(x))
 
@@ -226,7 +208,6 @@ class RelativeAttention(nn.Module):
         self._table: tuple[range, torch.Tensor] | None = None
 
     def forward(self, x: torch.Tensor, attend: Attend) -> torch.Tensor:
-        """Computes x (B, T, size) from its projections and a function that attends to them."""
         attention = attend(self, self.linear_q(x), self.linear_k(x), self.linear_v(x))
         return self.linear_out(attention)
 
@@ -255,19 +236,12 @@ class RelativeAttention(nn.Module):
         return torch.bmm(heads.transpose(0, 1), weight)
 
     def _split(self, x: torch.Tensor) -> torch.Tensor:
-        """Reshapes (B, T, size) to (B, heads, T, size / heads)."""
         return x.unflatten(2, (self.heads, -1)).transpose(1, 2)
 
     def _by_distance(self, q: torch.Tensor, start: int, first: int, stop: int) -> torch.Tensor:
-        """Computes the part of the scores that depends on the distance between query and key.
-
-        Args:
-            q: (B, heads, T, d) queries.
-            start: position of the first query.
-            first, stop: position of the first key, and after the last key.
-
-        Returns:
-            (B, heads, T, keys).
+        """Computes the part of the scores (B, heads, T, keys) that depends on the distance between
+        query and key. Query 0 of q (B, heads, T, d) has the position `start`, and key 0 the
+        position `first`.
         """
         queries, keys = q.shape[2], stop - first
         nearest, farthest = start - stop + 1, start + queries - 1 - first
@@ -307,9 +281,7 @@ class RelativeAttention(nn.Module):
 
 
 class _Embedding(nn.Module):
-    """Embedding layer: linear layer, norm and scale. It adds no positions, because attention uses
-    relative ones.
-    """
+    """Linear layer, norm and scale. It adds no positions, because attention uses relative ones."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -338,9 +310,8 @@ class _Positions:
     """Positions of queries and keys, which all layers of one rate share.
 
     Attributes:
-        start: position of the first query.
         spans: start and stop of each run of keys, in the order of the keys.
-        bias: (T, keys) bias of attention scores; None if all keys are visible.
+        bias: (T, keys) attention score bias; None if all keys are visible.
     """
 
     start: int
@@ -351,7 +322,6 @@ class _Positions:
     def of(
         cls, x: torch.Tensor, grid: BlockGrid | None, context: ConformerContext, rate: int
     ) -> _Positions:
-        """Returns the positions of x (B, T, size), with `rate` positions per token."""
         start = rate * context.start
         spans = [(rate * first, rate * stop) for first, stop in context.past]
         if spans and spans[-1][1] == start:
@@ -373,6 +343,5 @@ def frequencies(size: int, device: torch.device) -> torch.Tensor:
 
 
 def _sinusoids(positions: torch.Tensor, size: int) -> torch.Tensor:
-    """Computes alternating sines and cosines (T, size) of positions (T,)."""
     angles = positions.float()[:, None] * frequencies(size, positions.device)
-    return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)
+    return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)  # (T, size), alternating

@@ -1,7 +1,6 @@
-"""The DiT estimator of CosyVoice3: velocity of the flow from frames.
+"""The DiT estimator of CosyVoice3: flow velocity from frames.
 
-Some details only follow the public code, because checkpoints depend on them. Comments mark these
-details.
+Comments mark details that only follow the public code, because checkpoints depend on them.
 """
 
 from __future__ import annotations
@@ -94,10 +93,7 @@ class ConvPositionEmbedding(nn.Module):
 
 
 class InputEmbedding(nn.Module):
-    """Projection of the state, the conditions and the speaker of a frame to one vector.
-
-    With guided attention there is no prompt mel.
-    """
+    """Projection of the state, the conditions and the speaker of a frame to one vector."""
 
     def __init__(self, config: EstimatorConfig) -> None:
         super().__init__()
@@ -133,11 +129,10 @@ class InputEmbedding(nn.Module):
     def project_conditions(
         self, cond: torch.Tensor | None, mu: torch.Tensor, spks: torch.Tensor
     ) -> torch.Tensor:
-        """Projects the conditions to (B, T, dim).
+        """Projects the conditions to (B, T, dim). Here mel and mu are (B, T, bands).
 
         Args:
-            cond: (B, T, bands) prompt mel; None with guided attention.
-            mu: (B, T, bands) encoded tokens.
+            cond: prompt mel; None with guided attention.
             spks: (B, bands) or (B, T, bands) speaker vectors.
         """
         if spks.dim() == 2:
@@ -215,7 +210,6 @@ class Attention(nn.Module):
     def _attend(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
-        """Computes attention of q (B, T, inner) over k and v (B, keys, inner) to (B, T, inner)."""
         q, k, v = (y.unflatten(-1, (self.heads, -1)).transpose(1, 2) for y in (q, k, v))
         h = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)  # (B, heads, T, dim_head)
         return h.transpose(1, 2).flatten(-2)
@@ -289,7 +283,7 @@ class DiTBlock(nn.Module):
 
 
 class DiT(Estimator):
-    """DiT estimator: velocity of the flow at one ODE time."""
+    """DiT estimator: flow velocity at one ODE time."""
 
     def __init__(self, config: EstimatorConfig) -> None:
         super().__init__()
@@ -342,10 +336,7 @@ class DiT(Estimator):
         *,
         rope: Rope = (),
     ) -> torch.Tensor:
-        """Evaluates the estimator, see `Estimator`.
-
-        With guided attention `bias` is a tuple with one bias for each layer.
-        """
+        """With guided attention `bias` is a tuple with one bias for each layer."""
         h = self.input_embed(x.transpose(1, 2), conditions, context)
         blocks, out = modulation
         for block, row, layer_bias in zip(
@@ -377,25 +368,23 @@ class DiT(Estimator):
         return self.velocity(x, conditions, self.modulation(t), bias, rope=rope) * mask
 
     def halve(self) -> None:
-        """Converts attention, feed-forward and output projection to float16."""
         for block in self._blocks():
             block.attn.half()
             block.ff.half()
         self.proj_out.half()
 
     def drop_time_weights(self) -> None:
-        """Frees 43 % of the weights of the public model."""
+        """Frees 43 % of the public model's weights."""
         del self.time_embed, self.norm_out
         for block in self._blocks():
             del block.attn_norm
 
     @property
     def score_dtype(self) -> torch.dtype:
-        """dtype of the scores of attention, and of their biases."""
+        """dtype of the attention scores and of their biases."""
         return self.proj_out.weight.dtype
 
     def _layer_biases(self, bias: Bias | LayerBiases) -> Sequence[Bias]:
-        """Returns one bias for each layer, in the dtype of scores."""
         if isinstance(bias, tuple):
             return [layer_bias.to(self.score_dtype) for layer_bias in bias]
         return [None if bias is None else bias.to(self.score_dtype)] * len(self.transformer_blocks)

@@ -64,8 +64,6 @@ class Gate(nn.Module):
 
 
 class Block(nn.Module):
-    """Res2Net between two convolutions, a gate, and the input added."""
-
     def __init__(self, config: EcapaConfig, kernel: int, dilation: int) -> None:
         super().__init__()
         channels = config.channels[0]

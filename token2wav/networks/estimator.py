@@ -1,5 +1,5 @@
-"""Estimator of the velocity of the flow: the interface that all families implement, and one ODE
-step as a pure function for export.
+"""Estimator of the flow velocity: the interface that all families implement, and one ODE step as a
+pure function for export.
 
 An exported graph can neither read pages nor change its inputs. The exported step therefore takes
 the past as dense tensors, and returns the new keys, values and states. Values that are the same in
@@ -31,10 +31,7 @@ MODULATION, ROPE, PRESENT = ("modulation", "modulation_out"), ("cos", "sin"), "p
 
 
 class AttentionContext(Protocol):
-    """Keys, values and convolution states of the frames before the input of the estimator.
-
-    `DenseContext` holds them in tensors; `EagerContext` in `execution/step.py` reads the cache.
-    """
+    """Keys, values and convolution states of the frames before the input of the estimator."""
 
     def convolve(self, index: int, conv: Convolution, x: torch.Tensor) -> torch.Tensor:
         """Runs a convolution over its state and x (B, channels, T), and stores its new state."""
@@ -54,7 +51,7 @@ class AttentionContext(Protocol):
 
 
 class Estimator(nn.Module, ABC):
-    """Estimator of the velocity of the flow. Base of the estimators of all families.
+    """Estimator of the flow velocity. Base of the estimators of all families.
 
     With an `AttentionContext` it continues streams whose past is cached. Without one it computes
     whole sequences.
@@ -95,7 +92,7 @@ class Estimator(nn.Module, ABC):
         Args:
             mu: (B, bands, T) encoded tokens.
             spks: (B, bands) speaker vectors.
-            cond: (B, bands, T) mel of the prompt; zeros after the prompt.
+            cond: (B, bands, T) prompt mel; zeros after the prompt.
 
         Returns:
             (B, T, width). The width depends on the estimator.
@@ -116,13 +113,10 @@ class Estimator(nn.Module, ABC):
 
         Args:
             x: (B, bands, T) state.
-            conditions: (B, T, width) result of `project_conditions`.
             modulation: result of `modulation` for the ODE times of the rows, or for one time for
                 all rows.
-            bias: bias of attention scores, broadcastable to (B, heads, T, keys); None for full
+            bias: attention score bias, broadcastable to (B, heads, T, keys); None for full
                 attention.
-            context: context of the frames before x; None if x is a whole sequence.
-            rope: result of `rope` for the positions of x.
 
         Returns:
             (B, bands, T) velocity, float32.
@@ -138,7 +132,7 @@ class Estimator(nn.Module, ABC):
 
     @property
     def state_width(self) -> int:
-        """Numbers in the state of all convolutions, per ODE step and guidance branch."""
+        """Numbers in all convolution states, per ODE step and guidance branch."""
         return sum(map(math.prod, self.conv_state_shapes))
 
     def tails(self, state: torch.Tensor) -> list[torch.Tensor]:
@@ -165,13 +159,12 @@ class Estimator(nn.Module, ABC):
 
 
 class DenseContext:
-    """`AttentionContext` in dense tensors. The pasts of the rows are padded to one length.
+    """`AttentionContext` in dense tensors. The pasts of the rows are padded to one length. `frames`
+    and `present` are inputs of `CachedStep`.
 
     Args:
         tails: (R, channels, positions) state of every convolution before the chunk.
-        frames: (R,) valid frames of each row; the rest is padding.
         past: (R, S, inner) keys and values of every layer: k0, v0, k1, v1 ...
-        present: (R, 1, N) 1 for frames, 0 for prompt padding; None without prompt padding.
 
     Attributes:
         after: state of every convolution after the chunk.
@@ -216,8 +209,7 @@ class DenseContext:
 
 
 class CachedStep(nn.Module):
-    """One ODE step as a pure function, which is exported as the graph `step`. Keys, values and
-    states are inputs and outputs.
+    """One ODE step as a pure function, which is exported as the graph `step`.
 
     A row is one guidance branch of the chunk of one stream. There are R rows of N frames, with S
     frames of past, all at the same ODE time. All inputs are float32 except `frames` and `past_*`:
@@ -226,12 +218,12 @@ class CachedStep(nn.Module):
     - `modulation`, and `modulation_out` if the estimator has it: modulation of the ODE time, for
       one row
     - `cos`, `sin` (R, N, dim_head) for the positions of the frames, if the estimator has positions
-    - `bias` (R, 1, N, S + N) bias of attention scores: 0, or -30000 where attention is not allowed
+    - `bias` (R, 1, N, S + N) attention score bias: 0, or -30000 where attention is not allowed
     - `frames` (R,) int64, number of valid frames
     - `present` (R, 1, N) 0 for prompt padding, else 1; only with `masks_padding`
-    - `conv_state` (R, width) state of all convolutions before the chunk, see `Estimator.tails`
-    - `past_key_0`, `past_value_0`, `past_key_1` ... (R, S, inner), in the dtype of the weights of
-      attention
+    - `conv_state` (R, width) convolution states before the chunk, see `Estimator.tails`
+    - `past_key_0`, `past_value_0`, `past_key_1` ... (R, S, inner), in the dtype of the attention
+      weights
 
     Outputs are `velocity` (R, bands, N), `new_conv_state` after the valid frames, and the keys and
     values of the chunk, `new_key_0` ... (R, N, inner). The step uses all weights of the estimator
@@ -261,5 +253,5 @@ class CachedStep(nn.Module):
 
 
 def cache_names(layers: int) -> list[str]:
-    """Lists the names of the keys and values of a graph, without `past_` or `new_`."""
+    """Lists a graph's key and value names, without `past_` or `new_`."""
     return [f"{kind}_{layer}" for layer in range(layers) for kind in ("key", "value")]

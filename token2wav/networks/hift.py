@@ -1,8 +1,7 @@
 """CosyVoice's HiFT vocoder: F0 prediction, harmonic source, upsampling network, inverse STFT.
 
-The HiFT of CosyVoice3 is causal. The HiFT of earlier generations has convolutions that are centred.
-Parameters have the names of public `hift.pt` files. Some details only follow the public code,
-because checkpoints depend on them. Comments mark these details.
+Parameters have the names of public `hift.pt` files. Comments mark details that only follow the
+public code, because checkpoints depend on them.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class HiFT(WaveformNetwork):
     """HiFT vocoder, for whole utterances and for streams.
 
     Args:
-        source: class of the harmonic source, if the family has one of its own.
+        source: class for the harmonic source, if the family has one of its own.
     """
 
     def __init__(self, config: HiFTConfig, source: type[HarmonicSource] | None = None) -> None:
@@ -112,7 +111,7 @@ class HiFT(WaveformNetwork):
         self.output = self._place()
 
     def _place(self) -> Timing:
-        """Places all layers, and returns the timing of the audio.
+        """Places all layers, and returns the audio timing.
 
         Mel and source are added at every stage, so both must be equally late there. The mel waits
         for whole frames before the first stage. The source waits for samples before the first
@@ -174,7 +173,6 @@ class HiFT(WaveformNetwork):
             mel: (B, bands, T), T > `lookahead_frames` unless `final`.
             final: whether the utterance ends here. If not, the last `output_delay` samples are left
                 out.
-            phase: rounding of the phase of the source, see `frame_sines`.
 
         Returns:
             (B, samples), `samples_per_frame` for every frame.
@@ -197,9 +195,8 @@ class HiFT(WaveformNetwork):
 
         Args:
             mel: (B, bands, T) next frames.
-            noise: (N,) or (B, N) noise of the source from `HarmonicSource.merged`. In a stream it
-                has the same delay as F0.
-            phase: rounding of the phase of the source, see `frame_sines`.
+            noise: (N,) or (B, N) source noise from `HarmonicSource.merged`. In a stream it has the
+                same delay as F0.
             decode: replacement of `decode` on another backend; None for torch.
         """
         source = self.m_source(self.f0_predictor(mel, step), noise, phase, step)
@@ -216,8 +213,7 @@ class HiFT(WaveformNetwork):
         """Computes the audio (B, samples) of mel (B, bands, T) and excitation (B, 1, T *
         samples_per_frame).
 
-        In a stream the excitation has the delay of `m_source`, and the audio is late by
-        `output_delay`.
+        In a stream the excitation has the delay of `m_source`.
         """
         config = self.config
         spectrum = self.stft(self.source_delay(source, step), step)

@@ -87,7 +87,7 @@ class FoldableSnake(FreezableLayer):
 
 class ResBlock(StreamModule, FreezableLayer):
     """Residual block. For each dilation it adds to its input: Snake, dilated convolution, Snake,
-    convolution. The input is delayed to match. The convolutions are causal or centred.
+    convolution. The input is delayed to match.
     """
 
     def __init__(
@@ -134,7 +134,6 @@ class ResBlock(StreamModule, FreezableLayer):
 def hift_conv(
     inputs: int, outputs: int, kernel: int, causal: bool, *, dilation: int = 1
 ) -> StreamConv:
-    """Makes a causal convolution, or a centred one."""
     make = causal_conv if causal else centred_conv
     return make(inputs, outputs, kernel, dilation=dilation)
 
@@ -209,10 +208,7 @@ _MAX_MAGNITUDE = 100.0
 
 
 class Analysis(Streaming):
-    """STFT of a signal with half a window mirrored at both ends.
-
-    Windows have n_fft samples and are `hop` samples apart.
-    """
+    """STFT of a signal with half a window mirrored at both ends."""
 
     kernels: torch.Tensor
 

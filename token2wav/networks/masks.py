@@ -1,4 +1,4 @@
-"""Attention masks, and the biases of attention scores that are made from them.
+"""Attention masks, and the score biases that are made from them.
 
 Frames count from the start of the prompt.
 """
@@ -10,7 +10,7 @@ import torch
 from token2wav.config.block_grid import BlockGrid
 from token2wav.networks.configs import SEES, GuidedAttention, Mask
 
-_NEVER = -30000.0  # bias of scores where attention is not allowed
+_NEVER = -30000.0
 
 
 def block_mask(grid: BlockGrid, frames: int, device: torch.device | None = None) -> torch.Tensor:
@@ -20,12 +20,11 @@ def block_mask(grid: BlockGrid, frames: int, device: torch.device | None = None)
 
 
 def attention_bias(allowed: torch.Tensor) -> torch.Tensor:
-    """Converts a mask to a float32 bias of attention scores.
+    """Converts a mask to a float32 score bias: 0 where attention is allowed, else -30000.
 
-    The bias is 0 where attention is allowed, and -30000 elsewhere. Softmax turns such a score into
-    zero. torch's attention also accepts the bool mask, but then converts it in every layer and
-    step. This costs 4 % of the time of a chunk. The bias is not minus infinity, for two reasons: a
-    query in padding that may attend to no key would give NaN, and float16 ends at 65504.
+    torch's attention also accepts the bool mask, but then converts it in every layer and step. This
+    costs 4 % of a chunk's time. The bias is not minus infinity, for two reasons: a query in padding
+    that may attend to no key would give NaN, and float16 ends at 65504.
     """
     return torch.zeros(allowed.shape, device=allowed.device).masked_fill(~allowed, _NEVER)
 
@@ -35,8 +34,7 @@ def guided_mask(
 ) -> torch.Tensor:
     """Computes the mask (frames, frames) of a layer with guided attention, as in StreamFlow.
 
-    Rows are queries, and columns are keys. A block starts at the first frame. A frame attends to a
-    number of blocks before and after its own block, which `mask` names.
+    Rows are queries, and columns are keys. A block starts at the first frame.
     """
     block = torch.arange(frames, device=device) // block_frames
     before, after = SEES[mask]
@@ -52,8 +50,8 @@ def guided_biases(
     lengths: torch.Tensor | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[torch.Tensor, ...]:
-    """Computes the biases (frames, frames) of attention scores, one for every layer. Layers with
-    the same mask share a tensor.
+    """Computes the score biases (frames, frames), one for every layer. Layers with the same mask
+    share a tensor.
 
     With the lengths (B,) of sequences, no frame attends to frames behind the end of its sequence,
     and the biases have the shape (B, 1, frames, frames).

@@ -45,9 +45,6 @@ def attention_rows(
     Args:
         name: name of the weight, from `layer_name`.
         key_heads: heads of its keys and values; None for `heads`.
-
-    Returns:
-        Weights by the names of `WindowTransformer`.
     """
     match, key_heads = _QKV.match(name), key_heads or heads
     all_heads = heads + 2 * key_heads

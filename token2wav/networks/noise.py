@@ -1,6 +1,4 @@
-"""Noise of the flow and of the harmonic source. Each number is a function of its position in the
-utterance alone.
-"""
+"""Flow noise and source noise. Each number is a function of its position in the utterance alone."""
 
 from __future__ import annotations
 
@@ -21,9 +19,7 @@ PAGE_FRAMES = 15000  # the public buffer: 300 s at 50 frames per second
 
 @lru_cache(maxsize=4)
 def _page(index: int, bands: int, device: torch.device) -> torch.Tensor:
-    """Draws page `index`, (bands, PAGE_FRAMES). Page 0 is the public buffer; every later page has a
-    seed of its own.
-    """
+    """Draws page `index`, (bands, PAGE_FRAMES)."""
     # the generator of the CPU, because other devices draw other numbers
     generator = torch.Generator().manual_seed(PUBLIC_SEED + index)
     return torch.randn(1, bands, PAGE_FRAMES, generator=generator)[0].to(device)
@@ -59,7 +55,6 @@ class FlowNoise:
         self._table = torch.empty(bands, 0, device=device) if table is None else table.to(device)
 
     def to(self, device: torch.device) -> FlowNoise:
-        """Returns the same noise on another device."""
         return FlowNoise(self._bands, self._table, device)
 
     def window(self, start: int, stop: int) -> torch.Tensor:
@@ -83,15 +78,14 @@ class SourceNoise:
     utterance.
 
     The public buffer holds 300 s, which is 260 MB. Its generator is sequential. So a block can be
-    drawn alone once the state of the generator at its start is known. These states are stored
-    instead, 5 kB for each second, together with the last few blocks. After 300 s every block has a
-    seed of its own.
+    drawn alone once the generator state at its start is known. These states are stored instead, 5
+    kB for each second, together with the last few blocks. After 300 s every block has a seed of its
+    own.
 
     Args:
         harmonics: sines per sample, with the fundamental.
         skip: draws before the first sample (`draws_before_source` of CosyVoice3).
-        table: (N, harmonics) numbers that replace the first N samples, for models that were built
-            with other noise.
+        table: (N, harmonics) numbers that replace the first N samples.
     """
 
     def __init__(self, harmonics: int, skip: int, table: torch.Tensor | None = None) -> None:
@@ -142,7 +136,7 @@ class SourceNoise:
         return block
 
     def _keep(self, index: int, generator: torch.Generator) -> None:
-        """Stores the state of the generator at the start of a block."""
+        """Stores the generator state at the start of a block."""
         if index == self._known:
             self._states[index] = generator.get_state()
             self._known += 1
@@ -177,9 +171,6 @@ class NoiseTable:
     """Table of merged noise by mel frame. A block is drawn when the first stream reaches it, and
     serves all later streams.
 
-    The numbers come from torch's generator on the CPU, which no other device reproduces. They are
-    copied to the device once. A chunk names its rows of the table by their indices.
-
     Attributes:
         late: delay of F0 of the source in a stream, in frames. The noise has the same delay.
         rows: (blocks * 50, samples_per_frame) float32. `find` may replace the tensor.
@@ -212,7 +203,6 @@ class NoiseTable:
         Args:
             starts: (B,) first frames, counted from the start of the utterance. Any row serves for
                 frames before the start.
-            width: frames of each row.
         """
         self._calls += 1
         frames = np.maximum(starts[:, None] + np.arange(width), 0)

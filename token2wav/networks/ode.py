@@ -20,8 +20,7 @@ _COSINE = ScheduleConfig()
 # State of an ODE: the point of the next evaluation, and inside of a step also the start of the step
 # and the velocities of its evaluations so far.
 OdeState = tuple[torch.Tensor, ...]
-# Weights of the velocities of a step in every point after an evaluation. The last point is the end
-# of the step.
+# Velocity weights of a step in every point after an evaluation. The last point is the step's end.
 Weights = tuple[tuple[float, ...], ...]
 EULER: Weights = ((1.0,),)
 _RK4: Weights = (  # Kutta's 3/8 rule
@@ -45,8 +44,7 @@ def time_grid(steps: int, schedule: ScheduleConfig = _COSINE) -> torch.Tensor:
 def solver_times(
     steps: int, schedule: ScheduleConfig = _COSINE
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Computes the times at which the estimator is evaluated, and the widths of the steps, each
-    (steps,).
+    """Computes the times at which the estimator is evaluated, and the step widths, each (steps,).
 
     As in the public solver, each time is the sum of the widths before it. The sums differ from
     `time_grid` by rounding only. But the estimator takes sines of 1000 times these times, where the
@@ -67,8 +65,8 @@ def solver_times(
 def _rk4_times(
     steps: int, schedule: ScheduleConfig
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Computes the times of all evaluations (4 * steps,), the ends of their steps (4 * steps,), and
-    the widths of the steps (steps,).
+    """Computes the times of all evaluations (4 * steps,), the step ends (4 * steps,), and the step
+    widths (steps,).
     """
     grid = time_grid(steps, schedule)
     starts, ends = grid[:-1], grid[1:]
@@ -79,16 +77,14 @@ def _rk4_times(
 
 @dataclass(frozen=True)
 class OdeTables:
-    """Tables of all values that depend only on the schedule of the ODE, and the guidance rate.
+    """Tables of all values that depend only on the schedule of the ODE.
 
     Attributes:
-        widths: width of every step.
         modulation: modulation of the estimator at every evaluation, for one row; see
-            `Estimator.modulation`. Euler's method has one evaluation in each step.
+            `Estimator.modulation`.
         guidance: classifier-free guidance rate; 0 for no unconditional rows.
         stored_steps: for every step the index of the stored state that it reads and writes. The
             stores of a stream have one state for each step of its whole schedule.
-        weights: weights of the velocities, which are the method.
     """
 
     widths: list[float]
@@ -110,9 +106,9 @@ class OdeTables:
         """Computes the tables.
 
         Args:
-            evaluated: number of start times at which the estimator is evaluated; 0 for all. Fewer
-                and longer steps then cover the same range of times. For example, 3 of 10 times are
-                the times 0, 3 and 7. Only Euler's method can leave out evaluations.
+            evaluated: start times at which the estimator is evaluated; 0 for all. Fewer and longer
+                steps then cover the same range of times. For example, 3 of 10 times are the times
+                0, 3 and 7. Only Euler's method can leave out evaluations.
         """
         device = next(estimator.parameters()).device
         if schedule.method == "rk4":
@@ -146,7 +142,6 @@ class OdeTables:
         Args:
             state: state whose first tensor (B, ...) is the point of the evaluation. Before the
                 first evaluation of a step it has no other tensors.
-            velocity: result of the evaluation, as for `advance`.
         """
         step, stage = divmod(evaluation, len(self.weights))
         if len(self.weights) == 1:
@@ -181,9 +176,7 @@ class OdeTables:
 
 
 class EulerSolver:
-    """Solver that integrates one estimator over a fixed schedule, by the method of the schedule.
-    For arguments see `OdeTables`.
-    """
+    """Solver that integrates one estimator over a fixed schedule, by the method of the schedule."""
 
     def __init__(
         self, estimator: Estimator, steps: int, guidance: float, schedule: ScheduleConfig = _COSINE
@@ -200,11 +193,9 @@ class EulerSolver:
         cond: torch.Tensor,
         mask: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Integrates noise to mel (B, bands, T), for whole sequences that start with their prompt.
+        """Integrates noise (B, bands, T) to mel, for whole sequences that start with their prompt.
 
         Args:
-            noise: (B, bands, T) start of the ODE.
-            mu, spk, cond: conditions, see `Estimator.project_conditions`.
             mask: (T, T) attention mask, True where allowed; None for full attention.
         """
         conditions = self._estimator.project_conditions(*self.tables.guided(mu, spk, cond))

@@ -58,7 +58,7 @@ class F0Predictor(StreamModule):
         """Predicts F0 in Hz (B, T) from mel (B, bands, T).
 
         The result has the dtype of mel if the public code rounds it (causal vocoders), else it has
-        the dtype of the weights.
+        the weight dtype.
         """
         x = mel.to(self.classifier.weight.dtype)
         for layer in self.condnet:
@@ -67,7 +67,7 @@ class F0Predictor(StreamModule):
         return f0.to(mel.dtype) if self._rounds else f0
 
 
-Phase = Literal["exact", "reference"]
+Phase = Literal["exact", "reference"]  # rounding of the phase, see `frame_sines`
 
 
 @dataclass(frozen=True)
@@ -90,9 +90,9 @@ class PhaseCourse:
 
 
 class HarmonicSource(Streaming):
-    """Harmonic source: sines of F0 and of its harmonics, and noise, merged into one channel.
+    """Sines of F0 and of its harmonics, and noise, merged into one channel.
 
-    Its input is F0. Its state is the phase of every harmonic.
+    Its state is the phase of every harmonic.
     """
 
     def __init__(self, config: HiFTConfig) -> None:
@@ -127,7 +127,6 @@ class HarmonicSource(Streaming):
             f0: (B, T) in Hz, one value per mel frame.
             noise: (T * samples_per_frame,) result of `merged` for all rows, or (B, T *
                 samples_per_frame) for each row.
-            phase: rounding of the phase, see `frame_sines`.
         """
         repeat = self.config.samples_per_frame
         if step.first:
@@ -152,8 +151,8 @@ class HarmonicSource(Streaming):
     def frames(
         self, f0: torch.Tensor, phase: Phase, carry: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Computes the sines (B, T, harmonics), the amplitude of the noise (B, T), and the phases
-        after the last frame.
+        """Computes the sines (B, T, harmonics), the noise amplitude (B, T), and the phases after
+        the last frame.
         """
         sine, carry = frame_sines(self._increments(f0), self.config.samples_per_frame, phase, carry)
         gain, amplitude = self._levels(f0)
@@ -165,7 +164,7 @@ class HarmonicSource(Streaming):
         return (f0[..., None] * multiples / self.config.sampling_rate) % 1
 
     def _levels(self, f0: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Computes the amplitudes of sines and of noise, (B, T) each.
+        """Computes the sine and noise amplitudes, (B, T) each.
 
         The noise of CosyVoice3 is uniform in [0, 1), so its mean is half of its amplitude.
         """
@@ -180,8 +179,7 @@ class SmoothSource(HarmonicSource):
     """Harmonic source of the models before CosyVoice3. Its phase runs linearly from the middle of a
     frame to the middle of the next frame.
 
-    A step of a stream therefore ends in the middle of its last frame. The phase does not advance
-    before the first middle and after the last middle.
+    A step of a stream therefore ends in the middle of its last frame.
     """
 
     def __init__(self, config: HiFTConfig) -> None:
@@ -203,10 +201,7 @@ class SmoothSource(HarmonicSource):
         phase: Phase = "exact",
         step: StreamStep = OFFLINE,
     ) -> torch.Tensor:
-        """Computes the excitation as `HarmonicSource` does.
-
-        `phase` has no effect, because only CosyVoice3 has the rounding that it selects.
-        """
+        """`phase` has no effect, because only CosyVoice3 has the rounding that it selects."""
         repeat = self.config.samples_per_frame
         gain, amplitude = (level.repeat_interleave(repeat, dim=1) for level in self._levels(f0))
         gain, noise = self.levels_delay(torch.stack((gain, amplitude * noise), dim=1), step).unbind(
@@ -248,7 +243,6 @@ def frame_sines(
 
     Args:
         increments: (B, T, harmonics) cycles per sample, float32, constant within a frame.
-        phase: rounding of the phase.
         carry: (B, harmonics) double: phase in cycles before the first frame; None for zero.
 
     Returns:

@@ -1,5 +1,5 @@
-"""Step-Audio2's flow-matching estimator, a DiT with convolutions in every layer: velocity of the
-flow from frames.
+"""Step-Audio2's flow-matching estimator, a DiT with convolutions in every layer: flow velocity from
+frames.
 
 Attention has no positions, its queries and keys are normalised, and convolutions are causal.
 Parameters have the names of public `flow.pt` files below `decoder.estimator.`.
@@ -25,11 +25,10 @@ _FF_MULT = 4
 
 
 class StepAudioDiT(Estimator):
-    """DiT estimator with convolutions: velocity of the flow at one ODE time.
+    """DiT estimator with convolutions: flow velocity at one ODE time.
 
     Args:
         bands: mel bands; state, conditions, speaker vector and prompt have the same width.
-        channels: width of every layer.
 
     Attributes:
         convolutions: convolutions in the order of their `index`, two for each layer.
@@ -70,7 +69,6 @@ class StepAudioDiT(Estimator):
     def project_conditions(
         self, mu: torch.Tensor, spks: torch.Tensor, cond: torch.Tensor
     ) -> torch.Tensor:
-        """Projects the conditions to (B, T, channels), see `Estimator`."""
         parts = torch.cat((mu, spks[:, :, None].expand(-1, -1, mu.shape[2]), cond), dim=1)
         return F.linear(
             parts.transpose(1, 2), self.in_proj.weight[:, len(mu[0]) :], self.in_proj.bias
@@ -107,23 +105,18 @@ class StepAudioDiT(Estimator):
         return self.final_layer["linear"](modulated_norm(h, shift, scale)).transpose(1, 2)
 
     def halve(self) -> None:
-        """Converts attention and feed-forward to float16."""
         for block in self.blocks:
             block.get_submodule("attn").half()
             block.get_submodule("mlp").half()
 
     def drop_time_weights(self) -> None:
-        """Frees 34 % of the weights of the public model."""
+        """Frees 34 % of the public model's weights."""
         del self.t_embedder, self.final_layer["adaLN_modulation"]
         for block in self.blocks:
             del block.adaLN_modulation
 
 
 class StepAudioLayer(nn.Module):
-    """Layer: attention, two convolutions and feed-forward, each after a modulated norm and through
-    a gate.
-    """
-
     def __init__(self, channels: int, heads: int, dim_head: int, index: int) -> None:
         super().__init__()
         self.attn = _Attention(channels, heads, dim_head, index)

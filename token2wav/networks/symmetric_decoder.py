@@ -109,7 +109,7 @@ class UpsamplingBlock(Chain):
 
 
 class ChannelScale(nn.Module):
-    """Scale and bias of every channel."""
+    """Scale and bias of every channel of x (B, channels, T)."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -119,7 +119,6 @@ class ChannelScale(nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Computes x (B, channels, T) to the same shape."""
         return torch.addcmul(self.bias[:, None], x, self.weight[:, None])
 
 

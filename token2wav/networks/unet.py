@@ -1,4 +1,4 @@
-"""CosyVoice2's flow-matching estimator, a causal U-Net of one resolution: velocity of the flow from
+"""CosyVoice2's flow-matching estimator, a causal U-Net of one resolution: flow velocity from
 frames.
 
 Its convolutions are causal, and its attention covers whole blocks. Parameters have the names of
@@ -29,10 +29,7 @@ class UNet(Estimator):
 
     Args:
         bands: mel bands; state, conditions, speaker vector and prompt have the same width.
-        channels: channels of every block.
-        mid_blocks: blocks in the middle.
         layers: transformer layers of a block.
-        block_frames: frames of an attention block.
         mean_flow: whether the network was distilled to the mean velocity of a step, which also
             depends on the end of the step.
     """
@@ -77,10 +74,9 @@ class UNet(Estimator):
             layer.attn1.index = index
 
     def modulation(self, t: torch.Tensor, end: torch.Tensor | None = None) -> Modulation:
-        """Computes the shifts (blocks, B, channels) that residual blocks add at ODE times.
+        """Computes the shifts (blocks, B, channels) that residual blocks add at ODE times t (B,).
 
         Args:
-            t: (B,) times of the evaluations.
             end: (B,) times at which the steps end. Only a mean flow uses them.
         """
         time = self._embedded(t)
@@ -144,7 +140,6 @@ class UNet(Estimator):
         )
 
     def halve(self) -> None:
-        """Converts attention and feed-forward to float16."""
         for layer in self._layers():
             layer.attn1.half()
             layer.ff.half()
@@ -178,14 +173,11 @@ class UNetBlock(nn.ModuleList):
         bias: torch.Tensor | None,
         context: AttentionContext | None,
     ) -> torch.Tensor:
-        """Computes the block without its convolution.
+        """Computes the block (B, T, channels) without its convolution.
 
         Args:
             x: (B, T, inputs).
             time: (B, channels) or (1, channels) shift.
-
-        Returns:
-            (B, T, channels).
         """
         h = self[0](x, time, context)
         for layer in self.get_submodule("1").children():
@@ -218,8 +210,6 @@ class CausalConv(nn.Conv1d):
 
 
 class ConvolutionBlock(nn.Module):
-    """Block of a causal convolution, a norm over channels, and Mish."""
-
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
         # The numbers are names in checkpoints. Missing numbers are layers without weights.
@@ -267,12 +257,6 @@ class TransformerLayer(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention.
-
-    Attributes:
-        index: index of this layer in the estimator.
-    """
-
     def __init__(self, channels: int, heads: int, dim_head: int) -> None:
         super().__init__()
         self.index = 0

@@ -1,5 +1,4 @@
-"""Reading of weights for any module. Files are read without executing any of their content, and
-weights are compared with the module before use.
+"""Reading of weights for any module, without executing any content of a file.
 
 Pickles are read with `weights_only=True`. All names and shapes are checked before a tensor is used,
 and one error lists every mismatch.
@@ -53,11 +52,10 @@ def read_state(path: Path) -> dict[str, Any]:
 
 
 def read_pickle(source: Path | BytesIO, path: Path, *, mmap: bool = False) -> dict[str, Any]:
-    """Reads a pickled state dict, on the CPU. Nothing in it is executed.
+    """Reads a pickled state dict, on the CPU.
 
     Args:
         source: file, or content of a file.
-        mmap: whether tensors are views of the file.
 
     Raises:
         CheckpointError: the pickle is unreadable, is no dict, or holds other objects than tensors.

@@ -52,12 +52,12 @@ from token2wav.stages.stage import (
 )
 from token2wav.voice import Voice
 
-# Number of blocks of a prompt that are computed at once. It bounds the memory, and costs no time.
+# Prompt blocks that are computed at once. The number bounds the memory, and costs no time.
 _PREFILL_BLOCKS = 4
 # Pages that a stream without a window takes when it opens. They hold a first chunk with the end of
 # the prompt.
 _FIRST_PAGES = 3
-_PROMPTS = 16  # slots for the states of prompts that exist from the start
+_PROMPTS = 16  # slots for prompt states that exist from the start
 
 
 @dataclass(eq=False)
@@ -65,7 +65,6 @@ class _Prompt:
     """Prefix that streams with the same voice and number of ODE steps share.
 
     Attributes:
-        states: store of `slot`.
         slot: slot with the states after the prefix.
         mel: (bands, frames) of the whole prompt.
         speaker: (bands,).
@@ -88,8 +87,6 @@ class _FlowStream:
     Attributes:
         grid: block grid, in tokens.
         prefix: None after the stream has released its pages.
-        prompt: content of the prefix.
-        blocks: pages of the stream.
         next_token: position of the first token of the next chunk.
         tokens: tokens of finished chunks, for a stream that must continue without the cache.
         recomputing: handle in `RecomputeFlow`; None while the stream uses the cache.
@@ -112,8 +109,6 @@ class _FlowStream:
 
 @dataclass(frozen=True, eq=False)
 class _PagedChunk:
-    """Chunk of a stream or of a prompt, with the pages that it is computed in."""
-
     placed: PlacedChunk
     steps: int
     prompt: _Prompt
@@ -140,7 +135,6 @@ def flow_states(
 
 
 def encoder_cache(encoder: Encoder, block_tokens: int, cache: PagedKVCache) -> EncoderCache:
-    """Makes the keys and values of an encoder, for the pages of the estimator's cache."""
     return EncoderCache(encoder.key_value_specs, block_tokens, cache.pages, encoder.device)
 
 
@@ -148,12 +142,11 @@ def page_needs(config: ModelConfig, left_blocks: int, longest_hop: int) -> PageN
     """Returns the pages that a stream with a limited number of visible blocks needs.
 
     The longest chunk is a last chunk. Besides its hop, it contains the tokens that would be the
-    look-ahead of another chunk. A first chunk also contains the blocks at the end of the prompt
-    that depend on later tokens. But no block comes before it that the stream would have to keep.
+    look-ahead of another chunk. A first chunk also contains the blocks at the prompt's end that
+    depend on later tokens. But no block comes before it that the stream would have to keep.
 
     Args:
         left_blocks: visible blocks before each block, besides the prefix; at least 0.
-        longest_hop: tokens of the longest hop of a stream.
     """
     block, after = (
         config.block_tokens,
@@ -310,7 +303,6 @@ class CachedFlow(StatefulStage[_FlowStream], FlowStage):
         return self._recompute.whole(tokens, voice, streaming=streaming, steps=steps)
 
     def _enter(self, handles: list[int]) -> list[_FlowStream]:
-        """Marks the streams of a batch as busy, so that `close` does not release their pages."""
         streams = [self.state(handle) for handle in handles]
         with self._lock:
             if any(stream.closed for stream in streams):
@@ -379,9 +371,6 @@ class CachedFlow(StatefulStage[_FlowStream], FlowStage):
         return map_grouped(pairs, lambda pair: pair[0], self._run)
 
     def _run(self, pairs: Sequence[tuple[tuple[int, bool], ChunkInput]]) -> list[torch.Tensor]:
-        """Computes the mels of chunks that have the same number of ODE steps, and that are all
-        provisional or all not.
-        """
         steps, provisional = pairs[0][0]
         runner = self._provisional_runners.get(steps) if provisional else None
         return (runner or self._runners[steps]).run([chunk for _, chunk in pairs])
@@ -446,9 +435,6 @@ class CachedFlow(StatefulStage[_FlowStream], FlowStage):
         return prompt
 
     def _recompute_chunk(self, stream: _FlowStream, chunk: TokenChunk) -> torch.Tensor:
-        """Computes the mel of a chunk without the cache. The first such chunk of a stream releases
-        all pages of the stream.
-        """
         if stream.recomputing is None:
             self._release_pages(stream)
             prompt = stream.voice.prompt_tokens[: stream.grid.prefix]
@@ -465,7 +451,6 @@ class CachedFlow(StatefulStage[_FlowStream], FlowStage):
             self._recompute.close(stream.recomputing)
 
     def _release_pages(self, stream: _FlowStream) -> None:
-        """Releases the pages and the slot of a stream, and its reference to the prefix."""
         stream.blocks.release()
         if stream.prefix is not None:
             self.states.release(stream.slot)

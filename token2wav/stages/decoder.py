@@ -40,11 +40,7 @@ class TokenDecoder(Stage):
         return self._frames.usage()
 
     def whole(self, tokens: NDArray[Any]) -> torch.Tensor:
-        """Computes the audio (samples,) of a whole utterance in one call.
-
-        Args:
-            tokens: (n, *token_shape) all tokens of the utterance.
-        """
+        """Computes the audio (samples,) of all tokens (n, *token_shape) of an utterance."""
         return self._frames.whole(_as_frames(tokens))
 
     @property
@@ -57,7 +53,6 @@ class TokenDecoder(Stage):
 
 
 def _frame_chunk(chunk: TokenChunk) -> FrameChunk:
-    """Converts the tokens of a chunk, and the tokens that follow it, to frames."""
     frames, count = _as_frames(chunk.tokens), chunk.stop - chunk.start
     return FrameChunk(frames[:, :count], chunk.last, frames[:, count:], chunk.decoder_noise)
 

@@ -1,8 +1,8 @@
 """Runners of the encoder, a part of the flow stage.
 
-There are two classes. `ChunkEncoderRunner` encodes chunk by chunk, which is as fast on a CPU, and
-reads the keys of a stream in place. `BlockEncoderRunner` encodes a batch of blocks of any streams,
-in tensors that a CUDA graph can capture. Its launches do not grow with the number of streams.
+`ChunkEncoderRunner` encodes chunk by chunk, which is as fast on a CPU, and reads the keys of a
+stream in place. `BlockEncoderRunner` encodes a batch of blocks of any streams, in tensors that a
+CUDA graph can capture. Its launches do not grow with the number of streams.
 """
 
 from __future__ import annotations
@@ -36,8 +36,7 @@ class PlacedChunk:
     """Chunk of a stream or of a prompt, with its place.
 
     Attributes:
-        grid: block grid, in tokens.
-        place: place of the chunk, in tokens.
+        grid, place: block grid and place of the chunk, in tokens.
     """
 
     chunk: TokenChunk
@@ -48,7 +47,6 @@ class PlacedChunk:
     def of(
         cls, chunk: TokenChunk, grid: BlockGrid, slot: int, tables: list[list[int]]
     ) -> PlacedChunk:
-        """Places a chunk in its pages."""
         padding = 0 if chunk.start else grid.prompt_padding
         place = ChunkPlace(
             start=chunk.start + grid.prompt_padding - padding,
@@ -63,7 +61,7 @@ class PlacedChunk:
 
 
 class EncoderRunner(ABC):
-    """Computes mu of chunks, and stores the states, keys and values of the encoder."""
+    """Computes mu of chunks, and stores the encoder's states, keys and values."""
 
     def __init__(self, encoder: Encoder, cache: EncoderCache, states: StateStore) -> None:
         self.encoder = encoder
@@ -101,10 +99,7 @@ class ChunkEncoderRunner(EncoderRunner):
 class BlockEncoderRunner(EncoderRunner):
     """Runner that encodes batches of blocks, eagerly or in buckets.
 
-    Args:
-        buckets: sizes to prepare; empty to run every batch in tensors of its own, on any number of
-            threads.
-        graphs: pool in which the buckets are captured; None to run eagerly.
+    `BucketRunner` describes the arguments `buckets` and `graphs`.
     """
 
     encoder: BlockEncoder
@@ -141,7 +136,7 @@ class EncoderBatch:
     every batch. A row holds one block.
 
     Attributes:
-        table: (rows, columns) int32 block tables, in tokens.
+        table: (rows, columns) int32 block table, in tokens.
         tokens: (rows, block_tokens + look-ahead, ...) int32 tokens of the blocks and after them; -1
             where there is no token.
         mu: (rows, bands, frames).
@@ -166,7 +161,6 @@ class EncoderBatch:
         self.mu = torch.zeros(size.blocks, encoder.mel_bands, frames, device=device)
 
     def fill(self, chunks: Sequence[PlacedChunk]) -> None:
-        """Copies tokens, block tables and states of chunks into the rows."""
         table, tokens = (
             np.full(tuple(part.shape), fill, np.int32)
             for part, fill in ((self.table, 0), (self.tokens, -1))
@@ -187,9 +181,6 @@ class EncoderBatch:
         self.mu.copy_(self._encoder.encode_blocks(self.tokens, step, attention))
 
     def take(self, chunks: Sequence[PlacedChunk]) -> list[torch.Tensor]:
-        """Returns mu (bands, frames) of every chunk, and stores the states after the
-        chunks.
-        """
         count = len(chunks)
         self._states.write(self._slots[1, :count].long(), self._rows.first(count))
         ratio = self._encoder.token_mel_ratio
@@ -204,7 +195,6 @@ class EncoderBatch:
         return mus
 
     def _write_tokens(self, rows: NDArray[np.int32], placed: PlacedChunk) -> int:
-        """Writes the tokens of a chunk, and returns the number of its rows."""
         padding, count = placed.place.padding, len(placed.place.tables)
         tokens = self._encoder.with_lookahead(placed.chunk, placed.grid)
         width = rows.shape[1]
@@ -269,7 +259,7 @@ class BlockAttention:
     """`ConformerAttention` of blocks over their pages, on the device alone.
 
     Args:
-        cache: keys and values of the encoder, to which those of the blocks are written.
+        cache: encoder keys and values, to which those of the blocks are written.
         table: block table of the batch, in tokens.
     """
 

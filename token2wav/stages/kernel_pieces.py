@@ -21,7 +21,7 @@ from token2wav.networks.noise import NoiseTable
 from token2wav.stages.piece_sizes import PieceSize
 from token2wav.stages.waveform import PieceInput
 
-_NETWORK = "vocoder"  # name of the network in its state store
+_NETWORK = "vocoder"  # network name in its state store
 
 
 class _KernelBatch:
@@ -56,7 +56,6 @@ class _KernelBatch:
         self._batch = PieceTensors(frames, pieces, self._old.tensors, self._new.tensors)
 
     def fill(self, items: Sequence[PieceInput]) -> None:
-        """Copies mel, states and noise of pieces into the tensors; there must be room for them."""
         streams, frames, noise = self._batch.streams, self._batch.frames, self._noise_table
         count, slots = len(items), [item.stream.slot for item in items]
         targets = [
@@ -89,7 +88,6 @@ class _KernelBatch:
         self._audio = self._plan.step(self._batch, self._mel, noise)
 
     def take(self, items: Sequence[PieceInput]) -> list[torch.Tensor]:
-        """Returns the audio (samples,) of every piece, and stores the states after the pieces."""
         self._states.write(self._targets, self._new)
         delay, samples = self._plan.network.output_delay, self._plan.network.frame_samples
         results = []
@@ -103,13 +101,7 @@ class PlannedPieces:
     """Runner of the pieces of a vocoder on kernels.
 
     Args:
-        sizes: sizes to prepare; see `piece_sizes.py`.
-        graphs: pool in which the sizes are captured; None to run them eagerly.
-        slots: slots of the state store, including the scratch slot.
-
-    Attributes:
-        store: states of all streams.
-        longest: most frames of a piece, without those that flush the end of a stream.
+        slots: slots in the state store, including the scratch slot.
     """
 
     def __init__(
@@ -135,7 +127,6 @@ class PlannedPieces:
             self._runner = BucketRunner(_size_of, make, sizes, graphs)
 
     def run(self, pieces: Sequence[PieceInput]) -> list[torch.Tensor]:
-        """Returns the audio (samples,) of every piece."""
         return self._runner.run(pieces)
 
 

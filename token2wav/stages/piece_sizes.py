@@ -1,4 +1,4 @@
-"""Sizes of the batches of pieces that a vocoder on kernels is prepared for."""
+"""Batch sizes that a vocoder on kernels is prepared for."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from token2wav.config.model_config import ModelConfig
 MOST_STREAMS = 64  # streams of the largest batch; larger batches are split
 # Frames of all pieces of the largest batch, without look-ahead: 64 streams with 100 frames, or 32
 # with 200. At the public size the tensors of a batch take 0.7 MB for each frame with look-ahead.
-# This is 4.7 GB for each of the two batches; all graphs share the memory of the largest one. With
-# 64 streams of 200 frames they would take 9.3 GB.
+# This is 4.7 GB for each of the two batches; all graphs share the memory of the largest one.
 _MOST_FRAMES = 6400
 
 
@@ -26,12 +25,10 @@ class PieceSize:
     rows: int = 1
 
     def fits(self, other: PieceSize) -> bool:
-        """Returns whether a batch of this size can run in the tensors of another size."""
         return self.frames <= other.frames and self.rows <= other.rows
 
     @property
     def cost(self) -> int:
-        """Cost of a batch of this size, in arbitrary units."""
         return self.rows * self.frames
 
 
@@ -48,8 +45,7 @@ def kernel_sizes(
     of its own, because instances of a kernel return immediately beyond its rows.
 
     Args:
-        hops: tokens of the first hop and of the longest hop.
-        most_streams: streams of the largest batch; fewer if pieces are long, see `_MOST_FRAMES`.
+        hops: first and longest hop, in tokens.
     """
     first, longest = (config.token_mel_ratio * hop for hop in hops)
     # The first piece of a stream must be longer than the frames that are held back.

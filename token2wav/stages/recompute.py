@@ -43,7 +43,6 @@ class RecomputeFlow(StatefulStage[_History], FlowStage):
     """Flow stage that runs all ODE steps on the whole utterance so far for every chunk.
 
     Args:
-        encoder: the stage runs on its device.
         solvers: solvers of the estimator by ODE steps; the default number comes first.
         full_tail: whether the last chunk is computed under full attention, as in the reference loop
             of some families.
@@ -150,10 +149,6 @@ class _FrameHistory:
 class RecomputeVocoder(StatefulStage[_FrameHistory], VocoderStage):
     """Vocoder stage that vocodes the whole mel so far for every chunk, and returns only the samples
     that were not sent yet.
-
-    Args:
-        noise: noise of the harmonic source; None for a vocoder without one.
-        phase: rounding of the phase of the source, see `frame_sines`.
     """
 
     def __init__(

@@ -46,7 +46,6 @@ class TokenChunk:
             was not provisional. The first chunk starts after the shared prefix of the voice.
         stop: position after the last token of the chunk. A block ends there, unless the chunk is
             `last` or `provisional`.
-        last: whether the utterance ends with this chunk.
         skip: tokens at the start of the chunk that belong to the prompt, or whose audio was sent
             already.
         provisional: whether the last block of the chunk is incomplete. No state of such a chunk is
@@ -70,10 +69,8 @@ class FrameChunk:
     Attributes:
         frames: (channels, frames) mel or latents in float32, or codes in int32; without frames of
             the prompt.
-        last: whether the utterance ends with this chunk.
         next_frames: (channels, n) frames of the next chunk that are already known. A stage may
             compute early audio with them. None if there are none.
-        decoder_noise: see `TokenChunk`.
     """
 
     frames: torch.Tensor
@@ -89,8 +86,6 @@ class CacheUsage:
     Attributes:
         shared: pages that hold prompts.
         idle: prompt pages that no stream references, and that can be evicted.
-        prompt_hits: utterances whose prompt was in the cache.
-        prompt_misses: utterances whose prompt had to be computed.
     """
 
     capacity: int = 0
@@ -110,23 +105,18 @@ class Stage(Protocol):
     """
 
     def open(self, voice: Voice, steps: int = 0) -> int:
-        """Starts an utterance, and computes everything that depends on its voice alone.
+        """Starts an utterance, computes everything that depends on its voice alone, and returns its
+        handle.
 
         Args:
             voice: prompt and speaker; only flows use them.
             steps: ODE steps, one of the numbers that the stage was made for; 0 for the default
                 number.
-
-        Returns:
-            Handle of the utterance.
         """
 
     def advance(self, batch: Sequence[tuple[int, Any]]) -> list[torch.Tensor]:
         """Computes the next chunk of each utterance. The result of a chunk does not depend on the
         rest of the batch.
-
-        Args:
-            batch: handle and chunk of each utterance.
 
         Returns:
             (bands, frames) float32 of each chunk, or (samples,) from the last stage. A stage with
@@ -169,7 +159,6 @@ class FlowStage(Stage, Protocol):
             tokens: tokens of the utterance, without the prompt.
             streaming: whether attention is limited to whole blocks, as in a stream. If not, every
                 frame attends to all frames.
-            steps: 0 for the default number.
         """
 
 
@@ -185,7 +174,6 @@ class EncoderInput:
     """Chunk of a stream, for the encoder.
 
     Attributes:
-        chunk: tokens with their look-ahead.
         grid: block grid of the stream, in tokens; None for full attention. Under full attention the
             whole utterance is one chunk.
     """
@@ -196,7 +184,7 @@ class EncoderInput:
 
 
 class Encoder(Protocol):
-    """Encoder: the part of a flow that turns tokens into mu, a condition of each frame.
+    """Part of a flow that turns tokens into mu, a condition of each frame.
 
     An encoder holds no memory of its streams. Its layers declare their states, and their keys and
     values. The stage stores both.
@@ -207,10 +195,10 @@ class Encoder(Protocol):
 
     @property
     def key_value_specs(self) -> Sequence[KeyValueSpec]:
-        """Sizes of the keys and values of its attention layers, in the order of the layers."""
+        """Key and value sizes of its attention layers, in layer order."""
 
     def state_specs(self) -> Mapping[nn.Module, StateSpec]:
-        """Returns the states of its streaming layers."""
+        """Returns the state specs of its streaming layers."""
 
     def encode(
         self, batch: Sequence[EncoderInput], states: Mapping[nn.Module, torch.Tensor] | None = None
@@ -218,7 +206,6 @@ class Encoder(Protocol):
         """Computes mu (bands, frames) of chunks.
 
         Args:
-            batch: chunk of each stream.
             states: (B, *shape) state of each layer before the chunks. The encoder overwrites it
                 with the state after the chunks. None for whole utterances.
         """
@@ -263,14 +250,12 @@ class BlockEncoder(Encoder, Protocol):
         Args:
             tokens: (rows, block + lookahead, *token_shape) int32 tokens of each block and after it;
                 -1 where there is no token, which counts as an embedding of zeros.
-            step: state of the convolutions.
-            attention: attention of the layers.
         """
 
 
 @dataclass(frozen=True)
 class StageSummary:
-    """Backend, precision and device of the stages of a model, for reports and logs.
+    """Backend, precision and device of a model's stages, for reports and logs.
 
     Attributes:
         precision: dtype of the estimator's layers.
@@ -290,7 +275,7 @@ class Stages:
     """Stages of a model.
 
     Attributes:
-        by_name: stages by their names, in the order in which a chunk passes them.
+        by_name: stages in the order in which a chunk passes them.
     """
 
     by_name: Mapping[StageName, Stage]
@@ -305,17 +290,12 @@ class StatefulStage(Generic[State]):
         self._handles = itertools.count(1)
 
     def register(self, state: State) -> int:
-        """Stores the state of a new stream, and returns its handle."""
         handle = next(self._handles)
         self._streams[handle] = state
         return handle
 
     def state(self, handle: int) -> State:
-        """Returns the state of a stream.
-
-        Raises:
-            StreamClosedError: the stream has ended.
-        """
+        """Returns the state of a stream, or raises StreamClosedError if it has ended."""
         try:
             return self._streams[handle]
         except KeyError:

@@ -33,7 +33,7 @@ from token2wav.networks.noise import NoiseTable, SourceNoise
 from token2wav.stages.stage import FrameChunk, StatefulStage, VocoderStage
 from token2wav.voice import Voice
 
-_NETWORK = "vocoder"  # name of the network in its state store
+_NETWORK = "vocoder"  # network name in its state store
 _PREPARED_BLOCKS = 60  # blocks of noise at load, one minute; later blocks are drawn on demand
 
 
@@ -42,7 +42,6 @@ class PieceShape:
     """Shape of a batch of pieces that have the same place in their streams.
 
     Attributes:
-        first: whether the streams start with these pieces.
         inside: whether the streams continue after these pieces. If not, each piece ends with
             `lookahead_frames` frames after the end of the stream. They flush the audio that the
             network holds back.
@@ -56,13 +55,11 @@ class PieceShape:
     rows: int = 1
 
     def fits(self, other: PieceShape) -> bool:
-        """Returns whether a batch of this shape can run in the tensors of another shape."""
         same = (self.first, self.inside, self.frames) == (other.first, other.inside, other.frames)
         return same and self.rows <= other.rows
 
     @property
     def cost(self) -> int:
-        """Cost of a batch of this shape, in arbitrary units."""
         return self.rows * self.frames
 
 
@@ -78,8 +75,8 @@ def likely_pieces(
     have whole windows, and the rest of a last chunk is part of the piece that ends the stream.
 
     Args:
-        hops: tokens of the first hop and of the longest hop.
-        most_streams: streams of the largest batch, a power of two.
+        hops: first and longest hop, in tokens.
+        most_streams: most streams in a batch, a power of two.
     """
     lookahead, window, past = (
         network.lookahead_frames,
@@ -134,7 +131,6 @@ class PieceInput:
         frames: (channels, n) new frames.
         shape: shape of a batch that holds only this piece.
         provisional: whether the states after the piece are dropped.
-        decoder_noise: see `TokenChunk`.
     """
 
     stream: _WaveformStream
@@ -151,8 +147,7 @@ class _Cut:
 
     Attributes:
         pieces: pieces in order; none while the start of a stream is too short to yield audio.
-        pending: value of `_WaveformStream.pending` after the pieces.
-        frames: value of `_WaveformStream.frames` after the pieces.
+        pending, frames: values of `_WaveformStream` after the pieces.
     """
 
     pieces: list[PieceInput]
@@ -181,12 +176,9 @@ class KernelPieces(PieceRunner, Protocol):
 class _Batch:
     """Tensors for pieces of one shape: S streams, T frames.
 
-    Args:
-        decode: runs the network on another backend, see `WaveformStage`; None for torch.
-
     Attributes:
         frames: (S, channels, T) input.
-        noise: (S * T, frame_samples) noise of the source.
+        noise: (S * T, frame_samples) source noise.
         audio: (S, samples) output.
     """
 
@@ -222,7 +214,6 @@ class _Batch:
         self._decode = decode if shape.inside and not shape.first else None
 
     def fill(self, items: Sequence[PieceInput]) -> None:
-        """Copies frames, states and noise of pieces, at most S of them, into the tensors."""
         streams, count, noise = len(self._slots), items[0].frames.shape[1], self._noise_table
         if count:
             self.frames[: len(items), :, :count].copy_(torch.stack([item.frames for item in items]))
@@ -249,7 +240,6 @@ class _Batch:
         self.audio = self._network.run_step(self.frames, noise, self._step, self._decode)
 
     def take(self, items: Sequence[PieceInput]) -> list[torch.Tensor]:
-        """Returns the audio (samples,) of every piece, and stores the states after the pieces."""
         shape, network = self._shape, self._network
         if shape.inside and not items[0].provisional:
             self._states.write(self._slots, self._rows)
@@ -261,9 +251,8 @@ class _Batch:
 
 
 def check_lookahead_frames(lookahead_frames: int, network: WaveformNetwork) -> None:
-    """Raises ConfigError if a vocoder cannot hold back a number of frames, see `WaveformStage`.
-
-    Only the sizes of the network are read.
+    """Raises ConfigError if a vocoder cannot hold back a number of frames. Only the sizes of the
+    network are read.
     """
     lookahead = network.lookahead_frames
     if lookahead_frames and lookahead_frames >= lookahead:
@@ -279,16 +268,16 @@ class WaveformStage(StatefulStage[_WaveformStream], VocoderStage):
     the audio of `whole` up to float rounding.
 
     Args:
-        noise: noise of the harmonic source; None for a network without one.
+        noise: source noise; None for a network without a harmonic source.
         decode: runs the network, or only `HiFT.decode`, on another backend; None for torch. The
             first and the last piece of a stream always run on torch.
-        shapes: shapes to prepare. Chunks are cut into pieces of these shapes. If there are none,
-            every chunk is one piece, and any number of threads may use the stage at the same time.
-        graphs: memory pool of the CUDA graphs that the shapes are captured in; None to run eagerly.
-        kernels: makes the runner of pieces on kernels, from the noise of the source and the number
-            of slots of the state store; None to run the network on torch. `shapes` and `graphs`
-            must then be left out.
-        lookahead_frames: frames to hold back, below the look-ahead of the network; 0 for the whole
+        shapes: shapes to prepare. If there are none, every chunk is one piece, and any number of
+            threads may use the stage at the same time.
+        graphs: pool of CUDA graphs that the shapes are captured in; None to run eagerly.
+        kernels: makes the runner of pieces on kernels, from the source noise and the slot count of
+            the state store; None to run the network on torch. `shapes` and `graphs` must then be
+            left out.
+        lookahead_frames: frames to hold back, below the network's look-ahead; 0 for the whole
             look-ahead. With fewer frames, the last samples of a chunk are extrapolated: they are
             computed as if the last frame were repeated. The next chunk continues with exact
             samples. All samples of a stream that is not longer than the look-ahead are
@@ -433,7 +422,6 @@ class WaveformStage(StatefulStage[_WaveformStream], VocoderStage):
         ]
 
     def _extrapolated_samples_after(self, cut: _Cut) -> int:
-        """Returns the number of samples that are extrapolated after the exact audio of a chunk."""
         if cut.frames or not self._extrapolated_samples:
             return self._extrapolated_samples
         return max(0, cut.pending.shape[1] - self._lookahead_frames) * self._net.frame_samples
@@ -486,7 +474,6 @@ class WaveformStage(StatefulStage[_WaveformStream], VocoderStage):
         return [pending, following, known[:, -1:].expand(-1, count - following.shape[1])]
 
     def _cut(self, stream: _WaveformStream, chunk: FrameChunk) -> _Cut:
-        """Cuts a chunk into pieces of prepared shapes, and one piece of the frames left over."""
         new, noise = chunk.frames, chunk.decoder_noise
         if stream.pending.shape[1]:
             new = torch.cat((stream.pending, new), dim=1)
@@ -517,7 +504,6 @@ class WaveformStage(StatefulStage[_WaveformStream], VocoderStage):
         return _Cut(pieces, new[:, :0], stream.frames + count)
 
     def _join_pieces(self, audio: list[list[torch.Tensor]]) -> list[torch.Tensor]:
-        """Joins the pieces of every stream, in one operation for all streams."""
         if all(len(parts) == 1 for parts in audio):
             return [samples for [samples] in audio]
         parts = [samples for stream in audio for samples in stream] or [
@@ -535,5 +521,4 @@ class WaveformStage(StatefulStage[_WaveformStream], VocoderStage):
 
 
 def _shape_of(pieces: Sequence[PieceInput]) -> PieceShape:
-    """Returns the shape of a batch of pieces that have the same place in their streams."""
     return dataclasses.replace(pieces[0].shape, rows=len(pieces))
