@@ -26,17 +26,12 @@ def plot(result: dict[str, Any], path: Path) -> None:
         ("light model, bursts of 8", " light, bursts", "s-"),
         ("scheduler, steady", " full", "k*"),
     ):
-        shares = {
-            int(name.split()[0]): entry["share"]
+        percent = {
+            int(name.split()[0]): 100 * entry["share"]
             for name, entry in shares.items()
             if name.endswith(suffix)
         }
-        held.plot(
-            list(shares),
-            [100 * share for share in shares.values()],
-            marker,
-            label=label,
-        )
+        held.plot(list(percent), list(percent.values()), marker, label=label)
     held.set(xscale="log", ylim=(0, 110), xlabel="servers", ylabel="share of its streams, %")
     held.set_title("99.9 % of utterances without a gap", fontsize=10)
     held.legend()
