@@ -15,7 +15,6 @@ from safetensors.torch import save_file
 from token2wav import Voice
 from token2wav.assembly import flow_networks
 from token2wav.config.model_config import ModelConfig
-from token2wav.families.bigvgan.config import BigVGANConfig
 from token2wav.families.chatterbox.config import ChatterboxConfig
 from token2wav.families.cosyvoice2.config import (
     CosyVoice2Config,
@@ -28,7 +27,7 @@ from token2wav.families.qwen25_omni.config import BigVGANSection, DitSection, Qw
 from token2wav.families.registry import read_config
 from token2wav.families.stepaudio2.config import DiTConfig, StepAudio2Config
 from token2wav.families.streamflow.config import StreamFlowConfig, StreamFlowSection
-from token2wav.networks.configs import HiFTConfig, ScheduleConfig
+from token2wav.networks.configs import BigVGANConfig, HiFTConfig, ScheduleConfig
 
 _DATA = Path(__file__).resolve().parents[1] / "tests" / "data"
 TEMPLATE = _DATA / "tiny" / "cosyvoice3.yaml"

@@ -11,13 +11,13 @@ from torch import nn
 from token2wav.cache.paged_kv_cache import PagedKVCache
 from token2wav.config.model_config import StageName
 from token2wav.execution.step import StepFunction, StepMaker
-from token2wav.families.bigvgan.config import BigVGANConfig
-from token2wav.families.bigvgan.network import BigVGAN
-from token2wav.families.bigvgan.weights import read_weights as read_bigvgan_weights
 from token2wav.families.cosyvoice2.weights import read_weights
 from token2wav.families.cosyvoice3.flow import Flow
 from token2wav.families.cosyvoice3.noise import load_flow_noise, load_source_noise
 from token2wav.families.family import Family, ReferenceLoop
+from token2wav.networks.bigvgan import BigVGAN
+from token2wav.networks.configs import BigVGANConfig
+from token2wav.networks.flow_weights import read_bigvgan_weights
 from token2wav.networks.hift import HiFT
 from token2wav.networks.noise import FlowNoise, SourceNoise
 from token2wav.networks.ode import OdeTables

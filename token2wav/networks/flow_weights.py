@@ -1,12 +1,12 @@
-"""Public BigVGAN checkpoints."""
+"""Published weights of BigVGAN, a vocoder of flow decoders."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import torch
+from torch import nn
 
-from token2wav.families.bigvgan.network import BigVGAN
 from token2wav.networks.weights import (
     fitting_weights,
     floating_tensors,
@@ -14,16 +14,16 @@ from token2wav.networks.weights import (
     read_state,
 )
 
-_KEY = "generator"  # key of the state dict in a public pickle
+_GENERATOR = "generator"  # key of the state dict in a public pickle of BigVGAN
 
 
-def read_weights(module: BigVGAN, path: Path) -> dict[str, torch.Tensor]:
-    """Reads the weights of a vocoder in float32, with any weight norm folded in.
+def read_bigvgan_weights(module: nn.Module, path: Path) -> dict[str, torch.Tensor]:
+    """Reads the weights of a BigVGAN in float32, with any weight norm folded in.
 
     Raises:
         CheckpointError: the file is unreadable, or names and shapes differ from the vocoder.
     """
     state = read_state(path)
-    if isinstance(nested := state.get(_KEY), dict):
+    if isinstance(nested := state.get(_GENERATOR), dict):
         state = nested
     return fitting_weights(module, fold_weight_norm(floating_tensors(state, path, str), path), path)
