@@ -132,6 +132,51 @@ class EstimatorConfig:
 
 
 @dataclass(frozen=True)
+class ConformerConfig:
+    """Configuration of the conformer encoder.
+
+    Attributes:
+        size: channels of all layers.
+        units: channels within feed-forward layers.
+        layers, up_layers: layers before and after upsampling by two.
+    """
+
+    size: Width
+    heads: Heads
+    units: Width
+    layers: Layers
+    up_layers: Layers = 4  # fixed in the public code of CosyVoice2
+
+    def __post_init__(self) -> None:
+        check_bounds(self, "flow.encoder")
+        if self.size % (2 * self.heads):
+            raise ConfigError(
+                f"flow.encoder.output_size: {self.size} is not a multiple of 2 x {self.heads}, "
+                f"the attention heads"
+            )
+
+
+@dataclass(frozen=True)
+class UNetConfig:
+    """Configuration of the U-Net estimator.
+
+    Attributes:
+        channels: channels of every block.
+        mid_blocks: blocks in the middle.
+        layers: transformer layers of a block.
+    """
+
+    channels: Width
+    heads: Heads
+    dim_head: Width
+    mid_blocks: Layers
+    layers: Layers
+
+    def __post_init__(self) -> None:
+        check_bounds(self, "flow.decoder.estimator")
+
+
+@dataclass(frozen=True)
 class ScheduleConfig:
     """Schedule of the ODE: the times of its steps.
 
