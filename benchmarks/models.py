@@ -15,20 +15,20 @@ from safetensors.torch import save_file
 from token2wav import Voice
 from token2wav.assembly import flow_networks
 from token2wav.config.model_config import ModelConfig
-from token2wav.families.bigvgan.config import BigVGANConfig
 from token2wav.families.chatterbox.config import ChatterboxConfig
-from token2wav.families.cosyvoice2.config import (
-    CosyVoice2Config,
-    EncoderConfig,
-    FlowConfig,
-    UNetConfig,
-)
+from token2wav.families.cosyvoice2.config import CosyVoice2Config, FlowConfig
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.families.qwen25_omni.config import BigVGANSection, DitSection, Qwen25OmniConfig
 from token2wav.families.registry import read_config
 from token2wav.families.stepaudio2.config import DiTConfig, StepAudio2Config
 from token2wav.families.streamflow.config import StreamFlowConfig, StreamFlowSection
-from token2wav.networks.configs import HiFTConfig, ScheduleConfig
+from token2wav.networks.configs import (
+    BigVGANConfig,
+    ConformerConfig,
+    HiFTConfig,
+    ScheduleConfig,
+    UNetConfig,
+)
 
 _DATA = Path(__file__).resolve().parents[1] / "tests" / "data"
 TEMPLATE = _DATA / "tiny" / "cosyvoice3.yaml"
@@ -108,7 +108,7 @@ def public_configs() -> dict[str, ModelConfig]:
     has the widths of the public one.
     """
     cosyvoice3 = CosyVoice3Config.read(FULL_YAML.parent)
-    encoder, unet = EncoderConfig(512, 8, 2048, 6, 4), UNetConfig(256, 8, 64, 12, 4)
+    encoder, unet = ConformerConfig(512, 8, 2048, 6, 4), UNetConfig(256, 8, 64, 12, 4)
     sizes: dict[str, Any] = {
         "vocab_size": 6561,
         "spk_embed_dim": 192,

@@ -40,7 +40,7 @@ FLOORS = [
         for folder in (ROOT / "families").iterdir()
         if folder.is_dir()
     },
-    {"token2wav.families.family"},
+    {"token2wav.families.family", "token2wav.families.flow_network"},
     {"token2wav.stages"},
     {"token2wav.exported"},
     {"token2wav.kernels"},
@@ -58,6 +58,16 @@ FLOORS = [
     {"token2wav.config"},
     {"token2wav.errors", "token2wav.known_models"},
 ]
+
+
+# Families whose models are variants of the models of another family, and this other family
+VARIANTS = {
+    ("chatterbox", "cosyvoice2"),
+    ("qwen25_omni", "cosyvoice3"),
+    ("qwen25_omni", "streamflow"),
+    ("stepaudio2", "cosyvoice2"),
+    ("streamflow", "cosyvoice3"),
+}
 
 
 def modules_of(package: Path) -> dict[str, Path]:
@@ -109,6 +119,15 @@ def test_imports_go_down_or_stay_on_their_floor() -> None:
         if imported.partition(".")[0] == "token2wav" and floor(imported) > floor(name)
     }
     assert upward == set()
+
+
+def test_a_family_imports_only_the_families_that_its_models_are_variants_of() -> None:
+    def family(name: str) -> str:
+        package = name.partition("token2wav.families.")[2].partition(".")[0]
+        return package if (ROOT / "families" / package).is_dir() else ""
+
+    pairs = {(family(name), family(imported)) for name in LIBRARY for imported in imports_of(name)}
+    assert {pair for pair in pairs if all(pair) and pair[0] != pair[1]} == VARIANTS
 
 
 @pytest.mark.parametrize(

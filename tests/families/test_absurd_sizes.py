@@ -19,10 +19,11 @@ from tests.support.family_golden import FamilyGolden
 from tests.support.tiny_model import DATA, TINY, one_line, tiny_copy
 from token2wav import CheckpointError, ConfigError
 from token2wav.assembly import check_folder
-from token2wav.families.bigvgan.config import BigVGANConfig, read_bigvgan
 from token2wav.families.chatterbox.config import read as read_chatterbox
+from token2wav.families.cosyvoice3.bigvgan import read_bigvgan
 from token2wav.families.registry import find_family
 from token2wav.families.streamflow.config import StreamFlowSection
+from token2wav.networks.configs import BigVGANConfig
 
 ABSURD = ["0", "-1", "100000000", "1000000000", "1" + "0" * 18, "1.0e+308", ".nan", "text", "[[1]]"]
 HARMLESS = {("inference_cfg_rate", "0")}  # no guidance

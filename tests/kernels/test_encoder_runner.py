@@ -21,12 +21,13 @@ from token2wav.cache.states import StateStore
 from token2wav.config.block_grid import BlockGrid
 from token2wav.execution.batch import BatchSize
 from token2wav.execution.cuda_graphs import GraphPool, graphs_enabled
-from token2wav.families.cosyvoice2.config import EncoderConfig, FlowConfig
+from token2wav.families.cosyvoice2.config import FlowConfig
 from token2wav.families.cosyvoice2.flow import Flow
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.families.cosyvoice3.flow import Flow as DiTFlow
 from token2wav.families.stepaudio2.flow import StepAudioFlow
 from token2wav.kernels import relative_attention
+from token2wav.networks.configs import ConformerConfig
 from token2wav.stages.encoder_runner import (
     ENCODER,
     BlockEncoderRunner,
@@ -52,7 +53,7 @@ def a_flow(kind: str, device: torch.device = DEVICE) -> Any:
     torch.manual_seed(0)
     if kind == "cosyvoice3":
         return DiTFlow(CosyVoice3Config.read(TINY).flow).eval().requires_grad_(False).to(device)
-    sizes = EncoderConfig(32, 2, 24, layers=2, up_layers=2)
+    sizes = ConformerConfig(32, 2, 24, layers=2, up_layers=2)
     config: Any = FlowConfig(6561, 8, BANDS, LOOKAHEAD, 0.7, sizes, None, block_tokens=BLOCK)
     no_estimator: Any = torch.nn.Identity()
     flow = (StepAudioFlow if kind == "stepaudio2" else Flow)(config, no_estimator)

@@ -11,7 +11,6 @@ from torch import nn
 
 from tests.support.utterances import off
 from token2wav.cache.states import StateStore
-from token2wav.families.bigvgan.network import AntiAliased
 from token2wav.layers.combine import Chain, Mean, Residual, placed
 from token2wav.layers.snake import Snake
 from token2wav.layers.streaming import (
@@ -28,6 +27,7 @@ from token2wav.layers.streaming import (
     lookahead_conv,
     state_specs,
 )
+from token2wav.networks.bigvgan import AntiAliased
 from token2wav.networks.hift_layers import Analysis, UpConv
 
 CHANNELS = 3

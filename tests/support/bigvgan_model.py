@@ -10,10 +10,10 @@ from pathlib import Path
 from safetensors.torch import save_file
 
 from benchmarks.models import SIZES, fill_randomly, resized_yaml
-from tests.families.bigvgan.rig import changed, random_bigvgan
 from tests.support import utterances
+from tests.support.bigvgan import changed, random_bigvgan
 from token2wav import Voice
-from token2wav.families.bigvgan.config import BigVGANConfig
+from token2wav.networks.configs import BigVGANConfig
 
 BANDS, RATIO = 20, 3
 VOCODER = changed(

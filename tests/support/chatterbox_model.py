@@ -11,9 +11,9 @@ from torch import nn
 from tests.support.family_golden import FamilyGolden
 from tests.support.random_weights import fill
 from token2wav.families.chatterbox.source import SampleSource
-from token2wav.families.cosyvoice2.config import EncoderConfig, FlowConfig, UNetConfig
+from token2wav.families.cosyvoice2.config import FlowConfig
 from token2wav.families.cosyvoice2.flow import cosyvoice2_flow
-from token2wav.networks.configs import HiFTConfig
+from token2wav.networks.configs import ConformerConfig, HiFTConfig, UNetConfig
 from token2wav.networks.hift import HiFT
 
 
@@ -29,7 +29,7 @@ def write_model(folder: Path, golden: FamilyGolden, *, mean_flow: bool = False) 
 def weights(golden: FamilyGolden, *, mean_flow: bool) -> dict[str, torch.Tensor]:
     """Weights of flow and vocoder under their public names."""
     sizes = golden.sizes
-    encoder = EncoderConfig(
+    encoder = ConformerConfig(
         *(sizes[f"encoder{suffix}"] for suffix in ("", "_heads", "_units")),
         *sizes["encoder_layers"],
     )

@@ -12,8 +12,8 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from benchmarks.models import fill_randomly
-from tests.families.bigvgan.rig import changed, random_bigvgan
 from tests.support import utterances
+from tests.support.bigvgan import changed, random_bigvgan
 from token2wav import Voice
 
 FLOW = {

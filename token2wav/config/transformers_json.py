@@ -14,6 +14,7 @@ from token2wav.errors import CheckpointError, ConfigError
 
 CONFIG_JSON = "config.json"
 _WEIGHTS = "model.safetensors"
+_WEIGHTS_FILES = (_WEIGHTS, "pytorch_model.bin")  # of weights in one file, the preferred one first
 INDEX = "model.safetensors.index.json"  # of weights in several files
 _LARGESTINDEX = 1 << 26  # bytes; the index of a mixture of experts has megabytes
 
@@ -44,6 +45,18 @@ def has_keys(folder: Path, *keys: str) -> bool:
     """Returns whether a folder has a `config.json` with some keys, and without `model_type`."""
     document = _readable(folder) if keys else {}
     return bool(keys) and "model_type" not in document and document.keys() >= set(keys)
+
+
+def weights_file(folder: Path) -> Path:
+    """Finds the weights in a folder: `model.safetensors`, or `pytorch_model.bin`, a pickle.
+
+    Raises:
+        CheckpointError: the folder has no such file.
+    """
+    for name in _WEIGHTS_FILES:
+        if (path := folder / name).is_file():
+            return path
+    raise CheckpointError(f"{folder}: contains none of {', '.join(_WEIGHTS_FILES)}")
 
 
 def safetensors_files(folder: Path, prefix: str = "") -> list[Path]:

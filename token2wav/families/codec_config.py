@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 from token2wav.config import StreamConfig
 from token2wav.config.model_config import ModelConfig, StageName
+from token2wav.config.transformers_json import CONFIG_JSON, read_json
+from token2wav.config.values import from_mapping, known_fields, prefixed
+from token2wav.errors import ConfigError
 from token2wav.families.registry import unfilled_network
+from token2wav.networks.codec_sizes import SeanetSizes
 
 # A decoder that reads at most this far ahead holds back its whole reach by default. This is exact.
 _LONGEST_WAIT_SECONDS = 0.12
+
+SizesT = TypeVar("SizesT", bound=SeanetSizes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +47,8 @@ class SymmetricCodecConfig(CodecConfig):
         lookahead_frames: default number of frames to hold back for a decoder that reads far ahead.
             Another decoder holds back its whole reach by default, which is exact.
     """
+
+    hop_blocks: tuple[int, int] = (1, 32)  # the longest hop has 1.3 to 1.5 s
 
     @property
     def reach_frames(self) -> int:
@@ -78,3 +87,22 @@ class SymmetricCodecConfig(CodecConfig):
         held = self.withheld_frames(stream) or self.reach_frames
         first += self.block_tokens * math.ceil(held / self.block_tokens)
         return min(first, longest), longest
+
+
+def read_seanet_sizes(folder: Path, kind: type[SizesT]) -> SizesT:
+    """Reads the sizes of a SEANet decoder from the `config.json` of a `transformers` folder. Other
+    settings are skipped.
+
+    Raises:
+        ConfigError: a value is of another type, out of range, or of an unsupported variant.
+    """
+    path = folder / CONFIG_JSON
+    document = read_json(path)
+    with prefixed(f"{path}: "):
+        rope = document.get("rope_parameters")
+        if isinstance(rope, dict):  # its place since transformers 5
+            if (variant := rope.get("rope_type", "default")) != "default":
+                raise ConfigError(f"rope_parameters.rope_type: {variant!r} is not default")
+            if "rope_theta" in rope:
+                document["rope_theta"] = rope["rope_theta"]
+        return from_mapping(kind, known_fields(kind, document), "")

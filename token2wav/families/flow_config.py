@@ -6,9 +6,10 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from token2wav.config.hyperyaml import HyperYaml, ModelNode
 from token2wav.config.model_config import ModelConfig, StageName
 from token2wav.errors import ConfigError
-from token2wav.networks.configs import ScheduleConfig
+from token2wav.networks.configs import HiFTConfig, ScheduleConfig, Width
 
 ConfigT = TypeVar("ConfigT", bound="FlowModelConfig")
 
@@ -81,3 +82,22 @@ class FlowModelConfig(ModelConfig):
 
     def stage_config(self, stage: StageName) -> Any:
         return self.flow if stage == "flow" else self.vocoder
+
+
+def hift_from(document: HyperYaml, *, causal: bool) -> HiFTConfig:
+    """Reads the section `hift` of a model file: the causal HiFT of CosyVoice3, or the centred HiFT
+    of earlier generations.
+
+    Raises:
+        ConfigError: a key is missing, or its value has the wrong class or is out of range.
+    """
+    kind = "Causal" if causal else ""
+    hift = ModelNode.of(document.resolve("hift"), "hift", f"{kind}HiFTGenerator")
+    f0 = hift.child("f0_predictor", f"{kind}ConvRNNF0Predictor")
+    elsewhere = ["n_fft", "hop_len", "f0_channels", "causal"]
+    return HiFTConfig(
+        **hift.fields(HiFTConfig, but=elsewhere if causal else [*elsewhere, "conv_pre_look_right"]),
+        **hift.child("istft_params").fields(HiFTConfig, "n_fft", "hop_len"),
+        f0_channels=f0.get("cond_channels", Width),
+        causal=causal,
+    )

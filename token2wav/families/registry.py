@@ -3,7 +3,7 @@
 The package of a family has these members:
 
 - `FILES`: file names, or patterns such as `*.nemo`. A folder with any of these files holds a model
-  of the family. It is empty if the package only holds networks for other families.
+  of the family. It is empty if `MODEL_TYPES` or `CONFIG_KEYS` alone identify the family.
 - `MODEL_TYPES`, optional: values of `model_type` in a `config.json` of Hugging Face, by which a
   folder is recognised too.
 - `CONFIG_KEYS`, optional: keys of a `config.json` without `model_type`, by which a folder is

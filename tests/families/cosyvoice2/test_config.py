@@ -10,7 +10,8 @@ from tests.support.cosyvoice2_model import write_yaml
 from tests.support.family_golden import FamilyGolden
 from tests.support.tables import table
 from token2wav.errors import ConfigError
-from token2wav.families.cosyvoice2.config import EncoderConfig, UNetConfig, read
+from token2wav.families.cosyvoice2.config import read
+from token2wav.networks.configs import ConformerConfig, UNetConfig
 
 TINY = FamilyGolden("cosyvoice2", "tiny")
 
@@ -27,7 +28,7 @@ def changed(folder: Path, old: str, new: str, name: str = "cosyvoice2.yaml") -> 
 def test_values_of_the_configuration(tmp_path: Path) -> None:
     write_yaml(tmp_path, TINY)
     config = read(tmp_path)
-    assert config.flow.encoder == EncoderConfig(size=32, heads=2, units=64, layers=2, up_layers=2)
+    assert config.flow.encoder == ConformerConfig(size=32, heads=2, units=64, layers=2, up_layers=2)
     assert config.flow.estimator == UNetConfig(
         channels=32, heads=2, dim_head=16, mid_blocks=1, layers=1
     )

@@ -16,13 +16,12 @@ from tests.support import utterances
 from tests.support.utterances import Mel, Tokens
 from token2wav import StreamConfig, Voice
 from token2wav.execution.cuda_graphs import GraphPool
-from token2wav.families.bigvgan.config import BigVGANConfig
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.families.cosyvoice3.flow import Flow
 from token2wav.families.streamflow.config import GuidedFlowConfig, StreamFlowConfig
 from token2wav.families.streamflow.flow import WindowFlow
 from token2wav.families.streamflow.solver import GuidedSolver
-from token2wav.networks.configs import EstimatorConfig, GuidedAttention
+from token2wav.networks.configs import BigVGANConfig, EstimatorConfig, GuidedAttention
 from token2wav.networks.masks import attention_bias
 from token2wav.networks.noise import FlowNoise
 from token2wav.networks.ode import EulerSolver

@@ -12,13 +12,8 @@ from safetensors import SafetensorError, safe_open
 from token2wav.config import StreamConfig
 from token2wav.config.model_config import StageName
 from token2wav.errors import CheckpointError, ConfigError
-from token2wav.families.cosyvoice2.config import (
-    CosyVoice2Config,
-    EncoderConfig,
-    FlowConfig,
-    UNetConfig,
-)
-from token2wav.networks.configs import HiFTConfig, ScheduleConfig
+from token2wav.families.cosyvoice2.config import CosyVoice2Config, FlowConfig
+from token2wav.networks.configs import ConformerConfig, HiFTConfig, ScheduleConfig, UNetConfig
 
 # Names of files with the weights, in order of preference. The file of Chatterbox Turbo, the
 # distilled model, comes first. In a folder of Turbo it lies beside the voices and tokenizers of the
@@ -33,7 +28,7 @@ _WHOLE_TOKENS = 1_000_000  # a hop that no utterance completes
 _WINDOW_LOOKAHEAD = 25
 _HEADS = 8  # heads of every attention layer
 _PUBLISHED = (
-    EncoderConfig(512, _HEADS, 2048, 6, 4),
+    ConformerConfig(512, _HEADS, 2048, 6, 4),
     UNetConfig(256, _HEADS, 64, 12, 4),
     HiFTConfig(),
 )
@@ -122,7 +117,7 @@ def _shapes(path: Path) -> Shapes:
         ) from error
 
 
-def _counted(shapes: Shapes, path: Path) -> tuple[EncoderConfig, UNetConfig, HiFTConfig]:
+def _counted(shapes: Shapes, path: Path) -> tuple[ConformerConfig, UNetConfig, HiFTConfig]:
     def size(name: str, axis: int = 0) -> int:
         if name not in shapes:
             raise ConfigError(f"{path}: '{name}' is missing; a size of S3Gen is read from it")
@@ -141,7 +136,7 @@ def _counted(shapes: Shapes, path: Path) -> tuple[EncoderConfig, UNetConfig, HiF
 
     encoder, estimator = "flow.encoder.", "flow.decoder.estimator."
     attention = f"{estimator}down_blocks.0.1.0.attn1."
-    widths = EncoderConfig(
+    widths = ConformerConfig(
         size(f"{encoder}after_norm.weight"),
         size(f"{encoder}encoders.0.self_attn.pos_bias_u"),
         size(f"{encoder}encoders.0.feed_forward.w_1.weight"),

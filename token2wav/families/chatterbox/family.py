@@ -12,8 +12,8 @@ from token2wav.config.model_config import StageName
 from token2wav.families.chatterbox.fade import FadedHiFT
 from token2wav.families.cosyvoice2.family import CosyVoice2
 from token2wav.families.cosyvoice2.flow import cosyvoice2_flow
-from token2wav.families.cosyvoice2.weights import read_weights
 from token2wav.families.family import ReferenceLoop
+from token2wav.networks.flow_weights import read_cosyvoice_weights
 
 
 class Chatterbox(CosyVoice2):
@@ -31,7 +31,7 @@ class Chatterbox(CosyVoice2):
 
     def weights(self, network: Any, path: Path, stage: StageName) -> dict[str, torch.Tensor]:
         part = "flow" if stage == "flow" else "mel2wav"
-        weights = read_weights(nn.ModuleDict({part: network}), path, f"{part}.")
+        weights = read_cosyvoice_weights(nn.ModuleDict({part: network}), path, f"{part}.")
         return {name.removeprefix(f"{part}."): weight for name, weight in weights.items()}
 
 

@@ -12,14 +12,16 @@ from token2wav.config.hyperyaml import HyperYaml, ModelNode, Tagged
 from token2wav.config.settings import Steps
 from token2wav.config.values import Bounds, check_bounds, prefixed
 from token2wav.errors import ConfigError
-from token2wav.families.flow_config import FlowModelConfig
+from token2wav.families.flow_config import FlowModelConfig, hift_from
 from token2wav.networks.configs import (
+    ConformerConfig,
     Guidance,
     Heads,
     HiFTConfig,
     Layers,
     TokenRate,
     Tokens,
+    UNetConfig,
     Vocabulary,
     Width,
 )
@@ -28,7 +30,6 @@ FILES = ("cosyvoice2.yaml", "cosyvoice.yaml")
 RATIO = 2  # mel frames per token, fixed in the public code
 
 _BLOCK_TOKENS = 25  # attention block of a file that does not set one
-_UP_LAYERS = 4  # fixed in the public code too
 ENCODER_ALWAYS = {
     "input_layer": "linear",
     "pos_enc_layer_type": "rel_pos_espnet",
@@ -42,51 +43,6 @@ EstimatorT = TypeVar("EstimatorT")
 
 
 @dataclass(frozen=True)
-class EncoderConfig:
-    """Configuration of the conformer encoder.
-
-    Attributes:
-        size: channels of all layers.
-        units: channels within feed-forward layers.
-        layers, up_layers: layers before and after upsampling by two.
-    """
-
-    size: Width
-    heads: Heads
-    units: Width
-    layers: Layers
-    up_layers: Layers = _UP_LAYERS
-
-    def __post_init__(self) -> None:
-        check_bounds(self, "flow.encoder")
-        if self.size % (2 * self.heads):
-            raise ConfigError(
-                f"flow.encoder.output_size: {self.size} is not a multiple of 2 x {self.heads}, "
-                f"the attention heads"
-            )
-
-
-@dataclass(frozen=True)
-class UNetConfig:
-    """Configuration of the U-Net estimator.
-
-    Attributes:
-        channels: channels of every block.
-        mid_blocks: blocks in the middle.
-        layers: transformer layers of a block.
-    """
-
-    channels: Width
-    heads: Heads
-    dim_head: Width
-    mid_blocks: Layers
-    layers: Layers
-
-    def __post_init__(self) -> None:
-        check_bounds(self, "flow.decoder.estimator")
-
-
-@dataclass(frozen=True)
 class FlowConfig(Generic[EstimatorT]):
     """Configuration of the flow, which turns tokens into mel. The type of `estimator` depends on
     the family.
@@ -97,7 +53,7 @@ class FlowConfig(Generic[EstimatorT]):
     mel_bands: Width
     pre_lookahead_len: Tokens
     inference_cfg_rate: Guidance
-    encoder: EncoderConfig
+    encoder: ConformerConfig
     estimator: EstimatorT
     block_tokens: Tokens = _BLOCK_TOKENS
     n_timesteps: Steps = 10
@@ -157,18 +113,18 @@ def _flow_from(document: HyperYaml) -> tuple[FlowConfig[UNetConfig], float]:
     return config, flow.get("input_frame_rate", TokenRate)
 
 
-def _encoder_from(flow: ModelNode) -> tuple[EncoderConfig, int]:
+def _encoder_from(flow: ModelNode) -> tuple[ConformerConfig, int]:
     """Reads the encoder, and the number of tokens of its attention block."""
     encoder = flow.child("encoder", "UpsampleConformerEncoder")
     size = encoder.get("output_size", Width)
     flow.only({"input_size": size}, omitted=False)
     encoder.only({"input_size": size, **ENCODER_ALWAYS}, omitted=False)
-    config = EncoderConfig(
+    config = ConformerConfig(
         size,
         encoder.get("attention_heads", Heads),
         encoder.get("linear_units", Width),
         encoder.get("num_blocks", Layers),
-        encoder.get_or("num_up_blocks", Layers, _UP_LAYERS),
+        encoder.get_or("num_up_blocks", Layers, ConformerConfig.up_layers),
     )
     return config, encoder.get_or(
         "static_chunk_size", Annotated[int, Bounds(0, 1000)], 0
@@ -201,18 +157,4 @@ def _estimator_from(decoder: ModelNode, bands: int, block_frames: int) -> UNetCo
         estimator.get("attention_head_dim", Width),
         estimator.get("num_mid_blocks", Layers),
         estimator.get("n_blocks", Layers),
-    )
-
-
-def hift_from(document: HyperYaml, *, causal: bool) -> HiFTConfig:
-    """Reads the vocoder: CosyVoice3's causal HiFT, or the centred HiFT of earlier generations."""
-    kind = "Causal" if causal else ""
-    hift = ModelNode.of(document.resolve("hift"), "hift", f"{kind}HiFTGenerator")
-    f0 = hift.child("f0_predictor", f"{kind}ConvRNNF0Predictor")
-    elsewhere = ["n_fft", "hop_len", "f0_channels", "causal"]
-    return HiFTConfig(
-        **hift.fields(HiFTConfig, but=elsewhere if causal else [*elsewhere, "conv_pre_look_right"]),
-        **hift.child("istft_params").fields(HiFTConfig, "n_fft", "hop_len"),
-        f0_channels=f0.get("cond_channels", Width),
-        causal=causal,
     )

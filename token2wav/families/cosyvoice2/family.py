@@ -12,8 +12,8 @@ from token2wav.cache.paged_kv_cache import PagedKVCache
 from token2wav.config.model_config import StageName
 from token2wav.execution.step import StepFunction, StepMaker
 from token2wav.families.cosyvoice2.flow import cosyvoice2_flow
-from token2wav.families.cosyvoice2.weights import read_weights
 from token2wav.families.family import Family
+from token2wav.networks.flow_weights import read_cosyvoice_weights
 from token2wav.networks.hift import HiFT
 from token2wav.networks.noise import FlowNoise, NormalNoise, SourceNoise
 from token2wav.networks.ode import OdeTables
@@ -26,7 +26,7 @@ class CosyVoice2(Family):
         return cosyvoice2_flow(config.flow) if stage == "flow" else HiFT(config.vocoder)
 
     def weights(self, network: Any, path: Path, stage: StageName) -> dict[str, torch.Tensor]:
-        return read_weights(network, path)
+        return read_cosyvoice_weights(network, path)
 
     def noise(self, config: Any, folder: Path, stage: StageName) -> FlowNoise | SourceNoise:
         return (

@@ -15,10 +15,10 @@ from token2wav.config.model_config import StageName
 from token2wav.config.settings import Steps
 from token2wav.config.values import check_bounds, from_mapping, prefixed
 from token2wav.errors import ConfigError
-from token2wav.families.bigvgan.config import BigVGANConfig, generator_file, vocoder_from
-from token2wav.families.cosyvoice2.config import hift_from
-from token2wav.families.flow_config import FlowModelConfig
+from token2wav.families.cosyvoice3.bigvgan import generator_file, vocoder_from
+from token2wav.families.flow_config import FlowModelConfig, hift_from
 from token2wav.networks.configs import (
+    BigVGANConfig,
     CodebookConfig,
     EstimatorConfig,
     Guidance,

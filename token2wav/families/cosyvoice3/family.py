@@ -11,13 +11,12 @@ from torch import nn
 from token2wav.cache.paged_kv_cache import PagedKVCache
 from token2wav.config.model_config import StageName
 from token2wav.execution.step import StepFunction, StepMaker
-from token2wav.families.bigvgan.config import BigVGANConfig
-from token2wav.families.bigvgan.network import BigVGAN
-from token2wav.families.bigvgan.weights import read_weights as read_bigvgan_weights
-from token2wav.families.cosyvoice2.weights import read_weights
 from token2wav.families.cosyvoice3.flow import Flow
 from token2wav.families.cosyvoice3.noise import load_flow_noise, load_source_noise
 from token2wav.families.family import Family, ReferenceLoop
+from token2wav.networks.bigvgan import BigVGAN
+from token2wav.networks.configs import BigVGANConfig
+from token2wav.networks.flow_weights import read_bigvgan_weights, read_cosyvoice_weights
 from token2wav.networks.hift import HiFT
 from token2wav.networks.noise import FlowNoise, SourceNoise
 from token2wav.networks.ode import OdeTables
@@ -38,8 +37,9 @@ class CosyVoice3(Family):
         )
 
     def weights(self, network: Any, path: Path, stage: StageName) -> dict[str, torch.Tensor]:
-        read = read_bigvgan_weights if isinstance(network, BigVGAN) else read_weights
-        return read(network, path)
+        if isinstance(network, BigVGAN):
+            return read_bigvgan_weights(network, path)
+        return read_cosyvoice_weights(network, path)
 
     def noise(self, config: Any, folder: Path, stage: StageName) -> FlowNoise | SourceNoise | None:
         if stage == "flow":

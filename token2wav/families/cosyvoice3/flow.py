@@ -10,8 +10,8 @@ from torch import nn
 
 from token2wav.execution.grouping import map_grouped
 from token2wav.execution.staging import to_device
-from token2wav.families.cosyvoice2.flow import FlowNetwork
 from token2wav.families.cosyvoice3.config import FlowConfig
+from token2wav.families.flow_network import FlowNetwork
 from token2wav.layers.lookahead import PreLookahead, embed_tokens
 from token2wav.layers.streaming import OFFLINE, StreamStep
 from token2wav.networks.conformer import ConformerAttention

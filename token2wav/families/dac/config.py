@@ -31,9 +31,6 @@ _WEIGHTS = "model.safetensors"
 # A chunk of one token (12 ms at 44.1 kHz) would be too short to play, and would cost a step. So a
 # block has the tokens of at least 40 ms: 4 tokens (46 ms) at 44.1 kHz, 3 at 24 kHz, 2 at 16 kHz.
 _BLOCK_SECONDS = 0.04
-# Blocks of the first chunk, and of the longest hop. The longest hop has 1.3 to 1.5 s, as in other
-# codecs.
-HOP_BLOCKS = (1, 32)
 
 # Frames that other DAC models hold back. The last frame of a chunk then has an SNR of 52 dB or more
 # (docs/models.md).
@@ -121,7 +118,6 @@ def config_of(values: dict[str, Any], path: Path) -> DacConfig:
         block_tokens=math.ceil(_BLOCK_SECONDS * rate),
         sample_rate=sizes.sampling_rate,
         samples_per_token=samples,
-        hop_blocks=HOP_BLOCKS,
         lookahead_frames=_LOOKAHEAD_FRAMES,
         sizes=sizes,
     )

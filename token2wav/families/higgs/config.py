@@ -22,7 +22,6 @@ from token2wav.config.values import (
 )
 from token2wav.errors import CheckpointError, ConfigError
 from token2wav.families.codec_config import SymmetricCodecConfig
-from token2wav.families.dac.config import HOP_BLOCKS
 from token2wav.families.higgs.first_release import CONFIG_KEYS, WEIGHTS, read_arguments
 from token2wav.networks.codec_sizes import SymmetricSizes
 from token2wav.networks.configs import CodebookCount, CodebookSize, SampleRate, TokenRate, Width
@@ -141,7 +140,6 @@ def read(folder: Path) -> HiggsConfig:
         fewer_codebooks=True,
         sample_rate=sizes.sample_rate,
         samples_per_token=samples,
-        hop_blocks=HOP_BLOCKS,
         lookahead_frames=_LOOKAHEAD_FRAMES,
         sizes=sizes,
         weights=_WEIGHTS if published else WEIGHTS,

@@ -7,13 +7,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 from token2wav.config.model_config import StageName
-from token2wav.config.transformers_json import CONFIG_JSON, read_json
-from token2wav.config.values import Bounds, from_mapping, known_fields, prefixed
-from token2wav.errors import CheckpointError, ConfigError
-from token2wav.families.codec_config import CodecConfig
+from token2wav.config.transformers_json import weights_file
+from token2wav.config.values import Bounds, from_mapping, prefixed
+from token2wav.errors import ConfigError
+from token2wav.families.codec_config import CodecConfig, read_seanet_sizes
 from token2wav.families.mimi.moshi_config import (
     WEIGHTS_PATTERN,
     moshi_weights_file,
@@ -28,7 +28,6 @@ from token2wav.networks.configs import (
 
 MODEL_TYPES = ("mimi",)
 FILES = (WEIGHTS_PATTERN,)
-WEIGHTS_FILES = ("model.safetensors", "pytorch_model.bin")
 
 
 @dataclass(frozen=True)
@@ -79,18 +78,6 @@ class MimiConfig(CodecConfig):
         return moshi_weights_file(folder) or weights_file(folder)
 
 
-def weights_file(folder: Path) -> Path:
-    """Finds the weights in a `transformers` folder.
-
-    Raises:
-        CheckpointError: the folder has no such file.
-    """
-    for name in WEIGHTS_FILES:
-        if (path := folder / name).is_file():
-            return path
-    raise CheckpointError(f"{folder}: contains none of {', '.join(WEIGHTS_FILES)}")
-
-
 def read(folder: Path) -> MimiConfig:
     """Reads the configuration of a folder. Settings of the encoder and of the training are skipped.
 
@@ -100,28 +87,7 @@ def read(folder: Path) -> MimiConfig:
     if (weights := moshi_weights_file(folder)) is not None:
         with prefixed(f"{weights}: "):
             return config_of(from_mapping(MimiSizes, read_moshi_sizes(folder), ""))
-    return config_of(read_sizes(folder, MimiSizes))
-
-
-_Sizes = TypeVar("_Sizes", bound=SeanetSizes)
-
-
-def read_sizes(folder: Path, kind: type[_Sizes]) -> _Sizes:
-    """Reads sizes from the `config.json` of a `transformers` folder. Other settings are skipped.
-
-    Raises:
-        ConfigError: a value is of another type, out of range, or of an unsupported variant.
-    """
-    path = folder / CONFIG_JSON
-    document = read_json(path)
-    with prefixed(f"{path}: "):
-        rope = document.get("rope_parameters")
-        if isinstance(rope, dict):  # its place since transformers 5
-            if (variant := rope.get("rope_type", "default")) != "default":
-                raise ConfigError(f"rope_parameters.rope_type: {variant!r} is not default")
-            if "rope_theta" in rope:
-                document["rope_theta"] = rope["rope_theta"]
-        return from_mapping(kind, known_fields(kind, document), "")
+    return config_of(read_seanet_sizes(folder, MimiSizes))
 
 
 def config_of(sizes: MimiSizes) -> MimiConfig:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from token2wav.config.model_config import StageName
+from token2wav.config.transformers_json import weights_file
 from token2wav.config.values import Bounds
-from token2wav.families.codec_config import CodecConfig
-from token2wav.families.mimi.config import read_sizes, weights_file
+from token2wav.families.codec_config import CodecConfig, read_seanet_sizes
 from token2wav.networks.codec_sizes import SeanetSizes
 from token2wav.networks.configs import Layers, Rates, Width
 
@@ -53,7 +53,7 @@ def read(folder: Path) -> PocketConfig:
     Raises:
         ConfigError: a value is of another type, out of range, or of an unsupported variant.
     """
-    sizes = read_sizes(folder, PocketSizes)
+    sizes = read_seanet_sizes(folder, PocketSizes)
     samples = sizes.frame_samples
     return PocketConfig(
         vocab_size=0,

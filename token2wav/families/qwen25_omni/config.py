@@ -22,10 +22,10 @@ from token2wav.config.values import (
     prefixed,
 )
 from token2wav.errors import ConfigError
-from token2wav.families.bigvgan.config import BigVGANConfig
 from token2wav.families.flow_config import FlowModelConfig
 from token2wav.families.streamflow.config import GuidedFlowConfig
 from token2wav.networks.configs import (
+    BigVGANConfig,
     Dilation,
     Dilations,
     EcapaConfig,

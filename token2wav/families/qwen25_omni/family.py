@@ -11,11 +11,11 @@ from torch import nn
 
 from token2wav.config.model_config import StageName
 from token2wav.config.transformers_json import safetensors_files
-from token2wav.families.bigvgan.network import BigVGAN
 from token2wav.families.cosyvoice3.flow import Flow
 from token2wav.families.qwen25_omni.config import PREFIXES, OmniFlowConfig
 from token2wav.families.streamflow.family import StreamFlow
 from token2wav.layers.streaming import OFFLINE, StreamStep
+from token2wav.networks.bigvgan import BigVGAN
 from token2wav.networks.ecapa import Ecapa
 from token2wav.networks.noise import FlowNoise
 from token2wav.networks.weights import fitting_weights, floating_tensors, read_tensors

@@ -8,15 +8,17 @@ from pathlib import Path
 from token2wav.config.block_grid import BlockGrid
 from token2wav.config.hyperyaml import HyperYaml, ModelNode
 from token2wav.config.values import check_bounds, prefixed
-from token2wav.families.cosyvoice2.config import (
-    ENCODER_ALWAYS,
-    RATIO,
-    CosyVoice2Config,
-    EncoderConfig,
-    FlowConfig,
-    hift_from,
+from token2wav.families.cosyvoice2.config import ENCODER_ALWAYS, RATIO, CosyVoice2Config, FlowConfig
+from token2wav.families.flow_config import hift_from
+from token2wav.networks.configs import (
+    ConformerConfig,
+    Guidance,
+    Heads,
+    HiFTConfig,
+    Layers,
+    Tokens,
+    Width,
 )
-from token2wav.networks.configs import Guidance, Heads, HiFTConfig, Layers, Tokens, Width
 
 FILES = ("flow.yaml",)
 SILENCE = 4218  # token of silence, which serves as look-ahead at the end of a prompt
@@ -89,7 +91,7 @@ def _flow_from(document: HyperYaml) -> FlowConfig[DiTConfig]:
         mel_bands=bands,
         pre_lookahead_len=encoder.get("pre_lookahead_len", Tokens),
         inference_cfg_rate=decoder.get("inference_cfg_rate", Guidance),
-        encoder=EncoderConfig(
+        encoder=ConformerConfig(
             size,
             encoder.get("attention_heads", Heads),
             encoder.get("linear_units", Width),

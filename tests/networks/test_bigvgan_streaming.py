@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.families.bigvgan.rig import SMALL, a_mel, random_bigvgan
+from tests.support.bigvgan import SMALL, a_mel, random_bigvgan
 from tests.support.golden import TINY
 from token2wav import StreamConfig
 from token2wav.errors import StreamClosedError
 from token2wav.execution.cuda_graphs import GraphPool
 from token2wav.execution.device import keep_arithmetic_exact
-from token2wav.families.bigvgan.network import BigVGAN
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.networks.bigvgan import BigVGAN
 from token2wav.stages.recompute import RecomputeVocoder
 from token2wav.stages.stage import FrameChunk
 from token2wav.stages.waveform import WaveformStage, likely_pieces
@@ -23,6 +23,11 @@ from token2wav.stages.waveform import WaveformStage, likely_pieces
 AUDIO = 1e-4
 AHEAD = BigVGAN(SMALL).lookahead_frames
 HOP = SMALL.hop_size
+
+
+@pytest.fixture(scope="module")
+def small() -> BigVGAN:
+    return random_bigvgan(SMALL)
 
 
 def streamed(
@@ -58,10 +63,10 @@ def test_uneven_pieces_equal_the_whole(small: BigVGAN) -> None:
 
 
 def test_pieces_of_the_golden_mel_equal_its_audio(
-    bigvgan: BigVGAN, golden: dict[str, torch.Tensor]
+    bigvgan: BigVGAN, bigvgan_golden: dict[str, torch.Tensor]
 ) -> None:
-    audio = streamed(WaveformStage(bigvgan), golden["mel"][0], [38, 1, 61])
-    assert off(audio, golden["wav"][0, 0]) <= AUDIO
+    audio = streamed(WaveformStage(bigvgan), bigvgan_golden["mel"][0], [38, 1, 61])
+    assert off(audio, bigvgan_golden["wav"][0, 0]) <= AUDIO
 
 
 @pytest.mark.parametrize("last", [0, 1, AHEAD, AHEAD + 1])

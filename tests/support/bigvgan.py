@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from token2wav.families.bigvgan.config import BigVGANConfig, generator_file, read_bigvgan
-from token2wav.families.bigvgan.network import BigVGAN, LowPass
-from token2wav.families.bigvgan.weights import read_weights
+from token2wav.families.cosyvoice3.bigvgan import generator_file, read_bigvgan
 from token2wav.layers.snake import Snake
+from token2wav.networks.bigvgan import BigVGAN, LowPass
+from token2wav.networks.configs import BigVGANConfig
+from token2wav.networks.flow_weights import read_bigvgan_weights
 from token2wav.networks.weights import fill
 
-GOLDEN = Path(__file__).resolve().parents[2] / "data" / "bigvgan"
+GOLDEN = Path(__file__).resolve().parents[1] / "data" / "bigvgan"
 
 SMALL = BigVGANConfig(
     resblock="1",
@@ -99,6 +100,6 @@ def load_bigvgan(folder: Path | str) -> BigVGAN:
     """Loads the vocoder of a folder with `config.json` and weights, as families load it."""
     folder = Path(folder)
     module = BigVGAN(read_bigvgan(folder))
-    fill(module, read_weights(module, generator_file(folder)))
+    fill(module, read_bigvgan_weights(module, generator_file(folder)))
     module.freeze()
     return module

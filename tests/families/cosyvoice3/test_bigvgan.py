@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.families.bigvgan.rig import (
+from tests.support.bigvgan import (
     GOLDEN,
     LEAST,
     SMALL,
@@ -24,9 +24,9 @@ from tests.families.bigvgan.rig import (
 from tests.support.tables import table
 from tests.support.tiny_model import one_line
 from token2wav.errors import CheckpointError, ConfigError
-from token2wav.families.bigvgan.config import BigVGANConfig, check_mel, read_bigvgan
-from token2wav.families.bigvgan.network import BigVGAN
-from token2wav.networks.configs import MelSettings
+from token2wav.families.cosyvoice3.bigvgan import check_mel, read_bigvgan
+from token2wav.networks.bigvgan import BigVGAN
+from token2wav.networks.configs import BigVGANConfig, MelSettings
 from token2wav.stages.stage import FrameChunk
 from token2wav.stages.waveform import WaveformStage
 
@@ -64,6 +64,11 @@ def newer_names(weights: Weights) -> Weights:
         return name.replace(".weight_v", ".parametrizations.weight.original1")
 
     return {newer(name): value for name, value in weights.items()}
+
+
+@pytest.fixture(scope="module")
+def least() -> BigVGAN:
+    return random_bigvgan(LEAST)
 
 
 @pytest.fixture

@@ -1,92 +1,23 @@
-"""Configuration of a BigVGAN vocoder, which is read from the public `config.json` as data.
-
-The configuration is validated here, once, before any weight is read. All other code relies on valid
-values.
+"""BigVGAN folders, which model files of CosyVoice3 can name. `config.json` is read as data, and the
+file of the weights is found.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Literal
+from typing import Any
 
 from token2wav.config.hyperyaml import HyperYaml, ModelNode
 from token2wav.config.transformers_json import read_json
-from token2wav.config.values import Bounds, check_bounds, convert, from_mapping, prefixed, shown
+from token2wav.config.values import convert, from_mapping, prefixed, shown
 from token2wav.errors import CheckpointError, ConfigError
-from token2wav.networks.configs import Dilations, Kernels, MelSettings, Rates, SampleRate, Width
+from token2wav.networks.configs import BigVGANConfig, MelSettings, SampleRate
 
 CONFIG_FILE = "config.json"
 # Names of files with the weights, in order of preference.
 GENERATOR_FILES = ("generator.safetensors", "bigvgan_generator.pt", "generator.pt")
-
-
-@dataclass(frozen=True)
-class BigVGANConfig:
-    """Configuration of BigVGAN v1 or v2.
-
-    Fields have the public names. Fields that a file may omit have the public defaults.
-    """
-
-    resblock: Literal["1", "2"]
-    upsample_rates: Rates
-    upsample_kernel_sizes: Kernels
-    upsample_initial_channel: Width
-    resblock_kernel_sizes: Kernels
-    resblock_dilation_sizes: Dilations
-    activation: Literal["snake", "snakebeta"]
-    snake_logscale: bool
-    num_mels: Width
-    hop_size: Annotated[int, Bounds(1, 1 << 16)]
-    sampling_rate: SampleRate
-    use_tanh_at_final: bool = True
-    use_bias_at_final: bool = True
-
-    def __post_init__(self) -> None:
-        check_bounds(self, "BigVGAN")
-        for name in ("upsample_rates", "upsample_kernel_sizes", "resblock_kernel_sizes"):
-            if not getattr(self, name):
-                raise ConfigError(f"{name}: empty; at least 1 is needed")
-        for index, dilations in enumerate(self.resblock_dilation_sizes):
-            if not dilations:
-                raise ConfigError(f"resblock_dilation_sizes[{index}]: empty; at least 1 is needed")
-        for name, partner in (
-            ("upsample_kernel_sizes", "upsample_rates"),
-            ("resblock_dilation_sizes", "resblock_kernel_sizes"),
-        ):
-            if (count := len(getattr(self, name))) != (expected := len(getattr(self, partner))):
-                raise ConfigError(f"{name}: {count} entries, but {partner} has {expected} entries")
-        for index, kernel in enumerate(self.resblock_kernel_sizes):
-            if kernel % 2 == 0:
-                raise ConfigError(
-                    f"resblock_kernel_sizes[{index}]: {kernel} is even; only odd kernels keep the "
-                    f"length"
-                )
-        for index, (kernel, rate) in enumerate(
-            zip(self.upsample_kernel_sizes, self.upsample_rates, strict=True)
-        ):
-            if kernel < rate or (kernel - rate) % 2:
-                raise ConfigError(
-                    f"upsample_kernel_sizes[{index}]: {kernel} must equal the rate {rate} "
-                    f"or exceed it by an even number, so that a stage makes {rate} samples "
-                    "of each sample"
-                )
-        if not self.upsample_initial_channel >> (stages := len(self.upsample_rates)):
-            raise ConfigError(
-                f"upsample_initial_channel: {self.upsample_initial_channel} is too small "
-                f"for {stages} stages, which halve it each; at least {1 << stages} channels "
-                "are needed"
-            )
-        if (product := math.prod(self.upsample_rates)) != self.hop_size:
-            raise ConfigError(
-                f"hop_size: {self.hop_size}, but upsample_rates give {product} samples per frame"
-            )
-
-    @property
-    def mel(self) -> MelSettings:
-        return MelSettings(self.sampling_rate, self.hop_size, self.num_mels)
 
 
 def read_bigvgan(folder: Path) -> BigVGANConfig:

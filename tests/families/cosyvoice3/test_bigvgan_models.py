@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.families.bigvgan.rig import GOLDEN, changed
 from tests.support.batches import WHOLE_BLOCKS
+from tests.support.bigvgan import GOLDEN, changed
 from tests.support.bigvgan_model import (
     SAMPLES_PER_TOKEN,
     VOCODER,

@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 
-from tests.families.bigvgan.rig import GOLDEN, a_mel, changed, random_bigvgan
+from tests.support.bigvgan import GOLDEN, a_mel, changed, random_bigvgan
 from tests.support.utterances import off
-from token2wav.families.bigvgan.network import FILTER_TAPS, AntiAliased, BigVGAN, kaiser_sinc
 from token2wav.layers.snake import Snake
+from token2wav.networks.bigvgan import FILTER_TAPS, AntiAliased, BigVGAN, kaiser_sinc
 
 Array = NDArray[np.float64]
 Activation = Literal["snake", "snakebeta"]
@@ -34,30 +34,32 @@ AUDIO = 5e-5
 
 
 def test_audio_equals_that_of_the_public_code(
-    bigvgan: BigVGAN, golden: dict[str, torch.Tensor]
+    bigvgan: BigVGAN, bigvgan_golden: dict[str, torch.Tensor]
 ) -> None:
-    assert off(vocoded(bigvgan, golden["mel"]), golden["wav"]) <= AUDIO
+    assert off(vocoded(bigvgan, bigvgan_golden["mel"]), bigvgan_golden["wav"]) <= AUDIO
 
 
 def test_the_bound_is_near_the_error_of_float32(
-    bigvgan: BigVGAN, golden: dict[str, torch.Tensor]
+    bigvgan: BigVGAN, bigvgan_golden: dict[str, torch.Tensor]
 ) -> None:
     double = copy.deepcopy(bigvgan).double()
     for module in double.modules():
         if isinstance(module, Snake):
             module.freeze()
-    exact = vocoded(double, golden["mel"].double())
-    assert AUDIO / 10 < off(golden["wav"].double(), exact) <= AUDIO / 2
+    exact = vocoded(double, bigvgan_golden["mel"].double())
+    assert AUDIO / 10 < off(bigvgan_golden["wav"].double(), exact) <= AUDIO / 2
 
 
-def test_v1_ends_in_a_tanh_and_a_bias(bigvgan: BigVGAN, golden: dict[str, torch.Tensor]) -> None:
+def test_v1_ends_in_a_tanh_and_a_bias(
+    bigvgan: BigVGAN, bigvgan_golden: dict[str, torch.Tensor]
+) -> None:
     v1 = BigVGAN(
         dataclasses.replace(bigvgan.config, use_tanh_at_final=True, use_bias_at_final=True)
     )
     v1.load_state_dict({**bigvgan.state_dict(), "conv_post.bias": torch.tensor([0.25])})
     v1.freeze()
-    assert float(golden["wav"].abs().max()) < 1  # so that the limiter of v2 hides nothing
-    assert off(vocoded(v1, golden["mel"]), (golden["wav"] + 0.25).tanh()) <= AUDIO
+    assert float(bigvgan_golden["wav"].abs().max()) < 1  # so that the limiter of v2 hides nothing
+    assert off(vocoded(v1, bigvgan_golden["mel"]), (bigvgan_golden["wav"] + 0.25).tanh()) <= AUDIO
 
 
 def test_the_filter_is_that_of_public_checkpoints() -> None:

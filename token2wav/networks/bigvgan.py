@@ -1,7 +1,7 @@
 """BigVGAN v1 and v2: mel to audio by transposed convolutions and blocks of periodic activations.
 
 Modules and parameters have the names of public `generator` checkpoints. Weight norm is folded into
-plain weights when they are read (`families/bigvgan/weights.py`). Paper: "BigVGAN: A Universal
+plain weights when they are read (`flow_weights.py`). Paper: "BigVGAN: A Universal
 Neural Vocoder with Large-Scale Training". The periodic activation makes harmonics above half the
 sample rate, which would fold back into the audible range. So activations are computed at twice the
 rate, between two low-pass filters.
@@ -16,7 +16,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from token2wav.families.bigvgan.config import BigVGANConfig
 from token2wav.layers.combine import Mean, placed, run
 from token2wav.layers.snake import Snake
 from token2wav.layers.streaming import (
@@ -33,6 +32,7 @@ from token2wav.layers.streaming import (
     Window,
     centred_conv,
 )
+from token2wav.networks.configs import BigVGANConfig
 
 FILTER_TAPS = 12
 RATIO = 2

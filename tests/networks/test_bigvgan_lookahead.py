@@ -10,9 +10,10 @@ import dataclasses
 import pytest
 import torch
 
-from tests.families.bigvgan.rig import GOLDEN, SMALL, a_mel, changed, random_bigvgan, tracer
-from token2wav.families.bigvgan.config import BigVGANConfig, read_bigvgan
-from token2wav.families.bigvgan.network import BigVGAN
+from tests.support.bigvgan import GOLDEN, SMALL, a_mel, changed, random_bigvgan, tracer
+from token2wav.families.cosyvoice3.bigvgan import read_bigvgan
+from token2wav.networks.bigvgan import BigVGAN
+from token2wav.networks.configs import BigVGANConfig
 from token2wav.stages.stage import FrameChunk
 from token2wav.stages.waveform import WaveformStage
 
@@ -63,13 +64,13 @@ def test_pieces_equal_the_whole(config: BigVGANConfig) -> None:
 
 
 def test_golden_audio_changes_within_the_look_ahead_only(
-    bigvgan: BigVGAN, golden: dict[str, torch.Tensor]
+    bigvgan: BigVGAN, bigvgan_golden: dict[str, torch.Tensor]
 ) -> None:
     at, hop = 60, bigvgan.config.hop_size
-    mel = golden["mel"].clone()
+    mel = bigvgan_golden["mel"].clone()
     mel[..., at] += 3
     with torch.inference_mode():
-        moved = (bigvgan(mel) - bigvgan(golden["mel"]))[0, 0].abs()
+        moved = (bigvgan(mel) - bigvgan(bigvgan_golden["mel"]))[0, 0].abs()
     assert float(moved[: at * hop - bigvgan.output_delay].max()) == 0
     assert float(moved[at * hop : (at + 1) * hop].max()) > 1e-3
 

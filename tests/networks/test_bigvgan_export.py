@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch.export import Dim
 
-from tests.families.bigvgan.rig import a_mel
-from token2wav.families.bigvgan.network import BigVGAN
+from tests.support.bigvgan import LEAST, a_mel, random_bigvgan
+from token2wav.networks.bigvgan import BigVGAN
 
 AUDIO = 1e-4
 Network = Callable[[torch.Tensor], torch.Tensor]
@@ -41,6 +41,11 @@ def exported(bigvgan: BigVGAN, path: Path) -> Network:
     assert {"If", "Loop", "NonZero"} & {node.op_type for node in model.graph.node} == set()
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     return lambda mel: torch.from_numpy(session.run(["audio"], {"mel": mel.numpy()})[0])
+
+
+@pytest.fixture(scope="module")
+def least() -> BigVGAN:
+    return random_bigvgan(LEAST)
 
 
 @pytest.fixture(scope="module")

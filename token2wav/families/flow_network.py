@@ -1,0 +1,58 @@
+"""Base of the flow networks of several families."""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import nn
+
+from token2wav.config.block_grid import BlockGrid
+from token2wav.layers.streaming import KeyValueSpec, StateSpec, state_specs
+from token2wav.networks.estimator import Estimator
+from token2wav.stages.stage import TokenChunk
+
+EstimatorT = TypeVar("EstimatorT", bound=Estimator)
+
+
+class FlowNetwork(nn.Module, Generic[EstimatorT]):
+    """Base of the flows of CosyVoice2, CosyVoice3 and their relatives. They project speaker
+    embeddings in the same way, and their parameters of the estimator have names below `decoder.`.
+
+    Attributes:
+        key_value_specs: sizes of the keys and values of the encoder, see `Encoder`.
+        lookahead, token_shape, mel_bands, token_mel_ratio, attention_heads: sizes of the encoder,
+            see `BlockEncoder`.
+    """
+
+    spk_embed_affine_layer: nn.Linear
+    decoder: nn.ModuleDict
+    key_value_specs: tuple[KeyValueSpec, ...] = ()
+    lookahead: int
+    mel_bands: int
+    token_mel_ratio: int
+    token_shape: tuple[int, ...] = ()
+    attention_heads: tuple[int, int] = (0, 0)
+
+    @property
+    def estimator(self) -> EstimatorT:
+        return self.decoder["estimator"]  # type: ignore[return-value]
+
+    @property
+    def device(self) -> torch.device:
+        return self.spk_embed_affine_layer.weight.device
+
+    def speaker(self, embedding: torch.Tensor) -> torch.Tensor:
+        """Projects a speaker embedding (..., spk_embed_dim) to a speaker vector (..., bands)."""
+        return self.spk_embed_affine_layer(F.normalize(embedding, dim=-1))
+
+    def with_lookahead(self, chunk: TokenChunk, grid: BlockGrid) -> NDArray[np.int32]:
+        """Returns the tokens of a chunk and its look-ahead; see `BlockEncoder`."""
+        return chunk.tokens
+
+    def state_specs(self) -> dict[nn.Module, StateSpec]:
+        """Returns the states of the streaming layers of the encoder."""
+        return state_specs(self)
