@@ -148,8 +148,9 @@ def test_separate_estimates_for_provisional_and_whole_chunks() -> None:
     chunker.push(tokens(15))
     clock.now = 0.3  # the time of a provisional chunk
     chunker.finish_chunk()
-    assert chunker.seconds_to_compute(1, provisional=True) == pytest.approx(0.3)
-    assert chunker.seconds_to_compute(25) == load.delay_seconds < 0.3
+    estimates = chunker._facts(clock.now).estimates
+    assert estimates.seconds_to_compute(1, provisional=True) == pytest.approx(0.3)
+    assert estimates.seconds_to_compute(25) == load.delay_seconds < 0.3
 
 
 def test_a_stream_that_ran_dry_waits_for_a_whole_block() -> None:

@@ -39,10 +39,10 @@ def test_no_stream_is_admitted_while_chunks_take_long() -> None:
 
 def test_arrivals_tell_pace_and_rhythm() -> None:
     arrivals = Arrivals()
-    assert arrivals.seconds_for(10, 3.0) == 0
+    assert arrivals.token_seconds(3.0) == 0
     for at in (1.0, 1.2, 1.4):
         arrivals.add(5, at)
-    assert arrivals.seconds_for(10, 1.4) == pytest.approx(0.4)
-    assert arrivals.seconds_for(10, 1.8) == pytest.approx(0.8)  # a stall slows them down
+    assert arrivals.token_seconds(1.4) == pytest.approx(0.04)
+    assert arrivals.token_seconds(1.8) == pytest.approx(0.08)  # a stall slows them down
     assert arrivals.seconds_until_next(1.5) == pytest.approx(0.1)
     assert arrivals.seconds_until_next(2.0) == 0

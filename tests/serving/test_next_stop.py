@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import inf
 from typing import Any
 
@@ -10,42 +9,21 @@ import pytest
 
 from token2wav.config.block_grid import BlockGrid
 from token2wav.serving.hops import HopSchedule
-from token2wav.serving.next_stop import Stop, StreamFacts, next_stop
+from token2wav.serving.next_stop import ChunkTime, Estimates, Stop, StreamFacts, next_stop
 
 LOOKAHEAD, BLOCK = 3, 25
-RATE = 25  # tokens per second of audio
-
-
-@dataclass(frozen=True)
-class Paces:
-    """Estimates for tokens and chunks at constant paces."""
-
-    received: int
-    tokens_per_s: float = 25.0
-    chunk_s: float = 0.02
-
-    def seconds_to_compute(self, tokens: int, *, provisional: bool = False) -> float:
-        return self.chunk_s
-
-    def seconds_until(self, stop: int) -> float:
-        return max(0, stop + LOOKAHEAD - self.received) / self.tokens_per_s
-
-    @property
-    def seconds_until_next(self) -> float:
-        return 1 / self.tokens_per_s
-
-    @property
-    def token_seconds(self) -> float:
-        return 1 / self.tokens_per_s
+TOKEN_S = 1 / 25  # of audio, and from one token to the next
+# chunks of any length take 20 ms
+ESTIMATES = Estimates(TOKEN_S, TOKEN_S, ChunkTime(), ChunkTime(), delay_seconds=0.02)
 
 
 def facts(received: int, first_tokens: int = 6, **changes: Any) -> StreamFacts:
     """Facts of a stream without a prompt, of which `received` tokens have arrived."""
     schedule = HopSchedule(25, 100, BLOCK, first_tokens, provisional_lookahead=2)
     values: dict[str, Any] = {"start": 0, "spoken": 0, "ended": False, "hops": 0, "heard": False}
-    values |= {"lead": inf, "estimates": Paces(received)} | changes
+    values |= {"lead": inf, "estimates": ESTIMATES} | changes
     return StreamFacts(
-        schedule, BlockGrid(BLOCK), LOOKAHEAD, 0, 1 / RATE, received=received, **values
+        schedule, BlockGrid(BLOCK), LOOKAHEAD, 0, TOKEN_S, received=received, **values
     )
 
 
@@ -72,3 +50,17 @@ HEARD = {"start": 25, "spoken": 25, "hops": 1, "heard": True}
 )
 def test_next_stop(stream: StreamFacts, stop: Stop | None) -> None:
     assert next_stop(stream) == stop
+
+
+@pytest.mark.parametrize(
+    ("tokens", "provisional", "seconds"),
+    [
+        pytest.param(50, False, 0.4, id="twice the tokens of the known chunk"),
+        pytest.param(5, False, 0.2, id="a shorter chunk takes as long"),
+        pytest.param(8, True, 0.1, id="provisional"),
+        pytest.param(1, True, 0.05, id="no less than the mean of all streams"),
+    ],
+)
+def test_time_to_compute(tokens: int, provisional: bool, seconds: float) -> None:
+    estimates = Estimates(TOKEN_S, TOKEN_S, ChunkTime(0.2, 25), ChunkTime(0.025, 2), 0.05)
+    assert estimates.seconds_to_compute(tokens, provisional=provisional) == pytest.approx(seconds)

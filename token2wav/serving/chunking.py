@@ -12,7 +12,7 @@ from token2wav.errors import InputError
 from token2wav.layers.lookahead import NO_TOKEN
 from token2wav.serving.clocks import Arrivals, Load, Playback
 from token2wav.serving.hops import HopSchedule
-from token2wav.serving.next_stop import StreamFacts, next_stop
+from token2wav.serving.next_stop import ChunkTime, Estimates, StreamFacts, next_stop
 from token2wav.serving.token_buffer import TokenBuffer
 from token2wav.stages.stage import TokenChunk
 
@@ -55,9 +55,8 @@ class Chunker:
         self._heard = False
         self._was_provisional = False  # whether the latest chunk was provisional
         self._decided_at = 0.0
-        # Seconds from the decision about the latest chunk to its end, and its tokens. Provisional
-        # chunks (True) have fewer ODE steps.
-        self._latest = {False: (0.0, 1), True: (0.0, 1)}
+        # the latest chunk of each kind, by whether it was provisional
+        self._latest = {False: ChunkTime(), True: ChunkTime()}
         self._load = load or Load()
         self._decoder_noise = decoder_noise
         self._grid = config.grid(self.prompt_tokens)
@@ -101,7 +100,7 @@ class Chunker:
         chunk, self.next_chunk = self.next_chunk, None
         assert chunk is not None
         seconds, tokens = self._playback.now() - self._decided_at, chunk.stop - chunk.start
-        self._latest[chunk.provisional] = seconds, max(1, tokens)
+        self._latest[chunk.provisional] = ChunkTime(seconds, max(1, tokens))
         one_block = not chunk.provisional and tokens == self._schedule.block
         self._load.delayed(seconds, one_block=one_block)
         self.chunks += 1
@@ -128,7 +127,8 @@ class Chunker:
         chunk = self.next_chunk
         if chunk is None or chunk.last:
             return True
-        return received < chunk.stop + self._lookahead(provisional=chunk.provisional)
+        provisional, whole = self._schedule.provisional_lookahead, self._config.lookahead_tokens
+        return received < chunk.stop + (provisional if chunk.provisional else whole)
 
     def decide(self) -> None:
         """Decides about the next chunk. A longer one may replace a provisional chunk, and every
@@ -136,12 +136,15 @@ class Chunker:
         """
         chunk = self.next_chunk
         final = chunk is not None and not chunk.provisional and not self._schedule.growing
-        if self.done or final or (stop := next_stop(self._facts())) is None:
+        if self.done or final:
+            return
+        now = self._playback.now()
+        if (stop := next_stop(self._facts(now))) is None:
             return
         if stop.needs_admission and not self._load.try_admit_provisional(self):
             return
         if chunk is None:
-            self._decided_at = self._playback.now()
+            self._decided_at = now
         self.next_chunk = self._cut(stop.position)
 
     def shorten(self, tokens: int) -> None:
@@ -155,7 +158,17 @@ class Chunker:
         if tokens < self.next_tokens:
             self.next_chunk = self._cut(chunk.start + tokens)
 
-    def _facts(self) -> StreamFacts:
+    def _facts(self, now: float) -> StreamFacts:
+        whole = self._latest[False]
+        if not whole.seconds:  # until a whole chunk of this stream is known, that of any stream
+            whole = ChunkTime(self._load.block_seconds, self._schedule.block)
+        estimates = Estimates(
+            self._arrivals.token_seconds(now),
+            self._arrivals.seconds_until_next(now),
+            whole,
+            self._latest[True],
+            self._load.delay_seconds,
+        )
         return StreamFacts(
             self._schedule,
             self._grid,
@@ -168,36 +181,9 @@ class Chunker:
             ended=self.ended,
             hops=self._hops,
             heard=self._heard,
-            lead=self._playback.lead_seconds,
-            estimates=self,
+            lead=self._playback.lead_seconds(now),
+            estimates=estimates,
         )
-
-    def _lookahead(self, *, provisional: bool) -> int:
-        return (
-            self._schedule.provisional_lookahead if provisional else self._config.lookahead_tokens
-        )
-
-    def seconds_to_compute(self, tokens: int, *, provisional: bool = False) -> float:
-        """Returns the time of the latest chunk of the same kind, in proportion for a longer chunk.
-
-        Before the first whole chunk of the stream, the mean time of a block of any stream is used.
-        """
-        seconds, of = self._latest[provisional]
-        if not (seconds or provisional):
-            seconds, of = self._load.block_seconds, self._schedule.block
-        return max(self._load.delay_seconds, seconds * max(1.0, tokens / of))
-
-    def seconds_until(self, stop: int) -> float:
-        missing = stop + self._config.lookahead_tokens - self.received
-        return self._arrivals.seconds_for(missing, self._playback.now())
-
-    @property
-    def seconds_until_next(self) -> float:
-        return self._arrivals.seconds_until_next(self._playback.now())
-
-    @property
-    def token_seconds(self) -> float:
-        return self._arrivals.seconds_for(1, self._playback.now())
 
     def _cut(self, stop: int) -> TokenChunk:
         last = self.ended and stop == self.received

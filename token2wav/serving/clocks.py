@@ -60,10 +60,9 @@ class Playback:
         self.seconds_sent += seconds
         return late
 
-    @property
-    def lead_seconds(self) -> float:
+    def lead_seconds(self, now: float) -> float:
         """Seconds of audio that the listener has left; infinite before the first audio is sent."""
-        return math.inf if self.plays_until is None else self.plays_until - self.now()
+        return math.inf if self.plays_until is None else self.plays_until - now
 
 
 class Arrivals:
@@ -82,11 +81,11 @@ class Arrivals:
             self._gap = now - self._latest_at
         self._latest_at = now
 
-    def seconds_for(self, tokens: int, now: float) -> float:
-        """Returns the seconds until `tokens` more tokens have arrived, at the mean pace so far; 0
-        until tokens have arrived a second time.
+    def token_seconds(self, now: float) -> float:
+        """Returns the mean seconds from one token to the next; 0 until tokens have arrived a second
+        time.
         """
-        return tokens * (now - self._first_at) / self._tokens if self._tokens else 0.0
+        return (now - self._first_at) / self._tokens if self._tokens else 0.0
 
     def seconds_until_next(self, now: float) -> float:
         return max(0.0, self._latest_at + self._gap - now)

@@ -8,7 +8,8 @@ first chunk may be provisional too, so that the first audio comes early.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from token2wav.config.block_grid import BlockGrid
 from token2wav.serving.hops import HopSchedule
@@ -19,22 +20,37 @@ from token2wav.serving.provisional import Pace, next_end
 _MARGIN_SECONDS = 0.06
 
 
-class Estimates(Protocol):
-    """Estimates of times of a stream, in seconds from now."""
+class ChunkTime(NamedTuple):
+    """Time of a chunk, from the decision about it to its end, and its tokens."""
+
+    seconds: float = 0.0
+    tokens: int = 1
+
+
+@dataclass(frozen=True)
+class Estimates:
+    """Estimates of times of a stream, made at one moment.
+
+    Attributes:
+        token_seconds: mean time from one token to the next; 0 if the pace is not known yet.
+        seconds_until_next: time until the next token arrives.
+        whole: time of a whole chunk.
+        provisional: time of a provisional chunk, which has fewer ODE steps.
+        delay_seconds: mean time of the chunks of all streams, which no estimate falls below.
+    """
+
+    token_seconds: float
+    seconds_until_next: float
+    whole: ChunkTime
+    provisional: ChunkTime
+    delay_seconds: float
 
     def seconds_to_compute(self, tokens: int, *, provisional: bool = False) -> float:
-        """Time from the decision about a chunk of `tokens` tokens to its end."""
-
-    def seconds_until(self, stop: int) -> float:
-        """Time until a whole chunk up to position `stop` can run, at the mean pace of tokens."""
-
-    @property
-    def seconds_until_next(self) -> float:
-        """Time until the next token arrives."""
-
-    @property
-    def token_seconds(self) -> float:
-        """Mean time from one token to the next; 0 if the pace is not known yet."""
+        """Returns the time from the decision about a chunk to its end. A chunk of more tokens than
+        the known one takes longer in proportion.
+        """
+        seconds, known_tokens = self.provisional if provisional else self.whole
+        return max(self.delay_seconds, seconds * max(1.0, tokens / known_tokens))
 
 
 class StreamFacts(NamedTuple):
@@ -79,6 +95,10 @@ class StreamFacts(NamedTuple):
     def latest_provisional_stop(self) -> int:
         """Last end of a provisional chunk, which leaves a token for the last chunk."""
         return self.received - self.schedule.provisional_lookahead
+
+    def seconds_until(self, stop: int) -> float:
+        """Estimates the time until a whole chunk up to position `stop` can run."""
+        return (stop + self.lookahead - self.received) * self.estimates.token_seconds
 
 
 class Stop(NamedTuple):
@@ -130,9 +150,9 @@ def _first_audio(facts: StreamFacts) -> Stop | None:
 
 
 def _complete_blocks(facts: StreamFacts) -> Stop | None:
-    estimates, hop_stop = facts.estimates, facts.hop_stop
-    compute = estimates.seconds_to_compute(hop_stop - facts.start) + _MARGIN_SECONDS
-    waits = facts.lead - compute >= estimates.seconds_until(hop_stop)
+    hop_stop = facts.hop_stop
+    compute = facts.estimates.seconds_to_compute(hop_stop - facts.start) + _MARGIN_SECONDS
+    waits = facts.lead - compute >= facts.seconds_until(hop_stop)
     return None if waits else Stop(facts.complete_stop)
 
 
@@ -148,7 +168,7 @@ def _provisional(facts: StreamFacts) -> Stop | None:
     if facts.spoken < planned <= stop:
         return Stop(planned, needs_admission=True)
     spare = facts.lead - estimates.seconds_to_compute(1, provisional=True) - _MARGIN_SECONDS
-    soon = min(estimates.seconds_until(block_end), estimates.seconds_until_next)
+    soon = min(facts.seconds_until(block_end), estimates.seconds_until_next)
     if spare >= soon or stop - facts.spoken < schedule.least_tokens:
         return None
     return Stop(stop, needs_admission=True)
@@ -161,6 +181,6 @@ def _planned(facts: StreamFacts, block_end: int) -> int:
         return facts.spoken
     compute = estimates.seconds_to_compute(1, provisional=True) + _MARGIN_SECONDS
     pace = Pace(estimates.token_seconds, facts.audio_seconds, compute)
-    whole = estimates.seconds_until(block_end) + _MARGIN_SECONDS
+    whole = facts.seconds_until(block_end) + _MARGIN_SECONDS
     whole += estimates.seconds_to_compute(block_end - facts.start)
     return next_end(pace, facts.spoken, facts.latest_provisional_stop, facts.lead, whole)
