@@ -17,7 +17,7 @@ from token2wav.config.model_config import ModelConfig
 from token2wav.execution.device import device_named
 from token2wav.model import Token2Wav
 from token2wav.serving.options import UtteranceOptions
-from token2wav.stages.stage import BackendName, FrameChunk
+from token2wav.stages.stage import BackendName, FrameChunk, StreamOptions
 from token2wav.voice import MEL_BOUND, Voice
 
 PROMPT_TOKENS = 75
@@ -240,7 +240,7 @@ def stream_mel(
     """
     flow, config = model.pipeline.flow, model.config
     chunker = model.pipeline.request(voice, UtteranceOptions(steps)).chunker
-    handle, mels = flow.open(voice, steps), list[torch.Tensor]()
+    handle, mels = flow.open(voice, StreamOptions(steps)), list[torch.Tensor]()
     try:
         chunker.push(tokens, end=True)
         while (chunk := chunker.next_chunk) is not None:

@@ -15,6 +15,7 @@ from token2wav.serving.chunking import Chunker
 from token2wav.serving.clocks import Playback
 from token2wav.serving.delivery import deliver
 from token2wav.serving.request import Request
+from token2wav.stages.stage import DEFAULT_OPTIONS
 
 CONFIG = CosyVoice3Config.read(TINY)
 
@@ -35,7 +36,7 @@ class Rig:
         voice, playback = demo_voice(25), Playback(self.clock)
         chunker = Chunker(voice.prompt_tokens, CONFIG, schedule_of(CONFIG), playback)
         chunker.push(demo_tokens(200))
-        self.request = Request(voice, 10, chunker, playback, AudioOutput(CONFIG))
+        self.request = Request(voice, DEFAULT_OPTIONS, chunker, playback, AudioOutput(CONFIG))
         self.sent: list[tuple[Sample, float]] = []
 
     def send(self, result: Sample, late: float) -> None:

@@ -18,6 +18,7 @@ from token2wav.serving.chunking import Chunker
 from token2wav.serving.clocks import Playback
 from token2wav.serving.request import Request, Status
 from token2wav.serving.scheduler import Scheduler
+from token2wav.stages.stage import DEFAULT_OPTIONS
 
 CONFIG = CosyVoice3Config.read(TINY)
 WORKER = 7
@@ -31,7 +32,8 @@ class Rig:
     def admitted(self) -> Request:
         voice, playback = demo_voice(25), Playback(self.clock)
         chunker = Chunker(voice.prompt_tokens, CONFIG, schedule_of(CONFIG), playback)
-        self.scheduler.admit(request := Request(voice, 10, chunker, playback, AudioOutput(CONFIG)))
+        request = Request(voice, DEFAULT_OPTIONS, chunker, playback, AudioOutput(CONFIG))
+        self.scheduler.admit(request)
         return request
 
     def opened(self) -> Request:

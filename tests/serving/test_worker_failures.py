@@ -35,9 +35,11 @@ from token2wav.serving.observer import Observer
 from token2wav.serving.request import Reply, Request
 from token2wav.serving.worker import WorkerPool
 from token2wav.stages.stage import (
+    DEFAULT_OPTIONS,
     FlowStage,
     FrameChunk,
     StatefulStage,
+    StreamOptions,
     TokenChunk,
     VocoderStage,
 )
@@ -174,7 +176,7 @@ def test_an_internal_error_frees_cancelled_streams(
 class FlowWithoutLookahead(StatefulStage[Voice], FlowStage):
     """Flow without look-ahead, so that no token is left for a last chunk at a chunk's border."""
 
-    def open(self, voice: Voice, steps: int = 0) -> int:
+    def open(self, voice: Voice, options: StreamOptions = DEFAULT_OPTIONS) -> int:
         return self.register(voice)
 
     def advance(self, batch: Sequence[tuple[int, TokenChunk]]) -> list[torch.Tensor]:
@@ -187,7 +189,7 @@ class FlowWithoutLookahead(StatefulStage[Voice], FlowStage):
 
 
 class TenSamplesOfEachFrame(StatefulStage[None], VocoderStage):
-    def open(self, voice: Voice, steps: int = 0) -> int:
+    def open(self, voice: Voice, options: StreamOptions = DEFAULT_OPTIONS) -> int:
         return self.register(None)
 
     def advance(self, batch: Sequence[tuple[int, FrameChunk]]) -> list[torch.Tensor]:

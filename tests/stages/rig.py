@@ -32,7 +32,14 @@ from token2wav.serving.chunking import Chunker
 from token2wav.serving.hops import HopSchedule
 from token2wav.stages.cached_flow import CachedFlow
 from token2wav.stages.recompute import RecomputeFlow, RecomputeVocoder
-from token2wav.stages.stage import FlowStage, FrameChunk, TokenChunk, VocoderStage
+from token2wav.stages.stage import (
+    DEFAULT_OPTIONS,
+    FlowStage,
+    FrameChunk,
+    StreamOptions,
+    TokenChunk,
+    VocoderStage,
+)
 from token2wav.stages.waveform import WaveformStage
 
 MEL = 2e-5  # tolerance in float32, see tests/families/cosyvoice3/tolerances.py
@@ -175,8 +182,8 @@ class MelRecorder:
         """Returns the mel (bands, frames) of the utterance that was opened as the `index`th."""
         return torch.cat(list(self._mels.values())[index], dim=1).numpy()
 
-    def open(self, voice: Voice, steps: int = 0) -> int:
-        handle = self._engine.open(voice, steps)
+    def open(self, voice: Voice, options: StreamOptions = DEFAULT_OPTIONS) -> int:
+        handle = self._engine.open(voice, options)
         self._mels[handle] = []
         return handle
 

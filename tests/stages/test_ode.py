@@ -35,6 +35,7 @@ from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.families.cosyvoice3.noise import load_flow_noise
 from token2wav.networks.configs import ScheduleConfig
 from token2wav.networks.ode import OdeTables, solver_times, time_grid
+from token2wav.stages.stage import StreamOptions
 from token2wav_export.verify import stream_mel
 
 COSINE, LINEAR, LIST = "'cosine'", "'linear'", "'cosine'\n                times: [0, 0.4, 0.9, 1]"
@@ -177,7 +178,7 @@ def test_a_batch_of_different_steps_equals_its_streams_alone(model: Token2Wav) -
 def test_prompts_belong_to_a_number_of_steps_and_share_one_pool(model: Token2Wav) -> None:
     flow, voice = model.pipeline.flow, a_voice(90, seed=5)
     before = flow.usage()
-    handles = [flow.open(voice, steps) for steps in (10, 5, 5, 2)]
+    handles = [flow.open(voice, StreamOptions(steps)) for steps in (10, 5, 5, 2)]
     after = flow.usage()
     assert after.prompt_misses - before.prompt_misses == 3
     assert after.prompt_hits - before.prompt_hits == 1
@@ -198,10 +199,11 @@ def test_idle_prompts_of_any_steps_make_room(model: Token2Wav) -> None:
     flow = small.pipeline.flow
     capacity = flow.usage().capacity
     for seed in range(capacity):
-        flow.close(flow.open(a_voice(90, seed=seed), 5))
+        flow.close(flow.open(a_voice(90, seed=seed), StreamOptions(5)))
     full = flow.usage()
     assert full.used > capacity - 9
-    flow.close(flow.open(a_voice(90, seed=1000), 10))  # evicts prompts with five ODE steps
+    # evicts prompts with five ODE steps
+    flow.close(flow.open(a_voice(90, seed=1000), StreamOptions(10)))
     assert flow.usage().used <= capacity
 
 

@@ -20,7 +20,7 @@ from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.networks.hift import HiFT
 from token2wav.networks.noise import SourceNoise
 from token2wav.serving.hops import HopSchedule
-from token2wav.stages.stage import FrameChunk
+from token2wav.stages.stage import DEFAULT_OPTIONS, FrameChunk, StreamOptions
 from token2wav.stages.waveform import WaveformStage
 
 DATA = Path(__file__).resolve().parents[1] / "data"
@@ -108,11 +108,11 @@ class FaultyVocoder:
         self.open_fault: BaseException | None = None
         self.meanwhile: dict[str, Callable[[], None]] = {}
 
-    def open(self, voice: Voice | None = None, steps: int = 0) -> int:
+    def open(self, voice: Voice | None = None, options: StreamOptions = DEFAULT_OPTIONS) -> int:
         self._happen("open")
         if self.open_fault is not None:
             raise self.open_fault
-        return self._stage.open()
+        return self._stage.open(voice, options)
 
     def advance(self, batch: Sequence[tuple[int, FrameChunk]]) -> list[torch.Tensor]:
         fault, self.fault = self.fault, None

@@ -39,8 +39,6 @@ class Chunker:
         schedule: HopSchedule,
         playback: Playback | None = None,
         load: Load | None = None,
-        *,
-        decoder_noise: bool = True,
     ) -> None:
         self.prompt_tokens = self.spoken = len(prompt_tokens)
         self.next_chunk: TokenChunk | None = None
@@ -58,7 +56,6 @@ class Chunker:
         # the latest chunk of each kind, by whether it was provisional
         self._latest = {False: ChunkTime(), True: ChunkTime()}
         self._load = load or Load()
-        self._decoder_noise = decoder_noise
         self._grid = config.grid(self.prompt_tokens)
         self._start = self._grid.prefix
         self._tokens = TokenBuffer(prompt_tokens, config)
@@ -198,4 +195,4 @@ class Chunker:
         if missing > 0:
             absent = np.full((missing, *tokens.shape[1:]), NO_TOKEN, tokens.dtype)
             tokens = np.concatenate((tokens, absent))
-        return TokenChunk(tokens, self._start, stop, last, skip, provisional, self._decoder_noise)
+        return TokenChunk(tokens, self._start, stop, last, skip, provisional)

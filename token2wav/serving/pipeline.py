@@ -86,7 +86,7 @@ class Pipeline:
         with self.running(), ExitStack() as rollback:
             handles = []
             for stage in self.stages.values():
-                handles.append(stage.open(request.voice, request.ode_steps))
+                handles.append(stage.open(request.voice, request.stream_options))
                 rollback.callback(stage.close, handles[-1])
             rollback.pop_all()
             request.handles = tuple(handles)

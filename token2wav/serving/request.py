@@ -22,6 +22,7 @@ from token2wav.serving.end_limits import EndLimits, EndReason, RepeatLimit
 from token2wav.serving.hops import HopSchedule
 from token2wav.serving.options import UtteranceOptions
 from token2wav.serving.token_buffer import checked_tokens
+from token2wav.stages.stage import StreamOptions
 from token2wav.voice import Voice, check_steps
 
 ENDED = "stream: it has ended, so it accepts no more tokens"
@@ -89,7 +90,7 @@ class Request:
     """
 
     voice: Voice
-    ode_steps: int
+    stream_options: StreamOptions
     chunker: Chunker
     playback: Playback
     output: AudioOutput
@@ -124,13 +125,12 @@ class Request:
         steps = config.allowed_steps(stream.steps)
         check_steps(options.steps, steps)
         noise = config.decoder_noise(options.decoder_noise, stream)
-        chunker = Chunker(
-            voice.prompt_tokens, config, schedule, playback, load, decoder_noise=noise
-        )
+        stream_options = StreamOptions(options.steps or steps[0], noise)
+        chunker = Chunker(voice.prompt_tokens, config, schedule, playback, load)
         limits = EndLimits.of(stream, options.end_after_repeats, options.end_after_silence_s)
         output = AudioOutput(config, options.audio_format, stream.trim_silence_ms, limits.silence_s)
         delays = None if options.delays is None else DelayPattern(options.delays, config)
-        return cls(voice, options.steps or steps[0], chunker, playback, output, delays, limits)
+        return cls(voice, stream_options, chunker, playback, output, delays, limits)
 
     def __post_init__(self) -> None:
         self._repeats = RepeatLimit(self.limits.repeats)
@@ -172,6 +172,10 @@ class Request:
         if self.output.ended and self.end_reason is EndReason.SILENCE:
             self.why_closed = self.limits.sentence(EndReason.SILENCE)
             self.chunker.stop()
+
+    @property
+    def ode_steps(self) -> int:
+        return self.stream_options.steps
 
     @property
     def plays_until(self) -> float | None:

@@ -44,10 +44,12 @@ from token2wav.networks.estimator import Estimator
 from token2wav.stages.encoder_runner import ENCODER, ChunkEncoderRunner, EncoderRunner, PlacedChunk
 from token2wav.stages.recompute import RecomputeFlow
 from token2wav.stages.stage import (
+    DEFAULT_OPTIONS,
     CacheUsage,
     Encoder,
     FlowStage,
     StatefulStage,
+    StreamOptions,
     TokenChunk,
 )
 from token2wav.voice import Voice
@@ -253,8 +255,8 @@ class CachedFlow(StatefulStage[_FlowStream], FlowStage):
         )
 
     @torch.inference_mode()
-    def open(self, voice: Voice, steps: int = 0) -> int:
-        steps = steps or self._default_steps
+    def open(self, voice: Voice, options: StreamOptions = DEFAULT_OPTIONS) -> int:
+        steps = options.steps or self._default_steps
         prefix = self.prefixes.acquire(
             (voice.content_hash, steps), lambda: self._prefill(voice, steps)
         )

@@ -9,7 +9,14 @@ import torch
 from numpy.typing import NDArray
 
 from token2wav.stages.recompute import RecomputeVocoder
-from token2wav.stages.stage import CacheUsage, FrameChunk, Stage, TokenChunk
+from token2wav.stages.stage import (
+    DEFAULT_OPTIONS,
+    CacheUsage,
+    FrameChunk,
+    Stage,
+    StreamOptions,
+    TokenChunk,
+)
 from token2wav.stages.waveform import WaveformStage
 from token2wav.voice import Voice
 
@@ -24,8 +31,8 @@ class TokenDecoder(Stage):
     def __init__(self, frames: WaveformStage | RecomputeVocoder) -> None:
         self._frames = frames
 
-    def open(self, voice: Voice | None = None, steps: int = 0) -> int:
-        return self._frames.open()
+    def open(self, voice: Voice | None = None, options: StreamOptions = DEFAULT_OPTIONS) -> int:
+        return self._frames.open(voice, options)
 
     def advance(self, batch: Sequence[tuple[int, TokenChunk]]) -> list[torch.Tensor]:
         return self._frames.advance([(handle, _frame_chunk(chunk)) for handle, chunk in batch])
@@ -54,7 +61,7 @@ class TokenDecoder(Stage):
 
 def _frame_chunk(chunk: TokenChunk) -> FrameChunk:
     frames, count = _as_frames(chunk.tokens), chunk.stop - chunk.start
-    return FrameChunk(frames[:, :count], chunk.last, frames[:, count:], chunk.decoder_noise)
+    return FrameChunk(frames[:, :count], chunk.last, frames[:, count:])
 
 
 def _as_frames(tokens: NDArray[Any]) -> torch.Tensor:

@@ -19,11 +19,13 @@ from token2wav.networks.noise import FlowNoise, SourceNoise
 from token2wav.networks.ode import EulerSolver
 from token2wav.networks.source import Phase
 from token2wav.stages.stage import (
+    DEFAULT_OPTIONS,
     Encoder,
     EncoderInput,
     FlowStage,
     FrameChunk,
     StatefulStage,
+    StreamOptions,
     TokenChunk,
     VocoderStage,
 )
@@ -76,10 +78,9 @@ class RecomputeFlow(StatefulStage[_History], FlowStage):
         self._solvers = dict(solvers)
         self._default_steps = next(iter(solvers))
 
-    def open(self, voice: Voice, steps: int = 0) -> int:
-        return self.resume(
-            voice, voice.prompt_tokens[: self.config.grid(len(voice.prompt_tokens)).prefix], steps
-        )
+    def open(self, voice: Voice, options: StreamOptions = DEFAULT_OPTIONS) -> int:
+        prefix = self.config.grid(len(voice.prompt_tokens)).prefix
+        return self.resume(voice, voice.prompt_tokens[:prefix], options.steps)
 
     def resume(self, voice: Voice, tokens: NDArray[np.int32], steps: int = 0) -> int:
         """Opens a stream in the middle of an utterance.
@@ -157,7 +158,7 @@ class RecomputeVocoder(StatefulStage[_FrameHistory], VocoderStage):
         super().__init__()
         self._net, self._noise, self._phase = network, noise, phase
 
-    def open(self, voice: Voice | None = None, steps: int = 0) -> int:
+    def open(self, voice: Voice | None = None, options: StreamOptions = DEFAULT_OPTIONS) -> int:
         return self.register(_FrameHistory(self._net.no_frames()))
 
     @torch.inference_mode()

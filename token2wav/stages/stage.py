@@ -31,6 +31,22 @@ BackendName = Literal["torch", "onnx", "tensorrt"]
 State = TypeVar("State")
 
 
+@dataclass(frozen=True)
+class StreamOptions:
+    """Options of one stream, for its stages.
+
+    Attributes:
+        steps: ODE steps, one of the numbers that the flow was made for; 0 for the default number.
+        decoder_noise: whether the decoder adds its noise, for models with noise (SNAC).
+    """
+
+    steps: int = 0
+    decoder_noise: bool = True
+
+
+DEFAULT_OPTIONS = StreamOptions()
+
+
 @dataclass(frozen=True, eq=False)
 class TokenChunk:
     """Chunk of tokens: the next tokens of an utterance, for the first stage.
@@ -50,7 +66,6 @@ class TokenChunk:
             already.
         provisional: whether the last block of the chunk is incomplete. No state of such a chunk is
             stored, and the next chunk starts at the same position.
-        decoder_noise: whether the decoder adds its noise; the same in all chunks of a stream.
     """
 
     tokens: NDArray[Any]
@@ -59,7 +74,6 @@ class TokenChunk:
     last: bool
     skip: int = 0
     provisional: bool = False
-    decoder_noise: bool = True
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +90,6 @@ class FrameChunk:
     frames: torch.Tensor
     last: bool
     next_frames: torch.Tensor | None = None
-    decoder_noise: bool = True
 
 
 @dataclass(frozen=True)
@@ -104,14 +117,12 @@ class Stage(Protocol):
     with the output of the stage before.
     """
 
-    def open(self, voice: Voice, steps: int = 0) -> int:
+    def open(self, voice: Voice, options: StreamOptions = DEFAULT_OPTIONS) -> int:
         """Starts an utterance, computes everything that depends on its voice alone, and returns its
         handle.
 
         Args:
             voice: prompt and speaker; only flows use them.
-            steps: ODE steps, one of the numbers that the stage was made for; 0 for the default
-                number.
         """
 
     def advance(self, batch: Sequence[tuple[int, Any]]) -> list[torch.Tensor]:

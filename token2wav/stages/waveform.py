@@ -30,7 +30,13 @@ from token2wav.execution.cuda_graphs import GraphPool
 from token2wav.execution.staging import copy_to, frames_to_device, joined
 from token2wav.layers.streaming import StreamStep, WaveformNetwork, state_specs
 from token2wav.networks.noise import NoiseTable, SourceNoise
-from token2wav.stages.stage import FrameChunk, StatefulStage, VocoderStage
+from token2wav.stages.stage import (
+    DEFAULT_OPTIONS,
+    FrameChunk,
+    StatefulStage,
+    StreamOptions,
+    VocoderStage,
+)
 from token2wav.voice import Voice
 
 _NETWORK = "vocoder"  # network name in its state store
@@ -116,6 +122,7 @@ class _WaveformStream:
             computes them again, but does not send them.
     """
 
+    options: StreamOptions
     slot: int
     pending: torch.Tensor
     frames: int = 0
@@ -138,7 +145,6 @@ class PieceInput:
     frames: torch.Tensor
     shape: PieceShape
     provisional: bool = False
-    decoder_noise: bool = True
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,7 +225,9 @@ class _Batch:
             self.frames[: len(items), :, :count].copy_(torch.stack([item.frames for item in items]))
         numbers = np.full(len(self._numbers), SCRATCH_SLOT)
         numbers[: len(items)] = [item.stream.slot for item in items]
-        numbers[streams : streams + len(items)] = [item.decoder_noise for item in items]
+        numbers[streams : streams + len(items)] = [
+            item.stream.options.decoder_noise for item in items
+        ]
         states = self._states.states_of(numbers[:streams].tolist(), self._rows)
         self._step = dataclasses.replace(self._step, state=states)
         with noise.lock if noise else nullcontext():
@@ -363,10 +371,10 @@ class WaveformStage(StatefulStage[_WaveformStream], VocoderStage):
     def whole(self, frames: torch.Tensor) -> torch.Tensor:
         return self._net.vocode(frames.to(self._device)[None], self._source_noise)[0]
 
-    def open(self, voice: Voice | None = None, steps: int = 0) -> int:
+    def open(self, voice: Voice | None = None, options: StreamOptions = DEFAULT_OPTIONS) -> int:
         # Allocated before the slot is taken, because no code would release the slot on a failure.
         nothing = self._net.no_frames()
-        return self.register(_WaveformStream(self.store.take(), nothing))
+        return self.register(_WaveformStream(options, self.store.take(), nothing))
 
     def close(self, handle: int) -> None:
         if (stream := self._streams.pop(handle, None)) is not None:
@@ -446,9 +454,9 @@ class WaveformStage(StatefulStage[_WaveformStream], VocoderStage):
         extensions = joined([self._extension(cuts[index], chunks[index]) for index in indices])
         groups: dict[PieceShape | None, dict[int, PieceInput]] = {}
         for index, frames in zip(indices, extensions, strict=True):
-            start, noise = cuts[index].frames, chunks[index].decoder_noise
+            start = cuts[index].frames
             shape = PieceShape(not start, True, frames.shape[1])
-            piece = PieceInput(streams[index], start, frames, shape, True, noise)
+            piece = PieceInput(streams[index], start, frames, shape, provisional=True)
             groups.setdefault(None if self._mixes_places else shape, {})[index] = piece
         return {
             index: new[: self._extrapolated_samples_after(cuts[index])]
@@ -474,7 +482,7 @@ class WaveformStage(StatefulStage[_WaveformStream], VocoderStage):
         return [pending, following, known[:, -1:].expand(-1, count - following.shape[1])]
 
     def _cut(self, stream: _WaveformStream, chunk: FrameChunk) -> _Cut:
-        new, noise = chunk.frames, chunk.decoder_noise
+        new = chunk.frames
         if stream.pending.shape[1]:
             new = torch.cat((stream.pending, new), dim=1)
         count, lookahead = new.shape[1], self._net.lookahead_frames
@@ -486,21 +494,12 @@ class WaveformStage(StatefulStage[_WaveformStream], VocoderStage):
         at = 0
         for first, frames in self._lengths:
             while frames <= count - at and first == (stream.frames + at == 0):
-                pieces.append(
-                    PieceInput(
-                        stream,
-                        stream.frames + at,
-                        new[:, at : at + frames],
-                        PieceShape(first, True, frames),
-                        decoder_noise=noise,
-                    )
-                )
+                shape, part = PieceShape(first, True, frames), new[:, at : at + frames]
+                pieces.append(PieceInput(stream, stream.frames + at, part, shape))
                 at += frames
         if rest := count - at + (lookahead if chunk.last else 0):
             shape = PieceShape(stream.frames + at == 0, not chunk.last, rest)
-            pieces.append(
-                PieceInput(stream, stream.frames + at, new[:, at:], shape, decoder_noise=noise)
-            )
+            pieces.append(PieceInput(stream, stream.frames + at, new[:, at:], shape))
         return _Cut(pieces, new[:, :0], stream.frames + count)
 
     def _join_pieces(self, audio: list[list[torch.Tensor]]) -> list[torch.Tensor]:

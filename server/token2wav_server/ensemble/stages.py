@@ -19,7 +19,7 @@ from token2wav.families.registry import read_config
 from token2wav.model import Token2Wav
 from token2wav.serving.audio_output import AudioChunk, AudioOutput
 from token2wav.serving.clocks import Playback
-from token2wav.stages.stage import FrameChunk, TokenChunk
+from token2wav.stages.stage import FrameChunk, StreamOptions, TokenChunk
 from token2wav.voice import Voice
 from token2wav_server.ensemble.ordered_stage import Label
 
@@ -54,7 +54,7 @@ class FlowStage:
         if content.voice is None:
             raise StreamClosedError("stream: the first chunk of the stream has no voice")
         with self._running():
-            return self._flow.open(content.voice, content.steps)
+            return self._flow.open(content.voice, StreamOptions(content.steps))
 
     def advance(self, batch: Sequence[tuple[int, FlowContent]]) -> list[Output | BackendError]:
         with self._running():

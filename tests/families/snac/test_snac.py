@@ -23,7 +23,7 @@ from token2wav import (
     UtteranceOptions,
 )
 from token2wav.assembly import check_folder, family_for
-from token2wav.stages.stage import FrameChunk
+from token2wav.stages.stage import FrameChunk, StreamOptions
 from token2wav.stages.waveform import WaveformStage, likely_pieces
 
 PARITY = 1e-5  # of the spread of the audio
@@ -72,15 +72,13 @@ def test_streams_of_a_batch_with_and_without_noise(
     audio = []
     for switches in ((True,), (False,), (True, False)):
         stage = WaveformStage(network, shapes=shapes, lookahead_frames=held)
-        handles, parts = [stage.open() for _ in switches], [list[torch.Tensor]() for _ in switches]
+        options = [StreamOptions(decoder_noise=switch) for switch in switches]
+        handles = [stage.open(options=chosen) for chosen in options]
+        parts = [list[torch.Tensor]() for _ in switches]
         for start, stop in ((0, 14), (14, 22), (22, 24)):
-            chunks = [
-                FrameChunk(frames[:, start:stop], stop == 24, decoder_noise=switch)
-                for switch in switches
-            ]
-            for pieces, new in zip(
-                parts, stage.advance(list(zip(handles, chunks, strict=True))), strict=True
-            ):
+            chunk = FrameChunk(frames[:, start:stop], stop == 24)
+            results = stage.advance([(handle, chunk) for handle in handles])
+            for pieces, new in zip(parts, results, strict=True):
                 pieces.append(new)
         audio += [torch.cat(pieces) for pieces in parts]
     noisy, silent, *together = audio

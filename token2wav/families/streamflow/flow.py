@@ -31,7 +31,14 @@ from token2wav.families.cosyvoice3.flow import Flow
 from token2wav.families.streamflow.solver import GuidedSolver
 from token2wav.families.streamflow.window_batch import Window, WindowBatch, WindowSize
 from token2wav.networks.noise import FlowNoise
-from token2wav.stages.stage import EncoderInput, FlowStage, StatefulStage, TokenChunk
+from token2wav.stages.stage import (
+    DEFAULT_OPTIONS,
+    EncoderInput,
+    FlowStage,
+    StatefulStage,
+    StreamOptions,
+    TokenChunk,
+)
 from token2wav.voice import Voice
 
 
@@ -97,10 +104,11 @@ class WindowFlow(StatefulStage[_WindowStream], FlowStage):
                 }
 
     @torch.inference_mode()
-    def open(self, voice: Voice, steps: int = 0) -> int:
+    def open(self, voice: Voice, options: StreamOptions = DEFAULT_OPTIONS) -> int:
         embedding = torch.tensor(voice.speaker_embedding, device=self._device)
         speaker = self._encoder.speaker(embedding)
-        return self.register(_WindowStream(steps or self._usual, speaker, self._no_tokens))
+        steps = options.steps or self._usual
+        return self.register(_WindowStream(steps, speaker, self._no_tokens))
 
     @torch.inference_mode()
     def advance(self, batch: Sequence[tuple[int, TokenChunk]]) -> list[torch.Tensor]:
@@ -133,7 +141,7 @@ class WindowFlow(StatefulStage[_WindowStream], FlowStage):
 
         `streaming` has no effect, because the masks of the layers are part of the model.
         """
-        handle = self.open(voice, steps)
+        handle = self.open(voice, StreamOptions(steps))
         try:
             [mel] = self.advance([(handle, TokenChunk(tokens, 0, len(tokens), last=True))])
             return mel

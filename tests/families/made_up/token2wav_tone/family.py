@@ -19,7 +19,14 @@ from torch import nn
 from token2wav.config.model_config import StageName
 from token2wav.execution.cuda_graphs import GraphPool
 from token2wav.families.family import Family
-from token2wav.stages.stage import FrameChunk, Stage, StatefulStage, TokenChunk
+from token2wav.stages.stage import (
+    DEFAULT_OPTIONS,
+    FrameChunk,
+    Stage,
+    StatefulStage,
+    StreamOptions,
+    TokenChunk,
+)
 from token2wav.voice import Voice
 
 _FRAMES, _FRAME_SAMPLES = 2, 40  # of a token; of a frame
@@ -66,7 +73,7 @@ class ToneFlow(StatefulStage[Voice], Stage):
     one.
     """
 
-    def open(self, voice: Voice, steps: int = 0) -> int:
+    def open(self, voice: Voice, options: StreamOptions = DEFAULT_OPTIONS) -> int:
         return self.register(voice)
 
     def advance(self, batch: Sequence[tuple[int, TokenChunk]]) -> list[torch.Tensor]:
@@ -96,7 +103,7 @@ class ToneVocoder(StatefulStage[list[float]], Stage):
         super().__init__()
         self._loudness, self._rate = loudness, sample_rate
 
-    def open(self, voice: Voice, steps: int = 0) -> int:
+    def open(self, voice: Voice, options: StreamOptions = DEFAULT_OPTIONS) -> int:
         return self.register([0.0])
 
     def advance(self, batch: Sequence[tuple[int, FrameChunk]]) -> list[torch.Tensor]:
