@@ -78,27 +78,29 @@ def test_idle_workers_share_the_ready_chunks(workers: int, batch: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("chunks", "batch"),
+    ("chunks", "batch", "tokens"),
     [
-        ("a8 b8 c2", "ab"),  # 2 of 8 tokens are more than 3 of 2
-        ("a8 b2 c2 d2 e2", "abcde"),
-        ("a3 b2 c2", "abc"),  # a chunk of 3 is cut to 2
-        ("a7 b7 c4", "abc"),  # 12 tokens either way, 6 and 6 or three times 4
-        ("a6 b6 c6 d4 e4 f4 g4 h4", "abc"),  # a batch has room for three
-        ("a2 b4 c2", "ac"),  # no chunk is longer than the first one
-        ("a1! b1 c1! d2!", "ac"),  # a chunk that cannot be cut runs with chunks of its length
-        ("a1 b1! c1", "ac"),
+        ("a8 b8 c2", "ab", 8),  # 2 of 8 tokens are more than 3 of 2
+        ("a8 b2 c2 d2 e2", "abcde", 2),
+        ("a3 b2 c2", "abc", 2),  # a chunk of 3 is cut to 2
+        ("a7 b7 c4", "abc", 4),  # 12 tokens either way, 6 and 6 or three times 4
+        ("a6 b6 c6 d4 e4 f4 g4 h4", "abc", 6),  # a batch has room for three
+        ("a2 b4 c2", "ac", 2),  # no chunk is longer than the first one
+        ("a1! b1 c1! d2!", "ac", 0),  # a chunk that cannot be cut runs with chunks of its length
+        ("a1 b1! c1", "ac", 1),
+        ("", "", 0),
     ],
 )
-def test_batches_of_equal_length_if_the_model_needs_them(chunks: str, batch: str) -> None:
+def test_batches_of_equal_length_if_the_model_needs_them(
+    chunks: str, batch: str, tokens: int
+) -> None:
     requests = [
         Ready(word[0], 0.0, at / 100, int(word[1]), next_divisible=not word.endswith("!"))
         for at, word in enumerate(chunks.split())
     ]
-    assert (
-        names(Policy[Ready](3 if "h" in chunks else 8, equal_block=1).next_batch(requests, 0.0))
-        == batch
-    )
+    policy = Policy[Ready](3 if "h" in chunks else 8, equal_block=1)
+    selected = policy.next_batch(requests, 0.0)
+    assert (names(selected), policy.common_tokens(selected)) == (batch, tokens)
 
 
 def test_every_fourth_batch_ranks_by_waiting_time() -> None:

@@ -137,6 +137,14 @@ class Policy(Generic[RequestT]):
             return _within(batch, fitting)
         return _within(batch, max(fitting, _SHORT_TOKENS)) or [head]
 
+    def common_tokens(self, batch: Sequence[RequestT]) -> int:
+        """Returns the tokens to which the chunks of a batch are shortened; 0 if they stay as they
+        are.
+        """
+        if not (self._equal_block and batch and batch[0].next_divisible):
+            return 0
+        return _common_length(min(request.next_tokens for request in batch), self._equal_block)
+
     def _fitting_tokens(self, head: RequestT, now: float, waiting: Sequence[RequestT]) -> float:
         """Estimates how many tokens a worker can compute before a listener needs audio."""
         due = [] if head.plays_until is None else [head.plays_until]
@@ -180,13 +188,15 @@ def _alike(candidates: Sequence[RequestT], block: int, room: int) -> list[Reques
     alike = [request for request in candidates if request.next_divisible == head.next_divisible]
     if not head.next_divisible:
         return [request for request in alike if request.next_tokens == head.next_tokens]
-    lengths = sorted((equal_length(request.next_tokens, block) for request in alike), reverse=True)
+    lengths = sorted(
+        (_common_length(request.next_tokens, block) for request in alike), reverse=True
+    )
     totals = {length: length * min(at + 1, room) for at, length in enumerate(lengths)}
     chosen = max(reversed(totals), key=lambda length: totals[length])  # the shortest of the best
     return [request for request in alike if request.next_tokens >= chosen]
 
 
-def equal_length(tokens: int, block: int) -> int:
+def _common_length(tokens: int, block: int) -> int:
     """Rounds down to a common length of chunks: 1, 2, 3, 4, 6, 8, 12 ... blocks.
 
     On a CPU each length has compiled operations of its own (`execution/device.py`), so there are

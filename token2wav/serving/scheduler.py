@@ -21,7 +21,7 @@ from token2wav.errors import (
     StreamClosedError,
     Token2WavError,
 )
-from token2wav.serving.policy import Policy, equal_length, has_time
+from token2wav.serving.policy import Policy, has_time
 from token2wav.serving.request import Message, Reply, Request, Status
 
 # Largest number of messages of one request that wait. The server keeps the memory of each waiting
@@ -42,8 +42,8 @@ class Scheduler:
         self._limits = limits
         self._open_seconds = limits.open_seconds(config.token_frame_rate)
         self._clock = clock
-        self._equal_block = config.block_tokens if config.equal_chunks else 0
-        self._policy: Policy[Request] = Policy(limits.batch_streams, self._equal_block)
+        equal_block = config.block_tokens if config.equal_chunks else 0
+        self._policy: Policy[Request] = Policy(limits.batch_streams, equal_block)
         self._admitted = 0
         self.requests: list[Request] = []
         self.closing = False
@@ -178,11 +178,10 @@ class Scheduler:
             if request.status in (Status.WAITING, Status.UNOPENED)
         ]
         batch = self._policy.next_batch(self._ready(), self._clock(), idle_workers, waiting)
-        if self._equal_block and batch and batch[0].next_divisible:
-            shortest = min(request.next_tokens for request in batch)
-            for request in batch:
-                request.chunker.shorten(equal_length(shortest, self._equal_block))
+        common_tokens = self._policy.common_tokens(batch)
         for request in batch:
+            if common_tokens:
+                request.chunker.shorten(common_tokens)
             request.start(owner)
         return batch
 
