@@ -193,17 +193,9 @@ def _check_sizes(context: LoadContext, config: ModelConfig, stream: StreamConfig
         flow = family.network(config, "flow") if "flow" in config.stages else None
     if isinstance(last, WaveformNetwork):
         check_lookahead_frames(config.withheld_frames(stream), last)
-    paged = hasattr(flow, "estimator") and not has_own_flow_stage(family)
-    if paged and not stream.reference:
+    if flow is not None and family.paged_flow and not stream.reference:
         steps = max(config.allowed_steps(stream.steps))
         check_pages(config, stream, total // _layout(context, config, flow, steps)[1])
-
-
-def has_own_flow_stage(family: Family) -> bool:
-    """Returns whether a family computes its flow in a stage that only this family has. Such a
-    stage stores no pages.
-    """
-    return type(family).own_stage is not Family.own_stage
 
 
 def _layout(context: LoadContext, config: Any, flow: Any, steps: int) -> tuple[CacheLayout, int]:
@@ -251,12 +243,12 @@ def flow_networks(config: Any, storage: Storage) -> FlowNetworks:
     Raises:
         ConfigError: the model has no flow with a cache.
     """
-    family = family_for(config)
-    flow: Any = family.network(config, "flow") if "flow" in config.stages else None
-    if not hasattr(flow, "estimator"):
+    if not config.ode_steps:
         raise ConfigError(
             "flow: the model has no flow with a cache, which a plan or an export needs"
         )
+    family = family_for(config)
+    flow: Any = family.network(config, "flow")
     vocoder: Any = family.network(config, "vocoder")
     layout = CacheLayout.of(
         config, flow.estimator, config.flow.inference_cfg_rate, config.ode_steps, storage
@@ -332,7 +324,7 @@ class Assembly:
         noise: Any = self.family.noise(self.config, self.context.folder, name)
         solvers: dict[int, EulerSolver] = {}
         provisional_tables: dict[int, OdeTables] = {}
-        if name == "flow" and hasattr(network, "estimator"):
+        if name == "flow" and self.config.ode_steps:
             solvers, provisional_tables = self._schedules(network)
         if name == "decoder" and self.context.device.type == "cpu":
             pack_linears(network)

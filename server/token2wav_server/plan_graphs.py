@@ -31,7 +31,6 @@ _FLOW_NODES = {
     "streamflow": (53, 798),
     "qwen25_omni": (53, 3146),  # four evaluations in a step
 }
-_WINDOWED = ("streamflow", "qwen25_omni")  # families whose flow computes windows
 _HIFT_NODES = 61
 _BIGVGAN_NODES = 342  # for each upsampling layer
 # Memory of a node. A user of driver 470 saw 63 to 66 KB for each node of an empty kernel
@@ -53,7 +52,7 @@ def graph_nodes(model: ModelConfig, stream: StreamConfig) -> int:
         return 0
     encoder, step = _FLOW_NODES[family]
     vocoder = _vocoder(model)
-    sizes = CAPTURED_WINDOWS if family in _WINDOWED else CAPTURED_BLOCKS
+    sizes = CAPTURED_BLOCKS if family_for(model).paged_flow else CAPTURED_WINDOWS
     nodes = len(sizes) * (encoder + model.ode_steps * step)
     provisional_steps = model.provisional_steps(stream, model.ode_steps)
     if provisional_steps < model.ode_steps:

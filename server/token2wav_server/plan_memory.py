@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from token2wav.assembly import family_for, flow_networks, has_own_flow_stage
+from token2wav.assembly import family_for, flow_networks
 from token2wav.cache.block_pool import PageNeeds
 from token2wav.cache.paged_kv_cache import PagedKVCache, Storage
 from token2wav.cache.states import StateStore
@@ -100,7 +100,7 @@ def stream_needs(
         storage: dtype of the cache.
         stream_tokens: tokens of the stream, at least 1.
     """
-    if "flow" not in model.stages or has_own_flow_stage(family_for(model)):
+    if "flow" not in model.stages or not family_for(model).paged_flow:
         states = StateStore({"last": state_specs(_last_network(model))}, _META, slots=1)
         return StreamNeeds(0, 0, 0, 0, states.slot_bytes)
     longest_hop, steps = model.hops(stream)[1], model.ode_steps

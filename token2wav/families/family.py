@@ -52,10 +52,13 @@ class Family(ABC):
     Attributes:
         torch_only: name of the feature that no other backend than torch supports, for messages;
             empty if the networks can be exported.
+        paged_flow: whether the flow runs in the shared stage, which stores its past in pages. A
+            family whose `own_stage` makes a flow stage sets False.
         reference: reference loop; None if the family has none.
     """
 
     torch_only: str = ""
+    paged_flow: bool = True
     reference: ReferenceLoop | None = None
 
     @abstractmethod

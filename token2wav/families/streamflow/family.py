@@ -20,6 +20,7 @@ class StreamFlow(CosyVoice3):
     """Family of StreamFlow. Its flow stage computes windows and stores nothing of their past."""
 
     torch_only = "guided attention"
+    paged_flow = False
 
     def own_stage(
         self,

@@ -42,6 +42,7 @@ class Loudness(nn.Module):
 
 class Tone(Family):
     torch_only = "a tone"
+    paged_flow = False
 
     def network(self, config: Any, stage: StageName) -> nn.Module:
         return Loudness() if stage == "vocoder" else nn.Identity()
