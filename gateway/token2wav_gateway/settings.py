@@ -265,7 +265,7 @@ class LimitSettings(Section):
         seconds: longest duration of a text, and of the arrival of a body.
         sockets: largest number of open WebSockets.
         idle_s: seconds without a message after which a WebSocket that speaks nothing is closed, and
-            seconds in which a client reads none of its audio after which it is dropped.
+            seconds in which nothing more can be sent to a client after which it is dropped.
         ahead_s: seconds of audio that may wait for a client that reads slowly, or for the speech
             server. The language model is read no further meanwhile. A chunk of the speech server
             has up to 8 s.
