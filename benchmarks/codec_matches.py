@@ -62,7 +62,7 @@ from token2wav.layers.streaming import WaveformNetwork
 VIBEVOICE: dict[str, Any] = {"hidden_size": 64}  # the published sizes are defaults
 _CONTEXT = 25  # frames that streams of qwen-tts and vllm-omni decode again
 _SNAC_CONTEXT = 5  # the reach of SNAC's decoder to both sides, in frames
-_DAC_CONTEXT, _NANOCODEC_CONTEXT = 11, 29  # earlier frames that change a frame
+_DAC_CONTEXT, _NANOCODEC_CONTEXT = 18, 29  # earlier frames that change the audio of a call
 # With attention a chunk ends one token after a window of 4 tokens. The new audio of a call begins
 # two windows before its tokens, and the first window depends on the window before it.
 _SNAC_WINDOW, _SNAC_WINDOWS_BEFORE, _SNAC_PAST_WINDOW = 4, 3, 1
