@@ -125,7 +125,7 @@ def gpu_rows(kind: ServerKind) -> tuple[float, list[Row]]:
 
 
 def closed_loop(model: FullModel, number: int, seconds: float, warm_s: float = WARM_S) -> Row:
-    """Simulates a server with a constant number of listeners, who begin again at once."""
+    """Simulates a server with a constant number of listeners, without pauses between utterances."""
     events, tally = Events(), Tally(warm_s)
     fleet = Fleet(model, events, 1, on_over=lambda outcome: over(outcome))
     drawn, random = lengths(np.random.default_rng(0)), np.random.default_rng(1)
@@ -251,8 +251,8 @@ def crash_row(
 ) -> Row:
     """Simulates the crash of one server. A new one accepts streams after a cold start.
 
-    `others` is the share of utterances with a gap among those that were not lost, and that began
-    between the crash and the end of the cold start.
+    `others` is the share of utterances with a gap, of all utterances that began between the crash
+    and the end of the cold start and were not lost.
     """
     at, outcomes, lost = WARM_S + 5, list[Outcome](), list[int]()
 

@@ -1,4 +1,4 @@
-"""Session of OpenAI's Realtime interface: a conversation whose messages are spoken as they are.
+"""Session of OpenAI's Realtime interface: a conversation whose messages are spoken without change.
 
 OpenAI's model answers a conversation. This gateway has no model that answers, and none that
 listens. A response speaks the messages that no response has spoken yet, word by word.

@@ -93,7 +93,7 @@ class _Chunks:
 
     @property
     def due_s(self) -> float:
-        """Seconds until a listener who began with the first chunk has heard all of them."""
+        """Seconds until a player that started with the first chunk has played all chunks."""
         return self._began_s + self._samples / RATE_HZ - anyio.current_time()
 
     def fields(self, piece: bytes, samples: int, times: Any = None) -> dict[str, Any]:
@@ -220,7 +220,7 @@ class Session:
         self._sentences, self._has_text = 0, False
 
     async def _cancel(self) -> None:
-        """Drops everything that was not spoken, but for the end of the connection."""
+        """Drops all text that was not spoken, and keeps the end of the connection."""
         self._splitter.close()
         if self._has_text:
             self._begin_utterance()
@@ -299,9 +299,9 @@ class Session:
         )
 
     async def _times(self, chunks: _Chunks) -> Any:
-        """Returns the times of the words of a sentence; None if they are late.
+        """Returns the word times of a sentence; None if the aligner does not end in time.
 
-        If another sentence follows, they are late when its audio is due.
+        If another sentence follows, it must end before the audio of that sentence is due.
         """
         patience_s = chunks.due_s - _NEXT_S if self._unspoken else math.inf
         fields: dict[str, Any] = {}

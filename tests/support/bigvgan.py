@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from token2wav.families.cosyvoice3.bigvgan import generator_file, read_bigvgan
+from token2wav.config.transformers_json import weights_file
+from token2wav.families.cosyvoice3.bigvgan import GENERATOR_FILES, read_bigvgan
 from token2wav.layers.snake import Snake
 from token2wav.networks.bigvgan import BigVGAN, LowPass
 from token2wav.networks.configs import BigVGANConfig
@@ -100,6 +101,6 @@ def load_bigvgan(folder: Path | str) -> BigVGAN:
     """Loads the vocoder of a folder with `config.json` and weights, as families load it."""
     folder = Path(folder)
     module = BigVGAN(read_bigvgan(folder))
-    fill(module, read_bigvgan_weights(module, generator_file(folder)))
+    fill(module, read_bigvgan_weights(module, weights_file(folder, GENERATOR_FILES)))
     module.freeze()
     return module

@@ -5,6 +5,7 @@ weights. Both are read as data.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,16 +48,17 @@ def has_keys(folder: Path, *keys: str) -> bool:
     return bool(keys) and "model_type" not in document and document.keys() >= set(keys)
 
 
-def weights_file(folder: Path) -> Path:
-    """Finds the weights in a folder: `model.safetensors`, or `pytorch_model.bin`, a pickle.
+def weights_file(folder: Path, names: Sequence[str] = _WEIGHTS_FILES) -> Path:
+    """Finds the weights in a folder: the first file of some names. By default these are
+    `model.safetensors`, and `pytorch_model.bin`, a pickle.
 
     Raises:
         CheckpointError: the folder has no such file.
     """
-    for name in _WEIGHTS_FILES:
+    for name in names:
         if (path := folder / name).is_file():
             return path
-    raise CheckpointError(f"{folder}: contains none of {', '.join(_WEIGHTS_FILES)}")
+    raise CheckpointError(f"{folder}: contains none of {', '.join(names)}")
 
 
 def safetensors_files(folder: Path, prefix: str = "") -> list[Path]:

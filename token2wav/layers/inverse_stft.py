@@ -52,7 +52,7 @@ class OverlapAdd(StreamModule):
         return self.overlap.place(timing)
 
     def add(self, frames: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
-        """Converts frames (B, C, T) to samples (B, 1, hop * T), less what is cut."""
+        """Converts frames (B, C, T) to samples (B, 1, hop * T) without the cut samples."""
         x = torch.cat((frames, torch.ones_like(frames[:, :1])), dim=1)
         x, hop = self.overlap.with_context(x, step), self.overlap.stride
         audio = F.conv_transpose1d(x[:, :-1], self.kernels, stride=hop)

@@ -167,7 +167,9 @@ class Request:
         return tokens[:count], True
 
     def finish_chunk(self, *, heard: bool) -> None:
-        """See `Chunker.finish_chunk`. If silence has ended the audio, no more chunks follow."""
+        """Records that the next chunk was computed, as `Chunker.finish_chunk` does. If silence has
+        ended the audio, no more chunks follow.
+        """
         self.chunker.finish_chunk(heard=heard)
         if self.output.ended and self.end_reason is EndReason.SILENCE:
             self.why_closed = self.limits.sentence(EndReason.SILENCE)

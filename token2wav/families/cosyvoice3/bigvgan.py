@@ -10,12 +10,11 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from token2wav.config.hyperyaml import HyperYaml, ModelNode
-from token2wav.config.transformers_json import read_json
+from token2wav.config.transformers_json import CONFIG_JSON, read_json
 from token2wav.config.values import convert, from_mapping, prefixed, shown
-from token2wav.errors import CheckpointError, ConfigError
+from token2wav.errors import ConfigError
 from token2wav.networks.configs import BigVGANConfig, MelSettings, SampleRate
 
-CONFIG_FILE = "config.json"
 # Names of files with the weights, in order of preference.
 GENERATOR_FILES = ("generator.safetensors", "bigvgan_generator.pt", "generator.pt")
 
@@ -27,24 +26,12 @@ def read_bigvgan(folder: Path) -> BigVGANConfig:
         ConfigError: the file does not exist or is no JSON, or a key is missing, of another type or
             out of range.
     """
-    path = folder / CONFIG_FILE
+    path = folder / CONFIG_JSON
     if not path.is_file():
-        raise ConfigError(f"{folder}: not a BigVGAN folder, {CONFIG_FILE} cannot be read")
+        raise ConfigError(f"{folder}: not a BigVGAN folder, {CONFIG_JSON} cannot be read")
     document = read_json(path)
     with prefixed(f"{path}: "):
         return _config_from(document)
-
-
-def generator_file(folder: Path) -> Path:
-    """Finds the file of the weights in a BigVGAN folder.
-
-    Raises:
-        CheckpointError: the folder has no such file.
-    """
-    for name in GENERATOR_FILES:
-        if (path := folder / name).is_file():
-            return path
-    raise CheckpointError(f"{folder}: contains none of {', '.join(GENERATOR_FILES)}")
 
 
 def vocoder_from(

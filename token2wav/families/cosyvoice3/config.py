@@ -13,9 +13,10 @@ from typing import Any, ClassVar
 from token2wav.config.hyperyaml import HyperYaml, ModelNode
 from token2wav.config.model_config import StageName
 from token2wav.config.settings import Steps
+from token2wav.config.transformers_json import weights_file
 from token2wav.config.values import check_bounds, from_mapping, prefixed
 from token2wav.errors import ConfigError
-from token2wav.families.cosyvoice3.bigvgan import generator_file, vocoder_from
+from token2wav.families.cosyvoice3.bigvgan import GENERATOR_FILES, vocoder_from
 from token2wav.families.flow_config import FlowModelConfig, hift_from
 from token2wav.networks.configs import (
     BigVGANConfig,
@@ -183,5 +184,5 @@ class CosyVoice3Config(FlowModelConfig):
 
     def weights_file(self, folder: Path, stage: StageName) -> Path:
         if stage == "vocoder" and isinstance(self.vocoder, BigVGANConfig):
-            return generator_file(folder / self.vocoder_folder)
+            return weights_file(folder / self.vocoder_folder, GENERATOR_FILES)
         return super().weights_file(folder, stage)

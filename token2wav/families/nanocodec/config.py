@@ -12,8 +12,9 @@ from typing import Annotated, Any, Literal
 
 from token2wav.config.model_config import StageName
 from token2wav.config.strict_yaml import parse_yaml, read_bounded
+from token2wav.config.transformers_json import weights_file
 from token2wav.config.values import Bounds, Length, check_bounds, convert, from_mapping, prefixed
-from token2wav.errors import CheckpointError, ConfigError
+from token2wav.errors import ConfigError
 from token2wav.families.codec_config import CodecConfig
 from token2wav.families.nanocodec.archive import CONFIG, WEIGHTS, read_member
 from token2wav.networks.configs import Kernel, Kernels, Rates, SampleRate, Width
@@ -122,10 +123,7 @@ class NanoCodecConfig(CodecConfig):
     def weights_file(self, folder: Path, stage: StageName) -> Path:
         if (archive := _archive_in(folder)) is not None:
             return archive
-        for name in WEIGHTS_FILES:
-            if (path := folder / name).is_file():
-                return path
-        raise CheckpointError(f"{folder}: contains none of {', '.join(WEIGHTS_FILES)}")
+        return weights_file(folder, WEIGHTS_FILES)
 
 
 def read(folder: Path) -> NanoCodecConfig:
