@@ -257,16 +257,19 @@ class BaseUtterance(ABC):
         except ClientError as client_error:
             error = client_error
         except grpc.RpcError as rpc_error:
-            error = error_of_rpc(rpc_error, self._url)
+            # The error is the call itself, and its traceback refers to it (see `_final_errors`).
+            error = error_of_rpc(rpc_error.with_traceback(None), self._url)
         # grpc.aio raises CancelledError also for a call that the client itself has ended.
         except asyncio.CancelledError:
             if self._broken is None:
                 raise
             error = self._broken
         finally:
-            self._hang_up()
-            # If the server ended the stream, gRPC waits for further requests all the same.
-            self._outbox.put_nowait(False)
+            with self._guard:
+                self._hang_up()
+                self._rpc = None
+                # If the server ended the stream, gRPC waits for further requests all the same.
+                self._outbox.put_nowait(False)
         with self._guard:
             if self._over:
                 return
@@ -279,10 +282,15 @@ class BaseUtterance(ABC):
         """Context manager that fails the utterance with the error of its last attempt.
 
         Without this context, the iteration would wait forever.
+
+        The error keeps neither its context nor the frames of the attempt, because both refer to the
+        call of gRPC. A call that lives until the interpreter exits can hang there: its destructor
+        waits for a lock, and the thread of gRPC that holds the lock no longer runs.
         """
         try:
             yield
         except ClientError as error:
-            self.fail(error)
+            error.__context__ = None
+            self.fail(error.with_traceback(None))
         except Exception as error:
             self.fail(ProtocolError(f"the server's response cannot be read ({error})"))
