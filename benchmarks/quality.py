@@ -155,7 +155,7 @@ def main() -> None:
         return
     recogniser = Recogniser()
     subject = {
-        "model": _provenance(folder),
+        "model": provenance(folder),
         "text": options.text.name,
         "sentences": len(sentences),
     }
@@ -381,7 +381,7 @@ def _line(name: str, row: dict[str, Any]) -> str:
     )
 
 
-def _provenance(folder: Path) -> dict[str, Any]:
+def provenance(folder: Path) -> dict[str, Any]:
     """Reads the length of the training, if the model folder has it, and hashes of the weights."""
     weights = sorted(
         path for suffix in ("pt", "safetensors") for path in folder.glob(f"*.{suffix}")

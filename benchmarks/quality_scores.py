@@ -28,6 +28,7 @@ _CEPSTRAL_DECIBELS = 10 * np.sqrt(2) / np.log(10)  # dB of a natural-log distanc
 _SILENT_RMS = 1e-3
 
 Signal = NDArray[np.float32]
+Listen = Callable[[Signal], str]  # recognises the words of a signal (n,) at 24 kHz
 
 
 class Recogniser:
@@ -55,6 +56,27 @@ class Recogniser:
         self._decoder.end_utt()
         hypothesis = self._decoder.hyp()
         return normal(hypothesis.hypstr) if hypothesis else ""
+
+
+class Moonshine:
+    """Recogniser with Moonshine's smallest English model.
+
+    The package `moonshine-voice` has the model in its wheel up to version 0.0.68.
+    """
+
+    def __init__(self) -> None:
+        # Imported here, because only one measurement needs the package.
+        from moonshine_voice import ModelArch
+        from moonshine_voice.transcriber import Transcriber
+        from moonshine_voice.utils import get_model_path
+
+        self._transcriber = Transcriber(get_model_path("tiny-en"), ModelArch.TINY)
+
+    def __call__(self, signal: Signal) -> str:
+        """Recognises the words of a signal (n,) at 24 kHz."""
+        samples = _recogniser_rate(signal).tolist()
+        transcript = self._transcriber.transcribe_without_streaming(samples, _RECOGNISER_HZ)
+        return normal(" ".join(line.text for line in transcript.lines))
 
 
 def word_error_rate(sentences: Sequence[str], heard: Sequence[str]) -> float:
