@@ -54,11 +54,13 @@ def test_the_length_of_a_constant_mel_changes_nothing(network: Ecapa) -> None:
     torch.testing.assert_close(short, long, atol=1e-4, rtol=0)
 
 
-def test_the_first_part_of_a_block_stays() -> None:
+def test_each_part_of_a_block_gets_the_output_of_the_part_before() -> None:
     block, x = fill(Res2Net(16, scale=4, kernel=3, dilation=2)), torch.randn(2, 16, 20)
-    first, second, *_ = block(x).chunk(4, dim=1)
-    assert torch.equal(first, x[:, :4])
-    assert torch.equal(second, block.blocks[0](x[:, 4:8]))  # the first one has no part before it
+    outputs, inputs = block(x).chunk(4, dim=1), x.chunk(4, dim=1)
+    assert torch.equal(outputs[0], inputs[0])  # stays, and is no part of the next one
+    assert torch.equal(outputs[1], block.blocks[0](inputs[1]))
+    assert torch.equal(outputs[2], block.blocks[1](inputs[2] + outputs[1]))
+    assert torch.equal(outputs[3], block.blocks[2](inputs[3] + outputs[2]))
 
 
 def test_statistics_are_those_of_the_frames_that_attention_selects() -> None:
