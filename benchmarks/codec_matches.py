@@ -33,20 +33,8 @@ from scripts import golden_ear_tts as public_ear_tts
 from scripts import golden_moss as public_moss
 from scripts import golden_vibevoice as public_vibevoice
 from scripts import golden_voxcpm as public_voxcpm
-from tests.support import (
-    causal_dac_model,
-    dac_model,
-    ear_tts_model,
-    mimi_model,
-    moshi_model,
-    moss_model,
-    nanocodec_model,
-    qwen3_model,
-    snac_model,
-    vibevoice_model,
-    voxcpm_model,
-)
 from tests.support.causal_dac_model import AUDIO8
+from tests.support.codec_models import CODECS
 from tests.support.ear_tts_model import PUBLISHED as EAR_TTS
 from tests.support.snac_model import SNAC_24KHZ, SNAC_44KHZ
 from tests.support.voxcpm_model import VOXCPM2
@@ -233,28 +221,25 @@ def matches() -> list[Match]:
 
         return make
 
+    write = {name: codec.write for name, codec in CODECS.items()}
     qwen3 = (16, 2048)
     mimi = (8, 2048)
     dac_held = _held(Dac, from_mapping(DacSizes, DAC, ""))
     snac_held = _held(Dac, DacSizes(downsampling_ratios=(2, 4, 8, 8)))
     return [
-        Match("Qwen3-TTS", "qwen-tts", QWEN3_TTS, *qwen3, qwen3_tts, qwen3_model.write_model),
-        Match(
-            "Qwen3-Omni", "transformers", QWEN3_OMNI, *qwen3, qwen3_omni, qwen3_model.write_model
-        ),
-        Match("Mimi", "transformers", MIMI, *mimi, transformers_mimi, mimi_model.write_model),
-        Match("Mimi", "moshi", MOSHI, *mimi, moshi_mimi, moshi_model.write_model),
-        Match("NanoCodec", "NeMo", NANOCODEC, 4, 4032, nanocodec, nanocodec_model.write_model),
-        Match(
-            "DAC", "transformers", DAC, 9, 1024, dac(DAC, 4), dac_model.write_dac, 4, 512 / 44100
-        ),
+        Match("Qwen3-TTS", "qwen-tts", QWEN3_TTS, *qwen3, qwen3_tts, write["qwen3_tts"]),
+        Match("Qwen3-Omni", "transformers", QWEN3_OMNI, *qwen3, qwen3_omni, write["qwen3_omni"]),
+        Match("Mimi", "transformers", MIMI, *mimi, transformers_mimi, write["mimi"]),
+        Match("Mimi", "moshi", MOSHI, *mimi, moshi_mimi, write["mimi_of_moshi"]),
+        Match("NanoCodec", "NeMo", NANOCODEC, 4, 4032, nanocodec, write["nanocodec"]),
+        Match("DAC", "transformers", DAC, 9, 1024, dac(DAC, 4), write["dac"], 4, 512 / 44100),
         Match(
             *("DAC 24 kHz", "transformers", DAC_24KHZ, 32, 1024),
-            *(dac(DAC_24KHZ, 3), dac_model.write_dac, 3, 320 / 24000),
+            *(dac(DAC_24KHZ, 3), write["dac"], 3, 320 / 24000),
         ),
         Match(
             *("Higgs Audio", "transformers", HIGGS, 8, 1024),
-            *(higgs, dac_model.write_higgs),
+            *(higgs, write["higgs"]),
             frame_seconds=0.04,
         ),
         Match(
@@ -270,43 +255,43 @@ def matches() -> list[Match]:
         ),
         Match(
             *("MOSS", "moss-tts-lite", moss_sizes(), 32, 1024),
-            *(moss, moss_model.write_model),
+            *(moss, write["moss"]),
         ),
         Match(
             *("VibeVoice", "transformers", VIBEVOICE, 64, 0),
-            *(vibevoice, vibevoice_model.write_tokenizer),
+            *(vibevoice, write["vibevoice"]),
             frame_seconds=3200 / 24000,
         ),
-        Match("EAR-TTS", "NeMo", EAR_TTS, 31, 1024, ear_tts, ear_tts_model.write_model),
+        Match("EAR-TTS", "NeMo", EAR_TTS, 31, 1024, ear_tts, write["ear_tts"]),
         Match(
             *("Audio8", "vllm-omni", AUDIO8, 10, 1024),
-            *(audio8, causal_dac_model.write_audio8),
+            *(audio8, write["causal_dac"]),
             frame_seconds=2048 / 44100,
         ),
         Match(
             *("VoxCPM2", "voxcpm", VOXCPM2, 64, 0),
-            *(voxcpm, voxcpm_model.write_model),
+            *(voxcpm, write["voxcpm"]),
             frame_seconds=0.04,
         ),
         Match(
             *("Qwen3-TTS", "codec.cpp", QWEN3_TTS, *qwen3),
-            cpp("qwen3_tts_tokenizer", QWEN3_TTS, qwen3_model.write_model, _CONTEXT),
-            qwen3_model.write_model,
+            cpp("qwen3_tts_tokenizer", QWEN3_TTS, write["qwen3_tts"], _CONTEXT),
+            write["qwen3_tts"],
         ),
         Match(
             *("Mimi", "codec.cpp", MIMI, *mimi),
-            cpp("mimi", MIMI, mimi_model.write_model),
-            mimi_model.write_model,
+            cpp("mimi", MIMI, write["mimi"]),
+            write["mimi"],
         ),
         Match(
             *("NanoCodec", "codec.cpp", NANOCODEC, 4, 4032),
-            cpp("nemo_nano_codec", NANOCODEC, nanocodec_model.write_model, _NANOCODEC_CONTEXT),
-            nanocodec_model.write_model,
+            cpp("nemo_nano_codec", NANOCODEC, write["nanocodec"], _NANOCODEC_CONTEXT),
+            write["nanocodec"],
         ),
         Match(
             *("DAC", "codec.cpp", DAC, 9, 1024),
-            cpp("dac", DAC, dac_model.write_dac, _DAC_CONTEXT, 4, dac_held),
-            *(dac_model.write_dac, 4, 512 / 44100),
+            cpp("dac", DAC, write["dac"], _DAC_CONTEXT, 4, dac_held),
+            *(write["dac"], 4, 512 / 44100),
         ),
         Match(
             *("SNAC", "codec.cpp", SNAC_24KHZ, 7, 4096),
@@ -331,7 +316,7 @@ def _public_snac(sizes: dict[str, Any]) -> Callable[[torch.Tensor], torch.Tensor
 
 def _write_snac(folder: Path, golden: Any) -> Path:
     """Writes a folder of SNAC with silent noise."""
-    path = snac_model.write_snac(folder, golden) / "pytorch_model.bin"
+    path = CODECS["snac"].write(folder, golden) / "pytorch_model.bin"
     weights = torch.load(path)
     _silence_noise(weights)
     torch.save(weights, path)

@@ -29,8 +29,9 @@ from random import Random
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from benchmarks.soak.faults import FAULT, Faults
+from benchmarks.soak.oracle import Audio, Oracle, Tokens
 from tests.support.golden import TINY, snr_db
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.replies import RecordingReply
@@ -51,15 +52,13 @@ from token2wav.serving.pipeline import Timed
 from token2wav.serving.request import Request
 from token2wav.serving.worker import WorkerPool
 from token2wav.stages.cached_flow import CachedFlow
-from token2wav.stages.stage import FrameChunk, TokenChunk
+from token2wav.stages.stage import TokenChunk
 from token2wav.stages.waveform import WaveformStage
 
 THREADS, WORKERS = 4, 2
 STREAMS_OF_A_THREAD = 3
 STEPS = 40  # operations of a thread
 CACHE_MIB = 5  # enough pages for some streams, and too few for all
-FAULT = "an injected fault"
-FAULTS, FAULTS_OF_OPENING = 0.01, 0.05  # shares of failing calls; calls of opening are rarer
 SETTINGS = {
     "provisional": StreamConfig(steps=(2,)),  # few steps, so that there are many operations
     "blocks": StreamConfig(steps=(2,), first_tokens=0),
@@ -68,35 +67,6 @@ SETTINGS = {
 LIMITS = LimitConfig(streams=6, stream_tokens=900, idle_seconds=PATIENCE_SECONDS)
 PROMPTS = (0, 28, 41, 53)
 SAME_DB = 40  # phase integrates float rounding, as in tests/families/cosyvoice3/tolerances.py
-
-Audio = NDArray[np.float32]
-Tokens = NDArray[np.int32]
-
-
-class Faults:
-    """Faults of the engines: chosen calls fail at random while faults are armed."""
-
-    def __init__(self, random: Random) -> None:
-        self.armed = True
-        self.injected = 0
-        self._random = random
-        self._lock = threading.Lock()
-
-    def inject(self, owner: Any, *names: str, share: float = FAULTS) -> None:
-        """Makes a share of the calls of an object's methods fail before they have any effect."""
-        for name in names:
-            setattr(owner, name, self._failing(getattr(owner, name), share))
-
-    def _failing(self, call: Callable[..., Any], share: float) -> Callable[..., Any]:
-        def failing(*arguments: Any, **options: Any) -> Any:
-            with self._lock:
-                fails = self.armed and self._random.random() < share
-                self.injected += fails
-            if fails:
-                raise RuntimeError(FAULT)
-            return call(*arguments, **options)
-
-        return failing
 
 
 @dataclass(eq=False)
@@ -133,16 +103,14 @@ class Round:
 
     Attributes:
         events: counts of each outcome.
-        worst_db: worst ratio of all comparisons.
         problems: sentences about problems; empty after a good round.
     """
 
     def __init__(self, seed: int, settings: str) -> None:
         self.events: Counter[str] = Counter()
         self.problems: list[str] = []
-        self.worst_db = np.inf
         self._name = f"{seed} {settings}"
-        self._model, self._oracle = (
+        self._model, larger = (
             Token2Wav.load(
                 TINY,
                 stream=SETTINGS[settings],
@@ -150,6 +118,7 @@ class Round:
             )
             for mib in (CACHE_MIB, 4 * CACHE_MIB)
         )
+        self._oracle = Oracle(larger)
         flow, vocoder = self._model.pipeline.flow, self._model.pipeline.vocoder
         assert isinstance(flow, CachedFlow)
         assert isinstance(vocoder, WaveformStage)
@@ -160,21 +129,12 @@ class Round:
         load.record_batch = lambda chunks, seconds: None  # type: ignore[method-assign]
         load.delayed = lambda seconds, **_: None  # type: ignore[method-assign]
         self._faults = Faults(Random(f"{self._name} faults"))
-        self._faults.inject(flow._encoder, "encode")
-        self._faults.inject(flow._encoder, "speaker", share=FAULTS_OF_OPENING)
-        self._faults.inject(flow.states, "copy", share=FAULTS_OF_OPENING)
-        self._faults.inject(flow._recompute, "advance")
-        self._faults.inject(vocoder._pieces, "run")
-        self._faults.inject(vocoder.store, "read", "write")
-        self._faults.inject(vocoder.store, "take", share=FAULTS_OF_OPENING)
-        for runner in flow._runners.values():
-            self._faults.inject(runner, "run")
+        self._faults.inject_into_stages(flow, vocoder)
         self._chunks: dict[Request, list[TokenChunk]] = {}
         self._note_chunks()
         self._voices = [a_voice(prompt) for prompt in PROMPTS]
         self._open: list[Utterance] = []  # utterances of all threads, which any thread may cancel
         self._lock = threading.Lock()
-        self._comparing = threading.Lock()  # the oracle computes one utterance at a time
 
     def run(self) -> None:
         """Runs all threads to their ends, then checks for leftovers."""
@@ -373,7 +333,7 @@ class Round:
         )
         with self._may_fail():
             audio = self._model.synthesize(tokens, voice)
-            self._judge(audio, self._whole(voice, tokens), "synthesize")
+            self._judge(audio, self._oracle.whole(voice, tokens), "synthesize")
 
     def _stop(self, utterance: Utterance) -> None:
         utterance.cancelled = True
@@ -401,9 +361,9 @@ class Round:
         tokens = utterance.tokens[: utterance.sent]
         provisional = any(chunk.provisional for chunk in chunks)
         expected = (
-            self._spoken(utterance.voice, chunks)
+            self._oracle.spoken(utterance.voice, chunks)
             if provisional
-            else self._whole(utterance.voice, tokens)
+            else self._oracle.whole(utterance.voice, tokens)
         )
         audio = np.concatenate([chunk.audio for chunk in utterance.audio])
         self._judge(audio, expected, "provisional" if provisional else "whole")
@@ -415,31 +375,10 @@ class Round:
     def _judge(self, audio: Audio, expected: Audio, kind: str) -> None:
         assert audio.shape == expected.shape
         same_db = snr_db(audio, expected)
-        with self._lock:
-            self.worst_db = min(self.worst_db, same_db)
         assert same_db > SAME_DB, (
             f"{kind}: {len(audio)} samples are {same_db:.1f} dB from those expected"
         )
         self._count(f"compared: {kind}")
-
-    def _whole(self, voice: Voice, tokens: Tokens) -> Audio:
-        with self._comparing:
-            return self._oracle.vocode(self._oracle.mel(tokens, voice))
-
-    def _spoken(self, voice: Voice, chunks: Sequence[TokenChunk]) -> Audio:
-        """Computes chunks again, alone and on engines without faults."""
-        pipeline, ratio = self._oracle.pipeline, self._oracle.config.token_mel_ratio
-        with self._comparing, pipeline.running():
-            flow, vocoder, audio = pipeline.flow.open(voice), pipeline.vocoder.open(), list[Audio]()
-            for chunk in chunks:
-                [mel] = pipeline.flow.advance([(flow, chunk)])
-                [samples] = pipeline.vocoder.advance(
-                    [(vocoder, FrameChunk(mel[:, ratio * chunk.skip :], chunk.last))]
-                )
-                audio.append(samples.numpy())
-            pipeline.flow.close(flow)
-            pipeline.vocoder.close(vocoder)
-        return np.concatenate(audio)
 
     def _look_for_leaks(self) -> None:
         gc.collect()

@@ -21,7 +21,7 @@ from pydantic import (
 from token2wav_gateway.encoding import FORMATS
 from token2wav_gateway.sentences import Granularity
 
-_MOST_UNKNOWN = 16  # more than a body has fields under another name
+_MOST_UNKNOWN = 16  # more than a body has fields with two names, such as voice and speaker
 
 
 class _Body(BaseModel):
@@ -30,8 +30,8 @@ class _Body(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _few_unknown_fields(cls, values: Any) -> Any:
-        """Leaves out most unknown fields. pydantic would make an error of each, which takes a
-        second for a body of 1 MiB, and no other stream gets audio meanwhile.
+        """Leaves out most unknown fields. pydantic would make an error of each unknown field, which
+        takes a second for a body of 1 MiB. No other stream gets audio meanwhile.
         """
         if not isinstance(values, dict):
             return values
@@ -53,7 +53,7 @@ Words: TypeAlias = Annotated[str, AfterValidator(_encodable)]
 
 
 class VoiceId(_Body):
-    """Voice as an object, a form that OpenAI also allows."""
+    """Voice as an object, which OpenAI allows in place of a name."""
 
     id: Words
 
@@ -72,7 +72,7 @@ def usual_speed(speed: float) -> float:
 
 
 class SpeechRequest(_Body):
-    """Body of `POST /v1/audio/speech`, as OpenAI defines it.
+    """Body of `POST /v1/audio/speech`, with the fields of OpenAI.
 
     Attributes:
         input: text to say.
@@ -80,12 +80,12 @@ class SpeechRequest(_Body):
         voice: name of a voice, or an object with its id.
         instructions: how to say the text, for models that follow instructions.
         response_format: pcm, wav, flac, opus or mp3. `pcm` is 16 bits at 24 kHz.
-        stream_format: `audio` for bytes of the format, `sse` for events with these bytes in base64;
-            None for what `stream` says.
-        stream: field of vLLM-Omni: true for events, false for one body with its length and usage.
-            None sends bytes while they are made, as OpenAI does.
+        stream_format: `audio` for bytes of the format; `sse` for events that contain the bytes in
+            base64; None if `stream` decides.
+        stream: field of vLLM-Omni: true for events; false for one body with its length and usage.
+            None sends audio as soon as the speech server makes audio, as OpenAI does.
         speed: only 1.
-        word_timestamps: whether the times of the words follow the audio, in a last event. Needs
+        word_timestamps: whether the times of the words follow the audio, in a last event. Only for
             events.
     """
 
@@ -105,7 +105,7 @@ class SpeechRequest(_Body):
     @field_validator("word_timestamps")
     @classmethod
     def _with_events(cls, wanted: bool, fields: ValidationInfo) -> bool:
-        chosen = fields.data.get("stream_format", "sse")  # a wrong one has an error of its own
+        chosen = fields.data.get("stream_format", "sse")  # a wrong stream_format has its own error
         events = chosen == "sse" or (chosen is None and fields.data.get("stream"))
         if wanted and not events:
             raise ValueError("needs stream_format sse, because audio alone has no place for times")
@@ -126,8 +126,8 @@ class SpeechRequest(_Body):
 def _plain_codes(codes: Any) -> Any:
     """Checks codes up to the first mistake, in place of pydantic.
 
-    pydantic would collect a mistake for each code or frame, which takes seconds for a body of 1
-    MiB, and no other stream gets audio meanwhile.
+    pydantic would collect the mistakes of all codes or frames, which takes seconds for a body of 1
+    MiB. No other stream gets audio meanwhile.
     """
     if codes == []:
         raise ValueError("empty; a code is needed")
@@ -147,7 +147,7 @@ _FLAT_CODES = "codes.audio"
 
 
 class StageCodes(BaseModel):
-    """Codes in the output of a language model; other fields of it are ignored.
+    """Codes in the output of a language model. Other fields of the output are ignored.
 
     Attributes:
         audio: list of tokens, or list of frames with a code for each codebook.
@@ -157,10 +157,10 @@ class StageCodes(BaseModel):
 
 
 class StageOutput(BaseModel):
-    """Output of a language model that vLLM-Omni serves as a stage; other fields are ignored.
+    """Output of a language model that vLLM-Omni serves as a stage. Other fields are ignored.
 
     Attributes:
-        codes: the codes. They may also arrive as one field `codes.audio`.
+        codes: object with the codes. A field `codes.audio` of the output can replace the object.
     """
 
     codes: StageCodes
@@ -180,14 +180,15 @@ class StageRequest(_Body):
         codes: list of tokens, or list of frames with a code for each codebook.
         stage_output: the codes in the form of vLLM-Omni's pull request 6883, in place of `codes`:
             `{"codes": {"audio": [[1, 2], [3, 4]]}}`.
-        finished: field of an output of vLLM-Omni, which changes nothing here.
-        max_tokens: limit of vLLM-Omni's decoder, which changes nothing here: a body bounds itself.
-        request_id: name of the request, at most 128 visible characters of ASCII. It comes back in
-            the header `X-Request-Id`.
+        finished: field of an output of vLLM-Omni, without effect here.
+        max_tokens: limit of vLLM-Omni's decoder, without effect here, because the codes of the body
+            bound the audio.
+        request_id: name of the request, at most 128 visible characters of ASCII. The response has
+            the same name in the header `X-Request-Id`.
         voice: name of a voice; None for a codec.
         response_format: pcm, wav, flac, opus or mp3.
         speed: only 1.
-        stream: whether audio is sent as it is made; else as one body with a length.
+        stream: whether audio is sent in pieces as soon as possible; else as one body with a length.
     """
 
     codes: Codes | None = None
@@ -247,22 +248,23 @@ def _language_code(language: str) -> str:
 
 
 class SessionConfig(_Body):
-    """Message of a WebSocket that configures the utterances after it, as vLLM-Omni defines it.
+    """Message of a WebSocket that configures later utterances, with the fields of vLLM-Omni.
 
     Attributes:
         type: `session.config`.
         voice: name of a voice, which vLLM-Omni also calls `speaker`.
-        model: one of the models; None for the only one.
+        model: one of the models of `GET /v1/models`; None if the gateway has only one model.
         instructions: how to say the texts.
-        task_type: field of vLLM-Omni, which changes nothing here: the voice decides.
-        stream_audio: whether audio is sent as it is made; else each sentence is one message.
+        task_type: field of vLLM-Omni, without effect here, because the voice decides.
+        stream_audio: whether audio is sent in pieces as soon as possible; else a sentence is one
+            message.
         response_format: pcm, wav, flac, opus or mp3; None for pcm if audio is streamed, else wav.
         split_granularity: `sentence`, `clause`, or `none` to say an utterance as one text.
         language: ISO code or English name of the language, for the abbreviations of its sentences.
         speed: only 1.
         events: `binary` sends audio as binary messages, `json` in base64 within events.
-        word_timestamps: whether audio is sent as events `audio.chunk`, of which the last one of a
-            sentence has the times of its words. Needs `stream_audio` and pcm.
+        word_timestamps: whether audio is sent as events `audio.chunk`. The last event of a sentence
+            has the times of its words. Only for `stream_audio` and pcm.
     """
 
     type: Literal["session.config"] = "session.config"
@@ -300,12 +302,12 @@ class SessionConfig(_Body):
 
 
 class SocketMessage(_Body):
-    """Message of a WebSocket, other than its configuration.
+    """Message of a WebSocket, except `session.config`.
 
     Attributes:
-        type: `input.text` brings a piece of text, `input.done` ends an utterance, `session.close`
-            ends the connection after the utterances before it, and `cancel` drops everything that
-            was not spoken.
+        type: `input.text` adds a piece of text, `input.done` ends an utterance, `session.close`
+            ends the connection after all earlier utterances, and `cancel` drops all text that was
+            not spoken yet.
         text: piece of text of `input.text`; None in other messages.
     """
 
@@ -330,6 +332,6 @@ def problem(errors: list[Any]) -> tuple[str, str]:
         reason = "is not a known field"
     elif first["type"] in ("model_type", "model_attributes_type"):
         reason = "must be a JSON object"
-        if isinstance(first["input"], bytes):  # FastAPI reads JSON only if the header says so
+        if isinstance(first["input"], bytes):  # FastAPI reads JSON only with this header
             reason += ", with the header Content-Type: application/json"
     return field, f"{field}: {reason}"

@@ -14,7 +14,7 @@ from examples import demo
 from tests.support.golden import DATA
 from tests.support.patience import PATIENCE_SECONDS
 from token2wav import StreamConfig, Token2Wav, Voice
-from token2wav_voice import FrontEnd, Recording
+from token2wav_voice import FrontEnd, PromptVoice, Recording
 from token2wav_voice.features import prompt_mel
 
 ROOT = DATA.parents[1]
@@ -25,13 +25,8 @@ BANDS_APART = 0.6
 
 
 @pytest.fixture(scope="module")
-def front_end() -> FrontEnd:
-    return FrontEnd(demo.MODEL)
-
-
-@pytest.fixture(scope="module")
-def voice(front_end: FrontEnd) -> Voice:
-    prompt = front_end.voice(Recording.load(demo.PROMPT))
+def voice(demo_prompt: PromptVoice) -> Voice:
+    prompt = demo_prompt
     return Voice(prompt.prompt_tokens, prompt.prompt_mel, prompt.speaker_embedding)
 
 

@@ -70,3 +70,18 @@ def _exact_float8(monkeypatch: pytest.MonkeyPatch) -> None:
         return exact.to(torch.float8_e4m3fn).view(torch.uint8).numpy().reshape(values.shape)
 
     monkeypatch.setattr(interpreter, "_convert_float", rounded)
+
+
+@pytest.fixture
+def nan_in_new_signals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fills new signals with NaN."""
+    from token2wav.kernels.convolution import PieceTensors, Signal, SignalLayout
+
+    make = Signal.empty
+
+    def empty(layout: SignalLayout, batch: PieceTensors) -> Signal:
+        signal = make(layout, batch)
+        signal.data.fill_(torch.nan)
+        return signal
+
+    monkeypatch.setattr(Signal, "empty", empty)

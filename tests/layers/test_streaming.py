@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from tests.support.pieces import in_pieces
 from tests.support.utterances import off
-from token2wav.cache.states import StateStore
 from token2wav.layers.combine import Chain, Mean, Residual, placed
 from token2wav.layers.snake import Snake
 from token2wav.layers.streaming import (
@@ -35,19 +35,11 @@ ROUNDING = 1e-5
 
 
 class Late(Chain):
-    """A layer whose input is late, because of a layer before it.
+    """A layer whose input is late, because of a layer before it."""
 
-    It has `ratio` outputs for every input.
-    """
-
-    def __init__(self, layer: nn.Module, ratio: float) -> None:
+    def __init__(self, layer: nn.Module) -> None:
         super().__init__([lookahead_conv(CHANNELS, CHANNELS, 4), layer])
-        self.ratio, self.delay = ratio, self.place().delay
-
-    @property
-    def frames(self) -> int:
-        """Delay in input frames, rounded up."""
-        return -int(-self.delay // self.ratio)
+        self.delay = self.place().delay
 
 
 def parallel() -> nn.Module:
@@ -132,46 +124,19 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], float]] = {
 }
 
 
-@torch.inference_mode()
-def run(network: Late, x: torch.Tensor, lengths: Sequence[int], total: int) -> torch.Tensor:
-    """Computes a whole (B, C, T) in pieces: one network for all rows, with states in a store.
-
-    Returns `total` outputs.
-    """
-    store = StateStore({"network": state_specs(network)}, x.device, slots=len(x) + 1)
-    slots = torch.tensor([store.take() for _ in x])
-    rows, outputs, parts = store.rows("network", len(x)), [], list(x.split(list(lengths), dim=2))
-    for index, part in enumerate(parts):
-        frames_past_end = network.frames if index == len(parts) - 1 else 0
-        # the values of these frames do not matter
-        part = torch.cat((part, torch.randn(*part.shape[:2], frames_past_end)), dim=2)
-        if index:
-            store.read(slots, rows)
-        step = StreamStep(
-            rows.views,
-            first=index == 0,
-            frames=part.shape[2],
-            frames_past_end=frames_past_end,
-        )
-        outputs.append(network(part, step))
-        store.write(slots, rows)
-    return torch.cat(outputs, dim=2)[:, :, network.delay : network.delay + total]
-
-
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.parametrize("lengths", [[20, 20, 20], [40, 4, 4, 12], [20, 36, 4], [60]], ids=str)
 def test_pieces_equal_the_whole(name: str, lengths: list[int], channels_last: bool) -> None:
     torch.manual_seed(0)
     make, ratio = LAYERS[name]
-    network = Late(make(), ratio).requires_grad_(False)
+    network = Late(make()).requires_grad_(False)
     x = torch.randn(2, CHANNELS, 60)
     whole = network(x)
     x = in_order(x, channels_last)
     assert off(network(x), whole) <= ROUNDING
-    output = run(network, x, lengths, whole.shape[2])
-    assert output.shape == whole.shape
-    assert float((output - whole).abs().max()) <= ROUNDING
+    output = in_pieces(network, x, lengths, delay=network.delay, ratio=ratio)
+    assert off(output[:, :, : whole.shape[2]], whole) <= ROUNDING
 
 
 def in_order(x: torch.Tensor, channels_last: bool) -> torch.Tensor:
@@ -215,7 +180,7 @@ def test_transposed_convolutions_equal_those_of_torch(
 def test_the_delay_equals_the_lookahead_of_a_layer() -> None:
     for name, (make, ratio) in LAYERS.items():
         torch.manual_seed(0)
-        network, x = Late(make(), ratio).requires_grad_(False), torch.randn(1, CHANNELS, 60)
+        network, x = Late(make()).requires_grad_(False), torch.randn(1, CHANNELS, 60)
         changed = x.clone()
         changed[:, :, 40:] += torch.rand(20)
         moved = (network(changed) - network(x)).abs().amax(dim=1)[0].nonzero().flatten()

@@ -25,7 +25,7 @@ def test_chunks_give_the_whole(estimator: StepAudioDiT) -> None:
     speaker, modulation = torch.randn(2, BANDS), estimator.modulation(torch.tensor([0.3]))
     bias = attention_bias(block_mask(BlockGrid(BLOCK), FRAMES))
     whole = estimator.velocity(x, estimator.project_conditions(mu, speaker, cond), modulation, bias)
-    context, pieces = KeptContext(estimator.convolutions, rows=2), []
+    context, pieces = KeptContext(estimator.conv_state_shapes, rows=2), []
     for start in range(0, FRAMES, BLOCK):
         piece, own_mu, own_cond = (value[:, :, start : start + BLOCK] for value in (x, mu, cond))
         conditions = estimator.project_conditions(own_mu, speaker, own_cond)

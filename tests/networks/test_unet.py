@@ -31,7 +31,7 @@ def test_chunks_give_the_whole(unet: UNet) -> None:
     whole = unet.velocity(
         x, unet.project_conditions(mu, speaker, cond), modulation, attention_bias(allowed)
     )
-    context, pieces = KeptContext(unet.convolutions, rows=2), []
+    context, pieces = KeptContext(unet.conv_state_shapes, rows=2), []
     for start in range(0, FRAMES, BLOCK):
         part = (value[:, :, start : start + BLOCK] for value in (x, mu, cond))
         piece, own_mu, own_cond = part

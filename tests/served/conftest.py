@@ -4,15 +4,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from examples import demo
 from tests.support.batches import WHOLE_BLOCKS
+from tests.support.front_end import demo_prompt, front_end
 from tests.support.golden import TINY, GoldenSet
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.server_rig import Rig
 from token2wav import Token2Wav
 from token2wav_client import ClientVoice
 from token2wav_client.base import BaseClient
-from token2wav_voice import FrontEnd, Recording
+from token2wav_voice import PromptVoice
+
+__all__ = ["demo_prompt", "front_end"]
 
 RESPONSE_SECONDS = 120.0
 # of the server with small limits: the latter are three times 60 tokens
@@ -82,13 +84,7 @@ def _nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def front_end() -> FrontEnd:
-    """Front end of the demo voice."""
-    return FrontEnd(demo.MODEL)
-
-
-@pytest.fixture(scope="session")
-def spoken(front_end: FrontEnd) -> ClientVoice:
+def spoken(demo_prompt: PromptVoice) -> ClientVoice:
     """Voice of the demo's recording."""
-    made = front_end.voice(Recording.load(demo.PROMPT))
+    made = demo_prompt
     return ClientVoice(made.prompt_tokens, made.prompt_mel, made.speaker_embedding)

@@ -10,22 +10,18 @@ import json
 import re
 import wave
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 import anyio
 import httpx
-import numpy as np
 import pytest
 from fastapi import FastAPI
-from numpy.typing import NDArray
 from openai import AsyncOpenAI, BadRequestError, OpenAI
 
 from examples.speech import language_model
 from tests.support.gateway_rig import (
-    PROMPT_TEXT,
     TEMPLATE,
     TOKENS_OF_A_WORD,
     VOICE,
@@ -33,19 +29,16 @@ from tests.support.gateway_rig import (
     serving,
     tokens_of,
 )
-from tests.support.golden import ROOT
+from tests.support.gateway_speech import PACE, TEXT, assert_same, body, error_of, expected
 from tests.support.patience import PATIENCE_SECONDS, until
 from tests.support.server_rig import Rig
-from token2wav import Token2Wav, Voice
+from token2wav import Token2Wav
 from token2wav_client import ClientVoice
 from token2wav_gateway.metrics import Metrics
 from token2wav_gateway.settings import Settings
 from token2wav_gateway.speech import Speech, Text
 from token2wav_gateway.voices import Voice as GatewayVoice
 
-DEMO = ROOT / "examples" / "demo_voice"
-TEXT = "one two three four five six seven eight"
-PACE = 1000.0  # tokens per second
 SLOW = "slow " * 200
 
 
@@ -70,7 +63,6 @@ def gateway(
         language_model_url=language_model_url,
         voice=voice,
         settings={
-            "voices": {"model": DEMO / "model", "most": 2, "longest_s": 10},
             "limits": {"text_characters": 1000, "speech_tokens": 1300, "idle_s": 300},
         },
     ) as started:
@@ -82,30 +74,6 @@ def _nothing_left(rig: Rig, gateway: GatewayRig) -> Iterator[None]:
     yield
     until(lambda: gateway.value("speaking") == 0)
     rig.wait_until_empty()
-
-
-def expected(model: Token2Wav, voice: ClientVoice, text: str) -> NDArray[np.int16]:
-    library_voice = Voice(voice.prompt_tokens, voice.prompt_mel, voice.speaker_embedding)
-    audio = model.synthesize(np.array(tokens_of(text), np.int32), library_voice)
-    return np.rint(np.clip(audio, -1, 1) * 32767).astype(np.int16)
-
-
-def assert_same(content: bytes, reference: NDArray[np.int16]) -> None:
-    """Asserts equality up to one step of 16 bits, because hops sum in another order."""
-    audio = np.frombuffer(content, np.int16)
-    assert audio.shape == reference.shape
-    assert np.abs(audio.astype(int) - reference).max() <= 1
-
-
-def body(**fields: Any) -> dict[str, Any]:
-    usual = {"model": "token2wav", "voice": VOICE, "input": TEXT, "response_format": "pcm"}
-    return {name: value for name, value in (usual | fields).items() if value is not None}
-
-
-def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
-    assert response.status_code == status, response.text
-    error: dict[str, Any] = response.json()["error"]
-    return error
 
 
 def test_the_openai_package_streams_speech_into_a_file(
@@ -342,168 +310,6 @@ def test_leaving_before_the_first_audio_cancels_the_text(
             http.post("/v1/audio/speech", json=body(), timeout=1.5)
         until(lambda: slow.state.cancelled == 1)
         until(lambda: gateway.value("speaking") == 0)
-
-
-def test_codes_become_audio_without_a_language_model(
-    gateway: GatewayRig, model: Token2Wav, voice: ClientVoice
-) -> None:
-    codes = tokens_of(TEXT)
-    refused, failed = (
-        gateway.value("texts_total", outcome=outcome) for outcome in ("refused", "failed")
-    )
-    sent = {"codes": codes, "voice": VOICE, "response_format": "pcm"}
-    with gateway.http() as http:
-        for stream in (False, True):
-            answer = http.post("/v1/stage/run", json={**sent, "stream": stream})
-            assert ("content-length" in answer.headers) != stream
-            assert_same(answer.content, expected(model, voice, TEXT))
-        for wrong, status in (
-            ({"codes": []}, 400),
-            ({"codes": [-1]}, 400),
-            ({"codes": [1] * 1301}, 400),
-            ({"codes": [[1], [1, 2]]}, 400),
-            ({"codes": ["1"]}, 400),
-            ({"codes": [True]}, 400),
-            ({"codes": [10_000]}, 400),
-            ({"voice": None}, 400),
-            ({"max_tokens": 0}, 400),
-            ({"codes": None}, 400),
-            ({"stage_output": {"codes": {"audio": [1]}}}, 400),
-            ({"request_id": "a\r\nset-cookie: b"}, 400),
-            ({"speed": 2}, 400),
-        ):
-            assert error_of(http.post("/v1/stage/run", json=sent | wrong), status)["message"]
-    # A failure of a server raises an alert, so wrong codes are no failure.
-    assert gateway.value("texts_total", outcome="refused") == refused + 2
-    assert gateway.value("texts_total", outcome="failed") == failed
-
-
-@pytest.mark.parametrize(
-    ("codes", "message"),
-    [
-        ([[1], [1, 2]], "codes: rows of different lengths"),
-        ([2**64], "codes: 18446744073709551616 is outside 0 to 2147483647"),
-        ([[2**64]], "codes: 18446744073709551616 is outside 0 to 2147483647"),
-        ([[1, 2]], "codes: shape (1, 2), expected (any,) for this model"),
-    ],
-)
-def test_wrong_codes_are_named(gateway: GatewayRig, codes: Any, message: str) -> None:
-    with gateway.http() as http:
-        answer = http.post("/v1/stage/run", json={"codes": codes, "voice": VOICE})
-    assert error_of(answer, 400)["message"] == message
-
-
-def test_output_of_a_stage_of_vllm_omni_becomes_audio(
-    gateway: GatewayRig, model: Token2Wav, voice: ClientVoice
-) -> None:
-    """The body is that of vLLM-Omni's pull request 6883, with the other fields of a talker."""
-    output = {"codes": {"audio": tokens_of(TEXT), "ref": []}, "sr": 24000}
-    sent = {"stage_output": output, "request_id": "disagg-1", "voice": VOICE}
-    with gateway.http() as http:
-        for stream in (False, True):
-            asked = {**sent, "response_format": "pcm", "stream": stream}
-            answer = http.post("/v1/stage/run", json=asked)
-            assert answer.headers["x-request-id"] == "disagg-1"
-            assert_same(answer.content, expected(model, voice, TEXT))
-        # The answer of their first stage as it is, and frames with a single code.
-        whole = {"stage_output": output, "request_id": "disagg-1", "finished": True}
-        frames = {"stage_output": {"codes.audio": [[token] for token in tokens_of(TEXT)]}}
-        for form in (whole, frames | {"max_tokens": 65_536}):
-            answer = http.post(
-                "/v1/stage/run", json=form | {"voice": VOICE, "response_format": "pcm"}
-            )
-            assert_same(answer.content, expected(model, voice, TEXT))
-        file = http.post("/v1/stage/run", json=sent).content
-        with wave.open(io.BytesIO(file)) as opened:
-            assert opened.getnframes() == 960 * len(tokens_of(TEXT))
-        outputs: list[dict[str, object]] = [{}, {"codes": {}}, {"codes": {"audio": []}}]
-        for wrong in outputs:
-            answer = http.post("/v1/stage/run", json=sent | {"stage_output": wrong})
-            assert "stage_output" in error_of(answer, 400)["message"]
-
-
-def test_a_recording_becomes_a_voice(gateway: GatewayRig) -> None:
-    recording = (DEMO / "recordings" / "prompt.wav").read_bytes()
-    fields = {"name": "bob", "ref_text": PROMPT_TEXT}
-    with gateway.http() as http:
-        made = http.post("/v1/audio/voices", data=fields, files={"audio_sample": recording})
-        assert made.status_code == 201, made.text
-        assert made.json()["text"] == PROMPT_TEXT
-        assert http.get("/v1/audio/voices").json()["voices"] == ["anna", "bob"]
-        spoken = http.post("/v1/audio/speech", json=body(voice={"id": "bob"}))
-        assert len(spoken.content) == 2 * 960 * len(tokens_of(TEXT))
-        again = http.post("/v1/audio/voices", data=fields, files={"audio_sample": recording})
-        assert "a voice 'bob' exists" in error_of(again, 400)["message"]
-        more = http.post(
-            "/v1/audio/voices", data=fields | {"name": "eve"}, files={"audio_sample": recording}
-        )
-        assert "2 exist" in error_of(more, 429)["message"]
-        assert http.delete("/v1/audio/voices/bob").json()["deleted"]
-        error_of(http.delete("/v1/audio/voices/bob"), 404)
-    assert sorted(path.name for path in gateway.voices.iterdir()) == ["anna.safetensors"]
-
-
-@pytest.mark.parametrize(
-    ("fields", "recording", "reason"),
-    [
-        ({"name": "../bob"}, b"", "must have 1 to 64 letters"),
-        ({"name": ".bob"}, b"", "must have 1 to 64 letters"),
-        ({"name": "b" * 65}, b"", "must have 1 to 64 letters"),
-        ({"name": "bob"}, b"", "audio_sample: the recording: empty"),
-        ({"name": "bob"}, b"RIFF" + bytes(1000), "audio_sample: the recording: cannot be read"),
-        ({"name": "bob"}, b"<html>" * 1000, "audio_sample: the recording: cannot be read"),
-        ({}, b"x", "name: Field required"),
-    ],
-)
-def test_an_upload_that_is_no_voice_is_refused(
-    gateway: GatewayRig, fields: dict[str, str], recording: bytes, reason: str
-) -> None:
-    with gateway.http() as http:
-        answer = http.post("/v1/audio/voices", data=fields, files={"audio_sample": recording})
-    assert reason in error_of(answer, 400)["message"]
-    assert [path.name for path in gateway.voices.iterdir()] == ["anna.safetensors"]
-
-
-def test_many_recordings_for_one_name_make_one_voice(gateway: GatewayRig) -> None:
-    recording = (DEMO / "recordings" / "prompt.wav").read_bytes()
-
-    def upload(_: int) -> int:
-        with gateway.http() as http:
-            files = {"audio_sample": recording}
-            return http.post("/v1/audio/voices", data={"name": "bob"}, files=files).status_code
-
-    with ThreadPoolExecutor(20) as pool:
-        statuses = sorted(pool.map(upload, range(20)))
-    assert statuses[0] == 201
-    assert set(statuses[1:]) == {400, 429}  # the name is taken, or too many recordings wait
-    with gateway.http() as http:
-        http.delete("/v1/audio/voices/bob")
-
-
-def test_words_of_a_voice_in_a_strange_encoding_are_refused(gateway: GatewayRig) -> None:
-    """Python can decode a form into text that no list of voices could contain."""
-    recording = (DEMO / "recordings" / "prompt.wav").read_bytes()
-    parts = {"name": b"bob", "ref_text": b"half \\ud83d", "audio_sample": recording}
-    form = b"".join(
-        b'--x\r\ncontent-disposition: form-data; name="%s"%s\r\n\r\n%s\r\n'
-        % (name.encode(), b'; filename="a"' if name == "audio_sample" else b"", content)
-        for name, content in parts.items()
-    )
-    kind = "multipart/form-data; boundary=x; charset=unicode_escape"
-    with gateway.http() as http:
-        answer = http.post(
-            "/v1/audio/voices", content=form + b"--x--\r\n", headers={"content-type": kind}
-        )
-    assert "ref_text: must be valid Unicode" in error_of(answer, 400)["message"]
-
-
-def test_a_long_text_of_a_voice_is_refused(gateway: GatewayRig) -> None:
-    fields = {"name": "bob", "ref_text": "x" * 1001}
-    with gateway.http() as http:
-        answer = http.post("/v1/audio/voices", data=fields, files={"audio_sample": b"x"})
-    error = error_of(answer, 413)
-    assert error["message"] == "ref_text: 1001 characters; at most 1000 are allowed"
-    assert error["param"] == "ref_text"
 
 
 def test_only_holders_of_keys_are_served(

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 from websockets.sync.client import connect
 
-from tests.served.test_gateway import TEXT, assert_same, body, error_of, expected
 from tests.support import hostile_language_model
 from tests.support.gateway_rig import VOICE, GatewayRig, serving, tokens_of
+from tests.support.gateway_speech import TEXT, assert_same, body, error_of, expected
 from tests.support.patience import PATIENCE_SECONDS, until
 from tests.support.raw_client import begin_post, begin_websocket, frame, opened, until_closed
 from tests.support.server_rig import Rig

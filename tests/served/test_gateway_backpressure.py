@@ -12,10 +12,10 @@ import pytest
 from websockets.sync.client import connect
 
 from examples.speech import language_model
-from tests.served.test_gateway import assert_same, body, expected
 from tests.served.test_gateway_attacks import port_of, request_of
 from tests.served.test_gateway_sockets import CONFIG, address
 from tests.support.gateway_rig import VOICE, GatewayRig, serving, tokens_of
+from tests.support.gateway_speech import assert_same, body, expected
 from tests.support.patience import PATIENCE_SECONDS, until
 from tests.support.raw_client import until_closed
 from tests.support.server_rig import Rig

@@ -18,8 +18,8 @@ from safetensors.numpy import save_file
 from websockets.sync.client import connect
 
 from examples.speech import language_model
-from tests.served.test_gateway import assert_same, expected
 from tests.support.gateway_rig import TEMPLATE, VOICE, serving, tokens_of
+from tests.support.gateway_speech import assert_same, expected
 from tests.support.patience import PATIENCE_SECONDS, until
 from tests.support.server_rig import Rig
 from token2wav import Token2Wav

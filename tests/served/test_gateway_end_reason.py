@@ -8,9 +8,9 @@ import pytest
 import riva.client
 
 from examples.speech import language_model
-from tests.served.test_gateway_realtime import audio_of, events_until, opened, say
 from tests.support.gateway_rig import VOICE, GatewayRig, serving, tokens_of
 from tests.support.golden import TINY
+from tests.support.realtime import audio_of, events_until, opened, say
 from tests.support.server_rig import Rig
 from token2wav_client import ClientVoice
 

@@ -10,9 +10,9 @@ import pytest
 from websockets.sync.client import connect
 
 from examples.speech import language_model
-from tests.served.test_gateway import body, error_of
 from tests.served.test_gateway_sockets import CONFIG, address
 from tests.support.gateway_rig import GatewayRig, serving, tokens_of
+from tests.support.gateway_speech import body, error_of
 from tests.support.patience import until
 from tests.support.server_rig import Rig
 from token2wav_client import Client, ClientVoice

@@ -21,9 +21,10 @@ from riva.client import AudioEncoding
 from riva.client.proto import riva_common_pb2 as common
 from riva.client.proto import riva_tts_pb2 as messages
 
+from examples import demo
 from examples.speech import language_model
-from tests.served.test_gateway import DEMO, PACE, TEXT, assert_same, expected
 from tests.support.gateway_rig import VOICE, GatewayRig, TraceRecorder, serving, tokens_of
+from tests.support.gateway_speech import PACE, TEXT, assert_same, expected
 from tests.support.patience import PATIENCE_SECONDS, until
 from tests.support.server_rig import Rig
 from token2wav import Token2Wav, Voice
@@ -60,7 +61,7 @@ def gateway(
             language_model_url=f"http://127.0.0.1:{port}/v1",
             voice=voice,
             settings={
-                "voices": {"model": DEMO / "model", "default": VOICE, "longest_s": 10},
+                "voices": {"model": demo.MODEL, "default": VOICE, "longest_s": 10},
                 "limits": {
                     "idle_s": IDLE_S,
                     "text_characters": 1000,
@@ -172,7 +173,7 @@ def test_a_recording_is_the_voice_of_one_request(
     client: riva.client.SpeechSynthesisService, gateway: GatewayRig
 ) -> None:
     before = sorted(gateway.voices.iterdir())
-    prompt = DEMO / "recordings" / "prompt.wav"
+    prompt = demo.PROMPT
     spoken = client.synthesize(
         TEXT,
         sample_rate_hz=24_000,

@@ -10,8 +10,8 @@ import pytest
 from websockets.sync.client import connect
 
 from examples.speech import language_model
-from tests.served.test_gateway import body
 from tests.support.gateway_rig import VOICE, GatewayRig, TraceRecorder, serving, tokens_of
+from tests.support.gateway_speech import body
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.server_rig import Rig
 from token2wav_client import ClientVoice

@@ -11,9 +11,9 @@ import pytest
 from numpy.typing import NDArray
 
 from examples.speech import language_model
-from tests.served.test_gateway import body
 from tests.served.test_streaming import SERVER_EQUALS_LIBRARY
 from tests.support.gateway_rig import TOKENS_OF_A_WORD, GatewayRig, serving, tokens_of
+from tests.support.gateway_speech import body
 from tests.support.golden import TINY, GoldenSet
 from tests.support.server_rig import Rig
 from tests.support.tiny_model import demo_tokens

@@ -20,11 +20,11 @@ import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from examples.speech import language_model
-from tests.served.test_gateway import PACE, TEXT, body, expected
 from tests.served.test_streaming import SERVER_EQUALS_LIBRARY
 from tests.support.balancer import Balancer
 from tests.support.certificates import Authority, self_signed
 from tests.support.gateway_rig import GatewayRig, serving, tokens_of
+from tests.support.gateway_speech import PACE, TEXT, body, expected
 from tests.support.golden import TINY, GoldenSet
 from tests.support.patience import PATIENCE_SECONDS, until
 from tests.support.serve_command import Serving

@@ -1,11 +1,9 @@
-"""Streams of the library: audio, accepted and refused tokens, their end, and failing stages."""
+"""Streams of the library: audio, accepted and refused tokens, their end, and failures."""
 
 from __future__ import annotations
 
 import gc
 import threading
-from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tests.support.patience import PATIENCE_SECONDS
+from tests.support.patience import run_elsewhere
+from tests.support.replies import Expected
 from tests.support.tiny_model import TINY, FaultyVocoder, demo_tokens, demo_voice, one_line
 from tests.support.utterances import joined
 from token2wav import (
     AudioChunk,
     BackendError,
-    ConfigError,
     InputError,
     RuntimeConfig,
     StreamClosedError,
@@ -29,23 +27,12 @@ from token2wav import (
     Voice,
 )
 
-Expected = Callable[[int], NDArray[np.float32]]
-
 HOP = 25  # of the first chunk, with the prompt of the fixture `voice`
 FIRST = HOP + 3  # tokens until it runs
 HELD_BACK = 4 * 480 + 4  # samples, by the vocoder
 
 
 # Lengths and portions.
-
-
-@pytest.mark.parametrize("count", [1, 2, 24, 25, 27, 28, 29, 75, 77, 78])
-def test_n_tokens_make_960_n_samples(model: Token2Wav, voice: Voice, count: int) -> None:
-    audio = model.synthesize(demo_tokens(count), voice)
-    assert audio.shape == (960 * count,)
-    assert audio.dtype == np.float32
-    assert np.abs(audio).max() <= 0.99
-    assert audio.std() > 0.001
 
 
 @pytest.mark.parametrize("prompt", [1, 2, 3, 27, 28, 30])
@@ -100,36 +87,7 @@ def test_audio_does_not_depend_on_others_in_between(
     assert np.array_equal(joined(chunks), expected(110))
 
 
-def test_the_voice_and_the_tokens_are_heard(model: Token2Wav, voice: Voice) -> None:
-    tokens = demo_tokens(8)
-    audio = model.synthesize(tokens, voice)
-    assert not np.array_equal(audio, model.synthesize(tokens[::-1], voice))
-    silent_prompt = Voice(
-        voice.prompt_tokens, np.zeros_like(voice.prompt_mel), voice.speaker_embedding
-    )
-    assert not np.array_equal(audio, model.synthesize(tokens, silent_prompt))
-    other_speaker = Voice(voice.prompt_tokens, voice.prompt_mel, -voice.speaker_embedding)
-    assert not np.array_equal(audio, model.synthesize(tokens, other_speaker))
-
-
-# Types that tokens come in.
-
-
-@pytest.mark.parametrize(
-    "convert",
-    [
-        lambda tokens: tokens.tolist(),
-        lambda tokens: tuple(tokens.tolist()),
-        *(lambda tokens, kind=kind: tokens.astype(kind) for kind in ("i2", "i8", "u8", ">i4")),
-        lambda tokens: np.repeat(tokens, 2)[::2],
-        lambda tokens: torch.from_numpy(tokens),
-        lambda tokens: torch.from_numpy(tokens).long(),
-    ],
-)
-def test_tokens_of_any_integer_type_give_the_same_audio(
-    model: Token2Wav, voice: Voice, expected: Expected, convert: Callable[[NDArray[np.int32]], Any]
-) -> None:
-    assert np.array_equal(model.synthesize(convert(demo_tokens(4)), voice), expected(4))
+# Tokens that are taken.
 
 
 def test_pushed_tokens_are_copied(model: Token2Wav, voice: Voice, expected: Expected) -> None:
@@ -306,14 +264,6 @@ def test_streams_of_several_threads_do_not_touch_each_other(model: Token2Wav) ->
 # Cancellations by other threads, which come while the engines work.
 
 
-def run_elsewhere(work: Callable[[], object]) -> None:
-    """Runs something in another thread, and waits for it."""
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    thread.join(PATIENCE_SECONDS)
-    assert not thread.is_alive()
-
-
 @pytest.mark.parametrize("call", ["push", "finish"])
 def test_cancellation_during_a_call_frees_the_stream(
     faulty: tuple[Token2Wav, FaultyVocoder], voice: Voice, call: str
@@ -379,23 +329,6 @@ def test_a_cancelled_stream_spares_the_state_of_the_next(
     assert np.array_equal(joined(heard + streams[1].finish()), expected(30))
 
 
-def test_a_dropped_stream_closed_by_another_thread(model: Token2Wav, voice: Voice) -> None:
-    pipeline = model.pipeline
-
-    class Contended(deque[Any]):
-        def popleft(self) -> Any:
-            if len(self) == 1:
-                run_elsewhere(super().popleft)
-            return super().popleft()
-
-    dropped, pipeline._dropped = pipeline._dropped, Contended([pipeline.request(voice)])
-    try:
-        with model.stream(voice) as stream:
-            assert len(joined(stream.finish([1]))) == 960
-    finally:
-        pipeline._dropped = dropped
-
-
 # Failing engines.
 
 
@@ -444,53 +377,6 @@ def test_an_interrupted_call_frees_its_stream(
     with pytest.raises(KeyboardInterrupt):
         stream.push(demo_tokens(30))
     assert model.pipeline.open_streams == 0
-
-
-def test_an_engine_that_cannot_open_leaves_nothing_in_the_other(
-    faulty: tuple[Token2Wav, FaultyVocoder], voice: Voice
-) -> None:
-    model, vocoder = faulty
-    vocoder.open_fault = RuntimeError("no room")
-    with pytest.raises(BackendError, match=r"^backend: no room$"):
-        model.stream(voice)
-    assert model.pipeline.open_streams == 0
-
-
-# The rest of the face.
-
-
-def test_whole_mel_and_vocode_have_the_lengths_of_their_input(
-    model: Token2Wav, voice: Voice
-) -> None:
-    mel = model.mel(demo_tokens(10), voice)
-    assert mel.shape == (80, 20)
-    assert mel.dtype == np.float32
-    audio = model.vocode(mel)
-    assert audio.shape == (480 * 20,)
-    assert np.array_equal(audio, model.vocode(mel.astype(np.float64)))
-
-
-@pytest.mark.parametrize(
-    ("mel", "words"),
-    [
-        (np.zeros((20, 80)), r"\(20, 80\), expected \(80, frames\)"),
-        (np.zeros((80, 0)), "at least 1 frame"),
-        (np.zeros((1, 80, 4)), "2 dimensions"),
-        (np.full((80, 4), np.nan), "NaN or infinite"),
-        (np.full((80, 4), 1e39), "NaN or infinite"),
-        ([[1.0], [1.0, 2.0]], "rows of different lengths"),
-        ("mel", "not an array of numbers"),
-    ],
-)
-def test_a_bad_mel_is_refused(model: Token2Wav, mel: Any, words: str) -> None:
-    with pytest.raises(InputError, match=f"^mel: .*{words}"):
-        model.vocode(mel)
-
-
-@pytest.mark.parametrize("device", ["cuda:99", "cuda:4000", "cuda:99999999999999999999", "cuda:01"])
-def test_a_device_that_is_not_there_is_named(device: str) -> None:
-    with pytest.raises(ConfigError, match=f"^runtime.device: '{device}'"):
-        Token2Wav.load(str(TINY), runtime=RuntimeConfig(device=device))
 
 
 def test_a_cancelled_stream_makes_room_for_early_audio(voice: Voice) -> None:

@@ -26,7 +26,6 @@ from tests.support.replies import (
 from tests.support.tiny_model import WAIT_SECONDS, FaultyVocoder, demo_tokens
 from token2wav import BackendError, LimitError, StreamClosedError, Token2Wav, Voice
 from token2wav.errors import ExpiredError, IdleError
-from token2wav.serving.observer import Observer
 from token2wav.serving.worker import WorkerPool
 
 
@@ -110,24 +109,6 @@ def test_a_request_that_takes_long_is_not_idleness(
     assert np.array_equal(joined(slow, rest), expected(30))
 
 
-def test_cancel_of_waiting_and_of_ended_requests(
-    workers: WorkerPool, model: Token2Wav, voice: Voice
-) -> None:
-    running, waiting, closed = GatedReply(), RecordingReply(), Counter()
-    utterance = workers.requests.open(voice, closed)
-    workers.requests.push(utterance, demo_tokens(SECOND), running, end=False)
-    workers.requests.push(utterance, [1], waiting, end=True)
-    assert running.reached.wait(WAIT_SECONDS)
-    workers.requests.cancel(utterance)
-    running.gate.set()
-    for reply in (running, waiting):
-        assert isinstance(reply.failed(), StreamClosedError)
-    workers.requests.cancel(utterance)
-    assert closed.count == 1
-    assert len(running.chunks) == 1
-    until(lambda: model.pipeline.open_streams == 0)  # the worker that was sending frees it
-
-
 def test_a_client_that_vanishes_ends_its_utterance(
     workers: WorkerPool, model: Token2Wav, voice: Voice
 ) -> None:
@@ -200,45 +181,6 @@ def test_a_full_server_reports_its_hung_worker(
     assert_serves(workers, voice, expected)
 
 
-@pytest.mark.parametrize("how", ["ended", "cancelled", "failed"])
-def test_on_close_is_called_once_and_before_the_last_word(
-    workers: WorkerPool, voice: Voice, how: str
-) -> None:
-    journal: list[str] = []
-    reply = RecordingReply("reply", journal)
-    utterance = workers.requests.open(voice, lambda _: journal.append("closed"))
-    workers.requests.push(utterance, [1, 2, 3], reply, end=how == "ended", keep_open=True)
-    if how == "cancelled":
-        workers.requests.cancel(utterance)
-    elif how == "failed":
-        refused(workers, utterance, [-1])
-    reply.wait()
-    workers.requests.cancel(utterance)
-    assert [entry for entry in journal if entry != "reply0"] in (
-        [["closed", "reply finished"]] if how == "ended" else [["closed", "reply failed"]]
-    )
-
-
-def test_an_observer_sees_utterances_admitted_started_and_ended(
-    make: Make, model: Token2Wav, voice: Voice
-) -> None:
-    seen: list[tuple[int, int]] = []
-
-    class Onlooker(Observer):
-        def changed(self, open_requests: int) -> None:
-            seen.append((open_requests, model.pipeline.open_streams))
-
-    watched = make(observer=Onlooker())
-    first = watched.requests.open(voice)
-    second = watched.requests.open(voice)
-    watched.requests.cancel(first)
-    reply = RecordingReply()
-    watched.requests.push(second, [1], reply, end=True)
-    reply.succeeded()
-    watched.close()
-    assert seen == [(1, 0), (2, 0), (1, 0), (1, 1), (0, 0)]
-
-
 @pytest.mark.parametrize("moment", ["open", "advance"])
 def test_a_cancellation_while_the_engine_works_frees_all(
     make: Make,
@@ -258,25 +200,3 @@ def test_a_cancellation_while_the_engine_works_frees_all(
     assert reply.outcomes == ["failed"]
     assert closed.count == 1
     assert model.pipeline.open_streams == 0
-
-
-@pytest.mark.parametrize("moment", ["open", "advance"])
-def test_observer_sees_no_open_stream_after_a_cancellation(
-    make: Make, faulty: tuple[Token2Wav, FaultyVocoder], voice: Voice, moment: str
-) -> None:
-    """Else a gauge would show a stream that is gone, until another one comes or ends."""
-    model, vocoder = faulty
-    counts: list[int] = []
-
-    class Onlooker(Observer):
-        def changed(self, open_requests: int) -> None:
-            counts.append(model.pipeline.open_streams)
-
-    workers, reply = make(model, observer=Onlooker()), RecordingReply()
-    utterance = workers.requests.open(voice)
-    vocoder.meanwhile[moment] = lambda: workers.requests.cancel(utterance)
-    workers.requests.push(utterance, demo_tokens(SECOND), reply, end=True)
-    assert isinstance(reply.failed(), StreamClosedError)
-    until(lambda: counts[-1] == 0)
-    workers.close()
-    assert counts[-1] == 0

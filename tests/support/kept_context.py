@@ -7,19 +7,18 @@ from collections.abc import Iterable
 import torch
 
 from token2wav.networks.estimator import Attend, Convolution
-from token2wav.networks.unet import CausalConv
 
 
 class KeptContext:
-    """Keys, values and ends of convolutions' inputs of some rows (see `Memory`).
+    """Keys, values and ends of convolutions' inputs of some rows.
 
     Args:
-        convolutions: convolutions of the estimator.
+        shapes: state of each convolution of the estimator, `Estimator.conv_state_shapes`.
         rows: rows of its inputs.
     """
 
-    def __init__(self, convolutions: Iterable[CausalConv], rows: int) -> None:
-        self.tails = [torch.zeros(rows, *conv.state_shape) for conv in convolutions]
+    def __init__(self, shapes: Iterable[tuple[int, int]], rows: int) -> None:
+        self.tails = [torch.zeros(rows, *shape) for shape in shapes]
         self.keys: dict[int, torch.Tensor] = {}
         self.values: dict[int, torch.Tensor] = {}
 

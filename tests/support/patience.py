@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 
@@ -16,3 +17,11 @@ def until(
     while not condition():
         assert time.monotonic() < deadline, "it never happened"
         time.sleep(pause_s)
+
+
+def run_elsewhere(work: Callable[[], object]) -> None:
+    """Runs something in another thread, and waits for it."""
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(PATIENCE_SECONDS)
+    assert not thread.is_alive()

@@ -20,12 +20,13 @@ ESTIMATOR = "estimator"  # name of the estimator in the state store
 
 
 class Runner:
-    """Runner of the flow. It takes batches of chunks through all ODE steps, eagerly or in buckets
-    (`BucketRunner`).
+    """Runner of the flow, which takes batches of chunks through all ODE steps: eagerly, or in
+    buckets (`BucketRunner`).
 
     Args:
-        step: step function, which evaluates the estimator on a batch. If there are buckets, it must
-            not wait for the device, and its host code must not depend on the values in tensors.
+        step: step function, which evaluates the estimator on a batch. With buckets, the step
+            function must not wait for the device, and its host code must not depend on the values
+            in tensors.
     """
 
     def __init__(
@@ -37,8 +38,8 @@ class Runner:
     ) -> None:
         self.step = step
         self._states = states
-        # Buckets run one at a time, so all of them share these rows. A row of the public model has
-        # 5 MB.
+        # Buckets run one at a time, so all buckets share one set of rows. A row of the public model
+        # has 5 MB.
         most_rows = max((bucket.rows for bucket in buckets), default=0)
         self._rows: StateRows = states.rows(ESTIMATOR, most_rows)
         self._most_rows = most_rows

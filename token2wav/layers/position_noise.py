@@ -13,17 +13,17 @@ _PERIOD = 1 << 18
 
 def noise_table(seed: int) -> torch.Tensor:
     """Draws the noise (positions,) float32 of a layer, with unit variance."""
-    # The generator of the CPU, because other devices draw other numbers.
+    # Drawn on the CPU, because generators of other devices draw other numbers.
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(_PERIOD, generator=generator, device="cpu")
 
 
 class PositionNoise(Streaming, FreezableLayer):
-    """Noise whose strength depends on the signal: x + noise * (W x), with one number of the noise
-    for all channels of a position.
+    """Noise whose strength depends on the signal: x + noise * (W x), with one noise value for all
+    channels of a position.
 
-    The public code draws new noise in every call. Here a number depends on its position alone, so
-    that a stream, a batch and a whole utterance get the same noise. The state is the position at
+    The public code draws new noise in every call. Here a noise value depends on its position alone,
+    so that a stream, a batch and a whole utterance get the same noise. The state is the position at
     which the next step starts.
 
     Layers of one network have different seeds.
@@ -42,13 +42,13 @@ class PositionNoise(Streaming, FreezableLayer):
         self.table = noise_table(self.seed)
 
     def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
-        """Adds noise to x (B, channels, T), except in the streams that turn it off."""
+        """Adds noise to x (B, channels, T), except in streams that turn noise off."""
         positions = torch.arange(x.shape[2], device=x.device)
         if step.state is not None:
             start = x.new_zeros(x.shape[0], 1) if step.first else step.state[self]
             positions = positions + start.long() - self.input.delay
             if not step.frames_past_end:
-                # A remainder, because float32 holds no position above 2**24 exactly.
+                # The state is a remainder, because float32 holds no position above 2**24 exactly.
                 step.save_state(self, torch.remainder(start + x.shape[2], _PERIOD))
         noise = self.table[torch.remainder(positions, _PERIOD)]  # (T,) or (B, T)
         if step.noise_factor is not None:

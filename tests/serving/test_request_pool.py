@@ -1,12 +1,18 @@
-"""The scheduler's limits, each checked before any work starts."""
+"""Pool of requests: refusals before any work starts, cancellation, and the calls at the end."""
 
 from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from tests.support.patience import until
 from tests.support.replies import (
     FIRST,
+    LIMITS,
     SECOND,
     Counter,
     Expected,
@@ -17,8 +23,11 @@ from tests.support.replies import (
     joined,
     refused,
 )
-from tests.support.tiny_model import WAIT_SECONDS, demo_tokens
-from token2wav import InputError, LimitError, StreamClosedError, Voice
+from tests.support.tiny_model import WAIT_SECONDS, FaultyVocoder, demo_tokens
+from token2wav import InputError, LimitError, StreamClosedError, Token2Wav, Voice
+from token2wav.serving.observer import Observer
+from token2wav.serving.request import Request
+from token2wav.serving.request_pool import RequestPool
 from token2wav.serving.scheduler import MAX_WAITING_MESSAGES
 from token2wav.serving.worker import WorkerPool
 
@@ -156,3 +165,108 @@ def test_the_limit_of_a_client_can_be_set(make: Make, voice: Voice) -> None:
     with pytest.raises(LimitError, match="has 1 open"):
         workers.requests.open(voice, client="alice")
     workers.requests.cancel(utterance)
+
+
+def test_cancel_of_waiting_and_of_ended_requests(
+    workers: WorkerPool, model: Token2Wav, voice: Voice
+) -> None:
+    running, waiting, closed = GatedReply(), RecordingReply(), Counter()
+    utterance = workers.requests.open(voice, closed)
+    workers.requests.push(utterance, demo_tokens(SECOND), running, end=False)
+    workers.requests.push(utterance, [1], waiting, end=True)
+    assert running.reached.wait(WAIT_SECONDS)
+    workers.requests.cancel(utterance)
+    running.gate.set()
+    for reply in (running, waiting):
+        assert isinstance(reply.failed(), StreamClosedError)
+    workers.requests.cancel(utterance)
+    assert closed.count == 1
+    assert len(running.chunks) == 1
+    until(lambda: model.pipeline.open_streams == 0)  # the worker that was sending frees it
+
+
+@pytest.mark.parametrize("how", ["ended", "cancelled", "failed"])
+def test_on_close_is_called_once_and_before_the_last_word(
+    workers: WorkerPool, voice: Voice, how: str
+) -> None:
+    journal: list[str] = []
+    reply = RecordingReply("reply", journal)
+    utterance = workers.requests.open(voice, lambda _: journal.append("closed"))
+    workers.requests.push(utterance, [1, 2, 3], reply, end=how == "ended", keep_open=True)
+    if how == "cancelled":
+        workers.requests.cancel(utterance)
+    elif how == "failed":
+        refused(workers, utterance, [-1])
+    reply.wait()
+    workers.requests.cancel(utterance)
+    assert [entry for entry in journal if entry != "reply0"] in (
+        [["closed", "reply finished"]] if how == "ended" else [["closed", "reply failed"]]
+    )
+
+
+def test_an_observer_sees_utterances_admitted_started_and_ended(
+    make: Make, model: Token2Wav, voice: Voice
+) -> None:
+    seen: list[tuple[int, int]] = []
+
+    class Onlooker(Observer):
+        def changed(self, open_requests: int) -> None:
+            seen.append((open_requests, model.pipeline.open_streams))
+
+    watched = make(observer=Onlooker())
+    first = watched.requests.open(voice)
+    second = watched.requests.open(voice)
+    watched.requests.cancel(first)
+    reply = RecordingReply()
+    watched.requests.push(second, [1], reply, end=True)
+    reply.succeeded()
+    watched.close()
+    assert seen == [(1, 0), (2, 0), (1, 0), (1, 1), (0, 0)]
+
+
+@pytest.mark.parametrize("moment", ["open", "advance"])
+def test_observer_sees_no_open_stream_after_a_cancellation(
+    make: Make, faulty: tuple[Token2Wav, FaultyVocoder], voice: Voice, moment: str
+) -> None:
+    """Else a gauge would show a stream that is gone, until another one comes or ends."""
+    model, vocoder = faulty
+    counts: list[int] = []
+
+    class Onlooker(Observer):
+        def changed(self, open_requests: int) -> None:
+            counts.append(model.pipeline.open_streams)
+
+    workers, reply = make(model, observer=Onlooker()), RecordingReply()
+    utterance = workers.requests.open(voice)
+    vocoder.meanwhile[moment] = lambda: workers.requests.cancel(utterance)
+    workers.requests.push(utterance, demo_tokens(SECOND), reply, end=True)
+    assert isinstance(reply.failed(), StreamClosedError)
+    until(lambda: counts[-1] == 0)
+    workers.close()
+    assert counts[-1] == 0
+
+
+def test_a_request_whose_work_fails_ends_alone(model: Token2Wav, voice: Voice) -> None:
+    """The pool without workers: this thread is the worker of a request."""
+    limits, reasons = replace(LIMITS, streams=2), list[str]()
+
+    class Onlooker(Observer):
+        def ended(self, request: Request, reason: str) -> None:
+            reasons.append(reason)
+
+    pool = RequestPool(model.pipeline, limits, Onlooker(), time.monotonic, Counter(), Counter())
+    failing, other = pool.open(voice), pool.open(voice)
+    pool.push(failing, [1], reply := RecordingReply(), end=False)
+    with pool.lock:
+        assert pool.scheduler.next_to_open(threading.get_ident()) is failing
+
+    def work(request: Request) -> None:
+        model.pipeline.open(request)
+        raise ValueError("a bug")
+
+    pool.serve(failing, work)
+    assert "a bug" in str(reply.failed())
+    assert (failing.over, failing.handles, other.over) == (True, (), False)
+    pool.cancel(other)
+    assert reasons == ["BackendError", "cancelled"]
+    assert pool.open_requests == 0

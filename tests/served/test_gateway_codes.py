@@ -1,0 +1,119 @@
+"""Codes of a language model that the client runs: the gateway turns them into audio.
+
+The gateway's own language model does not exist.
+"""
+
+from __future__ import annotations
+
+import io
+import wave
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.support.gateway_rig import VOICE, GatewayRig, tokens_of
+from tests.support.gateway_speech import TEXT, assert_same, error_of, expected
+from tests.support.patience import until
+from tests.support.server_rig import Rig
+from token2wav import Token2Wav
+from token2wav_client import ClientVoice
+
+
+@pytest.fixture(scope="module")
+def gateway(
+    rig: Rig, voice: ClientVoice, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[GatewayRig]:
+    with GatewayRig.start(
+        tmp_path_factory.mktemp("gateway"),
+        grpc_url=rig.server.grpc_url,
+        language_model_url="http://127.0.0.1:9",
+        voice=voice,
+        settings={"limits": {"speech_tokens": 1300}},
+    ) as started:
+        yield started
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left(rig: Rig, gateway: GatewayRig) -> Iterator[None]:
+    yield
+    until(lambda: gateway.value("speaking") == 0)
+    rig.wait_until_empty()
+
+
+def test_codes_become_audio_without_a_language_model(
+    gateway: GatewayRig, model: Token2Wav, voice: ClientVoice
+) -> None:
+    codes = tokens_of(TEXT)
+    refused, failed = (
+        gateway.value("texts_total", outcome=outcome) for outcome in ("refused", "failed")
+    )
+    sent = {"codes": codes, "voice": VOICE, "response_format": "pcm"}
+    with gateway.http() as http:
+        for stream in (False, True):
+            answer = http.post("/v1/stage/run", json={**sent, "stream": stream})
+            assert ("content-length" in answer.headers) != stream
+            assert_same(answer.content, expected(model, voice, TEXT))
+        for wrong, status in (
+            ({"codes": []}, 400),
+            ({"codes": [-1]}, 400),
+            ({"codes": [1] * 1301}, 400),
+            ({"codes": [[1], [1, 2]]}, 400),
+            ({"codes": ["1"]}, 400),
+            ({"codes": [True]}, 400),
+            ({"codes": [10_000]}, 400),
+            ({"voice": None}, 400),
+            ({"max_tokens": 0}, 400),
+            ({"codes": None}, 400),
+            ({"stage_output": {"codes": {"audio": [1]}}}, 400),
+            ({"request_id": "a\r\nset-cookie: b"}, 400),
+            ({"speed": 2}, 400),
+        ):
+            assert error_of(http.post("/v1/stage/run", json=sent | wrong), status)["message"]
+    # A failure of a server raises an alert, so wrong codes are no failure.
+    assert gateway.value("texts_total", outcome="refused") == refused + 2
+    assert gateway.value("texts_total", outcome="failed") == failed
+
+
+@pytest.mark.parametrize(
+    ("codes", "message"),
+    [
+        ([[1], [1, 2]], "codes: rows of different lengths"),
+        ([2**64], "codes: 18446744073709551616 is outside 0 to 2147483647"),
+        ([[2**64]], "codes: 18446744073709551616 is outside 0 to 2147483647"),
+        ([[1, 2]], "codes: shape (1, 2), expected (any,) for this model"),
+    ],
+)
+def test_wrong_codes_are_named(gateway: GatewayRig, codes: Any, message: str) -> None:
+    with gateway.http() as http:
+        answer = http.post("/v1/stage/run", json={"codes": codes, "voice": VOICE})
+    assert error_of(answer, 400)["message"] == message
+
+
+def test_output_of_a_stage_of_vllm_omni_becomes_audio(
+    gateway: GatewayRig, model: Token2Wav, voice: ClientVoice
+) -> None:
+    """The body is that of vLLM-Omni's pull request 6883, with the other fields of a talker."""
+    output = {"codes": {"audio": tokens_of(TEXT), "ref": []}, "sr": 24000}
+    sent = {"stage_output": output, "request_id": "disagg-1", "voice": VOICE}
+    with gateway.http() as http:
+        for stream in (False, True):
+            asked = {**sent, "response_format": "pcm", "stream": stream}
+            answer = http.post("/v1/stage/run", json=asked)
+            assert answer.headers["x-request-id"] == "disagg-1"
+            assert_same(answer.content, expected(model, voice, TEXT))
+        # The answer of their first stage as it is, and frames with a single code.
+        whole = {"stage_output": output, "request_id": "disagg-1", "finished": True}
+        frames = {"stage_output": {"codes.audio": [[token] for token in tokens_of(TEXT)]}}
+        for form in (whole, frames | {"max_tokens": 65_536}):
+            answer = http.post(
+                "/v1/stage/run", json=form | {"voice": VOICE, "response_format": "pcm"}
+            )
+            assert_same(answer.content, expected(model, voice, TEXT))
+        file = http.post("/v1/stage/run", json=sent).content
+        with wave.open(io.BytesIO(file)) as opened:
+            assert opened.getnframes() == 960 * len(tokens_of(TEXT))
+        outputs: list[dict[str, object]] = [{}, {"codes": {}}, {"codes": {"audio": []}}]
+        for wrong in outputs:
+            answer = http.post("/v1/stage/run", json=sent | {"stage_output": wrong})
+            assert "stage_output" in error_of(answer, 400)["message"]

@@ -1,0 +1,233 @@
+"""Realtime events and connections that the gateway refuses: each with a sentence."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from typing import Any
+
+import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
+
+from examples.speech import language_model
+from tests.support.gateway_rig import GatewayRig, tokens_of
+from tests.support.gateway_speech import PACE
+from tests.support.patience import until
+from tests.support.realtime import (
+    FEW_KEY,
+    KEY,
+    SLOW,
+    SOCKETS,
+    events_until,
+    opened,
+    realtime_gateway,
+    say,
+)
+from tests.support.server_rig import Rig
+from token2wav_client import ClientVoice
+
+
+@pytest.fixture(scope="module")
+def gateway(
+    rig: Rig, voice: ClientVoice, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[GatewayRig]:
+    app = language_model.create_app(tokens_of, PACE)
+    with realtime_gateway(tmp_path_factory.mktemp("gateway"), rig, app, voice) as started:
+        yield started
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left(rig: Rig, gateway: GatewayRig) -> Iterator[None]:
+    yield
+    until(lambda: gateway.value("speaking") == 0 and gateway.value("sockets") == 0)
+    rig.wait_until_empty()
+
+
+ITEM: dict[str, Any] = {
+    "type": "message",
+    "role": "user",
+    "content": [{"type": "input_text", "text": "It rains."}],
+}
+
+
+def created(**fields: Any) -> dict[str, Any]:
+    return {"type": "conversation.item.create", "item": ITEM | fields}
+
+
+def updated(**fields: Any) -> dict[str, Any]:
+    return {"type": "session.update", "session": {"type": "realtime"} | fields}
+
+
+@pytest.mark.parametrize(
+    ("event", "sentence"),
+    [
+        ({"type": "input_audio_buffer.append", "audio": "AAAA"}, "needs a model that listens"),
+        ({"type": "input_audio_buffer.commit"}, "needs a model that listens"),
+        (
+            created(content=[{"type": "input_audio", "audio": "AAAA"}]),
+            "item.content: input_audio needs a model that listens",
+        ),
+        (created(role="system"), "item.role: a system message needs a model that answers"),
+        (
+            {"type": "conversation.item.create", "item": {"type": "function_call_output"}},
+            "item.type: Input should be 'message'",
+        ),
+        (created(content=[]), "item.content: List should have at least 1 item"),
+        (created(content=[0] * 300_000), "item.content: List should have at most 64 items"),
+        (created(id="x" * 65), "item.id: String should match pattern"),
+        (created(id=""), "item.id: String should match pattern"),
+        (
+            created(content=[{"type": "input_text", "text": "x" * 1001}]),
+            "item.content: 1001 characters wait to be spoken; at most 1000 are allowed",
+        ),
+        (
+            created() | {"previous_item_id": "none-such"},
+            "item_id: there is no item 'none-such'",
+        ),
+        (
+            updated(audio={"input": {"turn_detection": {"type": "server_vad"}}}),
+            "session.audio.input.turn_detection: not supported, because this gateway speaks texts",
+        ),
+        (updated(tools=[{"type": "function"}]), "session.tools: not supported"),
+        (updated(output_modalities=["text"]), "session.output_modalities: Input should be 'audio'"),
+        (updated(type="transcription"), "session.type: Input should be 'realtime'"),
+        (updated(audio={"output": {"voice": "nobody"}}), "voice: 'nobody' is not one of: anna"),
+        (updated(audio={"output": {"voice": {"id": "../x"}}}), "voice: '../x' is not one of: anna"),
+        (updated(audio={"output": {"speed": 2}}), "session.audio.output.speed: must be 1"),
+        (
+            updated(audio={"output": {"format": {"type": "audio/pcmu"}}}),
+            "session.audio.output.format.type: Input should be 'audio/pcm'",
+        ),
+        (
+            updated(audio={"output": {"format": {"type": "audio/pcm", "rate": 16_000}}}),
+            "session.audio.output.format.rate: Input should be 24000",
+        ),
+        (updated(model="gpt-5"), "model: 'gpt-5' is not one of: token2wav"),
+        (updated(instructions="x" * 1001), "session.instructions: 1001 characters; at most 1000"),
+        (updated(temperature=1), "session: 'temperature' is not a known field"),
+        (updated(**{f"a{n}": 0 for n in range(50_000)}), "session: 'a0' is not a known field"),
+        ({"type": "response.create"}, "response.create: no text waits to be spoken"),
+        (
+            {"type": "response.create", "response": {"input": [ITEM] * 65}},
+            "response.input: List should have at most 64 items",
+        ),
+        (
+            {
+                "type": "response.create",
+                "response": {"input": [], "metadata": {str(n): "" for n in range(50_000)}},
+            },
+            "response.metadata: 50000 names; at most 16 are allowed",
+        ),
+        ({"type": "response.cancel"}, "response.cancel: this response is not being spoken"),
+        (
+            {
+                "type": "conversation.item.truncate",
+                "item_id": "x",
+                "content_index": 0,
+                "audio_end_ms": 0,
+            },
+            "item_id: there is no item 'x'",
+        ),
+        ({"type": "conversation.item.delete", "item_id": "x"}, "item_id: there is no item 'x'"),
+        ({"type": "response.pause"}, "type: 'response.pause' is not one of session.update, "),
+        ({"type": ["a"]}, "is not one of session.update"),
+        ({"type": "response.cancel", "event_id": 1}, "event_id: Input should be a valid string"),
+        ({"type": "x", "event_id": "\ud83d"}, "type: 'x' is not one of session.update"),
+        ({"type": "\ud83d", "event_id": "x" * 65}, "type: '\\ud83d' is not one of"),
+        ([1], "event: must be a JSON object"),
+    ],
+)
+def test_a_wrong_event_gets_a_sentence_and_the_session_goes_on(
+    gateway: GatewayRig, event: Any, sentence: str
+) -> None:
+    with opened(gateway) as connection:
+        if isinstance(event, dict):
+            event = {"event_id": "seven"} | event
+        connection.send_raw(json.dumps(event))
+        error = events_until(connection, "error")[-1].error
+        assert sentence in error.message
+        assert len(error.message) < 300
+        if isinstance(event, dict):
+            assert error.event_id == (event["event_id"] if event["event_id"] == "seven" else None)
+        connection.session.update(session={"type": "realtime"})
+        events_until(connection, "session.updated")
+
+
+@pytest.mark.parametrize("message", ["{", "[" * 100_000, '{"type": "\\ud83d"}', b"\x00"])
+def test_a_message_that_is_no_event_gets_a_sentence(
+    gateway: GatewayRig, message: str | bytes
+) -> None:
+    with opened(gateway) as connection:
+        connection.send_raw(message)
+        error = events_until(connection, "error")[-1].error
+        assert error.type == "invalid_request_error"
+        connection.session.update(session={"type": "realtime"})
+        events_until(connection, "session.updated")
+
+
+def test_the_conversation_is_bounded(gateway: GatewayRig) -> None:
+    with opened(gateway) as connection:
+        connection.recv()
+        for number in range(257):
+            message = created(content=[{"type": "input_text", "text": "a"}], id=str(number))
+            connection.send_raw(json.dumps(message))
+            connection.recv()
+            if number < 256:
+                connection.recv()
+            # The reader checks every event, so it never waits for us.
+        connection.send_raw(json.dumps(created(id="more")))
+        error = events_until(connection, "error")[-1].error
+        assert error.message == "item: 256 items wait to be spoken"
+
+
+@pytest.mark.parametrize("key", ["", "wrong"])
+def test_a_wrong_key_is_refused(gateway: GatewayRig, key: str) -> None:
+    with opened(gateway, key or "none") as connection:
+        error = events_until(connection, "error")[-1].error
+        assert error.message == "authorization: a valid key is needed, as 'Bearer KEY'"
+        with pytest.raises(ConnectionClosed) as closed:
+            connection.recv()
+    assert closed.value.rcvd is not None
+    assert closed.value.rcvd.code == 1008
+
+
+def test_each_sentence_is_a_request_of_the_key(gateway: GatewayRig) -> None:
+    with opened(gateway, FEW_KEY) as connection:
+        say(connection, "One two. Three four.")
+        response = events_until(connection, "response.done")[-1].response
+    assert response.status == "failed"
+    assert response.status_details.error.message == "key few: 2 requests a minute are allowed"
+
+
+def test_an_unknown_model_is_refused(gateway: GatewayRig) -> None:
+    with opened(gateway, model="whisper") as connection:
+        assert "'whisper' is not one of" in events_until(connection, "error")[-1].error.message
+
+
+def test_an_idle_session_ends(gateway: GatewayRig) -> None:
+    with opened(gateway) as connection:
+        assert "no message for 2 s" in events_until(connection, "error")[-1].error.message
+
+
+def test_a_reader_that_does_not_read_is_dropped(gateway: GatewayRig) -> None:
+    """It asks for more audio than a connection buffers."""
+    url = f"{gateway.url.replace('http', 'ws')}/v1/realtime"
+    headers = {"authorization": f"Bearer {KEY}"}
+    with connect(url, additional_headers=headers, max_queue=1, close_timeout=0.1) as deaf:
+        deaf.recv()
+        with suppress(ConnectionClosed):  # it may be dropped before it has sent everything
+            for _ in range(40):
+                deaf.send(json.dumps(created(content=[{"type": "input_text", "text": SLOW}])))
+                deaf.send(json.dumps({"type": "response.create"}))
+                deaf.send(json.dumps({"type": "input_audio_buffer.append", "audio": "x" * 500_000}))
+        until(lambda: gateway.value("sockets") == 0)
+
+
+def test_sockets_above_the_limit_are_refused(gateway: GatewayRig) -> None:
+    with ExitStack() as stack:
+        for _ in range(SOCKETS):
+            stack.enter_context(opened(gateway)).recv()
+        with opened(gateway) as refused:
+            assert "8 sockets are open" in events_until(refused, "error")[-1].error.message

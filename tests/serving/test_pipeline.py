@@ -1,0 +1,131 @@
+"""Pipeline: opening, batches and closing of requests in all stages, and failing stages."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.patience import run_elsewhere
+from tests.support.replies import FIRST, Expected
+from tests.support.tiny_model import FaultyVocoder, demo_tokens
+from tests.support.utterances import joined
+from token2wav import AudioChunk, BackendError, Token2Wav, Voice
+from token2wav.config.model_config import StageName
+from token2wav.serving.pipeline import Pipeline
+from token2wav.serving.request import Request
+
+
+def an_open_request(pipeline: Pipeline, voice: Voice, tokens: int) -> Request:
+    """Opens a request whose last tokens have arrived."""
+    request = pipeline.request(voice)
+    pipeline.open(request)
+    request.chunker.push(demo_tokens(tokens), end=True)
+    return request
+
+
+def test_a_batch_equals_each_request_alone(
+    model: Token2Wav, voice: Voice, expected: Expected
+) -> None:
+    """Requests of different lengths, which end in different rounds."""
+    pipeline, lengths = model.pipeline, (4, FIRST, FIRST + 50)
+    requests = [an_open_request(pipeline, voice, length) for length in lengths]
+    chunks: list[list[AudioChunk]] = [[] for _ in requests]
+    while running := [i for i, request in enumerate(requests) if request.chunker.next_chunk]:
+        audio = pipeline.advance([requests[index] for index in running])
+        for index, chunk in zip(running, audio, strict=True):
+            assert isinstance(chunk, AudioChunk)
+            chunks[index].append(chunk)
+            requests[index].finish_chunk(heard=True)
+    for request, pieces, length in zip(requests, chunks, lengths, strict=True):
+        pipeline.close(request)
+        np.testing.assert_allclose(joined(pieces), expected(length), atol=1e-4)
+
+
+def test_each_stage_reports_its_time(model: Token2Wav, voice: Voice) -> None:
+    times: list[Mapping[StageName, float]] = []
+    request = an_open_request(model.pipeline, voice, 4)
+    model.pipeline.advance([request], times.append)
+    model.pipeline.close(request)
+    [seconds] = times
+    assert list(seconds) == ["flow", "vocoder"]
+    assert min(seconds.values()) > 0
+
+
+def test_a_request_has_memory_from_open_to_close(model: Token2Wav, voice: Voice) -> None:
+    pipeline = model.pipeline
+    request = pipeline.request(voice)
+    pipeline.close(request)  # a request that was never opened
+    assert pipeline.open_streams == 0
+    pipeline.open(request)
+    assert [stage.open_streams for stage in pipeline.stages.values()] == [1, 1]
+    for _ in range(2):
+        pipeline.close(request)
+        assert [stage.open_streams for stage in pipeline.stages.values()] == [0, 0]
+
+
+def test_a_dropped_request_is_closed_by_the_next_call(model: Token2Wav, voice: Voice) -> None:
+    pipeline = model.pipeline
+    dropped, request = (an_open_request(pipeline, voice, 4) for _ in range(2))
+    pipeline.drop(dropped)
+    assert dropped.handles  # the garbage collector must never wait for a stage
+    pipeline.advance([request])
+    assert not dropped.handles
+    pipeline.drop(request)
+    assert pipeline.open_streams == 0
+
+
+def test_a_dropped_stream_closed_by_another_thread(model: Token2Wav, voice: Voice) -> None:
+    pipeline = model.pipeline
+
+    class Contended(deque[Any]):
+        def popleft(self) -> Any:
+            if len(self) == 1:
+                run_elsewhere(super().popleft)
+            return super().popleft()
+
+    dropped, pipeline._dropped = pipeline._dropped, Contended([pipeline.request(voice)])
+    try:
+        with model.stream(voice) as stream:
+            assert len(joined(stream.finish([1]))) == 960
+    finally:
+        pipeline._dropped = dropped
+
+
+def test_an_engine_that_cannot_open_leaves_nothing_in_the_other(
+    faulty: tuple[Token2Wav, FaultyVocoder], voice: Voice
+) -> None:
+    model, vocoder = faulty
+    vocoder.open_fault = RuntimeError("no room")
+    with pytest.raises(BackendError, match=r"^backend: no room$"):
+        model.stream(voice)
+    assert model.pipeline.open_streams == 0
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_audio_that_is_no_number_ends_its_request_alone(
+    faulty: tuple[Token2Wav, FaultyVocoder], voice: Voice, expected: Expected, number: float
+) -> None:
+    model, vocoder = faulty
+    broken, other = (an_open_request(model.pipeline, voice, 4) for _ in range(2))
+    vocoder.fault = number
+    error, chunk = model.pipeline.advance([broken, other])
+    assert str(error) == "backend: the model produced NaN or infinite audio"
+    assert isinstance(chunk, AudioChunk)
+    np.testing.assert_allclose(chunk.audio, expected(4), atol=1e-4)
+    for request in (broken, other):
+        model.pipeline.close(request)
+
+
+@pytest.mark.parametrize("error", [RuntimeError, MemoryError])
+def test_errors_of_torch_become_one_short_sentence(
+    model: Token2Wav, error: type[Exception]
+) -> None:
+    with pytest.raises(BackendError) as caught, model.pipeline.running():
+        raise error("out\n  of memory" + 500 * "!")
+    assert str(caught.value) == "backend: out of memory" + 287 * "!"
+    with pytest.raises(ValueError, match="a bug"), model.pipeline.running():
+        raise ValueError("a bug")

@@ -1,0 +1,40 @@
+"""Speech of a gateway under test: its requests, the audio that is expected, and its errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import numpy as np
+from numpy.typing import NDArray
+
+from tests.support.gateway_rig import VOICE, tokens_of
+from token2wav import Token2Wav, Voice
+from token2wav_client import ClientVoice
+
+TEXT = "one two three four five six seven eight"
+PACE = 1000.0  # tokens per second of the language model
+
+
+def expected(model: Token2Wav, voice: ClientVoice, text: str) -> NDArray[np.int16]:
+    library_voice = Voice(voice.prompt_tokens, voice.prompt_mel, voice.speaker_embedding)
+    audio = model.synthesize(np.array(tokens_of(text), np.int32), library_voice)
+    return np.rint(np.clip(audio, -1, 1) * 32767).astype(np.int16)
+
+
+def assert_same(content: bytes, reference: NDArray[np.int16]) -> None:
+    """Asserts equality up to one step of 16 bits, because hops sum in another order."""
+    audio = np.frombuffer(content, np.int16)
+    assert audio.shape == reference.shape
+    assert np.abs(audio.astype(int) - reference).max() <= 1
+
+
+def body(**fields: Any) -> dict[str, Any]:
+    usual = {"model": "token2wav", "voice": VOICE, "input": TEXT, "response_format": "pcm"}
+    return {name: value for name, value in (usual | fields).items() if value is not None}
+
+
+def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
+    assert response.status_code == status, response.text
+    error: dict[str, Any] = response.json()["error"]
+    return error

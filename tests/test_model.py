@@ -1,0 +1,87 @@
+"""The library's model: whole utterances, mels and their audio, and refused arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from tests.support.replies import Expected
+from tests.support.tiny_model import TINY, demo_tokens
+from token2wav import ConfigError, InputError, RuntimeConfig, Token2Wav, Voice
+
+
+@pytest.mark.parametrize("count", [1, 2, 24, 25, 27, 28, 29, 75, 77, 78])
+def test_n_tokens_make_960_n_samples(model: Token2Wav, voice: Voice, count: int) -> None:
+    audio = model.synthesize(demo_tokens(count), voice)
+    assert audio.shape == (960 * count,)
+    assert audio.dtype == np.float32
+    assert np.abs(audio).max() <= 0.99
+    assert audio.std() > 0.001
+
+
+def test_the_voice_and_the_tokens_are_heard(model: Token2Wav, voice: Voice) -> None:
+    tokens = demo_tokens(8)
+    audio = model.synthesize(tokens, voice)
+    assert not np.array_equal(audio, model.synthesize(tokens[::-1], voice))
+    silent_prompt = Voice(
+        voice.prompt_tokens, np.zeros_like(voice.prompt_mel), voice.speaker_embedding
+    )
+    assert not np.array_equal(audio, model.synthesize(tokens, silent_prompt))
+    other_speaker = Voice(voice.prompt_tokens, voice.prompt_mel, -voice.speaker_embedding)
+    assert not np.array_equal(audio, model.synthesize(tokens, other_speaker))
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [
+        lambda tokens: tokens.tolist(),
+        lambda tokens: tuple(tokens.tolist()),
+        *(lambda tokens, kind=kind: tokens.astype(kind) for kind in ("i2", "i8", "u8", ">i4")),
+        lambda tokens: np.repeat(tokens, 2)[::2],
+        lambda tokens: torch.from_numpy(tokens),
+        lambda tokens: torch.from_numpy(tokens).long(),
+    ],
+)
+def test_tokens_of_any_integer_type_give_the_same_audio(
+    model: Token2Wav, voice: Voice, expected: Expected, convert: Callable[[NDArray[np.int32]], Any]
+) -> None:
+    assert np.array_equal(model.synthesize(convert(demo_tokens(4)), voice), expected(4))
+
+
+def test_whole_mel_and_vocode_have_the_lengths_of_their_input(
+    model: Token2Wav, voice: Voice
+) -> None:
+    mel = model.mel(demo_tokens(10), voice)
+    assert mel.shape == (80, 20)
+    assert mel.dtype == np.float32
+    audio = model.vocode(mel)
+    assert audio.shape == (480 * 20,)
+    assert np.array_equal(audio, model.vocode(mel.astype(np.float64)))
+
+
+@pytest.mark.parametrize(
+    ("mel", "words"),
+    [
+        (np.zeros((20, 80)), r"\(20, 80\), expected \(80, frames\)"),
+        (np.zeros((80, 0)), "at least 1 frame"),
+        (np.zeros((1, 80, 4)), "2 dimensions"),
+        (np.full((80, 4), np.nan), "NaN or infinite"),
+        (np.full((80, 4), 1e39), "NaN or infinite"),
+        ([[1.0], [1.0, 2.0]], "rows of different lengths"),
+        ("mel", "not an array of numbers"),
+    ],
+)
+def test_a_bad_mel_is_refused(model: Token2Wav, mel: Any, words: str) -> None:
+    with pytest.raises(InputError, match=f"^mel: .*{words}"):
+        model.vocode(mel)
+
+
+@pytest.mark.parametrize("device", ["cuda:99", "cuda:4000", "cuda:99999999999999999999", "cuda:01"])
+def test_a_device_that_is_not_there_is_named(device: str) -> None:
+    with pytest.raises(ConfigError, match=f"^runtime.device: '{device}'"):
+        Token2Wav.load(str(TINY), runtime=RuntimeConfig(device=device))

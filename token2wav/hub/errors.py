@@ -1,0 +1,85 @@
+"""Errors of the hub's client, each as one sentence."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from token2wav.errors import ConfigError
+
+TRIES = 5  # connections without a new byte, before a file or a range is given up
+
+
+class HubError(ConfigError):
+    """A model cannot be pulled. The message names the model, the reason and a remedy."""
+
+
+def is_unreachable(error: BaseException) -> bool:
+    """Returns whether an error says that the connection failed, not that the hub refused."""
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
+
+    if isinstance(error, LocalEntryNotFoundError | OfflineModeIsEnabled):
+        return True
+    transport = HfHubHTTPError.__bases__[0]  # the error of the HTTP library that the client uses
+    return isinstance(error, transport) and not isinstance(error, HfHubHTTPError)
+
+
+@contextmanager
+def as_sentences(name: str) -> Iterator[None]:
+    """Turns the errors of the client into a HubError of one sentence."""
+    from huggingface_hub import constants
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    hub = constants.ENDPOINT
+    try:
+        yield
+    except HubError:
+        raise
+    except GatedRepoError as error:
+        raise HubError(
+            f"{name}: gated; ask for access at {hub}/{name.partition('@')[0]}, then set HF_TOKEN"
+        ) from error
+    except RevisionNotFoundError as error:
+        raise HubError(f"{name}: the model has no such revision") from error
+    except RepositoryNotFoundError as error:
+        raise HubError(
+            f"{name}: no such folder here, and no such model on {hub}, or a private one: then set "
+            "HF_TOKEN"
+        ) from error
+    except HfHubHTTPError as error:
+        status = error.response.status_code
+        reasons = {
+            401: "the token was refused; correct HF_TOKEN, or unset it for a public model",
+            403: "the token gives no access to this model; use another in HF_TOKEN",
+            429: "too many requests; wait some minutes, or set HF_TOKEN for a higher limit",
+        }
+        reason = reasons.get(status, f"the hub answered with status {status}; try again later")
+        raise HubError(f"{name}: {hub}: {reason}") from error
+    except Exception as error:
+        if is_unreachable(error):
+            offline = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "cannot be reached"
+            raise HubError(
+                f"{name}: not pulled yet, and {hub} {offline}; pull the model where there is a "
+                "network, or name a folder"
+            ) from error
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            free = shutil.disk_usage(constants.HF_HOME).free
+            raise HubError(
+                f"{name}: the disk is full ({shown_size(free)} free); make room, or set HF_HOME to "
+                "another disk"
+            ) from error
+        if isinstance(error, OSError):
+            reason = " ".join(str(error).split())[:200]
+            raise HubError(f"{name}: cannot be pulled: {reason}") from error
+        raise
+
+
+def shown_size(size: int) -> str:
+    return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
