@@ -45,7 +45,7 @@ def a_voice(config: ModelConfig, seed: int = 1, prompt_tokens: int = 75) -> Voic
     """Makes a random voice that fits a model, without a prompt where the model takes none."""
     random, count = np.random.default_rng(seed), prompt_tokens if config.takes_prompt else 0
     mel = random.standard_normal((config.token_mel_ratio * count, config.mel_bands))
-    tokens = random.integers(0, config.vocab_size, (count, *config.token_shape))
+    tokens = config.tokens.draw(count, random)
     return Voice(tokens, mel, random.standard_normal(config.speaker_size))
 
 

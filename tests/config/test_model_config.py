@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from token2wav import ConfigError, InputError, StreamConfig
 from token2wav.config.block_grid import BlockGrid
 from token2wav.config.model_config import ModelConfig
+from token2wav.config.token_format import TokenFormat
 
 MODEL = ModelConfig(
-    vocab_size=6561,
+    tokens=TokenFormat.numbers(6561),
     token_frame_rate=25,
     sample_rate=24_000,
     samples_per_token=960,
@@ -45,13 +45,6 @@ def test_the_prefix_ends_where_no_later_token_reaches() -> None:
     prefixes = [MODEL.grid(prompt).prefix for prompt in (0, 27, 28, 52, 53)]
     assert prefixes == [0, 0, 25, 25, 50]
     assert MODEL.grid(28, 3) == BlockGrid(25, 28, 25, left_blocks=3)
-
-
-def test_tokens_are_codes_or_latents() -> None:
-    latents = replace(MODEL, vocab_size=0, takes_latents=True, token_shape=(64,))
-    assert (MODEL.token_field, latents.token_field) == ("tokens", "latents")
-    assert (MODEL.token_dtype, latents.token_dtype) == (np.int32, np.float32)
-    assert replace(MODEL, codebook_sizes=(4096, 1024)).vocabulary == (4096, 1024)
 
 
 def test_noise_of_a_request() -> None:

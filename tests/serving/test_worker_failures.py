@@ -29,6 +29,7 @@ from tests.support.stages import two_stages
 from tests.support.tiny_model import WAIT_SECONDS, FaultyVocoder, demo_tokens
 from token2wav import BackendError, StreamClosedError, Token2Wav, Voice
 from token2wav.config.model_config import ModelConfig
+from token2wav.config.token_format import TokenFormat
 from token2wav.errors import DeviceLostError
 from token2wav.serving import pipeline
 from token2wav.serving.observer import Observer
@@ -203,7 +204,7 @@ def test_an_end_alone_at_a_chunks_border_is_no_fault(
     make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = ModelConfig(
-        vocab_size=100,
+        tokens=TokenFormat.numbers(100),
         token_frame_rate=25,
         block_tokens=5,
         token_mel_ratio=2,

@@ -8,10 +8,9 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
 from token2wav.config import StreamConfig
 from token2wav.config.block_grid import BlockGrid
+from token2wav.config.token_format import TokenFormat
 from token2wav.errors import CheckpointError, ConfigError, InputError
 
 StageName = Literal["flow", "vocoder", "decoder"]  # tokens to mel, mel to audio, tokens to audio
@@ -31,7 +30,7 @@ class ModelConfig:
     `CodecConfig`, which set the fields that their kind of decoder has.
 
     Attributes:
-        vocab_size: different tokens, or different codes in each codebook.
+        tokens: format of the tokens.
         token_frame_rate: tokens per second.
         sample_rate: samples per second.
         samples_per_token: audio samples per token, of each channel.
@@ -43,13 +42,6 @@ class ModelConfig:
         speaker_size: length of a speaker embedding; 0 for a model without voices.
         channels: channels of the audio, 1 or 2. The last stage makes the samples of two channels in
             turn, and `AudioOutput` separates them.
-        token_shape: shape of one token: () for a number, (codebooks,) for several codes.
-        takes_latents: whether a token is a latent, a vector of float32 numbers, instead of codes.
-            `token_shape` is then its length, and `vocab_size` is 0.
-        codebook_sizes: different codes in each codebook; empty if all codebooks have `vocab_size`.
-            Otherwise `vocab_size` is that of the first codebook.
-        fewer_codebooks: whether a stream may send only the first codes of each token. Its first
-            tokens decide how many.
         adds_noise: whether the decoder adds noise to its signal, which a request can turn off.
         lookahead_tokens: tokens after a chunk that the chunk depends on. They must have arrived
             before the chunk can run.
@@ -71,7 +63,7 @@ class ModelConfig:
             `StreamConfig.left_blocks` overrides this number.
     """
 
-    vocab_size: int
+    tokens: TokenFormat
     token_frame_rate: float
     sample_rate: int
     samples_per_token: int
@@ -81,10 +73,6 @@ class ModelConfig:
     mel_bands: int = 0
     speaker_size: int = 0
     channels: int = 1
-    token_shape: tuple[int, ...] = ()
-    takes_latents: bool = False
-    codebook_sizes: tuple[int, ...] = ()
-    fewer_codebooks: bool = False
     adds_noise: bool = False
     lookahead_tokens: int = 0
     optional_lookahead_tokens: int = 0
@@ -96,21 +84,6 @@ class ModelConfig:
     provisional_chunks: bool = False
     fixed_hops: bool = False
     left_blocks: int = -1
-
-    @property
-    def token_field(self) -> str:
-        """Name of the tokens in requests and in messages: `tokens`, or `latents`."""
-        return "latents" if self.takes_latents else "tokens"
-
-    @property
-    def vocabulary(self) -> int | tuple[int, ...]:
-        """Number of different tokens or codes; a number for each codebook if they differ."""
-        return self.codebook_sizes or self.vocab_size
-
-    @property
-    def token_dtype(self) -> type[np.int32 | np.float32]:
-        """Type of the numbers of a token."""
-        return np.float32 if self.takes_latents else np.int32
 
     @property
     def missing_samples(self) -> int:

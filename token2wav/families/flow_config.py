@@ -47,8 +47,7 @@ class FlowModelConfig(ModelConfig):
         """
         rate = token_frame_rate
         common = {
-            "vocab_size": flow.vocab_size,
-            "token_shape": flow.token_shape,
+            "tokens": flow.tokens,
             # An integer if possible, so that the hash of the configuration does not depend on how
             # the number is written.
             "token_frame_rate": int(rate) if rate == int(rate) else rate,

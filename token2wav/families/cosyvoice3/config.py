@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from token2wav.config.hyperyaml import HyperYaml, ModelNode
 from token2wav.config.model_config import StageName
 from token2wav.config.settings import Steps
+from token2wav.config.token_format import TokenFormat
 from token2wav.config.transformers_json import weights_file
 from token2wav.config.values import check_bounds, from_mapping, prefixed
 from token2wav.errors import ConfigError
@@ -95,9 +96,10 @@ class FlowConfig:
         return self.estimator.mel_dim
 
     @property
-    def token_shape(self) -> tuple[int, ...]:
-        """Shape of one token: () for a single code, (codebooks,) for several."""
-        return (self.codebooks.count,) if self.codebooks else ()
+    def tokens(self) -> TokenFormat:
+        if self.codebooks:
+            return TokenFormat.codes(self.codebooks.count, self.vocab_size)
+        return TokenFormat.numbers(self.vocab_size)
 
     @property
     def block_tokens(self) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from token2wav.config.model_config import StageName
+from token2wav.config.token_format import TokenFormat
 from token2wav.config.transformers_json import CONFIG_JSON, has_model_type, read_json
 from token2wav.config.values import (
     Bounds,
@@ -134,10 +135,8 @@ def read(folder: Path) -> HiggsConfig:
         samples = sizes.decoder.frame_samples
         rate = _frame_rate(sizes.sample_rate, samples)
     return HiggsConfig(
-        vocab_size=sizes.codebook_size,
         token_frame_rate=rate,
-        token_shape=(sizes.codebooks,),
-        fewer_codebooks=True,
+        tokens=TokenFormat.codes(sizes.codebooks, sizes.codebook_size, fewer=True),
         sample_rate=sizes.sample_rate,
         samples_per_token=samples,
         lookahead_frames=_LOOKAHEAD_FRAMES,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from token2wav.config.model_config import StageName
+from token2wav.config.token_format import TokenFormat
 from token2wav.config.transformers_json import CONFIG_JSON, read_json, safetensors_files
 from token2wav.config.values import (
     Bounds,
@@ -235,12 +236,10 @@ def read(folder: Path) -> MossConfig:
         sizes = _sizes(document)
         rate = sizes.sampling_rate / sizes.downsample_rate
         rate = convert(rate, TokenRate, "frames per second")
-    count = sizes.quantizer.num_quantizers
+    quantizer = sizes.quantizer
     return MossConfig(
-        vocab_size=sizes.quantizer.codebook_size,
         token_frame_rate=rate,
-        token_shape=(count,),
-        fewer_codebooks=True,
+        tokens=TokenFormat.codes(quantizer.num_quantizers, quantizer.codebook_size, fewer=True),
         sample_rate=sizes.sampling_rate,
         samples_per_token=sizes.downsample_rate,
         channels=sizes.channels,

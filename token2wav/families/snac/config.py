@@ -11,6 +11,7 @@ from typing import Annotated
 from token2wav.config import StreamConfig
 from token2wav.config.block_grid import BlockGrid
 from token2wav.config.model_config import StageName
+from token2wav.config.token_format import TokenFormat
 from token2wav.config.transformers_json import CONFIG_JSON, read_json
 from token2wav.config.values import (
     Bounds,
@@ -209,9 +210,8 @@ def read(folder: Path) -> SnacConfig:
         rate = convert(sizes.sampling_rate / samples, TokenRate, "tokens per second")
     block = sizes.window_tokens
     return SnacConfig(
-        vocab_size=sizes.codebook_size,
         token_frame_rate=rate,
-        token_shape=(sizes.codes,),
+        tokens=TokenFormat.codes(sizes.codes, sizes.codebook_size),
         block_tokens=block,
         sample_rate=sizes.sampling_rate,
         samples_per_token=samples,

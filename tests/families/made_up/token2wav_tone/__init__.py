@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from token2wav.config.model_config import ModelConfig, StageName
+from token2wav.config.token_format import TokenFormat
 
 FILES = ("tone.json",)
 
@@ -23,7 +24,7 @@ class ToneConfig(ModelConfig):
 
 def read(folder: Path) -> ToneConfig:
     return ToneConfig(
-        vocab_size=100,
+        tokens=TokenFormat.numbers(100),
         token_frame_rate=25,
         block_tokens=5,
         lookahead_tokens=1,
