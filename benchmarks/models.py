@@ -156,7 +156,7 @@ def public_configs() -> dict[str, ModelConfig]:
         "Chatterbox Turbo": ChatterboxConfig.of(turbo, hift, rate, schedule=linear, **meanflow),
         "StreamFlow": StreamFlowConfig.of(guided.flow(), bigvgan_16khz, rate),
         "Qwen2.5-Omni": Qwen25OmniConfig.of(
-            DitSection().flow(), BigVGANSection().vocoder(), 50, schedule=sway
+            DitSection().flow(), BigVGANSection().vocoder(), schedule=sway
         ),
         "BigVGAN": CosyVoice3Config.of(cosyvoice3.flow, bigvgan, 22050 / 512),
     }

@@ -13,7 +13,6 @@ from token2wav.config.token_format import TokenFormat
 
 MODEL = ModelConfig(
     tokens=TokenFormat.numbers(6561),
-    token_frame_rate=25,
     sample_rate=24_000,
     samples_per_token=960,
     stages=("flow", "vocoder"),

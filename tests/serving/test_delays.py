@@ -19,7 +19,6 @@ from token2wav_client import CodeAligner
 
 CONFIG = ModelConfig(
     tokens=TokenFormat.codes(3, 16),
-    token_frame_rate=25,
     sample_rate=1000,
     samples_per_token=40,
     stages=("decoder",),

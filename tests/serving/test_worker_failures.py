@@ -205,7 +205,6 @@ def test_an_end_alone_at_a_chunks_border_is_no_fault(
 ) -> None:
     config = ModelConfig(
         tokens=TokenFormat.numbers(100),
-        token_frame_rate=25,
         block_tokens=5,
         token_mel_ratio=2,
         mel_bands=1,

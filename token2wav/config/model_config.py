@@ -31,7 +31,6 @@ class ModelConfig:
 
     Attributes:
         tokens: format of the tokens.
-        token_frame_rate: tokens per second.
         sample_rate: samples per second.
         samples_per_token: audio samples per token, of each channel.
         stages: names of the stages, in the order in which they compute a chunk.
@@ -64,7 +63,6 @@ class ModelConfig:
     """
 
     tokens: TokenFormat
-    token_frame_rate: float
     sample_rate: int
     samples_per_token: int
     stages: tuple[StageName, ...]
@@ -84,6 +82,11 @@ class ModelConfig:
     provisional_chunks: bool = False
     fixed_hops: bool = False
     left_blocks: int = -1
+
+    @property
+    def token_frame_rate(self) -> float:
+        """Tokens per second."""
+        return self.sample_rate / self.samples_per_token
 
     @property
     def missing_samples(self) -> int:

@@ -34,23 +34,23 @@ class FlowModelConfig(ModelConfig):
 
     @classmethod
     def of(
-        cls: type[ConfigT], flow: Any, vocoder: Any, token_frame_rate: float, **fields: Any
+        cls: type[ConfigT],
+        flow: Any,
+        vocoder: Any,
+        token_frame_rate: float | None = None,
+        **fields: Any,
     ) -> ConfigT:
         """Makes the configuration of a flow and a vocoder.
 
         Args:
-            token_frame_rate: tokens per second.
+            token_frame_rate: published number of tokens per second; None if none is published.
             fields: further fields of the class, which extend or replace the common fields.
 
         Raises:
             ConfigError: flow and vocoder do not fit each other.
         """
-        rate = token_frame_rate
         common = {
             "tokens": flow.tokens,
-            # An integer if possible, so that the hash of the configuration does not depend on how
-            # the number is written.
-            "token_frame_rate": int(rate) if rate == int(rate) else rate,
             "block_tokens": flow.block_tokens,
             "lookahead_tokens": flow.lookahead_tokens,
             "token_mel_ratio": flow.token_mel_ratio,
@@ -61,22 +61,21 @@ class FlowModelConfig(ModelConfig):
             "hop_blocks": flow.hop_blocks,
             "ode_steps": flow.n_timesteps,
         }
-        return cls(**{**common, **fields}, flow=flow, vocoder=vocoder)
+        config = cls(**{**common, **fields}, flow=flow, vocoder=vocoder)
+        rate, samples = token_frame_rate, config.samples_per_token
+        # Rates such as 22050 / 512 have infinitely many decimals.
+        if rate is not None and not math.isclose(rate * samples, config.sample_rate, rel_tol=1e-6):
+            raise ConfigError(
+                f"sample_rate: {rate:g} tokens per second of {samples} samples do not make "
+                f"{config.sample_rate} Hz"
+            )
+        return config
 
     def __post_init__(self) -> None:
         if self.mel_bands != self.vocoder.mel.bands:
             raise ConfigError(
                 f"hift.in_channels: {self.vocoder.mel.bands} mel bands, but the flow makes "
                 f"{self.mel_bands}"
-            )
-        # Rates such as 22050 / 512 have infinitely many decimals.
-        if not math.isclose(
-            self.token_frame_rate * self.samples_per_token, self.sample_rate, rel_tol=1e-6
-        ):
-            raise ConfigError(
-                f"sample_rate: {self.token_frame_rate:g} tokens per second of "
-                f"{self.samples_per_token} samples do not "
-                f"make {self.sample_rate} Hz"
             )
 
     def stage_config(self, stage: StageName) -> Any:

@@ -69,9 +69,7 @@ def widened(folder: Path, factor: int, *steps: int) -> Token2Wav:
     """Returns the model with windows that have more blocks on both sides."""
     config: Any = read_config(folder)
     flow = dataclasses.replace(config.flow, widening=factor)
-    config = Qwen25OmniConfig.of(
-        flow, config.vocoder, config.token_frame_rate, schedule=config.schedule
-    )
+    config = Qwen25OmniConfig.of(flow, config.vocoder, schedule=config.schedule)
     stream = StreamConfig(steps=steps)
     return Token2Wav(config, assemble(folder, config, stream, CPU), stream, "widened")
 

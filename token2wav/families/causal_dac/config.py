@@ -140,7 +140,6 @@ def read(folder: Path) -> CausalDacConfig:
             )
     residual = (sizes.codec_residual_codebook_size,) * (sizes.num_codebooks - 1)
     return CausalDacConfig(
-        token_frame_rate=sizes.codec_sample_rate / samples,
         tokens=TokenFormat.uneven_codes((sizes.codebook_size, *residual)),
         sample_rate=sizes.codec_sample_rate,
         samples_per_token=samples,

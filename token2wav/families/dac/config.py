@@ -112,7 +112,6 @@ def config_of(values: dict[str, Any], path: Path) -> DacConfig:
         samples = sizes.frame_samples
         rate = convert(sizes.sampling_rate / samples, TokenRate, "frames per second")
     return DacConfig(
-        token_frame_rate=rate,
         tokens=TokenFormat.codes(sizes.n_codebooks, sizes.codebook_size, fewer=True),
         block_tokens=math.ceil(_BLOCK_SECONDS * rate),
         sample_rate=sizes.sampling_rate,

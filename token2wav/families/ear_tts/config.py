@@ -129,7 +129,6 @@ def read(folder: Path) -> EarTtsConfig:
         rate = _nested(document, _RATE)
         rate = convert(22050 if rate is None else rate, SampleRate, _RATE)
     return EarTtsConfig(
-        token_frame_rate=rate / sizes.frame_samples,
         tokens=TokenFormat.codes(sizes.num_quantizers, sizes.codebook_size),
         sample_rate=rate,
         samples_per_token=sizes.frame_samples,

@@ -133,9 +133,8 @@ def read(folder: Path) -> HiggsConfig:
     with prefixed(f"{path}: "):
         sizes = _transformers_sizes(document) if published else _first_sizes(document)
         samples = sizes.decoder.frame_samples
-        rate = _frame_rate(sizes.sample_rate, samples)
+        _frame_rate(sizes.sample_rate, samples)  # checks its range
     return HiggsConfig(
-        token_frame_rate=rate,
         tokens=TokenFormat.codes(sizes.codebooks, sizes.codebook_size, fewer=True),
         sample_rate=sizes.sample_rate,
         samples_per_token=samples,

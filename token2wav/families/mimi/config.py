@@ -95,7 +95,6 @@ def config_of(sizes: MimiSizes) -> MimiConfig:
     """Returns the configuration of a model with these sizes."""
     samples = sizes.frame_samples
     return MimiConfig(
-        token_frame_rate=sizes.sampling_rate / samples,
         tokens=TokenFormat.codes(sizes.num_quantizers, sizes.codebook_size, fewer=True),
         sample_rate=sizes.sampling_rate,
         samples_per_token=samples,

@@ -235,10 +235,9 @@ def read(folder: Path) -> MossConfig:
     with prefixed(f"{path}: "):
         sizes = _sizes(document)
         rate = sizes.sampling_rate / sizes.downsample_rate
-        rate = convert(rate, TokenRate, "frames per second")
+        convert(rate, TokenRate, "frames per second")  # checks its range
     quantizer = sizes.quantizer
     return MossConfig(
-        token_frame_rate=rate,
         tokens=TokenFormat.codes(quantizer.num_quantizers, quantizer.codebook_size, fewer=True),
         sample_rate=sizes.sampling_rate,
         samples_per_token=sizes.downsample_rate,

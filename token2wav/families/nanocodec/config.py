@@ -180,7 +180,6 @@ def _config_from(document: Any) -> NanoCodecConfig:
             f"{decoder.frame_samples}"
         )
     return NanoCodecConfig(
-        token_frame_rate=sample_rate / samples,
         tokens=TokenFormat.codes(quantizer.num_groups, quantizer.codebook_size),
         sample_rate=sample_rate,
         samples_per_token=samples,

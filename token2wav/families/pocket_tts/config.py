@@ -57,7 +57,6 @@ def read(folder: Path) -> PocketConfig:
     sizes = read_seanet_sizes(folder, PocketSizes)
     samples = sizes.frame_samples
     return PocketConfig(
-        token_frame_rate=sizes.sampling_rate / samples,
         tokens=TokenFormat.latents(sizes.latent_dim),
         sample_rate=sizes.sampling_rate,
         samples_per_token=samples,

@@ -178,7 +178,6 @@ def read(folder: Path) -> Qwen3Config:
                     f"upsampling_ratios give {samples}"
                 )
         return Qwen3Config(
-            token_frame_rate=rate / samples,
             tokens=TokenFormat.codes(sizes.num_quantizers, sizes.codebook_size),
             sample_rate=rate,
             samples_per_token=samples,

@@ -207,10 +207,9 @@ def read(folder: Path) -> SnacConfig:
     with prefixed(f"{path}: "):
         sizes = from_mapping(SnacSizes, known_fields(SnacSizes, document), "")
         samples = sizes.token_samples
-        rate = convert(sizes.sampling_rate / samples, TokenRate, "tokens per second")
+        convert(sizes.sampling_rate / samples, TokenRate, "tokens per second")  # checks its range
     block = sizes.window_tokens
     return SnacConfig(
-        token_frame_rate=rate,
         tokens=TokenFormat.codes(sizes.codes, sizes.codebook_size),
         block_tokens=block,
         sample_rate=sizes.sampling_rate,

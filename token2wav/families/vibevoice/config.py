@@ -156,7 +156,6 @@ def read(folder: Path) -> VibeVoiceConfig:
                 VibeVoiceSizes, {**known_fields(VibeVoiceSizes, values), "layout": layout}, ""
             )
     return VibeVoiceConfig(
-        token_frame_rate=_RATE / sizes.frame_samples,
         tokens=TokenFormat.latents(sizes.hidden_size),
         sample_rate=_RATE,
         samples_per_token=sizes.frame_samples,

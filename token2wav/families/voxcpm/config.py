@@ -146,9 +146,8 @@ def read(folder: Path) -> VoxCPMConfig:
         with prefixed(f"{_SECTION}."):
             sizes = from_mapping(VoxCPMSizes, known_fields(VoxCPMSizes, values), "")
             rate = sizes.audio_rate / sizes.frame_samples
-            rate = convert(rate, TokenRate, "decoder_rates: latents per second")
+            convert(rate, TokenRate, "decoder_rates: latents per second")  # checks its range
     return VoxCPMConfig(
-        token_frame_rate=rate,
         tokens=TokenFormat.latents(sizes.latent_dim),
         sample_rate=sizes.audio_rate,
         samples_per_token=sizes.frame_samples,

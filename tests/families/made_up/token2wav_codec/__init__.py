@@ -26,7 +26,6 @@ class MadeUpConfig(CodecConfig):
 
 def read(folder: Path) -> MadeUpConfig:
     return MadeUpConfig(
-        token_frame_rate=25,
         tokens=TokenFormat.codes(2, 16),
         block_tokens=5,
         sample_rate=2000,

@@ -25,7 +25,6 @@ class ToneConfig(ModelConfig):
 def read(folder: Path) -> ToneConfig:
     return ToneConfig(
         tokens=TokenFormat.numbers(100),
-        token_frame_rate=25,
         block_tokens=5,
         lookahead_tokens=1,
         token_mel_ratio=2,
